@@ -1,0 +1,5 @@
+"""``python -m mediatord`` is the console script."""
+
+from mediatord.cli import main
+
+main()

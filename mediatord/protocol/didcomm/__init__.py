@@ -1,0 +1,1 @@
+"""DIDComm Messaging v2: envelopes, messages, DIDs and the protocols a mediator speaks."""
