@@ -1,0 +1,93 @@
+"""
+Which addresses a stranger may make mediatord connect to (reference 8.5).
+
+Everything that is not a public unicast address is refused, and so are public ones that only a cloud's own guests can
+reach, unless the operator allowed the network they are in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+# Written out rather than asked of `ipaddress`, whose notion of "global" has changed between releases of Python.
+_REFUSED_4 = tuple(
+    IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this host
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # carrier-grade NAT
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # a cloud's metadata service, at a public address
+        "169.254.0.0/16",  # link-local, with the other metadata services
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.31.196.0/24",
+        "192.52.193.0/24",
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",
+        "192.175.48.0/24",
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
+    )
+)
+_PUBLIC_6 = IPv6Network("2000::/3")
+_REFUSED_6 = tuple(
+    IPv6Network(network)
+    for network in (
+        "2001::/23",  # Teredo, ORCHID and other protocol assignments
+        "2001:db8::/32",
+        "2620:4f:8000::/48",
+        "3fff::/20",
+    )
+)
+_SIX_TO_FOUR = IPv6Network("2002::/16")
+_NAT64 = IPv6Network("64:ff9b::/96")
+_32_BITS = 0xFFFF_FFFF
+
+
+class AddressGuard:
+    """Decides about addresses, never about names: what a name means is known only after it was resolved."""
+
+    def __init__(self, allowed: Iterable[Network] = ()) -> None:
+        """:param allowed: networks that are fine although they are not public."""
+        self._allowed = tuple(allowed)
+
+    def permits(self, text: str) -> bool:
+        """
+        Whether to connect to an address. One that carries an IPv4 address (mapped, 6to4, NAT64) is judged by that.
+
+        :param text: as a resolver returns it; a text that is no address is refused.
+        """
+        try:
+            address = ip_address(text)
+        except ValueError:
+            return False
+        inner = _inner(address) if isinstance(address, IPv6Address) else None
+        return self._allows(address) or (inner is not None and self._allows(inner)) or _is_public(inner or address)
+
+    def _allows(self, address: Address) -> bool:
+        return any(address in network for network in self._allowed)
+
+
+def _inner(address: IPv6Address) -> IPv4Address | None:
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address in _NAT64:
+        return IPv4Address(int(address) & _32_BITS)
+    if address in _SIX_TO_FOUR:
+        return address.sixtofour
+    return None
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _REFUSED_4)
+    return address in _PUBLIC_6 and not any(address in network for network in _REFUSED_6)

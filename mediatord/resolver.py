@@ -1,0 +1,251 @@
+"""
+From a DID to its document: by itself, by what the store remembers, or by asking the DID's web host (reference 8).
+
+What needs nobody is computed and kept; the keys of almost every message come out of that cache.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address
+from typing import Generic, Protocol, TypeVar
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from mediatord.addresses import Network
+from mediatord.errors import RateLimited, SenderUnresolvable
+from mediatord.interfaces import IResolver
+from mediatord.outbound import OutboundError, Response
+from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecall, canonical
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.protocol.didcomm.did_peer import resolve_recalled
+from mediatord.protocol.didcomm.did_web import WebLocation, parse_web_document, web_location
+from mediatord.protocol.limits import SlidingWindow
+
+_log = Logger()
+
+V = TypeVar("V")
+
+_FETCH_SECONDS = 5.0
+_MAX_DOCUMENT = 262_144
+_FOUND_SECONDS = 300.0
+_NOT_FOUND_SECONDS = 30.0
+_MAX_FETCHES = 64
+_BUSY_SECONDS = 5
+_JSON_TYPES = frozenset((b"", b"application/json"))
+
+
+class Recent(Generic[V]):
+    """The values used last, within a number of entries and of bytes; the one unused for longest goes first."""
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self._max_entries = max_entries
+        self._left = max_bytes
+        self._entries: OrderedDict[str, tuple[V, int]] = OrderedDict()
+
+    def get(self, key: str) -> V | None:
+        """The value, which thereby becomes the one used last."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: str, value: V, size: int) -> None:
+        """:param size: what the entry takes in memory, about, in bytes."""
+        if key in self._entries:
+            self._left += self._entries.pop(key)[1]
+        self._entries[key] = (value, size)
+        self._left -= size
+        while self._entries and (self._left < 0 or len(self._entries) > self._max_entries):
+            _, (_, freed) = self._entries.popitem(last=False)
+            self._left += freed
+
+
+class Get(Protocol):
+    """:meth:`mediatord.outbound.Outbound.get`."""
+
+    async def __call__(self, url: str, *, limit: int, timeout: float) -> Response:
+        """
+        :param limit: of the body, in bytes.
+        :param timeout: seconds.
+        :raise OutboundError: there is no such response.
+        """
+
+
+class WebDIDs:
+    """
+    Documents of did:web. One that was found is kept for 5 minutes, a failure for 30 seconds; everybody who asks
+    while a document is being fetched waits for the same fetch.
+    """
+
+    def __init__(
+        self, clock: IReactorTime, get: Get, lookups: SlidingWindow, *, allow_private: Iterable[Network] = ()
+    ) -> None:
+        """
+        :param lookups: how many fetches one peer address may cause.
+        :param allow_private: networks whose addresses may stand in a DID instead of a name.
+        """
+        self._clock = clock
+        self._get = get
+        self._lookups = lookups
+        self._allowed = tuple(allow_private)
+        self._known: Recent[tuple[float, DIDDocument | None]] = Recent(1024, 16_777_216)
+        self._waiting: dict[str, list[Deferred[DIDDocument | None]]] = {}
+
+    async def resolve(self, did: str, peer: str | None) -> DIDDocument:
+        """
+        :param peer: the address on whose behalf; None is not limited.
+        :raise RateLimited: `peer` has caused too many fetches, or there are too many under way.
+        :raise SenderUnresolvable: there is no such document.
+        """
+        known = self._known.get(did)
+        if known is not None and self._clock.seconds() < known[0]:
+            document = known[1]
+        else:
+            document = await self._fetched(did, peer)
+        if document is None:
+            raise SenderUnresolvable
+        return document
+
+    async def _fetched(self, did: str, peer: str | None) -> DIDDocument | None:
+        waiting = self._waiting.get(did)
+        if waiting is None:
+            location = self._location(did)
+            self._admit(peer)
+            waiting = self._waiting[did] = []
+            answer = self._join(waiting)
+            # On its own (it never fails): that one of those who wait gives up is nothing to the others.
+            Deferred.fromCoroutine(self._tell(did, location))
+        else:
+            answer = self._join(waiting)
+        return await answer
+
+    @staticmethod
+    def _join(waiting: list[Deferred[DIDDocument | None]]) -> Deferred[DIDDocument | None]:
+        answer: Deferred[DIDDocument | None] = Deferred()
+        waiting.append(answer)
+        return answer
+
+    def _location(self, did: str) -> WebLocation:
+        """Where the document lies; a host that is an address has to be in an allowed network."""
+        location = web_location(did)
+        last = location.host.rpartition(".")[2].lower()
+        if last.isdecimal() or last.startswith("0x"):
+            try:
+                address = ip_address(location.host)
+            except ValueError:
+                raise SenderUnresolvable from None
+            if not any(address in network for network in self._allowed):
+                raise SenderUnresolvable
+        return location
+
+    def _admit(self, peer: str | None) -> None:
+        if len(self._waiting) >= _MAX_FETCHES:
+            raise RateLimited(retry_after=_BUSY_SECONDS)
+        wait = self._lookups.admit(peer, self._clock.seconds()) if peer is not None else 0
+        if wait:
+            raise RateLimited(retry_after=wait)
+
+    async def _tell(self, did: str, location: WebLocation) -> None:
+        """Fetch, remember the outcome, and give it to all who wait."""
+        try:
+            document = await self._fetch(did, location)
+        except Exception:  # A fault of ours must not leave anybody waiting.
+            _log.failure("did:web lookup failed")
+            document = None
+        lifetime = _NOT_FOUND_SECONDS if document is None else _FOUND_SECONDS
+        size = len(did) if document is None else _size(document)
+        self._known.put(did, (self._clock.seconds() + lifetime, document), size)
+        for answer in self._waiting.pop(did):
+            answer.callback(document)
+
+    async def _fetch(self, did: str, location: WebLocation) -> DIDDocument | None:
+        try:
+            response = await self._get(location.url, limit=_MAX_DOCUMENT, timeout=_FETCH_SECONDS)
+            if response.status != 200 or not _is_json(response.content_type):
+                return None
+            return parse_web_document(did, response.body)
+        except (OutboundError, SenderUnresolvable):
+            return None
+
+
+@implementer(IResolver)
+class Resolver:
+    """
+    Every DID method that is resolved here.
+
+    Besides what :class:`~mediatord.interfaces.IResolver` names, a did:web may fail with
+    :class:`~mediatord.errors.RateLimited` and a did:peer:4 with :class:`~mediatord.errors.StoreUnavailable`.
+    """
+
+    def __init__(
+        self,
+        web: WebDIDs,
+        remember: Callable[[str, str], Deferred[None]],
+        recall: Callable[[str], Deferred[str | None]],
+        *,
+        max_entries: int = 4096,
+        max_bytes: int = 33_554_432,
+    ) -> None:
+        """
+        :param remember: `remember_did` of the account store.
+        :param recall: its `recall_did`.
+        :param max_entries: documents kept, `max_bytes` in all.
+        """
+        self._web = web
+        self._remember = remember
+        self._recall = recall
+        self._local: Recent[DIDDocument] = Recent(max_entries, max_bytes)
+        self._kept: Recent[bool] = Recent(max_entries, max_bytes)
+
+    def resolve(self, did: str, peer: str | None = None) -> Deferred[DIDDocument]:
+        """See :class:`~mediatord.interfaces.IResolver`."""
+        document = self._local.get(did)
+        if document is not None:
+            return succeed(document)
+        return Deferred.fromCoroutine(self._resolve(did, peer))
+
+    async def keep(self, did: str) -> None:
+        """See :class:`~mediatord.interfaces.IResolver`."""
+        short = canonical(did)
+        if short == did or self._kept.get(did):
+            return
+        await self._remember(short, did)
+        self._kept.put(did, True, len(did))
+
+    async def _resolve(self, did: str, peer: str | None) -> DIDDocument:
+        try:
+            document = resolve_local(did)
+        except NeedsNetwork:
+            return await self._web.resolve(did, peer)
+        except NeedsRecall:
+            document = await self._recalled(did)
+        self._local.put(did, document, _size(document))
+        return document
+
+    async def _recalled(self, short: str) -> DIDDocument:
+        long = await self._recall(short)
+        if long is None:
+            raise SenderUnresolvable
+        return resolve_recalled(short, long)
+
+
+def _size(document: DIDDocument) -> int:
+    """Bytes, about: the ids dominate, since each repeats the DID."""
+    keys = (*document.key_agreement, *document.authentication)
+    endpoints = [endpoint for service in document.services for endpoint in service.endpoints]
+    strings = [document.did, *document.also_known_as, *(method.id for method in keys)]
+    strings += [service.id for service in document.services]
+    for endpoint in endpoints:
+        strings += [endpoint.uri, *endpoint.accept, *endpoint.routing_keys]
+    return 512 + 512 * len(keys) + sum(64 + len(text) for text in strings)
+
+
+def _is_json(content_type: bytes) -> bool:
+    kind = content_type.partition(b";")[0].strip().lower()
+    return kind in _JSON_TYPES or kind.endswith(b"+json")

@@ -1,0 +1,72 @@
+"""The sliding window behind UC-021 AF-2."""
+
+from copy import deepcopy
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mediatord.protocol.limits import SlidingWindow
+
+NOW = 1_800_000_000.0
+
+
+def test_exactly_the_limit_is_admitted_in_a_fresh_minute() -> None:
+    """The 61st request of a minute is refused, and told to wait for the first to grow old."""
+    window = SlidingWindow(60)
+    assert [window.admit("a", NOW) for _ in range(60)] == [0] * 60
+    assert window.admit("a", NOW + 20) == 40
+
+
+def test_a_refusal_costs_nothing() -> None:
+    """Hammering while refused does not put off the end of it."""
+    window = SlidingWindow(1)
+    window.admit("a", NOW)
+    for second in range(1, 60):
+        assert window.admit("a", NOW + second) == 60 - second
+    assert window.admit("a", NOW + 60) == 0
+
+
+def test_keys_do_not_share() -> None:
+    """What one key used up, another has."""
+    window = SlidingWindow(1)
+    assert (window.admit("a", NOW), window.admit("ab", NOW)) == (0, 0)
+
+
+def test_waiting_is_asked_without_being_charged() -> None:
+    """`wait` changes nothing."""
+    window = SlidingWindow(1)
+    assert [window.wait("a", NOW) for _ in range(3)] == [0, 0, 0]
+    assert window.admit("a", NOW) == 0
+    assert window.wait("a", NOW) == 60
+
+
+def test_memory_is_bounded_by_forgetting_the_longest_unseen() -> None:
+    """Beyond `max_keys` the key admitted longest ago starts afresh; the others are still known."""
+    window = SlidingWindow(1, max_keys=2)
+    for key in ("a", "b", "c"):
+        window.admit(key, NOW)
+    assert window.wait("a", NOW) == 0
+    assert window.wait("b", NOW) > 0
+    assert window.wait("c", NOW) > 0
+
+
+def test_a_clock_set_back_shuts_nobody_out() -> None:
+    """Admissions from what is now the future do not count."""
+    window = SlidingWindow(1)
+    window.admit("a", NOW)
+    assert window.admit("a", NOW - 3600) == 0
+
+
+@given(st.lists(st.integers(0, 120), min_size=1, max_size=200), st.integers(1, 10))
+def test_no_minute_has_more_than_the_limit(gaps: list[int], limit: int) -> None:
+    """Whatever the rhythm, no 60 seconds hold more admissions than the limit, and waiting as told suffices."""
+    window, now, admitted = SlidingWindow(limit), NOW, []
+    for gap in gaps:
+        now += gap / 4  # exact in floating point, unlike tenths
+        wait = window.admit("a", now)
+        if wait:
+            assert deepcopy(window).wait("a", now + wait) == 0
+        else:
+            admitted.append(now)
+    for start in admitted:
+        assert sum(start <= moment < start + 60 for moment in admitted) <= limit
