@@ -1,0 +1,257 @@
+"""
+Every setting with its default and its one line of explanation.
+
+The models are the one declaration: the reader checks against them, and `etc/mediator.yaml` is written from them.
+Nothing past the wiring sees them; classes receive plain values.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from mediatord.config.values import (
+    DID,
+    DIDURL,
+    Count,
+    Duration,
+    MongoURI,
+    Natural,
+    Network,
+    NodeName,
+    PublicURL,
+    ServerEndpoint,
+    Switch,
+    URLOrDID,
+)
+
+
+def _explain(text: str) -> Any:
+    """A field's explanation, in the place where the template looks for it."""
+    return Field(description=text)
+
+
+class Section(BaseModel):
+    """Keys that belong together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_default(cls, value: Any) -> Any:
+        """A section of which only comments are left reads as null."""
+        return {} if value is None else value
+
+
+class Identity(Section):
+    """Who the mediator is."""
+
+    keys: Annotated[Path, _explain("private keys (JWK set, mode 0600), relative to this file")] = Path("keys.jwks")
+    former_dids: Annotated[
+        tuple[DID, ...], _explain("earlier DIDs of this mediator, still accepted; each with a key of ours")
+    ] = ()
+
+
+class SQLite(Section):
+    """Where SQLite keeps its file."""
+
+    path: Annotated[Path, _explain("the database file; its directory must be writable")] = Path("mediator.sqlite3")
+
+
+class MongoDB(Section):
+    """Where MongoDB is."""
+
+    uri: Annotated[MongoURI, _explain("server, credentials and database name"), Field(repr=False)] = (
+        "mongodb://127.0.0.1:27017/mediatord"
+    )
+
+
+class Storage(Section):
+    """Where accounts and messages are kept."""
+
+    backend: Annotated[
+        Literal["memory", "sqlite", "mongodb"], _explain("memory (lost at stop) | sqlite | mongodb")
+    ] = "sqlite"
+    sqlite: Annotated[SQLite, _explain("used when backend is sqlite")] = SQLite()
+    mongodb: Annotated[MongoDB, _explain("used when backend is mongodb")] = MongoDB()
+
+
+class Queue(Section):
+    """What waits for its recipients."""
+
+    max_messages: Annotated[Count, _explain("per recipient DID; the oldest goes first")] = 1000
+    max_bytes: Annotated[Count, _explain("per recipient DID; the oldest goes first")] = 67_108_864
+    ttl: Annotated[Duration, Field(gt=0), _explain("a message not fetched by then is dropped")] = 259_200.0
+    delivered_timeout: Annotated[
+        Duration, Field(gt=0), _explain("a push not acknowledged by then is pending again")
+    ] = 60.0
+
+
+class Limits(Section):
+    """How much is taken from whom."""
+
+    did_per_minute: Annotated[Count, _explain("forwards and commands of one sender DID")] = 60
+    ip_per_minute: Annotated[Count, _explain("forwards and undecryptable posts of one address")] = 120
+    account_per_minute: Annotated[Count, _explain("coordination and pickup requests of one account")] = 600
+    max_message_bytes: Annotated[Count, _explain("larger bodies and frames are refused")] = 1_048_576
+    max_connections_per_ip: Annotated[Count, _explain("open sockets of one address")] = 64
+
+
+class Didcomm(Section):
+    """The DIDComm v2 side."""
+
+    delivery_form: Annotated[
+        Literal["as-received", "json", "base64"], _explain("attachments of a delivery: as-received | json | base64")
+    ] = "as-received"
+    live_push: Annotated[
+        Literal["delivery", "raw"], _explain("live mode sends a pickup delivery | the raw envelope")
+    ] = "delivery"
+    live_default_on: Annotated[Switch, _explain("a socket is live without asking for it")] = False
+    max_delay: Annotated[Duration, _explain("delay_milli is capped here; 0 delivers at once")] = 86_400.0
+    legacy_draft03: Annotated[Switch, _explain("understand ECDH-1PU draft 3, which old wallets use")] = False
+    registration: Annotated[
+        Literal["open", "allow-list"], _explain("who is granted mediation: open (anyone) | allow-list")
+    ] = "open"
+    allow: Annotated[tuple[DID, ...], _explain("the DIDs that registration: allow-list grants")] = ()
+    require_registered_sender: Annotated[
+        Switch, _explain("take forwards only from authenticated senders with mediation here")
+    ] = False
+    require_encrypted_payload: Annotated[
+        Switch, _explain("refuse to queue an attachment that is not an encrypted envelope")
+    ] = True
+    max_recipients: Annotated[Count, _explain("recipient DIDs per account")] = 1000
+    delivery_limit: Annotated[Count, _explain("messages in one delivery at most, whatever was asked for")] = 100
+    failover: Annotated[
+        Literal["none", "configured", "account-did"],
+        _explain("POST to wallets without a socket: none | configured (endpoints) | account-did (its services)"),
+    ] = "none"
+    endpoints: Annotated[Mapping[DID, URLOrDID], _explain("account DID to URL or DID, for failover: configured")] = (
+        Field(default_factory=dict)
+    )
+    routing_keys: Annotated[
+        Mapping[DID, tuple[DIDURL, ...]], _explain("recipient DID to keys that its messages are wrapped for as well")
+    ] = Field(default_factory=dict)
+    rewrap: Annotated[Switch, _explain("deliver inside a fresh forward to the recipient")] = False
+
+
+class Decentrl(Section):
+    """The Decentrl side."""
+
+    timestamp_window: Annotated[
+        Duration, Field(gt=0), _explain("how far the clock of a command may be off, either way")
+    ] = 300.0
+    contract_lifetime: Annotated[Duration, Field(gt=0), _explain("how long a communication contract lasts")] = (
+        31_536_000.0
+    )
+
+
+class Outbound(Section):
+    """Requests that the mediator makes itself: did:web, replies, delivery to endpoints."""
+
+    allow_private: Annotated[
+        tuple[Network, ...], _explain("loopback and private networks that may be reached all the same")
+    ] = ()
+
+
+class Rotation(Section):
+    """When a log segment is closed, and how many are kept."""
+
+    bytes: Annotated[int, Field(strict=True, ge=65_536), _explain("a segment of this size is closed")] = 67_108_864
+    keep: Annotated[Count, _explain("closed segments; older ones are deleted")] = 30
+    compress: Annotated[Switch, _explain("gzip closed segments")] = True
+
+
+class Log(Section):
+    """Events as JSON lines, for operators and analytics."""
+
+    directory: Annotated[Path, _explain("relative to this file; one daemon per directory")] = Path("log")
+    rotate: Annotated[Rotation, _explain("besides at every full hour UTC, on SIGUSR1 and at stop")] = Rotation()
+    level: Annotated[
+        Literal["debug", "info", "warn", "error"], _explain("debug | info | warn | error; analytics needs info")
+    ] = "info"
+    dids: Annotated[
+        Literal["plain", "keyed"], _explain("plain | keyed (pseudonyms; recommended): DIDs and message ids")
+    ] = "plain"
+
+
+class MetricsAccess(Section):
+    """Who may read GET /metrics, and how much of it there is."""
+
+    allow: Annotated[tuple[Network, ...], _explain("networks that /metrics is answered to")] = Field(
+        default_factory=lambda: ("127.0.0.0/8", "::1/128"), validate_default=True
+    )
+    queue_size_top: Annotated[Natural, _explain("series of mediator_message_queue_size; the rest is summed up")] = 100
+
+
+class Cluster(Section):
+    """Several nodes on one store."""
+
+    listen: Annotated[ServerEndpoint | None, _explain("node-to-node address; null: a single node")] = None
+    secret_file: Annotated[Path | None, _explain("file with the secret that the nodes share")] = None
+
+    @model_validator(mode="after")
+    def _listening_needs_a_secret(self) -> Cluster:
+        if self.listen is not None and self.secret_file is None:
+            raise ValueError("expected a secret_file beside listen")
+        return self
+
+
+class Config(Section):
+    """A whole configuration. Paths are as written until :meth:`resolved`; durations are seconds."""
+
+    public_url: Annotated[PublicURL, _explain("what DIDs and documents name, without the path of any service")] = (
+        "http://127.0.0.1:8080"
+    )
+    listen: Annotated[
+        tuple[ServerEndpoint, ...], Field(min_length=1), _explain("Twisted endpoint strings; ssl:... for TLS")
+    ] = ("tcp:8080:interface=127.0.0.1",)
+    node: Annotated[NodeName | None, _explain("name in logs and in a cluster; null: the host name")] = None
+    trusted_proxies: Annotated[
+        tuple[Network, ...], _explain("networks whose X-Forwarded-For names the real client")
+    ] = ()
+    drain_timeout: Annotated[
+        Duration, Field(lt=10), _explain("how long stopping waits for open sockets; under 10 seconds")
+    ] = 8.0
+    identity: Annotated[Identity, _explain("the mediator's own DIDs")] = Identity()
+    storage: Annotated[Storage, _explain("where accounts and messages are kept")] = Storage()
+    queue: Annotated[Queue, _explain("messages waiting for their recipients")] = Queue()
+    limits: Annotated[Limits, _explain("what is over is refused with 429, or 413 for size")] = Limits()
+    didcomm: Annotated[Didcomm, _explain("the DIDComm v2 side")] = Didcomm()
+    decentrl: Annotated[Decentrl, _explain("the Decentrl side")] = Decentrl()
+    outbound: Annotated[Outbound, _explain("requests that the mediator makes itself")] = Outbound()
+    log: Annotated[Log, _explain("events as JSON lines, rotated")] = Log()
+    metrics: Annotated[MetricsAccess, _explain("GET /metrics")] = MetricsAccess()
+    cluster: Annotated[Cluster, _explain("several nodes on one store")] = Cluster()
+    workers: Annotated[Count, _explain("processes sharing the listener")] = 1
+
+    @field_validator("workers")
+    @classmethod
+    def _workers_share_a_store(cls, workers: int, info: ValidationInfo) -> int:
+        storage = info.data.get("storage")
+        if workers > 1 and isinstance(storage, Storage) and storage.backend == "memory":
+            raise ValueError("expected 1 with storage.backend memory, which processes cannot share")
+        return workers
+
+    @property
+    def node_name(self) -> str:
+        """`node`, or the host name as far as it can stand in a file name."""
+        return self.node or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:63].strip("-._") or "node"
+
+    def resolved(self, base: Path) -> Config:
+        """The same with every relative path taken to be relative to `base`."""
+        sqlite = self.storage.sqlite
+        storage = {"sqlite": sqlite.model_copy(update={"path": base / sqlite.path})}
+        secret = self.cluster.secret_file
+        return self.model_copy(
+            update={
+                "identity": self.identity.model_copy(update={"keys": base / self.identity.keys}),
+                "storage": self.storage.model_copy(update=storage),
+                "log": self.log.model_copy(update={"directory": base / self.log.directory}),
+                "cluster": self.cluster.model_copy(update={"secret_file": secret and base / secret}),
+            }
+        )

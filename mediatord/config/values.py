@@ -1,0 +1,149 @@
+"""The kinds of value that a setting can have. Every refusal is a :class:`ValueError` that says what was expected."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Annotated
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
+from twisted.internet.endpoints import serverFromString
+
+from mediatord.protocol.didcomm.did import did_of, is_did
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class DurationMark:
+    """Tells the template that a float is written with a unit."""
+
+
+def _duration(value: object) -> float:
+    """Seconds, from a number of them or from `72h` and the like."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        seconds = float(match[1]) * _UNITS[match[2] or "s"]
+    else:
+        seconds = math.nan
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError("expected a duration such as 72h, 60s, 500ms or a number of seconds")
+    return seconds
+
+
+def duration_text(seconds: float) -> str:
+    """The shortest exact way to write a duration; days only from a week on, so that 72h stays 72h."""
+    milliseconds = round(seconds * 1000)
+    if milliseconds % 1000:
+        return f"{milliseconds}ms"
+    whole = milliseconds // 1000
+    for unit, size, least in (("d", 86400, 7 * 86400), ("h", 3600, 3600), ("m", 60, 600)):
+        if whole >= least and whole % size == 0:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
+
+
+def _network(value: object) -> IPv4Network | IPv6Network:
+    """An address or a network in CIDR notation."""
+    if isinstance(value, IPv4Network | IPv6Network):
+        return value
+    try:
+        if not isinstance(value, str):
+            raise ValueError
+        return ip_network(value.strip())
+    except ValueError:
+        raise ValueError("expected an address or a network such as 10.0.0.0/8 or ::1/128") from None
+
+
+def _server_endpoint(text: str) -> str:
+    """A Twisted endpoint string; what it opens is looked at only when the daemon starts."""
+    kind, _, arguments = text.partition(":")
+    if kind == "systemd" and arguments:
+        return text  # Its parser looks for sockets that only systemd hands over.
+    try:
+        serverFromString(object(), text)
+    except FileNotFoundError:
+        pass  # ssl: reads its key at once; whether it is there is not a question of syntax.
+    except Exception:  # Each kind of endpoint has a parser of its own, which raises what it likes.
+        raise ValueError("expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1") from None
+    if kind in ("tcp", "tcp6", "ssl") and not 0 <= int(_port_of(arguments)) <= _HIGHEST_PORT:
+        raise ValueError("expected a port between 0 and 65535")
+    return text
+
+
+def _port_of(arguments: str) -> str:
+    first = arguments.split(":", 1)[0]
+    for argument in arguments.split(":"):
+        if argument.startswith("port="):
+            first = argument
+    return first.removeprefix("port=")
+
+
+def split_url(text: str) -> SplitResult | None:
+    """The parts of an http or https URL with a host; None for anything else."""
+    try:
+        parts = urlsplit(text)
+        if parts.port == 0 or not parts.hostname or parts.scheme not in ("http", "https"):
+            return None
+    except ValueError:  # a port that is no number, or a bracket that does not close
+        return None
+    return parts
+
+
+def _public_url(text: str) -> str:
+    """The root of all public addresses, without a slash at its end."""
+    parts = split_url(text)
+    if parts is None or re.search(r"[\s?#@]", text):
+        raise ValueError("expected an http:// or https:// URL with a host, without query, fragment or user")
+    return text.rstrip("/")
+
+
+def _did(text: str) -> str:
+    if not is_did(text):
+        raise ValueError("expected a DID such as did:web:example.com")
+    return text
+
+
+def _did_url(text: str) -> str:
+    if not is_did(did_of(text)):
+        raise ValueError("expected a did:key or a DID URL that names a key")
+    return text
+
+
+def _url_or_did(text: str) -> str:
+    if split_url(text) is None and not is_did(text):
+        raise ValueError("expected an http:// or https:// URL, or a DID")
+    return text
+
+
+def _node_name(text: str) -> str:
+    if not _NODE.fullmatch(text):
+        raise ValueError("expected at most 63 letters, digits, dots, hyphens and underscores")
+    return text
+
+
+def _mongodb_uri(text: str) -> str:
+    if not text.startswith(("mongodb://", "mongodb+srv://")):
+        raise ValueError("expected a mongodb:// or mongodb+srv:// URI")
+    return text
+
+
+Duration = Annotated[float, BeforeValidator(_duration), DurationMark()]
+Count = Annotated[int, Strict(), Field(ge=1)]
+Natural = Annotated[int, Strict(), Field(ge=0)]
+Switch = Annotated[bool, Strict()]
+Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
+ServerEndpoint = Annotated[str, AfterValidator(_server_endpoint)]
+PublicURL = Annotated[str, AfterValidator(_public_url)]
+DID = Annotated[str, AfterValidator(_did)]
+DIDURL = Annotated[str, AfterValidator(_did_url)]
+URLOrDID = Annotated[str, AfterValidator(_url_or_did)]
+NodeName = Annotated[str, AfterValidator(_node_name)]
+MongoURI = Annotated[str, AfterValidator(_mongodb_uri)]

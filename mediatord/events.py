@@ -1,0 +1,246 @@
+"""
+The closed set of log events, declared once (analytics contract: event schema, version 1).
+
+What writes them, the JSON Schema, the documentation and the readers' own schema follow from :data:`EVENTS`. A field
+that does not apply is left out of a line; nothing is null. DIDs, message ids and addresses arrive here as the tags
+that :mod:`mediatord.tags` makes of them. Payloads, envelopes, keys and signatures have no field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal, Protocol
+
+SCHEMA_VERSION = 1
+
+Kind = Literal["string", "integer", "number", "boolean"]
+Level = Literal["debug", "info", "warn", "error"]
+LEVELS: tuple[Level, ...] = ("debug", "info", "warn", "error")
+
+_PYTHON: dict[Kind, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (float, int),
+    "boolean": (bool,),
+}
+
+ENVELOPE: dict[str, tuple[Kind, str]] = {
+    "v": ("integer", "version of this schema"),
+    "ts": ("string", "RFC 3339, UTC, microseconds"),
+    "seq": ("integer", "counts the lines of one boot, dropped ones too: a gap is a loss"),
+    "node": ("string", "configured name of the node"),
+    "boot": ("string", "random id of this start"),
+    "event": ("string", "one of the events below"),
+    "level": ("string", "debug, info, warn or error"),
+    "epoch": ("integer", "epoch of the key that tags are made with"),
+}
+
+# One meaning per name, wherever it appears.
+FIELDS: dict[str, tuple[Kind, str]] = {
+    "age_ms": ("integer", "how old the message or the timestamp was"),
+    "attempt": ("integer", "the first push is 1"),
+    "bytes": ("integer", "payload bytes in all queues"),
+    "bytes_in": ("integer", "bytes received on the connection"),
+    "bytes_out": ("integer", "bytes sent on the connection"),
+    "code": ("string", "problem or error code; absent when all was well"),
+    "conn": ("string", "random id of a connection"),
+    "conns": ("integer", "open sockets"),
+    "crypto_ms": ("number", "part of dur_ms spent opening and sealing envelopes"),
+    "depth": ("integer", "messages in all queues"),
+    "did": ("string", "tag of an account or sender"),
+    "dropped": ("integer", "lines that were not written"),
+    "dur_ms": ("number", "how long it took"),
+    "fds": ("integer", "open file descriptors"),
+    "lag_ms": ("number", "how late the reactor was"),
+    "latency_ms": ("number", "since the message was accepted"),
+    "limit": ("string", "which limit"),
+    "lines": ("integer", "lines in the segment, this one included"),
+    "method": ("string", "where an accepted message went: live, queue or http"),
+    "msg": ("string", "tag of the stored message's id"),
+    "mtype": ("string", "DIDComm message type or Decentrl command"),
+    "n_added": ("integer", "recipient DIDs added"),
+    "n_in": ("integer", "messages received on the connection"),
+    "n_out": ("integer", "messages sent on the connection"),
+    "n_removed": ("integer", "recipient DIDs removed"),
+    "ok": ("boolean", "whether it went out"),
+    "oldest_ms": ("integer", "age of the oldest message"),
+    "path": ("string", "how it was delivered: live, pickup, poll or http"),
+    "peer": ("string", "keyed hash of the network of the address: /24 or /48"),
+    "proto": ("string", "didcomm or decentrl"),
+    "pushes": ("integer", "how often it was handed over without being acknowledged"),
+    "rcpt": ("string", "tag of the recipient DID"),
+    "rcpts": ("integer", "recipients with waiting messages"),
+    "reason": ("string", "why, as a short fixed word"),
+    "req": ("string", "id of a request, as in the reply"),
+    "retry_after_s": ("integer", "when trying again makes sense"),
+    "rss": ("integer", "resident bytes of the process"),
+    "schema": ("integer", "version of this schema"),
+    "segment": ("string", "name that the file will have once closed, without suffix"),
+    "sender": ("string", "tag of the sender DID; absent when anonymous"),
+    "seq_first": ("integer", "seq of the first line"),
+    "seq_last": ("integer", "seq of the last line"),
+    "size": ("integer", "bytes of the payload or body"),
+    "status": ("integer", "HTTP status"),
+    "transport": ("string", "ws or http"),
+    "ttl_s": ("integer", "seconds until the message expires"),
+    "version": ("string", "of mediatord"),
+    "who": ("string", "keyed tag of what was limited"),
+    "ws_code": ("integer", "close code of the WebSocket"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """:param fields: names of the fields it may have, all of them in :data:`FIELDS`."""
+
+    fields: tuple[str, ...]
+    meaning: str
+    level: Level = "info"
+
+
+_STORED = ("msg", "rcpt", "size", "age_ms", "reason", "pushes")
+_REGISTERED = ("did", "reason", "n_added", "n_removed")
+
+EVENTS: dict[str, Event] = {
+    "log.open": Event(("version", "schema", "segment"), "first line of a segment"),
+    "log.close": Event(("seq_first", "seq_last", "lines", "dropped"), "last line of a segment"),
+    "log.drop": Event(("dropped", "reason"), "lines were lost, now there is room again", "warn"),
+    "proc.start": Event(("version", "reason", "dur_ms"), "the daemon has started"),
+    "proc.stop": Event(("version", "reason", "dur_ms"), "the daemon is stopping"),
+    "proc.reload": Event(("version", "reason", "dur_ms"), "the configuration was read again"),
+    "conn.open": Event(("conn", "transport", "peer"), "a connection was accepted"),
+    "conn.auth": Event(("conn", "did", "proto", "code"), "a connection was bound to a DID, or was not"),
+    "conn.close": Event(
+        ("conn", "did", "proto", "dur_ms", "ws_code", "reason", "n_in", "n_out", "bytes_in", "bytes_out"),
+        "a connection has ended",
+    ),
+    "req.done": Event(
+        ("req", "conn", "proto", "mtype", "status", "code", "size", "dur_ms", "crypto_ms", "sender", "peer"),
+        "one HTTP request or WebSocket frame was answered, whichever way",
+    ),
+    "msg.accept": Event(
+        ("msg", "req", "sender", "rcpt", "size", "ttl_s", "method"), "a message was accepted for a recipient"
+    ),
+    "msg.push": Event(
+        ("msg", "rcpt", "conn", "path", "attempt", "latency_ms", "ok"),
+        "a message was handed over, not yet acknowledged",
+    ),
+    "msg.ack": Event(("msg", "rcpt", "path", "latency_ms"), "a message was acknowledged: delivered"),
+    "msg.expire": Event(_STORED, "a message was dropped at the end of its time", "warn"),
+    "msg.evict": Event(_STORED, "a message was dropped to make room", "warn"),
+    "msg.remove": Event(_STORED, "a message was removed by its owner or the operator"),
+    "limit.hit": Event(("who", "limit", "retry_after_s", "peer"), "somebody is over a limit", "warn"),
+    "replay.drop": Event(("sender", "code", "age_ms"), "a repeated or untimely request was refused", "warn"),
+    "acct.grant": Event(_REGISTERED, "mediation was granted"),
+    "acct.deny": Event(_REGISTERED, "mediation was refused", "warn"),
+    "acct.update": Event(_REGISTERED, "recipient DIDs were added or removed"),
+    "gauge": Event(
+        ("depth", "bytes", "rcpts", "oldest_ms", "conns", "rss", "fds", "lag_ms"), "the state, once a minute"
+    ),
+}
+
+_CHECKS: dict[str, dict[str, tuple[type, ...]]] = {
+    name: {field: _PYTHON[FIELDS[field][0]] for field in event.fields} for name, event in EVENTS.items()
+}
+
+
+class EventLog(Protocol):
+    """What takes events."""
+
+    def emit(self, event: str, **fields: object) -> None:
+        """
+        Write an event; fields that are None are left out.
+
+        :raise TypeError: an undeclared event or field, or a value of another type: a mistake in the program.
+        """
+
+
+class EventList:
+    """
+    Takes events and keeps them, checked like those of the log file.
+
+    :ivar events: (event, fields without None) in order.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    def emit(self, event: str, **fields: object) -> None:
+        """As :meth:`EventLog.emit`."""
+        self.events.append((event, checked(event, fields)))
+
+    def named(self, event: str) -> list[dict[str, object]]:
+        """The fields of every event of this name, in order."""
+        return [fields for name, fields in self.events if name == event]
+
+
+def checked(event: str, fields: dict[str, object]) -> dict[str, object]:
+    """
+    The fields that have a value; `fields` itself where nothing is to be left out.
+
+    :raise TypeError: as :meth:`EventLog.emit`.
+    """
+    # A program has few call sites: what each of them passes is looked at once.
+    shape = (event, *fields, *map(type, fields.values()))
+    as_they_are = _SEEN.get(shape)
+    if as_they_are is None:
+        as_they_are = _SEEN[shape] = _inspect(event, fields)
+    if as_they_are:
+        return fields
+    return {
+        name: _milliseconds(value) if type(value) is float else value
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def _milliseconds(value: float) -> float:
+    """Rounded: what is below a microsecond only makes lines longer."""
+    if not isfinite(value):
+        raise TypeError("a number that JSON cannot express")
+    return round(value, 3)
+
+
+# Bounded by the declarations: only what they allow is kept.
+_SEEN: dict[tuple[object, ...], bool] = {}
+
+
+def _inspect(event: str, fields: Mapping[str, object]) -> bool:
+    """Whether these fields can be written as they are: none is None or a float."""
+    kinds = _CHECKS.get(event)
+    if kinds is None:
+        raise TypeError(f"{event} is not a declared event")
+    for name, value in fields.items():
+        kind = kinds.get(name)
+        if kind is None:
+            raise TypeError(f"{event} has no field {name}")
+        if value is not None and type(value) not in kind:
+            raise TypeError(f"{event}.{name} is a {type(value).__name__}")
+    return not any(value is None or type(value) is float for value in fields.values())
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of one line of the log."""
+    shared = {name: {"type": kind, "description": meaning} for name, (kind, meaning) in ENVELOPE.items()}
+    lines = []
+    for name, event in EVENTS.items():
+        own = {field: {"type": FIELDS[field][0], "description": FIELDS[field][1]} for field in event.fields}
+        properties = {**shared, "event": {"const": name}, **own}
+        lines.append({"title": name, "description": event.meaning, "properties": properties, "type": "object"})
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mediatord log line",
+        "required": list(ENVELOPE),
+        "oneOf": [{**line, "additionalProperties": False} for line in lines],
+    }
+
+
+def reference_table() -> str:
+    """All events and their fields as a reStructuredText list table."""
+    rows = ["   * - event\n     - level\n     - fields\n     - meaning"]
+    for name, event in EVENTS.items():
+        fields = ", ".join(f"``{field}``" for field in event.fields)
+        rows.append(f"   * - ``{name}``\n     - {event.level}\n     - {fields}\n     - {event.meaning}")
+    return ".. list-table::\n   :header-rows: 1\n\n" + "\n".join(rows) + "\n"

@@ -1,0 +1,83 @@
+"""
+The out-of-band 2.0 invitation to ask for mediation: as a message, a URL, a QR code and a page (reference 7.4).
+
+All of it follows from the mediator's DID and its public URL, so that an invitation that was printed once stays the
+one that is served.
+"""
+
+from __future__ import annotations
+
+import uuid
+from base64 import b64encode
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from io import StringIO
+from string import Template
+from typing import Any
+
+import segno
+
+from mediatord.protocol.didcomm import jsontext
+
+_TYPE = "https://didcomm.org/out-of-band/2.0/invitation"
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationPage:
+    """
+    :param body: HTML in UTF-8, complete in itself.
+    :param security_policy: value of its Content-Security-Policy header.
+    """
+
+    body: bytes
+    security_policy: str
+
+
+def invitation(did: str) -> dict[str, Any]:
+    """The invitation as a plaintext message; its id follows from the DID."""
+    return {
+        "type": _TYPE,
+        "id": str(uuid.uuid5(uuid.NAMESPACE_URL, did)),
+        "from": did,
+        "body": {"goal_code": "request-mediate", "goal": "RequestMediate", "accept": ["didcomm/v2"]},
+    }
+
+
+def invitation_url(public_url: str, did: str) -> str:
+    """The URL form, which wallets scan and browsers open."""
+    return f"{public_url}/invitation?_oob={jsontext.b64url_encode(jsontext.dumps(invitation(did)))}"
+
+
+def qr_terminal(text: str) -> str:
+    """A QR code in block characters, two modules a character, light ones drawn: for a dark terminal."""
+    drawn = StringIO()
+    segno.make_qr(text, error="l").terminal(drawn, compact=True)
+    return drawn.getvalue()
+
+
+def qr_svg(text: str) -> str:
+    """A QR code as an `svg` element that takes the size of its container; it has no style of its own."""
+    code = segno.make_qr(text, error="l")
+    return code.svg_inline(omitsize=True, light="#fff", svgclass=None, lineclass=None)
+
+
+def invitation_page(public_url: str, did: str) -> InvitationPage:
+    """A page for people: what this is, the QR code, the link, the DID. It runs no script and loads nothing."""
+    template = _template()
+    url = invitation_url(public_url, did)
+    body = template.substitute(qr=qr_svg(url), url=escape(url), did=escape(did), public_url=escape(public_url))
+    style = template.template.partition("<style>")[2].partition("</style>")[0]
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return InvitationPage(body.encode(), policy)
+
+
+@cache
+def _template() -> Template:
+    return Template(files("mediatord.web").joinpath("invitation.html").read_text("utf-8"))

@@ -1,0 +1,140 @@
+"""
+What Prometheus reads (contract section 5).
+
+All series live in the registry that is passed in. Children of labelled metrics are looked up once and kept; every
+label but `did` takes one of a few fixed words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_REQUEST_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_STORE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+# From a wallet that holds a socket to one that comes back when its message is about to expire.
+_LATENCY_BUCKETS = (
+    (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+    + tuple(60.0 * minutes for minutes in (1, 5, 15, 30))
+    + tuple(3600.0 * hours for hours in (1, 2, 6, 12, 24, 48, 72))
+)
+_OTHER = "other"
+
+
+class Metrics:
+    """
+    The daemon's metrics.
+
+    :param version: of mediatord.
+    :param label: what stands for a DID in a label.
+    :ivar forwarded: +1 for every payload accepted.
+    :ivar stored: +1 for every payload that waits in a queue because it could not be pushed.
+    :ivar delivered: +1 for every payload acknowledged, or taken by the recipient's endpoint.
+    :ivar expired: +1 for every payload dropped at the end of its time.
+    :ivar evicted: +1 for every payload dropped to make room.
+    :ivar active_connections: open sockets.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, *, version: str, label: Callable[[str], str] = lambda did: did
+    ) -> None:
+        self._registry = registry
+        self._label = label
+        self.forwarded = _counter(registry, "messages_forwarded", "Payloads accepted for a recipient")
+        self.stored = _counter(registry, "messages_stored", "Payloads queued because they could not be pushed")
+        self.delivered = _counter(registry, "messages_delivered", "Payloads acknowledged by their recipient")
+        self.expired = _counter(registry, "messages_expired", "Payloads dropped at the end of their time")
+        self.evicted = _counter(registry, "messages_evicted", "Payloads dropped to make room for newer ones")
+        self.active_connections = _gauge(registry, "active_connections", "Open sockets")
+        self._storage_up = _gauge(registry, "storage_up", "Whether the store answers")
+        self._queue_size = _gauge(registry, "message_queue_size", "Waiting messages of the largest queues", "did")
+        self._queues: frozenset[str] = frozenset()
+        requests = _counter(registry, "requests", "Requests and frames by outcome", "protocol", "outcome")
+        rejected = _counter(registry, "rejected", "Requests and frames refused, by reason", "reason")
+        duration = _histogram(registry, "request_duration", "From request to answer", _REQUEST_BUCKETS, "protocol")
+        latency = _histogram(
+            registry, "delivery_latency", "From acceptance to acknowledgement", _LATENCY_BUCKETS, "method"
+        )
+        store = _histogram(registry, "store_duration", "Operations of the store", _STORE_BUCKETS, "operation")
+        self._requests, self._rejected = cache(requests.labels), cache(rejected.labels)
+        self._duration, self._latency, self._store = (
+            cache(duration.labels),
+            cache(latency.labels),
+            cache(store.labels),
+        )
+        Info("mediator_build", "The version that is running", registry=registry).info({"version": version})
+
+    def request(self, protocol: str, outcome: str, seconds: float) -> None:
+        """A request or frame was answered, whichever way, `seconds` after it came."""
+        self._requests(protocol, outcome).inc()
+        self._duration(protocol).observe(seconds)
+
+    def rejected(self, reason: str) -> None:
+        """A request or frame was refused. :param reason: one of the fixed problem codes."""
+        self._rejected(reason).inc()
+
+    def latency(self, method: str, seconds: float) -> None:
+        """A payload was acknowledged `seconds` after it was accepted. :param method: how it was handed over."""
+        self._latency(method).observe(seconds)
+
+    def store_took(self, operation: str, seconds: float) -> None:
+        """The store was done with an operation, well or not."""
+        self._store(operation).observe(seconds)
+
+    def storage_up(self, up: bool) -> None:
+        """Whether the store answered when last asked."""
+        self._storage_up.set(up)
+
+    def queue_sizes(self, largest: Iterable[tuple[str, int]], other: int) -> None:
+        """
+        Replace all series of the queue size; empty queues have none.
+
+        :param largest: recipient DIDs and how many messages wait for each.
+        :param other: how many wait in all queues that are not among them.
+        """
+        sizes: dict[str, int] = {}
+        for did, size in [*((self._label(did), size) for did, size in largest), (_OTHER, other)]:
+            if size > 0:
+                sizes[did] = sizes.get(did, 0) + size
+        for gone in self._queues - sizes.keys():
+            self._queue_size.remove(gone)
+        for label, size in sizes.items():
+            self._queue_size.labels(label).set(size)
+        self._queues = frozenset(sizes)
+
+    def render(self) -> bytes:
+        """All of it in Prometheus' text format; to be sent as :data:`CONTENT_TYPE`."""
+        return generate_latest(_WithoutCreationTimes(self._registry))
+
+
+class _WithoutCreationTimes:
+    """The registry without the `_created` series, which are of no use and double the number of names."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the renderer."""
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
+    return Counter(f"mediator_{name}", text, labels, registry=registry)
+
+
+def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"mediator_{name}", text, labels, registry=registry)
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, text: str, buckets: Sequence[float], *labels: str
+) -> Histogram:
+    return Histogram(f"mediator_{name}_seconds", text, labels, buckets=buckets, registry=registry)

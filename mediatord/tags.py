@@ -1,0 +1,108 @@
+"""
+What stands for a DID, a message id or an address in logs and metrics (`log.dids`).
+
+`plain` shortens what is long; `keyed` gives pseudonyms that only the holder of the key can make again. Addresses are
+always pseudonyms, of their network and not of themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from ipaddress import IPv4Address, ip_address, ip_network
+from pathlib import Path
+from typing import Literal
+
+from mediatord.private_file import PrivateFileError, create_private, read_private
+
+_KEY_SIZE = 32
+_LONGEST_PLAIN = 80
+_HEAD = 24
+_CACHED = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class TagKey:
+    """:param epoch: which key this is; pseudonyms of different epochs cannot be compared."""
+
+    epoch: int
+    secret: bytes = field(repr=False)
+
+
+class Tags:
+    """
+    Makes tags. Equal input gives equal output for as long as the key is the same.
+
+    :ivar did: callable, the tag of a DID.
+    :ivar message: callable, the tag of a message id.
+    :ivar peer: callable, the tag of the network of an IP address; None for what is no address, a UNIX socket say.
+    :ivar epoch: of the key.
+    """
+
+    def __init__(self, mode: Literal["plain", "keyed"], key: TagKey) -> None:
+        self._secret = key.secret
+        self.epoch = key.epoch
+        self.did: Callable[[str], str] = _cached(_shortened if mode == "plain" else self._keyed(b"did"))
+        self.message: Callable[[str], str] = _cached(_shortened if mode == "plain" else self._keyed(b"msg"))
+        self.peer: Callable[[str], str | None] = lru_cache(_CACHED)(self._peer)
+
+    def _keyed(self, purpose: bytes) -> Callable[[str], str]:
+        def pseudonym(text: str) -> str:
+            return blake2b(
+                text.encode("utf-8", "surrogatepass"), digest_size=16, key=self._secret, person=purpose
+            ).hexdigest()
+
+        return pseudonym
+
+    def _peer(self, address: str) -> str | None:
+        try:
+            parsed = ip_address(address.partition("%")[0])
+        except ValueError:
+            return None
+        mapped = parsed if isinstance(parsed, IPv4Address) else parsed.ipv4_mapped
+        network = ip_network((mapped, 24) if mapped else (parsed, 48), strict=False)
+        return self._keyed(b"peer")(str(network))
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST_PLAIN:
+        return text
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{text[:_HEAD]}~{digest}"
+
+
+def _cached(tag: Callable[[str], str]) -> Callable[[str], str]:
+    return lru_cache(_CACHED)(tag)
+
+
+def create_tag_key(path: Path) -> TagKey:
+    """
+    Make `log.key`: a JSON object with `epoch` and `key` in hexadecimal.
+
+    :raise PrivateFileError: it is there already or cannot be written.
+    """
+    key = TagKey(1, secrets.token_bytes(_KEY_SIZE))
+    create_private(path, json.dumps({"epoch": key.epoch, "key": key.secret.hex()}).encode() + b"\n")
+    return key
+
+
+def load_tag_key(path: Path) -> TagKey:
+    """
+    Read `log.key`; where there is none yet, make it.
+
+    :raise PrivateFileError: it cannot be used or made.
+    """
+    if not path.exists():
+        return create_tag_key(path)
+    try:
+        value = json.loads(read_private(path))
+        key = TagKey(int(value["epoch"]), bytes.fromhex(value["key"]))
+    except (ValueError, TypeError, KeyError):
+        raise PrivateFileError(f"{path} is not a key file: expected JSON with epoch and key") from None
+    if not 16 <= len(key.secret) <= 64:
+        raise PrivateFileError(f"{path} holds a key of the wrong size: expected 16 to 64 bytes in hexadecimal")
+    return key

@@ -1,0 +1,1 @@
+"""The outside: HTTP resources and the WebSocket protocol."""

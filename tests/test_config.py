@@ -1,0 +1,342 @@
+"""The configuration: its defaults, what is refused and in which words (contract section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from mediatord.config import Config, ConfigError, load, render
+from mediatord.config.values import duration_text
+
+ETC = Path(__file__).parent.parent / "etc" / "mediator.yaml"
+
+
+def problems(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> list[str]:
+    """What is wrong with a file `m.yaml` of this content; its directory is left out."""
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(path, environ or {})
+    return [problem.removeprefix(f"{tmp_path}/") for problem in caught.value.problems]
+
+
+def read(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> Config:
+    """The configuration in a file of this content."""
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    return load(path, environ or {})
+
+
+def keys_of(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+    """The path of every key that is no section."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from ((name, *rest) for rest in keys_of(kind))
+        else:
+            yield (name,)
+
+
+def keys_in(tree: object) -> Iterator[tuple[str, ...]]:
+    """The path of every key of a YAML tree below which there are no further keys."""
+    if isinstance(tree, dict) and tree:
+        for name, below in tree.items():
+            yield from ((name, *rest) for rest in keys_in(below))
+    else:
+        yield ()
+
+
+def test_example_is_all_defaults() -> None:
+    """etc/mediator.yaml shows every key at its default."""
+    assert load(ETC, {}) == Config().resolved(ETC.parent.absolute())
+
+
+def test_example_shows_every_key() -> None:
+    """etc/mediator.yaml has every key that the models have, and no other, each under a line of explanation."""
+    assert set(keys_in(yaml.safe_load(ETC.read_text()))) == set(keys_of(Config))
+    lines = ETC.read_text().splitlines()
+    for above, line in zip(lines, lines[1:], strict=False):
+        if ":" in line and not line.lstrip().startswith("#"):
+            assert above.lstrip().startswith("# "), line
+
+
+def test_example_is_what_the_models_render() -> None:
+    """The example is written from the models by mediatord.config.render."""
+    assert ETC.read_text() == render()
+
+
+def test_contract_defaults() -> None:
+    """The defaults are those of the contract."""
+    config = Config()
+    assert config.queue.ttl == 72 * 3600
+    assert (config.queue.max_messages, config.queue.max_bytes) == (1000, 67_108_864)
+    assert (config.limits.did_per_minute, config.limits.ip_per_minute) == (60, 120)
+    assert config.storage.backend == "sqlite"
+    assert config.listen == ("tcp:8080:interface=127.0.0.1",)
+    assert config.metrics.allow == (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+    assert config.decentrl.contract_lifetime == 365 * 86400
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    """Every key has a default, so that a file without any, or with sections emptied by comments, will do."""
+    assert read("# nothing\n", tmp_path) == Config().resolved(tmp_path)
+    assert read("queue:\nlog:\n  rotate:\n", tmp_path) == Config().resolved(tmp_path)
+
+
+def test_what_is_rendered_is_read(tmp_path: Path) -> None:
+    """A configuration that differs from the defaults comes back from its file as it was."""
+    config = Config.model_validate(
+        {
+            "public_url": "https://m.example/path",
+            "node": "a-1",
+            "drain_timeout": "1500ms",
+            "trusted_proxies": ["10.0.0.0/8", "::1"],
+            "queue": {"ttl": "90s", "delivered_timeout": 0.25},
+            "didcomm": {
+                "endpoints": {"did:web:a.example": "https://b.example/x"},
+                "routing_keys": {"did:web:c.example": ["did:key:z6Mk#z6Mk"]},
+                "allow": ["did:peer:2.Ez6LS"],
+            },
+        }
+    )
+    assert read(render(config), tmp_path) == config.resolved(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("72h", 259200.0),
+        ("60s", 60.0),
+        ("5m", 300.0),
+        ("500ms", 0.5),
+        ("365d", 31536000.0),
+        ("1.5h", 5400.0),
+        ("7", 7),
+    ],
+)
+def test_durations(text: str, seconds: float, tmp_path: Path) -> None:
+    """A duration is a number with a unit, or a number of seconds."""
+    assert read(f"queue: {{ttl: {text}}}", tmp_path).queue.ttl == seconds
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.25, 1.0, 90.0, 600.0, 3600.0, 86400.0, 259200.0, 31536000.0])
+def test_durations_are_written_exactly(seconds: float, tmp_path: Path) -> None:
+    """What is written for a duration reads as the same duration."""
+    assert read(f"didcomm: {{max_delay: {duration_text(seconds)}}}", tmp_path).didcomm.max_delay == seconds
+
+
+@pytest.mark.parametrize("text", ["-1", "forever", "true", ".nan", ".inf", "10 parsecs", "[1]", "1h30m"])
+def test_bad_durations(text: str, tmp_path: Path) -> None:
+    """Anything else is refused in one line with file, line and key."""
+    expected = "m.yaml:2: queue.ttl: expected a duration such as 72h, 60s, 500ms or a number of seconds"
+    assert problems(f"queue:\n  ttl: {text}\n", tmp_path) == [expected]
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    """All mistakes are reported together, in the order of the file."""
+    text = """\
+public_url: ftp://x
+listen: tcp:8080
+listne: [tcp:8080]
+queue:
+  max_mesages: 3
+  max_bytes: 1
+  max_bytes: 2
+limits:
+  did_per_minute: "60"
+  ip_per_minute: 0
+didcomm:
+  delivery_form: xml
+  endpoints: {nope: "https://x", "did:web:a": 3}
+  live_default_on: 1
+metrics:
+  allow: [127.0.0.1/8, '::1']
+storage: memory
+drain_timeout: 20
+"""
+    assert problems(text, tmp_path) == [
+        "m.yaml:1: public_url: expected an http:// or https:// URL with a host, without query, fragment or user",
+        "m.yaml:2: listen: expected a list",
+        "m.yaml:3: listne: unknown key; did you mean listen?",
+        "m.yaml:5: queue.max_mesages: unknown key; did you mean max_messages?",
+        "m.yaml:7: queue.max_bytes: expected once; it is already in line 6",
+        "m.yaml:9: limits.did_per_minute: expected a whole number",
+        "m.yaml:10: limits.ip_per_minute: expected at least 1",
+        "m.yaml:12: didcomm.delivery_form: expected one of 'as-received', 'json' or 'base64'",
+        "m.yaml:13: didcomm.endpoints.did:web:a: expected text",
+        "m.yaml:13: didcomm.endpoints.nope: expected a DID such as did:web:example.com",
+        "m.yaml:14: didcomm.live_default_on: expected true or false",
+        "m.yaml:16: metrics.allow[1]: expected an address or a network such as 10.0.0.0/8 or ::1/128",
+        "m.yaml:17: storage: expected keys with values",
+        "m.yaml:18: drain_timeout: expected less than 10",
+    ]
+
+
+def test_unlike_any_key(tmp_path: Path) -> None:
+    """A key that is nothing like a known one is answered with the known ones."""
+    assert problems("queue:\n  zzz: 1\n", tmp_path) == [
+        "m.yaml:2: queue.zzz: unknown key; expected one of max_messages, max_bytes, ttl, delivered_timeout"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a: b: c", 1), ("queue:\n  ttl: [1", 2), ("queue:\n\tttl: 1", 2), ("a: &x [*x]", 1), ("a: \x01", 1)],
+)
+def test_not_yaml(text: str, line: int, tmp_path: Path) -> None:
+    """What is no YAML is one line with file and line, not a traceback."""
+    (only,) = problems(text, tmp_path)
+    assert only.startswith(f"m.yaml:{line}: not YAML: ")
+    assert "\n" not in only
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    """A tag that would make another loader run code is only an unknown key."""
+    (only,) = problems("x: !!python/object/apply:os.system [true]", tmp_path)
+    assert only.startswith("m.yaml:1: x: unknown key")
+
+
+def test_not_a_mapping(tmp_path: Path) -> None:
+    """A file that is a list is refused."""
+    assert problems("- 1\n", tmp_path) == ["m.yaml:1: expected keys with values"]
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    """A file that is not there is a problem like any other."""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "no.yaml", {})
+    assert caught.value.problems == [f"{tmp_path}/no.yaml: No such file or directory"]
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp:0",
+        "tcp6:8080:interface=\\:\\:",
+        "unix:/run/m.sock",
+        "systemd:domain=INET:index=0",
+        "ssl:443:privateKey=/no",
+    ],
+)
+def test_endpoints(endpoint: str, tmp_path: Path) -> None:
+    """Every kind of Twisted endpoint can be listened on; certificates and sockets are looked for only at start."""
+    assert read(f"listen: ['{endpoint}']", tmp_path).listen == (endpoint,)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["8080", "tcp", "tcp:http", "tcp:8080:interfce=1", "carrier-pigeon:1", "tcp:70000"]
+)
+def test_bad_endpoints(endpoint: str, tmp_path: Path) -> None:
+    """A mistake in an endpoint string is found before the daemon starts."""
+    (only,) = problems(f"listen:\n- tcp:1\n- '{endpoint}'", tmp_path)
+    assert only.startswith("m.yaml:3: listen[2]: expected a ")
+
+
+def test_nothing_to_listen_on(tmp_path: Path) -> None:
+    """A daemon without a listener is impossible."""
+    assert problems("listen: []", tmp_path) == ["m.yaml:1: listen: expected at least 1"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://m.example?x=1", "https://m.example#a", "https://u:p@m.example", "m.example", "https://", "http://[::1"],
+)
+def test_bad_public_url(url: str, tmp_path: Path) -> None:
+    """The public URL is http or https with a host, and has neither query nor fragment."""
+    (only,) = problems(f"public_url: '{url}'", tmp_path)
+    assert only.startswith("m.yaml:1: public_url: expected an http:// or https:// URL")
+
+
+def test_public_url_without_slash(tmp_path: Path) -> None:
+    """Paths are appended to the public URL, so a slash at its end is dropped."""
+    assert read("public_url: https://m.example/", tmp_path).public_url == "https://m.example"
+
+
+def test_impossible_together(tmp_path: Path) -> None:
+    """Values that exclude each other are refused at one of them."""
+    text = "storage: {backend: memory}\nworkers: 2\ncluster:\n  listen: tcp:9000\n"
+    assert problems(text, tmp_path) == [
+        "m.yaml:2: workers: expected 1 with storage.backend memory, which processes cannot share",
+        "m.yaml:3: cluster: expected a secret_file beside listen",
+    ]
+
+
+def test_mongodb_is_a_backend(tmp_path: Path) -> None:
+    """MongoDB can be configured, and its URI, which may hold a password, is in no representation."""
+    config = read("storage: {backend: mongodb, mongodb: {uri: 'mongodb://u:s3cret@h/d'}}", tmp_path)
+    assert config.storage.mongodb.uri == "mongodb://u:s3cret@h/d"
+    assert "s3cret" not in repr(config)
+    assert "s3cret" not in "".join(problems("storage: {mongodb: {uri: 's3cret'}}", tmp_path))
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    """Relative paths start at the directory of the file, absolute ones stay."""
+    config = read("log: {directory: /var/log/m}\ncluster: {secret_file: s}\n", tmp_path)
+    assert config.identity.keys == tmp_path / "keys.jwks"
+    assert config.storage.sqlite.path == tmp_path / "mediator.sqlite3"
+    assert config.cluster.secret_file == tmp_path / "s"
+    assert config.log.directory == Path("/var/log/m")
+
+
+def test_environment_overrides(tmp_path: Path) -> None:
+    """MEDIATORD_A__B overrides a.b; text stays text, lists and mappings are JSON, null is null."""
+    config = read(
+        "storage: {backend: sqlite}\nnode: x\n",
+        tmp_path,
+        {
+            "MEDIATORD_STORAGE__BACKEND": "memory",
+            "MEDIATORD_LISTEN": '["tcp:9000:interface=127.0.0.1"]',
+            "MEDIATORD_NODE": "null",
+            "MEDIATORD_PUBLIC_URL": "https://m.example",
+            "MEDIATORD_QUEUE__TTL": "1h",
+            "MEDIATORD_QUEUE__MAX_MESSAGES".replace("MESAGES", "MESSAGES"): "5",
+            "MEDIATORD_DIDCOMM__LIVE_DEFAULT_ON": "true",
+            "MEDIATORD_DIDCOMM__ENDPOINTS": '{"did:web:a": "https://b"}',
+            "MEDIATORD_LOG__DIRECTORY": "elsewhere",
+            "MEDIATORD_LOG__ROTATE__KEEP": "7",
+            "HOME": "/",
+        },
+    )
+    assert config.storage.backend == "memory"
+    assert config.listen == ("tcp:9000:interface=127.0.0.1",)
+    assert config.node is None
+    assert config.public_url == "https://m.example"
+    assert (config.queue.ttl, config.queue.max_messages) == (3600.0, 5)
+    assert config.didcomm.live_default_on is True
+    assert config.didcomm.endpoints == {"did:web:a": "https://b"}
+    assert config.log.directory == tmp_path / "elsewhere"
+    assert config.log.rotate.keep == 7
+
+
+def test_environment_problems(tmp_path: Path) -> None:
+    """What is wrong in the environment is reported with the variable, after the file."""
+    environ = {
+        "MEDIATORD_QUEUE__MAX_BYTES": "abc",
+        "MEDIATORD_STORAGE__BACKEN": "x",
+        "MEDIATORD_NODE": "a b",
+        "MEDIATORD_LISTEN": "tcp:1",
+    }
+    assert problems("queue: {ttl: x, max_bytes: 1}", tmp_path, environ) == [
+        "m.yaml:1: queue.ttl: expected a duration such as 72h, 60s, 500ms or a number of seconds",
+        "environment MEDIATORD_LISTEN: listen: expected a list",
+        "environment MEDIATORD_NODE: node: expected at most 63 letters, digits, dots, hyphens and underscores",
+        "environment MEDIATORD_QUEUE__MAX_BYTES: queue.max_bytes: expected a whole number",
+        "environment MEDIATORD_STORAGE__BACKEN: storage.backen: unknown key; did you mean backend?",
+    ]
+
+
+def test_environment_mends_the_file(tmp_path: Path) -> None:
+    """A variable replaces a value of the file before it is checked."""
+    assert read("workers: none", tmp_path, {"MEDIATORD_WORKERS": "1"}).workers == 1
+
+
+def test_node_name() -> None:
+    """The node has a name that can stand in a file name, even if none is configured."""
+    assert Config(node="a.b-c_1").node_name == "a.b-c_1"
+    assert set(Config().node_name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+    assert Config().node_name

@@ -1,0 +1,257 @@
+"""The mediator's DIDs and keys (reference section 9; known answer of 8.3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mediatord.identity import Identity, IdentityError
+from mediatord.keyfile import KeySet, create_keys, generate_keys, load_keys
+from mediatord.private_file import PrivateFileError
+from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol.didcomm.did_document import parse_document
+from mediatord.protocol.didcomm.did_key import make_did_key
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.protocol.didcomm.did_peer import did_peer_3_of, make_did_peer_2, make_did_peer_4
+from mediatord.protocol.didcomm.keys import Curve, PrivateKey, ed25519_to_x25519_private
+
+AGREEMENT = PrivateKey.from_secret("X25519", b"1" * 32)
+SIGNING = PrivateKey.from_secret("Ed25519", b"2" * 32)
+P256 = PrivateKey.from_secret("P-256", b"3" * 32)
+KEYS = KeySet((("prekey", AGREEMENT), ("signing", SIGNING), ("p256", P256)))
+URL = "http://127.0.0.1:8080"
+# The known answer of reference 8.3, but for the path of the WebSocket, which the contract puts at /didcomm.
+KNOWN_DID = (
+    "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR"
+    ".Vz6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue"
+    ".SeyJ0IjoiZG0iLCJzIjp7InVyaSI6Imh0dHA6Ly8xMjcuMC4wLjE6ODA4MC9kaWRjb21tIiwiYSI6WyJkaWRjb21tL3YyIl19fQ"
+    ".SeyJ0IjoiZG0iLCJzIjp7InVyaSI6IndzOi8vMTI3LjAuMC4xOjgwODAvZGlkY29tbSIsImEiOlsiZGlkY29tbS92MiJdfX0"
+)
+KNOWN_ALIAS = did_peer_3_of(KNOWN_DID)
+
+
+def a_peer_did(*keys: PrivateKey) -> str:
+    """A did:peer:2 with these key agreement keys."""
+    return make_did_peer_2([("E", key.public) for key in keys], [])
+
+
+def test_known_answer() -> None:
+    """The primary DID has one X25519 key, one Ed25519 key, then the HTTP and the WebSocket service."""
+    assert Identity(KEYS, URL).did == KNOWN_DID
+
+
+def test_services_follow_the_public_url() -> None:
+    """The endpoints are those of the public URL; https brings wss, a path stays."""
+    document = resolve_local(Identity(KEYS, "https://m.example/x").did)
+    uris = [endpoint.uri for service in document.services for endpoint in service.endpoints]
+    assert uris == ["https://m.example/x/didcomm", "wss://m.example/x/didcomm"]
+
+
+@pytest.mark.parametrize(
+    ("url", "did"),
+    [
+        ("https://m.example", "did:web:m.example"),
+        ("http://127.0.0.1:8080", "did:web:127.0.0.1%3A8080"),
+        ("https://m.example:8443/a/b", "did:web:m.example%3A8443:a:b"),
+        ("https://m.example/a%20b", "did:web:m.example:a%20b"),
+    ],
+)
+def test_web_did(url: str, did: str) -> None:
+    """The did:web is made of host, port and path of the public URL (reference 8.5)."""
+    assert Identity(KEYS, url).web_did == did
+
+
+def test_web_document() -> None:
+    """Its document has absolute ids, all curves for key agreement, both services, and names the did:peer:2."""
+    identity = Identity(generate_keys(), "https://m.example")
+    document = jsontext.loads_object(jsontext.dumps(identity.web_document))
+    assert document["id"] == "did:web:m.example"
+    assert document["alsoKnownAs"] == [identity.did]
+    assert all("d" not in method["publicKeyJwk"] for method in document["verificationMethod"])
+    assert all(service["id"].startswith("did:web:m.example#") for service in document["service"])
+    read = parse_document("did:web:m.example", document)
+    assert [method.key.curve for method in read.key_agreement] == ["X25519", "P-256", "P-384", "P-521"]
+    assert {method.key.curve for method in read.authentication} == {"Ed25519", "P-256"}
+    assert [endpoint.uri for endpoint in read.http_endpoints()] == ["https://m.example/didcomm"]
+
+
+def test_published_keys_open() -> None:
+    """For every key agreement key that either document publishes there is the private half."""
+    identity = Identity(generate_keys(), "https://m.example")
+    web = parse_document(identity.web_did, identity.web_document)
+    for document in (resolve_local(identity.did), web):
+        for method in document.key_agreement:
+            key = identity.key_for(method.id)
+            assert key is not None and key.public == method.key
+
+
+@pytest.mark.parametrize("did", [KNOWN_DID, KNOWN_ALIAS])
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        "key-1",
+        "6LSc1YK7",
+        "6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR",
+        "z6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR",
+    ],
+)
+def test_spellings(did: str, fragment: str) -> None:
+    """A key of ours is found by every spelling of its id that clients use (reference 8.6)."""
+    assert Identity(KEYS, URL).key_for(f"{did}#{fragment}") == AGREEMENT
+
+
+@pytest.mark.parametrize(
+    "kid",
+    [
+        "#key-1",
+        KNOWN_DID,
+        f"{KNOWN_DID}#",
+        f"{KNOWN_DID}#key-2",
+        f"{KNOWN_DID}#key-3",
+        f"{KNOWN_DID}#6LSc1YK",
+        "did:web:elsewhere.example#prekey",
+        a_peer_did(PrivateKey.from_secret("X25519", b"9" * 32)) + "#key-1",
+        "",
+    ],
+)
+def test_no_such_key(kid: str) -> None:
+    """Anything else, a relative id and the signing key included, names no key agreement key of ours."""
+    assert Identity(KEYS, URL).key_for(kid) is None
+
+
+def test_ambiguous_short_spelling() -> None:
+    """Where two keys begin alike, eight characters name neither of them (reference 8.6)."""
+    # Found by search: both compressed points begin with DnaebBUb.
+    one, two = (PrivateKey.from_secret("P-256", number.to_bytes(32, "big")) for number in (3521, 5385))
+    for keys, found in (((one, two), None), ((one,), one)):
+        named = tuple((f"k{number}", key) for number, key in enumerate(keys))
+        identity = Identity(KeySet((*KEYS.keys, *named)), "https://m.example")
+        assert identity.key_for("did:web:m.example#DnaebBUb") == found
+        assert identity.key_for(f"did:web:m.example#{one.public.multibase()}") == one
+
+
+def test_owns() -> None:
+    """Our DIDs are ours in all their forms, and no others are."""
+    identity = Identity(KEYS, URL)
+    assert all(identity.owns(did) for did in (KNOWN_DID, KNOWN_ALIAS, "did:web:127.0.0.1%3A8080"))
+    assert not any(identity.owns(did) for did in ("did:web:127.0.0.1", KNOWN_DID[:-1], f"{KNOWN_DID}#key-1", ""))
+
+
+def test_sender_key() -> None:
+    """The key to send with belongs to the DID that is sent from, and its id is the one that everybody resolves."""
+    identity = Identity(KEYS, URL)
+    assert identity.sender_key(KNOWN_DID, "X25519") == (f"{KNOWN_DID}#key-1", AGREEMENT)
+    assert identity.sender_key("did:web:127.0.0.1%3A8080", "P-256") == ("did:web:127.0.0.1%3A8080#p256", P256)
+    unknown: list[tuple[str, Curve]] = [(KNOWN_DID, "P-256"), ("did:web:a", "X25519"), (KNOWN_DID, "Ed25519")]
+    for did, curve in unknown:
+        with pytest.raises(LookupError):
+            identity.sender_key(did, curve)
+
+
+def test_former_peer_did() -> None:
+    """A DID from before a change of URL or key stays ours, with the key it was made with (reference section 9)."""
+    old = PrivateKey.from_secret("X25519", b"7" * 32)
+    former = a_peer_did(old)
+    identity = Identity(KeySet((*KEYS.keys, ("prekey-0", old))), URL, [former])
+    assert identity.did == KNOWN_DID
+    assert identity.owns(former)
+    assert identity.key_for(f"{former}#key-1") == old
+    assert identity.sender_key(former, "X25519") == (f"{former}#key-1", old)
+
+
+def test_former_peer_4() -> None:
+    """A former did:peer:4 is ours in its long and its short form (reference 8.4)."""
+    document = {
+        "verificationMethod": [{"id": "#k", "type": "Multikey", "publicKeyMultibase": AGREEMENT.public.multibase()}],
+        "keyAgreement": ["#k"],
+    }
+    forms = make_did_peer_4(document)
+    identity = Identity(KEYS, URL, [max(forms, key=len)])
+    assert all(identity.owns(did) and identity.key_for(f"{did}#k") == AGREEMENT for did in forms)
+    with pytest.raises(IdentityError, match="long form"):
+        Identity(KEYS, URL, [min(forms, key=len)])
+
+
+def test_former_did_key() -> None:
+    """A former did:key of the Ed25519 key is opened with the X25519 key derived from it (reference 8.2)."""
+    former = make_did_key(SIGNING.public)
+    (method,) = resolve_local(former).key_agreement
+    assert Identity(KEYS, URL, [former]).key_for(method.id) == ed25519_to_x25519_private(SIGNING)
+
+
+def test_former_web_did() -> None:
+    """A former did:web, from another host name, has the key ids of the key set."""
+    identity = Identity(KEYS, URL, ["did:web:old.example"])
+    assert identity.key_for("did:web:old.example#prekey") == AGREEMENT
+    assert identity.owns("did:web:old.example")
+
+
+@pytest.mark.parametrize(
+    "did", [a_peer_did(PrivateKey.from_secret("X25519", b"9" * 32)), "did:peer:2.Ez6", "did:example:1"]
+)
+def test_former_did_of_somebody_else(did: str) -> None:
+    """A former DID without a key of ours is a mistake in the configuration, said in one line."""
+    with pytest.raises(IdentityError, match=r"^former DID [^\n]+$"):
+        Identity(KEYS, URL, [did])
+
+
+def test_key_file(tmp_path: Path) -> None:
+    """The key file is made once, for its owner only, and reads as what was made."""
+    path = tmp_path / "keys.jwks"
+    keys = create_keys(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load_keys(path) == keys
+    assert [key.curve for _, key in keys] == ["X25519", "Ed25519", "P-256", "P-384", "P-521"]
+    content = path.read_bytes()
+    with pytest.raises(PrivateFileError, match="is there already"):
+        create_keys(path)
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == ["keys.jwks"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_key_file_open_to_others(tmp_path: Path, mode: int) -> None:
+    """A key file that others can read is refused with the command that mends it."""
+    path = tmp_path / "keys.jwks"
+    create_keys(path)
+    path.chmod(mode)
+    with pytest.raises(PrivateFileError, match=f"^{path} is open to others.*type: chmod 600 {path}$"):
+        load_keys(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b'{"keys": [{}]}',
+        b'{"keys": 3}',
+        b'{"keys": []}',
+        jsontext.dumps({"keys": [{"kid": "a", **AGREEMENT.jwk()}]}),
+        jsontext.dumps({"keys": [{"kid": "a", **AGREEMENT.jwk()}, {"kid": "a", **SIGNING.jwk()}]}),
+        jsontext.dumps({"keys": [{"kid": "a", **AGREEMENT.jwk()}, {"kid": "b", **SIGNING.public.jwk()}]}),
+        jsontext.dumps({"keys": [{"kid": "a#b", **AGREEMENT.jwk()}, {"kid": "b", **SIGNING.jwk()}]}),
+    ],
+)
+def test_bad_key_file(tmp_path: Path, content: bytes) -> None:
+    """A file that does not have what is needed is refused in one line that shows nothing of it."""
+    path = tmp_path / "keys.jwks"
+    path.touch(0o600)
+    path.write_bytes(content)
+    with pytest.raises(PrivateFileError, match=r"^[^\n]+: expected [^\n]+$") as caught:
+        load_keys(path)
+    assert AGREEMENT.jwk()["d"] not in str(caught.value)
+
+
+def test_missing_key_file(tmp_path: Path) -> None:
+    """A missing key file is one line."""
+    with pytest.raises(PrivateFileError, match=r"keys.jwks cannot be read: No such file or directory$"):
+        load_keys(tmp_path / "keys.jwks")
+
+
+def test_secrets_are_not_shown() -> None:
+    """No representation has a private key in it."""
+    shown = repr(KEYS) + repr(Identity(KEYS, URL).__dict__)
+    assert AGREEMENT.jwk()["d"] not in shown
+    assert repr(AGREEMENT.secret) not in shown

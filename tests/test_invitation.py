@@ -1,0 +1,159 @@
+"""The out-of-band invitation in its four forms (reference 7.4)."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from base64 import b64encode
+from hashlib import sha256
+from html.parser import HTMLParser
+from urllib.parse import parse_qs, urlsplit
+
+import segno
+
+from mediatord.invitation import invitation, invitation_page, invitation_url, qr_svg, qr_terminal
+from mediatord.protocol.didcomm import jsontext
+
+DID = "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR"
+URL = "https://m.example"
+
+
+class Page(HTMLParser):
+    """What is in a page: every tag with its attributes, and the text outside of the style."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.style = ""
+        self._in_style = False
+        self.feed(body.decode())
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._in_style = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_style = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_style:
+            self.style += data
+        else:
+            self.text += data
+
+
+def test_message() -> None:
+    """The message is the one that wallets and onboarding scripts know."""
+    message = invitation(DID)
+    assert uuid.UUID(message.pop("id"))
+    assert message == {
+        "type": "https://didcomm.org/out-of-band/2.0/invitation",
+        "from": DID,
+        "body": {"goal_code": "request-mediate", "goal": "RequestMediate", "accept": ["didcomm/v2"]},
+    }
+
+
+def test_id_is_stable() -> None:
+    """The id is the same after a restart, and another for another DID."""
+    assert invitation(DID)["id"] == invitation(DID)["id"] == str(uuid.uuid5(uuid.NAMESPACE_URL, DID))
+    assert invitation(DID)["id"] != invitation(DID + "x")["id"]
+
+
+def test_url() -> None:
+    """The URL holds the message as base64url without padding."""
+    parts = urlsplit(invitation_url(URL, DID))
+    assert f"{parts.scheme}://{parts.netloc}{parts.path}" == "https://m.example/invitation"
+    (encoded,) = parse_qs(parts.query, strict_parsing=True)["_oob"]
+    assert "=" not in encoded
+    assert jsontext.loads_object(jsontext.b64url_decode(encoded)) == invitation(DID)
+
+
+def modules_of_svg(svg: str, size: int) -> list[list[bool]]:
+    """The dark modules that the path of a QR code draws: strokes of width 1, at half heights."""
+    grid = [[False] * size for _ in range(size)]
+    path = re.findall(r'stroke="#000" d="([^"]+)"', svg)[0]
+    x = y = 0.0
+    for command, first, second in re.findall(r"([Mmh])(-?[\d.]+)(?: (-?[\d.]+))?", path):
+        if command == "h":
+            for column in range(int(x), int(x) + int(first)):
+                grid[int(y)][column] = True
+            x += int(first)
+        elif command == "M":
+            x, y = float(first), float(second)
+        else:
+            x, y = x + float(first), y + float(second)
+    return grid
+
+
+def test_svg_is_the_code_of_the_url() -> None:
+    """The drawing has exactly the modules of the URL's QR code, in black on white, with a quiet zone of 4 modules."""
+    url = invitation_url(URL, DID)
+    svg = qr_svg(url)
+    code = segno.make_qr(url, error="l")
+    size = int(code.symbol_size(border=4)[0])
+    assert f'viewBox="0 0 {size} {size}"' in svg
+    assert f'fill="#fff" d="M0 0h{size}v{size}h-{size}z"' in svg
+    assert modules_of_svg(svg, size) == [[bool(module) for module in row] for row in code.matrix_iter(border=4)]
+
+
+def test_terminal() -> None:
+    """In the terminal two modules share a character, and light ones are drawn."""
+    url = invitation_url(URL, DID)
+    rows = qr_terminal(url).splitlines()
+    matrix = list(segno.make_qr(url, error="l").matrix_iter(border=4))
+    assert len(rows) == (len(matrix) + 1) // 2
+    for number, row in enumerate(rows):
+        upper = matrix[2 * number]
+        assert [character in " ▄" for character in row] == [bool(module) for module in upper]
+
+
+def test_page_shows_everything() -> None:
+    """The page has the QR code, the invitation as link and text, and the DID."""
+    body = invitation_page(URL, DID).body
+    page = Page(body)
+    url = invitation_url(URL, DID)
+    assert qr_svg(url).encode() in body
+    assert [attributes["href"] for tag, attributes in page.tags if tag == "a"] == [url]
+    assert url in page.text
+    assert DID in page.text
+    assert "mediator" in page.text
+    assert "$" not in page.text
+
+
+def test_page_is_complete_in_itself() -> None:
+    """No script, no image, no font, no inline style, nothing that is loaded from anywhere."""
+    page = Page(invitation_page(URL, DID).body)
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "img", "link", "iframe", "object", "form", "base"})
+    names = {name for _, attributes in page.tags for name in attributes}
+    assert "style" not in names
+    assert not {name for name in names if name.startswith("on") or name == "src"}
+    assert "url(" not in page.style
+    assert "@import" not in page.style
+
+
+def test_security_policy() -> None:
+    """The policy forbids everything but the one style element, which it names by its hash."""
+    page = invitation_page(URL, DID)
+    style = Page(page.body).style
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    policy = dict(part.strip().partition(" ")[::2] for part in page.security_policy.split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["style-src"] == f"'sha256-{digest}'"
+    assert "unsafe" not in page.security_policy
+
+
+def test_page_for_phones_and_dark_rooms() -> None:
+    """It fits small screens and follows the colour scheme of the device."""
+    page = Page(invitation_page(URL, DID).body)
+    viewport = [attributes["content"] for _, attributes in page.tags if attributes.get("name") == "viewport"]
+    assert viewport == ["width=device-width, initial-scale=1"]
+    assert "prefers-color-scheme: dark" in page.style
+    assert "overflow-wrap: anywhere" in page.style
+
+
+def test_page_escapes() -> None:
+    """What comes from the configuration cannot become markup."""
+    body = invitation_page('https://m.example/"><script>', "did:x:<b>&").body
+    assert {"script", "b"}.isdisjoint(tag for tag, _ in Page(body).tags)

@@ -1,0 +1,493 @@
+"""The event log: its lines, its segments, and what it does when the disk is full (analytics contract 4.2)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.interfaces import IReactorProcess
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
+
+from mediatord import seal as seal_program
+from mediatord.events import ENVELOPE, EVENTS
+from mediatord.lines import LONGEST_LINE, line_head, log_line
+from mediatord.logs import EventFile, Origin, SegmentLimits
+from mediatord.seal import seal
+from mediatord.sealing import Sealer
+from mediatord.segments import Segments
+
+NOON = 1_800_014_400.0  # 2027-01-15T12:00:00Z
+ORIGIN = Origin(node="n1", version="0.1.0", epoch=2, boot="b00t")
+
+
+def scratch(test: SynchronousTestCase) -> Path:
+    """A directory that goes when the test ends."""
+    directory = tempfile.TemporaryDirectory()
+    test.addCleanup(directory.cleanup)
+    return Path(directory.name)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of a segment, which ends with a line feed."""
+    text = path.read_bytes()
+    assert text.endswith(b"\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+class EventFileTests(SynchronousTestCase):
+    """A log file that is written to by hand, at a time that stands still."""
+
+    def setUp(self) -> None:
+        self.directory = scratch(self) / "log"
+        self.active = self.directory / "events.jsonl"
+        self.clock = Clock()
+        self.clock.advance(NOON)
+        self.sealed: list[Path] = []
+        self.log = self.make()
+        self.log.startService()
+        self.addCleanup(self.stop)
+
+    def make(self, **options: Any) -> EventFile:
+        return EventFile(self.directory, self.clock, ORIGIN, seal=self.sealed.append, **options)
+
+    def restart(self, **options: Any) -> None:
+        """Another log in place of the first, with these options."""
+        self.log.stopService()
+        self.log = self.make(**options)
+        self.log.startService()
+
+    def stop(self) -> None:
+        if self.log.running:
+            self.log.stopService()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def closed(self) -> list[Path]:
+        return sorted(self.directory.glob("events-*"))
+
+    def turn(self) -> None:
+        """A turn of the reactor ends."""
+        self.clock.advance(0)
+
+    def test_envelope(self) -> None:
+        """Every line has the fields of the envelope, then those of its event."""
+        self.log.emit("msg.ack", msg="m1", rcpt="did:x:y", path="live", latency_ms=1.5)
+        self.turn()
+        first, second = lines_of(self.active)
+        self.assertEqual(
+            second,
+            {
+                "v": 1,
+                "ts": "2027-01-15T12:00:00.000000Z",
+                "seq": 2,
+                "node": "n1",
+                "boot": "b00t",
+                "event": "msg.ack",
+                "level": "info",
+                "epoch": 2,
+                "msg": "m1",
+                "rcpt": "did:x:y",
+                "path": "live",
+                "latency_ms": 1.5,
+            },
+        )
+        self.assertLessEqual(set(ENVELOPE), set(first))
+
+    def test_one_line_each(self) -> None:
+        """No record separator, no blank lines, nothing but line feeds between objects."""
+        self.log.emit("msg.ack", msg="a\nb\u2028c\x85d")
+        self.log.emit("proc.stop")
+        self.turn()
+        raw = self.active.read_bytes()
+        self.assertEqual(raw.count(b"\n"), 3)
+        self.assertTrue(raw.isascii())
+        self.assertEqual(lines_of(self.active)[1]["msg"], "a\nb\u2028c\x85d")
+
+    def test_every_event_can_be_written(self) -> None:
+        """Every declared event makes a line without nulls, whichever level it has."""
+        for event in EVENTS:
+            self.log.emit(event, **dict.fromkeys(EVENTS[event].fields))
+        self.turn()
+        written = lines_of(self.active)[1:]
+        self.assertEqual([line["event"] for line in written], list(EVENTS))
+        self.assertNotIn(None, [value for line in written for value in line.values()])
+        self.assertEqual({line["level"] for line in written}, {"info", "warn"})
+
+    def test_time_of_each_line(self) -> None:
+        """A line has the time of its event, in microseconds, also within one turn."""
+        self.clock.rightNow = NOON + 0.25
+        self.log.emit("proc.start")
+        self.clock.rightNow = NOON + 61.999999
+        self.log.emit("proc.start")
+        self.turn()
+        times = [line["ts"] for line in lines_of(self.active)[1:]]
+        self.assertEqual(times, ["2027-01-15T12:00:00.250000Z", "2027-01-15T12:01:01.999999Z"])
+
+    def test_written_at_the_end_of_the_turn(self) -> None:
+        """Lines of one turn go to the file together when it ends."""
+        for _ in range(3):
+            self.log.emit("proc.start")
+        self.assertEqual(len(lines_of(self.active)), 1)
+        self.turn()
+        self.assertEqual(len(lines_of(self.active)), 4)
+
+    def test_written_when_much_waits(self) -> None:
+        """64 KiB are written at once, in the middle of a turn."""
+        for _ in range(1000):
+            self.log.emit("msg.ack", msg="m" * 80)
+        self.assertGreater(self.active.stat().st_size, 65_536)
+
+    def test_undeclared(self) -> None:
+        """What is not declared raises and leaves no line."""
+        with self.assertRaises(TypeError):
+            self.log.emit("msg.ack", payload="secret")
+        self.turn()
+        self.assertEqual(len(lines_of(self.active)), 1)
+
+    def test_level(self) -> None:
+        """Events below the level are not written and do not use up a number; those of the log itself always are."""
+        self.restart(level="warn")
+        self.log.emit("msg.ack", msg="m1")
+        self.log.emit("msg.evict", msg="m2")
+        self.turn()
+        self.assertEqual(
+            [(line["event"], line["seq"]) for line in lines_of(self.active)], [("log.open", 1), ("msg.evict", 2)]
+        )
+
+    def test_first_and_last_line(self) -> None:
+        """A closed segment begins with log.open, which has its name, and ends with log.close, with its numbers."""
+        self.log.emit("proc.start")
+        self.log.rotate()
+        (closed,) = self.closed()
+        opened, _, last = lines_of(closed)
+        self.assertEqual(closed.name, "events-20270115T120000Z-n1-b00t-000001.jsonl")
+        self.assertEqual((opened["event"], opened["segment"] + ".jsonl"), ("log.open", closed.name))
+        self.assertEqual((opened["version"], opened["schema"]), ("0.1.0", 1))
+        self.assertEqual(last["event"], "log.close")
+        self.assertEqual([last[name] for name in ("seq_first", "seq_last", "lines", "dropped")], [1, 3, 3, 0])
+        self.assertEqual([line["seq"] for line in lines_of(self.active)], [4])
+
+    def test_numbers_go_on(self) -> None:
+        """Over all segments of a boot `seq` has no gap and no duplicate."""
+        for _ in range(5):
+            self.log.emit("proc.start")
+            self.log.rotate()
+        self.log.stopService()
+        numbers = [line["seq"] for path in self.closed() for line in lines_of(path)]
+        self.assertEqual(numbers, list(range(1, len(numbers) + 1)))
+        self.assertFalse(self.active.exists())
+
+    def test_rotation_by_size(self) -> None:
+        """A segment that has reached its size is closed and handed on to be sealed."""
+        self.restart(limits=SegmentLimits(size=2000))
+        self.sealed.clear()
+        for _ in range(20):
+            self.log.emit("msg.ack", msg="m" * 80)
+            self.turn()
+        self.assertGreater(len(self.sealed), 1)
+        self.assertTrue(all(path.stat().st_size >= 2000 for path in self.sealed))
+
+    def test_rotation_by_hour(self) -> None:
+        """At every full hour UTC the segment is closed, unless it has nothing in it."""
+        self.clock.rightNow = NOON + 1
+        self.restart()
+        before = len(self.closed())
+        self.clock.advance(3598.9)
+        self.log.emit("proc.start")
+        self.turn()
+        self.assertEqual(len(self.closed()), before)
+        self.clock.advance(0.2)
+        self.assertEqual(len(self.closed()), before + 1)
+        self.clock.advance(3600)
+        self.assertEqual(len(self.closed()), before + 1)
+        self.log.emit("proc.start")
+        self.clock.advance(3600)
+        self.assertEqual(len(self.closed()), before + 2)
+
+    def test_keep(self) -> None:
+        """Of the closed segments the newest are kept, compressed ones included."""
+        self.restart(limits=SegmentLimits(keep=3))
+        for hour in range(6):
+            self.clock.rightNow = NOON + 3600 * hour + 1
+            self.log.rotate()
+            for path in self.closed()[:-1]:
+                if path.suffix == ".jsonl":
+                    path.rename(path.with_name(path.name + ".gz"))
+        names = [path.name for path in self.closed()]
+        self.assertEqual(len(names), 3)
+        self.assertEqual(lines_of(self.closed()[-1])[0]["segment"] + ".jsonl", names[-1])
+        self.assertTrue(all(name >= "events-20270115T1400" for name in names), names)
+
+    def test_names_never_change(self) -> None:
+        """A file that was closed under a name keeps the name and the content for as long as it is there."""
+        self.log.rotate()
+        (first,) = self.closed()
+        content = first.read_bytes()
+        for _ in range(4):
+            self.log.rotate()
+        self.assertEqual(first.read_bytes(), content)
+        self.assertEqual(len({path.name for path in self.closed()}), 5)
+
+    def test_left_by_a_crash(self) -> None:
+        """An events.jsonl that is found at start gets its closed name and is never appended to."""
+        self.log.stopService()
+        earlier = Origin(node="n1", version="0.1.0", epoch=2, boot="crashed")
+        name = Segments(self.directory, "n1", "crashed").next_name(NOON)
+        head = line_head("log.open", "info", node="n1", boot=earlier.boot, epoch=2) % (b"t", 1)
+        torn = log_line(head, {"segment": name}) + b'{"v":1,"ts":"20'
+        self.active.write_bytes(torn)
+        self.log = self.make()
+        self.log.startService()
+        self.assertEqual((self.directory / f"{name}.jsonl").read_bytes(), torn)
+        self.assertEqual(lines_of(self.active)[0]["boot"], "b00t")
+        self.assertIn(self.directory / f"{name}.jsonl", self.sealed)
+
+    def test_left_by_something_else(self) -> None:
+        """A left file that does not say its name gets one of its age, and replaces no other file."""
+        self.log.stopService()
+        for content in (b"", b"\0\0\0", b'{"segment": "../../etc/passwd"}\n', b'{"segment": 3}\n', b"[]\n"):
+            self.active.write_bytes(content)
+            os.utime(self.active, (NOON - 60, NOON - 60))
+            Segments(self.directory, "n1", "x").prepare(NOON)
+        found = [path.name for path in self.closed() if "unknown" in path.name]
+        stem = "events-20270115T115900Z-n1-unknown-000000"
+        self.assertEqual(found, [f"{stem}-{number}.jsonl" for number in (2, 3, 4, 5)] + [f"{stem}.jsonl"])
+
+    def test_half_compressed(self) -> None:
+        """What a killed compression left behind is removed, and the segment is handed on again."""
+        self.log.rotate()
+        self.log.stopService()
+        draft = self.closed()[0].with_name(self.closed()[0].name + ".gz.tmp")
+        draft.write_bytes(b"half")
+        self.sealed.clear()
+        self.log = self.make()
+        self.log.startService()
+        self.assertFalse(draft.exists())
+        self.assertEqual(len(self.sealed), 2)
+
+    def test_directory_cannot_be_made(self) -> None:
+        """A directory that cannot be written to is an error at start, not a silent loss."""
+        blocked = scratch(self) / "file"
+        blocked.write_text("a file")
+        log = EventFile(blocked / "log", self.clock, ORIGIN)
+        with self.assertRaises(OSError):
+            log.startService()
+        self.assertFalse(log.running)
+
+    def test_after_stop(self) -> None:
+        """An event that comes after the end is counted as lost and raises nothing."""
+        self.log.stopService()
+        self.log.emit("proc.start")
+        self.assertEqual(self.log.dropped, 1)
+        self.assertFalse(self.active.exists())
+
+    def test_stop_writes_what_waits(self) -> None:
+        """Events of the last turn are in the last segment."""
+        self.log.emit("proc.stop")
+        self.log.stopService()
+        self.assertEqual(
+            [line["event"] for line in lines_of(self.closed()[-1])], ["log.open", "proc.stop", "log.close"]
+        )
+
+    def test_emptied_directory(self) -> None:
+        """If somebody removes the directory, nothing is raised and writing goes on once it is back."""
+        self.active.unlink()
+        self.directory.rmdir()
+        self.log.emit("proc.start")
+        self.log.rotate()
+        self.turn()
+        self.directory.mkdir()
+        self.log.emit("proc.start")
+        self.clock.advance(1)
+        self.assertEqual(lines_of(self.active)[-1]["event"], "proc.start")
+
+
+@contextmanager
+def full_disk(room: int = 0) -> Iterator[None]:
+    """
+    Files cannot grow past `room` bytes for as long as this lasts.
+
+    The limit is one of the process: Python ignores its signal, so that write(2) fails or writes less.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class FullDiskTests(SynchronousTestCase):
+    """A log with a buffer of 10 kB that cannot write at times."""
+
+    def setUp(self) -> None:
+        self.directory = scratch(self)
+        self.active = self.directory / "events.jsonl"
+        self.clock = Clock()
+        self.clock.advance(NOON)
+        self.log = EventFile(self.directory, self.clock, ORIGIN, limits=SegmentLimits(buffer=10_000))
+        self.log.startService()
+        self.addCleanup(lambda: self.assertEqual(self.clock.getDelayedCalls(), []))
+
+    def emit(self, count: int) -> None:
+        """Events, each in a turn of its own."""
+        for _ in range(count):
+            self.log.emit("msg.ack", msg="m" * 80)
+            self.clock.advance(0)
+
+    def test_lost_and_counted(self) -> None:
+        """What does not fit in the buffer is lost, newest first, and log.drop says so when there is room again."""
+        with full_disk():
+            self.emit(200)
+            self.clock.advance(5)
+        lost = self.log.dropped
+        self.assertGreater(lost, 100)
+        self.clock.advance(1)
+        written = lines_of(self.active)
+        self.assertEqual((written[-1]["event"], written[-1]["dropped"]), ("log.drop", lost))
+        self.assertEqual([line["seq"] for line in written[:-1]], list(range(1, 202 - lost)))
+        self.assertEqual(written[-1]["seq"], 202)
+        self.log.stopService()
+        (closed,) = self.directory.iterdir()
+        self.assertEqual(lines_of(closed)[-1]["dropped"], lost)
+
+    def test_nothing_lost_in_a_short_one(self) -> None:
+        """What fits in the buffer is written later, in order, and nothing is reported."""
+        with full_disk():
+            self.emit(20)
+        self.clock.advance(1)
+        self.assertEqual([line["seq"] for line in lines_of(self.active)], list(range(1, 22)))
+        self.log.stopService()
+
+    def test_half_a_line(self) -> None:
+        """A line that the disk took only the beginning of is continued where it ended."""
+        with full_disk(room=self.active.stat().st_size + 50):
+            self.emit(3)
+            self.assertFalse(self.active.read_bytes().endswith(b"\n"))
+        self.clock.advance(1)
+        self.assertEqual([line["seq"] for line in lines_of(self.active)], [1, 2, 3, 4])
+        self.log.stopService()
+
+    def test_no_rotation_meanwhile(self) -> None:
+        """While lines wait no segment is closed, since they belong into it."""
+        with full_disk():
+            self.emit(1)
+            self.log.rotate()
+        self.assertEqual(list(self.directory.iterdir()), [self.active])
+        self.clock.advance(1)
+        self.assertEqual([line["event"] for line in lines_of(self.active)], ["log.open", "msg.ack"])
+        self.log.stopService()
+
+    def test_full_at_rotation(self) -> None:
+        """If there is no room for the first line of a segment it is written first when there is."""
+        with full_disk():
+            self.log.rotate()
+            self.emit(1)
+        self.clock.advance(1)
+        self.assertEqual([line["event"] for line in lines_of(self.active)], ["log.open", "msg.ack"])
+        self.log.stopService()
+
+    def test_stop_meanwhile(self) -> None:
+        """Stopping does not wait for the disk and raises nothing; what is there keeps its whole lines."""
+        with full_disk():
+            self.emit(1)
+            self.log.stopService()
+        (closed,) = self.directory.iterdir()
+        self.assertEqual([line["event"] for line in lines_of(closed)], ["log.open"])
+
+
+@pytest.mark.parametrize("text", ["m" * 10_000, "é" * 3000, "\x01" * 3000, "𝄞" * 3000, "\ud800" * 3000])
+def test_long_lines(text: str) -> None:
+    """A line has at most 4096 bytes and is JSON, whatever a peer puts into the texts that reach the log."""
+    head = line_head("req.done", "info", node="n" * 63, boot="b00tb00tb00t", epoch=1) % (
+        b"2027-01-15T12:00:00.000000Z",
+        10**12,
+    )
+    fields = {name: text for name in ("req", "conn", "proto", "mtype", "code", "sender", "peer")}
+    line = log_line(head, {**fields, "size": 10**15})
+    assert len(line) <= LONGEST_LINE
+    assert line.isascii()
+    read = json.loads(line)
+    assert set(fields) < set(read)
+    assert read["size"] == 10**15
+    read["mtype"].encode()
+
+
+def test_percent_in_a_name() -> None:
+    """A node name with a percent sign, which only code could pass, does not break the lines."""
+    assert (
+        json.loads(log_line(line_head("gauge", "info", node="100%d", boot="b", epoch=1) % (b"t", 1), {}))["node"]
+        == "100%d"
+    )
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_seal(tmp_path: Path, compress: bool) -> None:
+    """A sealed segment is replaced by its compressed form, no more readable than before, or stays as it is."""
+    path = tmp_path / "events-1.jsonl"
+    path.write_bytes(b"line\n" * 1000)
+    path.chmod(0o640)
+    seal(path, compress)
+    if compress:
+        assert [file.name for file in tmp_path.iterdir()] == ["events-1.jsonl.gz"]
+        packed = tmp_path / "events-1.jsonl.gz"
+        assert gzip.decompress(packed.read_bytes()) == b"line\n" * 1000
+        assert packed.stat().st_mode & 0o777 == 0o640
+    else:
+        assert path.read_bytes() == b"line\n" * 1000
+    seal(tmp_path / "gone.jsonl", compress)
+
+
+def test_seal_as_a_program(tmp_path: Path) -> None:
+    """The program that the daemon starts works without anything of mediatord on its path."""
+    path = tmp_path / "events-1.jsonl"
+    path.write_bytes(b"line\n")
+    subprocess.run([sys.executable, "-I", seal_program.__file__, str(path), "--gzip"], check=True, env={})
+    assert gzip.decompress((tmp_path / "events-1.jsonl.gz").read_bytes()) == b"line\n"
+
+
+@implementer(IReactorProcess)
+class Children:
+    """Remembers the processes that it was told to start, and starts none."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[Any, list[str]]] = []
+
+    def spawnProcess(self, processProtocol: Any, executable: Any, args: Any = (), *rest: Any, **options: Any) -> Any:  # noqa: N802, N803  Twisted's names
+        """Start none."""
+        self.started.append((processProtocol, list(args)))
+
+
+class SealerTests(SynchronousTestCase):
+    """Child processes that seal, without any being started."""
+
+    def test_one_at_a_time(self) -> None:
+        """The next segment is sealed when the process before has ended, well or not; a failure is logged."""
+        reactor = Children()
+        sealer = Sealer(reactor)
+        for name in "abc":
+            sealer(Path(name))
+        self.assertEqual([args[3:] for _, args in reactor.started], [["a", "--gzip"]])
+        reactor.started[0][0].processEnded(Failure(ProcessDone(0)))
+        self.assertEqual([args[3] for _, args in reactor.started], ["a", "b"])
+        reactor.started[1][0].processEnded(Failure(ProcessTerminated(1)))
+        self.assertEqual([args[3] for _, args in reactor.started], ["a", "b", "c"])
+
+    def test_without_compression(self) -> None:
+        """Without compression a segment is only flushed to disk."""
+        reactor = Children()
+        Sealer(reactor, compress=False)(Path("a"))
+        self.assertEqual(reactor.started[0][1][3:], ["a"])

@@ -1,0 +1,142 @@
+"""What Prometheus reads (contract section 5)."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from mediatord.metrics import CONTENT_TYPE, Metrics
+
+# Name in the contract -> its labels.
+CONTRACT = {
+    "mediator_messages_forwarded_total": set(),
+    "mediator_messages_stored_total": set(),
+    "mediator_messages_delivered_total": set(),
+    "mediator_active_connections": set(),
+    "mediator_message_queue_size": {"did"},
+    "mediator_messages_expired_total": set(),
+    "mediator_messages_evicted_total": set(),
+    "mediator_requests_total": {"protocol", "outcome"},
+    "mediator_rejected_total": {"reason"},
+    "mediator_request_duration_seconds": {"protocol"},
+    "mediator_delivery_latency_seconds": {"method"},
+    "mediator_store_duration_seconds": {"operation"},
+    "mediator_storage_up": set(),
+    "mediator_build_info": {"version"},
+}
+
+
+def a_metrics() -> Metrics:
+    """Metrics of a registry of their own."""
+    return Metrics(CollectorRegistry(), version="1.2.3")
+
+
+def series(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """All samples that are shown: (name, labels) -> value."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    """The value that is shown for one series, if there is one."""
+    return series(metrics).get((name, frozenset(labels.items())))
+
+
+def queues(metrics: Metrics) -> dict[str, float]:
+    """The series of the queue size."""
+    return {
+        dict(labels)["did"]: size for (name, labels), size in series(metrics).items() if name.endswith("queue_size")
+    }
+
+
+def test_names_and_labels() -> None:
+    """Names and labels are exactly those of the contract, without additions."""
+    metrics = a_metrics()
+    metrics.request("didcomm", "accepted", 0.001)
+    metrics.rejected("e.p.trust.crypto")
+    metrics.latency("live", 1.0)
+    metrics.store_took("deposit", 0.001)
+    metrics.queue_sizes([("did:web:a", 1)], 0)
+    shown: dict[str, set[str]] = {}
+    for name, labels in series(metrics):
+        for suffix in ("_bucket", "_count", "_sum"):
+            name = name.removesuffix(suffix)
+        shown.setdefault(name, set()).update(dict(labels).keys() - {"le"})
+    assert shown == CONTRACT
+
+
+def test_counting() -> None:
+    """Counters go up by what they are told to."""
+    metrics = a_metrics()
+    metrics.forwarded.inc()
+    metrics.forwarded.inc(2)
+    metrics.rejected("e.p.msg")
+    metrics.rejected("e.p.msg")
+    metrics.active_connections.inc()
+    metrics.active_connections.dec()
+    assert value(metrics, "mediator_messages_forwarded_total") == 3
+    assert value(metrics, "mediator_messages_stored_total") == 0
+    assert value(metrics, "mediator_rejected_total", reason="e.p.msg") == 2
+    assert value(metrics, "mediator_active_connections") == 0
+    assert value(metrics, "mediator_build_info", version="1.2.3") == 1
+
+
+def test_requests() -> None:
+    """A request is counted by its outcome and timed by its protocol."""
+    metrics = a_metrics()
+    metrics.request("didcomm", "accepted", 0.0004)
+    metrics.request("didcomm", "rejected", 0.003)
+    assert value(metrics, "mediator_requests_total", protocol="didcomm", outcome="accepted") == 1
+    assert value(metrics, "mediator_request_duration_seconds_count", protocol="didcomm") == 2
+    assert value(metrics, "mediator_request_duration_seconds_bucket", protocol="didcomm", le="0.0005") == 1
+
+
+def test_latency_up_to_the_ttl() -> None:
+    """A message fetched just before it expires, after 72 hours, is still told from one that was later."""
+    metrics = a_metrics()
+    metrics.latency("pickup", 72 * 3600 - 1)
+    assert value(metrics, "mediator_delivery_latency_seconds_bucket", method="pickup", le="172800.0") == 0
+    assert value(metrics, "mediator_delivery_latency_seconds_bucket", method="pickup", le="259200.0") == 1
+
+
+def test_storage_up() -> None:
+    """The store is down until it has answered."""
+    metrics = a_metrics()
+    assert value(metrics, "mediator_storage_up") == 0
+    metrics.storage_up(True)
+    assert value(metrics, "mediator_storage_up") == 1
+    metrics.storage_up(False)
+    assert value(metrics, "mediator_storage_up") == 0
+
+
+def test_queue_sizes_are_replaced() -> None:
+    """Queues that are not named again, or are empty, have no series any more (reference 12)."""
+    metrics = a_metrics()
+    metrics.queue_sizes([("did:web:a", 3), ("did:web:b", 2)], 40)
+    assert queues(metrics) == {"did:web:a": 3, "did:web:b": 2, "other": 40}
+    metrics.queue_sizes([("did:web:b", 5), ("did:web:c", 0)], 0)
+    assert queues(metrics) == {"did:web:b": 5}
+    metrics.queue_sizes([], 0)
+    assert queues(metrics) == {}
+
+
+def test_queue_label() -> None:
+    """The label is the tag of the DID; two DIDs of one tag are added up."""
+    metrics = Metrics(CollectorRegistry(), version="1", label=lambda did: did[:9])
+    metrics.queue_sizes([("did:web:a1", 3), ("did:web:a2", 2), ("did:web:b1", 1)], 0)
+    assert queues(metrics) == {"did:web:a": 5, "did:web:b": 1}
+
+
+def test_registries_are_apart() -> None:
+    """Two sets of metrics in one process do not see each other."""
+    first, second = a_metrics(), a_metrics()
+    first.forwarded.inc()
+    assert value(second, "mediator_messages_forwarded_total") == 0
+
+
+def test_content_type() -> None:
+    """It is announced as Prometheus' text format."""
+    assert CONTENT_TYPE.startswith("text/plain; version=")
