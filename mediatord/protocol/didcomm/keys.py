@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import nacl.exceptions
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -31,6 +31,7 @@ _EC: dict[str, ec.EllipticCurve] = {
 }
 _EC_SIZE = {"P-256": 32, "P-384": 48, "P-521": 66, "secp256k1": 32}
 _KTY: dict[Curve, str] = {curve: "EC" if curve in _EC else "OKP" for curve in get_args(Curve)}
+_RAW_SIZE: dict[Curve, int] = {curve: 2 * _EC_SIZE[curve] + 1 if curve in _EC else _OKP_SIZE for curve in _KTY}
 _MULTICODEC: dict[Curve, bytes] = {
     "Ed25519": b"\xed\x01",
     "X25519": b"\xec\x01",
@@ -40,8 +41,8 @@ _MULTICODEC: dict[Curve, bytes] = {
     "P-521": b"\x82\x24",
 }
 _CURVE_OF_MULTICODEC = {prefix: curve for curve, prefix in _MULTICODEC.items()}
-# The longest multibase key, P-521, has 95 characters.
-_MAX_BASE58 = 100
+# An uncompressed point on P-521 has 182 characters.
+_MAX_BASE58 = 182
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,9 @@ class PublicKey:
     raw: bytes
 
     def __post_init__(self) -> None:
-        size = _EC_SIZE.get(self.curve)
-        if size is None:
-            if len(self.raw) != _OKP_SIZE:
-                raise ValueError("a key of the wrong size")
-        elif len(self.raw) != 2 * size + 1 or self.raw[0] != 4:
+        if len(self.raw) != _RAW_SIZE[self.curve]:
+            raise ValueError("a key of the wrong size")
+        if self.curve in _EC and self.raw[0] != 4:
             raise ValueError("not an uncompressed point")
 
     @classmethod
@@ -74,7 +73,9 @@ class PublicKey:
         if _KTY[curve] == "OKP":
             return cls(curve, b64url_decode(jwk.get("x")))
         size = _EC_SIZE[curve]
-        x, y = b64url_decode(jwk.get("x")), b64url_decode(jwk.get("y"))
+        # Shorter than RFC 7518 6.2.1.2 wants: Authlib, and with it SICPA's library, drops leading zero octets.
+        x = b64url_decode(jwk.get("x")).rjust(size, b"\0")
+        y = b64url_decode(jwk.get("y")).rjust(size, b"\0")
         if len(x) != size or len(y) != size:
             raise ValueError("a coordinate of the wrong size")
         return cls._from_point(curve, b"\x04" + x + y)
@@ -229,10 +230,10 @@ def ed25519_to_x25519_private(key: PrivateKey) -> PrivateKey:
 
 
 def _curve_of(jwk: Mapping[str, object]) -> Curve:
-    for curve, kty in _KTY.items():
-        if jwk.get("crv") == curve and jwk.get("kty") == kty:
-            return curve
-    raise ValueError("an unknown kind of key")
+    curve: Any = jwk.get("crv")
+    if not isinstance(curve, str) or curve not in _KTY or _KTY[curve] != jwk.get("kty"):
+        raise ValueError("an unknown kind of key")
+    return curve
 
 
 def _short_base58(text: str) -> bytes:

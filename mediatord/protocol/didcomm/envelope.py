@@ -1,0 +1,146 @@
+"""
+Opening and sealing envelopes: anoncrypt and authcrypt (reference section 1).
+
+What is emitted has one shape, the one that every client tested can read (reference 1.3); what is accepted is
+described in :mod:`mediatord.protocol.didcomm.jwe`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
+
+from mediatord.errors import Undecryptable
+from mediatord.protocol.didcomm.content import CIPHERS, Enc
+from mediatord.protocol.didcomm.jsontext import b64url_decode, b64url_encode, dumps
+from mediatord.protocol.didcomm.jwe import Envelope, parse, parse_object
+from mediatord.protocol.didcomm.kdf import ANONCRYPT, AUTHCRYPT, apv_of, kek, other_info
+from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
+
+__all__ = ["Enc", "Envelope", "open_envelope", "parse", "parse_object", "seal_anoncrypt", "seal_authcrypt"]
+
+MEDIA_TYPE = "application/didcomm-encrypted+json"
+
+# What key wrapping adds to a content-encryption key.
+_WRAPPING = 8
+
+
+def open_envelope(
+    envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | None, *, draft03: bool = False
+) -> bytes:
+    """
+    The plaintext: steps 10 and 11 of reference 1.6.
+
+    :param kid: one of `envelope.kids`, as written there.
+    :param key: the key that this kid stands for.
+    :param sender: of an authcrypt, the key of `envelope.sender_kid`; None for an anoncrypt.
+    :param draft03: read an authcrypt without apv as draft 03 of ECDH-1PU, and as that only (reference 1.10).
+    :raise Undecryptable: for whichever reason.
+    """
+    try:
+        return _opened(envelope, kid, key, sender, draft03)
+    except ValueError:
+        raise Undecryptable from None
+
+
+def _opened(envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | None, draft03: bool) -> bytes:
+    if kid not in envelope.wrapped:
+        raise ValueError("not to this key")
+    encrypted_key, epk = envelope.wrapped[kid]
+    cipher = CIPHERS[envelope.header["enc"]]
+    part = envelope.members.get
+    iv, data, tag = b64url_decode(part("iv")), b64url_decode(part("ciphertext")), b64url_decode(part("tag"))
+    wrapped = b64url_decode(encrypted_key)
+    if len(wrapped) != cipher.key_size + _WRAPPING:
+        raise ValueError("a wrapped key of the wrong size")
+    secret = key.exchange(PublicKey.from_jwk(epk))
+    info_tag = None
+    if envelope.sender_kid is not None:
+        legacy = draft03 and envelope.without_apv
+        secret += _sender_secret(envelope, key, sender, legacy)
+        info_tag = None if legacy else tag
+    elif sender is not None:
+        raise ValueError("an anoncrypt has no sender")
+    cek = _unwrapped(kek(secret, envelope.info, info_tag), wrapped)
+    return cipher.open(cek, iv, data, tag, envelope.members["protected"].encode())
+
+
+def _sender_secret(envelope: Envelope, key: PrivateKey, sender: PublicKey | None, legacy: bool) -> bytes:
+    if sender is None:
+        raise ValueError("an authcrypt needs its sender's key")
+    if envelope.enc != "A256CBC-HS512" and not legacy:
+        raise ValueError("an enc that authcrypt has not")
+    return key.exchange(sender)
+
+
+def _unwrapped(wrapping_key: bytes, wrapped: bytes) -> bytes:
+    try:
+        return aes_key_unwrap(wrapping_key, wrapped)
+    except InvalidUnwrap:
+        raise ValueError("wrapped with another key") from None
+
+
+def seal_anoncrypt(
+    plaintext: bytes, recipients: Sequence[tuple[str, PublicKey]], *, enc: Enc = "A256CBC-HS512"
+) -> bytes:
+    """
+    An envelope that says nothing about its sender.
+
+    :param recipients: one or more, as absolute kid and key, all on the same curve.
+    :raise ValueError: no recipient, different curves, or a key that no secret can be agreed with.
+    """
+    return _sealed(plaintext, None, recipients, enc)
+
+
+def seal_authcrypt(
+    plaintext: bytes, sender: tuple[str, PrivateKey], recipients: Sequence[tuple[str, PublicKey]]
+) -> bytes:
+    """
+    An envelope that proves to its recipients who sent it.
+
+    :param sender: absolute kid and key, on the same curve as the recipients.
+    :raise ValueError: as :func:`seal_anoncrypt`.
+    """
+    return _sealed(plaintext, sender, recipients, "A256CBC-HS512")
+
+
+def _sealed(
+    plaintext: bytes, sender: tuple[str, PrivateKey] | None, recipients: Sequence[tuple[str, PublicKey]], enc: Enc
+) -> bytes:
+    if not recipients:
+        raise ValueError("nobody to seal for")
+    ordered = sorted(recipients, key=lambda recipient: recipient[0])
+    ephemeral = PrivateKey.generate(ordered[0][1].curve)
+    apv = apv_of(kid for kid, _ in ordered)
+    protected = b64url_encode(dumps(_protected(sender[0] if sender else None, apv, enc, ephemeral.public)))
+    info = other_info(AUTHCRYPT, sender[0].encode(), apv) if sender else other_info(ANONCRYPT, b"", apv)
+    cipher = CIPHERS[enc]
+    cek = secrets.token_bytes(cipher.key_size)
+    iv, data, tag = cipher.seal(cek, plaintext, protected.encode())
+    entries = []
+    for kid, key in ordered:
+        secret = ephemeral.exchange(key) + (sender[1].exchange(key) if sender else b"")
+        wrapped = aes_key_wrap(kek(secret, info, tag if sender else None), cek)
+        entries.append({"header": {"kid": kid}, "encrypted_key": b64url_encode(wrapped)})
+    return dumps(
+        {
+            "protected": protected,
+            "recipients": entries,
+            "iv": b64url_encode(iv),
+            "ciphertext": b64url_encode(data),
+            "tag": b64url_encode(tag),
+        }
+    )
+
+
+def _protected(skid: str | None, apv: bytes, enc: Enc, epk: PublicKey) -> dict[str, object]:
+    header: dict[str, object] = {
+        "typ": MEDIA_TYPE,
+        "alg": AUTHCRYPT if skid else ANONCRYPT,
+        "enc": enc,
+        "epk": epk.jwk(),
+        "apv": b64url_encode(apv),
+    }
+    return {**header, "apu": b64url_encode(skid.encode()), "skid": skid} if skid else header

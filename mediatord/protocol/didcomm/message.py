@@ -1,0 +1,219 @@
+"""Plaintext messages: their headers, read tolerantly and written strictly (reference section 2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from mediatord.errors import BadBody, NotAMessage
+from mediatord.protocol.didcomm import jsontext
+
+PLAIN_TYPE = "application/didcomm-plain+json"
+SIGNED_TYPE = "application/didcomm-signed+json"
+ENCRYPTED_TYPE = "application/didcomm-encrypted+json"
+
+_TYPE_URI = re.compile(r"(.*?)([a-z0-9._-]+)/(\d[^/]*)/([a-z0-9._-]+)", re.IGNORECASE | re.DOTALL)
+_MAX_ID = 128
+_MAX_TYPE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class MessageType:
+    """
+    A message type URI taken apart; names are compared without case and punctuation (reference 2.1).
+
+    :param protocol: normalised protocol name, such as `coordinatemediation`.
+    :param major: major version, -1 when the URI is not one of ours.
+    :param name: normalised message name, such as `mediaterequest`.
+    """
+
+    uri: str
+    protocol: str = ""
+    major: int = -1
+    name: str = ""
+
+    @classmethod
+    def parse(cls, uri: str) -> MessageType:
+        """Never fails: what is not a DIDComm type URI becomes a type that no protocol has."""
+        return _parse_type(uri) if len(uri) <= _MAX_TYPE else cls(uri)
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What dispatch tables are keyed by."""
+        return self.protocol, self.major, self.name
+
+
+@lru_cache(256)
+def _parse_type(uri: str) -> MessageType:
+    match = _TYPE_URI.fullmatch(uri)
+    if match is None or match[1].lower() != "https://didcomm.org/":
+        return MessageType(uri)
+    major = re.match(r"\d{1,4}(?=\.|$)", match[3])
+    return MessageType(uri, _plain(match[2]), int(major[0]) if major else -1, _plain(match[4]))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[._-]", "", name.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """
+    The headers of a plaintext message that matter to a mediator.
+
+    :param body: None when it is there but not an object; an absent one is `{}`.
+    :param attachments: None when absent or not a list of objects.
+    :param expires_time: seconds since the epoch.
+    """
+
+    id: str
+    type: MessageType
+    body: dict[str, Any] | None = field(repr=False)
+    sender: str | None = None
+    to: tuple[str, ...] = ()
+    thid: str | None = None
+    expires_time: float | None = None
+    return_route: str | None = None
+    return_route_thread: str | None = None
+    from_prior: str | None = field(default=None, repr=False)
+    delay_milli: float = 0
+    attachments: tuple[dict[str, Any], ...] | None = field(default=None, repr=False)
+
+    @property
+    def thread(self) -> str:
+        """The id of the thread the message belongs to: `thid`, else its own `id`."""
+        return self.thid or self.id
+
+    def object(self) -> dict[str, Any]:
+        """
+        The body.
+
+        :raise BadBody: it is there but not an object.
+        """
+        if self.body is None:
+            raise BadBody
+        return self.body
+
+
+def parse_message(raw: bytes) -> Message:
+    """
+    Read the bytes of a plaintext message.
+
+    :raise NotAMessage: no JSON object, or not that of a message.
+    """
+    try:
+        value = jsontext.loads_object(raw)
+    except ValueError:
+        raise NotAMessage from None
+    return read_message(value)
+
+
+def read_message(value: Mapping[str, Any]) -> Message:
+    """
+    Read a decrypted message; unknown headers and unreadable optional ones are ignored.
+
+    :raise NotAMessage: no usable `id` or `type`, or a malformed `from` or `to`.
+    """
+    id_, uri = value.get("id"), value.get("type")
+    if not (isinstance(id_, str) and 0 < len(id_) <= _MAX_ID and isinstance(uri, str)):
+        raise NotAMessage
+    sender = value.get("from")
+    if not (sender is None or isinstance(sender, str)):
+        raise NotAMessage
+    body = value.get("body")
+    delay = value.get("delay_milli")
+    return Message(
+        id=id_,
+        type=MessageType.parse(uri),
+        body={} if body is None else body if isinstance(body, dict) else None,
+        sender=sender,
+        to=_read_to(value.get("to")),
+        thid=_text(value.get("thid"), _MAX_ID),
+        expires_time=read_time(value.get("expires_time")),
+        return_route=_text(value.get("return_route"), _MAX_ID),
+        return_route_thread=_text(value.get("return_route_thread"), _MAX_ID),
+        from_prior=_text(value.get("from_prior"), 16_384),
+        delay_milli=delay if isinstance(delay, (int, float)) and not isinstance(delay, bool) else 0,
+        attachments=_objects(value.get("attachments")),
+    )
+
+
+def _text(value: object, longest: int) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= longest else None
+
+
+def _read_to(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    raise NotAMessage
+
+
+def _objects(value: object) -> tuple[dict[str, Any], ...] | None:
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        return tuple(value)
+    return None
+
+
+def read_time(value: object) -> float | None:
+    """
+    Seconds since the epoch from what clients write: integers, floats, numeric strings, ISO 8601 text.
+
+    None for everything else: an unreadable time is as good as none (reference 2.1).
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        return float(value) if abs(value) < 1e15 else None
+    if not isinstance(value, str) or len(value) > 64:
+        return None
+    if re.fullmatch(r"\d{1,15}(\.\d+)?", value):
+        return float(value)
+    try:
+        moment = datetime.fromisoformat(value)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """
+    A message to be written: what differs between the messages mediatord sends.
+
+    :param attachments: ready objects; left out when there are none.
+    """
+
+    id: str
+    type: str
+    body: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    thid: str | None = None
+    pthid: str | None = None
+    ack: Sequence[str] = ()
+    attachments: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+
+    def plaintext(self, *, sender: str | None, to: str | None, created_time: int) -> bytes:
+        """The message as bytes in the strict form every client reads (reference 2.1, column "Emit")."""
+        value: dict[str, Any] = {"id": self.id, "type": self.type, "typ": PLAIN_TYPE}
+        if sender is not None:
+            value["from"] = sender
+        if to is not None:
+            value["to"] = [to]
+        if self.thid is not None:
+            value["thid"] = self.thid
+        if self.pthid is not None:
+            value["pthid"] = self.pthid
+        if self.ack:
+            value["ack"] = list(self.ack)
+        value["created_time"] = created_time
+        value["body"] = dict(self.body)
+        if self.attachments:
+            value["attachments"] = list(self.attachments)
+        return jsontext.dumps(value)

@@ -1,0 +1,197 @@
+"""JSON and base64 as they come off the wire (reference 1.6 and 10.5)."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mediatord.protocol.didcomm import base58
+from mediatord.protocol.didcomm.jsontext import (
+    b64_lenient_decode,
+    b64url_decode,
+    b64url_encode,
+    dumps,
+    loads,
+    loads_object,
+    loads_unique,
+)
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
+
+
+@settings(deadline=None)
+@given(JSON)
+def test_json_round_trip(value: object) -> None:
+    """What was written is read back, and the standard library reads it too."""
+    assert loads(dumps(value)) == value == json.loads(dumps(value))
+
+
+def test_members_keep_their_order() -> None:
+    """Members come out in the order they went in."""
+    assert dumps(loads(b'{"b": 1, "a": {"d": 2, "c": 3}}')) == b'{"b":1,"a":{"d":2,"c":3}}'
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"NaN", b"[Infinity]", b"[1e999]", b'"\xff"', b'"\\ud800"', b"{}x", b"\xef\xbb\xbf{}", b"[" * 5000, "é{"],
+)
+def test_what_is_no_json(raw: bytes | str) -> None:
+    """NaN, infinities, broken UTF-8, a byte order mark, bottomless nesting: ValueError, without the input in it."""
+    for read in (loads, loads_object):
+        with pytest.raises(ValueError, match="^not JSON$"):
+            read(raw)
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"1", b'"{}"', b"null"])
+def test_what_is_no_object(raw: bytes) -> None:
+    """Only an object is an object."""
+    with pytest.raises(ValueError):
+        loads_object(raw)
+    with pytest.raises(ValueError):
+        loads_unique(raw)
+
+
+@pytest.mark.parametrize("value", [float, {1: 2}, 2**64, "\ud800"])
+def test_what_cannot_be_written(value: object) -> None:
+    """ValueError instead of the TypeError of orjson."""
+    with pytest.raises(ValueError):
+        dumps(value)
+
+
+def test_written_less_deep_than_read() -> None:
+    """JSON that is nested too deep to be written again is a ValueError and nothing worse."""
+    deep = loads(b"[" * 1000 + b"]" * 1000)
+    with pytest.raises(ValueError):
+        dumps(deep)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(), JSON, max_size=4), st.sampled_from([None, 2]), st.booleans())
+def test_unique_names_are_read(value: dict[str, object], indent: int | None, escaped: bool) -> None:
+    """However it is written, an object without doubled names is read."""
+    assert loads_unique(json.dumps(value, indent=indent, ensure_ascii=escaped).encode()) == value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"a":1,"a":1}',
+        b'{"a":1,"\\u0061":1}',
+        b'{"b":{"a":1,"a":2}}',
+        b'{"b":[[{"a":1,"a":{}}]]}',
+        b' {"a":1, "a":2}',
+        # Written again it has the very same length: the number grows by what the lost member took.
+        b'{"a":1,"a":1,"b":1e6}',
+        b'{"a":' + b"[" * 1000 + b"]" * 1000 + b',"a":1}',
+    ],
+)
+def test_doubled_names_are_refused(raw: bytes) -> None:
+    """The same name twice in one object, on any level and in any spelling (reference 1.6 step 2)."""
+    loads_object(raw)
+    with pytest.raises(ValueError):
+        loads_unique(raw)
+
+
+def test_the_same_name_on_two_levels() -> None:
+    """A name may come again in another object."""
+    assert loads_unique(b'{"a": {"a": 1}, "b": [{"a": 1}, {"a": 2}]}')
+
+
+@settings(deadline=None)
+@given(st.binary())
+def test_base64url_round_trip(data: bytes) -> None:
+    """With padding or without, as text or as bytes."""
+    text = b64url_encode(data)
+    assert text == base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+    padded = text + "=" * (-len(text) % 4)
+    assert b64url_decode(text) == b64url_decode(padded) == b64url_decode(text.encode()) == data
+
+
+def test_base64url_has_one_spelling() -> None:
+    """
+    Over all short texts: what is read is exactly what the encoder writes, with or without its padding.
+    The decoders of the standard library skip characters, and pybase64 takes `+` and `/` (reference 10.5).
+    """
+    written = {
+        b64url_encode(bytes(data)) for size in range(4) for data in itertools.product(b"\0\x01\xfb\xff", repeat=size)
+    }
+    accepted = written | {text + "=" * (-len(text) % 4) for text in written}
+    alphabet = sorted({character for text in accepted for character in text} | set("+/ \n.*é"))
+    for size in range(5):
+        for characters in itertools.product(alphabet, repeat=size):
+            text = "".join(characters)
+            if text in accepted:
+                b64url_decode(text)
+                continue
+            try:
+                data = b64url_decode(text)
+            except ValueError:
+                continue
+            assert b64url_encode(data) == text.rstrip("=")
+            assert len(text) % 4 == 0 or "=" not in text
+
+
+@pytest.mark.parametrize(
+    "value", [None, 5, ["QQ"], {}, "QQ=", "Q", "QR", "====", "QQ==QQ==", "QUJD\n", "+/+/", b"\xff" * 4, "٣" * 4]
+)
+def test_what_is_no_base64url(value: object) -> None:
+    """ValueError, whatever it is, and nothing of it in the message."""
+    with pytest.raises(ValueError, match="^not (base64url|a text)$"):
+        b64url_decode(value)
+
+
+@pytest.mark.parametrize("text", ["-_8=", "-_8", "+/8=", "+/8", "+_8", " +/\r\n8 =\t"])
+def test_lenient_base64(text: str) -> None:
+    """Attachments: both alphabets, padded or not, white space anywhere (reference 2.2)."""
+    assert b64_lenient_decode(text) == b"\xfb\xff"
+
+
+@pytest.mark.parametrize("text", ["A", "A*==", "QUé", "QQ=Q", "\0\0\0\0"])
+def test_what_is_no_base64_at_all(text: str) -> None:
+    """Foreign characters, impossible lengths, padding in the middle."""
+    with pytest.raises(ValueError):
+        b64_lenient_decode(text)
+
+
+@settings(deadline=None)
+@given(st.binary())
+def test_base58_round_trip(data: bytes) -> None:
+    """Leading zeros included."""
+    assert base58.decode(base58.encode(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        ("", b""),
+        ("2NEpo7TZRRrLZSi2U", b"Hello World!"),
+        (
+            "USm3fpXnKG5EUBx2ndxBDMPVciP5hGey2Jh4NDv6gmeo1LkMeiKrLJUUBk6Z",
+            b"The quick brown fox jumps over the lazy dog.",
+        ),
+        ("11233QC4", bytes.fromhex("0000287fb4cd")),
+    ],
+)
+def test_base58_known_answers(text: str, data: bytes) -> None:
+    """The examples of draft-msporny-base58."""
+    assert base58.encode(data) == text
+    assert base58.decode(text) == data
+
+
+@pytest.mark.parametrize("text", ["0", "O", "I", "l", "z z", "é"])
+def test_what_is_no_base58(text: str) -> None:
+    """Characters that were left out of the alphabet."""
+    with pytest.raises(ValueError):
+        base58.decode(text)
