@@ -1,0 +1,45 @@
+"""Where messages wait: the backends behind :class:`~mediatord.interfaces.IStore`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+
+from mediatord.interfaces import IStore, QueueLimits
+from mediatord.store.batches import Observer, unobserved
+from mediatord.store.memory import MemoryStore
+from mediatord.store.sqlite import SQLiteStore
+from mediatord.store.sqlite_file import Runners
+from mediatord.store.threads import ThreadRunner
+
+__all__ = ["open_store"]
+
+
+def open_store(
+    backend: str,
+    reactor: IReactorTime,
+    limits: QueueLimits,
+    *,
+    path: Path | None = None,
+    observe: Observer = unobserved,
+) -> IStore:
+    """
+    A store of the chosen kind, yet to be opened.
+
+    :param reactor: the clock; for `sqlite` it must also take calls from threads.
+    :param path: the file of the `sqlite` backend; its directory must exist.
+    :param observe: told what each operation of the `sqlite` backend took.
+    :raise ValueError: the backend is not available, or lacks what it needs; the text is for the operator.
+    """
+    if backend == "memory":
+        return MemoryStore(reactor, limits)
+    if backend == "sqlite":
+        if path is None:
+            raise ValueError("backend sqlite needs a path")
+        threads = IReactorFromThreads(reactor)
+        runners = Runners(*(ThreadRunner(threads, f"mediatord-store-{name}") for name in ("write", "read", "survey")))
+        return SQLiteStore(path, reactor, limits, runners, observe=observe)
+    if backend == "mongodb":
+        raise ValueError("backend mongodb is not available in this version")
+    raise ValueError(f"there is no backend {backend!r}; choose memory or sqlite")

@@ -1,0 +1,139 @@
+"""The database file: creating it, opening it, bringing its schema up to date."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+# "mdrd": what tells our file from any other SQLite database.
+APPLICATION_ID = 0x6D647264
+
+WAL_CAP_BYTES = 67_108_864
+BUSY_TIMEOUT_SECONDS = 5.0
+_CACHE_KIB = 32_768
+_OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
+
+
+class DatabaseRefused(Exception):
+    """The file is not one to work with; the text says why, in one line."""
+
+
+def schema_steps() -> list[str]:
+    """The SQL that leads from each version of the schema to the next, beginning at an empty database."""
+    folder = files("mediatord.store")
+    return [folder.joinpath(name).read_text("utf-8") for name in ("schema-1.sql",)]
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """
+    Open for writing, creating the file if it is not there; what was delivered is pending again.
+
+    :raise DatabaseRefused: the file is of a newer version, or of another program.
+    """
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        raise DatabaseRefused(f"SQLite {sqlite3.sqlite_version} is too old for it")
+    _create(path)
+    connection = connect(path)
+    try:
+        migrate(connection, schema_steps())  # before anything else, so that what is not ours stays untouched
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("UPDATE message SET delivered = 0 WHERE delivered = 1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection in which every commit is on disk when it returns, and transactions are begun by hand."""
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        isolation_level=None,
+        timeout=BUSY_TIMEOUT_SECONDS,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+    for pragma in (
+        "foreign_keys = ON",
+        "synchronous = FULL",
+        "wal_autocheckpoint = 0",  # a checkpoint inside a commit would stall it
+        f"journal_size_limit = {WAL_CAP_BYTES}",
+        f"cache_size = -{_CACHE_KIB}",
+        "temp_store = MEMORY",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def connect_for_reading(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write."""
+    connection = connect(path)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
+    """
+    Run the steps that are missing, all in one transaction.
+
+    :raise DatabaseRefused: the database has more steps behind it than there are, or is not ours.
+    """
+    if _version(connection) == len(steps):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Asked again under the lock: another process may have been faster.
+        version = _version(connection)
+        if version > len(steps):
+            raise DatabaseRefused(f"its schema is version {version}, this mediatord knows {len(steps)} at most")
+        for step in steps[version:]:
+            for statement in _statements(step):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {len(steps)}")
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Split a script, because `executescript` would commit before it begins."""
+    statement = ""
+    for piece in script.split(";")[:-1]:
+        statement += piece + ";"  # which may be one inside a string, a comment or a trigger
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if not tables:
+        return 0
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID:
+        raise DatabaseRefused("it is a database of another program")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _create(path: Path) -> None:
+    """
+    Make an empty file that only its owner can read, which SQLite carries over to the files it puts beside it.
+
+    Filling it is one transaction, so a crash between leaves an empty database, and that is filled the next time.
+    """
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,110 @@
+"""
+Several operations in one transaction.
+
+A commit costs a wait for the disk whatever is in it, so operations that are there at the same time share one. An
+operation is a function of the connection; it has no other effect, so that it can be run again. Until its first
+write it may raise a :class:`~mediatord.errors.MediatorError`, which is its answer and nobody else's concern. Any
+other failure undoes the transaction, and then each of its operations gets one of its own: a bad one does not
+take the others with it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mediatord.errors import MediatorError, StoreUnavailable
+
+Work = Callable[[sqlite3.Connection], Any]
+
+_LOCKED_OUT = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """
+    What became of one operation.
+
+    :param error: what its Deferred fails with; None when `value` is its answer.
+    :param cause: what went wrong below, for the log.
+    """
+
+    value: Any = None
+    error: MediatorError | None = None
+    cause: BaseException | None = None
+
+    @property
+    def locked_out(self) -> bool:
+        """Whether somebody else held the lock for longer than we wait."""
+        code = getattr(self.cause, "sqlite_errorcode", None)
+        return code is not None and code & 0xFF in _LOCKED_OUT
+
+
+def commit_together(connection: sqlite3.Connection, works: Sequence[Work]) -> list[Outcome]:
+    """Do all works, durably when this returns; what cannot be done fails with StoreUnavailable."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error as error:
+        # None of the works is to blame, so there is no point in trying them one by one.
+        return [_failed(error)] * len(works)
+    try:
+        outcomes = [_attempt(connection, work) for work in works]
+        connection.execute("COMMIT")
+        return outcomes
+    except Exception as error:
+        _roll_back(connection)
+        return [_failed(error)] if len(works) == 1 else _commit_each(connection, works)
+
+
+def read_together(connection: sqlite3.Connection, works: Sequence[Work]) -> list[Outcome]:
+    """Do all works on one and the same state of the database; a failing one does not disturb the others."""
+    try:
+        connection.execute("BEGIN")
+        return [_attempt_reading(connection, work) for work in works]
+    except sqlite3.Error as error:
+        return [_failed(error)] * len(works)
+    finally:
+        _roll_back(connection)
+
+
+def _attempt(connection: sqlite3.Connection, work: Work) -> Outcome:
+    before = connection.total_changes
+    try:
+        return Outcome(work(connection))
+    except MediatorError as error:
+        if connection.total_changes != before:
+            raise  # what it wrote must not be committed
+        return Outcome(error=error)
+
+
+def _attempt_reading(connection: sqlite3.Connection, work: Work) -> Outcome:
+    try:
+        return Outcome(work(connection))
+    except Exception as error:
+        return _failed(error)
+
+
+def _commit_each(connection: sqlite3.Connection, works: Sequence[Work]) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    for work in works:
+        if outcomes and outcomes[-1].locked_out:
+            outcomes.append(outcomes[-1])  # each would wait as long for the lock
+        else:
+            outcomes.extend(commit_together(connection, [work]))
+    return outcomes
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        try:
+            connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # then the next BEGIN fails and says so
+
+
+def _failed(error: Exception) -> Outcome:
+    if isinstance(error, MediatorError):
+        return Outcome(error=error)
+    return Outcome(error=StoreUnavailable(), cause=error)

@@ -1,0 +1,183 @@
+"""A store that forgets everything when the process ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
+from zope.interface import implementer
+
+from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
+from mediatord.interfaces import (
+    Account,
+    Action,
+    Deposited,
+    IStore,
+    Payload,
+    QueueLimits,
+    QueueStatus,
+    Removed,
+    StoredMessage,
+    UpdateResult,
+)
+from mediatord.store.memory_accounts import Accounts
+from mediatord.store.memory_messages import Lane, Messages
+from mediatord.store.memory_nonces import Nonces
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Contents:
+    """What is there between open and close."""
+
+    messages: Messages
+    nonces: Nonces
+    accounts: Accounts = field(default_factory=Accounts)
+    documents: dict[str, str] = field(default_factory=dict)
+
+    def lane(self, account: str, recipient_did: str | None) -> Lane:
+        """What waits for an account or for one of its recipient DIDs; an empty one if nobody has it."""
+        holder = self.accounts.holder(account)
+        if holder is None:
+            return Lane()
+        if recipient_did is None:
+            return holder.mailbox.lane
+        queue = holder.mailbox.queues.get(recipient_did)
+        return Lane() if queue is None else queue.lane
+
+
+@implementer(IStore)
+class MemoryStore:
+    """Every Deferred has fired when it is returned. Its many methods are those of the interface."""
+
+    def __init__(self, clock: IReactorTime, limits: QueueLimits, *, max_nonces: int = 100_000) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._max_nonces = max_nonces
+        self._contents: _Contents | None = None
+
+    def open(self) -> Deferred[None]:
+        """Begin empty."""
+        self._contents = _Contents(Messages(self._limits), Nonces(self._max_nonces))
+        return succeed(None)
+
+    def close(self) -> Deferred[None]:
+        self._contents = None
+        return succeed(None)
+
+    def ping(self) -> Deferred[None]:
+        return self._answer(lambda contents, now: None)
+
+    def deposit(
+        self,
+        recipient_did: str,
+        payloads: Sequence[Payload],
+        *,
+        expires_at: float,
+        due_at: float | None = None,
+    ) -> Deferred[Deposited]:
+        def deposit(contents: _Contents, now: float) -> Deposited:
+            holder = contents.accounts.owner(recipient_did)
+            if holder is None:
+                raise RecipientUnknown()
+            queue = holder.mailbox.queue(recipient_did)
+            return contents.messages.deposit(queue, payloads, now=now, expires_at=expires_at, due_at=due_at)
+
+        return self._answer(deposit)
+
+    def fetch(
+        self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
+    ) -> Deferred[list[StoredMessage]]:
+        return self._answer(
+            lambda contents, now: contents.messages.fetch(
+                contents.lane(account, recipient_did), limit=limit, max_bytes=max_bytes
+            )
+        )
+
+    def status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
+        return self._answer(lambda contents, now: contents.lane(account, recipient_did).status())
+
+    def mark_delivered(self, ids: Sequence[str]) -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.messages.mark_delivered(ids))
+
+    def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
+        return self._answer(lambda contents, now: contents.messages.mark_pending(ids))
+
+    def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
+        def acknowledge(contents: _Contents, now: float) -> list[Removed]:
+            holder = contents.accounts.holder(account)
+            return [] if holder is None else contents.messages.acknowledge(holder.mailbox, ids)
+
+        return self._answer(acknowledge)
+
+    def expire(self, limit: int) -> Deferred[list[Removed]]:
+        return self._answer(lambda contents, now: contents.messages.expire(now, limit))
+
+    def next_due(self) -> Deferred[float | None]:
+        return self._answer(lambda contents, now: contents.messages.next_due(now))
+
+    def take_due(self, limit: int) -> Deferred[list[StoredMessage]]:
+        return self._answer(lambda contents, now: contents.messages.take_due(now, limit))
+
+    def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
+        return self._answer(lambda contents, now: contents.messages.ranking.top(top))
+
+    def account(self, did: str) -> Deferred[Account | None]:
+        def account(contents: _Contents, now: float) -> Account | None:
+            holder = contents.accounts.holder(did)
+            return None if holder is None else holder.account
+
+        return self._answer(account)
+
+    def grant(self, did: str) -> Deferred[Account]:
+        return self._answer(lambda contents, now: contents.accounts.grant(did, now))
+
+    def mark_draft03(self, did: str) -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.accounts.mark_draft03(did))
+
+    def owner(self, recipient_did: str) -> Deferred[str | None]:
+        def owner(contents: _Contents, now: float) -> str | None:
+            holder = contents.accounts.owner(recipient_did)
+            return None if holder is None else holder.account.did
+
+        return self._answer(owner)
+
+    def update(
+        self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
+    ) -> Deferred[list[UpdateResult]]:
+        return self._answer(lambda contents, now: contents.accounts.update(account, updates, max_recipients))
+
+    def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
+        return self._answer(lambda contents, now: contents.accounts.recipients(account, offset, limit))
+
+    def move(self, prior: str, new: str) -> Deferred[bool]:
+        return self._answer(lambda contents, now: contents.accounts.move(prior, new))
+
+    def remember_did(self, short: str, long: str) -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.documents.update({short: long}))
+
+    def recall_did(self, short: str) -> Deferred[str | None]:
+        return self._answer(lambda contents, now: contents.documents.get(short))
+
+    def claim(self, key: bytes, until: float) -> Deferred[bool]:
+        return self._answer(lambda contents, now: contents.nonces.claim(key, until, now))
+
+    def release(self, key: bytes) -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.nonces.release(key))
+
+    def prune(self) -> Deferred[int]:
+        return self._answer(lambda contents, now: contents.nonces.prune(now))
+
+    def _answer(self, work: Callable[[_Contents, float], T]) -> Deferred[T]:
+        if self._contents is None:
+            return fail(StoreUnavailable())
+        now = self._clock.seconds()
+        self._contents.messages.turn(now)
+        try:
+            return succeed(work(self._contents, now))
+        except MediatorError as error:
+            return fail(error)

@@ -1,0 +1,159 @@
+"""
+Reading what waits, in SQL; each function runs inside a transaction of the caller.
+
+A message is visible from when it is due until it expires. Counters of all that waits are kept by the triggers of
+the schema; what is not visible is counted apart and taken off, so nothing here grows with the length of a queue.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from sqlite3 import Connection
+from typing import Any
+
+from mediatord.interfaces import QueueStatus, StoredMessage
+from mediatord.store.sql_accounts import account_id
+
+# CROSS JOIN, because the order of the tables is never to be chosen otherwise.
+_MESSAGE = """
+    SELECT m.id, r.did, a.did, m.payload, m.form, m.received_at, m.expires_at, m.delivered, m.due_at, m.seq
+    FROM message m CROSS JOIN recipient r ON r.id = m.recipient_id CROSS JOIN account a ON a.id = m.account_id
+"""
+# The plus keeps a term from being looked up in an index: here the order of arrival is what to go by.
+_VISIBLE = "+m.expires_at > :now AND (+m.due_at IS NULL OR +m.due_at <= :now)"
+_STILL_DUE = "m.due_at < m.expires_at AND +m.expires_at > :now"
+
+_SIZES = """
+    WITH longest AS (SELECT recipient_id FROM queue ORDER BY messages DESC LIMIT :top),
+    candidate AS (
+        SELECT did FROM recipient WHERE id IN longest
+        UNION SELECT did FROM recipient WHERE registered IS NULL
+    )
+    SELECT r.did, sum(q.messages) AS number
+    FROM candidate c CROSS JOIN recipient r ON r.did = c.did
+    CROSS JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
+    GROUP BY r.did ORDER BY number DESC LIMIT :top
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """
+    The messages of an account, or of one of its recipients.
+
+    :param lane: the condition that finds them in order of arrival.
+    :param part: the condition that finds them in an index, or in the queue table, that begins with the account.
+    """
+
+    lane: str
+    part: str
+    parameters: dict[str, Any]
+
+
+def fetch(
+    connection: Connection, account: str, recipient_did: str | None, now: float, limit: int, max_bytes: int
+) -> list[StoredMessage]:
+    """The oldest visible ones that fit, but at least one."""
+    scope = _scope(connection, account, recipient_did, now)
+    if scope is None:
+        return []
+    found: list[StoredMessage] = []
+    size = 0
+    query = f"{_MESSAGE} WHERE {scope.lane} AND {_VISIBLE} ORDER BY m.seq LIMIT :limit"
+    with closing(connection.execute(query, {**scope.parameters, "limit": max(limit, 0)})) as rows:
+        for row in rows:
+            size += len(row[3])
+            if found and size > max_bytes:
+                break
+            found.append(_stored(row))
+    return found
+
+
+def status(connection: Connection, account: str, recipient_did: str | None, now: float) -> QueueStatus:
+    scope = _scope(connection, account, recipient_did, now)
+    if scope is None:
+        return QueueStatus(0, 0)
+
+    def ask(query: str) -> Any:
+        return connection.execute(query, scope.parameters).fetchone()
+
+    counted = "SELECT count(*), coalesce(sum(m.size), 0) FROM message m"
+    all_messages, all_bytes = ask(
+        f"SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM queue m WHERE {scope.part}"
+    )
+    expired, expired_bytes = ask(f"{counted} INDEXED BY message_expiry WHERE m.expires_at <= :now AND {scope.part}")
+    held, held_bytes = ask(
+        f"{counted} INDEXED BY message_delayed WHERE m.due_at > :now AND m.expires_at > :now AND {scope.part}"
+    )
+    if all_messages == expired + held:
+        return QueueStatus(0, 0)
+    end = f"SELECT m.received_at FROM message m WHERE {scope.lane} AND {_VISIBLE} ORDER BY m.seq"
+    return QueueStatus(
+        all_messages - expired - held,
+        all_bytes - expired_bytes - held_bytes,
+        ask(f"{end} LIMIT 1")[0],
+        ask(f"{end} DESC LIMIT 1")[0],
+    )
+
+
+def next_due(connection: Connection, now: float) -> float | None:
+    row = connection.execute(
+        f"SELECT m.due_at FROM message m WHERE {_STILL_DUE} ORDER BY m.due_at LIMIT 1", {"now": now}
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def take_due(connection: Connection, now: float, limit: int) -> list[StoredMessage]:
+    rows = connection.execute(
+        f"{_MESSAGE} WHERE {_STILL_DUE} AND m.due_at <= :now ORDER BY m.due_at, m.seq LIMIT :limit",
+        {"now": now, "limit": max(limit, 0)},
+    ).fetchall()
+    connection.executemany("UPDATE message SET due_at = NULL WHERE seq = ?", [(row[9],) for row in rows])
+    return [_stored(row) for row in rows]
+
+
+def queue_sizes(connection: Connection, top: int) -> tuple[list[tuple[str, int]], int]:
+    """Reads the whole queue table, which has a short row for each DID that something waits for."""
+    (total,) = connection.execute("SELECT coalesce(sum(messages), 0) FROM queue").fetchone()
+    # A DID that changed hands can have several queues: whoever has a left-over one is a candidate, too.
+    largest = connection.execute(_SIZES, {"top": max(top, 0)}).fetchall()
+    return largest, total - sum(number for _, number in largest)
+
+
+def _scope(connection: Connection, account: str, recipient_did: str | None, now: float) -> _Scope | None:
+    account_number = account_id(connection, account)
+    if account_number is None:
+        return None
+    if recipient_did is None:
+        mine = "m.account_id = :account"
+        return _Scope(mine, mine, {"account": account_number, "now": now})
+    # Each half has an index of its own; at most one of them finds something.
+    row = connection.execute(
+        """
+        SELECT id FROM recipient WHERE did = :did AND account_id = :account AND registered IS NOT NULL
+        UNION ALL SELECT id FROM recipient WHERE did = :did AND account_id = :account AND registered IS NULL
+        """,
+        {"did": recipient_did, "account": account_number},
+    ).fetchone()
+    if row is None:
+        return None
+    return _Scope(
+        "m.recipient_id = :recipient",
+        "m.account_id = :account AND m.recipient_id = :recipient",
+        {"account": account_number, "recipient": row[0], "now": now},
+    )
+
+
+def _stored(row: tuple[Any, ...]) -> StoredMessage:
+    return StoredMessage(
+        id=row[0],
+        recipient_did=row[1],
+        account=row[2],
+        payload=row[3],
+        form=row[4],
+        received_at=row[5],
+        expires_at=row[6],
+        status="delivered" if row[7] else "pending",
+        due_at=row[8],
+    )

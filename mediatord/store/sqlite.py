@@ -1,0 +1,185 @@
+"""A store in one SQLite file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from mediatord.errors import RecipientUnknown, StoreUnavailable
+from mediatord.interfaces import (
+    Account,
+    Action,
+    Deposited,
+    IStore,
+    Payload,
+    QueueLimits,
+    QueueStatus,
+    Removed,
+    StoredMessage,
+    UpdateResult,
+)
+from mediatord.store import sql_accounts, sql_messages, sql_nonces, sql_queues
+from mediatord.store.batches import Observer, unobserved
+from mediatord.store.owners import Owners
+from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
+
+T = TypeVar("T")
+
+
+@implementer(IStore)
+class SQLiteStore:
+    """
+    Writes that are asked for at the same time are committed together, durably, before their Deferreds fire.
+    SQL never runs in the reactor's thread. Its many methods are those of the interface.
+
+    :param observe: told what each operation took from being asked for to being done, and each commit and
+        checkpoint alone, in seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: IReactorTime,
+        limits: QueueLimits,
+        runners: Runners,
+        *,
+        observe: Observer = unobserved,
+        tuning: Tuning = Tuning(),  # noqa: B008  it is frozen
+    ) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._max_nonces = tuning.max_nonces
+        self._file = SQLiteFile(path, clock, runners, observe, tuning)
+        self._owners = Owners()
+        self._write = self._file.write
+        self._read = self._file.read
+
+    def open(self) -> Deferred[None]:
+        return self._file.open()
+
+    def close(self) -> Deferred[None]:
+        return self._file.close()
+
+    def ping(self) -> Deferred[None]:
+        """A write and a read, so that a full disk and a stuck thread show."""
+        return self._write("ping", sql_nonces.ping).addCallback(lambda _: self._read("ping", sql_nonces.pong))
+
+    def deposit(
+        self,
+        recipient_did: str,
+        payloads: Sequence[Payload],
+        *,
+        expires_at: float,
+        due_at: float | None = None,
+    ) -> Deferred[Deposited]:
+        order = sql_messages.Deposit(recipient_did, payloads, self._clock.seconds(), expires_at, due_at)
+        size = sum(len(payload.data) for payload in payloads)
+        deposited = self._write("deposit", lambda c: sql_messages.deposit(c, self._limits, order), size)
+        return deposited.addErrback(self._not_deposited, recipient_did)
+
+    def fetch(
+        self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
+    ) -> Deferred[list[StoredMessage]]:
+        now = self._clock.seconds()
+        return self._read("fetch", lambda c: sql_queues.fetch(c, account, recipient_did, now, limit, max_bytes))
+
+    def status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
+        now = self._clock.seconds()
+        return self._read("status", lambda c: sql_queues.status(c, account, recipient_did, now))
+
+    def mark_delivered(self, ids: Sequence[str]) -> Deferred[None]:
+        return self._write("mark_delivered", lambda c: sql_messages.mark_delivered(c, ids))
+
+    def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
+        return self._write("mark_pending", lambda c: sql_messages.mark_pending(c, ids))
+
+    def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
+        return self._write("acknowledge", lambda c: sql_messages.acknowledge(c, account, ids))
+
+    def expire(self, limit: int) -> Deferred[list[Removed]]:
+        now = self._clock.seconds()
+        return self._write("expire", lambda c: sql_messages.expire(c, now, limit))
+
+    def next_due(self) -> Deferred[float | None]:
+        now = self._clock.seconds()
+        return self._read("next_due", lambda c: sql_queues.next_due(c, now))
+
+    def take_due(self, limit: int) -> Deferred[list[StoredMessage]]:
+        now = self._clock.seconds()
+        return self._write("take_due", lambda c: sql_queues.take_due(c, now, limit))
+
+    def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
+        return self._file.survey("queue_sizes", lambda c: sql_queues.queue_sizes(c, top))
+
+    def account(self, did: str) -> Deferred[Account | None]:
+        return self._read("account", lambda c: sql_accounts.account(c, did))
+
+    def grant(self, did: str) -> Deferred[Account]:
+        now = self._clock.seconds()
+        return self._write("grant", lambda c: sql_accounts.grant(c, did, now))
+
+    def mark_draft03(self, did: str) -> Deferred[None]:
+        return self._write("mark_draft03", lambda c: sql_accounts.mark_draft03(c, did))
+
+    def owner(self, recipient_did: str) -> Deferred[str | None]:
+        """Answered from memory if it was asked lately."""
+        if not self._file.is_open:
+            return fail(StoreUnavailable())
+        account = self._owners.get(recipient_did)
+        if account is not None:
+            return succeed(account)
+        asked = self._read("owner", lambda c: sql_accounts.owner(c, recipient_did))
+        return asked.addCallback(self._found_owner, recipient_did, self._owners.age)
+
+    def update(
+        self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
+    ) -> Deferred[list[UpdateResult]]:
+        updated = self._write("update", lambda c: sql_accounts.update(c, account, updates, max_recipients))
+        return updated.addBoth(self._forget_owners, [did for did, _ in updates])
+
+    def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
+        return self._read("recipients", lambda c: sql_accounts.recipients(c, account, offset, limit))
+
+    def move(self, prior: str, new: str) -> Deferred[bool]:
+        moved = self._write("move", lambda c: sql_accounts.move(c, prior, new))
+        return moved.addBoth(self._clear_owners)
+
+    def remember_did(self, short: str, long: str) -> Deferred[None]:
+        return self._write("remember_did", lambda c: sql_accounts.remember_did(c, short, long))
+
+    def recall_did(self, short: str) -> Deferred[str | None]:
+        return self._read("recall_did", lambda c: sql_accounts.recall_did(c, short))
+
+    def claim(self, key: bytes, until: float) -> Deferred[bool]:
+        now = self._clock.seconds()
+        return self._write("claim", lambda c: sql_nonces.claim(c, key, until, now, self._max_nonces))
+
+    def release(self, key: bytes) -> Deferred[None]:
+        return self._write("release", lambda c: sql_nonces.release(c, key))
+
+    def prune(self) -> Deferred[int]:
+        now = self._clock.seconds()
+        return self._write("prune", lambda c: sql_nonces.prune(c, now))
+
+    def _not_deposited(self, failure: Failure, recipient_did: str) -> Failure:
+        if failure.check(RecipientUnknown):
+            self._owners.forget([recipient_did])
+        return failure
+
+    def _found_owner(self, account: str | None, recipient_did: str, age: int) -> str | None:
+        self._owners.keep(recipient_did, account, age)
+        return account
+
+    def _forget_owners(self, result: T, dids: Sequence[str]) -> T:
+        self._owners.forget(dids)
+        return result
+
+    def _clear_owners(self, result: T) -> T:
+        self._owners.clear()
+        return result

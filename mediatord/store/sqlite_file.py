@@ -1,0 +1,124 @@
+"""The database file with the threads that work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from sqlite3 import Connection
+from typing import TypeVar
+
+from twisted.internet.defer import Deferred, DeferredLock, gatherResults, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mediatord.errors import StoreUnavailable
+from mediatord.store.batches import Batches, Bounds, Observer
+from mediatord.store.checkpoints import Checkpoints
+from mediatord.store.database import WAL_CAP_BYTES, connect, connect_for_reading, open_database
+from mediatord.store.group_commit import commit_together, read_together
+from mediatord.store.threads import ConnectionThread, Runner
+
+T = TypeVar("T")
+
+_log = Logger(namespace="mediatord.store")
+
+
+@dataclass(frozen=True, slots=True)
+class Runners:
+    """
+    Where the work is done.
+
+    :param survey: for what takes long and hurries nobody, such as checkpoints.
+    """
+
+    write: Runner
+    read: Runner
+    survey: Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Numbers that only a test has a reason to change."""
+
+    max_nonces: int = 100_000
+    bounds: Bounds = Bounds()
+    wal_cap_bytes: int = WAL_CAP_BYTES
+
+
+class SQLiteFile:
+    """Reads and writes, each kind in its own thread; the file is there between open and close."""
+
+    def __init__(self, path: Path, clock: IReactorTime, runners: Runners, observe: Observer, tuning: Tuning) -> None:
+        self._path = path
+        self._observe = observe
+        self._writer = ConnectionThread(runners.write)
+        self._reader = ConnectionThread(runners.read)
+        self._surveyor = ConnectionThread(runners.survey)
+        self._writes = Batches(self._writer, commit_together, clock, observe, tuning.bounds)
+        self._reads = Batches(self._reader, read_together, clock, observe, tuning.bounds)
+        self._surveys = Batches(self._surveyor, read_together, clock, observe, tuning.bounds)
+        self._checkpoints = Checkpoints(self._surveyor, clock, observe, cap_bytes=tuning.wal_cap_bytes)
+        self._changing = DeferredLock()
+
+    @property
+    def is_open(self) -> bool:
+        return self._writes.accepting
+
+    def open(self) -> Deferred[None]:
+        """:raise StoreUnavailable: it could not be opened; the reason is logged, and trying again may help."""
+        return self._changing.run(self._open)
+
+    def close(self) -> Deferred[None]:
+        """Refuse more, finish what was accepted, empty the write-ahead log and let go."""
+        return self._changing.run(self._close)
+
+    def write(self, name: str, work: Callable[[Connection], T], size: int = 0) -> Deferred[T]:
+        """Fires when what `work` wrote is on disk. :param size: bytes that it keeps in memory until then."""
+        return self._writes.submit(name, work, size)
+
+    def read(self, name: str, work: Callable[[Connection], T]) -> Deferred[T]:
+        return self._reads.submit(name, work)
+
+    def survey(self, name: str, work: Callable[[Connection], T]) -> Deferred[T]:
+        """A read that takes so long that others should not wait behind it."""
+        return self._surveys.submit(name, work)
+
+    def _open(self) -> Deferred[None]:
+        if self.is_open:
+            return succeed(None)
+        opened = self._writer.open(lambda: open_database(self._path))
+        opened.addCallback(lambda _: self._reader.open(lambda: connect_for_reading(self._path)))
+        opened.addCallback(lambda _: self._surveyor.open(lambda: connect(self._path)))
+        return opened.addCallbacks(self._start, self._give_up)
+
+    def _start(self, _: None) -> None:
+        self._writes.start(after_batch=self._committed)
+        self._reads.start()
+        self._surveys.start()
+
+    def _committed(self, seconds: float) -> None:
+        self._observe("commit", seconds)
+        self._checkpoints.committed()
+
+    def _give_up(self, failure: Failure) -> Deferred[None]:
+        # Nothing of what peers sent can be in this text: it is about the file.
+        _log.error("cannot open the store: {reason}", event="store.refused", reason=failure.getErrorMessage())
+
+        def refuse(_: None) -> None:
+            raise StoreUnavailable() from failure.value
+
+        return self._let_go().addCallback(refuse)
+
+    def _close(self) -> Deferred[None]:
+        if not self.is_open:
+            return succeed(None)
+        drained = gatherResults([self._writes.stop(), self._reads.stop(), self._surveys.stop()])
+        emptied = drained.addCallback(lambda _: self._checkpoints.stop())
+        return emptied.addCallback(lambda _: self._let_go())
+
+    def _let_go(self) -> Deferred[None]:
+        gone = self._reader.close()
+        gone.addCallback(lambda _: self._surveyor.close())
+        return gone.addCallback(lambda _: self._writer.close())

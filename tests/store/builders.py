@@ -1,0 +1,125 @@
+"""What the tests of the stores are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import TypeVar
+
+from twisted.internet.defer import Deferred, execute
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.interfaces import Form, Payload, QueueLimits
+from mediatord.store.batches import Observer, unobserved
+from mediatord.store.sqlite import SQLiteStore
+from mediatord.store.sqlite_file import Runners, Tuning
+from mediatord.store.threads import Runner
+
+T = TypeVar("T")
+
+NOON = 1_800_000_000.0
+HOUR = 3600.0
+ALICE = "did:example:alice"
+BOB = "did:example:bob"
+
+
+def a_payload(id: str, data: bytes | None = None, form: Form = "json") -> Payload:
+    """A payload that differs from every other one unless `data` is given."""
+    return Payload(id, b'{"ciphertext":"%s"}' % id.encode() if data is None else data, form)
+
+
+class PromptClock(Clock):
+    """A clock whose reactor turns end at once: what is to be called after no delay is called in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.advance(NOON)
+
+    def callLater(  # noqa: N802
+        self, delay: float, callable: Callable[..., object], *args: object, **kw: object
+    ) -> IDelayedCall:
+        called = super().callLater(delay, callable, *args, **kw)
+        if delay == 0:
+            self.advance(0)
+        return called
+
+
+class InPlace:
+    """A runner that does the work where it is asked for."""
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def __call__(self, work: Callable[[], T]) -> Deferred[T]:
+        return execute(work)
+
+
+class Held:
+    """
+    A runner that does the work in place, unless it is held; then it waits until it is let go.
+
+    :ivar hops: how often it was asked for work.
+    """
+
+    def __init__(self) -> None:
+        self.hops = 0
+        self._holding = False
+        self._waiting: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def hold(self) -> None:
+        self._holding = True
+
+    def let_go(self) -> None:
+        self._holding = False
+        waiting, self._waiting = self._waiting, []
+        for go in waiting:
+            go()
+
+    def __call__(self, work: Callable[[], T]) -> Deferred[T]:
+        self.hops += 1
+        if not self._holding:
+            return execute(work)
+        gate: Deferred[None] = Deferred()
+        self._waiting.append(lambda: gate.callback(None))
+        return gate.addCallback(lambda _: work())
+
+
+def a_path(test: SynchronousTestCase) -> Path:
+    """Where a database may be made, in a directory that is removed after the test."""
+    folder = mkdtemp(prefix="mediatord-store-")
+    test.addCleanup(rmtree, folder)
+    return Path(folder) / "mediator.sqlite3"
+
+
+def a_sqlite_store(
+    clock: IReactorTime,
+    path: Path,
+    limits: QueueLimits | None = None,
+    *,
+    write: Runner | None = None,
+    read: Runner | None = None,
+    observe: Observer = unobserved,
+    tuning: Tuning | None = None,
+) -> SQLiteStore:
+    """A store without threads."""
+    return SQLiteStore(
+        path,
+        clock,
+        limits or QueueLimits(),
+        Runners(write or InPlace(), read or InPlace(), InPlace()),
+        observe=observe,
+        tuning=tuning or Tuning(),
+    )

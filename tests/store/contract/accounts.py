@@ -1,0 +1,194 @@
+"""Accounts and the DIDs they register."""
+
+from __future__ import annotations
+
+from mediatord.errors import NotEnrolled, RecipientUnknown
+from mediatord.interfaces import Account
+from tests.store.builders import ALICE, BOB, NOON
+from tests.store.contract.base import INBOX, OTHER, StoreContract
+
+CAROL = "did:example:carol"
+
+
+class AccountContract(StoreContract):
+    """Promises of `IAccountStore`."""
+
+    async def test_grant(self) -> None:
+        """A grant makes an account, and a second one answers with the same (reference 5.3)."""
+        self.assertIsNone(await self.store.account(CAROL))
+        granted = await self.store.grant(CAROL)
+        self.assertEqual(granted, Account(CAROL, NOON, draft03=False))
+        self.clock.advance(5)
+        self.assertEqual(await self.store.grant(CAROL), granted)
+        self.assertEqual(await self.store.account(CAROL), granted)
+        self.assertIsNone(await self.store.account(CAROL[:-1]))
+
+    async def test_draft03(self) -> None:
+        """It is remembered which accounts speak the older draft (reference 1.10)."""
+        await self.store.mark_draft03(ALICE)
+        await self.store.mark_draft03(CAROL)
+        self.assertEqual(await self.store.account(ALICE), Account(ALICE, NOON, draft03=True))
+        self.assertEqual(await self.store.account(BOB), Account(BOB, NOON, draft03=False))
+        self.assertIsNone(await self.store.account(CAROL))
+
+    async def test_owner(self) -> None:
+        """The owner of a DID is the account that has registered it, of exactly this text."""
+        self.assertEqual(await self.store.owner(INBOX), ALICE)
+        self.assertEqual(await self.store.owner(INBOX), ALICE)
+        for stranger in (OTHER, ALICE, INBOX[:-1], INBOX + "#key-1"):
+            self.assertIsNone(await self.store.owner(stranger))
+
+    async def test_owner_changes(self) -> None:
+        """The owner is right as soon as an update is done, in both directions."""
+        self.assertIsNone(await self.store.owner(OTHER))
+        await self.register(BOB, OTHER)
+        self.assertEqual(await self.store.owner(OTHER), BOB)
+        await self.change(BOB, (OTHER, "remove"))
+        self.assertIsNone(await self.store.owner(OTHER))
+        await self.register(ALICE, OTHER)
+        self.assertEqual(await self.store.owner(OTHER), ALICE)
+
+    async def test_update_results(self) -> None:
+        """Each update has the result of its case, in order (reference 5.3)."""
+        results = await self.change(
+            BOB,
+            (OTHER, "add"),
+            (OTHER, "add"),
+            (INBOX, "add"),
+            (INBOX, "remove"),
+            ("did:key:unknown", "remove"),
+            (OTHER, "remove"),
+            (OTHER, "remove"),
+            (OTHER, "add"),
+        )
+        expected = [
+            "success",
+            "no_change",
+            "client_error",
+            "no_change",
+            "no_change",
+            "success",
+            "no_change",
+            "success",
+        ]
+        self.assertEqual(results, expected)
+        self.assertEqual(await self.store.recipients(BOB, offset=0, limit=9), ([OTHER], 1))
+        self.assertEqual(await self.store.owner(INBOX), ALICE)
+
+    async def test_max_recipients(self) -> None:
+        """One DID too many is refused; what is there already is not one too many (reference 5.3)."""
+        results = await self.change(
+            ALICE,
+            ("did:a", "add"),
+            ("did:b", "add"),
+            (INBOX, "add"),
+            (INBOX, "remove"),
+            ("did:b", "add"),
+            max_recipients=2,
+        )
+        self.assertEqual(results, ["success", "client_error", "no_change", "success", "success"])
+        self.assertEqual(await self.store.recipients(ALICE, offset=0, limit=9), (["did:a", "did:b"], 2))
+
+    async def test_update_without_account(self) -> None:
+        """Nobody registers a DID without a grant (reference 5.3)."""
+        with self.assertRaises(NotEnrolled):
+            await self.change(CAROL, (OTHER, "add"))
+        self.assertIsNone(await self.store.owner(OTHER))
+
+    async def test_pagination(self) -> None:
+        """Recipient DIDs come in order of registration, in slices, with their number in all (reference 5.3)."""
+        await self.register(ALICE, "did:z", "did:a", "did:m")
+        await self.change(ALICE, ("did:a", "remove"))
+        await self.register(ALICE, "did:b", "did:a")
+        everything = [INBOX, "did:z", "did:m", "did:b", "did:a"]
+        for offset, limit in ((0, 99), (0, 2), (2, 2), (4, 2), (5, 2), (9, 9), (0, 0)):
+            found = await self.store.recipients(ALICE, offset=offset, limit=limit)
+            self.assertEqual(found, (everything[offset : offset + limit], 5))
+        self.assertEqual(await self.store.recipients(BOB, offset=0, limit=9), ([], 0))
+        self.assertEqual(await self.store.recipients(CAROL, offset=0, limit=9), ([], 0))
+
+    async def test_remove_keeps_the_queue(self) -> None:
+        """After a removal nothing more is accepted, but what waits stays for the account (reference 5.3)."""
+        await self.put("a", "b")
+        await self.change(ALICE, (INBOX, "remove"))
+        with self.assertRaises(RecipientUnknown):
+            await self.put("c")
+        self.assertEqual(await self.waiting(ALICE), ["a", "b"])
+        self.assertEqual(await self.waiting(ALICE, INBOX), ["a", "b"])
+        self.assertEqual(await self.store.recipients(ALICE, offset=0, limit=9), ([], 0))
+        removed = await self.store.acknowledge(ALICE, ["a", "b"])
+        self.assertEqual([gone.recipient_did for gone in removed], [INBOX, INBOX])
+        self.assertEqual(await self.store.queue_sizes(9), ([], 0))
+
+    async def test_removed_did_goes_to_another_account(self) -> None:
+        """Who registers a DID that another has removed gets new messages only (reference 5.3)."""
+        await self.put("a")
+        await self.change(ALICE, (INBOX, "remove"))
+        await self.register(BOB, INBOX)
+        deposited = await self.put("b", "c", "d")
+        self.assertEqual((deposited.evicted, {message.account for message in deposited.messages}), ((), {BOB}))
+        self.assertEqual(await self.waiting(ALICE, INBOX), ["a"])
+        self.assertEqual(await self.waiting(BOB, INBOX), ["b", "c", "d"])
+        self.assertEqual([gone.account for gone in await self.store.acknowledge(ALICE, ["a", "b"])], [ALICE])
+        self.assertEqual(await self.waiting(BOB), ["b", "c", "d"])
+
+    async def test_removed_did_comes_back(self) -> None:
+        """Who registers a DID again has what still waited for it, within the same limits."""
+        await self.put("a", "b")
+        await self.change(ALICE, (INBOX, "remove"), (INBOX, "add"))
+        deposited = await self.put("c", "d")
+        self.assertEqual([gone.id for gone in deposited.evicted], ["a"])
+        self.assertEqual(await self.waiting(ALICE, INBOX), ["b", "c", "d"])
+
+    async def test_move(self) -> None:
+        """All that an account has goes along to its new DID (reference 2.3)."""
+        await self.put("a")
+        await self.store.mark_draft03(ALICE)
+        self.assertEqual(await self.store.owner(INBOX), ALICE)
+        self.assertTrue(await self.store.move(ALICE, CAROL))
+        self.assertEqual(await self.store.account(CAROL), Account(CAROL, NOON, draft03=True))
+        self.assertEqual(await self.store.owner(INBOX), CAROL)
+        self.assertEqual(await self.waiting(CAROL, INBOX), ["a"])
+        self.assertEqual((await self.put("b")).messages[0].account, CAROL)
+        self.assertEqual(await self.store.recipients(CAROL, offset=0, limit=9), ([INBOX], 1))
+        found = await self.store.fetch(CAROL, None, limit=1, max_bytes=1000)
+        self.assertEqual(found[0].account, CAROL)
+        self.assertEqual([gone.account for gone in await self.store.acknowledge(CAROL, ["a"])], [CAROL])
+
+    async def test_prior_is_refused_for_good(self) -> None:
+        """A DID that was rotated away from has nothing and gets nothing any more (reference 2.3)."""
+        await self.put("a")
+        await self.store.move(ALICE, CAROL)
+        self.assertIsNone(await self.store.account(ALICE))
+        self.assertEqual(await self.waiting(ALICE), [])
+        with self.assertRaises(NotEnrolled):
+            await self.store.grant(ALICE)
+        self.assertFalse(await self.store.move(CAROL, ALICE))
+        self.assertIsNone(await self.store.account(ALICE))
+        self.assertEqual(await self.waiting(CAROL), ["a"])
+
+    async def test_impossible_moves(self) -> None:
+        """A move from nowhere, or onto an account, changes nothing (reference 2.3)."""
+        self.assertFalse(await self.store.move(CAROL, "did:example:dave"))
+        self.assertFalse(await self.store.move(ALICE, BOB))
+        self.assertFalse(await self.store.move(ALICE, ALICE))
+        self.assertEqual(await self.store.owner(INBOX), ALICE)
+        self.assertEqual(await self.store.grant(CAROL), Account(CAROL, NOON))
+        self.assertEqual(await self.store.grant(ALICE), Account(ALICE, NOON))
+
+    async def test_moves_twice(self) -> None:
+        """An account can move again and again; every earlier DID stays refused."""
+        await self.store.move(ALICE, CAROL)
+        self.assertTrue(await self.store.move(CAROL, "did:example:dave"))
+        self.assertEqual(await self.store.owner(INBOX), "did:example:dave")
+        for prior in (ALICE, CAROL):
+            with self.assertRaises(NotEnrolled):
+                await self.store.grant(prior)
+
+    async def test_long_forms(self) -> None:
+        """The long form of a did:peer:4 is there once it was seen (reference 8.4)."""
+        self.assertIsNone(await self.store.recall_did("did:peer:4zQm"))
+        await self.store.remember_did("did:peer:4zQm", "did:peer:4zQm:zLong")
+        await self.store.remember_did("did:peer:4zQm", "did:peer:4zQm:zLong")
+        self.assertEqual(await self.store.recall_did("did:peer:4zQm"), "did:peer:4zQm:zLong")
+        self.assertIsNone(await self.store.recall_did("did:peer:4zQ"))

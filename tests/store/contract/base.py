@@ -1,0 +1,73 @@
+"""What the parts of the contract have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.trial.unittest import TestCase
+from zope.interface.verify import verifyObject
+
+from mediatord.interfaces import Action, Deposited, IStore, Payload, QueueLimits
+from tests.store.builders import ALICE, BOB, HOUR, PromptClock, a_payload
+
+INBOX = "did:key:z6MkInbox"
+OTHER = "did:key:z6MkOther"
+
+if TYPE_CHECKING:
+    Base = TestCase
+else:
+    Base = object
+
+
+class StoreContract(Base):
+    """An open store in which ALICE has an account with the recipient DID INBOX, and BOB one without any."""
+
+    limits = QueueLimits(max_messages=3, max_bytes=1000)
+
+    def make_store(self, clock: IReactorTime, limits: QueueLimits) -> IStore:
+        """A store that is not open, the same one behind it for the whole of a test."""
+        raise NotImplementedError
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        self.clock = PromptClock()
+        self.store = self.make_store(self.clock, self.limits)
+        verifyObject(IStore, self.store)
+        await self.store.open()
+        await self.store.grant(ALICE)
+        await self.store.grant(BOB)
+        await self.register(ALICE, INBOX)
+
+    async def tearDown(self) -> None:  # type: ignore[override]  # trial waits for it
+        await self.store.close()
+
+    async def register(self, account: str, *dids: str) -> None:
+        results = await self.change(account, *((did, "add") for did in dids))
+        self.assertEqual(results, ["success"] * len(dids))
+
+    async def change(self, account: str, *updates: tuple[str, Action], max_recipients: int = 100) -> Sequence[str]:
+        return await self.store.update(account, updates, max_recipients=max_recipients)
+
+    async def put(
+        self, *ids: str, to: str = INBOX, ttl: float = HOUR, delay: float | None = None, data: bytes | None = None
+    ) -> Deposited:
+        """Deposit payloads with these ids in one go."""
+        return await self.put_payloads(*(a_payload(id, data) for id in ids), to=to, ttl=ttl, delay=delay)
+
+    async def put_payloads(
+        self, *payloads: Payload, to: str = INBOX, ttl: float = HOUR, delay: float | None = None
+    ) -> Deposited:
+        now = self.clock.seconds()
+        due_at = None if delay is None else now + delay
+        return await self.store.deposit(to, payloads, expires_at=now + ttl, due_at=due_at)
+
+    async def waiting(self, account: str = ALICE, recipient_did: str | None = None) -> list[str]:
+        """Ids of all that can be fetched."""
+        found = await self.store.fetch(account, recipient_did, limit=1000, max_bytes=1 << 30)
+        return [message.id for message in found]
+
+    async def count(self, account: str = ALICE, recipient_did: str | None = None) -> tuple[int, int]:
+        """How many messages and bytes the status shows."""
+        status = await self.store.status(account, recipient_did)
+        return status.message_count, status.total_bytes

@@ -1,0 +1,157 @@
+"""Depositing and making room."""
+
+from __future__ import annotations
+
+from mediatord.errors import RecipientUnknown, StoreUnavailable
+from mediatord.interfaces import Removed, StoredMessage
+from tests.store.builders import ALICE, BOB, HOUR, NOON, a_payload
+from tests.store.contract.base import INBOX, OTHER, StoreContract
+
+
+class DepositContract(StoreContract):
+    """Promises of `IMessageStore.deposit`."""
+
+    async def test_stored_as_sent(self) -> None:
+        """A deposit answers with the messages as stored, and the same come back from fetch (UC-021)."""
+        deposited = await self.put_payloads(a_payload("a", b"\x00\xff raw", "base64"), a_payload("b", b"{}", "json"))
+        expected = (
+            StoredMessage("a", INBOX, ALICE, b"\x00\xff raw", "base64", NOON, NOON + HOUR),
+            StoredMessage("b", INBOX, ALICE, b"{}", "json", NOON, NOON + HOUR),
+        )
+        self.assertEqual(deposited.messages, expected)
+        self.assertEqual(deposited.evicted, ())
+        self.assertEqual(tuple(await self.store.fetch(ALICE, None, limit=10, max_bytes=1000)), expected)
+
+    async def test_order_of_arrival(self) -> None:
+        """Messages come back in order of arrival, even if the clock stands still or goes back (reference 12)."""
+        await self.register(ALICE, OTHER)
+        await self.put("b")
+        await self.put("c", "a", to=OTHER)
+        self.clock.rightNow -= 5
+        await self.put("d")
+        self.assertEqual(await self.waiting(), ["b", "c", "a", "d"])
+
+    async def test_unknown_recipient(self) -> None:
+        """A deposit for a DID that nobody has registered is refused (UC-021 AF-1)."""
+        with self.assertRaises(RecipientUnknown):
+            await self.put("a", to=OTHER)
+        await self.register(ALICE, OTHER)
+        self.assertEqual(await self.waiting(), [])
+
+    async def test_account_did_is_no_recipient(self) -> None:
+        """An account DID is not routable unless it was registered (reference 5.3)."""
+        with self.assertRaises(RecipientUnknown):
+            await self.put("a", to=ALICE)
+
+    async def test_exact_match(self) -> None:
+        """A DID that is the beginning of a registered one, or goes on after it, is another DID (reference 4.3)."""
+        await self.register(BOB, INBOX + "#key-1")
+        for stranger in (INBOX[:-1], INBOX + "x", INBOX.upper(), INBOX + "#key", INBOX + "%"):
+            with self.assertRaises(RecipientUnknown):
+                await self.put("a", to=stranger)
+        await self.put("b", to=INBOX + "#key-1")
+        self.assertEqual(await self.waiting(ALICE), [])
+        self.assertEqual(await self.waiting(BOB), ["b"])
+
+    async def test_nothing_to_store(self) -> None:
+        """A deposit of nothing stores nothing, but still wants a recipient."""
+        self.assertEqual((await self.put()).messages, ())
+        with self.assertRaises(RecipientUnknown):
+            await self.put(to=OTHER)
+
+    async def test_all_or_nothing(self) -> None:
+        """If one payload cannot be stored none is, nothing is evicted, and the store goes on (reference 4.4)."""
+        await self.put("a", "b", "c")
+        with self.assertRaises(StoreUnavailable):
+            await self.put("d", "b")
+        with self.assertRaises(StoreUnavailable):
+            await self.put("e", "e")
+        self.assertEqual(await self.waiting(), ["a", "b", "c"])
+        self.assertEqual((await self.store.queue_sizes(9)), ([(INBOX, 3)], 0))
+        await self.put("d")
+        self.assertEqual(await self.waiting(), ["b", "c", "d"])
+
+    async def test_identical_payloads(self) -> None:
+        """Two identical payloads are two messages (reference 6.1)."""
+        await self.put("a", "b", data=b"same")
+        self.assertEqual(await self.waiting(), ["a", "b"])
+        self.assertEqual(await self.count(), (2, 8))
+
+    async def test_evicts_oldest_by_count(self) -> None:
+        """A full queue drops its oldest message and the new one is stored (UC-021 AF-4)."""
+        await self.put("a", "b", data=b"x" * 10)
+        await self.put("c")
+        self.clock.advance(7)
+        deposited = await self.put("d", data=b"y")
+        evicted = Removed("a", INBOX, ALICE, size=10, received_at=NOON, pushes=0, reason="fifo_count")
+        self.assertEqual(deposited.evicted, (evicted,))
+        self.assertEqual(await self.waiting(), ["b", "c", "d"])
+
+    async def test_evicts_oldest_by_bytes(self) -> None:
+        """A queue with too many bytes drops its oldest messages until the new one fits."""
+        await self.put("a", "b", data=b"x" * 400)
+        await self.put("c", data=b"x" * 200)
+        deposited = await self.put("d", data=b"x" * 700)
+        # One is over the number; of the rest, 400 + 200 + 700, one more is over the bytes.
+        self.assertEqual(
+            [(gone.id, gone.reason) for gone in deposited.evicted], [("a", "fifo_count"), ("b", "fifo_bytes")]
+        )
+        self.assertEqual(await self.waiting(), ["c", "d"])
+        self.assertEqual(await self.count(), (2, 900))
+
+    async def test_exactly_full(self) -> None:
+        """A queue may be as full as the limits say."""
+        await self.put("a", data=b"x" * 999)
+        self.assertEqual((await self.put("b", data=b"x")).evicted, ())
+        self.assertEqual((await self.put("c", data=b"")).evicted, ())
+
+    async def test_own_deposit_stays(self) -> None:
+        """A deposit of more than the limits allow evicts all before it, but nothing of itself."""
+        await self.put("a", "b")
+        deposited = await self.put("c", "d", "e", "f")
+        self.assertEqual([gone.id for gone in deposited.evicted], ["a", "b"])
+        self.assertEqual(await self.waiting(), ["c", "d", "e", "f"])
+        deposited = await self.put("g")
+        self.assertEqual([gone.id for gone in deposited.evicted], ["c", "d"])
+
+    async def test_too_large_alone(self) -> None:
+        """A message that could never fit is out again at once, and others do not have to make room for it."""
+        await self.put("a")
+        deposited = await self.put_payloads(a_payload("b"), a_payload("big", b"x" * 1001), a_payload("c"))
+        self.assertEqual([message.id for message in deposited.messages], ["b", "big", "c"])
+        self.assertEqual(
+            deposited.evicted, (Removed("big", INBOX, ALICE, 1001, NOON, pushes=0, reason="fifo_bytes"),)
+        )
+        self.assertEqual(await self.waiting(), ["a", "b", "c"])
+
+    async def test_limits_are_per_recipient_did(self) -> None:
+        """One full queue takes nothing from another of the same account (reference 12)."""
+        await self.register(ALICE, OTHER)
+        await self.put("a", "b", "c")
+        await self.put("d", to=OTHER)
+        self.assertEqual(await self.waiting(), ["a", "b", "c", "d"])
+
+    async def test_delayed_count_against_limits(self) -> None:
+        """A delayed message takes room like any other and is evicted like any other (reference 4.5)."""
+        await self.put("a", delay=600)
+        await self.put("b", "c")
+        deposited = await self.put("d")
+        self.assertEqual([gone.id for gone in deposited.evicted], ["a"])
+        self.clock.advance(600)
+        self.assertEqual(await self.waiting(), ["b", "c", "d"])
+        self.assertEqual(await self.store.take_due(9), [])
+
+    async def test_expired_count_until_removed(self) -> None:
+        """An expired message that was not yet removed is the first to make room."""
+        await self.put("a", ttl=1)
+        await self.put("b", "c")
+        self.clock.advance(2)
+        self.assertEqual([gone.id for gone in (await self.put("d")).evicted], ["a"])
+
+    async def test_evicted_tells_pushes(self) -> None:
+        """What is evicted tells how often it was pushed."""
+        await self.put("a", "b", "c")
+        await self.store.mark_delivered(["a"])
+        await self.store.mark_pending(["a"])
+        await self.store.mark_delivered(["a"])
+        self.assertEqual([gone.pushes for gone in (await self.put("d")).evicted], [2])

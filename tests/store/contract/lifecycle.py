@@ -1,0 +1,61 @@
+"""Opening, closing and asking whether it is there."""
+
+from __future__ import annotations
+
+from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import IStore
+from tests.store.builders import ALICE, NOON, a_payload
+from tests.store.contract.base import INBOX, StoreContract
+
+
+class LifecycleContract(StoreContract):
+    """Promises of `IStore`."""
+
+    async def test_ping(self) -> None:
+        """A store that works answers."""
+        await self.store.ping()
+
+    async def test_closed(self) -> None:
+        """Nothing works after close, and closing twice is no fault."""
+        await self.store.close()
+        await self.every_call_fails(self.store)
+        await self.store.close()
+
+    async def test_not_open(self) -> None:
+        """Nothing works before open."""
+        await self.every_call_fails(self.make_store(self.clock, self.limits))
+
+    async def test_close_finishes(self) -> None:
+        """What was begun before close is done."""
+        begun = self.store.deposit(INBOX, [a_payload("a")], expires_at=NOON + 60)
+        await self.store.close()
+        self.assertEqual([message.id for message in self.successResultOf(begun).messages], ["a"])
+
+    async def every_call_fails(self, store: IStore) -> None:
+        for asked in (
+            store.ping(),
+            store.deposit(INBOX, [a_payload("a")], expires_at=NOON),
+            store.fetch(ALICE, None, limit=1, max_bytes=1),
+            store.status(ALICE, None),
+            store.mark_delivered(["a"]),
+            store.mark_pending(["a"]),
+            store.acknowledge(ALICE, ["a"]),
+            store.expire(1),
+            store.next_due(),
+            store.take_due(1),
+            store.queue_sizes(1),
+            store.account(ALICE),
+            store.grant(ALICE),
+            store.mark_draft03(ALICE),
+            store.owner(INBOX),
+            store.update(ALICE, [], max_recipients=1),
+            store.recipients(ALICE, offset=0, limit=1),
+            store.move(ALICE, "did:example:carol"),
+            store.remember_did("a", "b"),
+            store.recall_did("a"),
+            store.claim(b"a", NOON),
+            store.release(b"a"),
+            store.prune(),
+        ):
+            with self.assertRaises(StoreUnavailable):
+                await asked

@@ -1,0 +1,76 @@
+"""What was received before."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import gatherResults
+
+from tests.store.builders import NOON
+from tests.store.contract.base import StoreContract
+
+CAPACITY = 5
+
+
+class NonceContract(StoreContract):
+    """Promises of `INonceCache`, for a store made with room for :data:`CAPACITY` nonces."""
+
+    async def claims(self, *keys: bytes, ttl: float = 60) -> list[bool]:
+        until = self.clock.seconds() + ttl
+        return await gatherResults([self.store.claim(key, until) for key in keys])
+
+    async def test_claim_once(self) -> None:
+        """A key is new the first time only, whoever asks at the same time (reference 11)."""
+        self.assertEqual(await self.claims(b"a", b"a", b"b", b""), [True, False, True, True])
+        self.assertEqual(await self.claims(b"a", b"b", b"", b"c"), [False, False, False, True])
+
+    async def test_release(self) -> None:
+        """A released key is new again; releasing an unknown one is nothing."""
+        await self.claims(b"a", b"b")
+        await self.store.release(b"a")
+        await self.store.release(b"unknown")
+        self.assertEqual(await self.claims(b"a", b"b"), [True, False])
+
+    async def test_until(self) -> None:
+        """A claim holds until its time has come, and then is as good as forgotten."""
+        await self.claims(b"a", ttl=10)
+        self.clock.advance(9)
+        self.assertEqual(await self.claims(b"a", ttl=99), [False])
+        self.clock.advance(1)
+        self.assertEqual(await self.claims(b"a", b"a"), [True, False])
+
+    async def test_prune(self) -> None:
+        """What may be forgotten is forgotten and counted; the rest stays."""
+        await self.claims(b"a", b"b", ttl=10)
+        await self.claims(b"c", ttl=20)
+        self.assertEqual(await self.store.prune(), 0)
+        self.clock.advance(10)
+        self.assertEqual(await self.store.prune(), 2)
+        self.assertEqual(await self.store.prune(), 0)
+        self.assertEqual(await self.claims(b"c", b"a"), [False, True])
+
+    async def test_bounded(self) -> None:
+        """No more than so many are kept; the one that came first goes first, whenever it would end."""
+        await self.claims(b"1", ttl=1000)
+        await self.claims(b"2", b"3", b"4", b"5", ttl=10)
+        await self.claims(b"6")
+        self.assertEqual(await self.claims(b"2", b"3", b"4", b"5", b"6"), [False] * 5)
+        self.assertEqual(await self.claims(b"1"), [True])  # and that pushes out the second
+        self.assertEqual(await self.claims(b"3", b"4", b"5", b"6", b"1"), [False] * 5)
+
+    async def test_released_and_pruned_make_room(self) -> None:
+        """What is not there any more takes no room."""
+        await self.claims(b"1", b"2", b"3")
+        await self.claims(b"4", b"5", ttl=5)
+        await self.store.release(b"3")
+        self.clock.advance(5)
+        self.assertEqual(await self.store.prune(), 2)
+        await self.claims(b"6", b"7", b"8")
+        self.assertEqual(await self.claims(b"1", b"2", b"6", b"7", b"8"), [False] * 5)
+
+    async def test_claimed_again_is_youngest(self) -> None:
+        """A claim that is renewed after its time counts from then."""
+        await self.store.claim(b"1", NOON + 1)
+        await self.claims(b"2", b"3", b"4", b"5")
+        self.clock.advance(2)
+        await self.claims(b"1")
+        await self.claims(b"6")
+        self.assertEqual(await self.claims(b"1", b"3", b"4", b"5", b"6"), [False] * 5)

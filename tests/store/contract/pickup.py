@@ -1,0 +1,150 @@
+"""Fetching, counting, pushing and acknowledging."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from mediatord.interfaces import QueueStatus, Removed
+from tests.store.builders import ALICE, BOB, NOON
+from tests.store.contract.base import INBOX, OTHER, StoreContract
+
+NOTHING = QueueStatus(0, 0)
+
+
+class PickupContract(StoreContract):
+    """Promises of the rest of `IMessageStore`, but for those about time."""
+
+    async def test_fetch_limit(self) -> None:
+        """At most `limit` messages are fetched, the oldest, and again the same until acknowledged (reference 6.1)."""
+        await self.put("a", "b", "c")
+        for _ in range(2):
+            found = await self.store.fetch(ALICE, None, limit=2, max_bytes=1000)
+            self.assertEqual([message.id for message in found], ["a", "b"])
+        self.assertEqual(await self.store.fetch(ALICE, None, limit=0, max_bytes=1000), [])
+
+    async def test_fetch_max_bytes(self) -> None:
+        """No more is fetched than fits in `max_bytes`, but at least one message (reference 6.1)."""
+        await self.put("a", "b", "c", data=b"x" * 100)
+        for max_bytes, expected in ((1, 1), (199, 1), (200, 2), (299, 2), (300, 3)):
+            found = await self.store.fetch(ALICE, None, limit=9, max_bytes=max_bytes)
+            self.assertEqual(len(found), expected, f"in {max_bytes} bytes")
+
+    async def test_fetch_one_recipient(self) -> None:
+        """`recipient_did` narrows to one DID; without it all of the account's are meant (reference 6.1)."""
+        await self.register(ALICE, OTHER)
+        await self.put("a")
+        await self.put("b", to=OTHER)
+        self.assertEqual(await self.waiting(ALICE), ["a", "b"])
+        self.assertEqual(await self.waiting(ALICE, OTHER), ["b"])
+        self.assertEqual(await self.count(ALICE, OTHER), (1, len(b'{"ciphertext":"b"}')))
+
+    async def test_foreign_recipient(self) -> None:
+        """Nobody sees what waits for somebody else's DID, nor for a DID or account that does not exist."""
+        await self.put("a")
+        for account, did in ((BOB, None), (BOB, INBOX), (ALICE, OTHER), ("did:example:nobody", INBOX), (INBOX, None)):
+            self.assertEqual(await self.waiting(account, did), [])
+            self.assertEqual(await self.store.status(account, did), NOTHING)
+
+    async def test_status(self) -> None:
+        """The status counts messages and bytes and gives the first and the last time of arrival (reference 6)."""
+        self.assertEqual(await self.store.status(ALICE, None), NOTHING)
+        await self.put("a", data=b"12345")
+        self.clock.advance(10)
+        await self.put("b", "c", data=b"123")
+        expected = QueueStatus(3, 11, NOON, NOON + 10)
+        self.assertEqual(await self.store.status(ALICE, None), expected)
+        self.assertEqual(await self.store.status(ALICE, INBOX), expected)
+
+    async def test_delivered_still_waits(self) -> None:
+        """A pushed message stays in the queue and counts until it is acknowledged (reference 6.1, 6.3)."""
+        await self.put("a", "b")
+        await self.store.mark_delivered(["a", "unknown"])
+        found = await self.store.fetch(ALICE, None, limit=9, max_bytes=1000)
+        self.assertEqual([(m.id, m.status) for m in found], [("a", "delivered"), ("b", "pending")])
+        self.assertEqual((await self.count())[0], 2)
+
+    async def test_back_to_pending(self) -> None:
+        """What was pushed and not acknowledged becomes pending; the answer names just those (UC-021 AF-6)."""
+        await self.put("a", "b", "c")
+        await self.store.mark_delivered(["c", "a"])
+        self.assertEqual(await self.store.mark_pending(["c", "b", "c", "unknown", "a"]), ["c", "a"])
+        self.assertEqual(await self.store.mark_pending(["a", "c"]), [])
+        found = await self.store.fetch(ALICE, None, limit=9, max_bytes=1000)
+        self.assertEqual({m.status for m in found}, {"pending"})
+
+    async def test_acknowledge_by_id(self) -> None:
+        """Acknowledged messages are gone for good; a second acknowledgement finds nothing (reference 6.1)."""
+        await self.put("a", "b", "c", data=b"1234")
+        await self.store.mark_delivered(["a", "a"])
+        removed = await self.store.acknowledge(ALICE, ["c", "a", "a", "unknown", ""])
+        self.assertEqual(removed, [Removed("a", INBOX, ALICE, 4, NOON, 1), Removed("c", INBOX, ALICE, 4, NOON, 0)])
+        self.assertEqual(await self.waiting(), ["b"])
+        self.assertEqual(await self.count(), (1, 4))
+        self.assertEqual(await self.store.acknowledge(ALICE, ["c", "a"]), [])
+        self.assertEqual(await self.store.acknowledge(ALICE, []), [])
+
+    async def test_acknowledge_by_digest(self) -> None:
+        """The lower-case hexadecimal SHA-256 of a payload stands for every message with it (reference 6.1)."""
+        await self.put("a", "b", data=b"same")
+        await self.put("c", data=b"other")
+        same = sha256(b"same").hexdigest()
+        self.assertEqual(await self.store.acknowledge(ALICE, [same.upper(), same[:-1], same + "0"]), [])
+        removed = await self.store.acknowledge(ALICE, [same, "b", same])
+        self.assertEqual([gone.id for gone in removed], ["a", "b"])
+        self.assertEqual(await self.waiting(), ["c"])
+
+    async def test_acknowledge_many_digests(self) -> None:
+        """An acknowledgement may be long."""
+        await self.put("a", data=b"1")
+        strangers = [sha256(b"%d" % number).hexdigest() for number in range(2000, 3200)]
+        removed = await self.store.acknowledge(ALICE, [*strangers, sha256(b"1").hexdigest(), *strangers])
+        self.assertEqual([gone.id for gone in removed], ["a"])
+
+    async def test_acknowledge_foreign(self) -> None:
+        """Nobody can remove another account's messages, neither by id nor by digest (reference 6.1)."""
+        await self.put("a", data=b"same")
+        await self.register(BOB, OTHER)
+        await self.put("b", to=OTHER, data=b"same")
+        digest = sha256(b"same").hexdigest()
+        for account in ("did:example:nobody", INBOX):
+            self.assertEqual(await self.store.acknowledge(account, ["a", "b", digest]), [])
+        self.assertEqual([gone.id for gone in await self.store.acknowledge(BOB, ["a", digest])], ["b"])
+        self.assertEqual(await self.waiting(ALICE), ["a"])
+
+    async def test_acknowledge_one_of_several_queues(self) -> None:
+        """The same payload for two DIDs is two messages; acknowledging one id leaves the other (reference 6.1)."""
+        await self.register(ALICE, OTHER)
+        await self.put("a", data=b"same")
+        await self.put("b", to=OTHER, data=b"same")
+        await self.store.acknowledge(ALICE, ["a"])
+        self.assertEqual(await self.waiting(), ["b"])
+
+    async def test_room_after_acknowledgement(self) -> None:
+        """What was acknowledged takes no room any more, however it went."""
+        await self.put("a", "b", "c", data=b"x" * 333)
+        await self.store.acknowledge(ALICE, ["a", "b", "c"])
+        self.assertEqual((await self.put("d", "e", "f", data=b"y" * 333)).evicted, ())
+
+    async def test_queue_sizes(self) -> None:
+        """The largest queues come first, and the rest as one sum; empty ones do not appear."""
+        self.assertEqual(await self.store.queue_sizes(3), ([], 0))
+        await self.register(BOB, OTHER, "did:key:third", "did:key:empty")
+        await self.put("a", "b")
+        await self.put("c", "d", "e", to=OTHER)
+        await self.put("f", to="did:key:third")
+        self.assertEqual(await self.store.queue_sizes(9), ([(OTHER, 3), (INBOX, 2), ("did:key:third", 1)], 0))
+        self.assertEqual(await self.store.queue_sizes(1), ([(OTHER, 3)], 3))
+        self.assertEqual(await self.store.queue_sizes(0), ([], 6))
+        await self.store.acknowledge(BOB, ["c", "d", "e"])
+        self.assertEqual(await self.store.queue_sizes(9), ([(INBOX, 2), ("did:key:third", 1)], 0))
+
+    async def test_queue_sizes_of_a_did_that_changed_hands(self) -> None:
+        """A DID appears once, with all that waits for it, whoever has it now."""
+        await self.register(ALICE, OTHER)
+        await self.put("x", "y", "z", to=OTHER)
+        await self.put("a", "b")
+        await self.change(ALICE, (INBOX, "remove"))
+        await self.register(BOB, INBOX)
+        await self.put("c", "d")
+        self.assertEqual(await self.store.queue_sizes(1), ([(INBOX, 4)], 3))
+        self.assertEqual(await self.store.queue_sizes(9), ([(INBOX, 4), (OTHER, 3)], 0))

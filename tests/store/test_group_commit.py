@@ -1,0 +1,250 @@
+"""How the SQLite store groups what it is asked for."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import RecipientUnknown, StoreUnavailable
+from mediatord.interfaces import Deposited, QueueLimits
+from mediatord.store.batches import Bounds
+from mediatord.store.sqlite_file import Tuning
+from tests.store.builders import ALICE, BOB, NOON, Held, a_path, a_payload, a_sqlite_store
+
+T = TypeVar("T")
+
+INBOX = "did:key:z6MkInbox"
+
+
+def commits_in_log(path: Path) -> int:
+    """How many transactions the write-ahead log holds: a frame that tells the size of the database ends one."""
+    log = path.with_name(path.name + "-wal").read_bytes()
+    page_size, salt = struct.unpack_from(">8xI4x8s", log)
+    frames = range(32, len(log), 24 + page_size)
+    ends = [struct.unpack_from(">4xI8s", log, frame) for frame in frames]
+    return sum(size > 0 and its_salt == salt for size, its_salt in ends)
+
+
+class Case(SynchronousTestCase):
+    """A store whose reactor turns end when the test says so, and whose threads can be held."""
+
+    tuning = Tuning()
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.clock.advance(NOON)
+        self.writer = Held()
+        self.reader = Held()
+        self.path = a_path(self)
+        self.observed: list[str] = []
+        self.store = a_sqlite_store(
+            self.clock,
+            self.path,
+            QueueLimits(max_messages=10_000),
+            write=self.writer,
+            read=self.reader,
+            observe=lambda operation, seconds: self.observed.append(operation),
+            tuning=self.tuning,
+        )
+        self.successResultOf(self.store.open())
+        self.done(self.store.grant(ALICE))
+        self.done(self.store.update(ALICE, [(INBOX, "add")], max_recipients=9))
+        self.observed.clear()
+
+    def tearDown(self) -> None:
+        self.writer.let_go()
+        closed = self.store.close()
+        self.turn()
+        self.successResultOf(closed)
+
+    def turn(self) -> None:
+        """End the turn of the reactor, and the next ones."""
+        self.clock.pump([0, 0, 0])
+
+    def done(self, asked: Deferred[T]) -> T:
+        self.turn()
+        return self.successResultOf(asked)
+
+    def put(self, *ids: str, to: str = INBOX, data: bytes | None = None) -> Deferred[Deposited]:
+        return self.store.deposit(to, [a_payload(id, data) for id in ids], expires_at=NOON + 3600)
+
+    def stored(self) -> list[str]:
+        found = self.done(self.store.fetch(ALICE, None, limit=10_000, max_bytes=1 << 30))
+        return [message.id for message in found]
+
+
+class GroupCommitTests(Case):
+    """One transaction for all that is there (reference 12)."""
+
+    def test_one_turn_one_commit(self) -> None:
+        """What is asked for in one turn of the reactor is committed once, whatever it is."""
+        before = commits_in_log(self.path)
+        asked = [self.put(f"m{number}") for number in range(100)]
+        granted = self.store.grant(BOB)
+        claimed = self.store.claim(b"key", NOON + 60)
+        self.turn()
+        for deposited in asked:
+            self.successResultOf(deposited)
+        self.successResultOf(granted)
+        self.assertTrue(self.successResultOf(claimed))
+        self.assertEqual(commits_in_log(self.path) - before, 1)
+        self.assertEqual(self.stored(), [f"m{number}" for number in range(100)])
+
+    def test_waits_for_running_commit(self) -> None:
+        """What is asked for while a transaction is running goes together into the next one."""
+        before = commits_in_log(self.path)
+        self.writer.hold()
+        first = self.put("first")
+        self.turn()
+        others = []
+        for number in range(50):
+            others.append(self.put(f"m{number}"))
+            self.turn()
+        self.writer.let_go()
+        self.turn()
+        for deposited in (first, *others):
+            self.successResultOf(deposited)
+        self.assertEqual(commits_in_log(self.path) - before, 2)
+        self.assertEqual(self.observed.count("commit"), 2)
+
+    def test_nothing_before_the_commit(self) -> None:
+        """No Deferred fires before what it stands for is committed."""
+        self.writer.hold()
+        deposited = self.put("a")
+        self.turn()
+        self.assertNoResult(deposited)
+        self.assertEqual(self.stored(), [])
+        self.writer.let_go()
+        self.successResultOf(deposited)
+        self.assertEqual(self.stored(), ["a"])
+
+    def test_reads_go_on(self) -> None:
+        """While writing is stuck, reading is not."""
+        self.done(self.put("a"))
+        self.writer.hold()
+        stuck = self.put("b")
+        self.turn()
+        self.assertEqual(self.done(self.store.owner(INBOX)), ALICE)
+        self.assertEqual(self.done(self.store.status(ALICE, None)).message_count, 1)
+        self.assertEqual(self.stored(), ["a"])
+        self.assertNoResult(stuck)
+
+    def test_reads_of_one_turn_go_in_one_hop(self) -> None:
+        """All lookups of a turn cost one visit to the reading thread."""
+        before = self.reader.hops
+        asked = [self.store.owner(f"did:example:{number}") for number in range(100)]
+        asked += [self.store.owner(INBOX), self.store.owner(INBOX)]
+        self.turn()
+        self.assertEqual([self.successResultOf(owner) for owner in asked], [None] * 100 + [ALICE] * 2)
+        self.assertEqual(self.reader.hops - before, 1)
+
+    def test_owner_is_remembered(self) -> None:
+        """Who owns a DID is read once, and again when the registration may have changed."""
+        self.done(self.store.owner(INBOX))
+        before = self.reader.hops
+        self.assertEqual(self.successResultOf(self.store.owner(INBOX)), ALICE)
+        self.assertEqual(self.reader.hops, before)
+        self.done(self.store.update(ALICE, [(INBOX, "remove")], max_recipients=9))
+        self.assertIsNone(self.done(self.store.owner(INBOX)))
+
+    def test_owner_read_during_a_change(self) -> None:
+        """An answer that was on its way while the registration changed is not remembered."""
+        self.reader.hold()
+        early = self.store.owner(INBOX)
+        self.turn()
+        self.done(self.store.update(ALICE, [(INBOX, "remove"), (INBOX, "add")], max_recipients=9))
+        self.reader.let_go()
+        self.assertEqual(self.successResultOf(early), ALICE)
+        before = self.reader.hops
+        self.done(self.store.owner(INBOX))
+        self.assertEqual(self.reader.hops - before, 1)
+
+    def test_refusal_is_its_own(self) -> None:
+        """A deposit for nobody fails alone, in the same transaction as those that do not."""
+        before = commits_in_log(self.path)
+        asked = self.put("a"), self.put("b", to="did:example:nobody"), self.put("c")
+        self.turn()
+        self.successResultOf(asked[0])
+        self.failureResultOf(asked[1], RecipientUnknown)
+        self.successResultOf(asked[2])
+        self.assertEqual(self.stored(), ["a", "c"])
+        self.assertEqual(commits_in_log(self.path) - before, 1)
+
+    def test_one_bad_apple(self) -> None:
+        """An operation that the database refuses fails alone, and is undone alone."""
+        asked = self.put("a"), self.put("b", "b"), self.put("c")
+        self.turn()
+        self.successResultOf(asked[0])
+        self.failureResultOf(asked[1], StoreUnavailable)
+        self.successResultOf(asked[2])
+        self.assertEqual(self.stored(), ["a", "c"])
+
+    def test_close_finishes(self) -> None:
+        """Closing waits for what was accepted, refuses more, and leaves no write-ahead log."""
+        self.writer.hold()
+        running = self.put("running")
+        self.turn()
+        waiting = self.put("waiting")
+        closed = self.store.close()
+        self.failureResultOf(self.put("late"), StoreUnavailable)
+        self.turn()
+        self.assertNoResult(closed)
+        self.writer.let_go()
+        self.turn()
+        self.successResultOf(running)
+        self.successResultOf(waiting)
+        self.successResultOf(closed)
+        self.assertEqual([path.name for path in self.path.parent.iterdir()], [self.path.name])
+
+    def test_observed(self) -> None:
+        """The observer hears of each operation and of each commit."""
+        self.done(self.put("a"))
+        self.done(self.store.ping())
+        self.assertEqual(self.observed, ["commit", "deposit", "commit", "ping", "ping"])
+
+
+class BoundTests(Case):
+    """How much goes into a batch, and how much may wait."""
+
+    tuning = Tuning(bounds=Bounds(batch=4, batch_bytes=100, waiting=6, waiting_bytes=250))
+
+    def test_batch_by_number(self) -> None:
+        """No more than so many operations share a transaction."""
+        before = commits_in_log(self.path)
+        asked = [self.store.claim(b"%d" % number, NOON + 9) for number in range(6)]
+        self.turn()
+        self.assertEqual([self.successResultOf(claimed) for claimed in asked], [True] * 6)
+        self.assertEqual(commits_in_log(self.path) - before, 2)
+
+    def test_batch_by_bytes(self) -> None:
+        """No more than so many bytes share a transaction, but one operation always goes."""
+        before = commits_in_log(self.path)
+        asked = [self.put(id, data=b"x" * size) for id, size in (("a", 60), ("b", 60), ("c", 40), ("d", 10))]
+        self.done(asked[-1])
+        self.assertEqual(commits_in_log(self.path) - before, 3)
+        self.done(self.put("e", data=b"x" * 200))
+        self.assertEqual(self.stored(), ["a", "b", "c", "d", "e"])
+
+    def test_too_many_waiting(self) -> None:
+        """Past a number of waiting operations more fail at once, until some are done (back-pressure)."""
+        asked = [self.put(f"m{number}") for number in range(6)]
+        self.failureResultOf(self.put("refused"), StoreUnavailable)
+        self.turn()
+        for deposited in asked:
+            self.successResultOf(deposited)
+        self.done(self.put("next"))
+        self.assertNotIn("refused", self.stored())
+
+    def test_too_much_waiting(self) -> None:
+        """Past a number of waiting bytes more fail at once, until some are written (back-pressure)."""
+        self.put("a", data=b"x" * 200)
+        self.failureResultOf(self.put("refused", data=b"x" * 51), StoreUnavailable)
+        self.put("b", data=b"x" * 50)
+        self.turn()
+        self.done(self.put("c", data=b"x" * 250))
+        self.assertEqual(self.stored(), ["a", "b", "c"])
