@@ -1,0 +1,202 @@
+"""Delivery to an HTTP endpoint of the account when no socket is there (reference 4.7), and replies by POST (3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from mediatord.didcomm.wrapping import Unwrappable, Wrapping
+from mediatord.errors import MediatorError
+from mediatord.interfaces import IMessageStore, IResolver, StoredMessage
+from mediatord.journal import Journal
+from mediatord.outbound import OutboundFailed, OutboundRefused, Response
+from mediatord.protocol.didcomm.did import DIDDocument, Endpoint, canonical, did_of
+from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
+
+_log = Logger()
+
+ATTEMPTS = 5
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+POST_TIMEOUT = 10.0
+# Deliveries and replies under way at the same time.
+AT_ONCE = 100
+
+
+class Post(Protocol):
+    """The guarded way out, see :class:`mediatord.outbound.Outbound`."""
+
+    async def post(self, url: str, body: bytes, content_type: bytes, *, timeout: float) -> Response:
+        """POST and fire with the response."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverSettings:
+    """
+    :param source: where endpoints come from: nowhere, from `endpoints`, or from that and the account's document.
+    :param endpoints: account DID to an http(s) URL, or to the DID of another mediator.
+    :param own_uris: our own service URIs: never POSTed to.
+    """
+
+    source: Literal["none", "configured", "account-did"] = "none"
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    own_uris: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URL, and whom to wrap for before POSTing there."""
+
+    url: str
+    routing_keys: tuple[str, ...] = ()
+
+
+class Targets:
+    """
+    Finds where an account, or the sender of a request, can be POSTed to.
+
+    :param owns: whether a DID is one of ours.
+    """
+
+    def __init__(self, resolver: IResolver, settings: FailoverSettings, owns: Callable[[str], bool]) -> None:
+        self._resolver = resolver
+        self._settings = settings
+        self._owns = owns
+
+    @property
+    def active(self) -> bool:
+        """Whether accounts are delivered to by POST at all."""
+        return self._settings.source != "none"
+
+    def of_document(self, document: DIDDocument) -> list[Target]:
+        """The http(s) endpoints of a document that are not ours, in its order of preference."""
+        return [
+            Target(endpoint.uri, endpoint.routing_keys)
+            for endpoint in document.http_endpoints()
+            if not self._is_ours(endpoint.uri)
+        ]
+
+    async def of_account(self, account: str) -> list[Target]:
+        """Where the mail of an account may be POSTed to, best first; empty when nowhere."""
+        endpoints: Sequence[Endpoint] = ()
+        configured = self._settings.endpoints.get(account)
+        if configured is not None:
+            endpoints = [Endpoint(configured)]
+        elif self._settings.source == "account-did":
+            document = await self._resolve(account)
+            services = document.services if document else ()
+            endpoints = [endpoint for service in services for endpoint in service.endpoints]
+        targets: list[Target] = []
+        for endpoint in endpoints:
+            targets += await self._follow(endpoint)
+        return targets
+
+    async def _follow(self, endpoint: Endpoint) -> list[Target]:
+        uri = endpoint.uri
+        if uri.startswith(("http://", "https://")):
+            return [] if self._is_ours(uri) else [Target(uri, endpoint.routing_keys)]
+        if not uri.startswith("did:") or self._owns(did_of(uri)):
+            return []
+        # One hop only: the document of a mediator names real transports (Routing 2.0, "Using a DID as an endpoint").
+        document = await self._resolve(did_of(uri))
+        if document is None:
+            return []
+        return [Target(target.url, (did_of(uri), *endpoint.routing_keys)) for target in self.of_document(document)]
+
+    async def _resolve(self, did: str) -> DIDDocument | None:
+        try:
+            return await self._resolver.resolve(did)
+        except MediatorError:
+            return None
+
+    def _is_ours(self, uri: str) -> bool:
+        return uri.rstrip("/") in self._settings.own_uris
+
+
+class EndpointDelivery:
+    """
+    POSTs queued messages to the endpoints of their accounts, with retries; the queue keeps them until a 2xx.
+
+    What comes while too much is under way just waits in the queue.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        store: IMessageStore,
+        targets: Targets,
+        wrapping: Wrapping,
+        post: Post,
+        journal: Journal,
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._targets = targets
+        self._wrapping = wrapping
+        self._post = post
+        self._journal = journal
+        self._under_way: set[Deferred[None]] = set()
+
+    def offer(self, message: StoredMessage) -> None:
+        """Begin delivering a stored message, if its account has an endpoint and not too much is under way."""
+        if self._targets.active and not self.busy:
+            self._begin(self._deliver(message))
+
+    def reply(self, document: DIDDocument, body: bytes) -> None:
+        """Begin to POST a packed reply to the endpoints of a document; one round, never queued."""
+        self._begin(self._reply(document, body))
+
+    @property
+    def busy(self) -> bool:
+        """Whether so much is under way that nothing more should be begun."""
+        return len(self._under_way) >= AT_ONCE
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        begun: Deferred[None] = Deferred.fromCoroutine(work)
+        self._under_way.add(begun)
+        begun.addErrback(lambda failure: failure.trap(CancelledError))
+        begun.addErrback(lambda failure: _log.failure("delivery to an endpoint failed", failure))
+        begun.addBoth(lambda _: self._under_way.discard(begun))
+
+    def stop(self) -> None:
+        """Give up what is under way; everything is still queued."""
+        for work in tuple(self._under_way):
+            work.cancel()
+
+    async def _deliver(self, message: StoredMessage) -> None:
+        targets = await self._targets.of_account(canonical(message.account))
+        pause = FIRST_PAUSE
+        for attempt in range(ATTEMPTS if targets else 0):
+            for target in targets:
+                if await self._attempt(message, target):
+                    removed = await self._store.acknowledge(message.account, [message.id])
+                    for one in removed:
+                        self._journal.acknowledged(one, "http")
+                    return
+            if attempt < ATTEMPTS - 1:
+                await deferLater(self._clock, pause, lambda: None)
+                pause = min(pause * 4, LONGEST_PAUSE)
+
+    async def _attempt(self, message: StoredMessage, target: Target) -> bool:
+        try:
+            body = await self._wrapping.wrap(message.payload, message.recipient_did, target.routing_keys)
+            response = await self._post.post(target.url, body, ENCRYPTED_TYPE.encode(), timeout=POST_TIMEOUT)
+        except (OutboundFailed, OutboundRefused, Unwrappable):
+            return False
+        return 200 <= response.status < 300
+
+    async def _reply(self, document: DIDDocument, body: bytes) -> None:
+        for target in self._targets.of_document(document):
+            try:
+                packed = await self._wrapping.wrap(body, document.did, target.routing_keys)
+                response = await self._post.post(target.url, packed, ENCRYPTED_TYPE.encode(), timeout=POST_TIMEOUT)
+            except (OutboundFailed, OutboundRefused, Unwrappable):
+                continue
+            if 200 <= response.status < 300:
+                return

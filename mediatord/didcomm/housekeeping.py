@@ -1,0 +1,188 @@
+"""What happens by itself: delayed messages come due, old ones go, late pushes are queued again, gauges told."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred, gatherResults
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import LoopingCall, deferLater
+from twisted.logger import Logger
+
+from mediatord.didcomm.live import Live
+from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import IStore, StoredMessage
+from mediatord.journal import Journal
+
+_log = Logger()
+
+CHUNK = 500
+RETRY = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Seconds between two rounds of each kind."""
+
+    pushes: float = 1.0
+    expiry: float = 15.0
+    nonces: float = 600.0
+    gauge: float = 60.0
+
+
+class DueTimes(Service):
+    """
+    Wakes up when the next delayed message becomes visible, and hands it over (reference 4.5).
+
+    It keeps one time and asks the store for everything else, so that any number of messages can wait.
+    """
+
+    name = "due times"
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        store: IStore,
+        push: Callable[[StoredMessage], bool],
+        fail_over: Callable[[StoredMessage], None],
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._push = push
+        self._fail_over = fail_over
+        self._timer: IDelayedCall | None = None
+        self._at = 0.0
+        self._round: Deferred[None] | None = None
+
+    def startService(self) -> None:
+        """Find out when the first one is due."""
+        super().startService()
+        self._run(self._arm())
+
+    def stopService(self) -> Deferred[None] | None:
+        """Stop waiting; fires when a round that is under way is over."""
+        super().stopService()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return self._round
+
+    def wait_for(self, due_at: float) -> None:
+        """A message was stored that becomes visible then."""
+        if not self.running or (self._timer is not None and self._at <= due_at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._at = due_at
+        self._timer = self._clock.callLater(max(0.0, due_at - self._clock.seconds()), self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._round is None:
+            self._run(self._deliver())
+        else:
+            self.wait_for(self._clock.seconds() + RETRY)
+
+    def _run(self, work: Awaitable[None]) -> None:
+        self._round = Deferred.fromCoroutine(_patiently(work, "delayed messages"))
+        if not self._round.called:
+            self._round.addBoth(lambda _: setattr(self, "_round", None))
+        else:
+            self._round = None
+
+    async def _deliver(self) -> None:
+        try:
+            while due := await self._store.take_due(CHUNK):
+                for message in due:
+                    # It was counted as queued when it came.
+                    if not self._push(message):
+                        self._fail_over(message)
+            await self._arm()
+        except StoreUnavailable:
+            self.wait_for(self._clock.seconds() + RETRY)
+
+    async def _arm(self) -> None:
+        try:
+            first = await self._store.next_due()
+        except StoreUnavailable:
+            first = self._clock.seconds() + RETRY
+        if first is not None:
+            self.wait_for(first)
+
+
+class Housekeeping(Service):
+    """Pushes, expiry, nonces, gauges. A round that fails is logged, and the next one comes all the same."""
+
+    name = "housekeeping"
+
+    def __init__(
+        self, clock: IReactorTime, store: IStore, live: Live, journal: Journal, gauge: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._live = live
+        self._journal = journal
+        self._gauge = gauge
+        self._loops: list[tuple[LoopingCall, Deferred[LoopingCall]]] = []
+
+    def startService(self) -> None:
+        """Begin the rounds; the first of each after its interval."""
+        super().startService()
+        rounds = Rounds()
+        for work, interval in (
+            (self._late_pushes, rounds.pushes),
+            (self._expire, rounds.expiry),
+            (self._prune, rounds.nonces),
+            (self._measure, rounds.gauge),
+        ):
+            loop = LoopingCall(self._once, work)
+            loop.clock = self._clock
+            self._loops.append((loop, loop.start(interval, now=False)))
+
+    def stopService(self) -> Deferred[list[LoopingCall]]:
+        """End the rounds; fires when those that are under way are over."""
+        super().stopService()
+        over = []
+        for loop, stopped in self._loops:
+            if loop.running:
+                loop.stop()
+            over.append(stopped)
+        self._loops = []
+        return gatherResults(over)
+
+    def _once(self, work: Callable[[], Awaitable[None]]) -> Deferred[None]:
+        return Deferred.fromCoroutine(_patiently(work(), "a round of housekeeping"))
+
+    async def _late_pushes(self) -> None:
+        self._live.overdue()
+
+    async def _expire(self) -> None:
+        # In small steps with breaths between them: neither reactor nor writer is held up by a mass expiry.
+        while self.running:
+            removed = await self._store.expire(CHUNK)
+            for one in removed:
+                self._journal.expired(one)
+            self._live.settle(one.id for one in removed)
+            if len(removed) < CHUNK:
+                break
+            await deferLater(self._clock, 0.01, lambda: None)
+
+    async def _prune(self) -> None:
+        await self._store.prune()
+
+    async def _measure(self) -> None:
+        await self._gauge()
+
+
+async def _patiently(work: Awaitable[None], what: str) -> None:
+    """Do `work`; no failure of it may end the loop it is part of."""
+    try:
+        await work
+    except StoreUnavailable:
+        _log.warn("the store was not available for {what}", what=what)
+    except CancelledError:
+        pass
+    except Exception:
+        _log.failure("{what} failed", what=what)

@@ -1,0 +1,255 @@
+"""The DIDComm half as the transports see it: bytes and their origin in, a reply out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from mediatord.didcomm.admission import Admission
+from mediatord.didcomm.coordination import Coordination
+from mediatord.didcomm.exchange import ACCEPTED, Answer, Correspondent, Origin, Received, Reply
+from mediatord.didcomm.live import Live
+from mediatord.didcomm.packing import Packing
+from mediatord.didcomm.pickup import Pickup
+from mediatord.didcomm.replying import Replying
+from mediatord.didcomm.routing import FORWARD_KEY, Routing
+from mediatord.didcomm.smalltalk import SmallTalk
+from mediatord.didcomm.unpacking import Unpacking
+from mediatord.errors import (
+    AlienMediaType,
+    AuthcryptRequired,
+    InternalFault,
+    MediatorError,
+    MessageExpired,
+    Misaddressed,
+    NotAnEnvelope,
+    NotEnrolled,
+    RateLimited,
+    Replayed,
+    StoreUnavailable,
+    Unsupported,
+)
+from mediatord.interfaces import Account, IStore
+from mediatord.journal import Journal, Told
+from mediatord.protocol.didcomm import envelope as jwe
+from mediatord.protocol.didcomm.did import did_of
+from mediatord.protocol.didcomm.message import Draft, MessageType
+
+_log = Logger()
+
+REPLAY_MEMORY = 3600.0
+
+Use = Callable[[Received, Account | None, Origin], Awaitable[Draft | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocols:
+    """The use cases that messages are dispatched to."""
+
+    routing: Routing
+    coordination: Coordination
+    pickup: Pickup
+    smalltalk: SmallTalk
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """The rooms that every message passes."""
+
+    clock: IReactorTime
+    store: IStore
+    admission: Admission
+    unpacking: Unpacking
+    packing: Packing
+    replying: Replying
+    live: Live
+    journal: Journal
+    owns: Callable[[str], bool]
+
+
+class Mediator:
+    """Receives messages from all transports, whatever they are."""
+
+    def __init__(self, desk: Desk, protocols: Protocols) -> None:
+        self._desk = desk
+        self._protocols = protocols
+        self._names = {FORWARD_KEY: "routing/2.0/forward"}
+        self._uses: dict[tuple[str, int, str], Use] = {}
+        for name, use in self._table().items():
+            key = MessageType.parse(f"https://didcomm.org/{name}").key
+            self._names[key] = name
+            self._uses[key] = use
+
+    def _table(self) -> Mapping[str, Use]:
+        """Every message type that is served, but for the forward."""
+        coordination, pickup, smalltalk = (
+            self._protocols.coordination,
+            self._protocols.pickup,
+            self._protocols.smalltalk,
+        )
+        update, query = self._for_account(coordination.update), self._for_account(coordination.query)
+        return {
+            "coordinate-mediation/2.0/mediate-request": self._mediate_request,
+            "coordinate-mediation/2.0/keylist-update": update,
+            "coordinate-mediation/2.0/keylist-query": query,
+            "coordinate-mediation/3.0/mediate-request": self._mediate_request,
+            "coordinate-mediation/3.0/recipient-update": update,
+            "coordinate-mediation/3.0/recipient-query": query,
+            "messagepickup/3.0/status-request": self._for_account(pickup.status_request),
+            "messagepickup/3.0/delivery-request": self._for_account(pickup.delivery_request),
+            "messagepickup/3.0/messages-received": self._for_account(pickup.messages_received),
+            "messagepickup/3.0/live-delivery-change": self._for_account(pickup.live_delivery_change),
+            "trust-ping/2.0/ping": smalltalk.ping,
+            "trust-ping/2.0/ping-response": smalltalk.nothing,
+            "discover-features/2.0/queries": smalltalk.queries,
+            "discover-features/2.0/disclose": smalltalk.nothing,
+            "report-problem/2.0/problem-report": smalltalk.problem_report,
+            "empty/1.0/empty": smalltalk.nothing,
+        }
+
+    async def receive(self, raw: bytes, origin: Origin) -> Reply:
+        """
+        Take one message; never raises.
+
+        The reply is for the connection it came on. A 202 means that whatever it asked for is durable.
+        """
+        told = self._desk.journal.begin("didcomm", origin.peer, len(raw))
+        received: Received | None = None
+        try:
+            received = await self._open(raw, origin)
+            reply = await self._serve(received, origin)
+        except MediatorError as error:
+            reply = self._desk.packing.refuse(error, received)
+        except Exception:
+            # The traceback names places in the code and no values of variables.
+            _log.failure("serving a message failed")
+            reply = self._desk.packing.refuse(InternalFault(), None)
+        self._tell(told, received, reply, origin)
+        return reply
+
+    async def _open(self, raw: bytes, origin: Origin) -> Received:
+        try:
+            envelope = jwe.parse(raw)
+            self._desk.admission.before_opening(origin.peer, authenticated=envelope.authenticated)
+            return await self._desk.unpacking.open(raw, envelope, origin.peer)
+        except NotAnEnvelope:
+            self._desk.admission.before_opening(origin.peer, authenticated=False)
+            self._desk.admission.opened_in_vain(origin.peer)
+            if origin.alien:
+                raise AlienMediaType from None
+            raise
+        except (StoreUnavailable, RateLimited):
+            raise
+        except MediatorError:
+            # Also what only failed late: resolving a sender may cost more than decrypting.
+            self._desk.admission.opened_in_vain(origin.peer)
+            raise
+
+    async def _serve(self, received: Received, origin: Origin) -> Reply:
+        if received.message.type.key == FORWARD_KEY:
+            await self._protocols.routing.forward(received, origin)
+            return ACCEPTED
+        account = await self._account(received)
+        self._charge(account, origin)
+        digest = received.digest
+        if not await self._desk.store.claim(digest, self._desk.clock.seconds() + REPLAY_MEMORY):
+            self._desk.journal.replayed(received.sender)
+            raise Replayed
+        try:
+            answer = await self._answer(received, account, origin)
+        except StoreUnavailable:
+            # It was not done, so the very same message may come again.
+            await self._desk.store.release(digest)
+            raise
+        if answer is None or received.correspondent is None:
+            return ACCEPTED
+        return await self._desk.replying.send(answer, received.message, received.correspondent, origin)
+
+    async def _account(self, received: Received) -> Account | None:
+        correspondent = received.correspondent
+        return None if correspondent is None else await self._desk.store.account(correspondent.did)
+
+    def _charge(self, account: Account | None, origin: Origin) -> None:
+        """Whatever a message turns out to be, it was opened: its account pays for that, or its address."""
+        if account is None:
+            self._desk.admission.stranger(origin.peer)
+        else:
+            self._desk.admission.account(account.did, origin.peer)
+
+    async def _answer(self, received: Received, account: Account | None, origin: Origin) -> Draft | None:
+        message = received.message
+        if await self._rotate(received, origin):
+            account = await self._account(received)
+        use = self._uses.get(message.type.key)
+        if use is None:
+            raise Unsupported
+        if message.expires_time is not None and message.expires_time <= self._desk.clock.seconds():
+            raise MessageExpired
+        return await use(received, account, origin)
+
+    async def _rotate(self, received: Received, origin: Origin) -> bool:
+        """Move an account whose holder proves to go by a new DID (reference 2.3); whether that was done."""
+        prior = await self._desk.unpacking.rotation(received.message, origin.peer)
+        if prior is None:
+            return False
+        if received.correspondent is None:
+            raise AuthcryptRequired
+        if not await self._desk.store.move(prior, received.correspondent.did):
+            return False
+        self._desk.live.rotate(prior, received.correspondent, origin.session)
+        self._desk.journal.moved(received.correspondent.did)
+        return True
+
+    def _for_account(self, use: Callable[[Received, Account, Origin], Awaitable[Answer]]) -> Use:
+        """Let only enrolled accounts through (reference 5.3, 6.1)."""
+
+        async def enrolled(received: Received, account: Account | None, origin: Origin) -> Draft:
+            correspondent = self._authenticated(received)
+            if account is None:
+                raise NotEnrolled
+            if origin.session is not None:
+                self._desk.live.bind(origin.session, correspondent)
+            return self._draft(received, await use(received, account, origin))
+
+        return enrolled
+
+    async def _mediate_request(self, received: Received, account: Account | None, origin: Origin) -> Draft:
+        answer = await self._protocols.coordination.mediate_request(received, self._authenticated(received))
+        return self._draft(received, answer)
+
+    def _authenticated(self, received: Received) -> Correspondent:
+        """
+        The authenticated sender of a request that changes or reveals something.
+
+        :raise AuthcryptRequired: there is none.
+        :raise Misaddressed: it is meant for somebody else, or signed and addressed to nobody (reference 1.8).
+        """
+        correspondent = received.correspondent
+        if correspondent is None:
+            raise AuthcryptRequired
+        to = received.message.to
+        if (to or received.signer) and not any(self._desk.owns(did_of(one)) for one in to):
+            raise Misaddressed
+        return correspondent
+
+    def _draft(self, received: Received, answer: Answer) -> Draft:
+        return Draft(
+            id=self._desk.packing.new_id(),
+            type=answer.type,
+            body=answer.body,
+            thid=received.message.thread,
+            attachments=answer.attachments,
+        )
+
+    def _tell(self, told: Told, received: Received | None, reply: Reply, origin: Origin) -> None:
+        self._desk.journal.end(
+            told,
+            status=reply.status,
+            fault=reply.fault,
+            kind=self._names.get(received.message.type.key) if received else None,
+            sender=received.sender if received else None,
+            session=origin.session.name if origin.session else None,
+        )

@@ -1,0 +1,68 @@
+"""Writing to a correspondent: packed messages, and problem reports in the form its situation allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.interfaces import IReactorTime
+
+from mediatord.didcomm.exchange import Correspondent, Received, Reply
+from mediatord.errors import MediatorError, Undecryptable, wire_for
+from mediatord.protocol.didcomm.did import did_of
+from mediatord.protocol.didcomm.envelope import seal_anoncrypt, seal_authcrypt
+from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, PLAIN_TYPE, Draft, Message
+from mediatord.protocol.didcomm.small import PROBLEM_REPORT
+
+
+class Packing:
+    """
+    Turns drafts into what goes on the wire.
+
+    :param new_id: source of message ids, lower-case UUIDs.
+    """
+
+    def __init__(self, clock: IReactorTime, new_id: Callable[[], str]) -> None:
+        self._clock = clock
+        self.new_id = new_id
+
+    def pack(self, draft: Draft, to: Correspondent) -> bytes:
+        """The draft encrypted to `to`, authenticated unless `to` cannot read that (reference 1.10)."""
+        plaintext = draft.plaintext(sender=did_of(to.own_kid), to=to.name, created_time=self._now())
+        if to.draft03:
+            return seal_anoncrypt(plaintext, [(to.kid, to.key)])
+        return seal_authcrypt(plaintext, (to.own_kid, to.own_key), [(to.kid, to.key)])
+
+    def plain(self, draft: Draft) -> bytes:
+        """The draft in the clear, for a peer there is no key of."""
+        return draft.plaintext(sender=None, to=None, created_time=self._now())
+
+    def answer(self, to: Message, type_: str, body: dict[str, object]) -> Draft:
+        """A draft in the thread of the message it answers."""
+        return Draft(id=self.new_id(), type=type_, body=body, thid=to.thread)
+
+    def refuse(self, error: MediatorError, received: Received | None) -> Reply:
+        """
+        The wire form of a refusal (reference section 11): encrypted to an authenticated sender where the situation
+        allows it, in the clear otherwise.
+        """
+        wire = wire_for(error)
+        draft = Draft(
+            id=self.new_id(),
+            type=PROBLEM_REPORT,
+            body={"code": wire.code, "comment": wire.comment},
+            pthid=received.message.thread if received else None,
+            ack=[received.message.id] if received else (),
+        )
+        retry_after = int(error.retry_after) if error.retry_after is not None else wire.retry_after
+        correspondent = received.correspondent if received else None
+        if correspondent is None or wire.packed is None:
+            return Reply(wire.status, self.plain(draft), PLAIN_TYPE, retry_after, error)
+        return Reply(wire.packed, self.pack(draft, correspondent), ENCRYPTED_TYPE, retry_after, error)
+
+    def _now(self) -> int:
+        return int(self._clock.seconds())
+
+
+def is_opaque(reply: Reply) -> bool:
+    """Whether the message could not even be opened; a socket takes only a few of those (reference 3.2)."""
+    return isinstance(reply.fault, Undecryptable)

@@ -1,0 +1,184 @@
+"""Opening what arrives, layer by layer, and checking who is behind it (reference 1.6 to 1.8, 2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mediatord.didcomm.exchange import Correspondent, Received
+from mediatord.errors import (
+    NotAMessage,
+    SenderMismatch,
+    SenderUnresolvable,
+    Undecryptable,
+)
+from mediatord.interfaces import IResolver
+from mediatord.protocol.didcomm import envelope as jwe
+from mediatord.protocol.didcomm import jsontext, signed
+from mediatord.protocol.didcomm.did import DIDDocument, canonical, did_of
+from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
+from mediatord.protocol.didcomm.message import Message, read_message
+
+MAX_LAYERS = 3
+
+KeyFinder = Callable[[str], PrivateKey | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    """Whom an authcrypt layer was encrypted by, not yet compared with `from`."""
+
+    kid: str
+    key: PublicKey
+    document: DIDDocument
+    own_kid: str
+    own_key: PrivateKey
+    draft03: bool
+
+
+class Unpacking:
+    """
+    Opens envelopes addressed to us.
+
+    :param key_for: our private key that a kid denotes, in any spelling, or None.
+    :param draft03: whether ECDH-1PU draft 03 is accepted (reference 1.10).
+    """
+
+    def __init__(self, resolver: IResolver, key_for: KeyFinder, *, draft03: bool = False) -> None:
+        self._resolver = resolver
+        self._key_for = key_for
+        self._draft03 = draft03
+
+    async def open(self, raw: bytes, envelope: jwe.Envelope, peer: str) -> Received:
+        """
+        Open an envelope and all layers in it.
+
+        :param raw: the envelope as received.
+        :param peer: address that caused the work, for the limit on network lookups.
+        :raise Undecryptable: any failure that depends on keys or ciphertext.
+        :raise SenderUnresolvable: no key of the sender could be had; likewise SenderUnsupported.
+        :raise SenderMismatch: `from`, encryption and signature do not agree.
+        :raise NotAMessage: there is no DIDComm message inside.
+        """
+        sender: _Sender | None = None
+        own_kid = ""
+        for _ in range(MAX_LAYERS):
+            kid, key = self._choose(envelope)
+            own_kid = own_kid or kid
+            found = await self._sender_of(envelope, kid, key, peer)
+            if found and sender and did_of(found.kid) != did_of(sender.kid):
+                raise SenderMismatch
+            sender = found or sender
+            inner = jwe.open_envelope(
+                envelope, kid, key, found.key if found else None, draft03=bool(found and found.draft03)
+            )
+            value = _object(inner)
+            if "ciphertext" not in value:
+                break
+            envelope = jwe.parse_object(value)
+        else:
+            raise Undecryptable
+        value, signer = await self._verify(value, sender, peer)
+        message = read_message(value)
+        correspondent = _check_sender(message, sender, signer)
+        if correspondent is not None:
+            await self._resolver.keep(correspondent.document.did)
+        return Received(
+            message=message,
+            own_kid=own_kid,
+            raw=raw,
+            correspondent=correspondent,
+            signer=signer,
+        )
+
+    def _choose(self, envelope: jwe.Envelope) -> tuple[str, PrivateKey]:
+        for kid in envelope.kids:
+            key = self._key_for(kid)
+            if key is not None and key.curve == envelope.curve:
+                return kid, key
+        raise Undecryptable
+
+    async def _sender_of(
+        self, envelope: jwe.Envelope, own_kid: str, own_key: PrivateKey, peer: str
+    ) -> _Sender | None:
+        if not envelope.authenticated:
+            return None
+        kid = envelope.sender_kid
+        if kid is None:
+            raise Undecryptable
+        document = await self._resolver.resolve(did_of(kid), peer)
+        method = document.key_agreement_key(kid)
+        if method is None or method.key.curve != envelope.curve:
+            raise SenderUnresolvable
+        return _Sender(kid, method.key, document, own_kid, own_key, self._draft03 and envelope.without_apv)
+
+    async def _verify(
+        self, value: dict[str, Any], sender: _Sender | None, peer: str
+    ) -> tuple[dict[str, Any], str | None]:
+        """What a signature covers and who made it; anything else passes through."""
+        if not signed.is_signed(value):
+            return value, None
+        kid = signed.signer_kid(value)
+        # The kid is not authenticated yet: nobody shall make us resolve a stranger's DID by writing it there.
+        if sender is not None and canonical(did_of(kid)) != canonical(did_of(sender.kid)):
+            raise SenderMismatch
+        document = await self._resolver.resolve(did_of(kid), peer)
+        method = document.authentication_key(kid)
+        if method is None:
+            raise SenderUnresolvable
+        return _object(signed.verify(value, kid, method.key)), canonical(did_of(kid))
+
+    async def rotation(self, message: Message, peer: str) -> str | None:
+        """
+        The DID that `from_prior` proves the sender to have used before (reference 2.3).
+
+        :raise SenderMismatch: the token is there and does not say so.
+        """
+        if message.from_prior is None or message.sender is None:
+            return None
+        try:
+            claim = signed.read_from_prior(message.from_prior)
+            if did_of(claim.kid) != claim.iss or claim.sub != did_of(message.sender):
+                raise SenderMismatch
+            document = await self._resolver.resolve(claim.iss, peer)
+            method = document.authentication_key(claim.kid)
+            if method is None:
+                raise SenderMismatch
+            signed.verify_from_prior(message.from_prior, method.key)
+        except (Undecryptable, NotAMessage, ValueError):
+            raise SenderMismatch from None
+        return canonical(claim.iss)
+
+
+def _object(plaintext: bytes) -> dict[str, Any]:
+    try:
+        return jsontext.loads_object(plaintext)
+    except ValueError:
+        raise NotAMessage from None
+
+
+def _check_sender(message: Message, sender: _Sender | None, signer: str | None) -> Correspondent | None:
+    """
+    Agreement of `from`, encryption key and signing key (reference 1.8); no client library checks this.
+
+    :raise SenderMismatch: they differ.
+    """
+    claimed = canonical(did_of(message.sender)) if message.sender else None
+    if signer is not None and claimed != signer:
+        raise SenderMismatch
+    if sender is None:
+        return None
+    did = canonical(did_of(sender.kid))
+    if claimed != did or message.sender is None:
+        raise SenderMismatch
+    return Correspondent(
+        did=did,
+        name=did_of(message.sender),
+        kid=sender.kid,
+        key=sender.key,
+        own_kid=sender.own_kid,
+        own_key=sender.own_key,
+        document=sender.document,
+        draft03=sender.draft03,
+    )

@@ -1,0 +1,20 @@
+"""Ids that mediatord gives out."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+
+
+def new_message_id(now: float) -> str:
+    """
+    Id of a stored message: 32 hexadecimal digits, unguessable, in order of time so that indexes grow at their end.
+
+    :param now: seconds since the epoch.
+    """
+    return f"{int(now * 1000) & 0xFFFF_FFFF_FFFF:012x}{secrets.token_hex(10)}"
+
+
+def new_id() -> str:
+    """Id of a DIDComm message that we write."""
+    return str(uuid.uuid4())

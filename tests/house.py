@@ -1,0 +1,207 @@
+"""A whole mediator in memory, with the clock in the test's hand and sockets that only note what they are told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.testing import MemoryReactorClock
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.config import Config
+from mediatord.didcomm.exchange import Origin, Reply
+from mediatord.keyfile import create_keys
+from mediatord.protocol.didcomm.did import DIDDocument
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.wallet.identity import Identity
+from mediatord.wallet.mediation import Delivered, read_delivery
+from mediatord.wallet.packing import AddressBook, Opened, anoncrypt, authcrypt, compose, forward, unpack
+from mediatord.wiring.base import build_base
+from mediatord.wiring.didcomm import build_didcomm
+
+NOW = 1_800_000_000.0
+PEER = "192.0.2.1"
+
+CM3 = "https://didcomm.org/coordinate-mediation/3.0"
+CM2 = "https://didcomm.org/coordinate-mediation/2.0"
+MP = "https://didcomm.org/messagepickup/3.0"
+PING = "https://didcomm.org/trust-ping/2.0/ping"
+
+
+class FakeSocket:
+    """An open socket; what is sent to it is kept."""
+
+    def __init__(self, client: str = PEER, *, takes: bool = True) -> None:
+        self.client = client
+        self.name = f"socket-{id(self):x}"
+        self.takes = takes
+        self.frames: list[bytes] = []
+        self.codes: list[int] = []
+
+    def send(self, frame: bytes) -> bool:
+        """Keep the frame, unless this socket is stuck."""
+        if self.takes:
+            self.frames.append(frame)
+        return self.takes
+
+    def close(self, code: int, reason: str) -> None:
+        """Keep the code."""
+        self.codes.append(code)
+
+
+class _Reactor(MemoryReactorClock):
+    """Starts no processes: nobody compresses the log of a test."""
+
+    def spawnProcess(self, *args: object, **options: object) -> None:  # noqa: N802
+        """Do nothing."""
+
+
+class House:
+    """
+    The rooms of a mediator, wired as in the daemon, on the memory store.
+
+    :param settings: sections of the configuration as plain values, laid over the defaults.
+    """
+
+    def __init__(self, test: SynchronousTestCase, **settings: Any) -> None:
+        directory = Path(tempfile.mkdtemp())
+        test.addCleanup(shutil.rmtree, directory)
+        create_keys(directory / "keys.jwks")
+        self.test = test
+        self.clock = _Reactor()
+        self.clock.advance(NOW)
+        self.config = Config.model_validate({"storage": {"backend": "memory"}, **settings}).resolved(directory)
+        self.base = build_base(self.clock, self.config)
+        self.half = build_didcomm(self.base, self.config)
+        self.store = self.base.store
+        self.base.events.startService()
+        test.successResultOf(self.store.open())
+        self.half.due.startService()
+        self.half.housekeeping.startService()
+        self.base.connections.startService()
+        test.addCleanup(self.base.events.stopService)
+        self.did = self.base.identity.did
+        self.document: DIDDocument = resolve_local(self.did)
+
+    def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> Reply:
+        """What the mediator replies to one message."""
+        origin = Origin(socket.client if socket else peer, socket)
+        return self.test.successResultOf(Deferred.fromCoroutine(self.half.mediator.receive(raw, origin)))
+
+    def socket(self, **options: Any) -> FakeSocket:
+        """A socket that has finished its handshake."""
+        socket = FakeSocket(**options)
+        self.base.connections.opened(socket)
+        return socket
+
+    @contextmanager
+    def failing(self, operation: str, error: Exception) -> Iterator[None]:
+        """Have one operation of the store fail, which the memory store never does by itself."""
+        setattr(self.store, operation, lambda *args, **options: fail(error))
+        yield
+        delattr(self.store, operation)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of one name that were written so far."""
+        self.clock.advance(0)
+        segments = sorted(self.config.log.directory.glob("events*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+        lines = [line for segment in segments for line in segment.read_text("utf-8").splitlines()]
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+    def counter(self, name: str, **labels: str) -> float:
+        """The value of a metric as it is exposed, 0 when there is no such series."""
+        pairs = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        wanted = f"{name}{{{pairs}}}" if labels else name
+        for line in self.base.journal.metrics.render().decode().splitlines():
+            series, _, value = line.rpartition(" ")
+            if series == wanted:
+                return float(value)
+        return 0.0
+
+
+class Guest:
+    """A wallet at the house: packs, sends, and opens what comes back."""
+
+    def __init__(self, house: House, identity: Identity | None = None) -> None:
+        self.house = house
+        self.identity = identity or Identity.fresh(endpoint=house.did)
+        self.book = AddressBook()
+
+    @property
+    def did(self) -> str:
+        """Its DID."""
+        return self.identity.did
+
+    def pack(self, type_: str, body: dict[str, Any] | None = None, **headers: Any) -> bytes:
+        """A message to the mediator, authenticated."""
+        headers = {"from": self.did, "to": [self.house.did], **headers}
+        return authcrypt(compose(type_, body, **headers), self.identity, self.house.document)
+
+    def ask(
+        self, type_: str, body: dict[str, Any] | None = None, *, socket: FakeSocket | None = None, **headers: Any
+    ) -> Reply:
+        """Send a request that wants its answer on the connection."""
+        headers = {"return_route": "all", **headers}
+        return self.house.receive(self.pack(type_, body, **headers), socket)
+
+    def answer(self, type_: str, body: dict[str, Any] | None = None, **options: Any) -> Opened:
+        """Send a request and open the answer, which has to be a 200."""
+        reply = self.ask(type_, body, **options)
+        self.house.test.assertEqual(reply.status, 200)
+        return self.open(reply.body)
+
+    def open(self, raw: bytes) -> Opened:
+        """Open an envelope addressed to this wallet."""
+        return unpack(raw, self.identity, self.book.resolve)
+
+    def enrol(self, *dids: str) -> Guest:
+        """Get a grant, and register these DIDs, or its own."""
+        self.answer(f"{CM3}/mediate-request")
+        updates = [{"recipient_did": did, "action": "add"} for did in dids or (self.did,)]
+        results = self.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
+        self.house.test.assertEqual({result["result"] for result in results}, {"success"})
+        return self
+
+    def go_live(self) -> FakeSocket:
+        """Open a socket and switch live delivery on."""
+        socket = self.house.socket()
+        status = self.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
+        self.house.test.assertIs(status.body["live_delivery"], True)
+        return socket
+
+    def letter(self, text: str = "hello") -> bytes:
+        """A message to this wallet from nobody, encrypted."""
+        message = compose("https://didcomm.org/basicmessage/2.0/message", {"content": text}, to=[self.did])
+        return anoncrypt(message, self.identity.document)
+
+    def fetch(self, limit: int = 10, **options: Any) -> list[Delivered]:
+        """The oldest of what waits, which has to be something."""
+        return read_delivery(self.answer(f"{MP}/delivery-request", {"limit": limit}, **options).message)
+
+    def waiting(self) -> int:
+        """How many messages wait for it."""
+        count: int = self.answer(f"{MP}/status-request").body["message_count"]
+        return count
+
+
+def sent_by(did: str | None) -> dict[str, Any]:
+    """The header `from`, which is a word of Python's."""
+    return {"from": did}
+
+
+def sealed_forward(house: House, next_: str, *payloads: bytes, **headers: Any) -> bytes:
+    """An anonymous forward to the mediator."""
+    return anoncrypt(forward(next_, payloads, **headers), house.document)
+
+
+def code_of(reply: Reply, guest: Guest | None = None) -> str:
+    """The problem code of a reply: in the clear, or encrypted to `guest`."""
+    body = guest.open(reply.body).body if guest else json.loads(reply.body)["body"]
+    code: str = body["code"]
+    return code

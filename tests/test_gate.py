@@ -1,0 +1,45 @@
+"""Draining: no new work, and an end when the old is done."""
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import ShuttingDown
+from mediatord.gate import Gate
+
+
+class GateTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.gate = Gate()
+
+    def begin(self, work: Deferred[int]) -> Deferred[int]:
+        async def wait() -> int:
+            return await work
+
+        return Deferred.fromCoroutine(self.gate.through(wait))
+
+    def test_work_passes_while_open(self) -> None:
+        """The result of the work comes through."""
+        self.gate.startService()
+        work: Deferred[int] = Deferred()
+        done = self.begin(work)
+        work.callback(7)
+        self.assertEqual(self.successResultOf(done), 7)
+
+    def test_closed_before_the_start_and_after_the_stop(self) -> None:
+        """Work is refused, and not begun."""
+        self.failureResultOf(self.begin(Deferred()), ShuttingDown)
+        self.gate.startService()
+        self.gate.stopService()
+        self.failureResultOf(self.begin(Deferred()), ShuttingDown)
+
+    def test_stopping_waits_for_what_is_inside(self) -> None:
+        """Also for what fails."""
+        self.gate.startService()
+        works: list[Deferred[int]] = [Deferred(), Deferred()]
+        results = [self.begin(work) for work in works]
+        stopped = self.gate.stopService()
+        works[0].callback(1)
+        self.assertNoResult(stopped)
+        works[1].errback(ValueError())
+        self.assertIsNone(self.successResultOf(stopped))
+        self.failureResultOf(results[1], ValueError)

@@ -1,0 +1,501 @@
+"""Every situation of reference section 11: one clear answer, nothing stored, the counter moves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.didcomm.exchange import Origin, Reply
+from mediatord.errors import StoreUnavailable
+from mediatord.protocol.didcomm import envelope as jwe
+from mediatord.protocol.didcomm import jsontext, signed
+from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.wallet.identity import Identity
+from mediatord.wallet.mediation import read_delivery
+from mediatord.wallet.packing import anoncrypt, authcrypt, compose, forward
+from tests.house import CM2, CM3, MP, NOW, PING, Guest, House, code_of, sealed_forward, sent_by
+from tests.protocol.foreign_jwe import Writing
+
+PLAIN = "application/didcomm-plain+json"
+PACKED = "application/didcomm-encrypted+json"
+
+
+class SituationTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.house = House(self, limits={"ip_per_minute": 10_000, "did_per_minute": 10_000})
+        self.bob = Guest(self.house).enrol()
+        self.alice = Guest(self.house)
+
+    def refused(self, reply: Reply, status: int, code: str, reason: str, *, to: Guest | None = None) -> None:
+        """The refusal is what the table says, in the clear or for `to`; it is counted, and nothing was stored."""
+        self.assertEqual((reply.status, code_of(reply, to)), (status, code))
+        self.assertEqual(reply.media_type, PACKED if to else PLAIN)
+        self.assertEqual(self.house.counter("mediator_rejected_total", reason=reason), 1)
+        self.assertEqual(self.house.events("req.done")[-1]["code"], code)
+        self.assertEqual(self.house.counter("mediator_messages_forwarded_total"), 0)
+        self.assertEqual(self.bob.waiting(), 0)
+
+    def forwarded(self, **headers: Any) -> Reply:
+        """An authenticated forward by Alice; headers replace those of a good one."""
+        attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
+        body = headers.pop("body", {"next": self.bob.did})
+        return self.alice.ask(FORWARD, body, **{"attachments": attachments, **headers})
+
+    def test_row_5_unknown_recipient(self) -> None:
+        """400 with the code and the very comment of UC-021 AF-1, packed to an authenticated sender."""
+        reply = self.forwarded(body={"next": "did:example:nobody"})
+        self.assertEqual(self.alice.open(reply.body).body["comment"], "Recipient not registered with this mediator")
+        self.refused(reply, 400, "e.p.me.res.not-found", "recipient_unknown", to=self.alice)
+
+    def test_row_5_unknown_recipient_of_an_anonymous_forward(self) -> None:
+        """The same in the clear when there is nobody to encrypt to; the report names the thread."""
+        reply = self.house.receive(sealed_forward(self.house, "did:example:nobody", self.bob.letter(), id="f-1"))
+        report = json.loads(reply.body)
+        self.assertEqual((report["pthid"], report["ack"]), ("f-1", ["f-1"]))
+        self.refused(reply, 400, "e.p.me.res.not-found", "recipient_unknown")
+
+    def test_row_5_a_prefix_is_somebody_else(self) -> None:
+        """`next` is compared whole."""
+        for next_ in (self.bob.did[:-1], self.bob.did + "x", self.bob.did.upper()):
+            reply = self.house.receive(sealed_forward(self.house, next_, self.bob.letter()))
+            self.assertEqual((reply.status, code_of(reply)), (400, "e.p.me.res.not-found"))
+
+    def test_row_7_undecryptable(self) -> None:
+        """One text for every cause, without a thread: no oracle (UC-021 AF-3)."""
+        good = json.loads(sealed_forward(self.house, self.bob.did, self.bob.letter()))
+        stranger = Identity.fresh()
+        texts = set()
+        for broken in (
+            {**good, "tag": good["tag"][::-1]},
+            {**good, "ciphertext": good["ciphertext"][:-4] + "AAAA"},
+            {**good, "protected": good["protected"][:-3]},
+            {**good, "recipients": [{**good["recipients"][0], "encrypted_key": "AAAA"}]},
+            {**good, "recipients": [{**good["recipients"][0], "header": {"kid": stranger.agreement.kid}}]},
+            {**good, "recipients": []},
+            json.loads(anoncrypt(compose(PING), stranger.document)),
+        ):
+            reply = self.house.receive(json.dumps(broken).encode())
+            self.assertEqual((reply.status, code_of(reply)), (400, "e.p.trust.crypto"))
+            report = json.loads(reply.body)
+            self.assertNotIn("pthid", report)
+            texts.add(json.dumps(report["body"]))
+        self.assertEqual(len(texts), 1)
+        self.assertEqual(self.house.counter("mediator_rejected_total", reason="undecryptable"), 7)
+        self.assertEqual(self.bob.waiting(), 0)
+
+    def test_row_8_not_an_envelope(self) -> None:
+        """400, or 415 when the Content-Type was something else altogether."""
+        self.refused(self.house.receive(b"hello"), 400, "e.p.msg", "not_an_envelope")
+        for raw in (b"", b"[]", b"7", b"{}", b"\xff\xfe", b'{"a":NaN}', b"[" * 100_000):
+            self.assertEqual(code_of(self.house.receive(raw)), "e.p.msg")
+
+    def test_row_9_plaintext(self) -> None:
+        """A message in the clear is not accepted."""
+        raw = json.dumps(compose(PING)).encode()
+        self.refused(self.house.receive(raw), 400, "e.p.trust.not-encrypted", "not_encrypted")
+
+    def test_row_9_merely_signed(self) -> None:
+        """Nor is one that is only signed."""
+        key = self.alice.identity.signing
+        raw = signed.sign(json.dumps(compose(PING, **sent_by(self.alice.did))).encode(), key.kid, key.private)
+        self.refused(self.house.receive(raw), 400, "e.p.trust.not-encrypted", "not_encrypted")
+
+    def test_row_10_no_message_inside(self) -> None:
+        """Decrypted, but without `id` or `type`."""
+        for inside in (b"{}", b"hello", b"[]", b'{"id":"1"}'):
+            raw = jwe.seal_anoncrypt(
+                inside, [(method.id, method.key) for method in self.house.document.key_agreement]
+            )
+            self.assertEqual(code_of(self.house.receive(raw)), "e.p.msg")
+        self.assertEqual(self.house.counter("mediator_rejected_total", reason="not_a_message"), 4)
+
+    def test_row_11_next(self) -> None:
+        """`next` missing or not a string."""
+        self.refused(self.forwarded(body={}), 400, "e.p.msg.missing-next", "next_missing", to=self.alice)
+        body: Any
+        for body in ({"next": [self.bob.did]}, {"next": None}, [], {"next": ""}):
+            self.assertEqual(code_of(self.forwarded(body=body), self.alice), "e.p.msg.missing-next")
+
+    def test_row_12_attachments(self) -> None:
+        """None, unreadable, or not encrypted."""
+        self.refused(self.forwarded(attachments=None), 400, "e.p.msg.bad-attachment", "bad_attachment", to=self.alice)
+        attachments: Any
+        for attachments in ([], [{}], [{"data": {"base64": "?"}}], [{"data": {"json": compose(PING)}}]):
+            self.assertEqual(code_of(self.forwarded(attachments=attachments), self.alice), "e.p.msg.bad-attachment")
+
+    def test_row_13_links(self) -> None:
+        """Nothing that a sender names is fetched."""
+        attachments = [{"data": {"links": ["https://example.com/x"], "hash": "1220"}}]
+        code = "e.p.xfer.attachment-links-not-supported"
+        self.refused(self.forwarded(attachments=attachments), 400, code, "linked_attachment", to=self.alice)
+
+    def test_row_14_expired_forward(self) -> None:
+        """Not stored."""
+        reply = self.forwarded(expires_time=int(NOW) - 1)
+        self.refused(reply, 400, "e.p.req.time.expired", "forward_expired", to=self.alice)
+
+    def onion(self, depth: int) -> bytes:
+        """A forward to the mediator itself, so many times around one to Bob."""
+        raw = sealed_forward(self.house, self.bob.did, self.bob.letter("deep"))
+        for _ in range(depth):
+            raw = anoncrypt(forward(self.house.did, [raw]), self.house.document)
+        return raw
+
+    def test_forwards_to_ourselves_are_unwrapped(self) -> None:
+        """The mediator as its own next hop, up to three times (reference 4.3)."""
+        for depth in (1, 2, 3):
+            self.assertEqual(self.house.receive(self.onion(depth)).status, 202)
+        texts = [self.bob.open(delivered.payload).text for delivered in self.bob.fetch()]
+        self.assertEqual(texts, ["deep"] * 3)
+
+    def test_row_15_loops_end(self) -> None:
+        """One hop more is a loop."""
+        self.refused(self.house.receive(self.onion(4)), 400, "e.p.msg.routing-loop", "routing_loop")
+
+    def test_nothing_but_forwards_comes_out_of_a_forward_to_ourselves(self) -> None:
+        """A request wrapped that way has no connection to be answered on."""
+        inner = self.bob.pack(f"{MP}/status-request")
+        reply = self.house.receive(anoncrypt(forward(self.house.did, [inner]), self.house.document))
+        self.refused(reply, 400, "e.p.msg.unsupported", "unsupported")
+
+    def test_row_17_store_unavailable(self) -> None:
+        """503 with Retry-After, and never a 202; the same bytes work once the store is back."""
+        raw = sealed_forward(self.house, self.bob.did, self.bob.letter())
+        with self.house.failing("deposit", StoreUnavailable()):
+            reply = self.house.receive(raw)
+        self.assertEqual((reply.status, code_of(reply), reply.retry_after), (503, "e.p.me.res.storage", 5))
+        self.assertEqual(self.house.receive(raw).status, 202)
+
+    def test_a_request_that_failed_may_come_again(self) -> None:
+        """What the store did not take is not remembered as a replay."""
+        raw = self.bob.pack(f"{MP}/status-request", return_route="all")
+        with self.house.failing("status", StoreUnavailable()):
+            self.assertEqual(self.house.receive(raw).status, 503)
+        self.assertEqual(self.house.receive(raw).status, 200)
+
+    def test_row_18_somebody_elses_name(self) -> None:
+        """`from` has to be the DID of the key that encrypted; no client library checks this (reference 1.8)."""
+        for name in (self.bob.did, None, "did:example:x"):
+            reply = self.alice.ask(f"{MP}/status-request", **sent_by(name))
+            self.assertEqual((reply.status, code_of(reply)), (400, "e.p.trust.sender-mismatch"))
+            self.assertEqual(reply.media_type, PLAIN)
+
+    def test_row_18_a_signature_by_somebody_else(self) -> None:
+        """The signer inside has to be the one who encrypted."""
+        key = self.bob.identity.signing
+        message = compose(PING, to=[self.house.did], **sent_by(self.alice.did))
+        jws = signed.sign(json.dumps(message).encode(), key.kid, key.private)
+        own = self.alice.identity.agreement
+        raw = jwe.seal_authcrypt(
+            jws, (own.kid, own.private), [(m.id, m.key) for m in self.house.document.key_agreement]
+        )
+        self.refused(self.house.receive(raw), 400, "e.p.trust.sender-mismatch", "sender_mismatch")
+
+    def test_signed_and_encrypted_is_accepted(self) -> None:
+        """authcrypt(sign) by one and the same, and authcrypt inside anoncrypt (reference 1.1)."""
+        key, own = self.alice.identity.signing, self.alice.identity.agreement
+        keys = [(method.id, method.key) for method in self.house.document.key_agreement]
+        message = compose(PING, to=[self.house.did], return_route="all", **sent_by(self.alice.did))
+        jws = signed.sign(json.dumps(message).encode(), key.kid, key.private)
+        self.assertEqual(self.house.receive(jwe.seal_authcrypt(jws, (own.kid, own.private), keys)).status, 200)
+        hidden = jwe.seal_anoncrypt(self.alice.pack(PING, return_route="all"), keys)
+        self.assertEqual(self.house.receive(hidden).status, 200)
+        four = hidden
+        for _ in range(2):
+            four = jwe.seal_anoncrypt(four, keys)
+        self.assertEqual(code_of(self.house.receive(four)), "e.p.trust.crypto")
+
+    def test_row_19_anonymous_requests(self) -> None:
+        """Coordination and pickup need an authenticated sender."""
+        for type_ in (f"{CM3}/mediate-request", f"{CM2}/keylist-query", f"{MP}/status-request"):
+            message = compose(type_, to=[self.house.did], **sent_by(self.bob.did))
+            reply = self.house.receive(anoncrypt(message, self.house.document))
+            self.assertEqual((reply.status, code_of(reply)), (400, "e.p.trust.authcrypt-required"))
+
+    def sender(self, kid: str) -> Reply:
+        """A message whose sender key claims to be this one."""
+        own = self.alice.identity.agreement
+        keys = [(method.id, method.key) for method in self.house.document.key_agreement]
+        raw = jwe.seal_authcrypt(json.dumps(compose(PING)).encode(), (kid, own.private), keys)
+        return self.house.receive(raw)
+
+    def test_row_20_sender_dids(self) -> None:
+        """Unresolvable, of an unknown method, or without that key."""
+        for kid, code in (
+            ("did:peer:2.Ez6LSbroken#key-1", "e.p.did.unresolvable"),
+            ("did:prism:abc#key-1", "e.p.did.unsupported"),
+            (f"{self.alice.did}#key-9", "e.p.did.unresolvable"),
+            (f"{self.alice.did}#key-2", "e.p.did.unresolvable"),
+        ):
+            reply = self.sender(kid)
+            self.assertEqual((reply.status, code_of(reply), reply.media_type), (400, code, PLAIN))
+
+    def test_row_21_unknown_types(self) -> None:
+        """200 packed for an authenticated sender, 400 in the clear otherwise."""
+        for type_ in (
+            "https://didcomm.org/unsupported-protocol",
+            "https://didcomm.org/basicmessage/100.0/message",
+            "https://didcomm.org/coordinate-mediation/1.0/mediate-request",
+            "https://didcomm.org/messagepickup/4.0/status-request",
+            "https://didcomm.org/routing/3.0/forward",
+        ):
+            self.assertEqual(code_of(self.alice.ask(type_), self.alice), "e.p.msg.unsupported")
+        reply = self.house.receive(anoncrypt(compose("https://didcomm.org/x/1.0/y"), self.house.document))
+        self.assertEqual((reply.status, code_of(reply)), (400, "e.p.msg.unsupported"))
+
+    def test_row_22_malformed_bodies(self) -> None:
+        """200 packed, with a code that says which part."""
+        for type_, body, code in (
+            (f"{MP}/delivery-request", {}, "e.p.msg.bad-limit"),
+            (f"{MP}/delivery-request", {"limit": 0}, "e.p.msg.bad-limit"),
+            (f"{MP}/messages-received", {"message_id_list": "x"}, "e.p.msg.bad-body"),
+            (f"{MP}/live-delivery-change", {}, "e.p.msg.bad-body"),
+            (f"{CM3}/recipient-update", {}, "e.p.msg.bad-updates"),
+            (f"{CM2}/keylist-query", {"paginate": {"limit": 1}}, "e.p.msg.bad-paginate"),
+            ("https://didcomm.org/discover-features/2.0/queries", {}, "e.p.msg.bad-body"),
+        ):
+            reply = self.bob.ask(type_, body)
+            self.assertEqual((reply.status, code_of(reply, self.bob)), (200, code))
+
+    def test_row_22_bodies_that_are_no_objects(self) -> None:
+        """Of any request."""
+        own = self.bob.identity.agreement
+        keys = [(method.id, method.key) for method in self.house.document.key_agreement]
+        for type_ in (f"{MP}/status-request", f"{CM3}/recipient-update", f"{CM2}/keylist-query", PING):
+            message = {**compose(type_, to=[self.house.did], **sent_by(self.bob.did)), "body": []}
+            raw = jwe.seal_authcrypt(json.dumps(message).encode(), (own.kid, own.private), keys)
+            self.assertEqual(code_of(self.house.receive(raw), self.bob), "e.p.msg.bad-body")
+
+    def test_row_23_not_enrolled(self) -> None:
+        """Without a grant, or for a DID of somebody else: the same answer (reference 5.4)."""
+        for type_, body in (
+            (f"{CM3}/recipient-update", {"updates": []}),
+            (f"{CM2}/keylist-query", {}),
+            (f"{MP}/status-request", {}),
+            (f"{MP}/delivery-request", {"limit": 1}),
+            (f"{MP}/messages-received", {"message_id_list": []}),
+        ):
+            reply = self.alice.ask(type_, body)
+            self.assertEqual((reply.status, code_of(reply, self.alice)), (200, "e.p.req.not_enroll"))
+        carol = Guest(self.house).enrol()
+        for did in (carol.did, "did:example:unknown"):
+            reply = self.bob.ask(f"{MP}/delivery-request", {"limit": 1, "recipient_did": did})
+            self.assertEqual((reply.status, code_of(reply, self.bob)), (200, "e.p.req.not_enroll"))
+
+    def test_row_24_replays(self) -> None:
+        """The same bytes a second time are refused for an hour; a new message of the same kind is not."""
+        raw = self.bob.pack(f"{MP}/status-request", return_route="all")
+        self.assertEqual(self.house.receive(raw).status, 200)
+        reply = self.house.receive(raw)
+        self.assertEqual((reply.status, code_of(reply, self.bob)), (200, "e.p.crypto.message.dejavu"))
+        self.assertEqual(len(self.house.events("replay.drop")), 1)
+        self.assertEqual(self.bob.waiting(), 0)
+
+    def test_row_25_live_mode_over_http(self) -> None:
+        """The exact comment, in the thread of the request; switching off is fine."""
+        reply = self.bob.ask(f"{MP}/live-delivery-change", {"live_delivery": "true"}, id="live-1")
+        report = self.bob.open(reply.body)
+        self.assertEqual(report.body["code"], "e.m.live-mode-not-supported")
+        self.assertEqual(report.body["comment"], "Connection does not support Live Delivery")
+        self.assertEqual(json.loads(report.plaintext)["pthid"], "live-1")
+        self.assertNotIn("thid", json.loads(report.plaintext))
+        off = self.bob.answer(f"{MP}/live-delivery-change", {"live_delivery": False})
+        self.assertEqual(off.body["live_delivery"], False)
+
+    def test_row_26_expired_requests(self) -> None:
+        """Dropped, and said so."""
+        reply = self.bob.ask(f"{MP}/status-request", expires_time=int(NOW) - 1)
+        self.assertEqual((reply.status, code_of(reply, self.bob)), (200, "e.p.req.time.expired"))
+
+    def test_row_30_nothing_to_answer(self) -> None:
+        """Problem reports, empty messages and pings that want no answer."""
+        for type_, body in (
+            ("https://didcomm.org/report-problem/2.0/problem-report", {"code": "e.p.x"}),
+            ("https://didcomm.org/empty/1.0/empty", {}),
+            (PING, {"response_requested": False}),
+        ):
+            reply = self.alice.ask(type_, body)
+            self.assertEqual((reply.status, reply.body), (202, b""))
+        anonymous = self.house.receive(anoncrypt(compose(PING), self.house.document))
+        self.assertEqual((anonymous.status, anonymous.body), (202, b""))
+
+    def test_row_31_too_many_reports(self) -> None:
+        """Said once, then silence (reference 7.3)."""
+        report = "https://didcomm.org/report-problem/2.0/problem-report"
+        replies = [self.alice.ask(report, {"code": "e.p.x"}) for _ in range(13)]
+        self.assertEqual([reply.status for reply in replies], [202] * 10 + [200] + [202] * 2)
+        self.assertEqual(code_of(replies[10], self.alice), "e.p.req.max-errors-exceeded")
+
+    def test_requests_addressed_to_others(self) -> None:
+        """A request replayed from another mediator is refused; a forward is not (reference 1.8)."""
+        reply = self.bob.ask(f"{MP}/status-request", to=["did:example:other"])
+        self.assertEqual((reply.status, code_of(reply, self.bob)), (200, "e.p.msg.misaddressed"))
+        self.assertEqual(self.bob.ask(f"{MP}/status-request", to=self.house.did).status, 200)
+        self.assertEqual(self.bob.ask(f"{MP}/status-request", to=None).status, 200)
+        raw = sealed_forward(self.house, self.bob.did, self.bob.letter(), to=["did:example:other"])
+        self.assertEqual(self.house.receive(raw).status, 202)
+
+    def test_a_fault_of_ours(self) -> None:
+        """500 with a fixed text, logged, and the daemon lives."""
+        with self.house.failing("account", ZeroDivisionError()):
+            reply = self.bob.ask(f"{MP}/status-request")
+        self.assertEqual((reply.status, code_of(reply)), (500, "e.p.me"))
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertEqual(self.bob.waiting(), 0)
+
+    def test_alien_content_types(self) -> None:
+        """Row 8: 415 only when the body is no envelope either."""
+        deferred = self.house.half.mediator.receive(b"<html>", Origin("192.0.2.1", None, alien=True))
+        reply = self.successResultOf(Deferred.fromCoroutine(deferred))
+        self.assertEqual((reply.status, code_of(reply)), (415, "e.p.msg"))
+
+
+class RotationTests(SynchronousTestCase):
+    """`from_prior` (reference 2.3)."""
+
+    def setUp(self) -> None:
+        self.house = House(self)
+        self.old = Guest(self.house).enrol()
+        self.new = Guest(self.house)
+
+    def token(self, signer: Identity | None = None, **claims: Any) -> str:
+        signer = signer or self.old.identity
+        prior = signed.FromPrior(
+            kid=claims.pop("kid", signer.signing.kid),
+            iss=claims.pop("iss", self.old.did),
+            sub=claims.pop("sub", self.new.did),
+            iat=int(NOW),
+        )
+        return signed.make_from_prior(prior, signer.signing.private)
+
+    def test_an_account_moves_with_all_it_has(self) -> None:
+        """Queue and registrations go over, and the old DID is refused for good."""
+        self.house.receive(sealed_forward(self.house, self.old.did, self.old.letter("moved")))
+        status = self.new.answer(f"{MP}/status-request", from_prior=self.token())
+        self.assertEqual(status.body["message_count"], 1)
+        dids = self.new.answer(f"{CM3}/recipient-query").body["dids"]
+        self.assertEqual(dids, [{"recipient_did": self.old.did}])
+        reply = self.old.ask(f"{MP}/status-request")
+        self.assertEqual(code_of(reply, self.old), "e.p.req.not_enroll")
+        denied = self.old.answer(f"{CM3}/mediate-request")
+        self.assertTrue(denied.message.type.uri.endswith("mediate-deny"))
+
+    def test_a_live_socket_stays_live(self) -> None:
+        """The socket on which the rotation came is pushed to under the new DID; an older one no longer."""
+        other, socket = self.old.go_live(), self.old.go_live()
+        self.new.answer(f"{MP}/status-request", from_prior=self.token(), socket=socket)
+        self.house.receive(sealed_forward(self.house, self.old.did, self.old.letter("still here")))
+        (delivered,) = read_delivery(self.new.open(socket.frames[-1]).message)
+        self.assertEqual(self.old.open(delivered.payload).text, "still here")
+        self.assertEqual(other.frames, [])
+
+    def test_forged_rotations(self) -> None:
+        """Signed by another, for another, or no token at all: refused, and nothing moves."""
+        eve = Guest(self.house)
+        for token in (
+            self.token(eve.identity),
+            self.token(eve.identity, kid=self.old.identity.signing.kid),
+            self.token(sub=eve.did),
+            "nonsense",
+            "a.b.c",
+        ):
+            reply = self.new.ask(f"{MP}/status-request", from_prior=token)
+            self.assertEqual((reply.status, code_of(reply)), (400, "e.p.trust.sender-mismatch"))
+        self.assertEqual(self.old.waiting(), 0)
+
+
+class LimitTests(SynchronousTestCase):
+    """UC-021 AF-2 and reference 4.1, 4.2."""
+
+    def setUp(self) -> None:
+        self.house = House(self)
+        self.bob = Guest(self.house).enrol()
+        self.letter = self.bob.letter()
+
+    def test_120_forwards_a_minute_from_one_address(self) -> None:
+        """Exactly; what enrolling cost is part of it. The next minute is fresh, and other addresses are free."""
+        raw = sealed_forward(self.house, self.bob.did, self.letter)
+        self.house.clock.advance(61)
+        statuses = [self.house.receive(raw).status for _ in range(121)]
+        self.assertEqual(statuses, [202] * 120 + [429])
+        reply = self.house.receive(raw)
+        self.assertEqual((code_of(reply), reply.retry_after), ("e.m.req.rate-limited", 60))
+        self.assertEqual(self.house.receive(raw, peer="192.0.2.99").status, 202)
+        self.house.clock.advance(60)
+        self.assertEqual(self.house.receive(raw).status, 202)
+        self.assertEqual(len(self.house.events("limit.hit")), 2)
+
+    def test_undecryptable_posts_count(self) -> None:
+        """120 are told so, the 121st is refused before any cryptography."""
+        self.house.clock.advance(61)
+        statuses = [self.house.receive(b"{}").status for _ in range(121)]
+        self.assertEqual(statuses, [400] * 120 + [429])
+
+    def test_an_account_fetches_its_mail_from_a_flooded_address(self) -> None:
+        """Wallets behind one NAT are not shut out by a neighbour (reference section 12)."""
+        for _ in range(130):
+            self.house.receive(b"{}")
+        self.assertEqual(self.bob.waiting(), 0)
+
+    def test_60_forwards_a_minute_from_one_sender(self) -> None:
+        """Wherever they come from; another sender is free."""
+        alice, carol = Guest(self.house), Guest(self.house)
+        statuses = []
+        for number in range(61):
+            message = forward(self.bob.did, [self.letter], **sent_by(alice.did))
+            raw = authcrypt(message, alice.identity, self.house.document)
+            statuses.append(self.house.receive(raw, peer=f"192.0.2.{number}").status)
+        self.assertEqual(statuses, [202] * 60 + [429])
+        raw = authcrypt(
+            forward(self.bob.did, [self.letter], **sent_by(carol.did)), carol.identity, self.house.document
+        )
+        self.assertEqual(self.house.receive(raw).status, 202)
+
+    def test_a_claimed_sender_costs_nobody_else(self) -> None:
+        """Anonymous forwards in somebody's name are limited for this address only (reference 4.2)."""
+        self.house.clock.advance(61)
+        alice = Guest(self.house)
+        raw = sealed_forward(self.house, self.bob.did, self.letter, **sent_by(alice.did))
+        self.assertEqual([self.house.receive(raw).status for _ in range(61)], [202] * 60 + [429])
+        message = forward(self.bob.did, [self.letter], **sent_by(alice.did))
+        genuine = authcrypt(message, alice.identity, self.house.document)
+        self.assertEqual(self.house.receive(genuine, peer="198.51.100.7").status, 202)
+
+    def test_an_unknown_recipient_does_not_use_up_the_sender(self) -> None:
+        """The registration check comes first (reference 4.1)."""
+        alice = Guest(self.house)
+        for number in range(70):
+            message = forward("did:example:nobody", [self.letter], **sent_by(alice.did))
+            raw = authcrypt(message, alice.identity, self.house.document)
+            self.assertEqual(self.house.receive(raw, peer=f"192.0.2.{number}").status, 400)
+
+    def test_accounts_have_a_limit_of_their_own(self) -> None:
+        """600 a minute by default, here 5."""
+        house = House(self, limits={"account_per_minute": 5})
+        bob = Guest(house).enrol()
+        statuses = [bob.ask(f"{MP}/status-request").status for _ in range(6)]
+        self.assertEqual(statuses[-1], 429)
+        self.assertEqual(statuses.count(200), 4)
+
+
+class Draft03Tests(SynchronousTestCase):
+    """ECDH-1PU draft 03 as Veramo speaks it (reference 1.10)."""
+
+    def test_off_by_default(self) -> None:
+        """Such an envelope is undecryptable unless it is switched on, and then answered in anoncrypt."""
+        for on in (False, True):
+            house = House(self, didcomm={"legacy_draft03": on})
+            veramo = Guest(house)
+            message = compose(f"{CM3}/mediate-request", to=[house.did], return_route="all", **sent_by(veramo.did))
+            own = veramo.identity.agreement
+            keys = [(method.id, method.key) for method in house.document.key_agreement]
+            writing = Writing(sender=(own.kid, own.private), enc="A256GCM", draft03=True)
+            reply = house.receive(json.dumps(writing.write(jsontext.dumps(message), *keys)).encode())
+            if on:
+                opened = veramo.open(reply.body)
+                self.assertEqual((reply.status, opened.sender, opened.message.sender), (200, None, house.did))
+            else:
+                self.assertEqual(code_of(reply), "e.p.trust.crypto")
