@@ -1,0 +1,71 @@
+# The two commands of the project are `make run` and `make test`; `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PUBLIC_URL ?= http://127.0.0.1:8080
+DEV := var/dev
+
+# Wallets of other makers, which the suite talks to. Each lives in an environment of its own, since their
+# dependencies do not agree with ours; a stamp named here makes `make test` build it.
+FOREIGN := .venv-sicpa/.installed .venv-indicio/.installed
+
+.PHONY: help run test demo lint types bench clean
+.DEFAULT_GOAL := help
+
+help: ## list these commands
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: $(DEV)/mediator.yaml ## start a mediator on 127.0.0.1:8080, with its data in var/dev
+	@exec $(BIN)/mediatord run --config $(DEV)/mediator.yaml
+
+test: $(VENV)/.installed-test $(FOREIGN) ## run the whole test suite
+	@$(BIN)/python -m pytest
+
+demo: $(VENV)/.installed ## let two throw-away wallets talk through a mediator
+	@$(BIN)/mediatord demo $(if $(URL),--url $(URL))
+
+lint: $(VENV)/.installed-test ## check style and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test ## check types
+	@$(BIN)/mypy
+
+bench: $(VENV)/.installed ## measure how much a mediator takes; ARGS="..." for its options
+	@$(BIN)/mediatord bench $(ARGS)
+
+clean: ## delete environments and caches; var/dev with its keys stays
+	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(DEV)/mediator.yaml: | $(VENV)/.installed
+	@$(BIN)/mediatord init --dir $(DEV) --public-url $(PUBLIC_URL)
+
+# --- environments -------------------------------------------------------------------------------------------------
+
+$(VENV)/.installed: setup.cfg
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not installed; expected Python 3.11 or later" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: $$($(PYTHON) -V) is too old; expected Python 3.11 or later: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "installing mediatord into $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "installing what the tests need ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,dev]'
+	@touch $@
+
+# --- foreign wallets: rules for the stamps in FOREIGN ------------------------------------------------------------
+
+.PHONY: .venv-sicpa .venv-indicio
+.venv-sicpa .venv-indicio: .venv-%: .venv-%/.installed
+	@test -e $<
+
+# Where one cannot be made, the tests that want it are skipped by name and all others run.
+.venv-%/.installed: tests/foreign/requirements-%.txt
+	@echo "installing wallets of other makers into $(@D) ..."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $< && touch $@ || \
+	  echo "make: $(@D) could not be made; its tests are skipped" >&2

@@ -1,0 +1,90 @@
+"""What twistd and twist load: `twistd -n mediatord --config PATH`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, cast
+
+from twisted.application.service import IService, MultiService
+from twisted.python import usage
+
+from mediatord.config import Config, ConfigError, load
+from mediatord.logs import EventFile
+from mediatord.service import OrderedService, StartupError
+from mediatord.wiring import build
+
+
+class Options(usage.Options):
+    """Options of the plugin."""
+
+    optParameters: ClassVar[list[list[str]]] = [["config", "c", "/etc/mediatord/mediator.yaml", "the configuration"]]
+    settings: Config
+
+    def postOptions(self) -> None:
+        """Read the configuration; a mistake costs a line for each and exit status 2."""
+        try:
+            self.settings = load(Path(self["config"]))
+        except ConfigError as error:
+            # A UsageError would make twistd print its own manual, and exit with 0.
+            _leave(2, *error.problems)
+
+
+class _Root(MultiService):
+    """Turns what prevents the start into one line and exit status 1, and signals into what they ask for."""
+
+    def __init__(self, reactor: Any, daemon: OrderedService) -> None:
+        super().__init__()
+        self._reactor = reactor
+        self._stopping = False
+        self._log = cast(EventFile, daemon.getServiceNamed("log"))
+        daemon.setServiceParent(self)
+
+    def privilegedStartService(self) -> None:
+        """Bind the listeners."""
+        try:
+            super().privilegedStartService()
+        except StartupError as error:
+            _leave(1, str(error))
+
+    def startService(self) -> None:
+        """Start everything."""
+        try:
+            super().startService()
+        except (StartupError, OSError) as error:
+            _leave(1, str(error))
+        self._reactor.callWhenRunning(self._take_signals)
+
+    def _take_signals(self) -> None:
+        """
+        SIGTERM and SIGINT stop in order, SIGUSR1 and SIGHUP close the segment of the event log.
+
+        The reactor's own handlers would have twistd end as if killed by the signal; an orderly stop is a success.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._reactor.callFromThread(self._stop))
+        for number in (signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(number, lambda *_: self._reactor.callFromThread(self._log.rotate))
+
+    def _stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._reactor.stop()
+
+
+def makeService(options: Options) -> IService:
+    """The daemon, for `twistd`."""
+    from twisted.internet import reactor  # noqa: TID251  the one place that names it
+
+    try:
+        return _Root(reactor, build(reactor, options.settings))
+    except StartupError as error:
+        _leave(1, str(error))
+
+
+def _leave(status: int, *lines: str) -> NoReturn:
+    # Not sys.stderr, which twistd has taken over for its log.
+    for line in lines:
+        print(f"mediatord: {line}", file=sys.__stderr__, flush=True)  # noqa: T201
+    raise SystemExit(status)

@@ -1,0 +1,134 @@
+"""A daemon of one's own for a while: a child process in a temporary directory, on a free port of the loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_START_SECONDS = 30.0
+_STOP_SECONDS = 15.0
+_BETWEEN_LOOKS_SECONDS = 0.05
+_LAST_WORDS_BYTES = 2000
+
+
+class DaemonFailed(Exception):
+    """The daemon did not start, or ended by itself; the text is the end of what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """
+    A running daemon.
+
+    :param directory: where its configuration, keys, database and logs are.
+    :param pid: of its first process; its workers are children of it.
+    """
+
+    url: str
+    directory: Path
+    pid: int
+
+
+@contextmanager
+def throw_away_daemon(settings: Mapping[str, str] | None = None) -> Iterator[Daemon]:
+    """
+    A daemon that answers inside the `with`, and of which nothing is left afterwards.
+
+    :param settings: environment names and values on top of the defaults (`MEDIATORD_...`).
+    :raise DaemonFailed: it did not start.
+    """
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    # Without the settings of a daemon that somebody may be running from this shell.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MEDIATORD_")}
+    environment = {
+        **inherited,
+        **(settings or {}),
+        "MEDIATORD_PUBLIC_URL": url,
+        "MEDIATORD_LISTEN": json.dumps([f"tcp:{port}:interface=127.0.0.1"]),
+    }
+    with tempfile.TemporaryDirectory(prefix="mediatord-", ignore_cleanup_errors=True) as temporary:
+        directory = Path(temporary)
+        output = directory / "output.txt"
+        _call(output, environment, "init", "--dir", str(directory), "--public-url", url)
+        process = _begin(output, environment, "run", "--config", str(directory / "mediator.yaml"))
+        try:
+            _wait_until_healthy(process, url, output)
+            yield Daemon(url, directory, process.pid)
+        finally:
+            _end(process)
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a daemon at this URL says that it is well."""
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=2) as response:
+            return response.status == 200 and b'"ok"' in response.read(1000)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def _begin(output: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.Popen[bytes]:
+    with open(output, "ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "mediatord", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=environment,
+        )
+
+
+def _call(output: Path, environment: Mapping[str, str], *arguments: str) -> None:
+    process = _begin(output, environment, *arguments)
+    try:
+        status = process.wait(_START_SECONDS)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        status = -1
+    if status != 0:
+        raise DaemonFailed(_last_words(output))
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, output: Path) -> None:
+    for _ in range(int(_START_SECONDS / _BETWEEN_LOOKS_SECONDS)):
+        if is_healthy(url):
+            return
+        try:
+            process.wait(_BETWEEN_LOOKS_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    raise DaemonFailed(_last_words(output))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _last_words(output: Path) -> str:
+    return output.read_bytes()[-_LAST_WORDS_BYTES:].decode("utf-8", "replace").strip()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

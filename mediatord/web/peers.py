@@ -1,0 +1,65 @@
+"""Who is on the other side, behind the proxies that are trusted to say so (contract section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address
+
+Network = IPv4Network | IPv6Network
+
+
+class Peers:
+    """
+    Finds the address of a client.
+
+    :param trusted: networks of proxies whose `X-Forwarded-For` counts.
+    """
+
+    def __init__(self, trusted: Sequence[Network]) -> None:
+        self._trusted = tuple(trusted)
+
+    def client(self, connected: str, forwarded_for: str | None) -> str:
+        """
+        The address a request came from.
+
+        :param connected: address of the TCP peer; empty for a UNIX socket, which only a local proxy can be behind.
+        :param forwarded_for: the header as received; read from the right, past every trusted proxy, so that what a
+            client writes into it itself is never believed.
+        """
+        if forwarded_for is None or not (connected == "" or self.trusts(connected)):
+            return _plain(connected) or connected
+        for hop in reversed(forwarded_for[-2048:].split(",")):
+            address = _plain(hop.strip())
+            if address is None:
+                break
+            connected = address
+            if not self.trusts(address):
+                break
+        return connected
+
+    def trusts(self, address: str) -> bool:
+        """Whether this address is a trusted proxy."""
+        return is_within(address, self._trusted)
+
+
+def is_within(address: str, networks: Sequence[Network]) -> bool:
+    """Whether an address lies in one of the networks; an IPv4 address mapped into IPv6 counts as itself."""
+    plain = _plain(address)
+    if plain is None:
+        return False
+    parsed = ip_address(plain)
+    return any(parsed.version == network.version and parsed in network for network in networks)
+
+
+def _plain(address: str) -> str | None:
+    """The address in its usual spelling, or None if it is none; a port or brackets are taken off."""
+    if address.startswith("["):
+        address = address[1:].partition("]")[0]
+    elif address.count(":") == 1:
+        address = address.partition(":")[0]
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return str(mapped or parsed)

@@ -1,0 +1,88 @@
+"""Coroutine in, HTTP response out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.server import NOT_DONE_YET, Request
+
+from mediatord.web.headers import CORS, SERVER
+
+_log = Logger()
+
+_CORS = [(name.encode("ascii"), [value.encode("ascii")]) for name, value in CORS]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    An HTTP response.
+
+    :param headers: beyond Content-Type, Content-Length and those that every answer has.
+    """
+
+    status: int
+    body: bytes = field(default=b"", repr=False)
+    content_type: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def write(request: Request, answer: Answer) -> None:
+    """Send the whole response and finish."""
+    request.setResponseCode(answer.status)
+    headers = request.responseHeaders
+    for name, values in _CORS:
+        headers.setRawHeaders(name, values)
+    headers.setRawHeaders(b"Server", [SERVER])
+    if answer.content_type:
+        headers.setRawHeaders(b"Content-Type", [answer.content_type])
+    else:
+        headers.removeHeader(b"Content-Type")
+        request.defaultContentType = None
+    for name, value in answer.headers:
+        headers.setRawHeaders(name, [value])
+    if answer.status != 204:  # RFC 9110 section 8.6
+        headers.setRawHeaders(b"Content-Length", [b"%d" % len(answer.body)])
+    if answer.body and request.method != b"HEAD":
+        request.write(answer.body)
+    request.finish()
+
+
+def respond(
+    request: Request, work: Awaitable[Answer], clock: IReactorTime, *, deadline: float, late: Answer, fault: Answer
+) -> int:
+    """
+    Finish `request` with what `work` returns.
+
+    :param deadline: seconds after which `late` is answered instead; the work itself goes on to its end.
+    :param fault: the answer when `work` raises.
+    """
+    gone: list[Failure] = []
+    request.notifyFinish().addErrback(gone.append)
+    finished = False
+
+    def finish(answer: Answer) -> None:
+        nonlocal finished
+        if not finished and not gone:  # the peer may have left; the work is finished all the same
+            finished = True
+            write(request, answer)
+
+    timer = clock.callLater(deadline, finish, late)
+
+    async def answer() -> None:
+        try:
+            outcome = await work
+        except Exception:
+            _log.failure("answering a request failed")
+            outcome = fault
+        if timer.active():
+            timer.cancel()
+        finish(outcome)
+
+    Deferred.fromCoroutine(answer())
+    return NOT_DONE_YET

@@ -1,0 +1,110 @@
+"""The HTTP site: stock Twisted, with the body capped before it is buffered and no access log."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any, cast
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.web.resource import IResource
+from twisted.web.server import Request, Site
+
+from mediatord.errors import WIRE, TooLarge
+from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol.didcomm.message import PLAIN_TYPE
+from mediatord.protocol.didcomm.small import PROBLEM_REPORT
+from mediatord.web.headers import CORS
+
+# A client that is told 413 may go on sending for so long, or so much, before it is cut off.
+_PATIENCE_SECONDS = 5.0
+_PATIENCE_BYTES = 16_777_216
+
+
+class CappedRequest(Request):
+    """
+    A request whose body is refused with 413 as soon as it is known to be too long.
+
+    The refusal goes out at once and the rest of the body is read and thrown away for a while: closing on a client
+    that is still sending would make its kernel discard our answer.
+    """
+
+    _received = 0
+    _refused = False
+
+    def gotLength(self, length: int | None) -> None:
+        """Called once the headers are there."""
+        self.content = BytesIO()
+        if length is not None and length > self._site.max_body:
+            self._refuse()
+
+    def handleContentChunk(self, data: bytes) -> None:
+        """Called with every piece of the body, chunked or not."""
+        self._received += len(data)
+        if self._refused:
+            if self._received > _PATIENCE_BYTES:
+                self._transport.abortConnection()
+        elif self._received > self._site.max_body:
+            self._refuse()
+        else:
+            super().handleContentChunk(data)
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """Called once the whole body is there."""
+        if self._refused:
+            self.channel.loseConnection()
+        else:
+            super().requestReceived(command, path, version)
+
+    @property
+    def _site(self) -> MediatorSite:
+        site: MediatorSite = cast(Any, self.channel).site
+        return site
+
+    @property
+    def _transport(self) -> Any:
+        return self.channel.transport
+
+    def _refuse(self) -> None:
+        self._refused = True
+        self.content = BytesIO()
+        # Or the channel would tell the client to go on.
+        self.requestHeaders.removeHeader(b"Expect")
+        self._site.refused()
+        transport = self._transport
+        transport.write(_TOO_LARGE)
+        getattr(transport, "loseWriteConnection", transport.loseConnection)()
+        timer = self._site.clock.callLater(_PATIENCE_SECONDS, transport.abortConnection)
+        self.notifyFinish().addErrback(lambda _: timer.cancel() if timer.active() else None)
+
+
+def _too_large() -> bytes:
+    wire = WIRE[TooLarge]
+    report = {"type": PROBLEM_REPORT, "body": {"code": wire.code, "comment": wire.comment}}
+    body = jsontext.dumps({"id": "too-large", "typ": PLAIN_TYPE, **report})
+    headers = [("Content-Type", PLAIN_TYPE), ("Content-Length", str(len(body))), ("Connection", "close"), *CORS]
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    return f"HTTP/1.1 {wire.status} Content Too Large\r\n{lines}\r\n".encode("ascii") + body
+
+
+_TOO_LARGE = _too_large()
+
+
+class MediatorSite(Site):
+    """
+    A site without forms and access log: both cost more than all the rest of a request.
+
+    :param max_body: bytes.
+    :param refused: told of every body that was too long.
+    """
+
+    requestFactory = CappedRequest
+    noisy = False
+
+    def __init__(self, root: IResource, clock: IReactorTime, max_body: int, refused: Any) -> None:
+        super().__init__(root, reactor=clock, parsePOSTFormSubmission=False)
+        self.clock = clock
+        self.max_body = max_body
+        self.refused = refused
+
+    def log(self, request: object) -> None:
+        """Nothing: what matters of a request is an event."""

@@ -1,0 +1,226 @@
+"""The WebSocket half of the transport: frames to the mediator, replies and pushes to frames (reference 3.2)."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import txaio
+from autobahn.twisted.websocket import WebSocketServerFactory, WebSocketServerProtocol
+from autobahn.websocket import USES_NVX
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from mediatord.didcomm.exchange import Correspondent, Origin, Reply
+from mediatord.didcomm.packing import is_opaque
+from mediatord.errors import NotAnEnvelope, ShuttingDown
+from mediatord.journal import Journal
+from mediatord.outbox import Outbox
+from mediatord.presence import Connections
+from mediatord.web.peers import Peers
+
+_log = Logger()
+
+Receive = Callable[[bytes, Origin], Awaitable[Reply]]
+
+MAX_OPAQUE = 3
+MAX_FRAGMENTS = 1024
+# Frames of one socket that may wait for their turn before reading from it stops.
+MAX_WAITING = 8
+
+
+def native_masking() -> bool:
+    """Whether Autobahn unmasks frames in C; without it, reading is many times slower."""
+    return bool(USES_NVX)
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """
+    What every socket works with.
+
+    :param receive: takes a message, gives the reply.
+    """
+
+    receive: Receive
+    connections: Connections[Correspondent]
+    journal: Journal
+    peers: Peers
+    clock: IReactorTime
+
+
+def frame_header(length: int) -> bytes:
+    """The header of an unmasked, final text frame (RFC 6455 section 5.2)."""
+    if length < 126:
+        return bytes((0x81, length))
+    if length < 65_536:
+        return b"\x81\x7e" + length.to_bytes(2, "big")
+    return b"\x81\x7f" + length.to_bytes(8, "big")
+
+
+class MediatorSocket(WebSocketServerProtocol):
+    """
+    One socket. It translates and nothing more.
+
+    Messages of one socket are served one after the other, so that what a wallet asks for in a row is answered in
+    that order; while too many wait, the socket is not read.
+    """
+
+    def __init__(self, sockets: Sockets) -> None:
+        super().__init__()
+        self.client = ""
+        self.name = secrets.token_hex(8)
+        self._sockets = sockets
+        self._outbox = Outbox(self._write_frame, cleared=self._go_on)
+        self._waiting: deque[bytes] = deque()
+        self._serving = False
+        self._reading = True
+        self._fragments = 0
+        self._opaque = 0
+        self._opened_at = 0.0
+        self._line: Any = None
+        self._traffic = [0, 0, 0, 0]
+
+    def onConnect(self, request: Any) -> None:
+        """The handshake was read; no sub-protocol is ever selected."""
+        self.client = self._sockets.peers.client(_host(self), request.headers.get("x-forwarded-for"))
+
+    def onOpen(self) -> None:
+        """The handshake is done."""
+        # After the upgrade the HTTP channel is still the transport's producer.
+        self._line = self.transport
+        self._line.unregisterProducer()
+        self._line.registerProducer(self._outbox, True)
+        self._opened_at = self._sockets.clock.seconds()
+        self._sockets.journal.connection_opened(self.name, self.client)
+        self._sockets.connections.opened(self)
+
+    def onMessageBegin(self, isBinary: bool) -> None:  # noqa: N803
+        """A message starts."""
+        self._fragments = 0
+        super().onMessageBegin(isBinary)
+
+    def onMessageFrameBegin(self, length: int) -> None:
+        """A fragment starts; even empty ones cost memory, so their number is bounded too."""
+        self._fragments += 1
+        super().onMessageFrameBegin(length)
+        if self._fragments > MAX_FRAGMENTS and not self.failedByMe:
+            self._fail_connection(1009, "too many fragments")
+
+    def onMessage(self, payload: bytes, isBinary: bool) -> None:  # noqa: N803
+        """A whole message, text or binary."""
+        if self.state != self.STATE_OPEN:  # it is being closed, and what still comes is not served
+            return
+        self._traffic[0] += 1
+        self._traffic[2] += len(payload)
+        self._waiting.append(payload)
+        if len(self._waiting) >= MAX_WAITING and self._reading:
+            self._reading = False
+            self._line.pauseProducing()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Serve what waits. A peer that does not read its answers gets no further ones made."""
+        if self._waiting and not self._serving and self._outbox.is_clear:
+            self._serving = True
+            served = Deferred.fromCoroutine(self._serve())
+            served.addErrback(lambda failure: _log.failure("serving a socket failed", failure))
+
+    async def _serve(self) -> None:
+        try:
+            while self._waiting and self._outbox.is_clear:
+                payload = self._waiting.popleft()
+                if not self._reading and len(self._waiting) < MAX_WAITING // 2:
+                    self._reading = True
+                    self._line.resumeProducing()
+                await self._answer(payload)
+        finally:
+            self._serving = False
+
+    async def _answer(self, payload: bytes) -> None:
+        try:
+            reply = await self._sockets.receive(payload, Origin(self.client, self))
+        except ShuttingDown:
+            self.close(1001, "going away")
+            return
+        if is_opaque(reply) or isinstance(reply.fault, NotAnEnvelope):
+            self._opaque += 1
+            if self._opaque == 1:
+                self._outbox.put(reply.body)
+            elif self._opaque >= MAX_OPAQUE:
+                self.close(1008, "undecryptable")
+        elif reply.body:
+            self._outbox.put(reply.body)
+
+    def send(self, frame: bytes) -> bool:
+        """Queue one text frame; False when the socket cannot take it now."""
+        return self.state == self.STATE_OPEN and self._outbox.offer(frame)
+
+    def close(self, code: int, reason: str) -> None:
+        """Begin the closing handshake; a peer that does not answer is dropped after two seconds."""
+        if self.state == self.STATE_OPEN:
+            self._waiting.clear()
+            # sendClose takes only the codes of applications.
+            self.sendCloseFrame(code, reason.encode(), isReply=False)
+
+    def _write_frame(self, payload: bytes) -> None:
+        if self.state != self.STATE_OPEN:  # nothing may come after a close frame
+            return
+        # Autobahn's sendMessage costs three times as much, and would refuse what is longer than it would read.
+        self._traffic[1] += 1
+        self._traffic[3] += len(payload)
+        self._line.write(frame_header(len(payload)) + payload)
+
+    def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:  # noqa: N803
+        """
+        The socket is gone; also called when the handshake failed.
+
+        What was received before is served all the same: a sender of forwards may say what it has to and leave.
+        """
+        self._outbox.stopProducing()
+        if self._opened_at:
+            lasted = self._sockets.clock.seconds() - self._opened_at
+            self._opened_at = 0.0
+            self._sockets.journal.connection_closed(self.name, lasted, code, tuple(self._traffic))
+        self._sockets.connections.closed(self)
+
+
+def _host(protocol: Any) -> str:
+    return getattr(protocol.transport.getPeer(), "host", "") or ""
+
+
+class SocketFactory(WebSocketServerFactory):
+    """
+    Makes sockets for upgraded requests.
+
+    :param max_message: bytes of a message, and of a frame.
+    """
+
+    def __init__(self, reactor: Any, sockets: Sockets, max_message: int, *, ping_interval: float = 30.0) -> None:
+        super().__init__(url=None, server="mediatord", reactor=reactor)
+        # Autobahn's timers run on this.
+        txaio.config.loop = reactor  # type: ignore[attr-defined]  # made at run time
+        self._sockets = sockets
+        self.setProtocolOptions(
+            maxFramePayloadSize=max_message,
+            maxMessagePayloadSize=max_message,
+            # Fail with a close code, not by cutting the line.
+            failByDrop=False,
+            openHandshakeTimeout=10,
+            closeHandshakeTimeout=2,
+            autoPingInterval=ping_interval,
+            autoPingTimeout=ping_interval,
+            tcpNoDelay=True,
+            # JSON is checked to be UTF-8 when it is parsed.
+            utf8validateIncoming=False,
+        )
+
+    def buildProtocol(self, addr: object) -> MediatorSocket:
+        """One socket."""
+        protocol = MediatorSocket(self._sockets)
+        protocol.factory = self
+        return protocol

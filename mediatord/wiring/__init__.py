@@ -1,0 +1,87 @@
+"""Puts the rooms together: the only place that knows the whole configuration (contract section 4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autobahn.twisted.resource import WebSocketResource
+from twisted.application.service import Service
+
+from mediatord.config import Config
+from mediatord.didcomm.exchange import Origin, Reply
+from mediatord.service import Listener, OrderedService
+from mediatord.web.pages import Pages
+from mediatord.web.peers import Peers
+from mediatord.web.resources import Front, Root
+from mediatord.web.site import MediatorSite
+from mediatord.web.websocket import SocketFactory, Sockets
+from mediatord.wiring.base import Base, build_base, load_identity
+from mediatord.wiring.didcomm import DIDCommHalf, build_didcomm
+from mediatord.wiring.life import Endings, Signs, StoreLife
+
+__all__ = ["build", "build_site", "load_identity"]
+
+
+def build(reactor: Any, config: Config) -> OrderedService:
+    """
+    The daemon as one service; nothing is opened or bound before it starts.
+
+    :raise StartupError: keys, identity or log key cannot be used.
+    """
+    base = build_base(reactor, config)
+    half = build_didcomm(base, config)
+    site = build_site(base, half, config)
+    root = OrderedService(reactor, patience=config.drain_timeout)
+    children: list[Service] = [
+        base.events,
+        StoreLife(base),
+        half.due,
+        half.housekeeping,
+        Endings("outgoing requests", lambda: _stop_outgoing(base, half)),
+        base.connections,
+        base.gate,
+        *(Listener(endpoint, site, reactor) for endpoint in config.listen),
+        Signs(base),
+    ]
+    for child in children:
+        child.setServiceParent(root)
+    return root
+
+
+def build_site(base: Base, half: DIDCommHalf, config: Config) -> MediatorSite:
+    """What the listeners serve."""
+    async def receive(raw: bytes, origin: Origin) -> Reply:
+        return await base.gate.through(lambda: half.mediator.receive(raw, origin))
+
+    peers = Peers(config.trusted_proxies)
+    largest = config.limits.max_message_bytes
+    sockets = Sockets(receive, base.connections, base.journal, peers, base.reactor)
+    front = Front(
+        clock=base.reactor,
+        receive=receive,
+        ping_store=lambda: _ping(base),
+        queue_sizes=lambda: _queue_sizes(base, config.metrics.queue_size_top),
+        pages=Pages(base.identity.did, base.identity.web_document, config.public_url),
+        metrics=base.journal.metrics,
+        peers=peers,
+        connections=base.connections,
+        sockets=WebSocketResource(SocketFactory(base.reactor, sockets, largest)),
+        metrics_allow=config.metrics.allow,
+    )
+    return MediatorSite(Root(front), base.reactor, largest, lambda: base.journal.metrics.rejected(_TOO_LARGE))
+
+
+_TOO_LARGE = "too_large"
+
+
+async def _ping(base: Base) -> None:
+    await base.gate.through(base.store.ping)
+
+
+async def _queue_sizes(base: Base, top: int) -> None:
+    base.journal.metrics.queue_sizes(*await base.store.queue_sizes(top))
+
+
+async def _stop_outgoing(base: Base, half: DIDCommHalf) -> None:
+    half.endpoints.stop()
+    await base.outbound.close()

@@ -1,0 +1,92 @@
+"""What both protocol halves stand on: identity, log, metrics, store, connections, the way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from mediatord import __version__
+from mediatord.config import Config
+from mediatord.didcomm.exchange import Correspondent
+from mediatord.gate import Gate
+from mediatord.identity import Identity, IdentityError
+from mediatord.interfaces import IStore, QueueLimits
+from mediatord.journal import Journal
+from mediatord.keyfile import load_keys
+from mediatord.logs import EventFile, SegmentLimits
+from mediatord.logs import Origin as LogOrigin
+from mediatord.metrics import Metrics
+from mediatord.outbound import Outbound
+from mediatord.presence import Connections
+from mediatord.private_file import PrivateFileError
+from mediatord.sealing import Sealer
+from mediatord.service import StartupError
+from mediatord.store import open_store
+from mediatord.tags import Tags, load_tag_key
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What everything else stands on."""
+
+    reactor: Any
+    identity: Identity
+    events: EventFile
+    journal: Journal
+    store: IStore
+    connections: Connections[Correspondent]
+    gate: Gate
+    outbound: Outbound
+
+
+def load_identity(config: Config) -> Identity:
+    """
+    Our keys and DIDs.
+
+    :raise StartupError: the key file or a former DID cannot be used.
+    """
+    try:
+        return Identity(load_keys(config.identity.keys), config.public_url, config.identity.former_dids)
+    except (PrivateFileError, IdentityError) as error:
+        raise StartupError(str(error)) from None
+
+
+def build_base(reactor: Any, config: Config) -> Base:
+    """
+    Make the rooms that everything else uses.
+
+    :raise StartupError: keys, identity or log key cannot be used.
+    """
+    identity = load_identity(config)
+    try:
+        tags = Tags(config.log.dids, load_tag_key(config.identity.keys.with_name("log.key")))
+    except PrivateFileError as error:
+        raise StartupError(str(error)) from None
+    events = EventFile(
+        config.log.directory,
+        reactor,
+        LogOrigin(config.node_name, __version__, tags.epoch),
+        limits=SegmentLimits(config.log.rotate.bytes, config.log.rotate.keep),
+        level=config.log.level,
+        seal=Sealer(reactor, config.log.rotate.compress),
+    )
+    metrics = Metrics(CollectorRegistry(), version=__version__, label=tags.did)
+    store = open_store(
+        config.storage.backend,
+        reactor,
+        QueueLimits(config.queue.max_messages, config.queue.max_bytes),
+        path=config.storage.sqlite.path,
+        observe=metrics.store_took,
+    )
+    return Base(
+        reactor=reactor,
+        identity=identity,
+        events=events,
+        journal=Journal(reactor, events, metrics, tags),
+        store=store,
+        connections=Connections(config.limits.max_connections_per_ip),
+        gate=Gate(),
+        outbound=Outbound(reactor, allow_private=config.outbound.allow_private),
+    )

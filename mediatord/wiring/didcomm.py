@@ -1,0 +1,170 @@
+"""The DIDComm half."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mediatord.config import Config
+from mediatord.didcomm.admission import Admission
+from mediatord.didcomm.coordination import Coordination, OwnNames, Registration
+from mediatord.didcomm.endpoints import EndpointDelivery, FailoverSettings, Targets
+from mediatord.didcomm.housekeeping import DueTimes, Housekeeping
+from mediatord.didcomm.live import Live, LiveSettings
+from mediatord.didcomm.mediator import Desk, Mediator, Protocols
+from mediatord.didcomm.packing import Packing
+from mediatord.didcomm.pickup import Pickup, PickupSettings
+from mediatord.didcomm.replying import Replying
+from mediatord.didcomm.routing import Deliveries, Route, Routing, RoutingSettings, Sources
+from mediatord.didcomm.smalltalk import SmallTalk
+from mediatord.didcomm.unpacking import Unpacking
+from mediatord.didcomm.wrapping import Wrapping
+from mediatord.identity import Identity
+from mediatord.ids import new_id, new_message_id
+from mediatord.protocol.limits import SlidingWindow
+from mediatord.resolver import Resolver, WebDIDs
+from mediatord.wiring.base import Base
+
+# did:web documents that one address may make us fetch in a minute (reference 8.5).
+WEB_LOOKUPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DIDCommHalf:
+    """The DIDComm half and its services."""
+
+    mediator: Mediator
+    due: DueTimes
+    housekeeping: Housekeeping
+    endpoints: EndpointDelivery
+
+
+def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
+    """Make the use cases and what runs by itself."""
+    reactor, store, journal, identity = base.reactor, base.store, base.journal, base.identity
+    settings = config.didcomm
+    resolver = _resolver(base, config)
+    packing = Packing(reactor, new_id)
+    unpacking = Unpacking(resolver, identity.key_for, draft03=settings.legacy_draft03)
+    admission = Admission(
+        reactor,
+        journal.limited,
+        did_per_minute=config.limits.did_per_minute,
+        ip_per_minute=config.limits.ip_per_minute,
+        account_per_minute=config.limits.account_per_minute,
+    )
+    live = Live(reactor, store, base.connections, packing, journal, _live_settings(config))
+    wrapping = Wrapping(resolver, reactor, new_id)
+    targets = Targets(resolver, _failover_settings(config), identity.owns)
+    endpoints = EndpointDelivery(reactor, store, targets, wrapping, base.outbound, journal)
+    due = DueTimes(reactor, store, live.push, endpoints.offer)
+    route = Route(
+        clock=reactor,
+        store=store,
+        unpacking=unpacking,
+        wrapping=wrapping,
+        admission=admission,
+        deliveries=Deliveries(live.push, endpoints.offer, due.wait_for),
+        journal=journal,
+        owns=identity.owns,
+        sources=Sources(lambda: new_message_id(reactor.seconds()), random.SystemRandom().uniform),
+    )
+    registration = Registration(
+        frozenset(settings.allow) if settings.registration == "allow-list" else None, settings.max_recipients
+    )
+    protocols = Protocols(
+        routing=Routing(route, _routing_settings(config)),
+        coordination=Coordination(store, OwnNames(identity.owns, _routing_did(identity)), registration, journal),
+        pickup=Pickup(
+            reactor,
+            store,
+            base.connections,
+            live,
+            journal,
+            PickupSettings(settings.delivery_limit, settings.delivery_form),
+        ),
+        smalltalk=SmallTalk(reactor, packing, config.limits.max_message_bytes),
+    )
+    desk = Desk(
+        clock=reactor,
+        store=store,
+        admission=admission,
+        unpacking=unpacking,
+        packing=packing,
+        replying=Replying(packing, targets, endpoints),
+        live=live,
+        journal=journal,
+        owns=identity.owns,
+    )
+    housekeeping = Housekeeping(reactor, store, live, journal, lambda: _gauge(base))
+    return DIDCommHalf(Mediator(desk, protocols), due, housekeeping, endpoints)
+
+
+def _resolver(base: Base, config: Config) -> Resolver:
+    private = config.outbound.allow_private
+    web = WebDIDs(base.reactor, base.outbound.get, SlidingWindow(WEB_LOOKUPS), allow_private=private)
+    return Resolver(web, base.store.remember_did, base.store.recall_did)
+
+
+def _live_settings(config: Config) -> LiveSettings:
+    settings = config.didcomm
+    return LiveSettings(
+        timeout=config.queue.delivered_timeout,
+        form=settings.delivery_form,
+        mode=settings.live_push,
+        by_default=settings.live_default_on,
+    )
+
+
+def _routing_settings(config: Config) -> RoutingSettings:
+    settings = config.didcomm
+    return RoutingSettings(
+        ttl=config.queue.ttl,
+        max_delay=settings.max_delay,
+        routing_keys=settings.routing_keys,
+        rewrap=settings.rewrap,
+        registered_senders_only=settings.require_registered_sender,
+        encrypted_only=settings.require_encrypted_payload,
+    )
+
+
+def _failover_settings(config: Config) -> FailoverSettings:
+    web_socket = "ws" + config.public_url.removeprefix("http")
+    own = {config.public_url, f"{config.public_url}/didcomm", f"{web_socket}/didcomm", f"{web_socket}/ws"}
+    return FailoverSettings(config.didcomm.failover, config.didcomm.endpoints, frozenset(own))
+
+
+def _routing_did(identity: Identity) -> Callable[[str], str]:
+    """Who addressed us by our did:web is given that to hand out, everybody else the present did:peer."""
+    return lambda addressed: identity.web_did if addressed == identity.web_did else identity.did
+
+
+async def _gauge(base: Base) -> None:
+    largest, other = await base.store.queue_sizes(0)
+    base.journal.gauge(
+        depth=other + sum(size for _, size in largest),
+        conns=len(base.connections),
+        rss=_resident(),
+        fds=_descriptors(),
+    )
+
+
+def _resident() -> int | None:
+    """Resident bytes of this process; None where there is no /proc."""
+    try:
+        pages = Path("/proc/self/statm").read_text("ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * resource.getpagesize()
+
+
+def _descriptors() -> int | None:
+    """Open file descriptors of this process; None where there is no /proc."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return None

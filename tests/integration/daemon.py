@@ -1,0 +1,218 @@
+"""
+A mediatord of its own for one test or module: a child process with fresh keys on a free loopback port.
+
+::
+
+    with Daemon({"queue": {"max_messages": 3}}) as daemon:
+        requests_to(daemon.url)
+        daemon.kill()
+        daemon.start()
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+# The daemon is asked this often whether it is there; in between, the wait is for its end.
+ASK_SECONDS = 0.05
+
+# Tests send in a second what a wallet sends in a day.
+PLENTY: dict[str, Any] = {
+    "limits": {
+        "did_per_minute": 1_000_000,
+        "ip_per_minute": 1_000_000,
+        "account_per_minute": 1_000_000,
+        "max_connections_per_ip": 10_000,
+    }
+}
+
+
+class Daemon:
+    """
+    Configured, but not running before :meth:`start`; as a context manager it starts and stops.
+
+    :param settings: what differs from the file that ``mediatord init`` writes; sections are merged.
+    """
+
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+        self._settings = settings or {}
+        self._root = Path(tempfile.mkdtemp(prefix="mediatord-test-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.directory = self._root / "mediator"
+        self.config = self.directory / "mediator.yaml"
+
+    @property
+    def pid(self) -> int:
+        """Of the running daemon."""
+        assert self._process is not None, "the daemon is not running"
+        return self._process.pid
+
+    @property
+    def log_directory(self) -> Path:
+        """Where the event files are."""
+        return self.directory / str(self.configuration()["log"]["directory"])
+
+    def configuration(self) -> dict[str, Any]:
+        """The configuration file as it is now."""
+        return dict(yaml.safe_load(self.config.read_text(encoding="utf-8")))
+
+    def output(self) -> str:
+        """What the daemon has written to standard output and standard error, for failure messages."""
+        path = self._root / "output"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def start(self) -> None:
+        """
+        Run the daemon and wait until it serves; the first time, initialise it.
+
+        :raise AssertionError: it ended or was not healthy in time; the text has what it wrote.
+        """
+        assert self._process is None, "the daemon is running"
+        if not self.config.exists():
+            self._initialise()
+        with open(self._root / "output", "ab") as output:
+            self._process = subprocess.Popen(
+                _command("run", "--config", str(self.config)),
+                cwd=self._root,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._await_health(self._process)
+
+    def stop(self) -> None:
+        """
+        Ask the daemon to end.
+
+        :raise AssertionError: it did not end in time with exit status 0.
+        """
+        process = self._gone()
+        process.send_signal(signal.SIGTERM)
+        try:
+            status = process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"no end {STOP_SECONDS:.0f} s after SIGTERM:\n{self.output()}") from None
+        assert status == 0, f"exit status {status} after SIGTERM:\n{self.output()}"
+
+    def kill(self) -> None:
+        """End the daemon as a power cut would."""
+        process = self._gone()
+        process.kill()
+        process.wait()
+
+    def restart(self) -> None:
+        """Stop and start with the same directory and port."""
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> Daemon:
+        try:
+            self.start()
+        except BaseException:
+            self._clean()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            # Whether the end is orderly matters only to a test that has not failed already.
+            if self._process is not None and kind is None:
+                self.stop()
+        finally:
+            self._clean()
+
+    def _initialise(self) -> None:
+        command = _command("init", "--dir", str(self.directory), "--public-url", self.url)
+        ran = subprocess.run(
+            command,
+            cwd=self._root,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
+        assert ran.returncode == 0, f"mediatord init: exit status {ran.returncode}:\n{ran.stdout}{ran.stderr}"
+        listen = {"listen": [f"tcp:{self.port}:interface=127.0.0.1"]}
+        merged = merge(merge(merge(self.configuration(), PLENTY), listen), self._settings)
+        self.config.write_text(yaml.safe_dump(merged, sort_keys=False), encoding="utf-8")
+
+    def _await_health(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_healthy():
+            try:
+                status = process.wait(ASK_SECONDS)
+            except subprocess.TimeoutExpired:
+                assert time.monotonic() < deadline, f"not healthy after {START_SECONDS:.0f} s:\n{self.output()}"
+            else:
+                self._process = None
+                raise AssertionError(f"exit status {status} at start:\n{self.output()}")
+
+    def _is_healthy(self) -> bool:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _gone(self) -> subprocess.Popen[bytes]:
+        """The running process, which from now on is not ours to stop."""
+        process, self._process = self._process, None
+        assert process is not None, "the daemon is not running"
+        return process
+
+    def _clean(self) -> None:
+        if self._process is not None:
+            self.kill()
+        shutil.rmtree(self._root)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` with `changes`; mappings are merged, everything else is replaced."""
+    merged = dict(settings)
+    for name, value in changes.items():
+        ours = merged.get(name)
+        merged[name] = merge(ours, value) if isinstance(ours, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "mediatord", *arguments]
+
+
+def _environment() -> dict[str, str]:
+    """Ours without the settings of a daemon that somebody may be running."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MEDIATORD_")}

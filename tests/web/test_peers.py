@@ -1,0 +1,40 @@
+"""Whose address counts behind proxies."""
+
+from ipaddress import ip_network
+
+import pytest
+
+from mediatord.web.peers import Peers, is_within
+
+TRUSTED = Peers([ip_network("10.0.0.0/8"), ip_network("::1/128")])
+
+
+@pytest.mark.parametrize(
+    ("connected", "forwarded", "client"),
+    [
+        ("192.0.2.1", None, "192.0.2.1"),
+        ("192.0.2.1", "203.0.113.9", "192.0.2.1"),
+        ("10.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("10.0.0.1", "1.1.1.1, 203.0.113.9", "203.0.113.9"),
+        ("10.0.0.1", "203.0.113.9, 10.9.9.9", "203.0.113.9"),
+        ("10.0.0.1", "nonsense", "10.0.0.1"),
+        ("10.0.0.1", "203.0.113.9, nonsense, 10.9.9.9", "10.9.9.9"),
+        ("10.0.0.1", "203.0.113.9:4711", "203.0.113.9"),
+        ("10.0.0.1", "[2001:db8::1]:4711", "2001:db8::1"),
+        ("::1", "::ffff:203.0.113.9", "203.0.113.9"),
+        ("::ffff:10.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("", "203.0.113.9", "203.0.113.9"),
+        ("", None, ""),
+        ("10.0.0.1", "", "10.0.0.1"),
+    ],
+)
+def test_client_address(connected: str, forwarded: str | None, client: str) -> None:
+    """Only trusted proxies are believed, and of what they say only the last stranger (contract section 3)."""
+    assert TRUSTED.client(connected, forwarded) == client
+
+
+def test_networks_of_both_families() -> None:
+    """An IPv4 address in IPv6 clothes is what it is; a name is nowhere."""
+    assert is_within("::ffff:127.0.0.1", [ip_network("127.0.0.0/8")])
+    assert not is_within("localhost", [ip_network("0.0.0.0/0")])
+    assert not is_within("::1", [ip_network("127.0.0.0/8")])
