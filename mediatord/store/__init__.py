@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from mediatord.interfaces import IStore, QueueLimits
 from mediatord.store.batches import Observer, unobserved
+from mediatord.store.database import DatabaseRefused, open_database
 from mediatord.store.memory import MemoryStore
 from mediatord.store.sqlite import SQLiteStore
 from mediatord.store.sqlite_file import Runners
 from mediatord.store.threads import ThreadRunner
 
-__all__ = ["open_store"]
+__all__ = ["check_store", "open_store"]
 
 
 def open_store(
@@ -43,3 +45,18 @@ def open_store(
     if backend == "mongodb":
         raise ValueError("backend mongodb is not available in this version")
     raise ValueError(f"there is no backend {backend!r}; choose memory or sqlite")
+
+
+def check_store(backend: str, path: Path) -> None:
+    """
+    Find out whether the store can be opened at all, before anything else is begun.
+
+    :raise ValueError: the file cannot be made, is not ours, or of a newer version; the text is for the operator.
+    """
+    if backend != "sqlite":
+        return
+    try:
+        open_database(path).close()
+    except (DatabaseRefused, sqlite3.Error, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"cannot use the database {path}: {reason}") from None

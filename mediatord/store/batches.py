@@ -79,6 +79,8 @@ class Batches:
         self._accepting = False
         self._busy = False
         self._drained: Deferred[None] | None = None
+        self._quiet_until = 0.0
+        self._failed = 0
 
     @property
     def accepting(self) -> bool:
@@ -143,15 +145,13 @@ class Batches:
         return batch
 
     def _not_performed(self, failure: Failure, number: int) -> list[Outcome]:
-        return [Outcome(error=StoreUnavailable(), cause=failure.value)] * number
+        return [Outcome(error=StoreUnavailable(), cause=failure.value) for _ in range(number)]
 
     def _finish(self, outcomes: list[Outcome], batch: list[_Operation], begun: float) -> None:
         now = self._clock.seconds()
         if self._after_batch is not None:
             self._after_batch(now - begun)
-        fault = next((outcome.cause for outcome in outcomes if outcome.cause is not None), None)
-        if fault is not None:
-            log_fault("operations failed", fault)
+        self._report([outcome.cause for outcome in outcomes if outcome.cause is not None], now)
         self._busy = False
         if self._waiting:
             self._schedule()
@@ -165,3 +165,11 @@ class Batches:
         if self._drained is not None and not self._busy:
             drained, self._drained = self._drained, None
             drained.callback(None)
+
+    def _report(self, faults: list[BaseException], now: float) -> None:
+        """Log a fault, but no more than one a second: a full disk fails everything."""
+        self._failed += len(faults)
+        if faults and now >= self._quiet_until:
+            log_fault(f"operations failed ({self._failed})", faults[0])
+            self._quiet_until = now + 1.0
+            self._failed = 0

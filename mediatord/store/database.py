@@ -13,6 +13,7 @@ APPLICATION_ID = 0x6D647264
 
 WAL_CAP_BYTES = 67_108_864
 BUSY_TIMEOUT_SECONDS = 5.0
+CHECKPOINT_PATIENCE_MS = 100
 _CACHE_KIB = 32_768
 _OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
 
@@ -73,6 +74,13 @@ def connect_for_reading(path: Path) -> sqlite3.Connection:
     """A connection that cannot write."""
     connection = connect(path)
     connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def connect_for_checkpoints(path: Path) -> sqlite3.Connection:
+    """A connection that gives up quickly: while it waits for a reader to end, nobody can write."""
+    connection = connect(path)
+    connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_PATIENCE_MS}")
     return connection
 
 

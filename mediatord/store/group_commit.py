@@ -5,14 +5,16 @@ A commit costs a wait for the disk whatever is in it, so operations that are the
 operation is a function of the connection; it has no other effect, so that it can be run again. Until its first
 write it may raise a :class:`~mediatord.errors.MediatorError`, which is its answer and nobody else's concern. Any
 other failure undoes the transaction, and then each of its operations gets one of its own: a bad one does not
-take the others with it.
+take the others with it. A work may have a method `together(connection, works)`, which does a run of works of its kind
+at once and returns their outcomes.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from mediatord.errors import MediatorError, StoreUnavailable
@@ -48,9 +50,9 @@ def commit_together(connection: sqlite3.Connection, works: Sequence[Work]) -> li
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.Error as error:
         # None of the works is to blame, so there is no point in trying them one by one.
-        return [_failed(error)] * len(works)
+        return [_failed(error) for _ in works]
     try:
-        outcomes = [_attempt(connection, work) for work in works]
+        outcomes = _attempt_all(connection, works)
         connection.execute("COMMIT")
         return outcomes
     except Exception as error:
@@ -64,9 +66,22 @@ def read_together(connection: sqlite3.Connection, works: Sequence[Work]) -> list
         connection.execute("BEGIN")
         return [_attempt_reading(connection, work) for work in works]
     except sqlite3.Error as error:
-        return [_failed(error)] * len(works)
+        return [_failed(error) for _ in works]
     finally:
         _roll_back(connection)
+
+
+def _attempt_all(connection: sqlite3.Connection, works: Sequence[Work]) -> list[Outcome]:
+    """In order; neighbours of a kind that knows how to be done together are done so."""
+    outcomes: list[Outcome] = []
+    for _, group in groupby(works, key=type):
+        run = list(group)
+        together = getattr(run[0], "together", None) if len(run) > 1 else None
+        if together is None:
+            outcomes += [_attempt(connection, work) for work in run]
+        else:
+            outcomes += together(connection, run)
+    return outcomes
 
 
 def _attempt(connection: sqlite3.Connection, work: Work) -> Outcome:
@@ -90,7 +105,7 @@ def _commit_each(connection: sqlite3.Connection, works: Sequence[Work]) -> list[
     outcomes: list[Outcome] = []
     for work in works:
         if outcomes and outcomes[-1].locked_out:
-            outcomes.append(outcomes[-1])  # each would wait as long for the lock
+            outcomes.append(replace(outcomes[-1], error=StoreUnavailable()))  # each would wait as long for the lock
         else:
             outcomes.extend(commit_together(connection, [work]))
     return outcomes

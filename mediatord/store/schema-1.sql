@@ -55,10 +55,10 @@ CREATE TABLE message (
 ) STRICT;
 
 CREATE INDEX message_of_recipient ON message (recipient_id, seq);
--- With the head of the digest, so that finding digests reads nothing but this index.
-CREATE INDEX message_of_account ON message (account_id, seq, digest_head);
--- With what it takes to count the expired ones of an account.
-CREATE INDEX message_expiry ON message (expires_at, account_id, recipient_id, size);
+CREATE INDEX message_of_account ON message (account_id, seq);
+CREATE INDEX message_digest ON message (account_id, digest_head);
+-- Those of one second by arrival; with what it takes to count the expired ones of an account.
+CREATE INDEX message_expiry ON message (expires_at, seq, account_id, recipient_id, size);
 CREATE INDEX message_due ON message (due_at) WHERE due_at < expires_at;
 CREATE INDEX message_delayed ON message (account_id, due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX message_delivered ON message (delivered) WHERE delivered = 1;

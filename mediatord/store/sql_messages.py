@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,6 +23,13 @@ _REMOVED = """
 _DELETE = "DELETE FROM message WHERE seq = ?"
 _DIGEST = re.compile("[0-9a-f]{64}")
 _DIGESTS_AT_A_TIME = 500
+_INSERT = """
+    INSERT INTO message (
+        id, recipient_id, account_id, form, size, received_at, expires_at, due_at, digest_head, digest, payload
+    )
+"""
+_ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_ROWS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +54,14 @@ class Deposit:
             due_at=self.due_at,
         )
 
+    def deposited(self, account: str, evicted: Iterable[Removed] = ()) -> Deposited:
+        return Deposited(tuple([self.stored(payload, account) for payload in self.payloads]), tuple(evicted))
+
     def oversize(self, payload: Payload, account: str) -> Removed:
         return Removed(payload.id, self.recipient_did, account, len(payload.data), self.now, 0, "fifo_bytes")
 
 
-class _Queue(NamedTuple):
+class Queue(NamedTuple):
     """Where a deposit goes, and what waits there."""
 
     recipient_id: int
@@ -60,6 +70,11 @@ class _Queue(NamedTuple):
     messages: int
     size: int
 
+    def grown(self, payloads: Sequence[Payload]) -> Queue:
+        """The same with these in it."""
+        size = sum([len(payload.data) for payload in payloads])
+        return self._replace(messages=self.messages + len(payloads), size=self.size + size)
+
 
 def deposit(connection: Connection, limits: QueueLimits, order: Deposit) -> Deposited:
     """
@@ -67,22 +82,23 @@ def deposit(connection: Connection, limits: QueueLimits, order: Deposit) -> Depo
 
     :raise RecipientUnknown: nobody has registered the DID.
     """
-    queue = _queue(connection, order.recipient_did)
+    queue = find_queues(connection, {order.recipient_did}).get(order.recipient_did)
+    if queue is None:
+        raise RecipientUnknown()
     fitting = [payload for payload in order.payloads if len(payload.data) <= limits.max_bytes]
-    messages = queue.messages + len(fitting)
-    size = queue.size + sum([len(payload.data) for payload in fitting])
+    _, _, _, messages, size = queue.grown(fitting)
     evicted: list[Removed] = []
     victims: list[tuple[int]] = []
     if messages > limits.max_messages or size > limits.max_bytes:
         for seq, removed in _victims(connection, limits, queue.recipient_id, messages, size):
             victims.append((seq,))
             evicted.append(removed)
-    for payload in fitting:
-        _insert(connection, queue, order, payload)
-    connection.executemany(_DELETE, victims)
+    insert_all(connection, [(queue, order, payload) for payload in fitting])
+    if victims:
+        connection.executemany(_DELETE, victims)
     if len(fitting) < len(order.payloads):
         evicted += [order.oversize(p, queue.account) for p in order.payloads if len(p.data) > limits.max_bytes]
-    return Deposited(tuple([order.stored(payload, queue.account) for payload in order.payloads]), tuple(evicted))
+    return order.deposited(queue.account, evicted)
 
 
 def mark_delivered(connection: Connection, ids: Iterable[str]) -> None:
@@ -115,19 +131,18 @@ def expire(connection: Connection, now: float, limit: int) -> list[Removed]:
     return _remove(connection, connection.execute(query, (now, max(limit, 0))).fetchall(), "ttl")
 
 
-def _queue(connection: Connection, recipient_did: str) -> _Queue:
-    row = connection.execute(
-        """
-        SELECT r.id, a.id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0)
+def find_queues(connection: Connection, recipient_dids: Collection[str]) -> dict[str, Queue]:
+    """The queues of those DIDs that somebody has registered."""
+    rows = connection.execute(
+        f"""
+        SELECT r.did, r.id, a.id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0)
         FROM recipient r CROSS JOIN account a ON a.id = r.account_id
         LEFT JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
-        WHERE r.did = ? AND r.registered IS NOT NULL
+        WHERE r.did IN ({_marks(len(recipient_dids))}) AND r.registered IS NOT NULL
         """,
-        (recipient_did,),
-    ).fetchone()
-    if row is None:
-        raise RecipientUnknown()
-    return _Queue(*row)
+        tuple(recipient_dids),
+    )
+    return {row[0]: Queue(*row[1:]) for row in rows}
 
 
 def _victims(
@@ -147,38 +162,43 @@ def _victims(
             size -= row[4]
 
 
-def _insert(connection: Connection, queue: _Queue, order: Deposit, payload: Payload) -> None:
+def insert_all(connection: Connection, rows: Sequence[tuple[Queue, Deposit, Payload]]) -> None:
+    """Append messages in this order, where there is room for them."""
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        some = rows[start : start + _ROWS_AT_A_TIME]
+        values = ",".join([_ROW] * len(some))
+        connection.execute(f"{_INSERT} VALUES {values}", [value for row in some for value in _values(*row)])
+
+
+def _values(queue: Queue, order: Deposit, payload: Payload) -> tuple[Any, ...]:
     digest = sha256(payload.data).digest()
-    connection.execute(
-        """
-        INSERT INTO message (
-            id, recipient_id, account_id, form, size, received_at, expires_at, due_at, digest_head, digest, payload
-        ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-        """,
-        (
-            payload.id,
-            queue.recipient_id,
-            queue.account_id,
-            payload.form,
-            len(payload.data),
-            order.now,
-            order.expires_at,
-            order.due_at,
-            _head(digest),
-            digest,
-            payload.data,
-        ),
+    return (
+        payload.id,
+        queue.recipient_id,
+        queue.account_id,
+        payload.form,
+        len(payload.data),
+        order.now,
+        order.expires_at,
+        order.due_at,
+        _head(digest),
+        digest,
+        payload.data,
     )
+
+
+def _marks(number: int) -> str:
+    return ",".join("?" * number)
 
 
 def _with_digest(connection: Connection, account_number: int, ids: Iterable[str]) -> Iterator[int]:
     """The places of those messages of an account whose payload has one of these digests."""
     digests = (bytes.fromhex(id) for id in ids if _DIGEST.fullmatch(id))
     while some := set(islice(digests, _DIGESTS_AT_A_TIME)):
-        marks = ",".join("?" * len(some))
+        marks = _marks(len(some))
         rows = connection.execute(
             f"""
-            SELECT seq, digest FROM message INDEXED BY message_of_account
+            SELECT seq, digest FROM message
             WHERE account_id = ? AND digest_head IN ({marks})
             """,
             (account_number, *map(_head, some)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from mediatord.interfaces import (
 from mediatord.store import sql_accounts, sql_messages, sql_nonces, sql_queues
 from mediatord.store.batches import Observer, unobserved
 from mediatord.store.owners import Owners
+from mediatord.store.sql_deposits import Depositing
 from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
 
 T = TypeVar("T")
@@ -78,29 +80,35 @@ class SQLiteStore:
         expires_at: float,
         due_at: float | None = None,
     ) -> Deferred[Deposited]:
-        order = sql_messages.Deposit(recipient_did, payloads, self._clock.seconds(), expires_at, due_at)
+        order = sql_messages.Deposit(recipient_did, tuple(payloads), self._clock.seconds(), expires_at, due_at)
         size = sum(len(payload.data) for payload in payloads)
-        deposited = self._write("deposit", lambda c: sql_messages.deposit(c, self._limits, order), size)
+        deposited = self._write("deposit", Depositing(order, self._limits), size)
         return deposited.addErrback(self._not_deposited, recipient_did)
 
     def fetch(
         self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
     ) -> Deferred[list[StoredMessage]]:
         now = self._clock.seconds()
-        return self._read("fetch", lambda c: sql_queues.fetch(c, account, recipient_did, now, limit, max_bytes))
+        fetching = partial(
+            sql_queues.fetch, account=account, recipient_did=recipient_did, now=now, limit=limit, max_bytes=max_bytes
+        )
+        return self._read("fetch", fetching, max_bytes)
 
     def status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
         now = self._clock.seconds()
         return self._read("status", lambda c: sql_queues.status(c, account, recipient_did, now))
 
     def mark_delivered(self, ids: Sequence[str]) -> Deferred[None]:
-        return self._write("mark_delivered", lambda c: sql_messages.mark_delivered(c, ids))
+        delivered = tuple(ids)
+        return self._write("mark_delivered", lambda c: sql_messages.mark_delivered(c, delivered))
 
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
-        return self._write("mark_pending", lambda c: sql_messages.mark_pending(c, ids))
+        pending = tuple(ids)
+        return self._write("mark_pending", lambda c: sql_messages.mark_pending(c, pending))
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
-        return self._write("acknowledge", lambda c: sql_messages.acknowledge(c, account, ids))
+        received = tuple(ids)
+        return self._write("acknowledge", lambda c: sql_messages.acknowledge(c, account, received))
 
     def expire(self, limit: int) -> Deferred[list[Removed]]:
         now = self._clock.seconds()
@@ -140,8 +148,9 @@ class SQLiteStore:
     def update(
         self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
     ) -> Deferred[list[UpdateResult]]:
-        updated = self._write("update", lambda c: sql_accounts.update(c, account, updates, max_recipients))
-        return updated.addBoth(self._forget_owners, [did for did, _ in updates])
+        wanted = tuple(updates)
+        updated = self._write("update", lambda c: sql_accounts.update(c, account, wanted, max_recipients))
+        return updated.addBoth(self._forget_owners, [did for did, _ in wanted])
 
     def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
         return self._read("recipients", lambda c: sql_accounts.recipients(c, account, offset, limit))

@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from mediatord.errors import StoreUnavailable
 from mediatord.store.batches import Batches, Bounds, Observer
 from mediatord.store.checkpoints import Checkpoints
-from mediatord.store.database import WAL_CAP_BYTES, connect, connect_for_reading, open_database
+from mediatord.store.database import WAL_CAP_BYTES, connect_for_checkpoints, connect_for_reading, open_database
 from mediatord.store.group_commit import commit_together, read_together
 from mediatord.store.threads import ConnectionThread, Runner
 
@@ -44,6 +44,7 @@ class Tuning:
 
     max_nonces: int = 100_000
     bounds: Bounds = Bounds()
+    read_bounds: Bounds = Bounds(waiting_bytes=1 << 62)  # what is yet to be read takes no room
     wal_cap_bytes: int = WAL_CAP_BYTES
 
 
@@ -57,8 +58,8 @@ class SQLiteFile:
         self._reader = ConnectionThread(runners.read)
         self._surveyor = ConnectionThread(runners.survey)
         self._writes = Batches(self._writer, commit_together, clock, observe, tuning.bounds)
-        self._reads = Batches(self._reader, read_together, clock, observe, tuning.bounds)
-        self._surveys = Batches(self._surveyor, read_together, clock, observe, tuning.bounds)
+        self._reads = Batches(self._reader, read_together, clock, observe, tuning.read_bounds)
+        self._surveys = Batches(self._surveyor, read_together, clock, observe, tuning.read_bounds)
         self._checkpoints = Checkpoints(self._surveyor, clock, observe, cap_bytes=tuning.wal_cap_bytes)
         self._changing = DeferredLock()
 
@@ -78,8 +79,9 @@ class SQLiteFile:
         """Fires when what `work` wrote is on disk. :param size: bytes that it keeps in memory until then."""
         return self._writes.submit(name, work, size)
 
-    def read(self, name: str, work: Callable[[Connection], T]) -> Deferred[T]:
-        return self._reads.submit(name, work)
+    def read(self, name: str, work: Callable[[Connection], T], size: int = 0) -> Deferred[T]:
+        """:param size: bytes that it may read, so that not too many are in memory at the same time."""
+        return self._reads.submit(name, work, size)
 
     def survey(self, name: str, work: Callable[[Connection], T]) -> Deferred[T]:
         """A read that takes so long that others should not wait behind it."""
@@ -90,7 +92,7 @@ class SQLiteFile:
             return succeed(None)
         opened = self._writer.open(lambda: open_database(self._path))
         opened.addCallback(lambda _: self._reader.open(lambda: connect_for_reading(self._path)))
-        opened.addCallback(lambda _: self._surveyor.open(lambda: connect(self._path)))
+        opened.addCallback(lambda _: self._surveyor.open(lambda: connect_for_checkpoints(self._path)))
         return opened.addCallbacks(self._start, self._give_up)
 
     def _start(self, _: None) -> None:

@@ -181,6 +181,20 @@ class DiskTests(SynchronousTestCase):
         found = self.successResultOf(self.store.fetch(ALICE, None, limit=9, max_bytes=1))
         self.assertEqual([message.payload for message in found], [payloads[0].data])
 
+    def test_faults_do_not_flood_the_log(self) -> None:
+        """A fault that lasts is logged once a second at most, and how many there were is not lost."""
+        free_disk = self.fill_disk()
+        with capturedLogs() as events:
+            for _ in range(5):
+                self.failureResultOf(self.store.ping(), StoreUnavailable)
+            self.clock.advance(1)
+            self.failureResultOf(self.store.ping(), StoreUnavailable)
+        free_disk()
+        logged = [event["what"] for event in events if event.get("event") == "store.failed"]
+        self.assertEqual(
+            [what for what in logged if "checkpoint" not in what], ["operations failed (1)", "operations failed (5)"]
+        )
+
     def test_log_of_a_fault(self) -> None:
         """A fault is logged by its kind: nothing that was to be stored is in it."""
         free_disk = self.fill_disk()

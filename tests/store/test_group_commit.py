@@ -211,7 +211,10 @@ class GroupCommitTests(Case):
 class BoundTests(Case):
     """How much goes into a batch, and how much may wait."""
 
-    tuning = Tuning(bounds=Bounds(batch=4, batch_bytes=100, waiting=6, waiting_bytes=250))
+    tuning = Tuning(
+        bounds=Bounds(batch=4, batch_bytes=100, waiting=6, waiting_bytes=250),
+        read_bounds=Bounds(batch_bytes=100, waiting_bytes=1 << 40),
+    )
 
     def test_batch_by_number(self) -> None:
         """No more than so many operations share a transaction."""
@@ -229,6 +232,16 @@ class BoundTests(Case):
         self.assertEqual(commits_in_log(self.path) - before, 3)
         self.done(self.put("e", data=b"x" * 200))
         self.assertEqual(self.stored(), ["a", "b", "c", "d", "e"])
+
+    def test_reads_by_bytes(self) -> None:
+        """No more is read in one go than so many bytes at most, though any number of reads may wait."""
+        self.done(self.put("a", data=b"x" * 30))
+        before = self.reader.hops
+        asked = [self.store.fetch(ALICE, None, limit=9, max_bytes=50) for _ in range(6)]
+        for _ in asked:
+            self.turn()
+        self.assertEqual([len(self.successResultOf(fetched)) for fetched in asked], [1] * 6)
+        self.assertEqual(self.reader.hops - before, 3)
 
     def test_too_many_waiting(self) -> None:
         """Past a number of waiting operations more fail at once, until some are done (back-pressure)."""
