@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import uuid
 
 
@@ -12,7 +12,7 @@ def new_message_id(now: float) -> str:
 
     :param now: seconds since the epoch.
     """
-    return f"{int(now * 1000) & 0xFFFF_FFFF_FFFF:012x}{secrets.token_hex(10)}"
+    return f"{int(now * 1000) & 0xFFFF_FFFF_FFFF:012x}{os.urandom(10).hex()}"
 
 
 def new_id() -> str:

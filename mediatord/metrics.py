@@ -76,7 +76,7 @@ class Metrics:
         self._duration(protocol).observe(seconds)
 
     def rejected(self, reason: str) -> None:
-        """A request or frame was refused. :param reason: one of the fixed problem codes."""
+        """A request or frame was refused. :param reason: name of the situation in words, as `recipient_unknown`."""
         self._rejected(reason).inc()
 
     def latency(self, method: str, seconds: float) -> None:

@@ -42,7 +42,7 @@ class Outbox:
         return self._stopped or not (self._paused or self._waiting)
 
     def put(self, frame: bytes) -> None:
-        """Send now, or when the socket drains, full or not: for answers, which nobody asks for while it is congested."""
+        """Send now, or when the socket drains, full or not: for answers, which are not made while it is congested."""
         if self._stopped:
             return
         if self.is_clear:

@@ -52,9 +52,14 @@ class Connections(Service, Generic[Reader]):
     def __contains__(self, session: Session) -> bool:
         return session in self._sessions
 
+    @property
+    def draining(self) -> bool:
+        """Whether the daemon is stopping: no socket is welcome."""
+        return self._draining
+
     def has_room(self, peer: str) -> bool:
-        """Whether one more socket from `peer` is welcome."""
-        return not self._draining and self._per_peer.get(peer, 0) < self._max_per_peer
+        """Whether one more socket from `peer` is within its limit."""
+        return self._per_peer.get(peer, 0) < self._max_per_peer
 
     def on_close(self, callback: Callable[[Session], None]) -> None:
         """Have `callback` told of every socket that is gone."""

@@ -18,6 +18,7 @@ from zope.interface import implementer
 
 from mediatord.addresses import Network
 from mediatord.errors import RateLimited, SenderUnresolvable
+from mediatord.faults import without_text
 from mediatord.interfaces import IResolver
 from mediatord.outbound import OutboundError, Response
 from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecall, canonical
@@ -156,7 +157,7 @@ class WebDIDs:
         try:
             document = await self._fetch(did, location)
         except Exception:  # A fault of ours must not leave anybody waiting.
-            _log.failure("did:web lookup failed")
+            _log.failure("did:web lookup failed", without_text())
             document = None
         lifetime = _NOT_FOUND_SECONDS if document is None else _FOUND_SECONDS
         size = len(did) if document is None else _size(document)

@@ -22,7 +22,7 @@ from mediatord.private_file import PrivateFileError, create_private, read_privat
 _KEY_SIZE = 32
 _LONGEST_PLAIN = 80
 _HEAD = 24
-_CACHED = 65_536
+_CACHED = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Tags:
         self._secret = key.secret
         self.epoch = key.epoch
         self.did: Callable[[str], str] = _cached(_shortened if mode == "plain" else self._keyed(b"did"))
-        self.message: Callable[[str], str] = _cached(_shortened if mode == "plain" else self._keyed(b"msg"))
+        self.message: Callable[[str], str] = _shortened if mode == "plain" else self._keyed(b"msg")
         self.peer: Callable[[str], str | None] = lru_cache(_CACHED)(self._peer)
 
     def _keyed(self, purpose: bytes) -> Callable[[str], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -52,9 +53,12 @@ class _Root(MultiService):
         """Start everything."""
         try:
             super().startService()
-        except (StartupError, OSError) as error:
+        except StartupError as error:
             _leave(1, str(error))
+        except OSError as error:
+            _leave(1, f"{error.filename}: {error.strerror}")
         self._reactor.callWhenRunning(self._take_signals)
+        self._reactor.callWhenRunning(_spare_the_collector)
 
     def _take_signals(self) -> None:
         """
@@ -71,6 +75,17 @@ class _Root(MultiService):
         if not self._stopping:
             self._stopping = True
             self._reactor.stop()
+
+
+def _spare_the_collector() -> None:
+    """
+    Keep the garbage collector from walking over all that was imported, again and again.
+
+    A message makes many short-lived objects and hardly a cycle; the defaults cost about a tenth of the throughput.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def makeService(options: Options) -> IService:

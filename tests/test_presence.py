@@ -94,11 +94,11 @@ class ConnectionsTests(SynchronousTestCase):
         self.connections.closed(second)
         self.assertIsNone(self.successResultOf(stopped))
 
-    def test_while_stopping_there_is_no_room(self) -> None:
+    def test_while_stopping_no_socket_is_welcome(self) -> None:
         """A handshake that was under way ends with 1001 as well."""
         keep = self.open()
         self.connections.stopService()
-        self.assertFalse(self.connections.has_room("192.0.2.9"))
+        self.assertTrue(self.connections.draining)
         late = self.open("192.0.2.9")
         self.assertEqual(late.codes, [1001])
         self.connections.closed(keep)

@@ -434,6 +434,26 @@ class LimitTests(SynchronousTestCase):
         statuses = [self.house.receive(b"{}").status for _ in range(121)]
         self.assertEqual(statuses, [400] * 120 + [429])
 
+    def test_everything_that_does_not_open_counts(self) -> None:
+        """Plaintext, broken envelopes, senders that do not resolve: until the minute is used up."""
+        own = self.bob.identity.agreement
+        keys = [(method.id, method.key) for method in self.house.document.key_agreement]
+        unresolvable = jwe.seal_authcrypt(b"{}", ("did:prism:x#k", own.private), keys)
+        for raw in (json.dumps(compose(PING)).encode(), b'{"ciphertext":"x"}', unresolvable):
+            self.house.clock.advance(61)
+            statuses = [self.house.receive(raw).status for _ in range(120)]
+            self.assertEqual(statuses, [400] * 120)
+            anonymous = sealed_forward(self.house, self.bob.did, self.letter)
+            self.assertEqual(self.house.receive(anonymous).status, 429)
+
+    def test_replays_count(self) -> None:
+        """Sending the same request again and again is not free."""
+        raw = Guest(self.house).pack(PING)
+        self.house.clock.advance(61)
+        statuses = {self.house.receive(raw).status for _ in range(120)}
+        self.assertEqual(statuses, {200})
+        self.assertEqual(self.house.receive(raw).status, 429)
+
     def test_an_account_fetches_its_mail_from_a_flooded_address(self) -> None:
         """Wallets behind one NAT are not shut out by a neighbour (reference section 12)."""
         for _ in range(130):

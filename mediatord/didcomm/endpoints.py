@@ -13,6 +13,7 @@ from twisted.logger import Logger
 
 from mediatord.didcomm.wrapping import Unwrappable, Wrapping
 from mediatord.errors import MediatorError
+from mediatord.faults import without_text
 from mediatord.interfaces import IMessageStore, IResolver, StoredMessage
 from mediatord.journal import Journal
 from mediatord.outbound import OutboundFailed, OutboundRefused, Response
@@ -161,7 +162,7 @@ class EndpointDelivery:
         begun: Deferred[None] = Deferred.fromCoroutine(work)
         self._under_way.add(begun)
         begun.addErrback(lambda failure: failure.trap(CancelledError))
-        begun.addErrback(lambda failure: _log.failure("delivery to an endpoint failed", failure))
+        begun.addErrback(lambda failure: _log.failure("delivery to an endpoint failed", without_text(failure)))
         begun.addBoth(lambda _: self._under_way.discard(begun))
 
     def stop(self) -> None:

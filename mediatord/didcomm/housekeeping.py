@@ -13,6 +13,7 @@ from twisted.logger import Logger
 
 from mediatord.didcomm.live import Live
 from mediatord.errors import StoreUnavailable
+from mediatord.faults import without_text
 from mediatord.interfaces import IStore, StoredMessage
 from mediatord.journal import Journal
 
@@ -185,4 +186,4 @@ async def _patiently(work: Awaitable[None], what: str) -> None:
     except CancelledError:
         pass
     except Exception:
-        _log.failure("{what} failed", what=what)
+        _log.failure("{what} failed", without_text(), what=what)

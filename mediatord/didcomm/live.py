@@ -14,6 +14,7 @@ from twisted.logger import Logger
 from mediatord.didcomm.exchange import Correspondent
 from mediatord.didcomm.packing import Packing
 from mediatord.errors import StoreUnavailable
+from mediatord.faults import without_text
 from mediatord.interfaces import IMessageStore, StoredMessage
 from mediatord.journal import Journal
 from mediatord.presence import Connections, Session
@@ -183,4 +184,4 @@ def _watch(done: Deferred[None]) -> None:
         _log.warn("the store did not take a delivery mark")
 
     done.addErrback(lambda failure: failed(failure) if failure.check(StoreUnavailable) else failure)
-    done.addErrback(lambda failure: _log.failure("marking a delivery failed", failure))
+    done.addErrback(lambda failure: _log.failure("marking a delivery failed", without_text(failure)))

@@ -32,6 +32,7 @@ from mediatord.errors import (
     StoreUnavailable,
     Unsupported,
 )
+from mediatord.faults import without_text
 from mediatord.interfaces import Account, IStore
 from mediatord.journal import Journal, Told
 from mediatord.protocol.didcomm import envelope as jwe
@@ -124,28 +125,29 @@ class Mediator:
         except MediatorError as error:
             reply = self._desk.packing.refuse(error, received)
         except Exception:
-            # The traceback names places in the code and no values of variables.
-            _log.failure("serving a message failed")
+            _log.failure("serving a message failed", without_text())
             reply = self._desk.packing.refuse(InternalFault(), None)
         self._tell(told, received, reply, origin)
         return reply
 
     async def _open(self, raw: bytes, origin: Origin) -> Received:
+        admission = self._desk.admission
         try:
             envelope = jwe.parse(raw)
-            self._desk.admission.before_opening(origin.peer, authenticated=envelope.authenticated)
-            return await self._desk.unpacking.open(raw, envelope, origin.peer)
-        except NotAnEnvelope:
-            self._desk.admission.before_opening(origin.peer, authenticated=False)
-            self._desk.admission.opened_in_vain(origin.peer)
-            if origin.alien:
+        except MediatorError as error:
+            admission.before_opening(origin.peer, authenticated=False)
+            admission.opened_in_vain(origin.peer)
+            if origin.alien and isinstance(error, NotAnEnvelope):
                 raise AlienMediaType from None
             raise
+        admission.before_opening(origin.peer, authenticated=envelope.authenticated)
+        try:
+            return await self._desk.unpacking.open(raw, envelope, origin.peer)
         except (StoreUnavailable, RateLimited):
             raise
         except MediatorError:
             # Also what only failed late: resolving a sender may cost more than decrypting.
-            self._desk.admission.opened_in_vain(origin.peer)
+            admission.opened_in_vain(origin.peer)
             raise
 
     async def _serve(self, received: Received, origin: Origin) -> Reply:
@@ -160,7 +162,7 @@ class Mediator:
             raise Replayed
         try:
             answer = await self._answer(received, account, origin)
-        except StoreUnavailable:
+        except (StoreUnavailable, RateLimited):
             # It was not done, so the very same message may come again.
             await self._desk.store.release(digest)
             raise
@@ -183,6 +185,8 @@ class Mediator:
         message = received.message
         if await self._rotate(received, origin):
             account = await self._account(received)
+        if account is not None and received.correspondent is not None and origin.session is not None:
+            self._desk.live.bind(origin.session, received.correspondent)
         use = self._uses.get(message.type.key)
         if use is None:
             raise Unsupported
@@ -207,11 +211,9 @@ class Mediator:
         """Let only enrolled accounts through (reference 5.3, 6.1)."""
 
         async def enrolled(received: Received, account: Account | None, origin: Origin) -> Draft:
-            correspondent = self._authenticated(received)
+            self._authenticated(received)
             if account is None:
                 raise NotEnrolled
-            if origin.session is not None:
-                self._desk.live.bind(origin.session, correspondent)
             return self._draft(received, await use(received, account, origin))
 
         return enrolled

@@ -139,7 +139,9 @@ class Unpacking:
             return None
         try:
             claim = signed.read_from_prior(message.from_prior)
-            if did_of(claim.kid) != claim.iss or claim.sub != did_of(message.sender):
+            if claim.sub is None or canonical(claim.sub) != canonical(did_of(message.sender)):
+                raise SenderMismatch
+            if canonical(did_of(claim.kid)) != canonical(claim.iss):
                 raise SenderMismatch
             document = await self._resolver.resolve(claim.iss, peer)
             method = document.authentication_key(claim.kid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
 
 Network = IPv4Network | IPv6Network
@@ -51,6 +52,7 @@ def is_within(address: str, networks: Sequence[Network]) -> bool:
     return any(parsed.version == network.version and parsed in network for network in networks)
 
 
+@lru_cache(4096)
 def _plain(address: str) -> str | None:
     """The address in its usual spelling, or None if it is none; a port or brackets are taken off."""
     if address.startswith("["):

@@ -11,11 +11,15 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET, Request
 
-from mediatord.web.headers import CORS, SERVER
+from mediatord.faults import without_text
+from mediatord.web.headers import CORS, EXPOSE_RETRY_AFTER, SERVER
 
 _log = Logger()
 
 _CORS = [(name.encode("ascii"), [value.encode("ascii")]) for name, value in CORS]
+# What Twisted has no words for.
+_REASONS = {426: b"Upgrade Required", 429: b"Too Many Requests"}
+_EXPOSE = (EXPOSE_RETRY_AFTER[0].encode("ascii"), [EXPOSE_RETRY_AFTER[1].encode("ascii")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Answer:
 
 def write(request: Request, answer: Answer) -> None:
     """Send the whole response and finish."""
-    request.setResponseCode(answer.status)
+    request.setResponseCode(answer.status, _REASONS.get(answer.status))
     headers = request.responseHeaders
     for name, values in _CORS:
         headers.setRawHeaders(name, values)
@@ -46,6 +50,8 @@ def write(request: Request, answer: Answer) -> None:
         request.defaultContentType = None
     for name, value in answer.headers:
         headers.setRawHeaders(name, [value])
+        if name == b"Retry-After":
+            headers.setRawHeaders(*_EXPOSE)
     if answer.status != 204:  # RFC 9110 section 8.6
         headers.setRawHeaders(b"Content-Length", [b"%d" % len(answer.body)])
     if answer.body and request.method != b"HEAD":
@@ -78,7 +84,7 @@ def respond(
         try:
             outcome = await work
         except Exception:
-            _log.failure("answering a request failed")
+            _log.failure("answering a request failed", without_text())
             outcome = fault
         if timer.active():
             timer.cancel()

@@ -13,7 +13,6 @@ from twisted.web.server import NOT_DONE_YET, Request
 
 from mediatord.didcomm.exchange import Origin, Reply
 from mediatord.errors import (
-    WIRE,
     DeadlineExceeded,
     InternalFault,
     MediatorError,
@@ -24,6 +23,7 @@ from mediatord.errors import (
 from mediatord.metrics import CONTENT_TYPE, Metrics
 from mediatord.presence import Connections
 from mediatord.protocol.didcomm import jsontext
+from mediatord.web.headers import PREFLIGHT
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Network, Peers, is_within
 from mediatord.web.render import Answer, respond, write
@@ -97,7 +97,7 @@ class _Leaf(Resource):
         if request.postpath and request.postpath != [b""]:
             return _finish(request, NOT_FOUND)
         if request.method == b"OPTIONS":
-            return _finish(request, Answer(204))
+            return _finish(request, _PREFLIGHT)
         if request.method not in self.methods:
             return self._not_allowed(request)
         if request.method == b"POST":
@@ -136,15 +136,16 @@ class _Leaf(Resource):
             work,
             self._front.clock,
             deadline=self._front.deadline,
-            late=refusal(DeadlineExceeded()),
-            fault=refusal(InternalFault()),
+            late=_LATE,
+            fault=_FAULT,
         )
 
     def upgrade(self, request: Request) -> int | bytes:
         """Hand the connection to a WebSocket, if the client may have one more."""
+        if self._front.connections.draining:
+            return _finish(request, refusal(ShuttingDown()))
         if not self._front.connections.has_room(self.client(request)):
-            wire = WIRE[ShuttingDown]
-            return _finish(request, Answer(429, b"too many connections\n", b"text/plain", _retry(wire.retry_after)))
+            return _finish(request, Answer(429, b"too many connections\n", b"text/plain", _retry(5)))
         outcome: int | bytes = self._front.sockets.render(request)
         return outcome
 
@@ -152,10 +153,14 @@ class _Leaf(Resource):
         return _finish(request, Answer(405, headers=((b"Allow", b", ".join(self.methods)),)))
 
 
-def _retry(seconds: int | None) -> tuple[tuple[bytes, bytes], ...]:
-    return ((b"Retry-After", b"%d" % (seconds or 5)),)
+_LATE, _FAULT = refusal(DeadlineExceeded()), refusal(InternalFault())
 
 
+def _retry(seconds: int) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b"Retry-After", b"%d" % seconds),)
+
+
+_PREFLIGHT = Answer(204, headers=tuple((name.encode("ascii"), value.encode("ascii")) for name, value in PREFLIGHT))
 NOT_FOUND = Answer(404, b'{"status":"error","detail":"not found"}', JSON)
 
 

@@ -6,6 +6,7 @@ from io import BytesIO
 from typing import Any, cast
 
 from twisted.internet.interfaces import IReactorTime
+from twisted.web.http import HTTPChannel
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 
@@ -18,6 +19,29 @@ from mediatord.web.headers import CORS
 # A client that is told 413 may go on sending for so long, or so much, before it is cut off.
 _PATIENCE_SECONDS = 5.0
 _PATIENCE_BYTES = 16_777_216
+
+
+class PatientChannel(HTTPChannel):
+    """
+    Serves a client no further request while it does not read the answers to those it has sent.
+
+    Twisted's own pauses only what comes next from the network, and only between two requests: answers to requests
+    that are small and many would pile up without end.
+    """
+
+    def requestDone(self, request: Any) -> None:  # noqa: N802  Twisted's name
+        """Called when an answer is written."""
+        if self._waitingForTransport:
+            self.paused = True
+            self._networkProducer.pauseProducing()
+        super().requestDone(request)
+
+    def resumeProducing(self) -> None:
+        """The client has read what there was."""
+        super().resumeProducing()
+        if self.paused and not self._waitingForTransport:
+            self.paused = False
+            self.dataReceived(b"")
 
 
 class CappedRequest(Request):
@@ -97,6 +121,7 @@ class MediatorSite(Site):
     :param refused: told of every body that was too long.
     """
 
+    protocol = PatientChannel  # type: ignore[assignment]  # instead of a proxy that could speak HTTP/2
     requestFactory = CappedRequest
     noisy = False
 

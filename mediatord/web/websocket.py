@@ -18,6 +18,7 @@ from twisted.logger import Logger
 from mediatord.didcomm.exchange import Correspondent, Origin, Reply
 from mediatord.didcomm.packing import is_opaque
 from mediatord.errors import NotAnEnvelope, ShuttingDown
+from mediatord.faults import without_text
 from mediatord.journal import Journal
 from mediatord.outbox import Outbox
 from mediatord.presence import Connections
@@ -89,6 +90,10 @@ class MediatorSocket(WebSocketServerProtocol):
         """The handshake was read; no sub-protocol is ever selected."""
         self.client = self._sockets.peers.client(_host(self), request.headers.get("x-forwarded-for"))
 
+    def failHandshake(self, reason: str, code: int = 400, responseHeaders: Any = None) -> None:  # noqa: N802, N803
+        """The handshake is none; Autobahn's reason quotes headers, and goes to the client and to the log."""
+        super().failHandshake("bad handshake", code, responseHeaders)
+
     def onOpen(self) -> None:
         """The handshake is done."""
         # After the upgrade the HTTP channel is still the transport's producer.
@@ -128,7 +133,7 @@ class MediatorSocket(WebSocketServerProtocol):
         if self._waiting and not self._serving and self._outbox.is_clear:
             self._serving = True
             served = Deferred.fromCoroutine(self._serve())
-            served.addErrback(lambda failure: _log.failure("serving a socket failed", failure))
+            served.addErrback(lambda failure: _log.failure("serving a socket failed", without_text(failure)))
 
     async def _serve(self) -> None:
         try:

@@ -9,7 +9,8 @@ from twisted.application.service import Service
 
 from mediatord.config import Config
 from mediatord.didcomm.exchange import Origin, Reply
-from mediatord.service import Listener, OrderedService
+from mediatord.service import Listener, OrderedService, StartupError
+from mediatord.store import check_store
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Peers
 from mediatord.web.resources import Front, Root
@@ -28,20 +29,23 @@ def build(reactor: Any, config: Config) -> OrderedService:
 
     :raise StartupError: keys, identity or log key cannot be used.
     """
+    if config.workers > 1 or config.cluster.listen is not None:
+        raise StartupError("workers and cluster.listen are not available in this version: one process serves alone")
     base = build_base(reactor, config)
     half = build_didcomm(base, config)
     site = build_site(base, half, config)
     root = OrderedService(reactor, patience=config.drain_timeout)
+    signs = Signs(base)
     children: list[Service] = [
         base.events,
-        StoreLife(base),
+        StoreLife(base, lambda: check_store(config.storage.backend, config.storage.sqlite.path), signs.store_opened),
         half.due,
         half.housekeeping,
         Endings("outgoing requests", lambda: _stop_outgoing(base, half)),
         base.connections,
         base.gate,
         *(Listener(endpoint, site, reactor) for endpoint in config.listen),
-        Signs(base),
+        signs,
     ]
     for child in children:
         child.setServiceParent(root)
@@ -50,6 +54,7 @@ def build(reactor: Any, config: Config) -> OrderedService:
 
 def build_site(base: Base, half: DIDCommHalf, config: Config) -> MediatorSite:
     """What the listeners serve."""
+
     async def receive(raw: bytes, origin: Origin) -> Reply:
         return await base.gate.through(lambda: half.mediator.receive(raw, origin))
 

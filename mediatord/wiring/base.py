@@ -73,13 +73,16 @@ def build_base(reactor: Any, config: Config) -> Base:
         seal=Sealer(reactor, config.log.rotate.compress),
     )
     metrics = Metrics(CollectorRegistry(), version=__version__, label=tags.did)
-    store = open_store(
-        config.storage.backend,
-        reactor,
-        QueueLimits(config.queue.max_messages, config.queue.max_bytes),
-        path=config.storage.sqlite.path,
-        observe=metrics.store_took,
-    )
+    try:
+        store = open_store(
+            config.storage.backend,
+            reactor,
+            QueueLimits(config.queue.max_messages, config.queue.max_bytes),
+            path=config.storage.sqlite.path,
+            observe=metrics.store_took,
+        )
+    except ValueError as error:
+        raise StartupError(str(error)) from None
     return Base(
         reactor=reactor,
         identity=identity,

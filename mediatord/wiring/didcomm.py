@@ -25,6 +25,7 @@ from mediatord.didcomm.unpacking import Unpacking
 from mediatord.didcomm.wrapping import Wrapping
 from mediatord.identity import Identity
 from mediatord.ids import new_id, new_message_id
+from mediatord.protocol.didcomm.did import canonical
 from mediatord.protocol.limits import SlidingWindow
 from mediatord.resolver import Resolver, WebDIDs
 from mediatord.wiring.base import Base
@@ -74,7 +75,8 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         sources=Sources(lambda: new_message_id(reactor.seconds()), random.SystemRandom().uniform),
     )
     registration = Registration(
-        frozenset(settings.allow) if settings.registration == "allow-list" else None, settings.max_recipients
+        frozenset(map(canonical, settings.allow)) if settings.registration == "allow-list" else None,
+        settings.max_recipients,
     )
     protocols = Protocols(
         routing=Routing(route, _routing_settings(config)),
@@ -125,7 +127,7 @@ def _routing_settings(config: Config) -> RoutingSettings:
     return RoutingSettings(
         ttl=config.queue.ttl,
         max_delay=settings.max_delay,
-        routing_keys=settings.routing_keys,
+        routing_keys={canonical(did): keys for did, keys in settings.routing_keys.items()},
         rewrap=settings.rewrap,
         registered_senders_only=settings.require_registered_sender,
         encrypted_only=settings.require_encrypted_payload,
@@ -135,7 +137,8 @@ def _routing_settings(config: Config) -> RoutingSettings:
 def _failover_settings(config: Config) -> FailoverSettings:
     web_socket = "ws" + config.public_url.removeprefix("http")
     own = {config.public_url, f"{config.public_url}/didcomm", f"{web_socket}/didcomm", f"{web_socket}/ws"}
-    return FailoverSettings(config.didcomm.failover, config.didcomm.endpoints, frozenset(own))
+    endpoints = {canonical(did): endpoint for did, endpoint in config.didcomm.endpoints.items()}
+    return FailoverSettings(config.didcomm.failover, endpoints, frozenset(own))
 
 
 def _routing_did(identity: Identity) -> Callable[[str], str]:

@@ -7,16 +7,21 @@ from typing import Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from mediatord import __version__
 from mediatord.errors import StoreUnavailable
 from mediatord.notify import notify, watchdog_interval
+from mediatord.service import StartupError
 from mediatord.web.websocket import native_masking
 from mediatord.wiring.base import Base
 
 _log = Logger()
+
+# Seconds until a store that did not open is tried again.
+RETRY = 5.0
 
 
 class Endings(Service):
@@ -32,27 +37,59 @@ class Endings(Service):
 
 
 class StoreLife(Service):
-    """Opens the store when the daemon starts, and closes it after everything that uses it."""
+    """
+    Opens the store when the daemon starts, and closes it after everything that uses it.
+
+    :param check: finds out whether opening makes sense at all; raises ValueError with a line for the operator.
+    :param opened: told once it is open.
+    """
 
     name = "store"
 
-    def __init__(self, base: Base) -> None:
+    def __init__(self, base: Base, check: Callable[[], None], opened: Callable[[], None]) -> None:
         self._base = base
+        self._check = check
+        self._tell_opened = opened
+        self._again: IDelayedCall | None = None
+
+    def privilegedStartService(self) -> None:
+        """
+        Look at the store while there is still somebody to tell.
+
+        :raise StartupError: it cannot be used.
+        """
+        super().privilegedStartService()
+        try:
+            self._check()
+        except ValueError as error:
+            raise StartupError(str(error)) from None
 
     def startService(self) -> None:
+        """Open it; until that is done, everything that needs it is answered 503."""
         super().startService()
+        self._open()
+
+    def _open(self) -> None:
+        self._again = None
         self._base.store.open().addCallbacks(self._opened, self._failed)
 
     def _opened(self, _: None) -> None:
         self._base.journal.metrics.storage_up(True)
+        self._tell_opened()
 
     def _failed(self, failure: Any) -> None:
         self._base.journal.metrics.storage_up(False)
         if not failure.check(StoreUnavailable):
             _log.failure("opening the store failed", failure)
+        if self.running:
+            self._again = self._base.reactor.callLater(RETRY, self._open)
 
     def stopService(self) -> Deferred[None]:
+        """Finish what was accepted, and close."""
         super().stopService()
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
         return self._base.store.close()
 
 
@@ -63,6 +100,7 @@ class Signs(Service):
 
     def __init__(self, base: Base) -> None:
         self._base = base
+        self._store_open = False
         self._watchdog: LoopingCall | None = None
 
     def startService(self) -> None:
@@ -70,7 +108,16 @@ class Signs(Service):
         if not native_masking():
             _log.warn("Autobahn runs without its native code: reading from sockets is many times slower")
         self._base.journal.started(__version__)
-        self._base.reactor.callWhenRunning(self._ready)
+        self._look()
+
+    def store_opened(self) -> None:
+        """The store is open, which may be before or after everything else has started."""
+        self._store_open = True
+        self._look()
+
+    def _look(self) -> None:
+        if self.running and self._store_open:
+            self._base.reactor.callWhenRunning(self._ready)
 
     def _ready(self) -> None:
         notify("READY=1")

@@ -132,6 +132,8 @@ def _spelt_by_value(fragment: str, methods: Iterable[VerificationMethod]) -> Ver
 
 def did_of(did_url: str) -> str:
     """The DID of a DID URL: path, query and fragment stripped."""
+    if "#" not in did_url and "/" not in did_url and "?" not in did_url:
+        return did_url
     return _URL_PART.split(did_url, maxsplit=1)[0]
 
 
