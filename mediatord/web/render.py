@@ -18,7 +18,7 @@ _log = Logger()
 
 _CORS = [(name.encode("ascii"), [value.encode("ascii")]) for name, value in CORS]
 # What Twisted has no words for.
-_REASONS = {426: b"Upgrade Required", 429: b"Too Many Requests"}
+REASONS = {426: b"Upgrade Required", 429: b"Too Many Requests"}
 _EXPOSE = (EXPOSE_RETRY_AFTER[0].encode("ascii"), [EXPOSE_RETRY_AFTER[1].encode("ascii")])
 
 
@@ -38,7 +38,7 @@ class Answer:
 
 def write(request: Request, answer: Answer) -> None:
     """Send the whole response and finish."""
-    request.setResponseCode(answer.status, _REASONS.get(answer.status))
+    request.setResponseCode(answer.status, REASONS.get(answer.status))
     headers = request.responseHeaders
     for name, values in _CORS:
         headers.setRawHeaders(name, values)

@@ -11,37 +11,15 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
-from mediatord.didcomm.exchange import Origin, Reply
-from mediatord.errors import (
-    DeadlineExceeded,
-    InternalFault,
-    MediatorError,
-    ShuttingDown,
-    StoreUnavailable,
-    wire_for,
-)
+from mediatord.errors import ShuttingDown, StoreUnavailable
 from mediatord.metrics import CONTENT_TYPE, Metrics
 from mediatord.presence import Connections
 from mediatord.protocol.didcomm import jsontext
 from mediatord.web.headers import PREFLIGHT
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Network, Peers, is_within
+from mediatord.web.posting import FAULT, JSON, LATE, Receive, refusal, take
 from mediatord.web.render import Answer, respond, write
-
-JSON = b"application/json"
-
-# What clients are seen to label envelopes with, besides the right type (reference 3.1).
-_TOLERATED = frozenset(
-    {
-        b"",
-        b"application/didcomm-encrypted+json",
-        b"didcomm-encrypted+json",
-        b"application/didcomm+encrypted",
-        b"application/json",
-        b"application/octet-stream",
-        b"application/x-www-form-urlencoded",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +34,7 @@ class Front:
     """
 
     clock: IReactorTime
-    receive: Callable[[bytes, Origin], Awaitable[Reply]]
+    receive: Receive
     ping_store: Callable[[], Awaitable[None]]
     queue_sizes: Callable[[], Awaitable[None]]
     pages: Pages
@@ -66,20 +44,6 @@ class Front:
     sockets: WebSocketResource
     metrics_allow: Sequence[Network] = ()
     deadline: float = 10.0
-
-
-def answer_of(reply: Reply) -> Answer:
-    """The HTTP form of a reply."""
-    headers = ((b"Retry-After", b"%d" % reply.retry_after),) if reply.retry_after is not None else ()
-    return Answer(reply.status, reply.body, reply.media_type.encode("ascii"), headers)
-
-
-def refusal(error: MediatorError) -> Answer:
-    """A refusal that is no DIDComm message: status, and a word for people."""
-    wire = wire_for(error)
-    headers = ((b"Retry-After", b"%d" % wire.retry_after),) if wire.retry_after is not None else ()
-    body = jsontext.dumps({"status": "error", "detail": wire.comment})
-    return Answer(wire.status, body, JSON, headers)
 
 
 class _Leaf(Resource):
@@ -110,18 +74,9 @@ class _Leaf(Resource):
 
     def post(self, request: Request) -> int | bytes:
         """Take a message."""
-        content_type = (request.getHeader(b"content-type") or b"").partition(b";")[0].strip().lower()
         content: Any = request.content
-        body = content.getvalue()
-        origin = Origin(self.client(request), None, content_type not in _TOLERATED)
-
-        async def served() -> Answer:
-            try:
-                return answer_of(await self._front.receive(body, origin))
-            except ShuttingDown as error:
-                return refusal(error)
-
-        return self.later(request, served())
+        content_type = request.getHeader(b"content-type") or b""
+        return self.later(request, take(self._front.receive, content.getvalue(), self.client(request), content_type))
 
     def client(self, request: Request) -> str:
         """Address of the client, after trusted proxies."""
@@ -136,8 +91,8 @@ class _Leaf(Resource):
             work,
             self._front.clock,
             deadline=self._front.deadline,
-            late=_LATE,
-            fault=_FAULT,
+            late=LATE,
+            fault=FAULT,
         )
 
     def upgrade(self, request: Request) -> int | bytes:
@@ -151,9 +106,6 @@ class _Leaf(Resource):
 
     def _not_allowed(self, request: Request) -> bytes | int:
         return _finish(request, Answer(405, headers=((b"Allow", b", ".join(self.methods)),)))
-
-
-_LATE, _FAULT = refusal(DeadlineExceeded()), refusal(InternalFault())
 
 
 def _retry(seconds: int) -> tuple[tuple[bytes, bytes], ...]:

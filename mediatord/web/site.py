@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any, cast
 
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IProtocol
 from twisted.web.http import HTTPChannel
-from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 
 from mediatord.errors import WIRE, TooLarge
 from mediatord.protocol.didcomm import jsontext
 from mediatord.protocol.didcomm.message import PLAIN_TYPE
 from mediatord.protocol.didcomm.small import PROBLEM_REPORT
+from mediatord.web.express import ExpressChannel
 from mediatord.web.headers import CORS
+from mediatord.web.resources import Front, Root
 
 # A client that is told 413 may go on sending for so long, or so much, before it is cut off.
 _PATIENCE_SECONDS = 5.0
@@ -125,11 +127,21 @@ class MediatorSite(Site):
     requestFactory = CappedRequest
     noisy = False
 
-    def __init__(self, root: IResource, clock: IReactorTime, max_body: int, refused: Any) -> None:
-        super().__init__(root, reactor=clock, parsePOSTFormSubmission=False)
-        self.clock = clock
+    def __init__(self, front: Front, max_body: int, refused: Callable[[], None]) -> None:
+        super().__init__(Root(front), reactor=front.clock, parsePOSTFormSubmission=False)
+        self.front = front
+        self.clock = front.clock
         self.max_body = max_body
         self.refused = refused
+
+    def buildProtocol(self, addr: object) -> Any:
+        """An :class:`~mediatord.web.express.ExpressChannel`: a connection begins on the short way."""
+        return ExpressChannel(self, addr)
+
+    def stock_channel(self, address: object) -> IProtocol | None:
+        """A connection as twisted.web serves it."""
+        channel: IProtocol | None = super().buildProtocol(cast(Any, address))
+        return channel
 
     def log(self, request: object) -> None:
         """Nothing: what matters of a request is an event."""

@@ -13,7 +13,7 @@ from mediatord.service import Listener, OrderedService, StartupError
 from mediatord.store import check_store
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Peers
-from mediatord.web.resources import Front, Root
+from mediatord.web.resources import Front
 from mediatord.web.site import MediatorSite
 from mediatord.web.websocket import SocketFactory, Sockets
 from mediatord.wiring.base import Base, build_base, load_identity
@@ -73,7 +73,7 @@ def build_site(base: Base, half: DIDCommHalf, config: Config) -> MediatorSite:
         sockets=WebSocketResource(SocketFactory(base.reactor, sockets, largest)),
         metrics_allow=config.metrics.allow,
     )
-    return MediatorSite(Root(front), base.reactor, largest, lambda: base.journal.metrics.rejected(_TOO_LARGE))
+    return MediatorSite(front, largest, lambda: base.journal.metrics.rejected(_TOO_LARGE))
 
 
 _TOO_LARGE = "too_large"

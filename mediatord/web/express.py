@@ -1,0 +1,272 @@
+"""
+The short way for what is nearly all traffic: a plain `POST /didcomm`.
+
+twisted.web spends more on a request than everything else together. A request that could not be plainer is therefore
+read here: one exact request line, no header but those of a short list, each once, a length in digits, the whole head
+in one piece. Whatever is anything else goes to twisted.web, with all that follows on that connection; nothing is
+interpreted here that two parsers could understand in two ways.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IPushProducer
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.http import RESPONSES, datetimeToString
+from zope.interface import implementer
+
+from mediatord.faults import without_text
+from mediatord.web.headers import CORS, EXPOSE_RETRY_AFTER, SERVER
+from mediatord.web.posting import FAULT, LATE, take
+from mediatord.web.render import REASONS, Answer
+
+_log = Logger()
+
+_REQUEST_LINE = b"POST /didcomm HTTP/1.1"
+_MAX_HEAD = 8192
+# What may be read ahead of the request that is being served.
+_MAX_AHEAD = 65_536
+# Headers that change nothing about how a message is taken, and those that are looked at.
+_HEADERS = frozenset(
+    (b"host", b"user-agent", b"accept", b"accept-encoding", b"accept-language", b"content-type", b"content-length")
+    + (b"connection", b"x-forwarded-for")
+)
+_ALWAYS = b"".join(
+    b"%b: %b\r\n" % (name.encode("ascii"), value.encode("ascii"))
+    for name, value in [("Server", SERVER.decode()), *CORS]
+)
+_EXPOSE = b"%b: %b\r\n" % (EXPOSE_RETRY_AFTER[0].encode("ascii"), EXPOSE_RETRY_AFTER[1].encode("ascii"))
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is needed of the head of a plain request."""
+
+    length: int
+    content_type: bytes
+    forwarded_for: str | None
+
+
+def read_head(head: bytes) -> Head | None:
+    """
+    A plain head, or None for any other.
+
+    :param head: up to the empty line, without it.
+    """
+    request_line, *lines = head.split(b"\r\n")
+    # A bare CR, LF or NUL is where parsers begin to differ.
+    if request_line != _REQUEST_LINE or head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+        return None
+    headers: dict[bytes, bytes] = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        name = name.lower()
+        if not colon or name not in _HEADERS or name in headers:
+            return None
+        headers[name] = value.strip(b" \t")
+    length = headers.get(b"content-length", b"")
+    plain = b"host" in headers and b"\0" not in head and head.isascii()
+    if not plain or not length.isdigit() or len(length) > 9 or headers.get(b"connection", b"").lower() not in _KEEP:
+        return None
+    forwarded = headers.get(b"x-forwarded-for")
+    return Head(
+        int(length), headers.get(b"content-type", b""), None if forwarded is None else forwarded.decode("ascii")
+    )
+
+
+_KEEP = (b"", b"keep-alive")
+
+
+@implementer(IPushProducer)
+class ExpressChannel(Protocol):
+    """
+    A connection that is served here for as long as all its requests are plain.
+
+    :param site: the :class:`~mediatord.web.site.MediatorSite`, whose stock channel takes what is not plain.
+    """
+
+    def __init__(self, site: Any, address: object) -> None:
+        self._site = site
+        self._front = site.front
+        self._address = address
+        self._host = getattr(address, "host", "") or ""
+        self._stock: Any = None
+        self._buffer = bytearray()
+        self._head: Head | None = None
+        self._body_at = 0
+        self._serving = 0
+        self._served = 0
+        self._advancing = False
+        self._congested = False
+        self._reading = True
+        self._since = 0.0
+        self._timer: IDelayedCall | None = None
+
+    @property
+    def _wire(self) -> Any:
+        return self.transport
+
+    @property
+    def _busy(self) -> bool:
+        return self._serving != self._served
+
+    def connectionMade(self) -> None:
+        """A client is there."""
+        self._wire.registerProducer(self, True)
+        self._since = self._front.clock.seconds()
+        self._timer = self._front.clock.callLater(self._site.timeOut, self._look)
+
+    def dataReceived(self, data: bytes) -> None:
+        """Some bytes of one or several requests, or a part of one."""
+        if self._stock is not None:
+            self._stock.dataReceived(data)
+            return
+        self._buffer += data
+        if self._busy or self._congested:
+            if len(self._buffer) > _MAX_AHEAD and self._reading:
+                self._reading = False
+                self._wire.pauseProducing()
+        else:
+            self._since = self._front.clock.seconds()
+            self._advance()
+
+    def _advance(self) -> None:
+        """Serve what is complete, one request after the other, until one has to be waited for."""
+        if self._advancing:
+            return
+        self._advancing = True
+        while self._buffer and not self._busy and not self._congested and self._stock is None:
+            if self._head is None and not self._begin():
+                self._hand_over()
+                break
+            body = self._take_body()
+            if body is None:
+                break
+            self._serve(body)
+        self._advancing = False
+
+    def _begin(self) -> bool:
+        """Read the head of the next request; False when that is not for us to do."""
+        end = self._buffer.find(b"\r\n\r\n", 0, _MAX_HEAD)
+        head = read_head(bytes(self._buffer[:end])) if end > 0 else None
+        if head is None or head.length > self._site.max_body:
+            return False
+        self._head, self._body_at = head, end + 4
+        return True
+
+    def _take_body(self) -> bytes | None:
+        assert self._head is not None
+        end = self._body_at + self._head.length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[self._body_at : end])
+        del self._buffer[:end]
+        return body
+
+    def _serve(self, body: bytes) -> None:
+        head, self._head = self._head, None
+        assert head is not None
+        self._serving += 1
+        self._since = self._front.clock.seconds()
+        deadline = self._since + self._front.deadline
+        if self._timer is not None and self._timer.getTime() > deadline:
+            self._timer.reset(self._front.deadline)
+        client = self._front.peers.client(self._host, head.forwarded_for)
+        Deferred.fromCoroutine(self._answer(self._serving, body, client, head.content_type))
+
+    async def _answer(self, number: int, body: bytes, client: str, content_type: bytes) -> None:
+        try:
+            answer = await take(self._front.receive, body, client, content_type)
+        except Exception:
+            _log.failure("answering a request failed", without_text())
+            answer = FAULT
+        self._finish(number, answer)
+
+    def _finish(self, number: int, answer: Answer) -> None:
+        """Write the answer to the request of this number, unless it was given up or answered late already."""
+        if number != self._serving or not self._busy or self._timer is None:
+            return
+        self._served = number
+        self._since = self._front.clock.seconds()
+        self._wire.write(serialise(answer, self._since))
+        if not self._reading:
+            self._reading = True
+            self._wire.resumeProducing()
+        self._advance()
+
+    def _look(self) -> None:
+        """Time is up for a request, or for a client that sends none; or it is not, and then look again."""
+        now = self._front.clock.seconds()
+        patience = self._front.deadline if self._busy else self._site.timeOut
+        left = self._since + patience - now
+        self._timer = self._front.clock.callLater(max(left, 0.001) if left > 0 else patience, self._look)
+        if left > 0:
+            return
+        if self._busy:
+            self._finish(self._serving, LATE)
+        else:
+            self._wire.abortConnection()
+
+    def _hand_over(self) -> None:
+        """Let twisted.web have the connection, and all that was read of it."""
+        self._stop_looking()
+        self._wire.unregisterProducer()
+        data, self._buffer = bytes(self._buffer), bytearray()
+        self._stock = self._site.stock_channel(self._address)
+        self._stock.makeConnection(self._wire)
+        self._stock.dataReceived(data)
+
+    def _stop_looking(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def pauseProducing(self) -> None:
+        """The client does not read its answers: it is served nothing more."""
+        self._congested = True
+
+    def resumeProducing(self) -> None:
+        """The client has read what there was."""
+        self._congested = False
+        self._since = self._front.clock.seconds()
+        self._advance()
+
+    def stopProducing(self) -> None:
+        """The connection is gone; :meth:`connectionLost` is called as well."""
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """The client is gone; what is being done for it is done to its end."""
+        self._stop_looking()
+        self._buffer.clear()
+        if self._stock is not None:
+            self._stock.connectionLost(reason)
+
+
+def serialise(answer: Answer, now: float) -> bytes:
+    """A whole response, for a connection that stays open."""
+    lines = [b"HTTP/1.1 %d %b\r\nDate: %b\r\n" % (answer.status, _reason(answer.status), _date(int(now))), _ALWAYS]
+    if answer.content_type:
+        lines.append(b"Content-Type: %b\r\n" % answer.content_type)
+    for name, value in answer.headers:
+        lines.append(b"%b: %b\r\n" % (name, value))
+        if name == b"Retry-After":
+            lines.append(_EXPOSE)
+    lines.append(b"Content-Length: %d\r\n\r\n" % len(answer.body))
+    lines.append(answer.body)
+    return b"".join(lines)
+
+
+def _reason(status: int) -> bytes:
+    return REASONS.get(status) or RESPONSES.get(status, b"Unknown Status")
+
+
+@lru_cache(1)
+def _date(second: int) -> bytes:
+    date: bytes = datetimeToString(second)
+    return date
