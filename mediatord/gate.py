@@ -16,6 +16,8 @@ T = TypeVar("T")
 class Gate(Service):
     """Counts the work that is under way."""
 
+    name = "gate"
+
     def __init__(self) -> None:
         self._inside = 0
         self._open = False

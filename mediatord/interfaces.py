@@ -51,6 +51,16 @@ class Payload:
 
 
 @dataclass(frozen=True, slots=True)
+class Deposit:
+    """Arguments of one :meth:`IMessageStore.deposit`."""
+
+    recipient_did: str
+    payloads: tuple[Payload, ...]
+    expires_at: float
+    due_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoredMessage:
     """
     A message waiting for its recipient (UC-021 "Message model"). The sender is never kept.
@@ -140,6 +150,13 @@ class IMessageStore(Interface):
         :raise RecipientUnknown: nobody has registered `recipient_did` (an exact match); nothing was stored.
         """
 
+    def deposit_all(deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
+        """
+        Several deposits in order, all or none of them, as :meth:`deposit`.
+
+        :raise RecipientUnknown: one of the DIDs is not registered; nothing was stored.
+        """
+
     def fetch(
         account: str, recipient_did: str | None, *, limit: int, max_bytes: int
     ) -> Deferred[list[StoredMessage]]:
@@ -156,6 +173,9 @@ class IMessageStore(Interface):
 
     def mark_pending(ids: Sequence[str]) -> Deferred[list[str]]:
         """Delivered messages become `pending` again (UC-021 AF-6); fires with the ids that were delivered."""
+
+    def remove(ids: Sequence[str]) -> Deferred[list[Removed]]:
+        """Remove the messages with these ids, whoever they belong to by now; unknown ids are ignored."""
 
     def acknowledge(account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
         """

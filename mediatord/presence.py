@@ -36,6 +36,8 @@ class Connections(Service, Generic[Reader]):
     :param max_per_peer: sockets one address may hold.
     """
 
+    name = "connections"
+
     def __init__(self, max_per_peer: int) -> None:
         self._max_per_peer = max_per_peer
         self._sessions: set[Session] = set()

@@ -161,6 +161,27 @@ class SituationTests(SynchronousTestCase):
         reply = self.house.receive(anoncrypt(forward(self.house.did, [inner]), self.house.document))
         self.refused(reply, 400, "e.p.msg.unsupported", "unsupported")
 
+    def test_a_payload_that_no_queue_can_keep(self) -> None:
+        """413 instead of a 202 for a message that would be gone at once."""
+        house = House(self, queue={"max_bytes": 1000})
+        bob = Guest(house).enrol()
+        reply = house.receive(sealed_forward(house, bob.did, bob.letter("x" * 2000)))
+        self.assertEqual((reply.status, code_of(reply)), (413, "e.p.me.res.storage.message_too_big"))
+
+    def test_several_forwards_in_one_are_all_or_nothing(self) -> None:
+        """One inner recipient that is unknown, and none has anything."""
+        inner = [sealed_forward(self.house, next_, self.bob.letter()) for next_ in (self.bob.did, "did:example:x")]
+        raw = sealed_forward(self.house, self.house.did, *inner)
+        self.refused(self.house.receive(raw), 400, "e.p.me.res.not-found", "recipient_unknown")
+
+    def test_a_push_that_fails_after_the_commit(self) -> None:
+        """The message is durable: the sender is told so, and it waits in the queue."""
+        socket = self.bob.go_live()
+        socket.send = _broken  # type: ignore[method-assign]  # a fault of ours
+        self.assertEqual(self.house.receive(sealed_forward(self.house, self.bob.did, self.bob.letter())).status, 202)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertEqual(self.bob.waiting(), 1)
+
     def test_row_17_store_unavailable(self) -> None:
         """503 with Retry-After, and never a 202; the same bytes work once the store is back."""
         raw = sealed_forward(self.house, self.bob.did, self.bob.letter())
@@ -294,6 +315,22 @@ class SituationTests(SynchronousTestCase):
         self.assertEqual(len(self.house.events("replay.drop")), 1)
         self.assertEqual(self.bob.waiting(), 0)
 
+    def test_row_24_replays_in_other_words(self) -> None:
+        """Blanks around it, other recipients' entries, an anonymous envelope of somebody else's: the same request."""
+        carol = Guest(self.house).enrol()
+        keys = [(method.id, method.key) for method in self.house.document.key_agreement]
+        raw = carol.pack(f"{CM3}/recipient-query", return_route="all")
+        self.assertEqual(self.house.receive(raw).status, 200)
+        value = json.loads(raw)
+        for again in (
+            raw + b" ",
+            json.dumps(dict(reversed(value.items())), indent=1).encode(),
+            json.dumps({**value, "tag": value["tag"] + "="}).encode(),
+            jwe.seal_anoncrypt(raw, keys),
+        ):
+            reply = self.house.receive(again, peer="198.51.100.1")
+            self.assertEqual(code_of(reply, carol), "e.p.crypto.message.dejavu")
+
     def test_row_25_live_mode_over_http(self) -> None:
         """The exact comment, in the thread of the request; switching off is fine."""
         reply = self.bob.ask(f"{MP}/live-delivery-change", {"live_delivery": "true"}, id="live-1")
@@ -392,6 +429,16 @@ class RotationTests(SynchronousTestCase):
         self.assertEqual(self.old.open(delivered.payload).text, "still here")
         self.assertEqual(other.frames, [])
 
+    def test_nothing_moves_for_a_message_that_is_refused(self) -> None:
+        """Expired, of an unknown type, or meant for somebody else."""
+        for type_, headers in (
+            (f"{MP}/status-request", {"expires_time": 1}),
+            ("https://didcomm.org/x/1.0/y", {}),
+            (f"{MP}/status-request", {"to": ["did:example:other"]}),
+        ):
+            self.new.ask(type_, from_prior=self.token(), **headers)
+            self.assertEqual(self.old.waiting(), 0)
+
     def test_forged_rotations(self) -> None:
         """Signed by another, for another, or no token at all: refused, and nothing moves."""
         eve = Guest(self.house)
@@ -478,11 +525,41 @@ class LimitTests(SynchronousTestCase):
         """Anonymous forwards in somebody's name are limited for this address only (reference 4.2)."""
         self.house.clock.advance(61)
         alice = Guest(self.house)
-        raw = sealed_forward(self.house, self.bob.did, self.letter, **sent_by(alice.did))
-        self.assertEqual([self.house.receive(raw).status for _ in range(61)], [202] * 60 + [429])
+        raws = [sealed_forward(self.house, self.bob.did, self.letter, **sent_by(alice.did)) for _ in range(61)]
+        self.assertEqual([self.house.receive(raw).status for raw in raws], [202] * 60 + [429])
         message = forward(self.bob.did, [self.letter], **sent_by(alice.did))
         genuine = authcrypt(message, alice.identity, self.house.document)
         self.assertEqual(self.house.receive(genuine, peer="198.51.100.7").status, 202)
+
+    def test_a_repeated_forward_costs_its_sender_once(self) -> None:
+        """Whoever caught one and sends it again pays for that alone."""
+        alice = Guest(self.house)
+        message = forward(self.bob.did, [self.letter], **sent_by(alice.did))
+        raw = authcrypt(message, alice.identity, self.house.document)
+        for number in range(70):
+            self.assertEqual(self.house.receive(raw + b" " * number, peer=f"192.0.2.{number}").status, 202)
+
+    def test_every_payload_counts(self) -> None:
+        """Six forwards of ten are as many as sixty of one; more than twenty at once are no forward (4.4)."""
+        alice, letters = Guest(self.house), [self.letter] * 10
+        statuses = []
+        for _ in range(7):
+            message = forward(self.bob.did, letters, **sent_by(alice.did))
+            raw = authcrypt(message, alice.identity, self.house.document)
+            statuses.append(self.house.receive(raw, peer="198.51.100.1").status)
+        self.assertEqual(statuses, [202] * 6 + [429])
+        reply = self.house.receive(sealed_forward(self.house, self.bob.did, *[self.letter] * 21), peer="198.51.100.2")
+        self.assertEqual(code_of(reply), "e.p.msg.bad-attachment")
+
+    def test_nested_forwards_count(self) -> None:
+        """What is opened and stored is paid for, wherever it stood; and there is an end to it."""
+        inner = [sealed_forward(self.house, self.bob.did, *[self.letter] * 20) for _ in range(6)]
+        raw = sealed_forward(self.house, self.house.did, *inner)
+        self.assertEqual(self.house.receive(raw, peer="198.51.100.1").status, 202)
+        self.assertEqual(self.house.receive(raw, peer="198.51.100.1").status, 429)
+        small = [sealed_forward(self.house, self.bob.did, self.letter) for _ in range(9)]
+        reply = self.house.receive(sealed_forward(self.house, self.house.did, *small), peer="198.51.100.2")
+        self.assertEqual(code_of(reply), "e.p.msg.bad-attachment")
 
     def test_an_unknown_recipient_does_not_use_up_the_sender(self) -> None:
         """The registration check comes first (reference 4.1)."""
@@ -519,3 +596,7 @@ class Draft03Tests(SynchronousTestCase):
                 self.assertEqual((reply.status, opened.sender, opened.message.sender), (200, None, house.did))
             else:
                 self.assertEqual(code_of(reply), "e.p.trust.crypto")
+
+
+def _broken(frame: bytes) -> bool:
+    raise ZeroDivisionError

@@ -12,6 +12,9 @@ from mediatord.protocol.limits import SlidingWindow
 
 OnLimit = Callable[[str, str, str, int], None]
 
+# No request of a wallet about its own mail is larger, in bytes.
+SMALL = 65_536
+
 
 class Admission:
     """
@@ -35,36 +38,50 @@ class Admission:
         self._peers = SlidingWindow(ip_per_minute)
         self._accounts = SlidingWindow(account_per_minute)
         self._openings = SlidingWindow(account_per_minute)
+        self._openings_in_vain = SlidingWindow(ip_per_minute)
+
+    def before_reading(self, peer: str, size: int) -> None:
+        """
+        Protect the CPU: from an address that has used up its minute nothing more is read, with one exception.
+
+        Behind that address may be wallets that only fetch their mail, which is not theirs to pay for: what is as
+        small as their requests are is still looked at, up to the limit of an account, and until that was in vain too
+        often.
+
+        :param size: bytes of the envelope.
+        :raise RateLimited: not now.
+        """
+        now = self._clock.seconds()
+        wait = self._peers.wait(peer, now)
+        if wait and size <= SMALL:
+            wait = self._openings_in_vain.wait(peer, now) or self._openings.admit(peer, now)
+        self._refuse_if(wait, "ip", peer, peer)
 
     def before_opening(self, peer: str, *, authenticated: bool) -> None:
         """
-        Protect the CPU: an address that has used up its minute gets nothing more opened.
-
-        Envelopes that claim an authenticated sender are opened all the same, up to the limit of an account: behind
-        that address may be wallets that only fetch their mail, which is not theirs to pay for.
+        The second half of :meth:`before_reading`: only what claims an authenticated sender is opened as well.
 
         :raise RateLimited: not now.
         """
-        wait = self._peers.wait(peer, self._now())
-        if wait and authenticated:
-            wait = self._openings.admit(peer, self._now())
-        self._refuse_if(wait, "ip", peer, peer)
+        if not authenticated:
+            self._refuse_if(self._peers.wait(peer, self._clock.seconds()), "ip", peer, peer)
 
-    def opened_in_vain(self, peer: str) -> None:
-        """Charge an address for an envelope that could not be opened."""
-        self._peers.admit(peer, self._now())
+    def in_vain(self, peer: str) -> None:
+        """Charge an address for what could not be read or opened, or came before."""
+        if self._peers.admit(peer, self._clock.seconds()):
+            self._openings_in_vain.admit(peer, self._clock.seconds())
 
-    def stranger(self, peer: str) -> None:
+    def stranger(self, peer: str, count: int = 1) -> None:
         """
-        Charge an address for a forward, or for a request of somebody without an account.
+        Charge an address for payloads to be forwarded, or for a request of somebody without an account.
 
         :raise RateLimited: it is over its limit.
         """
-        self._refuse_if(self._peers.admit(peer, self._now()), "ip", peer, peer)
+        self._refuse_if(self._peers.admit(peer, self._clock.seconds(), count), "ip", peer, peer)
 
-    def sender(self, received: Received, peer: str) -> None:
+    def sender(self, received: Received, peer: str, count: int) -> None:
         """
-        Charge the sender of a forward: the proven DID; else the claimed one, for this address only, so that nobody
+        Charge the sender for payloads: the proven DID; else the claimed one, for this address only, so that nobody
         can use up the allowance of somebody else; else only the address pays.
 
         :raise RateLimited: it is over its limit.
@@ -73,7 +90,20 @@ class Admission:
         if who is None and received.message.sender is not None:
             who = f"{peer} {received.message.sender}"
         if who is not None:
-            self._refuse_if(self._senders.admit(who, self._now()), "did", received.sender or peer, peer)
+            wait = self._senders.admit(who, self._clock.seconds(), count)
+            self._refuse_if(wait, "did", received.sender or peer, peer)
+
+    def has_allowance(self, account: str | None, peer: str) -> None:
+        """
+        Ask, without charging, whether an account may make a request; or an address, for somebody without one.
+
+        :raise RateLimited: not now.
+        """
+        now = self._clock.seconds()
+        if account is None:
+            self._refuse_if(self._peers.wait(peer, now), "ip", peer, peer)
+        else:
+            self._refuse_if(self._accounts.wait(account, now), "account", account, peer)
 
     def account(self, did: str, peer: str) -> None:
         """
@@ -81,12 +111,9 @@ class Admission:
 
         :raise RateLimited: it is over its limit.
         """
-        self._refuse_if(self._accounts.admit(did, self._now()), "account", did, peer)
+        self._refuse_if(self._accounts.admit(did, self._clock.seconds()), "account", did, peer)
 
     def _refuse_if(self, wait: int, bucket: str, who: str, peer: str) -> None:
         if wait:
             self._on_limit(bucket, who, peer, wait)
             raise RateLimited(retry_after=wait)
-
-    def _now(self) -> float:
-        return self._clock.seconds()

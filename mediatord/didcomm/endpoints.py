@@ -26,8 +26,13 @@ ATTEMPTS = 5
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 POST_TIMEOUT = 10.0
-# Deliveries and replies under way at the same time.
+# Deliveries under way at the same time, and likewise replies.
 AT_ONCE = 100
+# A reply goes where a stranger wants it to go: to few places, for a short time, and few at once.
+REPLIES_PER_PEER = 4
+REPLY_TARGETS = 2
+REPLY_TIMEOUT = 5.0
+_ENCRYPTED = ENCRYPTED_TYPE.encode("ascii")
 
 
 class Post(Protocol):
@@ -143,20 +148,25 @@ class EndpointDelivery:
         self._post = post
         self._journal = journal
         self._under_way: set[Deferred[None]] = set()
+        self._replies_for: dict[str, int] = {}
 
     def offer(self, message: StoredMessage) -> None:
         """Begin delivering a stored message, if its account has an endpoint and not too much is under way."""
-        if self._targets.active and not self.busy:
+        if self._targets.active and not self._is_busy:
             self._begin(self._deliver(message))
 
-    def reply(self, document: DIDDocument, body: bytes) -> None:
-        """Begin to POST a packed reply to the endpoints of a document; one round, never queued."""
-        self._begin(self._reply(document, body))
+    def can_reply(self, peer: str) -> bool:
+        """Whether one more reply may be under way for somebody at this address."""
+        return self._replies_for.get(peer, 0) < REPLIES_PER_PEER and sum(self._replies_for.values()) < AT_ONCE
+
+    def reply(self, document: DIDDocument, body: bytes, peer: str) -> None:
+        """Begin to POST a packed reply to an endpoint of a document; one round, never queued."""
+        self._replies_for[peer] = self._replies_for.get(peer, 0) + 1
+        self._begin(self._reply(document, body, peer))
 
     @property
-    def busy(self) -> bool:
-        """Whether so much is under way that nothing more should be begun."""
-        return len(self._under_way) >= AT_ONCE
+    def _is_busy(self) -> bool:
+        return len(self._under_way) - sum(self._replies_for.values()) >= AT_ONCE
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         begun: Deferred[None] = Deferred.fromCoroutine(work)
@@ -176,7 +186,7 @@ class EndpointDelivery:
         for attempt in range(ATTEMPTS if targets else 0):
             for target in targets:
                 if await self._attempt(message, target):
-                    removed = await self._store.acknowledge(message.account, [message.id])
+                    removed = await self._store.remove([message.id])
                     for one in removed:
                         self._journal.acknowledged(one, "http")
                     return
@@ -187,17 +197,24 @@ class EndpointDelivery:
     async def _attempt(self, message: StoredMessage, target: Target) -> bool:
         try:
             body = await self._wrapping.wrap(message.payload, message.recipient_did, target.routing_keys)
-            response = await self._post.post(target.url, body, ENCRYPTED_TYPE.encode(), timeout=POST_TIMEOUT)
+            response = await self._post.post(target.url, body, _ENCRYPTED, timeout=POST_TIMEOUT)
         except (OutboundFailed, OutboundRefused, Unwrappable):
             return False
         return 200 <= response.status < 300
 
-    async def _reply(self, document: DIDDocument, body: bytes) -> None:
-        for target in self._targets.of_document(document):
-            try:
-                packed = await self._wrapping.wrap(body, document.did, target.routing_keys)
-                response = await self._post.post(target.url, packed, ENCRYPTED_TYPE.encode(), timeout=POST_TIMEOUT)
-            except (OutboundFailed, OutboundRefused, Unwrappable):
-                continue
-            if 200 <= response.status < 300:
-                return
+    async def _reply(self, document: DIDDocument, body: bytes, peer: str) -> None:
+        try:
+            for target in self._targets.of_document(document)[:REPLY_TARGETS]:
+                try:
+                    packed = await self._wrapping.wrap(body, document.did, target.routing_keys, peer)
+                    response = await self._post.post(target.url, packed, _ENCRYPTED, timeout=REPLY_TIMEOUT)
+                except (OutboundFailed, OutboundRefused, Unwrappable):
+                    continue
+                if 200 <= response.status < 300:
+                    return
+        finally:
+            left = self._replies_for[peer] - 1
+            if left:
+                self._replies_for[peer] = left
+            else:
+                del self._replies_for[peer]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from mediatord.errors import MediatorError
 from mediatord.presence import Session
 from mediatord.protocol.didcomm.did import DIDDocument
+from mediatord.protocol.didcomm.jwe import Envelope
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.message import Message
 
@@ -57,20 +57,24 @@ class Received:
     An opened message and what the envelope proved about it.
 
     :param own_kid: our key that opened the outermost layer, as the sender spelled it.
-    :param raw: the envelope as received.
+    :param layer: the innermost layer with an authenticated sender, else the innermost.
     :param signer: DID of the verified signature inside, if there was one.
     """
 
     message: Message
     own_kid: str
-    raw: bytes = field(repr=False)
+    layer: Envelope = field(repr=False)
     correspondent: Correspondent | None = None
     signer: str | None = None
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the envelope as received."""
-        return hashlib.sha256(self.raw).digest()
+        """
+        What a replay is known by, however it is spelled or wrapped anew (reference section 11, row 24).
+
+        Stricter than the digest of the bytes that came, which one blank would change.
+        """
+        return self.layer.fingerprint()
 
     @property
     def sender(self) -> str | None:

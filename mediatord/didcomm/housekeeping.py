@@ -100,9 +100,10 @@ class DueTimes(Service):
                     # It was counted as queued when it came.
                     if not self._push(message):
                         self._fail_over(message)
-            await self._arm()
         except StoreUnavailable:
             self.wait_for(self._clock.seconds() + RETRY)
+        finally:
+            await self._arm()
 
     async def _arm(self) -> None:
         try:

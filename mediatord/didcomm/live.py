@@ -48,7 +48,6 @@ class LiveSettings:
 class _Push:
     """One message on its way: the sockets it was written to, and when it counts as not delivered."""
 
-    message: StoredMessage
     deadline: float
     sessions: set[Session] = field(default_factory=set)
 
@@ -106,8 +105,15 @@ class Live:
         """
         Write a stored message to every socket that subscribed to its account.
 
-        Fires nothing and waits for nothing: False when no socket took it, and then it just stays in the queue.
+        Waits for nothing and never fails: False when no socket took it, and then it just stays in the queue.
         """
+        try:
+            return self._push(message)
+        except Exception:
+            _log.failure("pushing a message failed", without_text())
+            return False
+
+    def _push(self, message: StoredMessage) -> bool:
         took = [
             session
             for session, reader in self._connections.subscribers(message.account)
@@ -115,7 +121,7 @@ class Live:
         ]
         if not took:
             return False
-        push = _Push(message, self._clock.seconds() + self._settings.timeout, set(took))
+        push = _Push(self._clock.seconds() + self._settings.timeout, set(took))
         self._pushes[message.id] = push
         for session in took:
             self._by_session.setdefault(session, set()).add(message.id)

@@ -132,22 +132,25 @@ class Mediator:
 
     async def _open(self, raw: bytes, origin: Origin) -> Received:
         admission = self._desk.admission
+        admission.before_reading(origin.peer, len(raw))
         try:
             envelope = jwe.parse(raw)
         except MediatorError as error:
-            admission.before_opening(origin.peer, authenticated=False)
-            admission.opened_in_vain(origin.peer)
+            try:
+                admission.before_opening(origin.peer, authenticated=False)
+            finally:
+                admission.in_vain(origin.peer)
             if origin.alien and isinstance(error, NotAnEnvelope):
                 raise AlienMediaType from None
             raise
         admission.before_opening(origin.peer, authenticated=envelope.authenticated)
         try:
-            return await self._desk.unpacking.open(raw, envelope, origin.peer)
+            return await self._desk.unpacking.open(envelope, origin.peer)
         except (StoreUnavailable, RateLimited):
             raise
         except MediatorError:
             # Also what only failed late: resolving a sender may cost more than decrypting.
-            admission.opened_in_vain(origin.peer)
+            admission.in_vain(origin.peer)
             raise
 
     async def _serve(self, received: Received, origin: Origin) -> Reply:
@@ -155,16 +158,19 @@ class Mediator:
             await self._protocols.routing.forward(received, origin)
             return ACCEPTED
         account = await self._account(received)
-        self._charge(account, origin)
-        digest = received.digest
-        if not await self._desk.store.claim(digest, self._desk.clock.seconds() + REPLAY_MEMORY):
+        self._desk.admission.has_allowance(account.did if account else None, origin.peer)
+        if not await self._desk.store.claim(received.digest, self._desk.clock.seconds() + REPLAY_MEMORY):
+            # Whoever sends it again pays for that, which need not be who wrote it.
+            self._desk.admission.in_vain(origin.peer)
             self._desk.journal.replayed(received.sender)
             raise Replayed
         try:
+            self._charge(account, origin)
             answer = await self._answer(received, account, origin)
-        except (StoreUnavailable, RateLimited):
-            # It was not done, so the very same message may come again.
-            await self._desk.store.release(digest)
+        except Exception as error:
+            if isinstance(error, (StoreUnavailable, RateLimited)) or not isinstance(error, MediatorError):
+                # It was not done, so the very same message may come again.
+                await self._desk.store.release(received.digest)
             raise
         if answer is None or received.correspondent is None:
             return ACCEPTED
@@ -183,28 +189,29 @@ class Mediator:
 
     async def _answer(self, received: Received, account: Account | None, origin: Origin) -> Draft | None:
         message = received.message
-        if await self._rotate(received, origin):
-            account = await self._account(received)
-        if account is not None and received.correspondent is not None and origin.session is not None:
-            self._desk.live.bind(origin.session, received.correspondent)
         use = self._uses.get(message.type.key)
         if use is None:
             raise Unsupported
         if message.expires_time is not None and message.expires_time <= self._desk.clock.seconds():
             raise MessageExpired
+        if await self._rotate(received, origin):
+            account = await self._account(received)
+        if account is not None and received.correspondent is not None:
+            await self._desk.unpacking.keep(received.correspondent)
+            if origin.session is not None:
+                self._desk.live.bind(origin.session, received.correspondent)
         return await use(received, account, origin)
 
     async def _rotate(self, received: Received, origin: Origin) -> bool:
         """Move an account whose holder proves to go by a new DID (reference 2.3); whether that was done."""
+        if received.message.from_prior is None:
+            return False
+        correspondent = self._authenticated(received)
         prior = await self._desk.unpacking.rotation(received.message, origin.peer)
-        if prior is None:
+        if prior is None or not await self._desk.store.move(prior, correspondent.did):
             return False
-        if received.correspondent is None:
-            raise AuthcryptRequired
-        if not await self._desk.store.move(prior, received.correspondent.did):
-            return False
-        self._desk.live.rotate(prior, received.correspondent, origin.session)
-        self._desk.journal.moved(received.correspondent.did)
+        self._desk.live.rotate(prior, correspondent, origin.session)
+        self._desk.journal.moved(correspondent.did)
         return True
 
     def _for_account(self, use: Callable[[Received, Account, Origin], Awaitable[Answer]]) -> Use:
@@ -219,7 +226,9 @@ class Mediator:
         return enrolled
 
     async def _mediate_request(self, received: Received, account: Account | None, origin: Origin) -> Draft:
-        answer = await self._protocols.coordination.mediate_request(received, self._authenticated(received))
+        correspondent = self._authenticated(received)
+        answer = await self._protocols.coordination.mediate_request(received, correspondent)
+        await self._desk.unpacking.keep(correspondent)
         return self._draft(received, answer)
 
     def _authenticated(self, received: Received) -> Correspondent:

@@ -28,7 +28,7 @@ class Replying:
         packed = self._packing.pack(draft, correspondent)
         if way == "connection":
             return Reply(200, packed, ENCRYPTED_TYPE)
-        self._delivery.reply(correspondent.document, packed)
+        self._delivery.reply(correspondent.document, packed, origin.peer)
         return ACCEPTED
 
     def _way(self, to: Message, correspondent: Correspondent, origin: Origin) -> Way:
@@ -37,9 +37,11 @@ class Replying:
             route = "none"
         if route in ("all", "thread"):
             return "connection"
-        has_endpoint = bool(self._targets.of_document(correspondent.document))
+        has_endpoint = bool(self._targets.of_document(correspondent.document)) and self._delivery.can_reply(
+            origin.peer
+        )
         if route == "none":
-            return "endpoint" if has_endpoint and not self._delivery.busy else "nowhere"
-        if origin.session is not None or not has_endpoint or self._delivery.busy:
+            return "endpoint" if has_endpoint else "nowhere"
+        if origin.session is not None or not has_endpoint:
             return "connection"
         return "endpoint"

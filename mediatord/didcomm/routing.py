@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from twisted.internet.interfaces import IReactorTime
@@ -11,12 +12,23 @@ from mediatord.didcomm.admission import Admission
 from mediatord.didcomm.exchange import Origin, Received
 from mediatord.didcomm.unpacking import Unpacking
 from mediatord.didcomm.wrapping import Unwrappable, Wrapping
-from mediatord.errors import BadAttachment, NotEnrolled, RecipientUnknown, RoutingLoop, Unsupported
-from mediatord.interfaces import IStore, Payload, StoredMessage
+from mediatord.errors import (
+    BadAttachment,
+    MediatorError,
+    NotEnrolled,
+    RateLimited,
+    RecipientUnknown,
+    RoutingLoop,
+    StoreUnavailable,
+    TooLarge,
+    Unsupported,
+)
+from mediatord.interfaces import Deposit, Deposited, IStore, Payload, StoredMessage
 from mediatord.journal import Journal
 from mediatord.protocol.didcomm import envelope as jwe
 from mediatord.protocol.didcomm.did import did_of
 from mediatord.protocol.didcomm.forward import (
+    MAX_ATTACHMENTS,
     Opaque,
     delay,
     expiry,
@@ -24,10 +36,13 @@ from mediatord.protocol.didcomm.forward import (
     read_payloads,
     registered_names,
 )
-from mediatord.protocol.didcomm.message import Message
 
 FORWARD_KEY = ("routing", 2, "forward")
 MAX_DEPTH = 3
+# Envelopes to ourselves inside one message.
+MAX_INNER = 8
+# Forwards whose repetition is noticed.
+MAX_SEEN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,7 @@ class RoutingSettings:
     :param rewrap: whether every payload goes into a fresh forward to its recipient.
     :param registered_senders_only: refuse forwards that no account is proven to have sent.
     :param encrypted_only: refuse payloads that do not look like an envelope.
+    :param max_payload: bytes of one payload; a queue that is smaller could not keep it.
     """
 
     ttl: float = 259_200.0
@@ -47,16 +63,25 @@ class RoutingSettings:
     rewrap: bool = False
     registered_senders_only: bool = False
     encrypted_only: bool = True
+    max_payload: int = 67_108_864
 
 
 @dataclass(frozen=True, slots=True)
-class _Deposit:
+class _Plan:
     """What one forward comes down to once everything about it was checked."""
 
     recipient: str
     payloads: list[Opaque]
     expires_at: float
     due_at: float | None
+
+
+@dataclass(slots=True)
+class _Descent:
+    """How far forwards to ourselves have led, and how many envelopes were opened on the way."""
+
+    depth: int = 0
+    opened: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +92,13 @@ class Deliveries:
     :param push: to the recipient's sockets; False when none took it.
     :param fail_over: told of a message that was not pushed.
     :param wait_for: told when a delayed message becomes due.
+    :param settle: told of messages that are gone.
     """
 
     push: Callable[[StoredMessage], bool]
     fail_over: Callable[[StoredMessage], None]
     wait_for: Callable[[float], None]
+    settle: Callable[[Iterable[str]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +135,7 @@ class Routing:
     def __init__(self, route: Route, settings: RoutingSettings) -> None:
         self._route = route
         self._settings = settings
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     async def forward(self, received: Received, origin: Origin) -> None:
         """
@@ -116,32 +144,47 @@ class Routing:
         The checks come in the order of reference 4.1, and nothing is stored unless all of them pass.
         """
         self._route.admission.stranger(origin.peer)
-        deposits = await self._plan(received, origin, depth=0)
-        for deposit in deposits:
-            await self._deliver(deposit, received)
+        plans = await self._plan(received, origin, _Descent())
+        deposited = await self._deposit([await self._ready(plan) for plan in plans])
+        for one in deposited:
+            self._hand_over(one, received)
 
-    async def _plan(self, received: Received, origin: Origin, depth: int) -> list[_Deposit]:
+    async def _plan(self, received: Received, origin: Origin, descent: _Descent) -> list[_Plan]:
         message = received.message
         next_ = read_next(message)
-        if not message.attachments:
+        count = len(message.attachments or ())
+        if not 0 < count <= MAX_ATTACHMENTS:
             raise BadAttachment
-        if self._route.owns(did_of(next_)):
-            return await self._unwrap(message, received, origin, depth)
-        recipient = await self._registered(next_)
-        if depth == 0:
-            await self._check_sender(received, origin)
+        ours = self._route.owns(did_of(next_))
+        recipient = "" if ours else await self._registered(next_)
+        if descent.depth == 0:
+            await self._check_sender(received, origin, count)
+        # One was paid for when it came in, or was opened.
+        self._route.admission.stranger(origin.peer, count - 1)
         now = self._route.clock.seconds()
         expires_at = expiry(message, now, self._settings.ttl)
-        payloads = read_payloads(message, encrypted_only=self._settings.encrypted_only)
+        payloads = read_payloads(message, encrypted_only=self._settings.encrypted_only or ours)
+        if ours:
+            return await self._unwrap(payloads, origin, descent)
         held = delay(message, self._settings.max_delay, self._route.sources.uniform)
-        return [_Deposit(recipient, payloads, expires_at, now + held if held > 0 else None)]
+        return [_Plan(recipient, payloads, expires_at, now + held if held > 0 else None)]
 
-    async def _check_sender(self, received: Received, origin: Origin) -> None:
-        self._route.admission.sender(received, origin.peer)
+    async def _check_sender(self, received: Received, origin: Origin, count: int) -> None:
+        # The very same forward again may be somebody else's doing, and is never charged to its sender twice.
+        if self._is_new(received.digest):
+            self._route.admission.sender(received, origin.peer, count)
         if self._settings.registered_senders_only:
             sender = received.sender
             if sender is None or await self._route.store.account(sender) is None:
                 raise NotEnrolled
+
+    def _is_new(self, digest: bytes) -> bool:
+        if digest in self._seen:
+            return False
+        self._seen[digest] = None
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+        return True
 
     async def _registered(self, next_: str) -> str:
         for name in registered_names(next_):
@@ -149,35 +192,57 @@ class Routing:
                 return name
         raise RecipientUnknown
 
-    async def _unwrap(self, message: Message, received: Received, origin: Origin, depth: int) -> list[_Deposit]:
+    async def _unwrap(self, payloads: list[Opaque], origin: Origin, descent: _Descent) -> list[_Plan]:
         """
         A forward to ourselves, as senders make it when a wallet lists us both as endpoint and as routing key: what
-        it carries is a new message to us (reference 4.3).
+        it carries are new messages to us (reference 4.3).
         """
-        if depth >= MAX_DEPTH:
+        if descent.depth >= MAX_DEPTH:
             raise RoutingLoop
-        if depth == 0:
-            await self._check_sender(received, origin)
-        expiry(message, self._route.clock.seconds(), self._settings.ttl)
-        deposits: list[_Deposit] = []
-        for payload, _ in read_payloads(message):
-            inner = await self._route.unpacking.open(payload, jwe.parse(payload), origin.peer)
+        descent.opened += len(payloads)
+        if descent.opened > MAX_INNER:
+            raise BadAttachment
+        deposits: list[_Plan] = []
+        for payload, _ in payloads:
+            try:
+                inner = await self._route.unpacking.open(jwe.parse(payload), origin.peer)
+            except (StoreUnavailable, RateLimited):
+                raise
+            except MediatorError:
+                raise BadAttachment from None
             if inner.message.type.key != FORWARD_KEY:
                 raise Unsupported
-            deposits += await self._plan(inner, origin, depth + 1)
+            descent.depth += 1
+            deposits += await self._plan(inner, origin, descent)
+            descent.depth -= 1
         return deposits
 
-    async def _deliver(self, deposit: _Deposit, received: Received) -> None:
-        payloads = [
-            Payload(self._route.sources.new_message_id(), *await self._wrapped(opaque, deposit.recipient))
-            for opaque in deposit.payloads
+    async def _ready(self, plan: _Plan) -> Deposit:
+        """The payloads in the form in which they are stored."""
+        payloads = []
+        for opaque in plan.payloads:
+            data, form = await self._wrapped(opaque, plan.recipient)
+            if len(data) > self._settings.max_payload:
+                raise TooLarge
+            payloads.append(Payload(self._route.sources.new_message_id(), data, form))
+        return Deposit(plan.recipient, tuple(payloads), plan.expires_at, plan.due_at)
+
+    async def _deposit(self, deposits: Sequence[Deposit]) -> Sequence[Deposited]:
+        if len(deposits) > 1:
+            return await self._route.store.deposit_all(deposits)
+        (only,) = deposits
+        return [
+            await self._route.store.deposit(
+                only.recipient_did, only.payloads, expires_at=only.expires_at, due_at=only.due_at
+            )
         ]
-        deposited = await self._route.store.deposit(
-            deposit.recipient, payloads, expires_at=deposit.expires_at, due_at=deposit.due_at
-        )
+
+    def _hand_over(self, deposited: Deposited, received: Received) -> None:
+        """From here on it is durable: whatever fails, the sender is told so and the message waits."""
         journal, deliveries = self._route.journal, self._route.deliveries
         for evicted in deposited.evicted:
             journal.evicted(evicted)
+        deliveries.settle([evicted.id for evicted in deposited.evicted])
         for message in deposited.messages:
             pushed = message.due_at is None and deliveries.push(message)
             journal.accepted(message, received.sender, "live" if pushed else "queue")
@@ -189,8 +254,6 @@ class Routing:
     async def _wrapped(self, opaque: Opaque, recipient: str) -> Opaque:
         data, form = opaque
         keys = self._settings.routing_keys.get(recipient, ())
-        if not keys and not self._settings.rewrap:
-            return opaque
         try:
             if self._settings.rewrap:
                 data = await self._route.wrapping.rewrap(data, recipient)

@@ -50,11 +50,10 @@ class Unpacking:
         self._key_for = key_for
         self._draft03 = draft03
 
-    async def open(self, raw: bytes, envelope: jwe.Envelope, peer: str) -> Received:
+    async def open(self, envelope: jwe.Envelope, peer: str) -> Received:
         """
         Open an envelope and all layers in it.
 
-        :param raw: the envelope as received.
         :param peer: address that caused the work, for the limit on network lookups.
         :raise Undecryptable: any failure that depends on keys or ciphertext.
         :raise SenderUnresolvable: no key of the sender could be had; likewise SenderUnsupported.
@@ -62,7 +61,7 @@ class Unpacking:
         :raise NotAMessage: there is no DIDComm message inside.
         """
         sender: _Sender | None = None
-        own_kid = ""
+        own_kid, layer = "", envelope
         for _ in range(MAX_LAYERS):
             kid, key = self._choose(envelope)
             own_kid = own_kid or kid
@@ -70,6 +69,7 @@ class Unpacking:
             if found and sender and did_of(found.kid) != did_of(sender.kid):
                 raise SenderMismatch
             sender = found or sender
+            layer = envelope if found or sender is None else layer
             inner = jwe.open_envelope(
                 envelope, kid, key, found.key if found else None, draft03=bool(found and found.draft03)
             )
@@ -82,12 +82,10 @@ class Unpacking:
         value, signer = await self._verify(value, sender, peer)
         message = read_message(value)
         correspondent = _check_sender(message, sender, signer)
-        if correspondent is not None:
-            await self._resolver.keep(correspondent.document.did)
         return Received(
             message=message,
             own_kid=own_kid,
-            raw=raw,
+            layer=layer,
             correspondent=correspondent,
             signer=signer,
         )
@@ -128,6 +126,10 @@ class Unpacking:
         if method is None:
             raise SenderUnresolvable
         return _object(signed.verify(value, kid, method.key)), canonical(did_of(kid))
+
+    async def keep(self, correspondent: Correspondent) -> None:
+        """Remember the DID of an account, so that its short form will do from now on (reference 8.4)."""
+        await self._resolver.keep(correspondent.document.did)
 
     async def rotation(self, message: Message, peer: str) -> str | None:
         """

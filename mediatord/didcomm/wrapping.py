@@ -9,9 +9,14 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.errors import MediatorError
 from mediatord.interfaces import IResolver
 from mediatord.protocol.didcomm.did import DIDDocument, did_of
+from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS
 from mediatord.protocol.didcomm.envelope import seal_anoncrypt
 from mediatord.protocol.didcomm.forward import forward_of
 from mediatord.protocol.didcomm.keys import PublicKey
+
+# One for each routing key of an endpoint, and one for the mediator it stands behind.
+MAX_WRAPS = MAX_ROUTING_KEYS + 1
+MAX_WRAPPED = 8_388_608
 
 
 class Unwrappable(Exception):
@@ -30,19 +35,26 @@ class Wrapping:
         self._clock = clock
         self._new_id = new_id
 
-    async def wrap(self, payload: bytes, recipient: str, routing_keys: Sequence[str]) -> bytes:
+    async def wrap(
+        self, payload: bytes, recipient: str, routing_keys: Sequence[str], peer: str | None = None
+    ) -> bytes:
         """
         One more forward for each routing key, the last one innermost (Routing 2.0, sender process step 4).
 
         :param recipient: `next` of the innermost forward; each further one names the routing key before.
         :param routing_keys: DIDs or DID URLs; a DID stands for all its keys of the most usual curve.
-        :raise Unwrappable: one of them has no key.
+        :param peer: address that causes the work, if a stranger does, for the limit on network lookups.
+        :raise Unwrappable: one of them has no key, there are too many, or the result would be too long.
         """
+        if len(routing_keys) > MAX_WRAPS:
+            raise Unwrappable
         next_ = recipient
         for routing_key in reversed(routing_keys):
-            keys = await self._keys(routing_key)
+            keys = await self._keys(routing_key, peer)
             draft = forward_of(payload, next_, self._new_id())
             plaintext = draft.plaintext(sender=None, to=did_of(routing_key), created_time=int(self._clock.seconds()))
+            if len(plaintext) > MAX_WRAPPED:
+                raise Unwrappable
             payload = seal_anoncrypt(plaintext, keys)
             next_ = routing_key
         return payload
@@ -55,9 +67,9 @@ class Wrapping:
         """
         return await self.wrap(payload, recipient, [recipient])
 
-    async def _keys(self, routing_key: str) -> list[tuple[str, PublicKey]]:
+    async def _keys(self, routing_key: str, peer: str | None) -> list[tuple[str, PublicKey]]:
         try:
-            document = await self._resolver.resolve(did_of(routing_key))
+            document = await self._resolver.resolve(did_of(routing_key), peer)
         except MediatorError:
             raise Unwrappable from None
         keys = _encryption_keys(document, routing_key)

@@ -14,6 +14,7 @@ from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
 from mediatord.interfaces import (
     Account,
     Action,
+    Deposit,
     Deposited,
     IStore,
     Payload,
@@ -24,7 +25,7 @@ from mediatord.interfaces import (
     UpdateResult,
 )
 from mediatord.store.memory_accounts import Accounts
-from mediatord.store.memory_messages import Lane, Messages
+from mediatord.store.memory_messages import Lane, Messages, Queue
 from mediatord.store.memory_nonces import Nonces
 
 T = TypeVar("T")
@@ -48,6 +49,13 @@ class _Contents:
             return holder.mailbox.lane
         queue = holder.mailbox.queues.get(recipient_did)
         return Lane() if queue is None else queue.lane
+
+    def queue_for(self, recipient_did: str) -> Queue:
+        """:raise RecipientUnknown: nobody has registered it."""
+        holder = self.accounts.owner(recipient_did)
+        if holder is None:
+            raise RecipientUnknown()
+        return holder.mailbox.queue(recipient_did)
 
 
 @implementer(IStore)
@@ -80,12 +88,17 @@ class MemoryStore:
         expires_at: float,
         due_at: float | None = None,
     ) -> Deferred[Deposited]:
-        def deposit(contents: _Contents, now: float) -> Deposited:
-            holder = contents.accounts.owner(recipient_did)
-            if holder is None:
-                raise RecipientUnknown()
-            queue = holder.mailbox.queue(recipient_did)
-            return contents.messages.deposit(queue, payloads, now=now, expires_at=expires_at, due_at=due_at)
+        deposited = self.deposit_all([Deposit(recipient_did, tuple(payloads), expires_at, due_at)])
+        return deposited.addCallback(lambda one: one[0])
+
+    def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
+        def deposit(contents: _Contents, now: float) -> list[Deposited]:
+            queues = [contents.queue_for(one.recipient_did) for one in deposits]
+            contents.messages.check_ids([payload for one in deposits for payload in one.payloads])
+            return [
+                contents.messages.deposit(queue, one.payloads, now=now, expires_at=one.expires_at, due_at=one.due_at)
+                for queue, one in zip(queues, deposits, strict=True)
+            ]
 
         return self._answer(deposit)
 
@@ -106,6 +119,9 @@ class MemoryStore:
 
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
         return self._answer(lambda contents, now: contents.messages.mark_pending(ids))
+
+    def remove(self, ids: Sequence[str]) -> Deferred[list[Removed]]:
+        return self._answer(lambda contents, now: contents.messages.remove(ids))
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
         def acknowledge(contents: _Contents, now: float) -> list[Removed]:

@@ -146,18 +146,17 @@ class Messages:
         while (seq := self._turning.take(now)) is not None:
             self._turn(self._entries[seq], now)
 
-    def deposit(
-        self, queue: Queue, payloads: Sequence[Payload], *, now: float, expires_at: float, due_at: float | None
-    ) -> Deposited:
-        """
-        Append to a queue and make room in it; too large ones are out again at once.
-
-        :raise StoreUnavailable: an id was used before; nothing was stored.
-        """
+    def check_ids(self, payloads: Sequence[Payload]) -> None:
+        """:raise StoreUnavailable: an id of one that will be kept was used before, or is used twice."""
         fitting = [payload for payload in payloads if len(payload.data) <= self._limits.max_bytes]
         ids = {payload.id for payload in fitting}
         if len(ids) < len(fitting) or ids & self._seqs.keys():
             raise StoreUnavailable()
+
+    def deposit(
+        self, queue: Queue, payloads: Sequence[Payload], *, now: float, expires_at: float, due_at: float | None
+    ) -> Deposited:
+        """Append to a queue and make room in it; too large ones are out again at once."""
         incoming = [Entry(0, queue, payload, now, expires_at, due_at) for payload in payloads]
         oversize = [entry.removed("fifo_bytes") for entry in incoming if entry.size > self._limits.max_bytes]
         newcomers = [entry for entry in incoming if entry.size <= self._limits.max_bytes]
@@ -192,6 +191,10 @@ class Messages:
         for entry in delivered:
             entry.delivered = False
         return [entry.payload.id for entry in delivered]
+
+    def remove(self, ids: Iterable[str]) -> list[Removed]:
+        """Remove by id, whoever it belongs to."""
+        return [self._remove(entry, None) for entry in self._known(ids)]
 
     def acknowledge(self, mailbox: Mailbox, ids: Iterable[str]) -> list[Removed]:
         """Remove by id or by digest from one mailbox; what is removed comes in order of arrival."""

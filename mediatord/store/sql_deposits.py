@@ -35,6 +35,18 @@ class Depositing:
         return run.outcomes()
 
 
+def deposit_all(connection: Connection, limits: QueueLimits, orders: Sequence[Deposit]) -> list[Deposited]:
+    """
+    Several deposits, all or none.
+
+    :raise RecipientUnknown: nobody has registered one of the DIDs.
+    """
+    dids = {order.recipient_did for order in orders}
+    if len(find_queues(connection, dids)) < len(dids):
+        raise RecipientUnknown()
+    return [deposit(connection, limits, order) for order in orders]
+
+
 class _Run:
     """Deposits in a row, with what is known of their queues."""
 

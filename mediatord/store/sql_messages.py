@@ -112,6 +112,13 @@ def mark_pending(connection: Connection, ids: Iterable[str]) -> list[str]:
     return [id for id in dict.fromkeys(ids) if connection.execute(pending, (id,)).rowcount]
 
 
+def remove(connection: Connection, ids: Iterable[str]) -> list[Removed]:
+    """Remove by id, whoever it belongs to."""
+    query = f"{_REMOVED} WHERE m.id = ?"
+    rows = [connection.execute(query, (id,)).fetchone() for id in dict.fromkeys(ids)]
+    return _remove(connection, [row for row in rows if row is not None], None)
+
+
 def acknowledge(connection: Connection, account: str, ids: Iterable[str]) -> list[Removed]:
     """Remove by id or by digest from one account; what is removed comes in order of arrival."""
     account_number = account_id(connection, account)

@@ -16,6 +16,7 @@ from mediatord.errors import RecipientUnknown, StoreUnavailable
 from mediatord.interfaces import (
     Account,
     Action,
+    Deposit,
     Deposited,
     IStore,
     Payload,
@@ -25,10 +26,9 @@ from mediatord.interfaces import (
     StoredMessage,
     UpdateResult,
 )
-from mediatord.store import sql_accounts, sql_messages, sql_nonces, sql_queues
+from mediatord.store import sql_accounts, sql_deposits, sql_messages, sql_nonces, sql_queues
 from mediatord.store.batches import Observer, unobserved
 from mediatord.store.owners import Owners
-from mediatord.store.sql_deposits import Depositing
 from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
 
 T = TypeVar("T")
@@ -82,8 +82,19 @@ class SQLiteStore:
     ) -> Deferred[Deposited]:
         order = sql_messages.Deposit(recipient_did, tuple(payloads), self._clock.seconds(), expires_at, due_at)
         size = sum(len(payload.data) for payload in payloads)
-        deposited = self._write("deposit", Depositing(order, self._limits), size)
+        deposited = self._write("deposit", sql_deposits.Depositing(order, self._limits), size)
         return deposited.addErrback(self._not_deposited, recipient_did)
+
+    def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
+        now = self._clock.seconds()
+        orders = [
+            sql_messages.Deposit(one.recipient_did, one.payloads, now, one.expires_at, one.due_at) for one in deposits
+        ]
+        size = sum(len(payload.data) for one in deposits for payload in one.payloads)
+        deposited = self._write("deposit", lambda c: sql_deposits.deposit_all(c, self._limits, orders), size)
+        for one in deposits:
+            deposited.addErrback(self._not_deposited, one.recipient_did)
+        return deposited
 
     def fetch(
         self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
@@ -105,6 +116,10 @@ class SQLiteStore:
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
         pending = tuple(ids)
         return self._write("mark_pending", lambda c: sql_messages.mark_pending(c, pending))
+
+    def remove(self, ids: Sequence[str]) -> Deferred[list[Removed]]:
+        gone = tuple(ids)
+        return self._write("remove", lambda c: sql_messages.remove(c, gone))
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
         received = tuple(ids)

@@ -177,7 +177,7 @@ class ExpressChannel(Protocol):
         deadline = self._since + self._front.deadline
         if self._timer is not None and self._timer.getTime() > deadline:
             self._timer.reset(self._front.deadline)
-        client = self._front.peers.client(self._host, head.forwarded_for)
+        client = self._front.peers.payer(self._host, head.forwarded_for)
         Deferred.fromCoroutine(self._answer(self._serving, body, client, head.content_type))
 
     async def _answer(self, number: int, body: bytes, client: str, content_type: bytes) -> None:

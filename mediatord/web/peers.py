@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 Network = IPv4Network | IPv6Network
 
@@ -38,6 +38,12 @@ class Peers:
                 break
         return connected
 
+    def payer(self, connected: str, forwarded_for: str | None) -> str:
+        """
+        Who is charged for a request: the address of the client, of an IPv6 one its /64, which is what one host has.
+        """
+        return _payer(self.client(connected, forwarded_for))
+
     def trusts(self, address: str) -> bool:
         """Whether this address is a trusted proxy."""
         return is_within(address, self._trusted)
@@ -50,6 +56,13 @@ def is_within(address: str, networks: Sequence[Network]) -> bool:
         return False
     parsed = ip_address(plain)
     return any(parsed.version == network.version and parsed in network for network in networks)
+
+
+@lru_cache(4096)
+def _payer(address: str) -> str:
+    if ":" not in address:
+        return address
+    return str(ip_network((address, 64), strict=False).network_address)
 
 
 @lru_cache(4096)

@@ -76,13 +76,11 @@ class _Leaf(Resource):
         """Take a message."""
         content: Any = request.content
         content_type = request.getHeader(b"content-type") or b""
-        return self.later(request, take(self._front.receive, content.getvalue(), self.client(request), content_type))
+        return self.later(request, take(self._front.receive, content.getvalue(), self.payer(request), content_type))
 
-    def client(self, request: Request) -> str:
-        """Address of the client, after trusted proxies."""
-        connected = getattr(request.getClientAddress(), "host", "") or ""
-        forwarded = request.requestHeaders.getRawHeaders("x-forwarded-for")
-        return self._front.peers.client(connected, ",".join(forwarded) if forwarded else None)
+    def payer(self, request: Request) -> str:
+        """Who is charged for the request."""
+        return self._front.peers.payer(*_addresses(request))
 
     def later(self, request: Request, work: Awaitable[Answer]) -> int:
         """Answer when `work` is done."""
@@ -99,7 +97,7 @@ class _Leaf(Resource):
         """Hand the connection to a WebSocket, if the client may have one more."""
         if self._front.connections.draining:
             return _finish(request, refusal(ShuttingDown()))
-        if not self._front.connections.has_room(self.client(request)):
+        if not self._front.connections.has_room(self.payer(request)):
             return _finish(request, Answer(429, b"too many connections\n", b"text/plain", _retry(5)))
         outcome: int | bytes = self._front.sockets.render(request)
         return outcome
@@ -121,6 +119,12 @@ def _finish(request: Request, answer: Answer) -> int:
     return NOT_DONE_YET
 
 
+def _addresses(request: Request) -> tuple[str, str | None]:
+    """Address of the TCP peer, and what `X-Forwarded-For` says."""
+    forwarded = request.requestHeaders.getRawHeaders("x-forwarded-for")
+    return getattr(request.getClientAddress(), "host", "") or "", ",".join(forwarded) if forwarded else None
+
+
 def _wants_upgrade(request: Request) -> bool:
     return (request.getHeader(b"upgrade") or b"").strip().lower() == b"websocket"
 
@@ -132,7 +136,7 @@ class MessagePath(_Leaf):
 
     def render(self, request: Request) -> int | bytes:
         """An upgrade is a GET, which this path does not have otherwise."""
-        if request.method == b"GET" and _wants_upgrade(request):
+        if request.method == b"GET" and _wants_upgrade(request) and request.postpath in ([], [b""]):
             return self.upgrade(request)
         return super().render(request)
 
@@ -185,7 +189,8 @@ class MetricsPath(_Leaf):
 
     def get(self, request: Request) -> int | bytes:
         """The metrics, or 403: they name recipients."""
-        if not is_within(self.client(request), self._front.metrics_allow):
+        client = self._front.peers.client(*_addresses(request))
+        if not is_within(client, self._front.metrics_allow):
             return _finish(request, Answer(403, b'{"status":"error","detail":"forbidden"}', JSON))
 
         async def scraped() -> Answer:

@@ -88,7 +88,7 @@ class MediatorSocket(WebSocketServerProtocol):
 
     def onConnect(self, request: Any) -> None:
         """The handshake was read; no sub-protocol is ever selected."""
-        self.client = self._sockets.peers.client(_host(self), request.headers.get("x-forwarded-for"))
+        self.client = self._sockets.peers.payer(_host(self), request.headers.get("x-forwarded-for"))
 
     def failHandshake(self, reason: str, code: int = 400, responseHeaders: Any = None) -> None:  # noqa: N802, N803
         """The handshake is none; Autobahn's reason quotes headers, and goes to the client and to the log."""

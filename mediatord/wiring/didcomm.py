@@ -69,7 +69,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         unpacking=unpacking,
         wrapping=wrapping,
         admission=admission,
-        deliveries=Deliveries(live.push, endpoints.offer, due.wait_for),
+        deliveries=Deliveries(live.push, endpoints.offer, due.wait_for, live.settle),
         journal=journal,
         owns=identity.owns,
         sources=Sources(lambda: new_message_id(reactor.seconds()), random.SystemRandom().uniform),
@@ -131,6 +131,7 @@ def _routing_settings(config: Config) -> RoutingSettings:
         rewrap=settings.rewrap,
         registered_senders_only=settings.require_registered_sender,
         encrypted_only=settings.require_encrypted_payload,
+        max_payload=config.queue.max_bytes,
     )
 
 

@@ -94,7 +94,7 @@ def test_json_wins_over_base64() -> None:
         ([{"data": {"base64": 7}}], BadAttachment),
         ([{"data": {"links": ["https://a.example/x"], "hash": "1220"}}], LinkedAttachment),
         ([{"data": {"json": INNER}}, {"data": {}}], BadAttachment),
-        ([{"data": {"json": INNER}}] * 101, BadAttachment),
+        ([{"data": {"json": INNER}}] * 21, BadAttachment),
     ],
 )
 def test_bad_attachments(attachments: object, error: type[MediatorError]) -> None:

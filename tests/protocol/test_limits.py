@@ -50,6 +50,26 @@ def test_memory_is_bounded_by_forgetting_the_longest_unseen() -> None:
     assert window.wait("c", NOW) > 0
 
 
+def test_keys_whose_time_is_over_are_forgotten() -> None:
+    """Memory follows what is going on, not what went on."""
+    window = SlidingWindow(1)
+    for number in range(100):
+        window.admit(f"{number}" * 100, NOW)
+    for number in range(60):
+        window.admit(f"new {number}", NOW + 61)
+    assert len(window._admitted) == 60
+
+
+def test_several_at_once() -> None:
+    """All or none are admitted, and the wait is for the last of them."""
+    window = SlidingWindow(3)
+    assert window.admit("a", NOW, 2) == 0
+    assert window.admit("a", NOW + 10, 2) == 50
+    assert window.admit("a", NOW + 10) == 0
+    assert window.wait("a", NOW + 20, 3) == 50
+    assert window.wait("b", NOW, 4) == 60
+
+
 def test_a_clock_set_back_shuts_nobody_out() -> None:
     """Admissions from what is now the future do not count."""
     window = SlidingWindow(1)

@@ -20,7 +20,7 @@ from mediatord.errors import MediatorError
 from mediatord.interfaces import Action, IStore, Payload, QueueLimits
 from mediatord.store.memory import MemoryStore
 from mediatord.store.sqlite_file import Tuning
-from tests.store.builders import PromptClock, a_sqlite_store
+from tests.store.builders import Held, PromptClock, a_sqlite_store
 
 LIMITS = QueueLimits(max_messages=4, max_bytes=40)
 
@@ -48,9 +48,11 @@ class Stores(RuleBasedStateMachine):
         super().__init__()
         self.clock = PromptClock()
         self.folder = mkdtemp(prefix="mediatord-store-")
+        self.writer = Held()
+        path = Path(self.folder) / "db"
         self.stores: list[IStore] = [
             MemoryStore(self.clock, LIMITS, max_nonces=3),
-            a_sqlite_store(self.clock, Path(self.folder) / "db", LIMITS, tuning=Tuning(max_nonces=3)),
+            a_sqlite_store(self.clock, path, LIMITS, write=self.writer, tuning=Tuning(max_nonces=3)),
         ]
         self.ids = count()
         self.known: list[str] = []
@@ -80,6 +82,27 @@ class Stores(RuleBasedStateMachine):
         now = self.clock.seconds()
         due_at = None if delay is None else now + delay
         self.same(lambda store: store.deposit(did, payloads, expires_at=now + ttl, due_at=due_at))
+
+    @rule(
+        orders=st.lists(st.tuples(recipients, st.lists(bodies, max_size=2), st.booleans()), min_size=2, max_size=9),
+        ttl=spans,
+    )
+    def deposit_together(self, orders: list[tuple[str, list[bytes], bool]], ttl: float) -> None:
+        """Many deposits, some spoiled by an id that is there twice, reach SQLite in one batch."""
+        until = self.clock.seconds() + ttl
+        whole: list[tuple[str, list[Payload]]] = []
+        for did, contents, spoiled in orders:
+            payloads = [Payload(f"m{next(self.ids)}", body, "base64") for body in contents]
+            self.known += [payload.id for payload in payloads]
+            whole.append((did, payloads + payloads[:1] if spoiled else payloads))
+        memory, sqlite = self.stores
+        self.writer.hold()
+        blocking = sqlite.ping()
+        asked = [sqlite.deposit(did, payloads, expires_at=until) for did, payloads in whole]
+        self.writer.let_go()
+        answer(blocking)
+        expected = [answer(memory.deposit(did, payloads, expires_at=until)) for did, payloads in whole]
+        assert [answer(deposited) for deposited in asked] == expected
 
     @rule(did=recipients, body=bodies, data=st.data())
     def deposit_twice(self, did: str, body: bytes, data: st.DataObject) -> None:

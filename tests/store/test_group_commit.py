@@ -2,83 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-from pathlib import Path
-from typing import TypeVar
-
-from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
-from twisted.trial.unittest import SynchronousTestCase
-
 from mediatord.errors import RecipientUnknown, StoreUnavailable
-from mediatord.interfaces import Deposited, QueueLimits
 from mediatord.store.batches import Bounds
 from mediatord.store.sqlite_file import Tuning
-from tests.store.builders import ALICE, BOB, NOON, Held, a_path, a_payload, a_sqlite_store
-
-T = TypeVar("T")
-
-INBOX = "did:key:z6MkInbox"
+from tests.store.builders import ALICE, BOB, NOON
+from tests.store.commits import INBOX, CommitCase, commits_in_log
 
 
-def commits_in_log(path: Path) -> int:
-    """How many transactions the write-ahead log holds: a frame that tells the size of the database ends one."""
-    log = path.with_name(path.name + "-wal").read_bytes()
-    page_size, salt = struct.unpack_from(">8xI4x8s", log)
-    frames = range(32, len(log), 24 + page_size)
-    ends = [struct.unpack_from(">4xI8s", log, frame) for frame in frames]
-    return sum(size > 0 and its_salt == salt for size, its_salt in ends)
-
-
-class Case(SynchronousTestCase):
-    """A store whose reactor turns end when the test says so, and whose threads can be held."""
-
-    tuning = Tuning()
-
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.clock.advance(NOON)
-        self.writer = Held()
-        self.reader = Held()
-        self.path = a_path(self)
-        self.observed: list[str] = []
-        self.store = a_sqlite_store(
-            self.clock,
-            self.path,
-            QueueLimits(max_messages=10_000),
-            write=self.writer,
-            read=self.reader,
-            observe=lambda operation, seconds: self.observed.append(operation),
-            tuning=self.tuning,
-        )
-        self.successResultOf(self.store.open())
-        self.done(self.store.grant(ALICE))
-        self.done(self.store.update(ALICE, [(INBOX, "add")], max_recipients=9))
-        self.observed.clear()
-
-    def tearDown(self) -> None:
-        self.writer.let_go()
-        closed = self.store.close()
-        self.turn()
-        self.successResultOf(closed)
-
-    def turn(self) -> None:
-        """End the turn of the reactor, and the next ones."""
-        self.clock.pump([0, 0, 0])
-
-    def done(self, asked: Deferred[T]) -> T:
-        self.turn()
-        return self.successResultOf(asked)
-
-    def put(self, *ids: str, to: str = INBOX, data: bytes | None = None) -> Deferred[Deposited]:
-        return self.store.deposit(to, [a_payload(id, data) for id in ids], expires_at=NOON + 3600)
-
-    def stored(self) -> list[str]:
-        found = self.done(self.store.fetch(ALICE, None, limit=10_000, max_bytes=1 << 30))
-        return [message.id for message in found]
-
-
-class GroupCommitTests(Case):
+class GroupCommitTests(CommitCase):
     """One transaction for all that is there (reference 12)."""
 
     def test_one_turn_one_commit(self) -> None:
@@ -208,7 +139,7 @@ class GroupCommitTests(Case):
         self.assertEqual(self.observed, ["commit", "deposit", "commit", "ping", "ping"])
 
 
-class BoundTests(Case):
+class BoundTests(CommitCase):
     """How much goes into a batch, and how much may wait."""
 
     tuning = Tuning(

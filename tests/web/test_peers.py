@@ -33,6 +33,22 @@ def test_client_address(connected: str, forwarded: str | None, client: str) -> N
     assert TRUSTED.client(connected, forwarded) == client
 
 
+@pytest.mark.parametrize(
+    ("address", "payer"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("", ""),
+    ],
+)
+def test_who_pays(address: str, payer: str) -> None:
+    """One host has a whole /64 of IPv6 addresses, and pays for all of them."""
+    assert TRUSTED.payer(address, None) == payer
+
+
 def test_networks_of_both_families() -> None:
     """An IPv4 address in IPv6 clothes is what it is; a name is nowhere."""
     assert is_within("::ffff:127.0.0.1", [ip_network("127.0.0.0/8")])

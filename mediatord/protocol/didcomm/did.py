@@ -21,6 +21,8 @@ _DID = re.compile(r"did:[a-z0-9]+:(?:[A-Za-z0-9._:-]++|%[0-9A-Fa-f]{2})++")
 _PADDED_PEER_2 = re.compile(r"did:peer:2[A-Za-z0-9._=-]++")
 _URL_PART = re.compile(r"[/?#]")
 _PEER_4 = "did:peer:4"
+_WEB = "did:web:"
+_ESCAPE = re.compile("%[0-9a-f]{2}", re.IGNORECASE)
 _SHORT_KID = 8
 
 
@@ -139,6 +141,8 @@ def did_of(did_url: str) -> str:
 
 def canonical(did: str) -> str:
     """The form a DID is stored and compared in: the short one of a did:peer:4, else unchanged (reference 8.4)."""
+    if did.startswith(_WEB) and "%" in did:
+        return _ESCAPE.sub(lambda escape: escape[0].upper(), did)
     if not did.startswith(_PEER_4):
         return did
     short, _, _ = did[len(_PEER_4) :].partition(":")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from mediatord.errors import SenderUnresolvable
@@ -11,6 +12,9 @@ from mediatord.protocol.didcomm.keys import Curve, PublicKey
 
 MAX_KEYS = 64
 MAX_SERVICES = 64
+# A sender wraps once for each routing key, which makes a message a third longer; and may POST to each endpoint.
+MAX_ROUTING_KEYS = 3
+MAX_ENDPOINTS = 8
 
 DIDCOMM_MESSAGING = "DIDCommMessaging"
 
@@ -110,11 +114,17 @@ def _material(method: Mapping[str, Any], curve: Curve | None) -> PublicKey | Non
 def _endpoints(service: Mapping[str, Any]) -> Iterable[Endpoint]:
     """One object, an array of them, or (old style) a string with `routingKeys` and `accept` beside it."""
     place = service.get("serviceEndpoint")
+    return islice(_readable_endpoints(service, place), MAX_ENDPOINTS)
+
+
+def _readable_endpoints(service: Mapping[str, Any], place: object) -> Iterator[Endpoint]:
     for entry in _limited(place if isinstance(place, list) else [place], MAX_SERVICES):
-        if isinstance(entry, str):
-            yield Endpoint(entry, _strings(service.get("accept")), _strings(service.get("routingKeys")))
-        elif isinstance(entry, dict) and isinstance(entry.get("uri"), str):
-            yield Endpoint(entry["uri"], _strings(entry.get("accept")), _strings(entry.get("routingKeys")))
+        # Old style: a string, with what belongs to it beside it.
+        members = service if isinstance(entry, str) else entry if isinstance(entry, dict) else {}
+        uri = entry if isinstance(entry, str) else members.get("uri")
+        keys = _strings(members.get("routingKeys"))
+        if isinstance(uri, str) and len(keys) <= MAX_ROUTING_KEYS:
+            yield Endpoint(uri, _strings(members.get("accept")), keys)
 
 
 def _absolute(did: str, name: object) -> str | None:

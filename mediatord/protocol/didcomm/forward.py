@@ -13,7 +13,8 @@ from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, Draft, Message
 
 FORWARD = "https://didcomm.org/routing/2.0/forward"
 MAX_NEXT = 8192
-MAX_ATTACHMENTS = 100
+# Each is a message of its own and paid for as one; nobody is allowed more than 60 a minute.
+MAX_ATTACHMENTS = 20
 
 Opaque = tuple[bytes, Literal["json", "base64"]]
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, Literal
 
 from mediatord.errors import NotAnEnvelope, NotEncrypted, Undecryptable
@@ -23,6 +24,8 @@ Header = Mapping[str, Any]
 
 _MAX_RECIPIENTS = 100
 _MAX_USUAL = 20_000
+# Ample for a key, an algorithm and three key ids.
+_MAX_PROTECTED = 65_536
 _CURVES = frozenset(("X25519", "P-256", "P-384", "P-521"))
 _ENCS = frozenset(("A256CBC-HS512", "A256GCM", "XC20P"))
 # Everything that must be the same for all recipients. Each may have its own epk.
@@ -73,6 +76,14 @@ class Envelope:
         curve: AgreementCurve = self.header["epk"]["crv"]
         return curve
 
+    def fingerprint(self) -> bytes:
+        """
+        32 bytes that are the same for every spelling of what the sender encrypted, and for nothing else.
+
+        The tag authenticates the protected header, as text, and the ciphertext; all around them can be rewritten.
+        """
+        return sha256(self.members["protected"].encode() + b"." + b64url_decode(self.members.get("tag"))).digest()
+
     @property
     def without_apv(self) -> bool:
         """Whether nothing binds the list of recipients; such an authcrypt may be draft 03 (reference 1.10)."""
@@ -107,7 +118,10 @@ def parse_object(value: dict[str, Any]) -> Envelope:
 def _read(value: dict[str, Any]) -> Envelope:
     if "aad" in value:
         raise ValueError("an aad, which DIDComm has not")
-    shared: Header = loads_unique(b64url_decode(value.get("protected")))
+    protected = _text(value, "protected")
+    if len(protected) > _MAX_PROTECTED:
+        raise ValueError("a header that is no header")
+    shared: Header = loads_unique(b64url_decode(protected))
     if "unprotected" in value:
         shared = _merged(shared, value["unprotected"])
     entries = _recipients(value)

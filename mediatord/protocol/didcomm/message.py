@@ -11,6 +11,7 @@ from typing import Any
 
 from mediatord.errors import BadBody, NotAMessage
 from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol.didcomm.did import did_of, is_did
 
 PLAIN_TYPE = "application/didcomm-plain+json"
 SIGNED_TYPE = "application/didcomm-signed+json"
@@ -122,7 +123,7 @@ def read_message(value: Mapping[str, Any]) -> Message:
     if not (isinstance(id_, str) and 0 < len(id_) <= _MAX_ID and isinstance(uri, str)):
         raise NotAMessage
     sender = value.get("from")
-    if not (sender is None or isinstance(sender, str)):
+    if not (sender is None or (isinstance(sender, str) and is_did(did_of(sender)))):
         raise NotAMessage
     body = value.get("body")
     delay = value.get("delay_milli")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mediatord.errors import RecipientUnknown, StoreUnavailable
-from mediatord.interfaces import Removed, StoredMessage
+from mediatord.interfaces import Deposit, Removed, StoredMessage
 from tests.store.builders import ALICE, BOB, HOUR, NOON, a_payload
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
@@ -88,7 +88,15 @@ class DepositContract(StoreContract):
         self.assertEqual(await self.waiting(), ["b", "c", "d"])
 
     async def test_evicts_oldest_by_bytes(self) -> None:
-        """A queue with too many bytes drops its oldest messages until the new one fits."""
+        """A queue with too many bytes drops its oldest messages until the new one fits, however few they are."""
+        await self.put("a", "b", data=b"x" * 400)
+        deposited = await self.put("c", data=b"x" * 201)
+        evicted = Removed("a", INBOX, ALICE, size=400, received_at=NOON, pushes=0, reason="fifo_bytes")
+        self.assertEqual(deposited.evicted, (evicted,))
+        self.assertEqual(await self.waiting(), ["b", "c"])
+
+    async def test_evicts_by_count_and_bytes(self) -> None:
+        """What has to go is told with the limit that it was over at that moment."""
         await self.put("a", "b", data=b"x" * 400)
         await self.put("c", data=b"x" * 200)
         deposited = await self.put("d", data=b"x" * 700)
@@ -155,3 +163,39 @@ class DepositContract(StoreContract):
         await self.store.mark_pending(["a"])
         await self.store.mark_delivered(["a"])
         self.assertEqual([gone.pushes for gone in (await self.put("d")).evicted], [2])
+
+    async def test_several_deposits_are_one(self) -> None:
+        """All of them in order, each for its own recipient (reference 4.4)."""
+        await self.register(BOB, OTHER)
+        deposited = await self.store.deposit_all(
+            [
+                Deposit(INBOX, (a_payload("a"), a_payload("b")), NOON + HOUR),
+                Deposit(OTHER, (a_payload("c"),), NOON + HOUR, NOON + 1),
+            ]
+        )
+        self.assertEqual([[message.id for message in one.messages] for one in deposited], [["a", "b"], ["c"]])
+        self.assertEqual(await self.waiting(ALICE), ["a", "b"])
+        self.assertEqual(await self.waiting(BOB), [])
+        self.clock.advance(1)
+        self.assertEqual(await self.waiting(BOB), ["c"])
+
+    async def test_several_deposits_or_none(self) -> None:
+        """An unknown recipient, or an id that was used, and nothing at all is stored."""
+        await self.put("used")
+        for last, error in (
+            (Deposit(OTHER, (a_payload("b"),), NOON + HOUR), RecipientUnknown),
+            (Deposit(INBOX, (a_payload("used"),), NOON + HOUR), StoreUnavailable),
+        ):
+            with self.assertRaises(error):
+                await self.store.deposit_all([Deposit(INBOX, (a_payload("a"),), NOON + HOUR), last])
+        self.assertEqual(await self.waiting(ALICE), ["used"])
+
+    async def test_removal_by_id_alone(self) -> None:
+        """Whoever a message belongs to, also after its account goes by another DID; unknown ids do not matter."""
+        await self.put("a", "b")
+        await self.store.move(ALICE, "did:example:alice-2")
+        removed = await self.store.remove(["b", "nobody", "b"])
+        self.assertEqual(
+            [(one.id, one.account, one.recipient_did) for one in removed], [("b", "did:example:alice-2", INBOX)]
+        )
+        self.assertEqual(await self.waiting("did:example:alice-2"), ["a"])
