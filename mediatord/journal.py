@@ -16,6 +16,7 @@ from mediatord.tags import Tags
 
 Path = Literal["live", "pickup", "http"]
 Method = Literal["live", "queue"]
+Half = Literal["didcomm", "decentrl"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Told:
     """A request that was begun."""
 
     request: str
-    protocol: Literal["didcomm", "decentrl"]
+    protocol: Half
     peer: str
     size: int
     began: float
@@ -43,7 +44,7 @@ class Journal:
         self._requests = 0
         self.metrics = metrics
 
-    def begin(self, protocol: Literal["didcomm", "decentrl"], peer: str, size: int) -> Told:
+    def begin(self, protocol: Half, peer: str, size: int) -> Told:
         """A request or frame of `size` bytes came in."""
         self._requests += 1
         return Told(f"{self._requests:x}", protocol, peer, size, self._clock.seconds())
@@ -81,6 +82,11 @@ class Journal:
             sender=None if sender is None else self._tags.did(sender),
             peer=self._tags.peer(told.peer) or None,
         )
+
+    def turned_away(self, protocol: Half, peer: str, size: int, fault: MediatorError) -> None:
+        """A request was refused before anybody looked at it."""
+        told = self.begin(protocol, peer, size)
+        self.end(told, status=wire_for(fault).status, fault=fault, kind=None, sender=None, session=None)
 
     def accepted(self, message: StoredMessage, sender: str | None, method: Method) -> None:
         """
@@ -193,15 +199,25 @@ class Journal:
         """A DID proved itself on a socket for the first time."""
         self._events.emit("conn.auth", conn=name, did=self._tags.did(did), proto="didcomm")
 
-    def connection_closed(self, name: str, lasted: float, code: int | None, traffic: tuple[int, ...]) -> None:
-        """:param traffic: messages in, messages out, bytes in, bytes out."""
+    def connection_closed(
+        self, name: str, lasted: float, code: int | None, by: Literal["us", "peer"], traffic: tuple[int, ...]
+    ) -> None:
+        """
+        A socket is gone.
+
+        :param code: of the close frame that was sent first; 1006 when there was none.
+        :param by: who began to close.
+        :param traffic: messages in, messages out, bytes in, bytes out.
+        """
         self.metrics.active_connections.dec()
         n_in, n_out, bytes_in, bytes_out = traffic
         self._events.emit(
             "conn.close",
             conn=name,
             dur_ms=round(lasted * 1000, 3),
+            proto="didcomm",
             ws_code=code,
+            reason=by,
             n_in=n_in,
             n_out=n_out,
             bytes_in=bytes_in,

@@ -21,6 +21,20 @@ class StartupError(Exception):
     """The daemon cannot start; the text is one line for the operator."""
 
 
+def refuse_unavailable(config: Config) -> None:
+    """
+    Refuse settings whose implementation this version does not have yet.
+
+    :raise StartupError: names the setting.
+    """
+    if config.workers > 1:
+        raise StartupError("workers: more than 1 is not available in this version")
+    if config.cluster.listen is not None:
+        raise StartupError("cluster.listen is not available in this version")
+    if config.storage.backend == "mongodb":
+        raise StartupError("storage.backend mongodb is not available in this version")
+
+
 class OrderedService(MultiService):
     """
     Starts its children first to last, and stops them last to first, each after the one before.

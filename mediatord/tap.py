@@ -74,6 +74,9 @@ class _Root(MultiService):
     def _stop(self) -> None:
         if not self._stopping:
             self._stopping = True
+            # Not a handler that does nothing: Python takes handlers away before it ends, and one more would kill it.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
             self._reactor.stop()
 
 

@@ -18,9 +18,10 @@ from mediatord.identity import Identity, IdentityError
 from mediatord.invitation import invitation_url, qr_terminal
 from mediatord.keyfile import load_keys
 from mediatord.private_file import PrivateFileError
+from mediatord.service import StartupError, refuse_unavailable
 
 _FAILED, _WRONG_USAGE = 1, 2
-_FAILURES = (SetupError, Unreachable, IdentityError, PrivateFileError)
+_FAILURES = (StartupError, SetupError, Unreachable, IdentityError, PrivateFileError)
 _LOCAL_URL = "http://127.0.0.1:8080"
 
 _config_option = click.option(
@@ -115,6 +116,7 @@ def check_config(path: Path) -> int:
         for problem in error.problems:
             click.echo(problem, err=True)
         return _WRONG_USAGE
+    refuse_unavailable(config)
     identity_of(config)
     click.echo(f"{path}: ok")
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -26,8 +26,12 @@ ATTEMPTS = 5
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 POST_TIMEOUT = 10.0
-# Deliveries under way at the same time, and likewise replies.
+# POSTs of messages under way at the same time, and likewise of replies.
 AT_ONCE = 100
+# What may wait for its next attempt; what comes on top just waits in the queue.
+PER_ACCOUNT = 100
+BYTES_PER_ACCOUNT = 8_388_608
+BYTES_IN_ALL = 67_108_864
 # A reply goes where a stranger wants it to go: to few places, for a short time, and few at once.
 REPLIES_PER_PEER = 4
 REPLY_TARGETS = 2
@@ -148,12 +152,30 @@ class EndpointDelivery:
         self._post = post
         self._journal = journal
         self._under_way: set[Deferred[None]] = set()
+        self._slots = DeferredSemaphore(AT_ONCE)
+        self._waiting: dict[str, tuple[int, int]] = {}
+        self._held = 0
         self._replies_for: dict[str, int] = {}
 
     def offer(self, message: StoredMessage) -> None:
-        """Begin delivering a stored message, if its account has an endpoint and not too much is under way."""
-        if self._targets.active and not self._is_busy:
-            self._begin(self._deliver(message))
+        """Begin delivering a stored message, unless too much of its account waits for that already."""
+        size, account = len(message.payload), message.account
+        waiting, held = self._waiting.get(account, (0, 0))
+        room = waiting < PER_ACCOUNT and held + size <= BYTES_PER_ACCOUNT and self._held + size <= BYTES_IN_ALL
+        if not self._targets.active or not room:
+            return
+        self._waiting[account] = waiting + 1, held + size
+        self._held += size
+        self._begin(self._deliver(message))
+
+    def _done_with(self, message: StoredMessage) -> None:
+        size = len(message.payload)
+        waiting, held = self._waiting[message.account]
+        self._held -= size
+        if waiting > 1:
+            self._waiting[message.account] = waiting - 1, held - size
+        else:
+            del self._waiting[message.account]
 
     def can_reply(self, peer: str) -> bool:
         """Whether one more reply may be under way for somebody at this address."""
@@ -163,10 +185,6 @@ class EndpointDelivery:
         """Begin to POST a packed reply to an endpoint of a document; one round, never queued."""
         self._replies_for[peer] = self._replies_for.get(peer, 0) + 1
         self._begin(self._reply(document, body, peer))
-
-    @property
-    def _is_busy(self) -> bool:
-        return len(self._under_way) - sum(self._replies_for.values()) >= AT_ONCE
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         begun: Deferred[None] = Deferred.fromCoroutine(work)
@@ -181,18 +199,29 @@ class EndpointDelivery:
             work.cancel()
 
     async def _deliver(self, message: StoredMessage) -> None:
-        targets = await self._targets.of_account(canonical(message.account))
-        pause = FIRST_PAUSE
-        for attempt in range(ATTEMPTS if targets else 0):
-            for target in targets:
-                if await self._attempt(message, target):
-                    removed = await self._store.remove([message.id])
-                    for one in removed:
-                        self._journal.acknowledged(one, "http")
+        try:
+            targets = await self._targets.of_account(canonical(message.account))
+            pause = FIRST_PAUSE
+            for attempt in range(ATTEMPTS if targets else 0):
+                if await self._slots.run(self._round, message, targets):
                     return
-            if attempt < ATTEMPTS - 1:
-                await deferLater(self._clock, pause, lambda: None)
-                pause = min(pause * 4, LONGEST_PAUSE)
+                if attempt < ATTEMPTS - 1:
+                    # The slot is somebody else's meanwhile: an endpoint that is down holds up nobody.
+                    await deferLater(self._clock, pause, lambda: None)
+                    pause = min(pause * 4, LONGEST_PAUSE)
+        finally:
+            self._done_with(message)
+
+    def _round(self, message: StoredMessage, targets: Sequence[Target]) -> Deferred[bool]:
+        return Deferred.fromCoroutine(self._try_each(message, targets))
+
+    async def _try_each(self, message: StoredMessage, targets: Sequence[Target]) -> bool:
+        for target in targets:
+            if await self._attempt(message, target):
+                for removed in await self._store.remove([message.id]):
+                    self._journal.acknowledged(removed, "http")
+                return True
+        return False
 
     async def _attempt(self, message: StoredMessage, target: Target) -> bool:
         try:

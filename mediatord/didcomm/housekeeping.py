@@ -100,16 +100,18 @@ class DueTimes(Service):
                     # It was counted as queued when it came.
                     if not self._push(message):
                         self._fail_over(message)
-        except StoreUnavailable:
+        except Exception:
+            # Whatever it was: not at once again, and not never.
             self.wait_for(self._clock.seconds() + RETRY)
-        finally:
-            await self._arm()
+            raise
+        await self._arm()
 
     async def _arm(self) -> None:
         try:
             first = await self._store.next_due()
-        except StoreUnavailable:
-            first = self._clock.seconds() + RETRY
+        except Exception:
+            self.wait_for(self._clock.seconds() + RETRY)
+            raise
         if first is not None:
             self.wait_for(first)
 

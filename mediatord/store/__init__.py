@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from mediatord.interfaces import IStore, QueueLimits
 from mediatord.store.batches import Observer, unobserved
-from mediatord.store.database import DatabaseRefused, open_database
+from mediatord.store.database import DatabaseRefused, prepare_database
 from mediatord.store.memory import MemoryStore
 from mediatord.store.sqlite import SQLiteStore
 from mediatord.store.sqlite_file import Runners
@@ -56,7 +56,7 @@ def check_store(backend: str, path: Path) -> None:
     if backend != "sqlite":
         return
     try:
-        open_database(path).close()
+        prepare_database(path).close()
     except (DatabaseRefused, sqlite3.Error, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ValueError(f"cannot use the database {path}: {reason}") from None

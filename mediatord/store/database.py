@@ -34,6 +34,21 @@ def open_database(path: Path) -> sqlite3.Connection:
 
     :raise DatabaseRefused: the file is of a newer version, or of another program.
     """
+    connection = prepare_database(path)
+    try:
+        connection.execute("UPDATE message SET delivered = 0 WHERE delivered = 1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def prepare_database(path: Path) -> sqlite3.Connection:
+    """
+    Open for writing, creating the file if it is not there, and change nothing in it but its version.
+
+    :raise DatabaseRefused: as :func:`open_database`.
+    """
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise DatabaseRefused(f"SQLite {sqlite3.sqlite_version} is too old for it")
     _create(path)
@@ -41,7 +56,6 @@ def open_database(path: Path) -> sqlite3.Connection:
     try:
         migrate(connection, schema_steps())  # before anything else, so that what is not ours stays untouched
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("UPDATE message SET delivered = 0 WHERE delivered = 1")
     except BaseException:
         connection.close()
         raise

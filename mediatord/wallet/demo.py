@@ -9,6 +9,7 @@ from typing import Any
 import click
 from twisted.internet import task
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectError
 
 from mediatord.protocol.didcomm import jsontext
 from mediatord.protocol.didcomm.did import DIDDocument
@@ -72,7 +73,7 @@ def main(url: str | None) -> int:
                 url = _running() or stack.enter_context(_started()).url
             task.react(_demonstrate, (url,))
         except DaemonFailed as error:
-            click.secho(f"The throw-away mediator did not start:\n{error}", fg="red", err=True)
+            click.secho(f"The throw-away mediator did not start: {error}", fg="red", err=True)
             return 1
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 1
@@ -105,6 +106,8 @@ async def _demonstrate(reactor: Any, url: str) -> None:
 def _in_words(error: Exception) -> str:
     if isinstance(error, Problem):
         return f"the mediator refused ({error})"
+    if isinstance(error, ConnectError):
+        return "nobody answers at the mediator's address"
     if isinstance(error, (_Failed, Unreadable, SocketClosed)):
         return str(error)
     return f"{type(error).__name__}: {error}"

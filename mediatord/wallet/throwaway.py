@@ -18,11 +18,10 @@ from pathlib import Path
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 _BETWEEN_LOOKS_SECONDS = 0.05
-_LAST_WORDS_BYTES = 2000
 
 
 class DaemonFailed(Exception):
-    """The daemon did not start, or ended by itself; the text is the end of what it said."""
+    """The daemon did not start, or ended by itself; the text is the last line that it wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(output: Path) -> str:
-    return output.read_bytes()[-_LAST_WORDS_BYTES:].decode("utf-8", "replace").strip()
+    lines = output.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
 def _free_port() -> int:

@@ -105,7 +105,7 @@ class ExpressChannel(Protocol):
         self._advancing = False
         self._congested = False
         self._reading = True
-        self._since = 0.0
+        self._since = self._begun = 0.0
         self._timer: IDelayedCall | None = None
 
     @property
@@ -134,7 +134,10 @@ class ExpressChannel(Protocol):
                 self._wire.pauseProducing()
         else:
             self._since = self._front.clock.seconds()
-            self._advance()
+            if self._head is not None and self._since - self._begun > self._site.timeOut:
+                self._wire.abortConnection()
+            else:
+                self._advance()
 
     def _advance(self) -> None:
         """Serve what is complete, one request after the other, until one has to be waited for."""
@@ -158,6 +161,7 @@ class ExpressChannel(Protocol):
         if head is None or head.length > self._site.max_body:
             return False
         self._head, self._body_at = head, end + 4
+        self._begun = self._since
         return True
 
     def _take_body(self) -> bytes | None:
@@ -220,7 +224,15 @@ class ExpressChannel(Protocol):
         data, self._buffer = bytes(self._buffer), bytearray()
         self._stock = self._site.stock_channel(self._address)
         self._stock.makeConnection(self._wire)
-        self._stock.dataReceived(data)
+        head, empty_line, frames = data.partition(b"\r\n\r\n")
+        if not frames or b"upgrade" not in head.lower():
+            self._stock.dataReceived(data)
+            return
+        # A client may send its first frame right behind the upgrade: that is for whoever has the connection then.
+        self._stock.dataReceived(head + empty_line)
+        owner = getattr(self._wire, "wrappedProtocol", None) or getattr(self._wire, "protocol", None) or self
+        if not self._wire.disconnecting:
+            (self._stock if owner is self else owner).dataReceived(frames)
 
     def _stop_looking(self) -> None:
         if self._timer is not None:
@@ -243,6 +255,7 @@ class ExpressChannel(Protocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """The client is gone; what is being done for it is done to its end."""
         self._stop_looking()
+        self._site.closed(self._address)
         self._buffer.clear()
         if self._stock is not None:
             self._stock.connectionLost(reason)

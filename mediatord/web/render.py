@@ -28,19 +28,21 @@ class Answer:
     An HTTP response.
 
     :param headers: beyond Content-Type, Content-Length and those that every answer has.
+    :param shared: whether pages of any origin may read it.
     """
 
     status: int
     body: bytes = field(default=b"", repr=False)
     content_type: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    shared: bool = True
 
 
 def write(request: Request, answer: Answer) -> None:
     """Send the whole response and finish."""
     request.setResponseCode(answer.status, REASONS.get(answer.status))
     headers = request.responseHeaders
-    for name, values in _CORS:
+    for name, values in _CORS if answer.shared else ():
         headers.setRawHeaders(name, values)
     headers.setRawHeaders(b"Server", [SERVER])
     if answer.content_type:

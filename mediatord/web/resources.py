@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from autobahn.twisted.resource import WebSocketResource
 from twisted.internet.interfaces import IReactorTime
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
-from mediatord.errors import ShuttingDown, StoreUnavailable
+from mediatord.errors import MediatorError, RateLimited, ShuttingDown, StoreUnavailable
 from mediatord.metrics import CONTENT_TYPE, Metrics
 from mediatord.presence import Connections
 from mediatord.protocol.didcomm import jsontext
@@ -30,6 +30,7 @@ class Front:
     :param receive: takes a message, gives the reply; raises ShuttingDown.
     :param ping_store: really asks the store; raises StoreUnavailable.
     :param queue_sizes: refreshes the queue gauge before a scrape.
+    :param turned_away: told of an address whose request was refused unread.
     :param deadline: seconds a request may take.
     """
 
@@ -42,6 +43,7 @@ class Front:
     peers: Peers
     connections: Connections[Any]
     sockets: WebSocketResource
+    turned_away: Callable[[str, MediatorError], None]
     metrics_allow: Sequence[Network] = ()
     deadline: float = 10.0
 
@@ -96,9 +98,12 @@ class _Leaf(Resource):
     def upgrade(self, request: Request) -> int | bytes:
         """Hand the connection to a WebSocket, if the client may have one more."""
         if self._front.connections.draining:
+            self._front.turned_away(self.payer(request), ShuttingDown())
             return _finish(request, refusal(ShuttingDown()))
         if not self._front.connections.has_room(self.payer(request)):
+            self._front.turned_away(self.payer(request), RateLimited())
             return _finish(request, Answer(429, b"too many connections\n", b"text/plain", _retry(5)))
+        cast(Any, request).site.upgraded(_addresses(request)[0])
         outcome: int | bytes = self._front.sockets.render(request)
         return outcome
 
@@ -198,7 +203,8 @@ class MetricsPath(_Leaf):
                 await self._front.queue_sizes()
             except StoreUnavailable:
                 self._front.metrics.storage_up(False)
-            return Answer(200, self._front.metrics.render(), CONTENT_TYPE.encode("ascii"))
+            # A page in the operator's browser is on an address that may see this; the page itself may not.
+            return Answer(200, self._front.metrics.render(), CONTENT_TYPE.encode("ascii"), shared=False)
 
         return self.later(request, scraped())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from io import BytesIO
 from typing import Any, cast
 
@@ -21,6 +20,8 @@ from mediatord.web.resources import Front, Root
 # A client that is told 413 may go on sending for so long, or so much, before it is cut off.
 _PATIENCE_SECONDS = 5.0
 _PATIENCE_BYTES = 16_777_216
+# How long a request may take to arrive.
+WHOLE_REQUEST_SECONDS = 60.0
 
 
 class PatientChannel(HTTPChannel):
@@ -30,6 +31,22 @@ class PatientChannel(HTTPChannel):
     Twisted's own pauses only what comes next from the network, and only between two requests: answers to requests
     that are small and many would pile up without end.
     """
+
+    _began = 0.0
+
+    def dataReceived(self, data: bytes) -> None:
+        """Called with what comes; a request that takes a minute to arrive is given up, however steadily it drips."""
+        now = cast(Any, self).site.clock.seconds()
+        self._began = self._began or now
+        if now - self._began > WHOLE_REQUEST_SECONDS:
+            cast(Any, self.transport).abortConnection()
+        else:
+            super().dataReceived(data)
+
+    def allContentReceived(self) -> None:
+        """Called when a request is there."""
+        self._began = 0.0
+        super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:  # noqa: N802  Twisted's name
         """Called when an answer is written."""
@@ -95,7 +112,10 @@ class CappedRequest(Request):
         self.content = BytesIO()
         # Or the channel would tell the client to go on.
         self.requestHeaders.removeHeader(b"Expect")
-        self._site.refused()
+        connected = getattr(self.getClientAddress(), "host", "") or ""
+        self._site.front.turned_away(
+            self._site.front.peers.payer(connected, self.getHeader("x-forwarded-for")), TooLarge()
+        )
         transport = self._transport
         transport.write(_TOO_LARGE)
         getattr(transport, "loseWriteConnection", transport.loseConnection)()
@@ -120,23 +140,49 @@ class MediatorSite(Site):
     A site without forms and access log: both cost more than all the rest of a request.
 
     :param max_body: bytes.
-    :param refused: told of every body that was too long.
+    :param max_per_host: connections of one address that are no sockets, which have a limit of their own.
     """
 
     protocol = PatientChannel  # type: ignore[assignment]  # instead of a proxy that could speak HTTP/2
     requestFactory = CappedRequest
     noisy = False
 
-    def __init__(self, front: Front, max_body: int, refused: Callable[[], None]) -> None:
+    def __init__(self, front: Front, max_body: int, max_per_host: int) -> None:
         super().__init__(Root(front), reactor=front.clock, parsePOSTFormSubmission=False)
+        self._max_per_host = max_per_host
+        self._per_host: dict[str, int] = {}
         self.front = front
         self.clock = front.clock
         self.max_body = max_body
-        self.refused = refused
 
     def buildProtocol(self, addr: object) -> Any:
         """An :class:`~mediatord.web.express.ExpressChannel`: a connection begins on the short way."""
+        host = self._payer(addr)
+        open_ones = self._per_host.get(host, 0)
+        if host and open_ones >= self._max_per_host:
+            return None
+        self._per_host[host] = open_ones + 1
         return ExpressChannel(self, addr)
+
+    def upgraded(self, connected: str) -> None:
+        """A connection has become a socket."""
+        self._gone("" if self.front.peers.trusts(connected) else self.front.peers.payer(connected, None))
+
+    def closed(self, address: object) -> None:
+        """A connection is gone that has not become a socket."""
+        self._gone(self._payer(address))
+
+    def _payer(self, address: object) -> str:
+        """Who pays for a connection; nobody for those of trusted proxies and UNIX sockets."""
+        host = getattr(address, "host", "") or ""
+        return "" if self.front.peers.trusts(host) else self.front.peers.payer(host, None)
+
+    def _gone(self, host: str) -> None:
+        left = self._per_host.get(host, 0) - 1
+        if left > 0:
+            self._per_host[host] = left
+        else:
+            self._per_host.pop(host, None)
 
     def stock_channel(self, address: object) -> IProtocol | None:
         """A connection as twisted.web serves it."""

@@ -6,7 +6,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import txaio
 from autobahn.twisted.websocket import WebSocketServerFactory, WebSocketServerProtocol
@@ -63,6 +63,13 @@ def frame_header(length: int) -> bytes:
     return b"\x81\x7f" + length.to_bytes(8, "big")
 
 
+class _Silence:
+    """Takes the place of Autobahn's loggers: they tell addresses and what clients wrote. Our events tell the rest."""
+
+    def __getattr__(self, level: str) -> Callable[..., None]:
+        return lambda *args, **values: None
+
+
 class MediatorSocket(WebSocketServerProtocol):
     """
     One socket. It translates and nothing more.
@@ -70,6 +77,8 @@ class MediatorSocket(WebSocketServerProtocol):
     Messages of one socket are served one after the other, so that what a wallet asks for in a row is answered in
     that order; while too many wait, the socket is not read.
     """
+
+    log: Any = _Silence()
 
     def __init__(self, sockets: Sockets) -> None:
         super().__init__()
@@ -190,7 +199,9 @@ class MediatorSocket(WebSocketServerProtocol):
         if self._opened_at:
             lasted = self._sockets.clock.seconds() - self._opened_at
             self._opened_at = 0.0
-            self._sockets.journal.connection_closed(self.name, lasted, code, tuple(self._traffic))
+            ours = self.localCloseCode if self.closedByMe else None
+            by: Literal["us", "peer"] = "us" if ours is not None else "peer"
+            self._sockets.journal.connection_closed(self.name, lasted, ours or code, by, tuple(self._traffic))
         self._sockets.connections.closed(self)
 
 
@@ -204,6 +215,8 @@ class SocketFactory(WebSocketServerFactory):
 
     :param max_message: bytes of a message, and of a frame.
     """
+
+    log: Any = _Silence()
 
     def __init__(self, reactor: Any, sockets: Sockets, max_message: int, *, ping_interval: float = 30.0) -> None:
         super().__init__(url=None, server="mediatord", reactor=reactor)

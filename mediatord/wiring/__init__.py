@@ -9,7 +9,8 @@ from twisted.application.service import Service
 
 from mediatord.config import Config
 from mediatord.didcomm.exchange import Origin, Reply
-from mediatord.service import Listener, OrderedService, StartupError
+from mediatord.errors import MediatorError, ShuttingDown
+from mediatord.service import Listener, OrderedService, refuse_unavailable
 from mediatord.store import check_store
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Peers
@@ -29,8 +30,7 @@ def build(reactor: Any, config: Config) -> OrderedService:
 
     :raise StartupError: keys, identity or log key cannot be used.
     """
-    if config.workers > 1 or config.cluster.listen is not None:
-        raise StartupError("workers and cluster.listen are not available in this version: one process serves alone")
+    refuse_unavailable(config)
     base = build_base(reactor, config)
     half = build_didcomm(base, config)
     site = build_site(base, half, config)
@@ -56,7 +56,14 @@ def build_site(base: Base, half: DIDCommHalf, config: Config) -> MediatorSite:
     """What the listeners serve."""
 
     async def receive(raw: bytes, origin: Origin) -> Reply:
-        return await base.gate.through(lambda: half.mediator.receive(raw, origin))
+        try:
+            return await base.gate.through(lambda: half.mediator.receive(raw, origin))
+        except ShuttingDown as error:
+            base.journal.turned_away("didcomm", origin.peer, len(raw), error)
+            raise
+
+    def turned_away(peer: str, error: MediatorError) -> None:
+        base.journal.turned_away("didcomm", peer, 0, error)
 
     peers = Peers(config.trusted_proxies)
     largest = config.limits.max_message_bytes
@@ -71,12 +78,10 @@ def build_site(base: Base, half: DIDCommHalf, config: Config) -> MediatorSite:
         peers=peers,
         connections=base.connections,
         sockets=WebSocketResource(SocketFactory(base.reactor, sockets, largest)),
+        turned_away=turned_away,
         metrics_allow=config.metrics.allow,
     )
-    return MediatorSite(front, largest, lambda: base.journal.metrics.rejected(_TOO_LARGE))
-
-
-_TOO_LARGE = "too_large"
+    return MediatorSite(front, largest, 4 * config.limits.max_connections_per_ip)
 
 
 async def _ping(base: Base) -> None:

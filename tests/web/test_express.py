@@ -291,7 +291,7 @@ class ExpressTests(SynchronousTestCase):
         self.channel.connectionLost()
         first.callback(ACCEPTED)
         self.assertEqual(self.line.value(), b"")
-        mine = [call for call in self.rig.house.clock.getDelayedCalls() if "ExpressChannel" in repr(call.func)]
+        mine = [call for call in self.rig.house.clock.getDelayedCalls() if "ExpressChannel" in repr(call)]
         self.assertEqual(mine, [])
 
 

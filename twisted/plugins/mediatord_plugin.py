@@ -2,6 +2,4 @@
 
 from twisted.application.service import ServiceMaker
 
-mediatord = ServiceMaker(
-    "mediatord", "mediatord.tap", "Mediator for DIDComm v2 and Decentrl wallets", "mediatord"
-)
+mediatord = ServiceMaker("mediatord", "mediatord.tap", "Mediator for DIDComm v2 and Decentrl wallets", "mediatord")

@@ -1,0 +1,42 @@
+"""What a run is to measure, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCENARIOS = ("opening", "forward", "push", "sockets", "memory")
+
+# Distinct messages per size: more than fit in any cache that could make the second one cheaper.
+DISTINCT_MESSAGES = 300
+RECIPIENTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    :param seconds: each contender is measured for this long, in each round.
+    :param rounds: contenders take turns this often; medians count. Many short rounds are steadier than few long ones.
+    :param clients: keep-alive connections that post forwards at the same time.
+    :param sockets: idle WebSockets to hold open.
+    :param messages: forwards over which memory has to stay flat.
+    :param sizes: bytes of the plaintext inside the innermost envelope.
+    """
+
+    seconds: float = 1.0
+    rounds: int = 7
+    clients: int = 32
+    sockets: int = 1000
+    messages: int = 100_000
+    sizes: tuple[int, ...] = (1024, 16384)
+
+
+# Everything stays on; only what would refuse this much load from one address is out of the way.
+DAEMON_SETTINGS = {
+    "MEDIATORD_STORAGE__BACKEND": "sqlite",
+    "MEDIATORD_LIMITS__DID_PER_MINUTE": "1000000000",
+    "MEDIATORD_LIMITS__IP_PER_MINUTE": "1000000000",
+    "MEDIATORD_LIMITS__ACCOUNT_PER_MINUTE": "1000000000",
+    "MEDIATORD_LIMITS__MAX_CONNECTIONS_PER_IP": "1000000",
+    "MEDIATORD_QUEUE__MAX_MESSAGES": "1000000000",
+    "MEDIATORD_QUEUE__MAX_BYTES": "1000000000000",
+}
