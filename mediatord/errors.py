@@ -171,10 +171,10 @@ WIRE: dict[type[MediatorError], Wire] = {
     RecipientUnknown: Wire(400, "e.p.me.res.not-found", "Recipient not registered with this mediator", packed=400),
     RateLimited: Wire(429, "e.m.req.rate-limited", "Too many requests", retry_after=60),
     Undecryptable: Wire(400, "e.p.trust.crypto", "The message could not be decrypted"),
-    NotAnEnvelope: Wire(400, "e.p.msg", "The body is not a DIDComm envelope"),
-    AlienMediaType: Wire(415, "e.p.msg", "The body is not a DIDComm envelope"),
+    NotAnEnvelope: Wire(400, "e.p.msg", "There is no DIDComm message"),
+    AlienMediaType: Wire(415, "e.p.msg", "There is no DIDComm message"),
     NotEncrypted: Wire(400, "e.p.trust.not-encrypted", "Only encrypted messages are accepted"),
-    NotAMessage: Wire(400, "e.p.msg", "The envelope holds no DIDComm message", packed=400),
+    NotAMessage: Wire(400, "e.p.msg", "There is no DIDComm message", packed=400),
     NextMissing: Wire(400, "e.p.msg.missing-next", "A forward needs a next recipient", packed=400),
     BadAttachment: Wire(400, "e.p.msg.bad-attachment", "A forward carries encrypted attachments", packed=400),
     LinkedAttachment: Wire(
@@ -207,9 +207,9 @@ WIRE: dict[type[MediatorError], Wire] = {
     ),
     MessageExpired: Wire(400, "e.p.req.time.expired", "The message has expired", packed=200),
     TooManyErrors: Wire(400, "e.p.req.max-errors-exceeded", "Too many problems", packed=200),
-    ShuttingDown: Wire(503, "e.p.me", "The mediator is stopping", retry_after=5),
-    DeadlineExceeded: Wire(503, "e.p.me", "The mediator is too busy", retry_after=5),
-    InternalFault: Wire(500, "e.p.me", "The mediator has a fault"),
+    ShuttingDown: Wire(503, "e.p.me.stopping", "The mediator is stopping", retry_after=5),
+    DeadlineExceeded: Wire(503, "e.p.me.busy", "The mediator is too busy", retry_after=5),
+    InternalFault: Wire(500, "e.p.me.fault", "The mediator has a fault"),
 }
 
 

@@ -379,7 +379,7 @@ class SituationTests(SynchronousTestCase):
         """500 with a fixed text, logged, and the daemon lives."""
         with self.house.failing("account", ZeroDivisionError()):
             reply = self.bob.ask(f"{MP}/status-request")
-        self.assertEqual((reply.status, code_of(reply)), (500, "e.p.me"))
+        self.assertEqual((reply.status, code_of(reply)), (500, "e.p.me.fault"))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(self.bob.waiting(), 0)
 

@@ -37,8 +37,9 @@ class PatientChannel(HTTPChannel):
     def dataReceived(self, data: bytes) -> None:
         """Called with what comes; a request that takes a minute to arrive is given up, however steadily it drips."""
         now = cast(Any, self).site.clock.seconds()
-        self._began = self._began or now
-        if now - self._began > WHOLE_REQUEST_SECONDS:
+        if data:
+            self._began = self._began or now
+        if self._began and now - self._began > WHOLE_REQUEST_SECONDS:
             cast(Any, self.transport).abortConnection()
         else:
             super().dataReceived(data)

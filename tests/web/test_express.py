@@ -303,3 +303,39 @@ def test_the_head_reader_is_strict() -> None:
         assert request.startswith(b"POST /didcomm HTTP/1.1\r\n")
         assert request.lower().count(b"content-length") == 1
         assert b"transfer-encoding" not in request.lower() and b"expect" not in request.lower()
+
+
+class DrippingTests(SynchronousTestCase):
+    """A request that takes more than a minute to arrive is given up, however steadily it drips."""
+
+    def setUp(self) -> None:
+        self.rig = Rig(self)
+
+    def drip(self, beginning: bytes) -> str:
+        channel, line = self.rig.connect()
+        channel.dataReceived(beginning)
+        for _ in range(5):
+            self.rig.house.clock.advance(15)
+            if not line.ended:
+                channel.dataReceived(b"x")
+        return line.ended
+
+    def test_body(self) -> None:
+        """On the short way."""
+        self.assertEqual(self.drip(post(b"", Content_Length="900")), "aborted")
+
+    def test_head(self) -> None:
+        """At twisted.web."""
+        self.assertEqual(self.drip(b"POST /didcomm HTTP/1.1\r\nX: "), "aborted")
+
+    def test_connections_of_one_address_are_limited(self) -> None:
+        """One too many is closed at once; when one is gone, there is room again."""
+        limit = 4 * self.rig.house.config.limits.max_connections_per_ip
+        house = House(self)
+        house.base.gate.startService()
+        site = build_site(house.base, self.rig.half, house.config)  # type: ignore[arg-type]
+        address = StringTransport().getPeer()
+        channels = [site.buildProtocol(address) for _ in range(limit)]
+        self.assertIsNone(site.buildProtocol(address))
+        channels[0].connectionLost()
+        self.assertIsNotNone(site.buildProtocol(address))

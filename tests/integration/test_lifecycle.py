@@ -1,0 +1,527 @@
+"""Start, signals, stop, and a store in trouble: the daemon as operators and service managers see it (contract 2)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import SkipTest, TestCase
+
+from mediatord.bench.rawsocket import RawSocket
+from mediatord.cli.files import set_up
+from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
+from mediatord.wallet.client import Wallet
+from mediatord.wallet.identity import Identity
+from mediatord.wallet.mediation import PICKUP, PROBLEM_REPORT, Problem
+from mediatord.wallet.socket import WalletSocket, connect
+from tests.integration.daemon import STOP_SECONDS, Daemon, free_port
+from tests.integration.traffic import (
+    PATIENCE_SECONDS,
+    ROOMY,
+    Letter,
+    Senders,
+    drained,
+    enrolled,
+    letters,
+    marker_of,
+    parcel,
+)
+
+reactor: Any = _reactor
+
+# As a person starts it, and as systemd/mediatord.service does.
+WAYS = {
+    "run": [sys.executable, "-m", "mediatord", "run", "--config"],
+    "twistd": [str(Path(sys.executable).with_name("twistd")), "-n", "--pidfile=", "mediatord", "--config"],
+}
+ENOUGH_TO_STOP_IN = 2000
+DISK_BYTES = 1 << 20
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours without the settings of a daemon that somebody may be running, and without its service manager."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("MEDIATORD_", "NOTIFY_"))}
+    return {**ours, **more}
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, str | None, bytes]:
+    """One HTTP request on a connection of its own: status, Retry-After and body."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
+    with contextlib.closing(connection):
+        return ask_on(connection, method, path, body)
+
+
+def ask_on(
+    connection: HTTPConnection, method: str, path: str, body: bytes | None = None
+) -> tuple[int, str | None, bytes]:
+    """The same on a connection that stays open."""
+    connection.request(method, path, body, {"Content-Type": ENCRYPTED_TYPE} if body else {})
+    response = connection.getresponse()
+    return response.status, response.getheader("Retry-After"), response.read()
+
+
+@contextlib.contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Nobody else can write to this database; for less than the five seconds after which they would give up."""
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+class DaemonTestCase(TestCase):
+    """With daemons that end when the test does."""
+
+    def a_daemon(self, settings: dict[str, Any] | None = None) -> Daemon:
+        """A running one."""
+        daemon = Daemon(settings)
+        daemon.__enter__()
+        # What a test leaves running is killed: an orderly stop is a subject of its own.
+        self.addCleanup(daemon.__exit__, AssertionError, None, None)
+        return daemon
+
+    async def a_socket(self, wallet: Wallet) -> WalletSocket:
+        """An open one, that is closed again."""
+        opened = await connect(reactor, wallet)
+        self.addCleanup(opened.close)
+        return opened
+
+    def a_connection(self, daemon: Daemon) -> HTTPConnection:
+        """One that is open, and stays so."""
+        connection = HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_SECONDS)
+        connection.connect()
+        self.addCleanup(connection.close)
+        return connection
+
+    async def problem_of(self, request: Awaitable[object]) -> Problem:
+        """The refusal of a request that has to be refused."""
+        with self.assertRaises(Problem) as caught:
+            await request
+        problem: Problem = caught.exception
+        return problem
+
+    async def stop(self, daemon: Daemon) -> None:
+        """Have it end with status 0 in time, and without complaints."""
+        await deferToThread(daemon.stop)
+        self.assertNotIn("Traceback", daemon.output())
+
+
+class StopTests(DaemonTestCase):
+    """SIGTERM."""
+
+    async def test_stop_under_load(self) -> None:
+        """
+        Whoever had asked before SIGTERM is answered, with 202 only if it is stored; sockets are closed with 1001, and
+        the status is 0 (reference 3.2, 11 row 33).
+        """
+        daemon = self.a_daemon(ROOMY)
+        bob = await enrolled(daemon, reactor)
+        live, idle = await self.a_socket(bob), await self.a_socket(bob)
+        await live.live()
+        senders = Senders(daemon.port, letters(bob, "load", ENOUGH_TO_STOP_IN))
+        senders.start()
+        await deferToThread(senders.wait_for_answers, 100)
+        asked_to_stop = time.monotonic()
+        await self.stop(daemon)
+        await deferToThread(senders.join)
+        self.assertEqual([await live.closed(), await idle.closed()], [1001, 1001])
+        self.assert_answered(senders, asked_to_stop)
+        daemon.start()
+        found = await drained(bob)
+        accepted = set(senders.markers(202))
+        self.assertEqual(accepted - set(found), set())
+        self.assertEqual(set(found) - accepted - set(senders.markers(None)), set())
+        self.assertEqual([marker for marker, ids in found.items() if len(ids) != 1], [])
+
+    def assert_answered(self, senders: Senders, asked_to_stop: float) -> None:
+        self.assertEqual(set(senders.markers(202, 503, None)), {post.marker for post in senders.posts})
+        unanswered = [post for post in senders.posts if post.begun < asked_to_stop and post.status is None]
+        self.assertEqual(unanswered, [])
+        refused = [post for post in senders.posts if post.status == 503]
+        self.assertEqual([post for post in refused if not (post.retry_after or "").isdigit()], [])
+
+    async def test_stop_waits_for_a_commit(self) -> None:
+        """What was begun before SIGTERM is finished, answered 202 and stored, however long the disk takes."""
+        daemon = self.a_daemon()
+        bob = await enrolled(daemon, reactor)
+        kept, slow = self.a_connection(daemon), self.a_connection(daemon)
+        (letter,) = letters(bob, "slow", 1)
+        with locked(daemon.directory / "mediator.sqlite3"):
+            slow.request("POST", "/didcomm", letter.body, {"Content-Type": ENCRYPTED_TYPE})
+            self.assertEqual(ask_on(kept, "GET", "/did")[0], 200)  # by now the letter has been read as well
+            os.kill(daemon.pid, signal.SIGTERM)
+            self.assertEqual(ask_on(kept, "GET", "/did")[0], 200)  # by now stopping has begun
+        self.assertEqual((await deferToThread(slow.getresponse)).status, 202)
+        await self.stop(daemon)
+        daemon.start()
+        self.assertEqual(list(await drained(bob)), [letter.marker])
+
+    async def test_stop_with_the_deaf(self) -> None:
+        """
+        Neither a socket that does not answer the close frame, nor half a request, nor a second SIGTERM changes the
+        orderly end; meanwhile old connections get 503 and new ones none (reference 11 row 33).
+        """
+        daemon = self.a_daemon()
+        bob = await enrolled(daemon, reactor)
+        hearing = await self.a_socket(bob)
+        deaf = RawSocket(f"ws://127.0.0.1:{daemon.port}/didcomm")
+        self.addCleanup(deaf.close)
+        slow = socket.create_connection(("127.0.0.1", daemon.port))
+        self.addCleanup(slow.close)
+        slow.sendall(b"POST /didcomm HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        kept = self.a_connection(daemon)
+        self.assertEqual(ask_on(kept, "GET", "/health")[0], 200)
+        os.kill(daemon.pid, signal.SIGTERM)
+        self.assertEqual(await hearing.closed(), 1001)
+        # The deaf one is given some time, and that is when this happens.
+        (letter,) = letters(bob, "late", 1)
+        status, retry_after, _ = ask_on(kept, "POST", "/didcomm", letter.body)
+        self.assertEqual((status, str(retry_after).isdigit()), (503, True))
+        status, _, body = ask_on(kept, "GET", "/health")
+        self.assertEqual((status, json.loads(body)), (503, {"status": "error", "detail": "stopping"}))
+        self.assertRaises(ConnectionRefusedError, socket.create_connection, ("127.0.0.1", daemon.port))
+        await self.stop(daemon)  # which sends the second one
+
+
+class RestartTests(DaemonTestCase):
+    """What is there again when the daemon is."""
+
+    async def test_stop_and_start(self) -> None:
+        """After an orderly stop everything is as before (reference 12)."""
+        await self.check_memory(Daemon.stop)
+
+    async def test_crash_and_start(self) -> None:
+        """After kill -9 just the same (reference 12)."""
+        await self.check_memory(Daemon.kill)
+
+    async def check_memory(self, end: Callable[[Daemon], None]) -> None:
+        daemon = self.a_daemon()
+        bob = await enrolled(daemon, reactor)
+        other = Identity.fresh().did
+        self.assertEqual(await bob.register(other), ["success"])
+        queued, pushed, done = letters(bob, "letter", 3)
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", queued.body)[0], 202)
+        lost_push = await self.pushes(daemon, bob, pushed, done)
+        _, request = bob.pack(f"{PICKUP}/status-request")
+        self.assertEqual((await bob.post(request)).status, 200)
+        await deferToThread(end, daemon)
+        daemon.start()
+        self.assertEqual(set(await bob.registered()), {bob.did, other})
+        self.assertEqual((await bob.status()).message_count, 2)
+        found = await drained(bob)
+        self.assertEqual(list(found), [queued.marker, pushed.marker])
+        self.assertEqual(found[pushed.marker], [lost_push])
+        refusal = bob.from_mediator((await bob.post(request)).body).message
+        self.assertEqual(refusal.type.uri, PROBLEM_REPORT)
+        self.assertEqual((refusal.body or {})["code"], "e.p.crypto.message.dejavu")
+
+    async def pushes(self, daemon: Daemon, bob: Wallet, pushed: Letter, done: Letter) -> str:
+        """Have two letters pushed and the second one acknowledged; the id of the first."""
+        opened = await self.a_socket(bob)
+        await opened.live()
+        delivered = []
+        for letter in (pushed, done):
+            self.assertEqual(ask(daemon.port, "POST", "/didcomm", letter.body)[0], 202)
+            delivered.append(await opened.pushed.get())
+        self.assertEqual([marker_of(bob, one) for one in delivered], [pushed.marker, done.marker])
+        await opened.acknowledge([delivered[1]])
+        return delivered[0].id
+
+    async def test_memory_backend(self) -> None:
+        """storage.backend: memory serves as well, writes no database, and has forgotten all after a restart."""
+        daemon = self.a_daemon({"storage": {"backend": "memory"}})
+        bob = await enrolled(daemon, reactor)
+        (letter,) = letters(bob, "letter", 1)
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", letter.body)[0], 202)
+        self.assertEqual(list(await drained(bob)), [letter.marker])
+        self.assertFalse((daemon.directory / "mediator.sqlite3").exists())
+        await deferToThread(daemon.restart)
+        refusal = await self.problem_of(bob.status())
+        self.assertEqual(refusal.code, "e.p.req.not_enroll")
+
+
+class StarvedTests(DaemonTestCase):
+    """A disk that takes no more."""
+
+    async def test_writes_fail(self) -> None:
+        """
+        While nothing can be written, forwards and requests get 503 and /health says so; then it goes on without a
+        restart, and has what it accepted and nothing else (reference 11 row 17).
+        """
+        daemon = self.a_daemon()
+        bob = await enrolled(daemon, reactor)
+        before, meanwhile, after = letters(bob, "letter", 3)
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", before.body)[0], 202)
+        # For the daemon, every write to a file fails with EFBIG.
+        _, hard = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, hard))
+        for _ in range(3):
+            self.assert_unavailable(daemon, meanwhile)
+        refusal = await self.problem_of(bob.status())
+        self.assertEqual((refusal.status, refusal.code), (503, "e.p.me.res.storage"))
+        status, retry_after, body = ask(daemon.port, "GET", "/health")
+        self.assertEqual((status, str(retry_after).isdigit()), (503, True))
+        self.assertEqual(json.loads(body), {"status": "error", "detail": "store unavailable"})
+        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        self.assertEqual(ask(daemon.port, "GET", "/health")[0], 200)
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", after.body)[0], 202)
+        self.assertEqual(list(await drained(bob)), [before.marker, after.marker])
+        await self.stop(daemon)
+
+    def assert_unavailable(self, daemon: Daemon, letter: Letter) -> None:
+        status, retry_after, body = ask(daemon.port, "POST", "/didcomm", letter.body)
+        self.assertEqual((status, str(retry_after).isdigit()), (503, True))
+        self.assertEqual(json.loads(body)["body"]["code"], "e.p.me.res.storage")
+
+    async def test_disk_full(self) -> None:
+        """When a real disk with database and log is full, forwards get 503, until there is room again."""
+        disk = self.a_disk()
+        storage = {"sqlite": {"path": str(disk / "mediator.sqlite3")}}
+        daemon = self.a_daemon({"storage": storage, "log": {"directory": str(disk / "log")}})
+        bob = await enrolled(daemon, reactor)
+        before, after = letters(bob, "letter", 2)
+        # More than fits into the room that the database has taken already.
+        large = parcel(bob, "large", DISK_BYTES // 4)
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", before.body)[0], 202)
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(512))
+        for _ in range(3):
+            self.assert_unavailable(daemon, large)
+        filler.unlink()
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", after.body)[0], 202)
+        self.assertEqual(ask(daemon.port, "GET", "/health")[0], 200)
+        self.assertEqual(list(await drained(bob)), [before.marker, after.marker])
+        await self.stop(daemon)
+
+    def a_disk(self) -> Path:
+        """A small one, empty; removed when its daemon is gone."""
+        place = Path(tempfile.mkdtemp(prefix="mediatord-disk-"))
+        self.addCleanup(shutil.rmtree, place)
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "mediatord-test", str(place)]
+        try:
+            done = subprocess.run(mount, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise SkipTest(f"no mount command: {error.strerror}") from None
+        if done.returncode != 0:
+            raise SkipTest(f"a small disk cannot be mounted, run as root to enable: {done.stderr.strip()}")
+        self.addCleanup(subprocess.run, ["umount", str(place)], check=True)
+        return place
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A configuration for a free port, as `mediatord init` writes it."""
+    _, path = set_up(tmp_path / "m", f"http://127.0.0.1:{free_port()}")
+    return path
+
+
+def refused(way: str, config: Path) -> tuple[int, list[str]]:
+    """Status and lines on standard error of a daemon that cannot start."""
+    done = subprocess.run(
+        [*WAYS[way], str(config)],
+        cwd=config.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.returncode, done.stderr.splitlines()
+
+
+def port_of(config: Path) -> int:
+    """Where the daemon of a fresh configuration listens."""
+    (line,) = [line for line in config.read_text("utf-8").splitlines() if line.startswith("public_url: ")]
+    return int(line.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_port_taken(way: str, made: Path) -> None:
+    """Where somebody else listens, the daemon says so in one line and fails (contract 2)."""
+    port = port_of(made)
+    with socket.create_server(("127.0.0.1", port)):
+        status, lines = refused(way, made)
+    assert status == 1
+    assert lines == [f"mediatord: cannot listen on tcp:{port}:interface=127.0.0.1: Address already in use"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_unreadable_configuration(way: str, made: Path) -> None:
+    """What is no YAML costs one line with its place, and status 2 (contract 4)."""
+    made.write_text("queue:\n  ttl: [1h\nworkers: 1\n")
+    status, (line,) = refused(way, made)
+    assert status == 2
+    assert line.startswith(f"mediatord: {made}:3: ")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_impossible_configuration(way: str, made: Path) -> None:
+    """
+    An unknown key and a wrong type are found by line and key, with status 2 (contract 4); `run` keeps to one line
+    and says where the others are listed.
+    """
+    made.write_text("queue:\n  tll: 1h\nworkers: many\n")
+    first, second = f"mediatord: {made}:2: queue.tll: unknown key", f"mediatord: {made}:3: workers: expected "
+    status, lines = refused(way, made)
+    assert status == 2
+    assert lines[0].startswith(first)
+    if way == "run":
+        assert lines[0].endswith("(and 1 more; mediatord check-config lists all)")
+        assert len(lines) == 1
+    else:
+        assert len(lines) == 2
+        assert lines[1].startswith(second)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_open_keys(way: str, made: Path) -> None:
+    """Keys that others may read are not used; the line says what to type."""
+    keys = made.parent / "keys.jwks"
+    keys.chmod(0o644)
+    line = f"mediatord: {keys} is open to others (mode 0644); type: chmod 600 {keys}"
+    assert refused(way, made) == (1, [line])
+
+
+def nowhere(path: Path) -> None:
+    """No directory for the database."""
+    config = path.parent / "mediator.yaml"
+    config.write_text(config.read_text("utf-8").replace("path: mediator.sqlite3", "path: nowhere/mediator.sqlite3"))
+
+
+def no_database(path: Path) -> None:
+    """A file of something else."""
+    path.write_bytes(b"To be or not to be. " * 1000)
+
+
+def newer_database(path: Path) -> None:
+    """Ours, as of a version yet to come."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE message (id TEXT)")
+        connection.execute(f"PRAGMA application_id = {int.from_bytes(b'mdrd')}")
+        connection.execute("PRAGMA user_version = 1000")
+
+
+def foreign_database(path: Path) -> None:
+    """Of another program."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE invoice (id TEXT)")
+
+
+TROUBLES = {
+    "No such file or directory": nowhere,
+    "file is not a database": no_database,
+    "its schema is version 1000, this mediatord knows 1 at most": newer_database,
+    "it is a database of another program": foreign_database,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("reason", TROUBLES)
+def test_unusable_database(way: str, reason: str, made: Path) -> None:
+    """A database that cannot be used is named in one line with the reason, and is not touched."""
+    path = made.parent / "mediator.sqlite3"
+    TROUBLES[reason](path)
+    content = path.read_bytes() if path.exists() else None
+    status, (line,) = refused(way, made)
+    assert status == 1
+    assert line.startswith(f"mediatord: cannot use the database {made.parent}/")
+    assert line.endswith(f"mediator.sqlite3: {reason}")
+    assert (path.read_bytes() if path.exists() else None) == content
+
+
+@pytest.mark.parametrize("program", ["twist", "twistd"])
+def test_plugin_is_listed(program: str, tmp_path: Path) -> None:
+    """Twisted's own commands know the daemon (contract 2)."""
+    command = [str(Path(sys.executable).with_name(program)), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines() if "DIDComm" in line] == ["mediatord"]
+
+
+@contextlib.contextmanager
+def running(way: str, config: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon that was started this way and is not left behind."""
+    with (config.parent / "output").open("ab") as output:
+        process = subprocess.Popen(
+            [*WAYS[way], str(config)], cwd=config.parent, env=environment(**variables), stdout=output, stderr=output
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_service_manager_is_told(way: str, made: Path, tmp_path: Path) -> None:
+    """READY=1 means that requests are served, STOPPING=1 comes with the orderly stop (systemd's Type=notify)."""
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(PATIENCE_SECONDS)
+        with running(way, made, NOTIFY_SOCKET=address) as process:
+            assert manager.recv(100) == b"READY=1"
+            assert ask(port_of(made), "GET", "/health")[0] == 200
+            process.terminate()
+            assert manager.recv(100) == b"STOPPING=1"
+            assert process.wait(STOP_SECONDS) == 0
+        manager.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            manager.recv(100)
+
+
+def test_impatient_operator(made: Path, tmp_path: Path) -> None:
+    """However often the daemon is told to stop while it stops, it does so in order, with status 0 (contract 2)."""
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(PATIENCE_SECONDS)
+        with running("run", made, NOTIFY_SOCKET=address) as process:
+            assert manager.recv(100) == b"READY=1"
+            process.terminate()
+            assert manager.recv(100) == b"STOPPING=1"
+            while process.poll() is None:
+                process.terminate()
+            assert process.returncode == 0
+
+
+def test_signals_rotate_the_log() -> None:
+    """SIGUSR1 and SIGHUP close the segment and begin another; the daemon goes on (analytics 4.2)."""
+    with Daemon({"log": {"rotate": {"compress": False}}}) as daemon:
+        pid = daemon.pid
+        segments: set[Path] = set()
+        for number in (signal.SIGUSR1, signal.SIGHUP):
+            os.kill(pid, number)
+            # It takes signals before requests.
+            assert ask(daemon.port, "GET", "/health")[0] == 200
+            (closed,) = set(daemon.log_directory.glob("events-*.jsonl")) - segments
+            segments.add(closed)
+            assert [events(closed)[0], events(closed)[-1]] == ["log.open", "log.close"]
+        assert events(daemon.log_directory / "events.jsonl")[0] == "log.open"
+        assert daemon.pid == pid
+
+
+def events(segment: Path) -> list[str]:
+    """The names of the events in a segment."""
+    return [json.loads(line)["event"] for line in segment.read_text("utf-8").splitlines()]

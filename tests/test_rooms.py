@@ -1,0 +1,182 @@
+"""The rooms of the daemon and who may know whom, read from the imports themselves."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import mediatord
+from mediatord.errors import WIRE, MediatorError
+
+ROOT = Path(mediatord.__file__).parent
+
+# From the ground up. A room uses rooms of lower floors only, so that neighbours do not know each other.
+FLOORS = (
+    "errors faults addresses private_file ids notify seal events segments sink outbox presence metrics",
+    "protocol egress gate lines tags sealing",
+    "interfaces config keyfile invitation outbound logs",
+    "identity store resolver journal service",
+    "didcomm",
+    "web",
+    "wiring",
+    "tap",
+)
+# The wallet of demo, tests and benchmark, and the command line above it, are not part of the daemon.
+OUTSIDE = {
+    "wallet": {"errors", "protocol"},
+    "bench": {"errors", "protocol", "wallet"},
+}
+CONFIGURED = {"service", "wiring", "tap", "cli"}
+# The one import that points up, inside makeService, which is the way in for those who embed the daemon.
+WAY_IN = ("service", "wiring")
+
+IMPURE = set(
+    "asyncio concurrent http io logging multiprocessing os pathlib random select shutil signal socket sqlite3 "
+    "subprocess sys tempfile threading time treq twisted".split()
+)
+CLOCKS = {"now", "utcnow", "today", "monotonic", "perf_counter", "time"}
+
+
+class Import(NamedTuple):
+    """:param function: the one it stands in; empty at the top of a module."""
+
+    path: Path
+    module: str
+    function: str
+
+
+def room_of(path: Path) -> str:
+    """The package or module directly in mediatord that a file belongs to."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def sources() -> list[Path]:
+    """All of ours."""
+    return sorted(ROOT.rglob("*.py"))
+
+
+@cache
+def imports(path: Path) -> list[Import]:
+    """Every import in a file; `from a import b` counts as one of `a.b`."""
+    return list(_imports(path, ast.parse(path.read_text("utf-8")), ""))
+
+
+def _imports(path: Path, node: ast.AST, function: str) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(path, alias.name, function) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield from (Import(path, f"{child.module}.{alias.name}", function) for alias in child.names)
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _imports(path, child, child.name)
+        else:
+            yield from _imports(path, child, function)
+
+
+def edges() -> set[tuple[str, str, str]]:
+    """Who imports whom: two rooms, and the function it happens in."""
+    found = set()
+    for path in sources():
+        for one in imports(path):
+            root, *rest = one.module.split(".")
+            if root == "mediatord" and rest and rest[0] != "__version__" and rest[0] != room_of(path):
+                found.add((room_of(path), rest[0], one.function))
+    return found
+
+
+def floor_of(room: str) -> int:
+    """How high a room is."""
+    return next(height for height, rooms in enumerate(FLOORS) if room in rooms.split())
+
+
+def test_every_room_has_its_floor() -> None:
+    """A new room is placed on purpose; a floor names no room that is gone."""
+    placed = {room for rooms in FLOORS for room in rooms.split()}
+    there = {room_of(path) for path in sources()} - {"__init__", "__main__", "cli", *OUTSIDE}
+    assert there == placed
+
+
+def test_imports_point_down() -> None:
+    """errors, protocol, interfaces, the rooms that implement them, use cases, transports, wiring: one way."""
+    upward = [
+        (importer, imported)
+        for importer, imported, function in edges()
+        if importer not in {"cli", "__main__", *OUTSIDE}
+        and floor_of(importer) <= floor_of(imported)
+        and (importer, imported, function) != (*WAY_IN, "makeService")
+    ]
+    assert upward == []
+
+
+def test_only_the_wiring_knows_the_configuration() -> None:
+    """Everything else is handed plain values."""
+    assert {importer for importer, imported, _ in edges() if imported == "config"} <= CONFIGURED
+
+
+def test_the_daemon_does_without_wallet_and_benchmark() -> None:
+    """What runs in production knows nothing of its tools, nor of the command line."""
+    tools = {"wallet", "bench", "cli", "tests"}
+    users = {importer for importer, imported, _ in edges() if imported in tools}
+    assert users <= {"cli", "__main__", *OUTSIDE}
+    for room, allowed in OUTSIDE.items():
+        assert {imported for importer, imported, _ in edges() if importer == room} <= allowed
+
+
+def test_nothing_imports_the_tests_or_the_analytics() -> None:
+    """The contract with analytics is the schema of the events, not code."""
+    foreign = {one.module.split(".")[0] for path in sources() for one in imports(path)}
+    assert not foreign & {"tests", "analytics"}
+
+
+def test_the_global_reactor() -> None:
+    """It is named where the daemon begins and nowhere else; importing a module never installs one."""
+    named = [
+        (room_of(one.path), one.function)
+        for path in sources()
+        for one in imports(path)
+        if one.module.startswith("twisted.internet.reactor") and room_of(path) not in {"bench", "cli"}
+    ]
+    assert sorted(named) == [("service", "makeService"), ("tap", "makeService")]
+    everywhere = [one for path in sources() for one in imports(path) if one.module == "twisted.internet.reactor"]
+    assert [one for one in everywhere if not one.function] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "protocol").rglob("*.py")), ids=lambda path: path.stem)
+def test_protocol_is_pure(path: Path) -> None:
+    """Bytes and values in, values out: no I/O, no clock, no chance but keys and nonces (`secrets`)."""
+    used = {one.module.split(".")[0] for one in imports(path)}
+    assert not used & IMPURE
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call):
+            called = node.func
+            assert not (isinstance(called, ast.Name) and called.id in {"open", "print", "input"})
+            assert not (isinstance(called, ast.Attribute) and called.attr in CLOCKS)
+
+
+def situations(kind: type[MediatorError]) -> Iterator[type[MediatorError]]:
+    """All classes below `kind`."""
+    for child in kind.__subclasses__():
+        yield child
+        yield from situations(child)
+
+
+def test_every_situation_has_a_row() -> None:
+    """And every row a situation (reference section 11)."""
+    ours = {kind for kind in situations(MediatorError) if kind.__module__.startswith("mediatord.")}
+    assert ours == set(WIRE)
+
+
+def test_rows_are_well_formed() -> None:
+    """Statuses of HTTP, codes of Report Problem 2.0; what may be tried again says when."""
+    for kind, wire in WIRE.items():
+        assert 400 <= wire.status < 600, kind
+        assert wire.packed in (None, 200, wire.status), kind
+        sorter, scope, *_ = wire.code.split(".")
+        assert sorter in ("e", "w") and scope in ("p", "m"), kind
+        assert (wire.retry_after is not None) == (wire.status in (429, 503)), kind
+        assert "{" not in wire.comment, kind
