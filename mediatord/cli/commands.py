@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,7 +91,7 @@ def init(directory: Path, public_url: str) -> None:
         raise click.BadParameter(str(error), param_hint="--public-url") from None
     identity = identity_of(config)
     click.echo(f"wrote {path}, keys.jwks and log.key\n\n{identity.did}\n{identity.web_did}\n")
-    click.echo(f"next: mediatord run --config {path}")
+    click.echo(f"next: {_program()} run --config {path}")
 
 
 @cli.command()
@@ -187,18 +189,26 @@ def identity_of(config: Config) -> Identity:
     return Identity(load_keys(config.identity.keys), config.public_url, config.identity.former_dids)
 
 
+def _program() -> str:
+    """What to type to run this program again: its name, or where it is if it is not on the path."""
+    called = Path(sys.argv[0])
+    if called.name != "mediatord" or shutil.which("mediatord") == str(called.absolute()):
+        return "mediatord"
+    return os.path.relpath(called)
+
+
 def _welcome(config: Config, identity: Identity) -> str:
     return "\n".join(
         (
-            f"mediatord {__version__} for {config.public_url}, listening on {', '.join(config.listen)}",
+            f"mediatord {__version__} for {config.public_url}, on {', '.join(config.listen)}",
             "",
             f"DID         {identity.did}",
             f"            {identity.web_did}",
             f"invitation  {invitation_url(config.public_url, identity.did)}",
             "",
             f"try         open {config.public_url}/invitation in a browser, or in another terminal:",
-            f"            mediatord demo --url {config.public_url}",
-            f"            mediatord status --url {config.public_url}",
+            f"            {_program()} demo --url {config.public_url}",
+            f"            {_program()} status --url {config.public_url}",
             "",
         )
     )

@@ -16,8 +16,7 @@ from twisted.trial.unittest import TestCase
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.mediation import Delivered
 from mediatord.wallet.socket import SocketClosed, WalletSocket, connect
-from tests.integration.daemon import Daemon
-from tests.integration.traffic import MANY, ROOMY, Letter, Senders, enrolled, letters, marker_of
+from tests.integration.traffic import MANY, ROOMY, Letter, Senders, enrolled, letters, marker_of, prepared
 
 reactor: Any = _reactor
 
@@ -87,7 +86,7 @@ class KillTests(TestCase):
         print(f"DURABILITY_SEED={seed}")  # noqa: T201  pytest shows it when the test fails
         self.random = random.Random(seed)
         self.ledger = Ledger()
-        self.daemon = Daemon({**ROOMY, "didcomm": {"delivery_limit": MANY}})
+        self.daemon = prepared({**ROOMY, "didcomm": {"delivery_limit": MANY}})
         self.daemon.__enter__()
         self.addCleanup(self.daemon.__exit__, None, None, None)
 

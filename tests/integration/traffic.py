@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from threading import Condition, Event, Thread
 from typing import Any
 
+import yaml
+
+from mediatord.cli.files import set_up
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.mediation import Delivered
 from mediatord.wallet.mediator import Mediator, discover, open_http
 from mediatord.wallet.packing import BASIC_MESSAGE, anoncrypt, compose, forward, wrap
-from tests.integration.daemon import Daemon
+from tests.integration.daemon import PLENTY, Daemon, merge
 
 # A daemon that says nothing for so long is stuck.
 PATIENCE_SECONDS = 30.0
@@ -23,6 +26,15 @@ MANY = 100
 
 # Queues that nothing falls out of.
 ROOMY: dict[str, Any] = {"queue": {"max_messages": 1_000_000, "max_bytes": 1_000_000_000}}
+
+
+def prepared(settings: Mapping[str, Any] | None = None) -> Daemon:
+    """A daemon, yet to be started, with its files made here: `mediatord init` takes as long as a start."""
+    daemon = Daemon()
+    set_up(daemon.directory, daemon.url)
+    merged = merge(merge(daemon.configuration(), PLENTY), settings or {})
+    daemon.config.write_text(yaml.safe_dump(merged, sort_keys=False), encoding="utf-8")
+    return daemon
 
 
 @dataclass(frozen=True, slots=True)
