@@ -60,7 +60,7 @@ class DueTimes(Service):
     def startService(self) -> None:
         """Find out when the first one is due."""
         super().startService()
-        self._run(self._arm())
+        self._run(self._begin())
 
     def stopService(self) -> Deferred[None] | None:
         """Stop waiting; fires when a round that is under way is over."""
@@ -105,6 +105,12 @@ class DueTimes(Service):
             self.wait_for(self._clock.seconds() + RETRY)
             raise
         await self._arm()
+
+    async def _begin(self) -> None:
+        try:
+            await self._arm()
+        except StoreUnavailable:
+            pass  # it is still being opened, as at every start; the next look is arranged
 
     async def _arm(self) -> None:
         try:
