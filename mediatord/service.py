@@ -59,10 +59,12 @@ class OrderedService(MultiService):
             stopping = maybeDeferred(cast(Any, child).stopService)
             try:
                 await stopping.addTimeout(max(0.1, deadline - self._clock.seconds()), self._clock)
-            except DeferredTimeout:
-                _log.warn("{name} did not stop in time", name=child.name)
-            except Exception:
-                _log.failure("{name} did not stop", name=child.name)
+            except Exception as error:
+                # A child may put its cancellation into an error of its own.
+                if isinstance(error, DeferredTimeout) or self._clock.seconds() >= deadline:
+                    _log.warn("{name} did not stop in time", name=child.name)
+                else:
+                    _log.failure("{name} did not stop", name=child.name)
 
 
 class Listener(Service):
