@@ -9,7 +9,7 @@ from typing import Literal
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import MediatorError, wire_for
-from mediatord.events import EventLog
+from mediatord.eventlog.events import EventLog
 from mediatord.interfaces import Removed, StoredMessage
 from mediatord.metrics import Metrics
 from mediatord.tags import Tags

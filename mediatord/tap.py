@@ -12,7 +12,7 @@ from twisted.application.service import IService, MultiService
 from twisted.python import usage
 
 from mediatord.config import Config, ConfigError, load
-from mediatord.logs import EventFile
+from mediatord.eventlog.logs import EventFile
 from mediatord.service import OrderedService, StartupError
 from mediatord.wiring import build
 

@@ -16,7 +16,7 @@ from mediatord.bench.cli import bench
 from mediatord.cli.commands import cli
 from mediatord.config import Config
 from mediatord.errors import WIRE
-from mediatord.events import EVENTS
+from mediatord.eventlog.events import EVENTS
 from mediatord.metrics import Metrics
 from mediatord.protocol.didcomm.small import disclosures
 

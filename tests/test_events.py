@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.events import ENVELOPE, EVENTS, FIELDS, EventList, checked, json_schema, reference_table
+from mediatord.eventlog.events import ENVELOPE, EVENTS, FIELDS, EventList, checked, json_schema, reference_table
 from mediatord.private_file import PrivateFileError
 from mediatord.tags import TagKey, Tags, create_tag_key, load_tag_key
 

@@ -22,13 +22,13 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from mediatord import seal as seal_program
-from mediatord.events import ENVELOPE, EVENTS
-from mediatord.lines import LONGEST_LINE, line_head, log_line
-from mediatord.logs import EventFile, Origin, SegmentLimits
-from mediatord.seal import seal
-from mediatord.sealing import Sealer
-from mediatord.segments import Segments
+from mediatord.eventlog import seal as seal_program
+from mediatord.eventlog.events import ENVELOPE, EVENTS
+from mediatord.eventlog.lines import LONGEST_LINE, line_head, log_line
+from mediatord.eventlog.logs import EventFile, Origin, SegmentLimits
+from mediatord.eventlog.seal import seal
+from mediatord.eventlog.sealing import Sealer
+from mediatord.eventlog.segments import Segments
 
 NOON = 1_800_014_400.0  # 2027-01-15T12:00:00Z
 ORIGIN = Origin(node="n1", version="0.1.0", epoch=2, boot="b00t")

@@ -17,9 +17,9 @@ ROOT = Path(mediatord.__file__).parent
 
 # From the ground up. A room uses rooms of lower floors only, so that neighbours do not know each other.
 FLOORS = (
-    "errors faults addresses private_file ids notify seal events segments sink outbox presence metrics",
-    "protocol egress gate lines tags sealing",
-    "interfaces config keyfile invitation outbound logs",
+    "errors faults addresses private_file ids notify eventlog outbox presence metrics",
+    "protocol egress gate tags",
+    "interfaces config keyfile invitation outbound",
     "identity store resolver journal service",
     "didcomm",
     "web",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.didcomm.exchange import Correspondent, Received, Reply
-from mediatord.errors import MediatorError, Undecryptable, wire_for
+from mediatord.errors import MediatorError, NotAnEnvelope, Undecryptable, wire_for
 from mediatord.protocol.didcomm.did import did_of
 from mediatord.protocol.didcomm.envelope import seal_anoncrypt, seal_authcrypt
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, PLAIN_TYPE, Draft, Message
@@ -64,5 +64,5 @@ class Packing:
 
 
 def is_opaque(reply: Reply) -> bool:
-    """Whether the message could not even be opened; a socket takes only a few of those (reference 3.2)."""
-    return isinstance(reply.fault, Undecryptable)
+    """Whether the message could not even be read or opened; a socket takes only a few of those (reference 3.2)."""
+    return isinstance(reply.fault, (Undecryptable, NotAnEnvelope))

@@ -17,7 +17,7 @@ from twisted.logger import Logger
 
 from mediatord.didcomm.exchange import Correspondent, Origin, Reply
 from mediatord.didcomm.packing import is_opaque
-from mediatord.errors import NotAnEnvelope, ShuttingDown
+from mediatord.errors import ShuttingDown
 from mediatord.faults import without_text
 from mediatord.journal import Journal
 from mediatord.outbox import Outbox
@@ -161,7 +161,7 @@ class MediatorSocket(WebSocketServerProtocol):
         except ShuttingDown:
             self.close(1001, "going away")
             return
-        if is_opaque(reply) or isinstance(reply.fault, NotAnEnvelope):
+        if is_opaque(reply):
             self._opaque += 1
             if self._opaque == 1:
                 self._outbox.put(reply.body)

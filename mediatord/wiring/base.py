@@ -10,18 +10,18 @@ from prometheus_client import CollectorRegistry
 from mediatord import __version__
 from mediatord.config import Config
 from mediatord.didcomm.exchange import Correspondent
+from mediatord.eventlog.logs import EventFile, SegmentLimits
+from mediatord.eventlog.logs import Origin as LogOrigin
+from mediatord.eventlog.sealing import Sealer
 from mediatord.gate import Gate
 from mediatord.identity import Identity, IdentityError
 from mediatord.interfaces import IStore, QueueLimits
 from mediatord.journal import Journal
 from mediatord.keyfile import load_keys
-from mediatord.logs import EventFile, SegmentLimits
-from mediatord.logs import Origin as LogOrigin
 from mediatord.metrics import Metrics
 from mediatord.outbound import Outbound
 from mediatord.presence import Connections
 from mediatord.private_file import PrivateFileError
-from mediatord.sealing import Sealer
 from mediatord.service import StartupError
 from mediatord.store import open_store
 from mediatord.tags import Tags, load_tag_key

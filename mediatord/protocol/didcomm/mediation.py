@@ -8,7 +8,6 @@ from typing import Any
 
 from mediatord.errors import BadPaginate, BadUpdates
 
-PROTOCOL = "coordinatemediation"
 BASE = "https://didcomm.org/coordinate-mediation"
 MAX_UPDATES = 1000
 MAX_PAGE = 1000

@@ -14,7 +14,6 @@ from mediatord.protocol.didcomm import jsontext
 from mediatord.protocol.didcomm.did import did_of, is_did
 
 PLAIN_TYPE = "application/didcomm-plain+json"
-SIGNED_TYPE = "application/didcomm-signed+json"
 ENCRYPTED_TYPE = "application/didcomm-encrypted+json"
 
 _TYPE_URI = re.compile(r"(.*?)([a-z0-9._-]+)/(\d[^/]*)/([a-z0-9._-]+)", re.IGNORECASE | re.DOTALL)

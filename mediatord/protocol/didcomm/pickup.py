@@ -11,7 +11,6 @@ from mediatord.errors import BadBody, BadLimit
 from mediatord.protocol.didcomm import jsontext
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
 
-PROTOCOL = "messagepickup"
 BASE = "https://didcomm.org/messagepickup/3.0"
 STATUS = f"{BASE}/status"
 DELIVERY = f"{BASE}/delivery"

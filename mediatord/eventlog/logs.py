@@ -17,10 +17,10 @@ from twisted.application.service import Service
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mediatord.events import EVENTS, LEVELS, SCHEMA_VERSION, Level, checked
-from mediatord.lines import line_head, log_line
-from mediatord.segments import Segments
-from mediatord.sink import LineSink
+from mediatord.eventlog.events import EVENTS, LEVELS, SCHEMA_VERSION, Level, checked
+from mediatord.eventlog.lines import line_head, log_line
+from mediatord.eventlog.segments import Segments
+from mediatord.eventlog.sink import LineSink
 
 _FLUSH_AT = 65_536
 _RETRY_SECONDS = 1.0
@@ -57,7 +57,7 @@ class SegmentLimits:
 
 class EventFile(Service):
     """
-    Writes events to `events.jsonl` while it runs; implements :class:`~mediatord.events.EventLog`.
+    Writes events to `events.jsonl` while it runs; implements :class:`~mediatord.eventlog.events.EventLog`.
 
     :param level: events below it are not written, `log.*` excepted.
     :param seal: given every closed segment, to flush it to disk or compress it; nothing by default.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from mediatord.events import SCHEMA_VERSION, Level
+from mediatord.eventlog.events import SCHEMA_VERSION, Level
 
 LONGEST_LINE = 4096
 

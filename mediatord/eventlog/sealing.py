@@ -1,4 +1,4 @@
-"""Hands closed log segments to a child process, one at a time (see :mod:`mediatord.seal`)."""
+"""Hands closed log segments to a child process, one at a time (see :mod:`mediatord.eventlog.seal`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mediatord import seal
+from mediatord.eventlog import seal
 
 
 class Sealer:
