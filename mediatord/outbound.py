@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hyperlink
+from treq.client import HTTPClient
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IConsumer
 from twisted.web.client import Agent, BrowserLikePolicyForHTTPS
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IBodyProducer, IResponse
+from twisted.web.iweb import IAgent, IBodyProducer, IResponse
 from zope.interface import implementer
 
 from mediatord.addresses import AddressGuard, Network
@@ -108,15 +109,61 @@ class Outbound:
 
     async def _talk(self, request: _Request) -> tuple[Response, bytes | None]:
         agent = Agent.usingEndpointFactory(self._reactor, self._endpoints.reading_at_most(request.limit))
-        producer = None if request.body is None else _Body(request.body)
-        response: IResponse = await agent.request(
-            request.method, request.target.to_text().encode("ascii"), Headers(request.headers), producer
-        )
+        response = await (self._get(agent, request) if request.body is None else self._post(agent, request))
         body, whole = await read_body(response, request.limit)
         if not whole and request.method == b"GET":
             raise OutboundFailed("TooLong")
         answer = Response(response.code, _header(response, b"Content-Type") or b"", body)
         return answer, _header(response, b"Location")
+
+    def _get(self, agent: IAgent, request: _Request) -> Deferred[Any]:
+        # A client for each request: no cookie outlives it.
+        client = HTTPClient(_PlainAgent(agent))
+        try:
+            return client.request(
+                "GET",
+                request.target.to_text(),
+                headers=Headers(request.headers),
+                allow_redirects=False,
+                unbuffered=True,
+                reactor=self._reactor,
+            )
+        except ValueError:  # a host that no name in the DNS can have
+            raise OutboundRefused("NotAnAddress") from None
+
+    def _post(self, agent: IAgent, request: _Request) -> Deferred[Any]:
+        """Without treq, which has no way to IPv6 addresses and to names with underscores, as endpoints have them."""
+        return agent.request(
+            b"POST", request.target.to_text().encode("ascii"), Headers(request.headers), _Body(request.body or b"")
+        )
+
+
+@implementer(IAgent)
+class _PlainAgent:
+    """
+    Keeps treq from asking for compressed answers, and from unpacking one that comes all the same.
+
+    A stranger's server must not choose how much memory its answer takes.
+    """
+
+    def __init__(self, agent: IAgent) -> None:
+        self._agent = agent
+
+    def request(
+        self,
+        method: bytes,
+        uri: bytes,
+        headers: Headers | None = None,
+        bodyProducer: IBodyProducer | None = None,  # noqa: N803  the interface's name
+    ) -> Deferred[IResponse]:
+        headers = Headers() if headers is None else headers.copy()
+        headers.removeHeader(b"Accept-Encoding")
+        return self._agent.request(method, uri, headers, bodyProducer).addCallback(_as_sent)
+
+
+def _as_sent(response: Any) -> Any:
+    response.headers.removeHeader(b"Content-Encoding")
+    return response
 
 
 @dataclass(frozen=True, slots=True)
