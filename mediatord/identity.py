@@ -46,7 +46,6 @@ class Identity:
         self._keys = keys
         self._secrets = _secrets(keys)
         self._by_kid: dict[str, PrivateKey] = {}
-        self._senders: dict[tuple[str, Curve], tuple[str, PrivateKey]] = {}
         self._own: set[str] = set()
         services = _services(public_url)
         self.did = make_did_peer_2(
@@ -67,14 +66,6 @@ class Identity:
     def key_for(self, kid: str) -> PrivateKey | None:
         """The key agreement key that a DID URL names, in any spelling of reference 8.6, of any DID of ours."""
         return self._by_kid.get(kid)
-
-    def sender_key(self, did: str, curve: Curve) -> tuple[str, PrivateKey]:
-        """
-        Key id and key to send from one of our DIDs to a key of this curve.
-
-        :raise LookupError: the DID is not ours, or has no such key.
-        """
-        return self._senders[did, curve]
 
     def _current(self, curve: Curve) -> PublicKey:
         found = self._keys.first(curve)
@@ -108,10 +99,6 @@ class Identity:
             return False
         for did in (document.did, *document.also_known_as):
             self._own.add(did)
-            for method in ours:
-                secret = self._secrets[method.key]
-                kid = f"{did}#{method.id.partition('#')[2]}"
-                self._senders.setdefault((did, secret.curve), (kid, secret))
             for fragment, key in _spellings(ours):
                 self._by_kid.setdefault(f"{did}#{fragment}", self._secrets[key])
         return True

@@ -14,7 +14,7 @@ from mediatord.protocol.didcomm.did_document import parse_document
 from mediatord.protocol.didcomm.did_key import make_did_key
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.did_peer import did_peer_3_of, make_did_peer_2, make_did_peer_4
-from mediatord.protocol.didcomm.keys import Curve, PrivateKey, ed25519_to_x25519_private
+from mediatord.protocol.didcomm.keys import PrivateKey, ed25519_to_x25519_private
 
 AGREEMENT = PrivateKey.from_secret("X25519", b"1" * 32)
 SIGNING = PrivateKey.from_secret("Ed25519", b"2" * 32)
@@ -138,17 +138,6 @@ def test_owns() -> None:
     assert not any(identity.owns(did) for did in ("did:web:127.0.0.1", KNOWN_DID[:-1], f"{KNOWN_DID}#key-1", ""))
 
 
-def test_sender_key() -> None:
-    """The key to send with belongs to the DID that is sent from, and its id is the one that everybody resolves."""
-    identity = Identity(KEYS, URL)
-    assert identity.sender_key(KNOWN_DID, "X25519") == (f"{KNOWN_DID}#key-1", AGREEMENT)
-    assert identity.sender_key("did:web:127.0.0.1%3A8080", "P-256") == ("did:web:127.0.0.1%3A8080#p256", P256)
-    unknown: list[tuple[str, Curve]] = [(KNOWN_DID, "P-256"), ("did:web:a", "X25519"), (KNOWN_DID, "Ed25519")]
-    for did, curve in unknown:
-        with pytest.raises(LookupError):
-            identity.sender_key(did, curve)
-
-
 def test_former_peer_did() -> None:
     """A DID from before a change of URL or key stays ours, with the key it was made with (reference section 9)."""
     old = PrivateKey.from_secret("X25519", b"7" * 32)
@@ -157,7 +146,6 @@ def test_former_peer_did() -> None:
     assert identity.did == KNOWN_DID
     assert identity.owns(former)
     assert identity.key_for(f"{former}#key-1") == old
-    assert identity.sender_key(former, "X25519") == (f"{former}#key-1", old)
 
 
 def test_former_peer_4() -> None:
