@@ -1,17 +1,14 @@
 """
-The situations in which mediatord says no, and the one table that gives each its wire form.
+The situations in which mediatord says no.
 
-Domain code raises a situation and never knows a status code. HTTP and WebSocket both read :data:`WIRE`, one row
-per situation of the protocol reference section 11. Texts are fixed: nothing a peer sent is repeated to it.
+Domain code raises a situation and never knows a status code; :mod:`mediatord.wire` gives each its form.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 
 class MediatorError(Exception):
-    """A situation with a row in :data:`WIRE`."""
+    """A situation with a row in :mod:`mediatord.wire`."""
 
     def __init__(self, *, retry_after: float | None = None) -> None:
         """:param retry_after: seconds after which trying again makes sense, if that is known here."""
@@ -147,75 +144,65 @@ class InternalFault(MediatorError):
     """A fault of ours; the log has the details."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """
-    How one situation looks from outside.
-
-    :param status: HTTP status when the report travels in the clear.
-    :param code: problem code (Report Problem 2.0).
-    :param comment: human text, always the same for the same code.
-    :param packed: HTTP status when the report is encrypted to an authenticated sender;
-        None when it always travels in the clear.
-    :param retry_after: seconds for the Retry-After header, unless the error knows better.
-    """
-
-    status: int
-    code: str
-    comment: str
-    packed: int | None = None
-    retry_after: int | None = None
+class InvalidCommand(MediatorError):
+    """The body of a Decentrl request fails its schema, or asks for what makes no sense (DCTRL-0004 11.2)."""
 
 
-WIRE: dict[type[MediatorError], Wire] = {
-    RecipientUnknown: Wire(400, "e.p.me.res.not-found", "Recipient not registered with this mediator", packed=400),
-    RateLimited: Wire(429, "e.m.req.rate-limited", "Too many requests", retry_after=60),
-    Undecryptable: Wire(400, "e.p.trust.crypto", "The message could not be decrypted"),
-    NotAnEnvelope: Wire(400, "e.p.msg", "There is no DIDComm message"),
-    AlienMediaType: Wire(415, "e.p.msg", "There is no DIDComm message"),
-    NotEncrypted: Wire(400, "e.p.trust.not-encrypted", "Only encrypted messages are accepted"),
-    NotAMessage: Wire(400, "e.p.msg", "There is no DIDComm message", packed=400),
-    NextMissing: Wire(400, "e.p.msg.missing-next", "A forward needs a next recipient", packed=400),
-    BadAttachment: Wire(400, "e.p.msg.bad-attachment", "A forward carries encrypted attachments", packed=400),
-    LinkedAttachment: Wire(
-        400,
-        "e.p.xfer.attachment-links-not-supported",
-        "Attachments must be sent inline",
-        packed=400,
-    ),
-    ForwardExpired: Wire(400, "e.p.req.time.expired", "The message has expired", packed=400),
-    RoutingLoop: Wire(400, "e.p.msg.routing-loop", "Too many hops through here", packed=400),
-    TooLarge: Wire(413, "e.p.me.res.storage.message_too_big", "The message is too big"),
-    StoreUnavailable: Wire(503, "e.p.me.res.storage", "Try again later", packed=503, retry_after=5),
-    SenderMismatch: Wire(400, "e.p.trust.sender-mismatch", "The sender is not who the encryption says"),
-    AuthcryptRequired: Wire(400, "e.p.trust.authcrypt-required", "This request must be authenticated"),
-    SenderUnresolvable: Wire(400, "e.p.did.unresolvable", "The sender's DID does not resolve"),
-    SenderUnsupported: Wire(400, "e.p.did.unsupported", "The sender's DID method is not supported"),
-    Unsupported: Wire(400, "e.p.msg.unsupported", "The message type is not supported", packed=200),
-    BadBody: Wire(400, "e.p.msg.bad-body", "The body of the message is malformed", packed=200),
-    BadLimit: Wire(400, "e.p.msg.bad-limit", "limit must be an integer above 0", packed=200),
-    BadPaginate: Wire(400, "e.p.msg.bad-paginate", "paginate needs limit and offset, both natural", packed=200),
-    BadUpdates: Wire(400, "e.p.msg.bad-updates", "updates must be a list of updates", packed=200),
-    Misaddressed: Wire(400, "e.p.msg.misaddressed", "The message is addressed to somebody else", packed=200),
-    NotEnrolled: Wire(400, "e.p.req.not_enroll", "The sender has no mediation here", packed=200),
-    Replayed: Wire(400, "e.p.crypto.message.dejavu", "The message was received before", packed=200),
-    LiveModeUnsupported: Wire(
-        400,
-        "e.m.live-mode-not-supported",
-        "Connection does not support Live Delivery",
-        packed=200,
-    ),
-    MessageExpired: Wire(400, "e.p.req.time.expired", "The message has expired", packed=200),
-    TooManyErrors: Wire(400, "e.p.req.max-errors-exceeded", "Too many problems", packed=200),
-    ShuttingDown: Wire(503, "e.p.me.stopping", "The mediator is stopping", retry_after=5),
-    DeadlineExceeded: Wire(503, "e.p.me.busy", "The mediator is too busy", retry_after=5),
-    InternalFault: Wire(500, "e.p.me.fault", "The mediator has a fault"),
-}
+class InvalidSignature(MediatorError):
+    """The signature of a command or of a socket's authentication does not verify."""
 
 
-def wire_for(error: MediatorError) -> Wire:
-    """The row of `error`: of its class, or of the nearest class it derives from."""
-    for kind in type(error).__mro__:
-        if kind in WIRE:
-            return WIRE[kind]
-    return WIRE[InternalFault]
+class InvalidContractSignatures(MediatorError):
+    """A signature of a contract does not verify, or there is no key to verify it with."""
+
+
+class InvalidEventSignature(MediatorError):
+    """The publisher's signature of a public event does not verify."""
+
+
+class UnauthorizedCommand(MediatorError):
+    """The sender is not registered, or its command is not addressed to this mediator."""
+
+
+class TimestampOutOfRange(MediatorError):
+    """The clock of a sender is off by more than the window."""
+
+
+class DuplicateNonce(MediatorError):
+    """The sender has used this nonce before."""
+
+
+class SenderNotFound(MediatorError):
+    """The DID of a Decentrl sender does not resolve."""
+
+
+class SenderSigningKeyNotFound(MediatorError):
+    """The sender's DID document has no signing key of this id."""
+
+
+class RecipientNotFound(MediatorError):
+    """The DID of a Decentrl recipient does not resolve."""
+
+
+class RecipientNotRegistered(MediatorError):
+    """The recipient has no registration here that has not expired."""
+
+
+class ContractNotFound(MediatorError):
+    """The recipient owns no contract with the sender that has not expired."""
+
+
+class PublicEventNotFound(MediatorError):
+    """The publisher has no public event of this id."""
+
+
+class OverQuota(RateLimited):
+    """As much is kept for this DID as is allowed."""
+
+
+class AuthTimeout(MediatorError):
+    """A Decentrl socket did not authenticate in time."""
+
+
+class InvalidMessage(MediatorError):
+    """The first frame of a Decentrl socket is no authentication."""

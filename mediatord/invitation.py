@@ -20,7 +20,7 @@ from typing import Any
 
 import segno
 
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 
 _TYPE = "https://didcomm.org/out-of-band/2.0/invitation"
 

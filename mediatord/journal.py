@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.errors import MediatorError, wire_for
+from mediatord.errors import MediatorError
 from mediatord.eventlog.events import EventLog
-from mediatord.interfaces import Removed, StoredMessage
+from mediatord.interfaces import Removed
 from mediatord.metrics import Metrics
 from mediatord.tags import Tags
+from mediatord.wire import DecentrlWire, Wire, decentrl_wire_for, wire_for
 
-Path = Literal["live", "pickup", "http"]
+Path = Literal["live", "pickup", "poll", "http"]
 Method = Literal["live", "queue"]
 Half = Literal["didcomm", "decentrl"]
 
@@ -28,6 +30,29 @@ class Told:
     peer: str
     size: int
     began: float
+
+
+class Carried(Protocol):
+    """
+    A payload on its way to a recipient, in either half.
+
+    :ivar expires_at: None when it waits until it is acknowledged.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def recipient_did(self) -> str: ...
+
+    @property
+    def payload(self) -> Sized: ...
+
+    @property
+    def received_at(self) -> float: ...
+
+    @property
+    def expires_at(self) -> float | None: ...
 
 
 class Journal:
@@ -65,7 +90,7 @@ class Journal:
         :param kind: name of the message type as it is served; what a peer wrote could be anything.
         """
         seconds = max(0.0, self._clock.seconds() - told.began)
-        outcome = "accepted" if fault is None else "failed" if wire_for(fault).status >= 500 else "rejected"
+        outcome = "accepted" if fault is None else "failed" if status >= 500 else "rejected"
         self.metrics.request(told.protocol, outcome, seconds)
         if fault is not None:
             self.metrics.rejected(_situation(fault))
@@ -76,7 +101,7 @@ class Journal:
             proto=told.protocol,
             mtype=kind,
             status=status,
-            code=None if fault is None else wire_for(fault).code,
+            code=None if fault is None else _wire(told.protocol, fault).code,
             size=told.size,
             dur_ms=round(seconds * 1000, 3),
             sender=None if sender is None else self._tags.did(sender),
@@ -86,14 +111,15 @@ class Journal:
     def turned_away(self, protocol: Half, peer: str, size: int, fault: MediatorError) -> None:
         """A request was refused before anybody looked at it."""
         told = self.begin(protocol, peer, size)
-        self.end(told, status=wire_for(fault).status, fault=fault, kind=None, sender=None, session=None)
+        self.end(told, status=_wire(protocol, fault).status, fault=fault, kind=None, sender=None, session=None)
 
-    def accepted(self, message: StoredMessage, sender: str | None, method: Method) -> None:
+    def accepted(self, message: Carried, sender: str | None, method: Method) -> None:
         """
         A payload was stored (UC-021 "Logging").
 
         :param method: `live` when a socket took it at once, else `queue`.
         """
+        expires_at = message.expires_at
         self.metrics.forwarded.inc()
         if method == "queue":
             self.metrics.stored.inc()
@@ -103,7 +129,7 @@ class Journal:
             sender=None if sender is None else self._tags.did(sender),
             rcpt=self._tags.did(message.recipient_did),
             size=len(message.payload),
-            ttl_s=round(message.expires_at - message.received_at),
+            ttl_s=None if expires_at is None else round(expires_at - message.received_at),
             method=method,
         )
 
@@ -111,7 +137,7 @@ class Journal:
         """Pushes came to nothing: so many messages are waiting in the queue after all."""
         self.metrics.stored.inc(count)
 
-    def pushed(self, message: StoredMessage, session: str | None, path: Path) -> None:
+    def pushed(self, message: Carried, session: str | None, path: Path) -> None:
         """A message was handed over, and stays until it is acknowledged."""
         self._events.emit(
             "msg.push",
@@ -157,7 +183,7 @@ class Journal:
         )
 
     def limited(self, bucket: str, who: str, peer: str, wait: int) -> None:
-        """Somebody is over a limit; signature of :data:`mediatord.didcomm.admission.OnLimit`."""
+        """Somebody is over a limit; signature of :data:`mediatord.admission.OnLimit`."""
         self._events.emit(
             "limit.hit",
             # An address never stands in a line as it is.
@@ -167,10 +193,17 @@ class Journal:
             peer=self._tags.peer(peer) or None,
         )
 
-    def replayed(self, sender: str | None) -> None:
-        """An envelope came a second time."""
+    def replayed(self, protocol: Half, sender: str | None, fault: MediatorError, age: float | None = None) -> None:
+        """
+        An envelope or command came a second time, or was made at another time than now.
+
+        :param age: seconds since it was made, by the sender's clock.
+        """
         self._events.emit(
-            "replay.drop", sender=None if sender is None else self._tags.did(sender), code="e.p.crypto.message.dejavu"
+            "replay.drop",
+            sender=None if sender is None else self._tags.did(sender),
+            code=_wire(protocol, fault).code,
+            age_ms=None if age is None else int(age * 1000),
         )
 
     def granted(self, did: str) -> None:
@@ -195,16 +228,27 @@ class Journal:
         self.metrics.active_connections.inc()
         self._events.emit("conn.open", conn=name, transport="ws", peer=self._tags.peer(peer) or None)
 
-    def connection_bound(self, name: str, did: str) -> None:
+    def connection_bound(self, protocol: Half, name: str, did: str) -> None:
         """A DID proved itself on a socket for the first time."""
-        self._events.emit("conn.auth", conn=name, did=self._tags.did(did), proto="didcomm")
+        self._events.emit("conn.auth", conn=name, did=self._tags.did(did), proto=protocol)
+
+    def connection_refused(self, name: str, code: str) -> None:
+        """A Decentrl socket did not authenticate."""
+        self._events.emit("conn.auth", conn=name, proto="decentrl", code=code)
 
     def connection_closed(
-        self, name: str, lasted: float, code: int | None, by: Literal["us", "peer"], traffic: tuple[int, ...]
+        self,
+        name: str,
+        protocol: Half,
+        lasted: float,
+        code: int | None,
+        by: Literal["us", "peer"],
+        traffic: tuple[int, ...],
     ) -> None:
         """
         A socket is gone.
 
+        :param protocol: what it spoke, or would have.
         :param code: of the close frame that was sent first; 1006 when there was none.
         :param by: who began to close.
         :param traffic: messages in, messages out, bytes in, bytes out.
@@ -215,7 +259,7 @@ class Journal:
             "conn.close",
             conn=name,
             dur_ms=round(lasted * 1000, 3),
-            proto="didcomm",
+            proto=protocol,
             ws_code=code,
             reason=by,
             n_in=n_in,
@@ -238,6 +282,10 @@ class Journal:
 
     def _age_ms(self, since: float) -> int:
         return max(0, int((self._clock.seconds() - since) * 1000))
+
+
+def _wire(protocol: Half, fault: MediatorError) -> Wire | DecentrlWire:
+    return wire_for(fault) if protocol == "didcomm" else decentrl_wire_for(fault)
 
 
 def _situation(fault: MediatorError) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mediatord.private_file import PrivateFileError, create_private, read_private
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey
 
 # The ids are fragments of our did:web; the first two are those that Decentrl prescribes.

@@ -15,10 +15,10 @@ from pydantic import BaseModel
 from mediatord.bench.cli import bench
 from mediatord.cli.commands import cli
 from mediatord.config import Config
-from mediatord.errors import WIRE
 from mediatord.eventlog.events import EVENTS
 from mediatord.metrics import Metrics
 from mediatord.protocol.didcomm.small import disclosures
+from mediatord.wire import WIRE
 
 PROJECT = Path(__file__).parents[1]
 DOCUMENTS = [

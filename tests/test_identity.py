@@ -9,7 +9,7 @@ import pytest
 from mediatord.identity import Identity, IdentityError
 from mediatord.keyfile import KeySet, create_keys, generate_keys, load_keys
 from mediatord.private_file import PrivateFileError
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did_document import parse_document
 from mediatord.protocol.didcomm.did_key import make_did_key
 from mediatord.protocol.didcomm.did_methods import resolve_local

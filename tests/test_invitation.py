@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import segno
 
 from mediatord.invitation import invitation, invitation_page, invitation_url, qr_svg, qr_terminal
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 
 DID = "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR"
 URL = "https://m.example"

@@ -13,7 +13,7 @@ from zope.interface.verify import verifyObject
 from mediatord.errors import RateLimited, SenderUnresolvable, SenderUnsupported, StoreUnavailable
 from mediatord.interfaces import IResolver
 from mediatord.outbound import OutboundFailed, OutboundRefused, Response
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did import DIDDocument
 from mediatord.protocol.didcomm.did_key import make_did_key
 from mediatord.protocol.didcomm.did_peer import make_did_peer_2, make_did_peer_4

@@ -11,17 +11,18 @@ from typing import NamedTuple
 import pytest
 
 import mediatord
-from mediatord.errors import WIRE, MediatorError
+from mediatord.errors import MediatorError
+from mediatord.wire import DECENTRL_WIRE, SOCKET_WIRE, WIRE
 
 ROOT = Path(mediatord.__file__).parent
 
 # From the ground up. A room uses rooms of lower floors only, so that neighbours do not know each other.
 FLOORS = (
     "errors faults addresses private_file ids notify eventlog outbox presence metrics",
-    "protocol egress gate tags",
-    "interfaces config keyfile invitation outbound",
+    "wire protocol egress gate tags",
+    "interfaces admission config keyfile invitation outbound",
     "identity store resolver journal service",
-    "didcomm",
+    "didcomm decentrl",
     "web",
     "wiring",
     "tap",
@@ -166,9 +167,19 @@ def situations(kind: type[MediatorError]) -> Iterator[type[MediatorError]]:
 
 
 def test_every_situation_has_a_row() -> None:
-    """And every row a situation (reference section 11)."""
+    """And every row a situation (DIDComm reference section 11, Decentrl reference section 12)."""
     ours = {kind for kind in situations(MediatorError) if kind.__module__.startswith("mediatord.")}
-    assert ours == set(WIRE)
+    assert ours == {*WIRE, *DECENTRL_WIRE, *SOCKET_WIRE}
+
+
+def test_decentrl_rows_are_well_formed() -> None:
+    """Statuses of HTTP, close codes for applications or of RFC 6455; what may be tried again says when."""
+    for kind, wire in DECENTRL_WIRE.items():
+        assert 400 <= wire.status < 600 and wire.code.isupper(), kind
+        assert (wire.retry_after is not None) == (wire.status in (429, 503)), kind
+    for kind, socket in SOCKET_WIRE.items():
+        assert socket.close in (1011, 1013) or 4001 <= socket.close <= 4007, kind
+        assert socket.code.isupper(), kind
 
 
 def test_rows_are_well_formed() -> None:

@@ -10,8 +10,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.didcomm.exchange import Origin, Reply
 from mediatord.errors import StoreUnavailable
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm import envelope as jwe
-from mediatord.protocol.didcomm import jsontext, signed
+from mediatord.protocol.didcomm import signed
 from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.wallet.identity import Identity
 from mediatord.wallet.mediation import read_delivery

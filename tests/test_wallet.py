@@ -19,7 +19,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import Request
 from zope.interface import implementer
 
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did import canonical
 from mediatord.protocol.didcomm.keys import Curve
 from mediatord.wallet.client import Wallet

@@ -15,7 +15,7 @@ from mediatord.bench.plan import SCENARIOS, Plan
 from mediatord.bench.push import measure_push
 from mediatord.bench.report import as_json, as_text, heading, surroundings
 from mediatord.bench.sockets import measure_sockets
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.wallet.throwaway import DaemonFailed
 
 _MEASURES: dict[str, Callable[[Plan], Table]] = {

@@ -11,7 +11,7 @@ from itertools import cycle, islice
 from typing import Any
 from urllib.parse import urlsplit
 
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, Message
 from mediatord.wallet.identity import Identity
 from mediatord.wallet.mediator import Mediator

@@ -23,9 +23,9 @@ from mediatord.bench.figures import Contender, Figures, Rounds, Table, Target, s
 from mediatord.bench.plan import Plan
 from mediatord.protocol.didcomm import envelope as jwe
 from mediatord.protocol.didcomm.forward import read_next, read_payloads
-from mediatord.protocol.didcomm.jsontext import b64url_decode
 from mediatord.protocol.didcomm.keys import PublicKey
 from mediatord.protocol.didcomm.message import parse_message
+from mediatord.protocol.jsontext import b64url_decode
 from mediatord.wallet.identity import Identity, Key
 from mediatord.wallet.mediator import Mediator
 

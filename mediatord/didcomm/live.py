@@ -86,7 +86,7 @@ class Live:
         dids = self._bound.setdefault(session, set())
         if reader.did not in dids and len(dids) < MAX_BOUND:
             dids.add(reader.did)
-            self._journal.connection_bound(session.name, reader.did)
+            self._journal.connection_bound("didcomm", session.name, reader.did)
             if self._settings.by_default:
                 self._connections.subscribe(session, reader.did, reader)
 

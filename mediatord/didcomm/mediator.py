@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mediatord.didcomm.admission import Admission
+from mediatord.admission import Admission
 from mediatord.didcomm.coordination import Coordination
 from mediatord.didcomm.exchange import ACCEPTED, Answer, Correspondent, Origin, Received, Reply
 from mediatord.didcomm.live import Live
@@ -162,7 +162,7 @@ class Mediator:
         if not await self._desk.store.claim(received.digest, self._desk.clock.seconds() + REPLAY_MEMORY):
             # Whoever sends it again pays for that, which need not be who wrote it.
             self._desk.admission.in_vain(origin.peer)
-            self._desk.journal.replayed(received.sender)
+            self._desk.journal.replayed("didcomm", received.sender, Replayed())
             raise Replayed
         try:
             self._charge(account, origin)

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.didcomm.exchange import Correspondent, Received, Reply
-from mediatord.errors import MediatorError, NotAnEnvelope, Undecryptable, wire_for
+from mediatord.errors import MediatorError, NotAnEnvelope, Undecryptable
 from mediatord.protocol.didcomm.did import did_of
 from mediatord.protocol.didcomm.envelope import seal_anoncrypt, seal_authcrypt
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, PLAIN_TYPE, Draft, Message
 from mediatord.protocol.didcomm.small import PROBLEM_REPORT
+from mediatord.wire import wire_for
 
 
 class Packing:

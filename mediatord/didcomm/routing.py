@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.didcomm.admission import Admission
+from mediatord.admission import Admission
 from mediatord.didcomm.exchange import Origin, Received
 from mediatord.didcomm.unpacking import Unpacking
 from mediatord.didcomm.wrapping import Unwrappable, Wrapping
@@ -172,7 +172,7 @@ class Routing:
     async def _check_sender(self, received: Received, origin: Origin, count: int) -> None:
         # The very same forward again may be somebody else's doing, and is never charged to its sender twice.
         if self._is_new(received.digest):
-            self._route.admission.sender(received, origin.peer, count)
+            self._route.admission.sender(received.sender, received.message.sender, origin.peer, count)
         if self._settings.registered_senders_only:
             sender = received.sender
             if sender is None or await self._route.store.account(sender) is None:

@@ -14,8 +14,9 @@ from mediatord.errors import (
     Undecryptable,
 )
 from mediatord.interfaces import IResolver
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm import envelope as jwe
-from mediatord.protocol.didcomm import jsontext, signed
+from mediatord.protocol.didcomm import signed
 from mediatord.protocol.didcomm.did import DIDDocument, canonical, did_of
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.message import Message, read_message

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.web.http_headers import Headers
 
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did import canonical
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, Message
 from mediatord.wallet.identity import Identity, Method

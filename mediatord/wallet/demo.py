@@ -11,7 +11,7 @@ from twisted.internet import task
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError
 
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did import DIDDocument
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.mediation import Delivered, Problem

@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IReactorCore
 from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did import DIDDocument, Endpoint, NeedsNetwork
 from mediatord.protocol.didcomm.did_document import parse_document
 from mediatord.protocol.didcomm.did_methods import resolve_local

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mediatord.errors import MediatorError, Undecryptable
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm import envelope as jwe
-from mediatord.protocol.didcomm import jsontext, signed
+from mediatord.protocol.didcomm import signed
 from mediatord.protocol.didcomm.did import DIDDocument, canonical, did_of
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD

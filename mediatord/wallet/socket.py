@@ -14,7 +14,7 @@ from twisted.internet.error import ConnectionClosed
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.ssl import optionsForClientTLS
 
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did import canonical
 from mediatord.protocol.didcomm.message import Message
 from mediatord.wallet.client import Wallet

@@ -8,7 +8,7 @@ from typing import Any
 from twisted.web.server import Request
 
 from mediatord.invitation import invitation, invitation_page, invitation_url
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.web.render import Answer
 
 JSON = b"application/json"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from mediatord.didcomm.exchange import Origin, Reply
-from mediatord.errors import DeadlineExceeded, InternalFault, MediatorError, ShuttingDown, wire_for
-from mediatord.protocol.didcomm import jsontext
+from mediatord.errors import DeadlineExceeded, InternalFault, MediatorError, ShuttingDown
+from mediatord.protocol import jsontext
 from mediatord.web.render import Answer
+from mediatord.wire import wire_for
 
 JSON = b"application/json"
 

@@ -14,7 +14,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 from mediatord.errors import MediatorError, RateLimited, ShuttingDown, StoreUnavailable
 from mediatord.metrics import CONTENT_TYPE, Metrics
 from mediatord.presence import Connections
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.web.headers import PREFLIGHT
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Network, Peers, is_within

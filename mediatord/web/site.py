@@ -9,13 +9,14 @@ from twisted.internet.interfaces import IProtocol
 from twisted.web.http import HTTPChannel
 from twisted.web.server import Request, Site
 
-from mediatord.errors import WIRE, TooLarge
-from mediatord.protocol.didcomm import jsontext
+from mediatord.errors import TooLarge
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.message import PLAIN_TYPE
 from mediatord.protocol.didcomm.small import PROBLEM_REPORT
 from mediatord.web.express import ExpressChannel
 from mediatord.web.headers import CORS
 from mediatord.web.resources import Front, Root
+from mediatord.wire import WIRE
 
 # A client that is told 413 may go on sending for so long, or so much, before it is cut off.
 _PATIENCE_SECONDS = 5.0

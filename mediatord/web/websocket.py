@@ -201,7 +201,9 @@ class MediatorSocket(WebSocketServerProtocol):
             self._opened_at = 0.0
             ours = self.localCloseCode if self.closedByMe else None
             by: Literal["us", "peer"] = "us" if ours is not None else "peer"
-            self._sockets.journal.connection_closed(self.name, lasted, ours or code, by, tuple(self._traffic))
+            self._sockets.journal.connection_closed(
+                self.name, "didcomm", lasted, ours or code, by, tuple(self._traffic)
+            )
         self._sockets.connections.closed(self)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from mediatord import __version__
+from mediatord.admission import Admission
 from mediatord.config import Config
-from mediatord.didcomm.exchange import Correspondent
 from mediatord.eventlog.logs import EventFile, SegmentLimits
 from mediatord.eventlog.logs import Origin as LogOrigin
 from mediatord.eventlog.sealing import Sealer
@@ -36,7 +36,8 @@ class Base:
     events: EventFile
     journal: Journal
     store: IStore
-    connections: Connections[Correspondent]
+    connections: Connections[Any]
+    admission: Admission
     gate: Gate
     outbound: Outbound
 
@@ -83,13 +84,25 @@ def build_base(reactor: Any, config: Config) -> Base:
         )
     except ValueError as error:
         raise StartupError(str(error)) from None
+    journal = Journal(reactor, events, metrics, tags)
     return Base(
         reactor=reactor,
         identity=identity,
         events=events,
-        journal=Journal(reactor, events, metrics, tags),
+        journal=journal,
         store=store,
         connections=Connections(config.limits.max_connections_per_ip),
+        admission=_admission(reactor, journal, config),
         gate=Gate(),
         outbound=Outbound(reactor, allow_private=config.outbound.allow_private),
+    )
+
+
+def _admission(reactor: Any, journal: Journal, config: Config) -> Admission:
+    return Admission(
+        reactor,
+        journal.limited,
+        did_per_minute=config.limits.did_per_minute,
+        ip_per_minute=config.limits.ip_per_minute,
+        account_per_minute=config.limits.account_per_minute,
     )

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mediatord.config import Config
-from mediatord.didcomm.admission import Admission
 from mediatord.didcomm.coordination import Coordination, OwnNames, Registration
 from mediatord.didcomm.endpoints import EndpointDelivery, FailoverSettings, Targets
 from mediatord.didcomm.housekeeping import DueTimes, Housekeeping
@@ -51,13 +50,6 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
     resolver = _resolver(base, config)
     packing = Packing(reactor, new_id)
     unpacking = Unpacking(resolver, identity.key_for, draft03=settings.legacy_draft03)
-    admission = Admission(
-        reactor,
-        journal.limited,
-        did_per_minute=config.limits.did_per_minute,
-        ip_per_minute=config.limits.ip_per_minute,
-        account_per_minute=config.limits.account_per_minute,
-    )
     live = Live(reactor, store, base.connections, packing, journal, _live_settings(config))
     wrapping = Wrapping(resolver, reactor, new_id)
     targets = Targets(resolver, _failover_settings(config), identity.owns)
@@ -68,7 +60,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         store=store,
         unpacking=unpacking,
         wrapping=wrapping,
-        admission=admission,
+        admission=base.admission,
         deliveries=Deliveries(live.push, endpoints.offer, due.wait_for, live.settle),
         journal=journal,
         owns=identity.owns,
@@ -94,7 +86,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
     desk = Desk(
         clock=reactor,
         store=store,
-        admission=admission,
+        admission=base.admission,
         unpacking=unpacking,
         packing=packing,
         replying=Replying(packing, targets, endpoints),

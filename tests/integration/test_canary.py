@@ -22,8 +22,9 @@ from twisted.logger import ILogObserver, LogEvent, eventAsText, globalLogPublish
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm import envelope as jwe
-from mediatord.protocol.didcomm import jsontext, signed
+from mediatord.protocol.didcomm import signed
 from mediatord.protocol.didcomm.did import DIDDocument
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD

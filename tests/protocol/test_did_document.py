@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mediatord.errors import SenderUnresolvable
-from mediatord.protocol.didcomm import base58
+from mediatord.protocol import base58
 from mediatord.protocol.didcomm.did import Endpoint, VerificationMethod
 from mediatord.protocol.didcomm.did_document import parse_document
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey

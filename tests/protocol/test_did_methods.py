@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediatord.errors import SenderUnresolvable, SenderUnsupported
-from mediatord.protocol.didcomm import base58, jsontext
+from mediatord.protocol import base58, jsontext
 from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecall, is_did
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.did_peer import make_did_peer_2, make_did_peer_4

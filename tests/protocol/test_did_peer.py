@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mediatord.errors import SenderUnresolvable, SenderUnsupported
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did import Endpoint, NeedsRecall, Service, VerificationMethod
 from mediatord.protocol.didcomm.did_peer import (
     did_peer_3_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mediatord.errors import SenderUnresolvable
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did_web import WebLocation, parse_web_document, web_location
 
 

@@ -14,8 +14,8 @@ from jwcrypto.jwk import JWK
 
 from mediatord.errors import MediatorError, NotAnEnvelope, NotEncrypted, Undecryptable
 from mediatord.protocol.didcomm.envelope import Enc, Envelope, open_envelope, parse, seal_anoncrypt, seal_authcrypt
-from mediatord.protocol.didcomm.jsontext import b64url_encode
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey
+from mediatord.protocol.jsontext import b64url_encode
 from tests.protocol.foreign_jwe import Writing, b64, compact, unb64
 
 CURVES: tuple[Curve, ...] = ("X25519", "P-256", "P-384", "P-521")

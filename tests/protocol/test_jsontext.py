@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mediatord.protocol.didcomm import base58
-from mediatord.protocol.didcomm.jsontext import (
+from mediatord.protocol import base58
+from mediatord.protocol.jsontext import (
     b64_lenient_decode,
     b64url_decode,
     b64url_encode,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jwcrypto.jwk import JWK
 
-from mediatord.protocol.didcomm import base58
+from mediatord.protocol import base58
 from mediatord.protocol.didcomm.keys import (
     Curve,
     PrivateKey,

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
 
 from mediatord.protocol.didcomm.content import CIPHERS, Enc
 from mediatord.protocol.didcomm.envelope import Envelope, open_envelope, parse
-from mediatord.protocol.didcomm.jsontext import b64url_decode, b64url_encode
 from mediatord.protocol.didcomm.kdf import ANONCRYPT, AUTHCRYPT, apv_of, kek, other_info
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.signed import is_signed, signer_kid, verify
+from mediatord.protocol.jsontext import b64url_decode, b64url_encode
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 APPENDIX = json.loads((VECTORS / "didcomm-appendix.json").read_bytes())

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from mediatord.errors import SenderUnresolvable, SenderUnsupported
-from mediatord.protocol.didcomm import base58, jsontext
+from mediatord.protocol import base58, jsontext
 from mediatord.protocol.didcomm.did import DIDDocument, NeedsRecall, VerificationMethod, canonical
 from mediatord.protocol.didcomm.did_document import (
     AGREEMENT_CURVES,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote_to_bytes
 
 from mediatord.errors import SenderUnresolvable
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did import DIDDocument
 from mediatord.protocol.didcomm.did_document import parse_document
 

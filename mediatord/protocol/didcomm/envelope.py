@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 
 from mediatord.errors import Undecryptable
 from mediatord.protocol.didcomm.content import CIPHERS, Enc
-from mediatord.protocol.didcomm.jsontext import b64url_decode, b64url_encode, dumps
 from mediatord.protocol.didcomm.jwe import Envelope, parse, parse_object
 from mediatord.protocol.didcomm.kdf import ANONCRYPT, AUTHCRYPT, apv_of, kek, other_info
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
+from mediatord.protocol.jsontext import b64url_decode, b64url_encode, dumps
 
 __all__ = ["Enc", "Envelope", "open_envelope", "parse", "parse_object", "seal_anoncrypt", "seal_authcrypt"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from mediatord.errors import BadAttachment, ForwardExpired, LinkedAttachment, NextMissing
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did import canonical
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, Draft, Message
 

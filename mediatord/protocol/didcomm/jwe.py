@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from mediatord.errors import NotAnEnvelope, NotEncrypted, Undecryptable
 from mediatord.protocol.didcomm.content import Enc
-from mediatord.protocol.didcomm.jsontext import b64url_decode, loads_object, loads_unique
 from mediatord.protocol.didcomm.kdf import ANONCRYPT, AUTHCRYPT, Alg, apv_of, other_info
+from mediatord.protocol.jsontext import b64url_decode, loads_object, loads_unique
 
 AgreementCurve = Literal["X25519", "P-256", "P-384", "P-521"]
 Header = Mapping[str, Any]

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from nacl import bindings
 
-from mediatord.protocol.didcomm import base58
-from mediatord.protocol.didcomm.jsontext import b64url_decode, b64url_encode
+from mediatord.protocol import base58
+from mediatord.protocol.jsontext import b64url_decode, b64url_encode
 
 Curve = Literal["X25519", "Ed25519", "P-256", "P-384", "P-521", "secp256k1"]
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from mediatord.errors import BadBody, NotAMessage
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did import did_of, is_did
 
 PLAIN_TYPE = "application/didcomm-plain+json"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import orjson
 
 from mediatord.errors import BadBody, BadLimit
-from mediatord.protocol.didcomm import jsontext
+from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
 
 BASE = "https://didcomm.org/messagepickup/3.0"

@@ -16,9 +16,9 @@ from jwcrypto.jwk import JWK
 from jwcrypto.jws import JWS
 
 from mediatord.errors import Undecryptable
-from mediatord.protocol.didcomm.jsontext import b64url_decode, dumps, loads_object, loads_unique
 from mediatord.protocol.didcomm.jwe import ABSOLUTE_KID
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
+from mediatord.protocol.jsontext import b64url_decode, dumps, loads_object, loads_unique
 
 MEDIA_TYPE = "application/didcomm-signed+json"
 

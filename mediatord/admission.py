@@ -1,4 +1,4 @@
-"""Who may have how much of the mediator's time (UC-021 AF-2, reference 4.1, 4.2 and 12)."""
+"""Who may have how much of the mediator's time, in both halves (UC-021 AF-2, DIDComm reference 4.1, 4.2 and 12)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.didcomm.exchange import Received
 from mediatord.errors import RateLimited
 from mediatord.protocol.limits import SlidingWindow
 
@@ -79,19 +78,19 @@ class Admission:
         """
         self._refuse_if(self._peers.admit(peer, self._clock.seconds(), count), "ip", peer, peer)
 
-    def sender(self, received: Received, peer: str, count: int) -> None:
+    def sender(self, proven: str | None, claimed: str | None, peer: str, count: int = 1) -> None:
         """
         Charge the sender for payloads: the proven DID; else the claimed one, for this address only, so that nobody
         can use up the allowance of somebody else; else only the address pays.
 
         :raise RateLimited: it is over its limit.
         """
-        who = received.sender
-        if who is None and received.message.sender is not None:
-            who = f"{peer} {received.message.sender}"
+        who = proven
+        if who is None and claimed is not None:
+            who = f"{peer} {claimed}"
         if who is not None:
             wait = self._senders.admit(who, self._clock.seconds(), count)
-            self._refuse_if(wait, "did", received.sender or peer, peer)
+            self._refuse_if(wait, "did", proven or peer, peer)
 
     def has_allowance(self, account: str | None, peer: str) -> None:
         """

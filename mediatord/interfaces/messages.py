@@ -1,40 +1,17 @@
-"""
-The seams: what storage and resolution promise, and the values that cross them.
-
-Times are seconds since the epoch as float. Every Deferred may fail with
-:class:`~mediatord.errors.StoreUnavailable`; then nothing was stored.
-"""
+"""Opaque messages waiting for their recipients (UC-021 "Message model")."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
-from mediatord.protocol.didcomm.did import DIDDocument
-
 Form = Literal["json", "base64"]
 Status = Literal["pending", "delivered"]
 Reason = Literal["ttl", "fifo_count", "fifo_bytes"]
-Action = Literal["add", "remove"]
-UpdateResult = Literal["success", "no_change", "client_error", "server_error"]
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """
-    A wallet with a mediation grant (reference section 12).
-
-    :param did: its DID; a did:peer:4 stands in its short form.
-    :param draft03: whether it has been seen to use ECDH-1PU draft 03 and cannot read the later one (1.10).
-    """
-
-    did: str
-    created_at: float
-    draft03: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,96 +171,3 @@ class IMessageStore(Interface):
 
     def queue_sizes(top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         """The `top` largest queues as (recipient DID, messages), largest first, and the sum of all others."""
-
-
-class IAccountStore(Interface):
-    """Accounts and the recipient DIDs they have registered. DIDs are compared as exact strings."""
-
-    def account(did: str) -> Deferred[Account | None]:
-        """The account of this DID, if it has a grant."""
-
-    def grant(did: str) -> Deferred[Account]:
-        """
-        The account of this DID, made if there is none.
-
-        :raise NotEnrolled: the DID was rotated away from (`move`).
-        """
-
-    def mark_draft03(did: str) -> Deferred[None]:
-        """Remember that this account reads and writes ECDH-1PU draft 03 only."""
-
-    def owner(recipient_did: str) -> Deferred[str | None]:
-        """The DID of the account that has registered this recipient DID. Cheap: asked for every forward."""
-
-    def update(
-        account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
-    ) -> Deferred[list[UpdateResult]]:
-        """
-        Apply updates in order, one result each (reference 5.3): `success`; `no_change` for what already is so
-        and for the removal of what is not ours; `client_error` for a DID of another account or one too many.
-        On `remove` what is queued stays for this account until acknowledged or expired.
-        """
-
-    def recipients(account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
-        """A slice of the account's recipient DIDs in order of registration, and how many there are in all."""
-
-    def move(prior: str, new: str) -> Deferred[bool]:
-        """
-        `from_prior` (reference 2.3): the account of `prior`, with all it has, becomes that of `new`, and `prior`
-        is refused for good. Fires with False, changing nothing, when `prior` has no account or `new` has one.
-        """
-
-    def remember_did(short: str, long: str) -> Deferred[None]:
-        """Keep the long form of a did:peer:4, so that its short form resolves from now on."""
-
-    def recall_did(short: str) -> Deferred[str | None]:
-        """The long form of a did:peer:4, if it was ever seen."""
-
-
-class INonceCache(Interface):
-    """What was received before, kept through a restart where the backend can. Bounded: the oldest goes first."""
-
-    def claim(key: bytes, until: float) -> Deferred[bool]:
-        """Insert unless present, atomically; fires with whether it was new. May be forgotten after `until`."""
-
-    def release(key: bytes) -> Deferred[None]:
-        """Forget a claim, because what it stood for was not done."""
-
-    def prune() -> Deferred[int]:
-        """Forget what may be forgotten; fires with how many those were."""
-
-
-class IStore(IMessageStore, IAccountStore, INonceCache):
-    """One backend."""
-
-    def open() -> Deferred[None]:
-        """
-        Make ready; every `delivered` message becomes `pending`.
-
-        :raise StoreUnavailable: it could not be opened (the reason is logged).
-        """
-
-    def close() -> Deferred[None]:
-        """Finish what was begun, then let go. Later calls fail with StoreUnavailable."""
-
-    def ping() -> Deferred[None]:
-        """Really ask the backend; fails with StoreUnavailable when it does not answer."""
-
-
-class IResolver(Interface):
-    """Turns a DID into its document."""
-
-    def resolve(did: str, peer: str | None = None) -> Deferred[DIDDocument]:
-        """
-        :param peer: the address on whose behalf this is done, for the limit on network lookups.
-        :raise SenderUnresolvable: it does not resolve.
-        :raise SenderUnsupported: the method is not one of did:key, did:peer 0/2/4, did:web.
-        :raise RateLimited: too many lookups for `peer`.
-        :raise StoreUnavailable: the long form of a did:peer:4 could not be looked up.
-        """
-
-    def keep(did: str) -> Awaitable[None]:
-        """
-        Remember the long form of a did:peer:4 whose holder has proven itself, so that the short form resolves from
-        now on, also after a restart (reference 8.4). Other DIDs need no memory.
-        """

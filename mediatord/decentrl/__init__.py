@@ -1,0 +1,1 @@
+"""The Decentrl half: what happens with a command (DCTRL-0004)."""

@@ -1,0 +1,71 @@
+"""Accounts of DIDComm wallets, and the recipient DIDs they have registered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from twisted.internet.defer import Deferred
+from zope.interface import Interface
+
+Action = Literal["add", "remove"]
+UpdateResult = Literal["success", "no_change", "client_error", "server_error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """
+    A wallet with a mediation grant (reference section 12).
+
+    :param did: its DID; a did:peer:4 stands in its short form.
+    :param draft03: whether it has been seen to use ECDH-1PU draft 03 and cannot read the later one (1.10).
+    """
+
+    did: str
+    created_at: float
+    draft03: bool = False
+
+
+class IAccountStore(Interface):
+    """Accounts and the recipient DIDs they have registered. DIDs are compared as exact strings."""
+
+    def account(did: str) -> Deferred[Account | None]:
+        """The account of this DID, if it has a grant."""
+
+    def grant(did: str) -> Deferred[Account]:
+        """
+        The account of this DID, made if there is none.
+
+        :raise NotEnrolled: the DID was rotated away from (`move`).
+        """
+
+    def mark_draft03(did: str) -> Deferred[None]:
+        """Remember that this account reads and writes ECDH-1PU draft 03 only."""
+
+    def owner(recipient_did: str) -> Deferred[str | None]:
+        """The DID of the account that has registered this recipient DID. Cheap: asked for every forward."""
+
+    def update(
+        account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
+    ) -> Deferred[list[UpdateResult]]:
+        """
+        Apply updates in order, one result each (reference 5.3): `success`; `no_change` for what already is so
+        and for the removal of what is not ours; `client_error` for a DID of another account or one too many.
+        On `remove` what is queued stays for this account until acknowledged or expired.
+        """
+
+    def recipients(account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
+        """A slice of the account's recipient DIDs in order of registration, and how many there are in all."""
+
+    def move(prior: str, new: str) -> Deferred[bool]:
+        """
+        `from_prior` (reference 2.3): the account of `prior`, with all it has, becomes that of `new`, and `prior`
+        is refused for good. Fires with False, changing nothing, when `prior` has no account or `new` has one.
+        """
+
+    def remember_did(short: str, long: str) -> Deferred[None]:
+        """Keep the long form of a did:peer:4, so that its short form resolves from now on."""
+
+    def recall_did(short: str) -> Deferred[str | None]:
+        """The long form of a did:peer:4, if it was ever seen."""

@@ -1,0 +1,272 @@
+"""
+What the Decentrl half keeps: contracts, contract requests, and pending, stored and public events (DCTRL-0004).
+
+Payloads, tags and contracts are opaque and come back as they were given. DIDs are compared as exact strings. Ids are
+given by the caller (:func:`mediatord.ids.new_message_id`), unique and unguessable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from twisted.internet.defer import Deferred
+from zope.interface import Interface
+
+from mediatord.interfaces.messages import Removed
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """
+    What has to hold before a command is carried out, looked at in this order (reference 6.1 to 6.3).
+
+    The nonce stays claimed whatever comes after it, a refusal included; only when the store fails is nothing kept.
+
+    :param nonce: what stands for the pair of nonce and sender DID.
+    :param until: when it may be forgotten.
+    :param sender: DID that has to be registered; None when anybody may send this.
+    :param recipient: DID that has to be registered as well.
+    """
+
+    nonce: bytes
+    until: float
+    sender: str | None = None
+    recipient: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Which of the matching items: at most `limit` after the first `offset`."""
+
+    offset: int = 0
+    limit: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[Item]):
+    """:param total: how many match in all, of which `items` are a slice."""
+
+    items: tuple[Item, ...]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """
+    How much is kept for whom; what is over is refused with :class:`~mediatord.errors.OverQuota`, nothing is evicted.
+
+    :param requests: contract requests that may wait for one DID; of one sender to one DID at most `requests_of_one`.
+    :param contracts: contracts that one DID may own; with one and the same peer at most `contracts_with_one`. For
+        registrations, which the mediator owns, only the second counts.
+    :param pending: events that may wait for one DID, and their bytes.
+    :param stored: stored and public events that one DID may keep, and their bytes.
+    """
+
+    requests: int = 1000
+    requests_of_one: int = 10
+    contracts: int = 10_000
+    contracts_with_one: int = 100
+    pending: int = 10_000
+    pending_bytes: int = 67_108_864
+    stored: int = 1_000_000
+    stored_bytes: int = 1_073_741_824
+
+
+@dataclass(frozen=True, slots=True)
+class ContractRequest:
+    """A request for a contract, encrypted for its recipient, until acknowledged."""
+
+    id: str
+    sender_did: str
+    recipient_did: str
+    encrypted_contract_request: str = field(repr=False)
+    requestor_ephemeral_public_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """
+    A signed communication contract, seen from its owner.
+
+    :param owner_did: None for a registration, which the mediator owns.
+    :param peer_did: the other participant; of a registration the one who is registered.
+    :param expires_at: until when it authorises anything, exclusively.
+    :param digest: the same for the same signed contract, however it is spelled.
+    :param text: all of it as JSON, as it came.
+    """
+
+    id: str
+    owner_did: str | None
+    peer_did: str
+    expires_at: float
+    digest: bytes
+    text: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ContractFilter:
+    """:param did: either participant; bounds are inclusive, in seconds."""
+
+    did: str | None = None
+    expires_before: float | None = None
+    expires_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEvent:
+    """An event on its way to `recipient_did`, until acknowledged."""
+
+    id: str
+    recipient_did: str
+    sender_did: str
+    payload: str = field(repr=False)
+    received_at: float
+
+    @property
+    def expires_at(self) -> None:
+        """Never: it waits until it is acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """
+    An event that its owner keeps here, encrypted for itself.
+
+    :param timestamp: as the owner gave it: seconds, or whatever it chose to call so.
+    """
+
+    id: str
+    sender_did: str
+    recipient_did: str
+    payload: str = field(repr=False)
+    tags: tuple[str, ...] = field(repr=False)
+    timestamp: float
+    contract_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """
+    All of it has to match.
+
+    :param tags: at least one of them; none is no filter.
+    :param participant: sender or recipient.
+    :param after: inclusive, like `before`.
+    """
+
+    tags: tuple[str, ...] = field(default=(), repr=False)
+    participant: str | None = None
+    after: float | None = None
+    before: float | None = None
+    unprocessed_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PublicEvent:
+    """An event of a public channel, in the clear (DCTRL-0007)."""
+
+    id: str
+    event: str = field(repr=False)
+    tags: tuple[str, ...] = field(repr=False)
+    timestamp: float
+    event_signature: str = field(repr=False)
+    channel_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PublicFilter:
+    """As :class:`EventFilter`."""
+
+    tags: tuple[str, ...] = ()
+    after: float | None = None
+    before: float | None = None
+    channel_id: str | None = None
+
+
+class IDecentrlStore(Interface):
+    """
+    All that DCTRL-0004 asks a mediator to keep.
+
+    A DID is registered while a registration of it is kept that has not expired; that is looked up every time. Every
+    write takes the guard of its command and is one transaction with it, durable when its Deferred fires, which may
+    fail with the errors of :meth:`admit`. Orders are total and stable.
+    """
+
+    def admit(guard: Guard) -> Deferred[None]:
+        """
+        Only what the guard says, for a command that goes on to read or is to be refused.
+
+        :raise DuplicateNonce: it was claimed before.
+        :raise UnauthorizedCommand: the sender is not registered.
+        :raise RecipientNotRegistered: the recipient is not.
+        """
+
+    def registered_until(did: str) -> Deferred[float | None]:
+        """When the last of its registrations expires; None when it is not registered now."""
+
+    def save_contract(guard: Guard, contract: Contract) -> Deferred[None]:
+        """
+        Keep a contract or registration; one with the same owner and digest is kept once.
+
+        :raise OverQuota: it would be one too many.
+        """
+
+    def contracts(owner: str, wanted: ContractFilter, part: Slice) -> Deferred[Found[Contract]]:
+        """Contracts of one owner, expired ones too, oldest first."""
+
+    def request_contract(guard: Guard, request: ContractRequest) -> Deferred[None]:
+        """:raise OverQuota: too many wait already."""
+
+    def contract_requests(recipient: str, part: Slice) -> Deferred[Found[ContractRequest]]:
+        """What waits for a DID, oldest first."""
+
+    def acknowledge_requests(guard: Guard, recipient: str, ids: Sequence[str]) -> Deferred[None]:
+        """Remove requests to `recipient`; ids that are unknown or of others are ignored."""
+
+    def deliver(guard: Guard, event: PendingEvent) -> Deferred[None]:
+        """
+        Keep an event for its recipient (reference 6.3); `event.received_at` is kept as it is.
+
+        :raise ContractNotFound: the recipient owns no contract with the sender that has not expired.
+        :raise OverQuota: too much waits already.
+        """
+
+    def pending_events(recipient: str, sender: str | None, part: Slice) -> Deferred[Found[PendingEvent]]:
+        """What waits for a DID, of one sender or of all, in order of arrival."""
+
+    def acknowledge_events(guard: Guard, recipient: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
+        """
+        Remove events that wait for `recipient`; ids that are unknown or of others are ignored. Fires with those that
+        were there, `account` being the recipient and `pushes` 0.
+        """
+
+    def save_events(guard: Guard, owner: str, events: Sequence[StoredEvent]) -> Deferred[None]:
+        """
+        Keep all of them or none; processed are those whose sender is the owner.
+
+        :raise OverQuota: they would be too much.
+        """
+
+    def events(owner: str, wanted: EventFilter, part: Slice) -> Deferred[Found[StoredEvent]]:
+        """Stored events of one owner by timestamp, then in the order in which they were saved."""
+
+    def update_tags(guard: Guard, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]]) -> Deferred[None]:
+        """
+        Replace the tags of events and mark them processed, given as pairs of id and tags; ids that are unknown or of
+        others are ignored, of an id that is there twice the last counts.
+
+        :raise OverQuota: they would be too much.
+        """
+
+    def publish(guard: Guard, publisher: str, event: PublicEvent) -> Deferred[None]:
+        """:raise OverQuota: it would be one too many."""
+
+    def unpublish(guard: Guard, publisher: str, event_id: str) -> Deferred[None]:
+        """:raise PublicEventNotFound: the publisher has none with this id."""
+
+    def public_events(publisher: str, wanted: PublicFilter, part: Slice) -> Deferred[Found[PublicEvent]]:
+        """By timestamp, newest first, then the one that was published last."""
