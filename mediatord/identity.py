@@ -1,9 +1,9 @@
 """
 Who the mediator is: its DIDs, their documents, and the private key behind every name of a key (reference section 9).
 
-The did:peer:2 is the first identity: it holds keys and endpoints itself, and every wallet resolves it. The did:web
-says the same and offers more curves. Former DIDs stay accepted for as long as the configuration lists them, since
-wallets carry the mediator's DID inside their own.
+The did:peer:2 is the first identity of DIDComm: it holds keys and endpoints itself, and every wallet resolves it. The
+did:web says the same and offers more curves; to Decentrl it is the only one. Former DIDs stay accepted for as long as
+the configuration lists them, since wallets carry the mediator's DID inside their own.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from urllib.parse import quote, unquote, urlsplit
 
 from mediatord.errors import MediatorError
 from mediatord.keyfile import KeySet
+from mediatord.protocol.decentrl.did import mediator_document
 from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecall, VerificationMethod, canonical
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.did_peer import make_did_peer_2
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey, ed25519_to_x25519_private
 
 _ACCEPT = ["didcomm/v2"]
-_AGREEMENT: tuple[Curve, ...] = ("X25519", "P-256", "P-384", "P-521")
-_SIGNATURE: tuple[Curve, ...] = ("Ed25519", "P-256")
-_CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"]
+_NIST: tuple[Curve, ...] = ("P-256", "P-384", "P-521")
+_AGREEMENT: tuple[Curve, ...] = ("X25519", *_NIST)
+# What Decentrl calls the current X25519 and Ed25519 key, whatever the key file does (DCTRL-0004 3.2).
+_PREKEY, _SIGNING = "prekey", "signing"
 _SHORT_KID = 8
 
 
@@ -36,28 +38,58 @@ class Identity:
 
     :param public_url: root of its public addresses, without a slash at its end.
     :param former_dids: earlier DIDs of this mediator.
+    :param raw_keys: write the keys of the document without multicodec prefix, as some Decentrl clients expect.
     :raise IdentityError: a former DID has no key agreement key of `keys`.
     :ivar did: the did:peer:2.
     :ivar web_did: the did:web.
     :ivar web_document: its document, to be served as JSON.
+    :ivar decentrl_dids: the did:web and the former ones, which are what Decentrl wallets know it by.
     """
 
-    def __init__(self, keys: KeySet, public_url: str, former_dids: Iterable[str] = ()) -> None:
+    def __init__(
+        self, keys: KeySet, public_url: str, former_dids: Iterable[str] = (), *, raw_keys: bool = False
+    ) -> None:
         self._keys = keys
+        self._raw_keys = raw_keys
         self._secrets = _secrets(keys)
         self._by_kid: dict[str, PrivateKey] = {}
         self._own: set[str] = set()
         services = _services(public_url)
         self.did = make_did_peer_2(
-            [("E", self._current("X25519")), ("V", self._current("Ed25519"))],
+            [("E", self._current("X25519").public), ("V", self._current("Ed25519").public)],
             [{"t": "dm", "s": {"uri": uri, "a": _ACCEPT}} for _, uri in services],
         )
         self.web_did = _web_did(public_url)
-        self.web_document = _web_document(self.web_did, keys, self.did, services)
+        self.web_document = self._document(public_url, services)
         self._add(resolve_local(self.did))
         self._add_web(self.web_did)
-        for did in former_dids:
-            self._add_former(did)
+        webs = [did for did in former_dids if self._add_former(did)]
+        self.decentrl_dids = frozenset((self.web_did, *webs))
+
+    @property
+    def signing_key(self) -> bytes:
+        """The current public Ed25519 key."""
+        return self._current("Ed25519").public.raw
+
+    @property
+    def signing_seed(self) -> bytes:
+        """The 32 bytes that the current Ed25519 key is made from: a secret."""
+        return self._current("Ed25519").secret
+
+    @property
+    def prekey_public(self) -> bytes:
+        """The current public X25519 key."""
+        return self._current("X25519").public.raw
+
+    @property
+    def prekey_private(self) -> bytes:
+        """The current X25519 key: a secret."""
+        return self._current("X25519").secret
+
+    @property
+    def prekeys_private(self) -> tuple[bytes, ...]:
+        """All X25519 keys, the current one first, since a request may be encrypted to one that was: secrets."""
+        return tuple(key.secret for _, key in self._keys if key.curve == "X25519")
 
     def owns(self, did: str) -> bool:
         """Whether this is a DID of ours, in any of its forms."""
@@ -67,29 +99,48 @@ class Identity:
         """The key agreement key that a DID URL names, in any spelling of reference 8.6, of any DID of ours."""
         return self._by_kid.get(kid)
 
-    def _current(self, curve: Curve) -> PublicKey:
+    def _current(self, curve: Curve) -> PrivateKey:
         found = self._keys.first(curve)
         if found is None:
             raise IdentityError(f"the key set lacks an {curve} key")
-        return found[1].public
+        return found[1]
 
-    def _add_former(self, did: str) -> None:
+    def _document(self, public_url: str, services: Iterable[tuple[str, str]]) -> dict[str, Any]:
+        """What DCTRL-0004 3.2 has, and after it what DIDComm needs; former keys are left out."""
+        did = self.web_did
+        document = mediator_document(did, self.signing_key, self.prekey_public, public_url, raw=self._raw_keys)
+        others = [found for curve in _NIST if (found := self._keys.first(curve))]
+        document["keyAgreement"] += [_json_web_key(did, kid, key.public) for kid, key in others]
+        document["service"] += [
+            {
+                "id": f"{did}#{name}",
+                "type": "DIDCommMessaging",
+                "serviceEndpoint": {"uri": uri, "accept": _ACCEPT},
+            }
+            for name, uri in services
+        ]
+        return {**document, "alsoKnownAs": [self.did]}
+
+    def _add_former(self, did: str) -> bool:
+        """Know a former DID; whether it is a did:web."""
+        web = False
         try:
             found = self._add(resolve_local(did))
         except NeedsNetwork:
             # The document was ours: its key ids are those of the key set.
-            found = self._add_web(did)
+            web = found = self._add_web(did)
         except NeedsRecall:
             raise IdentityError(f"former DID {did}: expected the long form of this did:peer:4") from None
         except MediatorError:
             raise IdentityError(f"former DID {_shown(did)} does not resolve") from None
         if not found:
             raise IdentityError(f"former DID {_shown(did)} has no key agreement key of the key set")
+        return web
 
     def _add_web(self, did: str) -> bool:
-        methods = [
-            VerificationMethod(f"{did}#{kid}", key.public) for kid, key in self._keys if key.curve in _AGREEMENT
-        ]
+        """By the names of its document, and by those of the key file, which earlier documents had."""
+        named = [(_PREKEY, self._current("X25519")), *(one for one in self._keys if one[1].curve in _AGREEMENT)]
+        methods = [VerificationMethod(f"{did}#{name}", key.public) for name, key in named]
         return self._add(DIDDocument(did, tuple(methods), ()))
 
     def _add(self, document: DIDDocument) -> bool:
@@ -141,33 +192,13 @@ def _web_did(public_url: str) -> str:
     return ":".join(["did:web", quote(parts.netloc, safe=""), *segments])
 
 
-def _web_document(did: str, keys: KeySet, peer_did: str, services: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """With absolute ids throughout; former keys of a curve are left out."""
-    curves: tuple[Curve, ...] = (*_AGREEMENT, "Ed25519")
-    current = [found for curve in curves if (found := keys.first(curve))]
+def _json_web_key(did: str, kid: str, key: PublicKey) -> dict[str, Any]:
+    """A key under the name that it has in the key file, unless Decentrl has given that to another."""
     return {
-        "@context": _CONTEXT,
-        "id": did,
-        "alsoKnownAs": [peer_did],
-        "verificationMethod": [
-            {
-                "id": f"{did}#{kid}",
-                "type": "JsonWebKey2020",
-                "controller": did,
-                "publicKeyJwk": key.public.jwk(),
-            }
-            for kid, key in current
-        ],
-        "authentication": [f"{did}#{kid}" for kid, key in current if key.curve in _SIGNATURE],
-        "keyAgreement": [f"{did}#{kid}" for kid, key in current if key.curve in _AGREEMENT],
-        "service": [
-            {
-                "id": f"{did}#{name}",
-                "type": "DIDCommMessaging",
-                "serviceEndpoint": {"uri": uri, "accept": _ACCEPT},
-            }
-            for name, uri in services
-        ],
+        "id": f"{did}#{kid if kid not in (_PREKEY, _SIGNING) else key.multibase()}",
+        "type": "JsonWebKey2020",
+        "controller": did,
+        "publicKeyJwk": key.jwk(),
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 from mediatord.identity import Identity, IdentityError
 from mediatord.keyfile import KeySet, create_keys, generate_keys, load_keys
 from mediatord.private_file import PrivateFileError
-from mediatord.protocol import jsontext
+from mediatord.protocol import base58, jsontext
 from mediatord.protocol.didcomm.did_document import parse_document
 from mediatord.protocol.didcomm.did_key import make_did_key
 from mediatord.protocol.didcomm.did_methods import resolve_local
@@ -63,17 +63,118 @@ def test_web_did(url: str, did: str) -> None:
 
 
 def test_web_document() -> None:
-    """Its document has absolute ids, all curves for key agreement, both services, and names the did:peer:2."""
+    """Its document has all of what DCTRL-0004 3.2 prescribes, letter for letter, and more only after that."""
+    identity = Identity(KeySet(tuple(reversed(KEYS.keys))), "https://m.example:8443/x")
+    did = "did:web:m.example%3A8443:x"
+    prescribed = {
+        "@context": ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"],
+        "id": did,
+        "controller": did,
+        "verificationMethod": [
+            {
+                "id": f"{did}#signing",
+                "type": "Ed25519VerificationKey2020",
+                "controller": did,
+                "publicKeyMultibase": SIGNING.public.multibase(),
+            }
+        ],
+        "keyAgreement": [
+            {
+                "id": f"{did}#prekey",
+                "type": "X25519KeyAgreementKey2020",
+                "controller": did,
+                "publicKeyMultibase": AGREEMENT.public.multibase(),
+            }
+        ],
+        "authentication": [f"{did}#signing"],
+        "service": [
+            {
+                "id": "#mediator-service",
+                "type": "DecentrlMediator",
+                "serviceEndpoint": {"uri": "https://m.example:8443/x"},
+            }
+        ],
+    }
+    document = jsontext.loads_object(jsontext.dumps(identity.web_document))
+    first = {**document, "keyAgreement": document["keyAgreement"][:1], "service": document["service"][:1]}
+    assert list(first.items()) == [*prescribed.items(), ("alsoKnownAs", [identity.did])]
+
+
+def test_raw_keys() -> None:
+    """Where the operator wants it so, the keys of Decentrl have no multicodec prefix; they stay the same keys."""
+    plain = Identity(KEYS, "https://mediator.example").web_document
+    raw = Identity(KEYS, "https://mediator.example", raw_keys=True).web_document
+    for part in ("verificationMethod", "keyAgreement"):
+        prefixed, bare = (base58.decode(one[part][0]["publicKeyMultibase"][1:]) for one in (plain, raw))
+        assert (len(prefixed), prefixed[2:]) == (34, bare)
+
+
+def test_web_document_for_didcomm() -> None:
+    """A DIDComm wallet finds in it all curves for key agreement, both services, and the did:peer:2."""
     identity = Identity(generate_keys(), "https://m.example")
     document = jsontext.loads_object(jsontext.dumps(identity.web_document))
-    assert document["id"] == "did:web:m.example"
     assert document["alsoKnownAs"] == [identity.did]
-    assert all("d" not in method["publicKeyJwk"] for method in document["verificationMethod"])
-    assert all(service["id"].startswith("did:web:m.example#") for service in document["service"])
+    assert all("d" not in method.get("publicKeyJwk", {}) for method in document["keyAgreement"])
     read = parse_document("did:web:m.example", document)
-    assert [method.key.curve for method in read.key_agreement] == ["X25519", "P-256", "P-384", "P-521"]
-    assert {method.key.curve for method in read.authentication} == {"Ed25519", "P-256"}
+    assert [(method.id.partition("#")[2], method.key.curve) for method in read.key_agreement] == [
+        ("prekey", "X25519"),
+        ("p256", "P-256"),
+        ("p384", "P-384"),
+        ("p521", "P-521"),
+    ]
+    assert [(method.id, method.key.curve) for method in read.authentication] == [
+        ("did:web:m.example#signing", "Ed25519")
+    ]
+    assert [service.id for service in read.services] == ["did:web:m.example#didcomm", "did:web:m.example#didcomm-ws"]
     assert [endpoint.uri for endpoint in read.http_endpoints()] == ["https://m.example/didcomm"]
+
+
+def test_names_do_not_follow_the_key_file() -> None:
+    """The current keys are #signing and #prekey whatever the key file calls them, which still opens as well."""
+    named = KeySet((("k1", AGREEMENT), ("k2", SIGNING), ("k3", P256)))
+    identity = Identity(named, "https://m.example", ["did:web:old.example"])
+    read = parse_document(identity.web_did, identity.web_document)
+    assert [method.id for method in read.key_agreement] == ["did:web:m.example#prekey", "did:web:m.example#k3"]
+    assert [method.id for method in read.authentication] == ["did:web:m.example#signing"]
+    for did in ("did:web:m.example", "did:web:old.example"):
+        assert identity.key_for(f"{did}#prekey") == identity.key_for(f"{did}#k1") == AGREEMENT
+        assert identity.key_for(f"{did}#k3") == P256
+        assert identity.key_for(f"{did}#signing") is identity.key_for(f"{did}#k2") is None
+
+
+@pytest.mark.parametrize("kid", ["prekey", "signing"])
+def test_a_name_that_is_taken(kid: str) -> None:
+    """A key on another curve that the key file gives a name of Decentrl's has its own value for a name."""
+    identity = Identity(KeySet((("k1", AGREEMENT), ("k2", SIGNING), (kid, P256))), "https://m.example")
+    names = [method["id"] for method in identity.web_document["keyAgreement"]]
+    assert names == ["did:web:m.example#prekey", f"did:web:m.example#{P256.public.multibase()}"]
+    assert [identity.key_for(name) for name in names] == [AGREEMENT, P256]
+
+
+def test_an_earlier_prekey() -> None:
+    """An X25519 key further down is not published any more, but opens what is encrypted to it by name."""
+    old = PrivateKey.from_secret("X25519", b"7" * 32)
+    identity = Identity(KeySet((("prekey-2", AGREEMENT), *KEYS.keys[1:], ("prekey-1", old))), "https://m.example")
+    read = parse_document(identity.web_did, identity.web_document)
+    assert old.public not in [method.key for method in read.key_agreement]
+    assert identity.key_for("did:web:m.example#prekey-1") == old
+    assert identity.prekeys_private == (AGREEMENT.secret, old.secret)
+
+
+def test_the_keys_of_decentrl() -> None:
+    """Decentrl uses the first Ed25519 and X25519 key of the file, private and public."""
+    later = [PrivateKey.from_secret(curve, b"8" * 32) for curve in ("Ed25519", "X25519")]
+    named = tuple((f"k{number}", key) for number, key in enumerate(later))
+    identity = Identity(KeySet((*KEYS.keys, *named)), URL)
+    assert (identity.signing_seed, identity.signing_key) == (SIGNING.secret, SIGNING.public.raw)
+    assert (identity.prekey_private, identity.prekey_public) == (AGREEMENT.secret, AGREEMENT.public.raw)
+    assert identity.prekeys_private == (AGREEMENT.secret, later[1].secret)
+
+
+def test_the_dids_of_decentrl() -> None:
+    """Decentrl knows us by the did:web and the former ones, as they were written, and by no other DID."""
+    former = [a_peer_did(AGREEMENT), "did:web:old.example%3a8080", make_did_key(SIGNING.public)]
+    assert Identity(KEYS, URL, former).decentrl_dids == {"did:web:127.0.0.1%3A8080", "did:web:old.example%3a8080"}
 
 
 def test_published_keys_open() -> None:
@@ -240,6 +341,7 @@ def test_missing_key_file(tmp_path: Path) -> None:
 
 def test_secrets_are_not_shown() -> None:
     """No representation has a private key in it."""
-    shown = repr(KEYS) + repr(Identity(KEYS, URL).__dict__)
-    assert AGREEMENT.jwk()["d"] not in shown
-    assert repr(AGREEMENT.secret) not in shown
+    shown = repr(KEYS) + repr(Identity(KEYS, URL)) + repr(Identity(KEYS, URL).__dict__)
+    for key in (AGREEMENT, SIGNING, P256):
+        assert key.jwk()["d"] not in shown
+        assert repr(key.secret) not in shown

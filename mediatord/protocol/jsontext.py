@@ -145,3 +145,8 @@ def b64_lenient_decode(text: str) -> bytes:
         return pybase64.b64decode(body + _PADDING[len(body) % 4], validate=True)
     except ValueError:
         raise ValueError("not base64") from None
+
+
+def verbatim(text: bytes) -> object:
+    """JSON that is written already, to be put into a larger value for :func:`dumps` as it is."""
+    return orjson.Fragment(text)

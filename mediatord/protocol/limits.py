@@ -53,6 +53,12 @@ class SlidingWindow:
         times.extend([now] * cost)
         return 0
 
+    def give_back(self, key: str) -> None:
+        """Take back the latest admission of `key`, if there is one."""
+        times = self._admitted.get(_short(key))
+        if times:
+            times.pop()
+
     def _forget(self, now: float) -> None:
         """Make room for one more key; two old ones at a time, so that no call is slow and all of them go."""
         for _ in range(2):

@@ -1,9 +1,9 @@
 """
 Keys and DID documents for the PyPI package `didcomm` (SICPA), resolved by `peerdid` (SICPA) and `did-peer-2`.
 
-The library wants documents in a dialect of its own: key types of 2019 and 2020 or JWK, absolute ids, and one flat
-service with sibling `routingKeys`. :func:`dialect` translates what the resolvers say;
-applications have to do the same.
+The library wants documents in a dialect of its own: key types of 2019 and 2020 or JWK, absolute ids, no embedded
+keys, no services but those of DIDComm, and these flat with sibling `routingKeys`. :func:`dialect` translates what the
+resolvers say; applications have to do the same.
 """
 
 from __future__ import annotations
@@ -91,15 +91,23 @@ def dialect(document: Document, jwks: dict[str, JWK], routing_key: Callable[[str
     :param routing_key: the key id for a mediator's DID that stands as an endpoint.
     """
     did = document["id"]
+    relationships = {name: document.get(name, []) for name in ("authentication", "keyAgreement")}
+    embedded = [entry for listed in relationships.values() for entry in listed if isinstance(entry, dict)]
+    services = [service for service in document.get("service", []) if service["type"] == "DIDCommMessaging"]
     return DIDDoc.deserialize(
         {
             "id": did,
-            "verificationMethod": [_method(did, method, jwks) for method in document["verificationMethod"]],
-            "authentication": [_absolute(did, id) for id in document.get("authentication", [])],
-            "keyAgreement": [_absolute(did, id) for id in document.get("keyAgreement", [])],
-            "service": [_flat(did, service, routing_key) for service in document.get("service", [])],
+            "verificationMethod": [
+                _method(did, method, jwks) for method in [*document["verificationMethod"], *embedded]
+            ],
+            **{name: [_absolute(did, _name(entry)) for entry in listed] for name, listed in relationships.items()},
+            "service": [_flat(did, service, routing_key) for service in services],
         }
     )
+
+
+def _name(entry: str | Document) -> str:
+    return entry if isinstance(entry, str) else entry["id"]
 
 
 def _absolute(did: str, reference: str) -> str:

@@ -1,0 +1,1 @@
+"""Decentrl on the wire: canonical JSON, DIDs, signatures, contracts, commands."""

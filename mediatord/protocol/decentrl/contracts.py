@@ -1,0 +1,191 @@
+"""
+Who signed a communication contract, and what (DCTRL-0003, reference section 7).
+
+Contracts stay the mappings that they came as, unknown members included, for that is what was signed. The requestor
+signs before the recipient has made its encryption key. What exactly it leaves out is not known for certain, so all
+consistent readings are accepted; each is one function here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from mediatord.errors import InvalidCommand
+from mediatord.protocol.decentrl.canonical import canonical, loads
+from mediatord.protocol.decentrl.signing import encode_base64, sign_json, verify_bytes
+
+_RECIPIENT_ENCRYPTION_KEY = "recipient_encryption_public_key"
+_RECIPIENT_SIGNING_KEY = "recipient_signing_key_id"
+_WRAPPERS = ("communication_contract", "communication_contract_request")
+_SIGNATURES = ("requestor_signature", "signature")
+_TEXTS = ("requestor_did", "recipient_did", "requestor_signing_key_id", "requestor_encryption_public_key")
+_TIMES = ("expires_at", "timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationRequest:
+    """
+    What an identity proposes to the mediator. Its texts are texts and its times numbers; nothing else is checked.
+
+    :param contract: as received, without what the recipient is to add.
+    """
+
+    contract: Mapping[str, Any] = field(repr=False)
+    requestor_signature: str = field(repr=False)
+
+
+def full_terms(contract: Mapping[str, Any]) -> dict[str, Any]:
+    """All of it: what the recipient signs, and reading (a) of what the requestor signs."""
+    return dict(contract)
+
+
+def terms_without_recipient_key(contract: Mapping[str, Any]) -> dict[str, Any]:
+    """Reading (b): all but the recipient's encryption key, which is made later."""
+    return {name: term for name, term in contract.items() if name != _RECIPIENT_ENCRYPTION_KEY}
+
+
+def terms_without_recipient_keys(contract: Mapping[str, Any]) -> dict[str, Any]:
+    """Reading (c): neither the recipient's encryption key nor the name of its signing key."""
+    left_out = (_RECIPIENT_ENCRYPTION_KEY, _RECIPIENT_SIGNING_KEY)
+    return {name: term for name, term in contract.items() if name not in left_out}
+
+
+Reading = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+# The likeliest first: only what is refused pays for all of them.
+_OF_A_CONTRACT: tuple[Reading, ...] = (terms_without_recipient_key, full_terms, terms_without_recipient_keys)
+_OF_A_REQUEST: tuple[Reading, ...] = (terms_without_recipient_key, terms_without_recipient_keys)
+
+
+def signatures_hold(signed: Mapping[str, Any], key_of: Callable[[str, str], bytes | None]) -> bool:
+    """
+    Whether both participants signed a SignedCommunicationContract; never raises.
+
+    :param key_of: the Ed25519 public key of a DID and a key id; None where there is none.
+    """
+    contract = signed.get("communication_contract")
+    if not isinstance(contract, Mapping):
+        return False
+    requestor = _signing_key(contract, "requestor", key_of)
+    recipient = _signing_key(contract, "recipient", key_of)
+    if requestor is None or recipient is None:
+        return False
+    return _holds(contract, signed.get("recipient_signature"), recipient, (full_terms,)) and _holds(
+        contract, signed.get("requestor_signature"), requestor, _OF_A_CONTRACT
+    )
+
+
+def contract_digest(signed: Mapping[str, Any]) -> bytes:
+    """
+    SHA-256 of a SignedCommunicationContract, the same however its JSON is written.
+
+    :raise InvalidCommand: it has no canonical form.
+    """
+    try:
+        return sha256(canonical(dict(signed))).digest()
+    except ValueError:
+        raise InvalidCommand from None
+
+
+def read_registration(plaintext: bytes) -> RegistrationRequest:
+    """
+    Read a decrypted request to the mediator: a contract and its signature beside it or among it (reference 7.6).
+
+    :raise InvalidCommand: no such thing.
+    """
+    try:
+        document = loads(plaintext)
+    except ValueError:
+        raise InvalidCommand from None
+    signature = next((document[name] for name in _SIGNATURES if name in document), None)
+    flat = {name: member for name, member in document.items() if name not in _SIGNATURES}
+    contract = next((document[name] for name in _WRAPPERS if name in document), flat)
+    if not isinstance(signature, str) or not isinstance(contract, dict) or not _is_request(contract):
+        raise InvalidCommand
+    return RegistrationRequest(contract, signature)
+
+
+def request_signature_holds(request: RegistrationRequest, key: bytes) -> bool:
+    """
+    Whether the requestor signed exactly what came, but for what only the recipient can know.
+
+    :param key: the requestor's Ed25519 public key.
+    """
+    return _holds(request.contract, request.requestor_signature, key, _OF_A_REQUEST)
+
+
+def countersign(
+    request: RegistrationRequest, *, mediator_did: str, encryption_key: bytes, seed: bytes
+) -> dict[str, Any]:
+    """
+    The SignedCommunicationContract that the mediator makes of a request.
+
+    :param encryption_key: the mediator's public X25519 key for this contract.
+    :param seed: the 32 bytes of the mediator's Ed25519 private key.
+    :raise InvalidCommand: the request has no canonical form.
+    """
+    contract = {
+        **request.contract,
+        _RECIPIENT_SIGNING_KEY: f"{mediator_did}#signing",
+        _RECIPIENT_ENCRYPTION_KEY: encode_base64(encryption_key),
+    }
+    try:
+        signature = sign_contract(contract, seed)
+    except ValueError:
+        raise InvalidCommand from None
+    return {
+        "communication_contract": contract,
+        "requestor_signature": request.requestor_signature,
+        "recipient_signature": signature,
+    }
+
+
+def sign_request(contract: Mapping[str, Any], seed: bytes) -> str:
+    """
+    The requestor's signature, in the form that our own wallet makes: reading (b).
+
+    :raise ValueError: the contract has no canonical form.
+    """
+    return sign_json(terms_without_recipient_key(contract), seed)
+
+
+def sign_contract(contract: Mapping[str, Any], seed: bytes) -> str:
+    """
+    The recipient's signature.
+
+    :raise ValueError: as :func:`sign_request`.
+    """
+    return sign_json(full_terms(contract), seed)
+
+
+def _signing_key(contract: Mapping[str, Any], role: str, key_of: Callable[[str, str], bytes | None]) -> bytes | None:
+    did, key_id = contract.get(f"{role}_did"), contract.get(f"{role}_signing_key_id")
+    return key_of(did, key_id) if isinstance(did, str) and isinstance(key_id, str) else None
+
+
+def _holds(contract: Mapping[str, Any], signature: object, key: bytes, readings: tuple[Reading, ...]) -> bool:
+    if not isinstance(signature, str):
+        return False
+    tried = set()
+    for reading in readings:
+        try:
+            terms = canonical(reading(contract))
+        except ValueError:
+            return False
+        if terms not in tried and verify_bytes(terms, signature, key):
+            return True
+        tried.add(terms)
+    return False
+
+
+def _is_request(contract: Mapping[str, Any]) -> bool:
+    texts = [contract.get(name) for name in _TEXTS]
+    if _RECIPIENT_SIGNING_KEY in contract:
+        texts.append(contract[_RECIPIENT_SIGNING_KEY])
+    times = [contract.get(name) for name in _TIMES]
+    return all(isinstance(text, str) and text for text in texts) and all(
+        isinstance(time, (int, float)) and not isinstance(time, bool) for time in times
+    )

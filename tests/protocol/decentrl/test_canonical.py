@@ -1,0 +1,260 @@
+"""Canonical JSON, byte for byte as a JavaScript engine spells it (reference section 4)."""
+
+from __future__ import annotations
+
+import json
+import math
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mediatord.protocol.decentrl.canonical import canonical, loads, plain_number
+from tests.protocol.decentrl.javascript import NODE, RECORDED, canonical_by_node, edge_cases, random_texts
+
+ANY_TEXT = st.text(st.characters(categories=None))
+EXACT = 2**53
+
+
+def values(names: st.SearchStrategy[str], leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """JSON values with these names of members and these leaves."""
+    return st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4), max_leaves=20
+    )
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-EXACT, EXACT) | st.text()
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**1000), 2**1000)
+ORDINARY = values(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"])), LEAVES)
+ANYTHING = values(ANY_TEXT, LEAVES | NUMBERS | ANY_TEXT)
+READABLE = st.dictionaries(st.text(), values(st.text(), LEAVES | NUMBERS), max_size=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            r'{"b":1,"a":{"d":[3,{"z":1.0,"y":null}],"c":"é/\u0001\""}}',
+            r'{"a":{"c":"é/\u0001\"","d":[3,{"y":null,"z":1}]},"b":1}',
+        ),
+        ("[1.0,1e16,1e21,1e-7,0.000001,-0.0]", "[1,10000000000000000,1e+21,1e-7,0.000001,0]"),
+        ("[1.5e300, -1.5e-300, 123e18, 1e20, -1e-6, 12e-7]", "[1.5e+300,-1.5e-300,123000000000000000000,"
+         "100000000000000000000,-0.000001,0.0000012]"),
+        ("[9007199254740991, 9007199254740993, -18446744073709551617]", "[9007199254740991,9007199254740992,"
+         "-18446744073709552000]"),
+        (r'["\b\t\n\f\r\u000b\u001f\u007f\u2028\u2029\/"]', '["\\b\\t\\n\\f\\r\\u000b\\u001f\x7f\u2028\u2029/"]'),
+        (r'{"10":1,"9":2,"":3,"a":4,"A":5}', '{"":3,"10":1,"9":2,"A":5,"a":4}'),
+        ('{"\ue000":1,"\U0001f600":2,"\ud7ff":3}', '{"\ud7ff":3,"\U0001f600":2,"\ue000":1}'),
+        ("{}", "{}"),
+        ("[[],{},[null,true,false]]", "[[],{},[null,true,false]]"),
+    ],
+)  # fmt: skip
+def test_known_answers(text: str, expected: str) -> None:
+    """The vectors of reference section 16, and one case for every rule of section 4."""
+    assert canonical(json.loads(text)) == expected.encode()
+
+
+def test_lone_surrogates() -> None:
+    """Half of a pair is escaped in lower case; two halves beside each other are the character they make."""
+    assert canonical(["\ud800", "\udfffx\udbff"]) == rb'["\ud800","\udfffx\udbff"]'
+    assert canonical({"\ud83d\ude00": "\ud83d\ude00"}) == '{"😀":"😀"}'.encode()
+    assert canonical({"\ue000": 1, "\ud800": 2}) == rb'{"\ud800":2,"' + "\ue000".encode() + b'":1}'
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(1.0, b"1"), (-0.0, b"0"), (1e21, b"1e+21"), (True, b"true"), (None, b"null"), ("é", '"é"'.encode())],
+)
+def test_bare_values(value: object, expected: bytes) -> None:
+    """A value need not be an object."""
+    assert canonical(value) == expected
+
+
+def test_tuples_are_arrays() -> None:
+    """Tuples are written like lists, on either path."""
+    assert canonical({"a": (1, 2)}) == b'{"a":[1,2]}'
+    assert canonical((1.5, (2,))) == b"[1.5,[2]]"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.nan,
+        [math.nan],
+        {"a": [math.inf]},
+        [-math.inf],
+        [10**400],
+        {1: 2},
+        {None: 2},
+        {"a": 1.5, 2: 3},
+        [b"bytes"],
+        [{1, 2}],
+        [object()],
+        float,
+    ],
+)
+def test_what_json_cannot_express(value: object) -> None:
+    """ValueError, and no null for what is no number."""
+    with pytest.raises(ValueError):
+        canonical(value)
+
+
+def test_nested_deeper_than_orjson_writes() -> None:
+    """Depth that one serialiser refuses the other writes; a value without end is a ValueError."""
+    deep: Any = []
+    for _ in range(299):
+        deep = [deep]
+    assert canonical(deep) == b"[" * 300 + b"]" * 300
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(ValueError):
+        canonical(endless)
+
+
+@settings(deadline=None)
+@given(ANYTHING)
+def test_both_paths_agree(value: object) -> None:
+    """A value is spelled the same beside a fraction, which orjson does not write as JavaScript does, and without."""
+    assert canonical([value, 0.5]) == b"[" + canonical([value])[1:-1] + b",0.5]"
+
+
+@settings(deadline=None)
+@given(ORDINARY)
+def test_ordinary_values_as_the_standard_library_writes_them(value: object) -> None:
+    """Without fractions, large integers and rare characters in names, json.dumps with sorted keys is the same."""
+    assert canonical(value) == json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@settings(deadline=None)
+@given(READABLE)
+def test_round_trip(value: dict[str, object]) -> None:
+    """What is canonical is read, is the same number by number, and stays as it is."""
+    text = canonical(value)
+    assert canonical(loads(text)) == text
+    assert json.loads(text, parse_int=float) == json.loads(json.dumps(value), parse_int=float)
+
+
+@settings(deadline=None)
+@given(READABLE, st.sampled_from([None, 2]), st.booleans())
+def test_spelling_does_not_matter(value: dict[str, object], indent: int | None, escaped: bool) -> None:
+    """However an object is written, it has one canonical form."""
+    assert canonical(loads(json.dumps(value, indent=indent, ensure_ascii=escaped).encode())) == canonical(value)
+
+
+def test_recorded_answers_of_node() -> None:
+    """Hundreds of values whose spelling was recorded from Node: see tests/vectors/README.md."""
+    for pair in json.loads(RECORDED.read_bytes()):
+        assert canonical(json.loads(pair["json"])) == pair["canonical"].encode(), pair["json"]
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed; `apt-get install nodejs` does that")
+def test_as_node_does() -> None:
+    """Thousands of values, numbers of all exponents among them, are spelled as Node spells them."""
+    texts = [*edge_cases(), *random_texts(Random("as Node does"), 6000)]
+    for text, expected in zip(texts, canonical_by_node(texts), strict=True):
+        assert canonical(json.loads(text)) == expected.encode(), text
+        assert _read_and_spelled(f'{{"_":{text}}}') in (f'{{"_":{expected}}}', None), text
+
+
+def _read_and_spelled(text: str) -> str | None:
+    """By way of loads, which does not read half of a surrogate pair."""
+    try:
+        return canonical(loads(text.encode())).decode()
+    except ValueError:
+        assert "\\ud" in text
+        return None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b'"a"',
+        b"1",
+        b"null",
+        b"{",
+        b"{}x",
+        b"\xef\xbb\xbf{}",
+        b'{"a":NaN}',
+        b'{"a":-Infinity}',
+        b'{"a":1e999}',
+        b'{"a":1' + b"0" * 400 + b"}",
+        b'{"a":"\xff"}',
+        b'{"a":"\\ud800"}',
+        b'{"\\udc00":1}',
+        b'{"a":"\xed\xa0\x80"}',
+        b'{"a":1,"a":1}',
+        b'{"a":1,"\\u0061":2}',
+        b'{"a":[{"b":1, "b":1}]}',
+        b'{"a":' + b"[" * 64 + b"]" * 64 + b"}",
+        b'{"a":' * 65 + b"1" + b"}" * 65,
+        b'{"a":' + b"[" * 300 + b"]" * 300 + b"}",
+        b'{"a":' + b"[" * 100_000,
+    ],
+)
+def test_what_is_not_read(raw: bytes) -> None:
+    """No object, no JSON, more than one meaning, or too deep: ValueError, without the input in it."""
+    with pytest.raises(ValueError, match=r"^(not JSON|not a JSON object|not JSON with unique .*|nested too deep)$"):
+        loads(raw)
+
+
+def test_as_deep_as_allowed() -> None:
+    """64 levels, the object itself counted, and as many objects and arrays beside each other as one likes."""
+    loads(b'{"a":' + b"[" * 63 + b"]" * 63 + b"}")
+    loads(b'{"a":[' + b"{}," * 1000 + b'"[[{"]}')
+
+
+def test_fractions_that_are_read() -> None:
+    """A stranger may have so many of the numbers that cost most, and no more; whole ones are not counted."""
+    loads(b'{"a":[' + b"1e-7," * 9_999 + b"0.5]}")
+    loads(b'{"a":[' + b"7," * 20_000 + b"0.5]}")
+    with pytest.raises(ValueError, match="^too many fractions$"):
+        loads(b'{"a":[' + b"1e-7," * 10_000 + b'0.5],"b":"x"}')
+
+
+def test_characters_that_are_read() -> None:
+    """U+0000, characters beyond U+FFFF and pairs of escapes are nothing special."""
+    assert loads(rb'{"a":"\u0000\ud83d\ude00"}') == {"a": "\0😀"}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1.0, 1),
+        (-0.0, 0),
+        (1.5, 1.5),
+        (1760000000, 1760000000),
+        (EXACT + 1, EXACT),
+        (-EXACT - 1, -EXACT),
+        (1e18, 10**18),
+        (2.0**63, 2.0**63),
+        (10**30, 1e30),
+    ],
+)
+def test_plain_number(value: float, expected: float) -> None:
+    """The nearest double; an integer where that is whole and fits in 64 bits (reference section 4)."""
+    plain = plain_number(value)
+    assert plain == expected
+    assert type(plain) is type(expected)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
+def test_no_plain_number(value: float) -> None:
+    """What JavaScript has no JSON for is a ValueError."""
+    with pytest.raises(ValueError):
+        plain_number(value)
+
+
+@settings(deadline=None)
+@given(NUMBERS)
+def test_plain_numbers_are_spelled_the_same(value: float) -> None:
+    """A number and its plain form are the same to those who sign it."""
+    try:
+        plain = plain_number(value)
+    except ValueError:
+        assert abs(value) > 1.7e308
+    else:
+        assert canonical([plain]) == canonical([value])
