@@ -46,6 +46,10 @@ class Slice:
     limit: int = 10
 
 
+# Bytes of payload that one slice may have: it is in memory at once, and so is the answer made of it.
+LARGEST_SLICE = 16_777_216
+
+
 @dataclass(frozen=True, slots=True)
 class Found(Generic[Item]):
     """:param total: how many match in all, of which `items` are a slice."""
@@ -60,8 +64,9 @@ class Caps:
     How much is kept for whom; what is over is refused with :class:`~mediatord.errors.OverQuota`, nothing is evicted.
 
     :param requests: contract requests that may wait for one DID; of one sender to one DID at most `requests_of_one`.
-    :param contracts: contracts that one DID may own; with one and the same peer at most `contracts_with_one`. For
-        registrations, which the mediator owns, only the second counts.
+    :param contracts: contracts that one DID may own; with one and the same peer at most `contracts_with_one`. Expired
+        ones make room. Of registrations, which the mediator owns, only the second counts, and there the one that
+        expires first makes room.
     :param pending: events that may wait for one DID, and their bytes.
     :param stored: stored and public events that one DID may keep, and their bytes.
     """
@@ -193,7 +198,8 @@ class IDecentrlStore(Interface):
 
     A DID is registered while a registration of it is kept that has not expired; that is looked up every time. Every
     write takes the guard of its command and is one transaction with it, durable when its Deferred fires, which may
-    fail with the errors of :meth:`admit`. Orders are total and stable.
+    fail with the errors of :meth:`admit`. Orders are total and stable. A slice of events whose payloads are more than
+    :data:`LARGEST_SLICE` together fails with :class:`~mediatord.errors.TooLarge`: a smaller one can be asked for.
     """
 
     def admit(guard: Guard) -> Deferred[None]:
@@ -212,7 +218,7 @@ class IDecentrlStore(Interface):
         """
         Keep a contract or registration; one with the same owner and digest is kept once.
 
-        :raise OverQuota: it would be one too many.
+        :raise OverQuota: it would be one too many, and no other has expired.
         """
 
     def contracts(owner: str, wanted: ContractFilter, part: Slice) -> Deferred[Found[Contract]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from mediatord.interfaces import IStore, QueueLimits
+from mediatord.interfaces.decentrl import Caps
 from mediatord.store.batches import Observer, unobserved
 from mediatord.store.database import DatabaseRefused, prepare_database
 from mediatord.store.memory import MemoryStore
@@ -23,6 +24,7 @@ def open_store(
     reactor: IReactorTime,
     limits: QueueLimits,
     *,
+    caps: Caps = Caps(),  # noqa: B008  it is frozen
     path: Path | None = None,
     observe: Observer = unobserved,
 ) -> IStore:
@@ -30,18 +32,20 @@ def open_store(
     A store of the chosen kind, yet to be opened.
 
     :param reactor: the clock; for `sqlite` it must also take calls from threads.
+    :param caps: how much the Decentrl half keeps for whom.
     :param path: the file of the `sqlite` backend; its directory must exist.
     :param observe: told what each operation of the `sqlite` backend took.
     :raise ValueError: the backend is not available, or lacks what it needs; the text is for the operator.
     """
     if backend == "memory":
-        return MemoryStore(reactor, limits)
+        return MemoryStore(reactor, limits, caps=caps)
     if backend == "sqlite":
         if path is None:
             raise ValueError("backend sqlite needs a path")
         threads = IReactorFromThreads(reactor)
-        runners = Runners(*(ThreadRunner(threads, f"mediatord-store-{name}") for name in ("write", "read", "survey")))
-        return SQLiteStore(path, reactor, limits, runners, observe=observe)
+        names = ("write", "read", "survey", "search")
+        runners = Runners(*(ThreadRunner(threads, f"mediatord-store-{name}") for name in names))
+        return SQLiteStore(path, reactor, limits, runners, caps=caps, observe=observe)
     if backend == "mongodb":
         raise ValueError("backend mongodb is not available in this version")
     raise ValueError(f"there is no backend {backend!r}; choose memory or sqlite")

@@ -25,7 +25,7 @@ class DatabaseRefused(Exception):
 def schema_steps() -> list[str]:
     """The SQL that leads from each version of the schema to the next, beginning at an empty database."""
     folder = files("mediatord.store")
-    return [folder.joinpath(name).read_text("utf-8") for name in ("schema-1.sql",)]
+    return [folder.joinpath(name).read_text("utf-8") for name in ("schema-1.sql", "schema-2.sql")]
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -70,7 +70,7 @@ def connect(path: Path) -> sqlite3.Connection:
         isolation_level=None,
         timeout=BUSY_TIMEOUT_SECONDS,
         check_same_thread=False,
-        cached_statements=256,
+        cached_statements=1_024,
     )
     for pragma in (
         "foreign_keys = ON",

@@ -3,10 +3,10 @@ Several operations in one transaction.
 
 A commit costs a wait for the disk whatever is in it, so operations that are there at the same time share one. An
 operation is a function of the connection; it has no other effect, so that it can be run again. Until its first
-write it may raise a :class:`~mediatord.errors.MediatorError`, which is its answer and nobody else's concern. Any
-other failure undoes the transaction, and then each of its operations gets one of its own: a bad one does not
-take the others with it. A work may have a method `together(connection, works)`, which does a run of works of its kind
-at once and returns their outcomes.
+write it may raise a :class:`~mediatord.errors.MediatorError`, which is its answer and nobody else's concern; to
+refuse and keep what it wrote it returns an :class:`Outcome`. Any other failure undoes the transaction, and then each
+of its operations gets one of its own: a bad one does not take the others with it. A work may have a method
+`together(connection, works)`, which does a run of works of its kind at once and returns their outcomes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def commit_together(connection: sqlite3.Connection, works: Sequence[Work]) -> li
         # None of the works is to blame, so there is no point in trying them one by one.
         return [_failed(error) for _ in works]
     try:
-        outcomes = _attempt_all(connection, works)
+        outcomes = attempt_all(connection, works)
         connection.execute("COMMIT")
         return outcomes
     except Exception as error:
@@ -71,8 +71,11 @@ def read_together(connection: sqlite3.Connection, works: Sequence[Work]) -> list
         _roll_back(connection)
 
 
-def _attempt_all(connection: sqlite3.Connection, works: Sequence[Work]) -> list[Outcome]:
-    """In order; neighbours of a kind that knows how to be done together are done so."""
+def attempt_all(connection: sqlite3.Connection, works: Sequence[Work]) -> list[Outcome]:
+    """
+    Do works in their order in the transaction that is open; neighbours of a kind that knows how to be done together
+    are done so.
+    """
     outcomes: list[Outcome] = []
     for _, group in groupby(works, key=type):
         run = list(group)
@@ -87,7 +90,8 @@ def _attempt_all(connection: sqlite3.Connection, works: Sequence[Work]) -> list[
 def _attempt(connection: sqlite3.Connection, work: Work) -> Outcome:
     before = connection.total_changes
     try:
-        return Outcome(work(connection))
+        done = work(connection)
+        return done if isinstance(done, Outcome) else Outcome(done)
     except MediatorError as error:
         if connection.total_changes != before:
             raise  # what it wrote must not be committed

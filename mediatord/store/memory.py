@@ -24,7 +24,9 @@ from mediatord.interfaces import (
     StoredMessage,
     UpdateResult,
 )
+from mediatord.interfaces.decentrl import Caps, IDecentrlStore
 from mediatord.store.memory_accounts import Accounts
+from mediatord.store.memory_decentrl import DecentrlContents, MemoryDecentrl
 from mediatord.store.memory_messages import Lane, Messages, Queue
 from mediatord.store.memory_nonces import Nonces
 
@@ -37,6 +39,7 @@ class _Contents:
 
     messages: Messages
     nonces: Nonces
+    decentrl: DecentrlContents
     accounts: Accounts = field(default_factory=Accounts)
     documents: dict[str, str] = field(default_factory=dict)
 
@@ -62,15 +65,25 @@ class _Contents:
 class MemoryStore:
     """Every Deferred has fired when it is returned. Its many methods are those of the interface."""
 
-    def __init__(self, clock: IReactorTime, limits: QueueLimits, *, max_nonces: int = 100_000) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        limits: QueueLimits,
+        *,
+        caps: Caps = Caps(),  # noqa: B008  it is frozen
+        max_nonces: int = 250_000,
+    ) -> None:
         self._clock = clock
         self._limits = limits
+        self._caps = caps
         self._max_nonces = max_nonces
         self._contents: _Contents | None = None
+        self.decentrl: IDecentrlStore = MemoryDecentrl(self._answer_decentrl)
 
     def open(self) -> Deferred[None]:
         """Begin empty."""
-        self._contents = _Contents(Messages(self._limits), Nonces(self._max_nonces))
+        messages, nonces = Messages(self._limits), Nonces(self._max_nonces)
+        self._contents = _Contents(messages, nonces, DecentrlContents(self._caps, nonces, messages.ranking))
         return succeed(None)
 
     def close(self) -> Deferred[None]:
@@ -187,6 +200,9 @@ class MemoryStore:
 
     def prune(self) -> Deferred[int]:
         return self._answer(lambda contents, now: contents.nonces.prune(now))
+
+    def _answer_decentrl(self, work: Callable[[DecentrlContents, float], T]) -> Deferred[T]:
+        return self._answer(lambda contents, now: work(contents.decentrl, now))
 
     def _answer(self, work: Callable[[_Contents, float], T]) -> Deferred[T]:
         if self._contents is None:

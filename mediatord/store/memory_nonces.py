@@ -15,8 +15,12 @@ class Nonces:
         self._claims: OrderedDict[bytes, float] = OrderedDict()
         self._deadlines: Deadlines[bytes] = Deadlines()
 
+    def holds(self, key: bytes, now: float) -> bool:
+        """Whether it is claimed now."""
+        return self._claims.get(key, now) > now
+
     def claim(self, key: bytes, until: float, now: float) -> bool:
-        if self._claims.get(key, now) > now:
+        if self.holds(key, now):
             return False
         self.release(key)
         self._claims[key] = until

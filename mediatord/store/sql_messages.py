@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from mediatord.errors import RecipientUnknown
 from mediatord.interfaces import Deposited, Payload, QueueLimits, Reason, Removed, StoredMessage
 from mediatord.store.sql_accounts import account_id
+from mediatord.store.sql_rows import gather_in
 
 # CROSS JOIN, because the order of the tables is never to be chosen otherwise.
 _REMOVED = """
@@ -140,14 +141,15 @@ def expire(connection: Connection, now: float, limit: int) -> list[Removed]:
 
 def find_queues(connection: Connection, recipient_dids: Collection[str]) -> dict[str, Queue]:
     """The queues of those DIDs that somebody has registered."""
-    rows = connection.execute(
-        f"""
-        SELECT r.did, r.id, a.id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0)
+    rows = gather_in(
+        connection,
+        "r.did, r.id, a.id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0)",
+        """
         FROM recipient r CROSS JOIN account a ON a.id = r.account_id
         LEFT JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
-        WHERE r.did IN ({_marks(len(recipient_dids))}) AND r.registered IS NOT NULL
+        WHERE r.did IN ({}) AND r.registered IS NOT NULL
         """,
-        tuple(recipient_dids),
+        list(recipient_dids),
     )
     return {row[0]: Queue(*row[1:]) for row in rows}
 

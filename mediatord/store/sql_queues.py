@@ -24,16 +24,36 @@ _MESSAGE = """
 _VISIBLE = "+m.expires_at > :now AND (+m.due_at IS NULL OR +m.due_at <= :now)"
 _STILL_DUE = "m.due_at < m.expires_at AND +m.expires_at > :now"
 
+# A DID can have several queues, having changed hands, and events of the other half: candidates are those that have
+# most of one kind, and all that have more than one. Recipients are looked up in two indexes.
 _SIZES = """
     WITH longest AS (SELECT recipient_id FROM queue ORDER BY messages DESC LIMIT :top),
-    candidate AS (
+    fullest AS (SELECT party_id FROM holding WHERE pending > 0 ORDER BY pending DESC LIMIT :top),
+    candidate (did) AS (
         SELECT did FROM recipient WHERE id IN longest
         UNION SELECT did FROM recipient WHERE registered IS NULL
+        UNION SELECT did FROM party WHERE id IN fullest
+        UNION {in_both}
+    ),
+    amount (did, number) AS (
+        SELECT c.did, q.messages FROM candidate c CROSS JOIN recipient r ON r.did = c.did AND r.registered IS NOT NULL
+            CROSS JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
+        UNION ALL
+        SELECT c.did, q.messages FROM candidate c CROSS JOIN recipient r ON r.did = c.did AND r.registered IS NULL
+            CROSS JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
+        UNION ALL
+        SELECT c.did, h.pending FROM candidate c CROSS JOIN party p ON p.did = c.did
+            CROSS JOIN holding h ON h.party_id = p.id AND h.pending > 0
     )
-    SELECT r.did, sum(q.messages) AS number
-    FROM candidate c CROSS JOIN recipient r ON r.did = c.did
-    CROSS JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
-    GROUP BY r.did ORDER BY number DESC LIMIT :top
+    SELECT did, sum(number) AS total FROM amount GROUP BY did ORDER BY total DESC LIMIT :top
+"""
+# From whichever side is the smaller one.
+_IN_BOTH_BY_QUEUE = """
+    SELECT r.did FROM queue q CROSS JOIN recipient r ON r.id = q.recipient_id CROSS JOIN party p ON p.did = r.did
+"""
+_IN_BOTH_BY_HOLDING = """
+    SELECT p.did FROM holding h CROSS JOIN party p ON p.id = h.party_id
+    WHERE h.pending > 0 AND EXISTS (SELECT 1 FROM recipient r WHERE r.did = p.did AND r.registered IS NOT NULL)
 """
 
 
@@ -114,11 +134,17 @@ def take_due(connection: Connection, now: float, limit: int) -> list[StoredMessa
 
 
 def queue_sizes(connection: Connection, top: int) -> tuple[list[tuple[str, int]], int]:
-    """Reads the whole queue table, which has a short row for each DID that something waits for."""
-    (total,) = connection.execute("SELECT coalesce(sum(messages), 0) FROM queue").fetchone()
-    # A DID that changed hands can have several queues: whoever has a left-over one is a candidate, too.
-    largest = connection.execute(_SIZES, {"top": max(top, 0)}).fetchall()
-    return largest, total - sum(number for _, number in largest)
+    """
+    Messages and pending events together. Reads the tables of counters from end to end, which have a short row for
+    each DID.
+    """
+    queues, messages = connection.execute("SELECT count(*), coalesce(sum(messages), 0) FROM queue").fetchone()
+    holdings, pending = connection.execute(
+        "SELECT count(*), coalesce(sum(pending), 0) FROM holding WHERE pending > 0"
+    ).fetchone()
+    in_both = _IN_BOTH_BY_QUEUE if queues < holdings else _IN_BOTH_BY_HOLDING
+    largest = connection.execute(_SIZES.format(in_both=in_both), {"top": max(top, 0)}).fetchall()
+    return largest, messages + pending - sum(number for _, number in largest)
 
 
 def _scope(connection: Connection, account: str, recipient_did: str | None, now: float) -> _Scope | None:

@@ -26,9 +26,11 @@ from mediatord.interfaces import (
     StoredMessage,
     UpdateResult,
 )
-from mediatord.store import sql_accounts, sql_deposits, sql_messages, sql_nonces, sql_queues
+from mediatord.interfaces.decentrl import Caps, IDecentrlStore
+from mediatord.store import sql_accounts, sql_contracts, sql_deposits, sql_messages, sql_nonces, sql_queues
 from mediatord.store.batches import Observer, unobserved
 from mediatord.store.owners import Owners
+from mediatord.store.sqlite_decentrl import SQLiteDecentrl
 from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
 
 T = TypeVar("T")
@@ -51,6 +53,7 @@ class SQLiteStore:
         limits: QueueLimits,
         runners: Runners,
         *,
+        caps: Caps = Caps(),  # noqa: B008  it is frozen
         observe: Observer = unobserved,
         tuning: Tuning = Tuning(),  # noqa: B008  it is frozen
     ) -> None:
@@ -61,8 +64,11 @@ class SQLiteStore:
         self._owners = Owners()
         self._write = self._file.write
         self._read = self._file.read
+        self._decentrl = SQLiteDecentrl(self._file, clock, caps, tuning.max_nonces)
+        self.decentrl: IDecentrlStore = self._decentrl
 
     def open(self) -> Deferred[None]:
+        self._decentrl.opened()
         return self._file.open()
 
     def close(self) -> Deferred[None]:
@@ -181,15 +187,35 @@ class SQLiteStore:
         return self._read("recall_did", lambda c: sql_accounts.recall_did(c, short))
 
     def claim(self, key: bytes, until: float) -> Deferred[bool]:
-        now = self._clock.seconds()
-        return self._write("claim", lambda c: sql_nonces.claim(c, key, until, now, self._max_nonces))
+        claim = sql_nonces.Claim(key, until, self._clock.seconds())
+        return self._write("claim", sql_nonces.Claiming(claim, self._max_nonces))
 
     def release(self, key: bytes) -> Deferred[None]:
         return self._write("release", lambda c: sql_nonces.release(c, key))
 
     def prune(self) -> Deferred[int]:
+        """In slices, between which others write; registrations that have expired go as well."""
+        return self._prune_nonces(0, 0)
+
+    def _prune_nonces(self, after: int, pruned: int) -> Deferred[int]:
         now = self._clock.seconds()
-        return self._write("prune", lambda c: sql_nonces.prune(c, now))
+
+        def go_on(done: tuple[int, int | None]) -> Deferred[int]:
+            gone, last = done
+            if last is None:
+                return self._prune_registrations(pruned + gone)
+            return self._prune_nonces(last, pruned + gone)
+
+        return self._write("prune", lambda c: sql_nonces.prune(c, now, after)).addCallback(go_on)
+
+    def _prune_registrations(self, pruned: int) -> Deferred[int]:
+        now = self._clock.seconds()
+
+        def go_on(gone: int) -> Deferred[int]:
+            more = gone == sql_contracts.EXPIRED_AT_A_TIME
+            return self._prune_registrations(pruned) if more else succeed(pruned)
+
+        return self._write("prune", lambda c: sql_contracts.drop_expired_registrations(c, now)).addCallback(go_on)
 
     def _not_deposited(self, failure: Failure, recipient_did: str) -> Failure:
         if failure.check(RecipientUnknown):

@@ -31,20 +31,23 @@ class Runners:
     Where the work is done.
 
     :param survey: for what takes long and hurries nobody, such as checkpoints.
+    :param search: for what somebody waits for and others should not wait behind.
     """
 
     write: Runner
     read: Runner
     survey: Runner
+    search: Runner
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Numbers that only a test has a reason to change."""
 
-    max_nonces: int = 100_000
+    max_nonces: int = 1_000_000
     bounds: Bounds = Bounds()
     read_bounds: Bounds = Bounds(waiting_bytes=1 << 62)  # what is yet to be read takes no room
+    search_bounds: Bounds = Bounds(batch=1, waiting=64, waiting_bytes=1 << 62)
     wal_cap_bytes: int = WAL_CAP_BYTES
 
 
@@ -57,9 +60,11 @@ class SQLiteFile:
         self._writer = ConnectionThread(runners.write)
         self._reader = ConnectionThread(runners.read)
         self._surveyor = ConnectionThread(runners.survey)
+        self._searcher = ConnectionThread(runners.search)
         self._writes = Batches(self._writer, commit_together, clock, observe, tuning.bounds)
         self._reads = Batches(self._reader, read_together, clock, observe, tuning.read_bounds)
         self._surveys = Batches(self._surveyor, read_together, clock, observe, tuning.read_bounds)
+        self._searches = Batches(self._searcher, read_together, clock, observe, tuning.search_bounds)
         self._checkpoints = Checkpoints(self._surveyor, clock, observe, cap_bytes=tuning.wal_cap_bytes)
         self._changing = DeferredLock()
 
@@ -87,18 +92,30 @@ class SQLiteFile:
         """A read that takes so long that others should not wait behind it."""
         return self._surveys.submit(name, work)
 
+    def search(self, name: str, work: Callable[[Connection], T]) -> Deferred[T]:
+        """The same for somebody who waits for it; few may wait at a time, and none is waited for at the end."""
+
+        def unless_closing(connection: Connection) -> T:
+            if not self._searches.accepting:
+                raise StoreUnavailable()
+            return work(connection)
+
+        return self._searches.submit(name, unless_closing)
+
     def _open(self) -> Deferred[None]:
         if self.is_open:
             return succeed(None)
         opened = self._writer.open(lambda: open_database(self._path))
         opened.addCallback(lambda _: self._reader.open(lambda: connect_for_reading(self._path)))
         opened.addCallback(lambda _: self._surveyor.open(lambda: connect_for_checkpoints(self._path)))
+        opened.addCallback(lambda _: self._searcher.open(lambda: connect_for_reading(self._path)))
         return opened.addCallbacks(self._start, self._give_up)
 
     def _start(self, _: None) -> None:
         self._writes.start(after_batch=self._committed)
         self._reads.start()
         self._surveys.start()
+        self._searches.start()
 
     def _committed(self, seconds: float) -> None:
         self._observe("commit", seconds)
@@ -116,11 +133,14 @@ class SQLiteFile:
     def _close(self) -> Deferred[None]:
         if not self.is_open:
             return succeed(None)
-        drained = gatherResults([self._writes.stop(), self._reads.stop(), self._surveys.stop()])
+        ends = [self._writes.stop(), self._reads.stop(), self._surveys.stop(), self._searches.stop()]
+        self._searcher.interrupt()
+        drained = gatherResults(ends)
         emptied = drained.addCallback(lambda _: self._checkpoints.stop())
         return emptied.addCallback(lambda _: self._let_go())
 
     def _let_go(self) -> Deferred[None]:
         gone = self._reader.close()
         gone.addCallback(lambda _: self._surveyor.close())
+        gone.addCallback(lambda _: self._searcher.close())
         return gone.addCallback(lambda _: self._writer.close())

@@ -68,6 +68,11 @@ class ConnectionThread:
             raise RuntimeError("used before it was opened or after it was closed")
         return self._runner(lambda: work(connection))
 
+    def interrupt(self) -> None:
+        """Have the statement that is being executed fail, if there is one; may be called from another thread."""
+        if self._connection is not None:
+            self._connection.interrupt()
+
     def close(self) -> Deferred[None]:
         """Close the connection and stop the thread, if they are there."""
         connection, self._connection = self._connection, None

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, execute
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.errors import MediatorError
 from mediatord.interfaces import Form, Payload, QueueLimits
+from mediatord.interfaces.decentrl import Caps
 from mediatord.store.batches import Observer, unobserved
 from mediatord.store.sqlite import SQLiteStore
 from mediatord.store.sqlite_file import Runners, Tuning
@@ -109,6 +111,7 @@ def a_sqlite_store(
     path: Path,
     limits: QueueLimits | None = None,
     *,
+    caps: Caps | None = None,
     write: Runner | None = None,
     read: Runner | None = None,
     observe: Observer = unobserved,
@@ -119,7 +122,17 @@ def a_sqlite_store(
         path,
         clock,
         limits or QueueLimits(),
-        Runners(write or InPlace(), read or InPlace(), InPlace()),
+        Runners(write or InPlace(), read or InPlace(), InPlace(), InPlace()),
+        caps=caps or Caps(),
         observe=observe,
         tuning=tuning or Tuning(),
     )
+
+
+def answer(asked: Deferred[Any]) -> Any:
+    """What a Deferred has fired with; for a refusal, its class."""
+    results: list[Any] = []
+    asked.addErrback(lambda failure: failure.trap(MediatorError) and type(failure.value))
+    asked.addCallback(results.append)
+    (result,) = results
+    return result

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from twisted.internet.defer import Deferred
 
-from mediatord.errors import MediatorError
 from mediatord.interfaces import Action, IStore, Payload, QueueLimits
 from mediatord.store.memory import MemoryStore
 from mediatord.store.sqlite_file import Tuning
-from tests.store.builders import Held, PromptClock, a_sqlite_store
+from tests.store.builders import Held, PromptClock, a_sqlite_store, answer
 
 LIMITS = QueueLimits(max_messages=4, max_bytes=40)
 
@@ -30,15 +29,6 @@ scopes = st.none() | recipients
 bodies = st.sampled_from([b"", b"x", b"same", b"0123456789", b"y" * 25, b"z" * 41])
 spans = st.sampled_from([0.0, 1.0, 5.0, 20.0])
 keys = st.sampled_from([b"k1", b"k2", b"k3", b"k4", b"k5"])
-
-
-def answer(asked: Deferred[Any]) -> Any:
-    """What a Deferred has fired with; for a refusal, its class."""
-    results: list[Any] = []
-    asked.addErrback(lambda failure: failure.trap(MediatorError) and type(failure.value))
-    asked.addCallback(results.append)
-    (result,) = results
-    return result
 
 
 class Stores(RuleBasedStateMachine):

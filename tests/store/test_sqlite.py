@@ -6,16 +6,16 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.trial.unittest import TestCase
 
 from mediatord.interfaces import IStore, QueueLimits
+from mediatord.interfaces.decentrl import Caps
 from mediatord.store.sqlite_file import Tuning
 from tests.store import contract
 from tests.store.builders import a_path, a_sqlite_store
 from tests.store.contract.base import Base
-from tests.store.contract.nonces import CAPACITY
 
 
 class MakesSQLite(Base):
-    def make_store(self, clock: IReactorTime, limits: QueueLimits) -> IStore:
-        return a_sqlite_store(clock, a_path(self), limits, tuning=Tuning(max_nonces=CAPACITY))
+    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: Caps, max_nonces: int) -> IStore:
+        return a_sqlite_store(clock, a_path(self), limits, caps=caps, tuning=Tuning(max_nonces=max_nonces))
 
 
 class SQLiteDepositTests(MakesSQLite, contract.DepositContract, TestCase): ...
@@ -34,3 +34,39 @@ class SQLiteNonceTests(MakesSQLite, contract.NonceContract, TestCase): ...
 
 
 class SQLiteLifecycleTests(MakesSQLite, contract.LifecycleContract, TestCase): ...
+
+
+class SQLiteDecentrlGuardTests(MakesSQLite, contract.DecentrlGuardContract, TestCase): ...
+
+
+class SQLiteDecentrlRegistrationTests(MakesSQLite, contract.DecentrlRegistrationContract, TestCase): ...
+
+
+class SQLiteDecentrlCommunicationTests(MakesSQLite, contract.DecentrlCommunicationContract, TestCase): ...
+
+
+class SQLiteDecentrlRequestTests(MakesSQLite, contract.DecentrlRequestContract, TestCase): ...
+
+
+class SQLiteDecentrlDeliveryTests(MakesSQLite, contract.DecentrlDeliveryContract, TestCase): ...
+
+
+class SQLiteDecentrlPendingTests(MakesSQLite, contract.DecentrlPendingContract, TestCase): ...
+
+
+class SQLiteDecentrlEventTests(MakesSQLite, contract.DecentrlEventContract, TestCase): ...
+
+
+class SQLiteDecentrlFilterTests(MakesSQLite, contract.DecentrlFilterContract, TestCase): ...
+
+
+class SQLiteDecentrlTagTests(MakesSQLite, contract.DecentrlTagContract, TestCase): ...
+
+
+class SQLiteDecentrlArchiveCapTests(MakesSQLite, contract.DecentrlArchiveCapContract, TestCase): ...
+
+
+class SQLiteDecentrlPublicTests(MakesSQLite, contract.DecentrlPublicContract, TestCase): ...
+
+
+class SQLiteDecentrlLifecycleTests(MakesSQLite, contract.DecentrlLifecycleContract, TestCase): ...

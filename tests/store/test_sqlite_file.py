@@ -113,7 +113,7 @@ class OpeningTests(SynchronousTestCase):
         before = self.path.read_bytes()
         self.assertEqual(
             self.refusal(self.path),
-            "cannot open the store: its schema is version 99, this mediatord knows 1 at most",
+            "cannot open the store: its schema is version 99, this mediatord knows 2 at most",
         )
         self.assertEqual(self.path.read_bytes(), before)
 
@@ -152,13 +152,31 @@ class OpeningTests(SynchronousTestCase):
         with closing(open_database(self.path)) as connection:
             with self.assertRaises(sqlite3.OperationalError):
                 migrate(connection, [*schema_steps(), second, "CREATE TABLE extra (y TEXT);"])
-            self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (1,))
-            migrate(connection, [*schema_steps(), second])
-            migrate(connection, [*schema_steps(), second])
             self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (2,))
+            migrate(connection, [*schema_steps(), second])
+            migrate(connection, [*schema_steps(), second])
+            self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (3,))
             self.assertEqual(connection.execute("SELECT x FROM extra").fetchall(), [("a;b",)])
             with self.assertRaises(DatabaseRefused):
                 migrate(connection, schema_steps())
+
+    def test_upgrade_from_version_1(self) -> None:
+        """What version 1 has kept is all there in version 2: accounts, messages, and nonces that are claimed."""
+        self.path.touch()
+        with closing(connect(self.path)) as connection:
+            migrate(connection, schema_steps()[:1])
+            sql_accounts.grant(connection, ALICE, NOON)
+            sql_accounts.update(connection, ALICE, [(INBOX, "add")], 9)
+            order = sql_messages.Deposit(INBOX, [a_payload("a")], NOON, NOON + 60, None)
+            sql_messages.deposit(connection, QueueLimits(), order)
+            connection.execute("INSERT INTO nonce (key, until) VALUES (?, ?), (?, ?)", (b"x", NOON + 9, b"y", NOON))
+        store = a_sqlite_store(PromptClock(), self.path)
+        self.successResultOf(store.open())
+        fetched = self.successResultOf(store.fetch(ALICE, None, limit=9, max_bytes=999))
+        self.assertEqual([message.id for message in fetched], ["a"])
+        self.assertIs(self.successResultOf(store.claim(b"x", NOON + 60)), False)
+        self.assertIs(self.successResultOf(store.claim(b"y", NOON + 60)), True)
+        self.successResultOf(store.close())
 
 
 class BackendTests(SynchronousTestCase):
@@ -261,6 +279,11 @@ class PlanTests(SynchronousTestCase):
             # in order, up to a limit
             "SCAN m USING INDEX message_due",
             "SCAN nonce",
+            # How much waits for whom, of all there are, out of everybody's way.
+            "SCAN holding",
+            "SCAN h",
+            "SCAN amount",
+            "SCAN fullest",
         }
         self.assertEqual(scans - allowed, set())
         self.assertIn("SEARCH m USING INDEX message_of_account (account_id=?)", plans)
@@ -288,10 +311,9 @@ class PlanTests(SynchronousTestCase):
         sql_messages.acknowledge(connection, ALICE, ["b", sha256(b"x").hexdigest()])
         sql_messages.expire(connection, NOON + 60, 9)
         sql_accounts.move(connection, ALICE, BOB)
-        for key in (b"a", b"a", b"b"):
-            sql_nonces.claim(connection, key, NOON + 9, NOON, 1)
+        sql_nonces.claim_all(connection, [sql_nonces.Claim(key, NOON + 9, NOON) for key in (b"a", b"a", b"b")], 1)
         sql_nonces.release(connection, b"b")
-        sql_nonces.prune(connection, NOON + 60)
+        sql_nonces.prune(connection, NOON + 60, 0)
         sql_nonces.ping(connection)
         sql_nonces.pong(connection)
         # As at every start.

@@ -63,7 +63,7 @@ class ThreadTests(TestCase):
         """There are threads between open and close only, also when opening fails."""
         self.assertEqual(store_threads(), set())
         await self.open()
-        self.assertEqual(len(store_threads()), 3)
+        self.assertEqual(len(store_threads()), 4)
         await self.store.close()
         self.assertEqual(store_threads(), set())
         refused = open_store("sqlite", self.clock, QueueLimits(), path=self.path / "not a directory")

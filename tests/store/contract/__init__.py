@@ -1,11 +1,19 @@
 """
-What every backend promises (the docstrings of interfaces.py), as tests that any of them must pass.
+What every backend promises (the docstrings of `mediatord.interfaces`), as tests that any of them must pass.
 
 A backend's test cases are `class XTests(MakesX, DepositContract, TestCase)` and so on, one for each mixin, where
 `MakesX` has the method `make_store`.
 """
 
 from tests.store.contract.accounts import AccountContract
+from tests.store.contract.decentrl_archive import DecentrlArchiveCapContract, DecentrlTagContract
+from tests.store.contract.decentrl_contracts import DecentrlCommunicationContract, DecentrlRegistrationContract
+from tests.store.contract.decentrl_events import DecentrlEventContract, DecentrlFilterContract
+from tests.store.contract.decentrl_guards import DecentrlGuardContract
+from tests.store.contract.decentrl_lifecycle import DecentrlLifecycleContract
+from tests.store.contract.decentrl_pending import DecentrlDeliveryContract, DecentrlPendingContract
+from tests.store.contract.decentrl_public import DecentrlPublicContract
+from tests.store.contract.decentrl_requests import DecentrlRequestContract
 from tests.store.contract.deposits import DepositContract
 from tests.store.contract.lifecycle import LifecycleContract
 from tests.store.contract.nonces import NonceContract
@@ -14,6 +22,18 @@ from tests.store.contract.timing import TimingContract
 
 __all__ = [
     "AccountContract",
+    "DecentrlArchiveCapContract",
+    "DecentrlCommunicationContract",
+    "DecentrlDeliveryContract",
+    "DecentrlEventContract",
+    "DecentrlFilterContract",
+    "DecentrlGuardContract",
+    "DecentrlLifecycleContract",
+    "DecentrlPendingContract",
+    "DecentrlPublicContract",
+    "DecentrlRegistrationContract",
+    "DecentrlRequestContract",
+    "DecentrlTagContract",
     "DepositContract",
     "LifecycleContract",
     "NonceContract",

@@ -10,6 +10,7 @@ from twisted.trial.unittest import TestCase
 from zope.interface.verify import verifyObject
 
 from mediatord.interfaces import Action, Deposited, IStore, Payload, QueueLimits
+from mediatord.interfaces.decentrl import Caps
 from tests.store.builders import ALICE, BOB, HOUR, PromptClock, a_payload
 
 INBOX = "did:key:z6MkInbox"
@@ -25,14 +26,20 @@ class StoreContract(Base):
     """An open store in which ALICE has an account with the recipient DID INBOX, and BOB one without any."""
 
     limits = QueueLimits(max_messages=3, max_bytes=1000)
+    caps = Caps()
+    max_nonces = 1000
 
-    def make_store(self, clock: IReactorTime, limits: QueueLimits) -> IStore:
+    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: Caps, max_nonces: int) -> IStore:
         """A store that is not open, the same one behind it for the whole of a test."""
         raise NotImplementedError
 
+    def a_store(self) -> IStore:
+        """One that is not open."""
+        return self.make_store(self.clock, self.limits, self.caps, self.max_nonces)
+
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         self.clock = PromptClock()
-        self.store = self.make_store(self.clock, self.limits)
+        self.store = self.a_store()
         verifyObject(IStore, self.store)
         await self.store.open()
         await self.store.grant(ALICE)

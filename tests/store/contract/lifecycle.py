@@ -23,7 +23,7 @@ class LifecycleContract(StoreContract):
 
     async def test_not_open(self) -> None:
         """Nothing works before open."""
-        await self.every_call_fails(self.make_store(self.clock, self.limits))
+        await self.every_call_fails(self.a_store())
 
     async def test_close_finishes(self) -> None:
         """What was begun before close is done."""

@@ -13,6 +13,8 @@ CAPACITY = 5
 class NonceContract(StoreContract):
     """Promises of `INonceCache`, for a store made with room for :data:`CAPACITY` nonces."""
 
+    max_nonces = CAPACITY
+
     async def claims(self, *keys: bytes, ttl: float = 60) -> list[bool]:
         until = self.clock.seconds() + ttl
         return await gatherResults([self.store.claim(key, until) for key in keys])

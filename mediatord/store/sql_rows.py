@@ -1,0 +1,164 @@
+"""
+Many rows in one step.
+
+SQLite gives the interpreter's lock back at every step of a statement, and has it again when a busy reactor lets it:
+a row at a time would take as long as the reactor has other things to do. So rows are inserted by the statement and
+read as one row of JSON, and statements are worded in few ways, because SQLite remembers those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from sqlite3 import Connection
+from typing import Any, TypeVar
+
+from mediatord.errors import TooLarge
+from mediatord.interfaces.decentrl import LARGEST_SLICE, Found, Slice
+from mediatord.protocol.jsontext import loads
+
+T = TypeVar("T")
+
+ROWS_AT_A_TIME = 64
+VALUES_AT_A_TIME = 512
+BYTES_AT_A_TIME = 4_194_304
+# More than SQLite can count, and nothing is ever that far away.
+_FAR = (1 << 63) - 1
+
+
+def insert_rows(connection: Connection, into: str, rows: Sequence[tuple[Any, ...]], then: str = "") -> int:
+    """
+    Insert rows, given the statement up to `VALUES` and what follows them; the number of rows that were changed.
+
+    `INSERT OR ROLLBACK` spares SQLite from copying every page first, in case a row cannot be inserted.
+    """
+    changed = 0
+    for some in pieces(rows, ROWS_AT_A_TIME):
+        statement = f"{into} VALUES {rows_clause(len(some), len(some[0]))} {then}"
+        changed += connection.execute(statement, [value for row in some for value in row]).rowcount
+    return changed
+
+
+def insert_numbered(connection: Connection, into: str, rows: Sequence[tuple[Any, ...]]) -> range:
+    """Insert rows into a table that numbers them, and say their numbers: each the next after the last there is."""
+    last: int | None = 0
+    for some in pieces(rows, ROWS_AT_A_TIME):
+        statement = f"{into} VALUES {rows_clause(len(some), len(some[0]))}"
+        last = connection.execute(statement, [value for row in some for value in row]).lastrowid
+    assert last is not None
+    return range(last - len(rows) + 1, last + 1)
+
+
+def change_in(connection: Connection, statement: str, values: Sequence[Any], *others: Any) -> None:
+    """Carry out a statement with `{}` for the values of an `IN`, and other parameters before that."""
+    for some in pieces(values, VALUES_AT_A_TIME):
+        connection.execute(statement.format(marks_clause(_width(len(some)))), (*others, *_padded(some)))
+
+
+def gather(connection: Connection, columns: str, source: str, parameters: Sequence[Any] = ()) -> list[list[Any]]:
+    """
+    All rows of a query, given its columns, whole numbers and texts, and what follows those.
+
+    They come in the order of a subquery after `FROM`, if that has one.
+    """
+    query = f"SELECT CAST(json_group_array(json_array({columns})) AS BLOB) {source}"
+    ((text,),) = connection.execute(query, parameters).fetchall()
+    rows: list[list[Any]] = loads(text)
+    return rows
+
+
+def gather_in(
+    connection: Connection, columns: str, source: str, values: Sequence[Any], *others: Any
+) -> list[list[Any]]:
+    """As :func:`gather`, with `{}` for the values of an `IN`, each of them once, and other parameters before that."""
+    rows: list[list[Any]] = []
+    for some in pieces(values, VALUES_AT_A_TIME):
+        rows += gather(connection, columns, source.format(marks_clause(_width(len(some)))), (*others, *_padded(some)))
+    return rows
+
+
+def gather_texts(connection: Connection, table: str, column: str, sizes: dict[int, int]) -> dict[int, str]:
+    """
+    Long texts of rows, by their numbers: one after another, which costs less than JSON.
+
+    :param sizes: bytes of each.
+    :raise TooLarge: together they are more than a slice may have.
+    """
+    if sum(sizes.values()) > LARGEST_SLICE:
+        raise TooLarge()
+    texts: dict[int, str] = {}
+    for some in _batches(sizes):
+        marks = marks_clause(_width(len(some)))
+        query = (
+            f"SELECT group_concat(seq), CAST(group_concat({column}, '') AS BLOB) FROM {table} WHERE seq IN ({marks})"
+        )
+        ((seqs, joined),) = connection.execute(query, _padded(some)).fetchall()
+        start = 0
+        for seq in map(int, seqs.split(",")):
+            end = start + sizes[seq]
+            texts[seq] = joined[start:end].decode()
+            start = end
+    return texts
+
+
+def pieces(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """So many at a time."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+@lru_cache(maxsize=1024)
+def marks_clause(number: int) -> str:
+    """Question marks for an `IN`."""
+    return ",".join("?" * number)
+
+
+@lru_cache(maxsize=1024)
+def rows_clause(number: int, columns: int) -> str:
+    """Rows of a `VALUES`."""
+    return ",".join([f"({marks_clause(columns)})"] * number)
+
+
+@lru_cache(maxsize=1024)
+def numbered_values(number: int, columns: int) -> str:
+    """Rows of a `VALUES` whose first column is their number, followed by parameters."""
+    return ",".join(f"({row},{marks_clause(columns)})" for row in range(number))
+
+
+def limits(part: Slice) -> tuple[int, int]:
+    """Parameters for `LIMIT ? OFFSET ?`, however large they were asked for."""
+    return min(part.limit, _FAR), min(part.offset, _FAR)
+
+
+def nothing() -> Found[Any]:
+    """What is found of somebody who has nothing here."""
+    return Found((), 0)
+
+
+def size_of(*texts: str) -> int:
+    """Bytes as UTF-8."""
+    return sum([len(text) if text.isascii() else len(text.encode()) for text in texts])
+
+
+def _width(number: int) -> int:
+    """The next power of two, so that there are few different statements."""
+    return 1 << (number - 1).bit_length()
+
+
+def _padded(values: Sequence[Any]) -> list[Any]:
+    """Values, of which the last is repeated up to the width; in a set it counts once."""
+    return [*values, *[values[-1]] * (_width(len(values)) - len(values))]
+
+
+def _batches(sizes: dict[int, int]) -> Iterator[list[int]]:
+    """Numbers whose texts are read together: not too many, and not too large unless it is a single one."""
+    batch: list[int] = []
+    size = 0
+    for number, more in sizes.items():
+        if batch and (len(batch) == VALUES_AT_A_TIME or size + more > BYTES_AT_A_TIME):
+            yield batch
+            batch, size = [], 0
+        batch.append(number)
+        size += more
+    if batch:
+        yield batch

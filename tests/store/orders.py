@@ -1,0 +1,139 @@
+"""Commands as the SQLite store makes operations of them, to be carried out by themselves or together."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from mediatord.errors import MediatorError
+from mediatord.interfaces.decentrl import (
+    Caps,
+    Contract,
+    ContractRequest,
+    Guard,
+    IDecentrlStore,
+    PendingEvent,
+    PublicEvent,
+    StoredEvent,
+)
+from mediatord.store.database import migrate, schema_steps
+from mediatord.store.group_commit import Outcome, Work
+from mediatord.store.sqlite_decentrl import SQLiteDecentrl
+from mediatord.store.sqlite_file import SQLiteFile
+from tests.store.builders import ALICE, BOB, HOUR, NOON, PromptClock
+
+CAROL = "did:example:carol"
+PEOPLE = (ALICE, BOB, CAROL)
+
+# What is counted where, and what that has to be.
+COUNTED = {
+    "nonces": "SELECT value FROM tally WHERE name = 'nonces' EXCEPT SELECT count(*) FROM nonce",
+    "contracts": "SELECT h.contracts FROM holding h WHERE h.contracts IS NOT ("
+    "SELECT count(*) FROM contract WHERE owner_id = h.party_id)",
+    "requests": "SELECT h.requests FROM holding h WHERE h.requests IS NOT ("
+    "SELECT count(*) FROM contract_request WHERE recipient_id = h.party_id)",
+    "pending": "SELECT 1 FROM holding h WHERE (h.pending, h.pending_bytes) IS NOT ("
+    "SELECT count(*), coalesce(sum(length(CAST(payload AS BLOB))), 0) FROM pending_event"
+    " WHERE recipient_id = h.party_id)",
+    "stored": "SELECT 1 FROM holding h WHERE (h.stored, h.stored_bytes) IS NOT ("
+    "SELECT count(*), coalesce(sum(size + tags_size), 0) FROM ("
+    "SELECT owner_id, size, tags_size FROM stored_event"
+    " UNION ALL SELECT owner_id, size, tags_size FROM public_event) WHERE owner_id = h.party_id)",
+    "labels": "SELECT 1 FROM label l WHERE l.items IS NOT (SELECT count(*) FROM labelled WHERE label_id = l.id)",
+    "no label": "SELECT 1 FROM labelled WHERE label_id NOT IN (SELECT id FROM label)",
+    "empty label": "SELECT 1 FROM label WHERE items < 1",
+    "no payload": "SELECT seq FROM stored_event EXCEPT SELECT seq FROM stored_payload",
+    "no party": "SELECT 1 FROM contract WHERE peer_id NOT IN (SELECT id FROM party)"
+    " UNION SELECT 1 FROM contract WHERE owner_id NOT IN (SELECT id FROM party UNION SELECT 0)"
+    " UNION SELECT 1 FROM pending_event WHERE sender_id NOT IN (SELECT id FROM party)"
+    " UNION SELECT 1 FROM holding WHERE party_id NOT IN (SELECT id FROM party)",
+}
+
+
+class Recorder(SQLiteFile):
+    """Keeps what is to be written instead of writing it."""
+
+    def __init__(self) -> None:
+        self.works: list[Work] = []
+
+    def write(self, name: str, work: Callable[[sqlite3.Connection], Any], size: int = 0) -> Deferred[Any]:
+        self.works.append(work)
+        return Deferred()
+
+
+class Orders:
+    """Makes an operation of each command; its guard, unless one is given, has a new nonce and nothing else."""
+
+    def __init__(self, caps: Caps, max_nonces: int = 1000) -> None:
+        self.recorder = Recorder()
+        self.decentrl = SQLiteDecentrl(self.recorder, PromptClock(), caps, max_nonces)
+        self.numbers = count()
+
+    def order(self, ask: Callable[[IDecentrlStore, Guard], object], guard: Guard | None) -> Work:
+        ask(self.decentrl, guard or self.guard())
+        return self.recorder.works.pop()
+
+    def guard(self, sender: str | None = None, recipient: str | None = None, nonce: bytes = b"") -> Guard:
+        return Guard(nonce or b"nonce %d" % next(self.numbers), NOON + HOUR, sender, recipient)
+
+    def admit(self, guard: Guard) -> Work:
+        return self.order(lambda store, guard: store.admit(guard), guard)
+
+    def contract(self, contract: Contract, guard: Guard | None = None) -> Work:
+        return self.order(lambda store, guard: store.save_contract(guard, contract), guard)
+
+    def request(self, request: ContractRequest, guard: Guard | None = None) -> Work:
+        return self.order(lambda store, guard: store.request_contract(guard, request), guard)
+
+    def acknowledge_requests(self, did: str, ids: Sequence[str], guard: Guard | None = None) -> Work:
+        return self.order(lambda store, guard: store.acknowledge_requests(guard, did, ids), guard)
+
+    def deliver(self, event: PendingEvent, guard: Guard | None = None) -> Work:
+        return self.order(lambda store, guard: store.deliver(guard, event), guard)
+
+    def acknowledge(self, did: str, ids: Sequence[str], guard: Guard | None = None) -> Work:
+        return self.order(lambda store, guard: store.acknowledge_events(guard, did, ids), guard)
+
+    def save(self, owner: str, events: Sequence[StoredEvent], guard: Guard | None = None) -> Work:
+        return self.order(lambda store, guard: store.save_events(guard, owner, events), guard)
+
+    def tag(self, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]], guard: Guard | None = None) -> Work:
+        return self.order(lambda store, guard: store.update_tags(guard, owner, tags), guard)
+
+    def publish(self, publisher: str, event: PublicEvent, guard: Guard | None = None) -> Work:
+        return self.order(lambda store, guard: store.publish(guard, publisher, event), guard)
+
+    def unpublish(self, publisher: str, id: str, guard: Guard | None = None) -> Work:
+        return self.order(lambda store, guard: store.unpublish(guard, publisher, id), guard)
+
+    def settled(self) -> list[Work]:
+        """Two of three are registered, and have contracts with everybody."""
+        return [
+            *(self.contract(a_contract(f"r {did}", None, did)) for did in PEOPLE[:2]),
+            *(self.contract(a_contract(f"{a} {b}", a, b)) for a in PEOPLE[:2] for b in PEOPLE),
+        ]
+
+
+def a_contract(id: str, owner: str | None, peer: str, until: float = NOON + HOUR) -> Contract:
+    return Contract(id, owner, peer, until, id.encode(), b"{}")
+
+
+def in_memory() -> sqlite3.Connection:
+    """A database with all tables that needs no file."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(connection, schema_steps())
+    return connection
+
+
+def answers(outcomes: Iterable[Outcome]) -> list[tuple[Any, type[MediatorError] | None]]:
+    """The value of each, or the kind of its error."""
+    return [(outcome.value, None if outcome.error is None else type(outcome.error)) for outcome in outcomes]
+
+
+def miscounted(connection: sqlite3.Connection) -> list[str]:
+    """What is not as many as it is said to be."""
+    return [what for what, query in COUNTED.items() if connection.execute(query).fetchall()]

@@ -1,0 +1,188 @@
+"""Both stores give the same answers to the same questions of the Decentrl half, whatever is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from twisted.internet.defer import Deferred
+
+from mediatord.interfaces import IStore, QueueLimits
+from mediatord.interfaces.decentrl import Caps, ContractFilter, EventFilter, IDecentrlStore, PublicFilter, Slice
+from mediatord.store.memory import MemoryStore
+from mediatord.store.sqlite_file import Tuning
+from tests.store.builders import Held, PromptClock, a_sqlite_store, answer
+from tests.store.decentrl_commands import (
+    PEOPLE,
+    TAGS,
+    Commands,
+    Write,
+    anybody,
+    channels,
+    people,
+    spans,
+    tags,
+    times,
+)
+
+CAPS = Caps(
+    requests=4,
+    requests_of_one=2,
+    contracts=5,
+    contracts_with_one=2,
+    pending=4,
+    pending_bytes=30,
+    stored=8,
+    stored_bytes=40,
+)
+MOST_NONCES = 6
+ALL = Slice(0, 99)
+
+bounds = st.none() | times
+parts = st.builds(Slice, st.sampled_from([0, 1, 2, 7, 1 << 70]), st.sampled_from([99, 0, 1, 3, 1 << 70]))
+event_filters = st.builds(EventFilter, tags, st.none() | anybody, bounds, bounds, st.booleans())
+public_filters = st.builds(PublicFilter, tags, bounds, bounds, channels)
+
+# What events can be found by, each by itself.
+LOOKS = (
+    EventFilter(unprocessed_only=True),
+    *(EventFilter((tag,)) for tag in TAGS),
+    *(EventFilter(("x", ""), did) for did in PEOPLE),
+)
+
+
+class DecentrlStores(RuleBasedStateMachine):
+    """The memory store and the SQLite store, asked the same. Two of three people are registered, for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = PromptClock()
+        self.folder = mkdtemp(prefix="mediatord-store-")
+        self.writer = Held()
+        path = Path(self.folder) / "db"
+        tuning = Tuning(max_nonces=MOST_NONCES)
+        self.stores: list[IStore] = [
+            MemoryStore(self.clock, QueueLimits(), caps=CAPS, max_nonces=MOST_NONCES),
+            a_sqlite_store(self.clock, path, caps=CAPS, write=self.writer, tuning=tuning),
+        ]
+        self.commands = Commands(self.clock)
+        self.same(lambda store: store.open())
+        for did in PEOPLE[:2]:
+            self.write(self.commands.registering(did, 30))
+            self.write(self.commands.keeping(did, [self.commands.some_event(did, tag) for tag in TAGS]))
+            for peer in PEOPLE:
+                self.write(self.commands.agreeing(did, peer, 30, peer.encode()))
+
+    def teardown(self) -> None:
+        for did in PEOPLE:
+            self.look(did)
+        self.same(lambda store: store.close())
+        rmtree(self.folder)
+
+    def same(self, ask: Callable[[IStore], Deferred[Any]]) -> Any:
+        """Ask both and compare."""
+        memory, sqlite = (answer(ask(store)) for store in self.stores)
+        assert memory == sqlite, f"memory: {memory!r}\nsqlite: {sqlite!r}"
+        return memory
+
+    def read(self, ask: Callable[[IDecentrlStore], Deferred[Any]]) -> None:
+        self.same(lambda store: ask(store.decentrl))
+
+    def write(self, write: Write) -> None:
+        guard = self.commands.open_guard()
+        self.read(lambda store: write(store, guard))
+
+    @rule(data=st.data())
+    def write_one(self, data: st.DataObject) -> None:
+        """After it, whatever became of it, its nonce is claimed or is not."""
+        write, guard = self.commands.draw(data), self.commands.guard(data)
+        self.read(lambda store: write(store, guard))
+        self.same(lambda store: store.claim(guard.nonce, guard.until))
+
+    @rule(data=st.data(), number=st.integers(1, 8))
+    def write_some(self, data: st.DataObject, number: int) -> None:
+        for _ in range(number):
+            self.write(self.commands.draw(data))
+
+    @rule(data=st.data(), number=st.integers(2, 8))
+    def write_together(self, data: st.DataObject, number: int) -> None:
+        """Many commands, some of which are refused or fail, reach SQLite in one batch."""
+        asked = [(self.commands.draw(data), self.commands.guard(data)) for _ in range(number)]
+        memory, sqlite = self.stores
+        self.writer.hold()
+        blocking = sqlite.ping()
+        begun = [write(sqlite.decentrl, guard) for write, guard in asked]
+        self.writer.let_go()
+        answer(blocking)
+        expected = [answer(write(memory.decentrl, guard)) for write, guard in asked]
+        assert [answer(one) for one in begun] == expected
+
+    @rule(owner=people, did=st.none() | anybody, before=st.none() | spans, after=st.none() | spans, part=parts)
+    def contracts(self, owner: str, did: str | None, before: float | None, after: float | None, part: Slice) -> None:
+        now = self.clock.seconds()
+        wanted = ContractFilter(did, None if before is None else now + before, None if after is None else now + after)
+        self.read(lambda store: store.contracts(owner, wanted, part))
+        self.read(lambda store: store.contracts(owner, wanted, ALL))
+
+    @rule(did=people, sender=st.none() | anybody, part=parts)
+    def waiting(self, did: str, sender: str | None, part: Slice) -> None:
+        self.read(lambda store: store.contract_requests(did, part))
+        self.read(lambda store: store.pending_events(did, sender, part))
+
+    @rule(owner=people, wanted=event_filters, part=parts)
+    def events(self, owner: str, wanted: EventFilter, part: Slice) -> None:
+        self.read(lambda store: store.events(owner, wanted, part))
+        self.read(lambda store: store.events(owner, wanted, ALL))
+
+    @rule(publisher=people, wanted=public_filters, part=parts)
+    def public_events(self, publisher: str, wanted: PublicFilter, part: Slice) -> None:
+        self.read(lambda store: store.public_events(publisher, wanted, part))
+        self.read(lambda store: store.public_events(publisher, wanted, ALL))
+
+    @rule(did=people)
+    def look(self, did: str) -> None:
+        """All that an owner has, its events by each of what they can be found by."""
+        for wanted in LOOKS:
+            self.read(lambda store, wanted=wanted: store.events(did, wanted, ALL))  # type: ignore[misc]
+        self.read(lambda store: store.public_events(did, PublicFilter(), ALL))
+        self.read(lambda store: store.public_events(did, PublicFilter(channel_id=""), ALL))
+        self.read(lambda store: store.contracts(did, ContractFilter(), ALL))
+        self.read(lambda store: store.contract_requests(did, ALL))
+
+    @rule(data=st.data(), release=st.booleans())
+    def nonces(self, data: st.DataObject, release: bool) -> None:
+        guard = self.commands.guard(data)
+        self.same(lambda store: store.claim(guard.nonce, guard.until))
+        if release:
+            self.same(lambda store: store.release(guard.nonce))
+        self.read(lambda store: store.admit(guard))
+
+    @rule(span=spans.map(abs))
+    def time_passes(self, span: float) -> None:
+        self.clock.advance(span)
+        self.same(lambda store: store.prune())
+
+    @rule()
+    def reopen(self) -> None:
+        """SQLite is closed and opened again, and has lost nothing."""
+        answer(self.stores[1].close())
+        answer(self.stores[1].open())
+
+    @invariant()
+    def same_everywhere(self) -> None:
+        for did in PEOPLE:
+            self.read(lambda store, did=did: store.registered_until(did))  # type: ignore[misc]
+            self.read(lambda store, did=did: store.pending_events(did, None, ALL))  # type: ignore[misc]
+            self.read(lambda store, did=did: store.events(did, EventFilter(), ALL))  # type: ignore[misc]
+        sizes = [answer(store.queue_sizes(99)) for store in self.stores]
+        assert dict(sizes[0][0]) == dict(sizes[1][0]) and sizes[0][1] == sizes[1][1], sizes
+
+
+TestDecentrlStores = DecentrlStores.TestCase
+TestDecentrlStores.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -1,0 +1,271 @@
+"""What becomes of commands that the SQLite store is given at the same time."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import (
+    ContractNotFound,
+    DuplicateNonce,
+    OverQuota,
+    RecipientNotRegistered,
+    StoreUnavailable,
+    UnauthorizedCommand,
+)
+from mediatord.interfaces.decentrl import (
+    Caps,
+    EventFilter,
+    Guard,
+    PendingEvent,
+    PublicEvent,
+    Slice,
+    StoredEvent,
+)
+from mediatord.store import sql_archive, sql_pending
+from mediatord.store.group_commit import Work, commit_together
+from mediatord.store.sql_search import Reading
+from mediatord.store.sqlite_bookmarks import Shelfmarks
+from tests.store.builders import ALICE, BOB, HOUR, NOON
+from tests.store.commits import CommitCase, commits_in_log
+from tests.store.draws import Draw
+from tests.store.orders import CAROL, Orders, a_contract, answers, in_memory, miscounted
+
+STRANGER = "did:example:stranger"
+ALL = Slice(0, 1000)
+SMALL = Caps(
+    requests=3,
+    requests_of_one=2,
+    contracts=4,
+    contracts_with_one=2,
+    pending=3,
+    pending_bytes=30,
+    stored=5,
+    stored_bytes=60,
+)
+MOST_NONCES = 6
+
+# All that is kept, with DIDs and labels instead of their numbers.
+KEPT = (
+    "SELECT key, until FROM nonce ORDER BY place",
+    "SELECT p.did, h.contracts, h.requests, h.pending, h.pending_bytes, h.stored, h.stored_bytes"
+    " FROM holding h JOIN party p ON p.id = h.party_id ORDER BY p.did",
+    "SELECT c.id, o.did, p.did, c.expires_at FROM contract c LEFT JOIN party o ON o.id = c.owner_id"
+    " JOIN party p ON p.id = c.peer_id ORDER BY o.did, c.seq",
+    "SELECT r.id, p.did, r.sender_did FROM contract_request r JOIN party p ON p.id = r.recipient_id ORDER BY r.seq",
+    "SELECT e.id, p.did, s.did, e.payload FROM pending_event e JOIN party p ON p.id = e.recipient_id"
+    " JOIN party s ON s.id = e.sender_id ORDER BY e.seq",
+    "SELECT p.did, l.kind, l.text, l.items FROM label l JOIN party p ON p.id = l.owner_id ORDER BY 1, 2, 3",
+    "SELECT l.kind, l.text, e.timestamp, s.id FROM labelled e JOIN label l ON l.id = e.label_id"
+    " JOIN stored_event s ON s.seq = e.seq WHERE l.kind IN (0, 1, 3, 4) ORDER BY 1, 2, e.timestamp, e.seq",
+    "SELECT e.id, p.payload, e.processed FROM stored_event e JOIN stored_payload p USING (seq) ORDER BY e.seq",
+    "SELECT id, event, signature FROM public_event ORDER BY seq",
+)
+
+
+class BatchTests(SynchronousTestCase):
+    """Many commands in one transaction."""
+
+    @settings(max_examples=250, deadline=None)
+    @given(data=st.data())
+    def test_together_as_one_by_one(self, data: st.DataObject) -> None:
+        """What becomes of commands, and what is kept, is the same whether they come one by one or all at once."""
+        orders = Orders(SMALL, MOST_NONCES)
+        draw = Draw(data, orders)
+        commands = [draw.command() for _ in range(data.draw(st.integers(2, 14)))]
+        with closing(in_memory()) as alone, closing(in_memory()) as together:
+            settled = orders.settled()
+            for connection in (alone, together):
+                self.assertEqual(answers(commit_together(connection, settled)), [(None, None)] * len(settled))
+            one_by_one = [commit_together(alone, [command])[0] for command in commands]
+            self.assertEqual(answers(commit_together(together, commands)), answers(one_by_one))
+            for query in KEPT:
+                self.assertEqual(together.execute(query).fetchall(), alone.execute(query).fetchall())
+            self.assertEqual(miscounted(together), [])
+
+    def test_deliveries(self) -> None:
+        """In a run of deliveries each has its own outcome, and a cap is reached in the middle of it."""
+        orders = Orders(SMALL)
+
+        def deliver(id: str, to: str = ALICE, sender: str = BOB, size: int = 0, guard: Guard | None = None) -> Work:
+            return orders.deliver(PendingEvent(id, to, sender, "x" * size, NOON), guard)
+
+        with closing(in_memory()) as connection:
+            commit_together(connection, orders.settled())
+            outcomes = commit_together(
+                connection,
+                [
+                    deliver("a", size=25, guard=orders.guard(nonce=b"same")),
+                    deliver("b", guard=orders.guard(nonce=b"same")),
+                    deliver("c", sender=STRANGER),
+                    deliver("d", to=BOB, sender=CAROL, guard=orders.guard(None, BOB)),
+                    deliver("e", to=CAROL, guard=orders.guard(None, CAROL)),
+                    deliver("f", size=6),
+                    deliver("g", size=5),
+                    deliver("h", sender=CAROL),
+                    deliver("i"),
+                    deliver("j", to=BOB, sender=ALICE),
+                    deliver("k", sender=CAROL, to=CAROL, guard=orders.guard(None, BOB)),
+                ],
+            )
+            self.assertEqual(
+                [error for _, error in answers(outcomes)],
+                [
+                    None,
+                    DuplicateNonce,
+                    ContractNotFound,
+                    None,
+                    RecipientNotRegistered,
+                    OverQuota,
+                    None,
+                    None,
+                    OverQuota,
+                    None,
+                    ContractNotFound,
+                ],
+            )
+            kept = connection.execute("SELECT id FROM pending_event ORDER BY seq").fetchall()
+            self.assertEqual([id for (id,) in kept], ["a", "d", "g", "h", "j"])
+
+    def test_registered_on_the_way(self) -> None:
+        """A registration counts for the commands after it in the same batch, and not for those before."""
+        orders = Orders(SMALL)
+        with closing(in_memory()) as connection:
+            outcomes = commit_together(
+                connection,
+                [
+                    orders.admit(orders.guard(CAROL)),
+                    orders.contract(a_contract("r", None, CAROL)),
+                    orders.admit(orders.guard(CAROL, CAROL)),
+                ],
+            )
+            self.assertEqual([error for _, error in answers(outcomes)], [UnauthorizedCommand, None, None])
+
+    def test_contract_on_the_way(self) -> None:
+        """So does a contract, among commands of other kinds."""
+        orders = Orders(SMALL)
+        with closing(in_memory()) as connection:
+            outcomes = commit_together(
+                connection,
+                [
+                    orders.deliver(PendingEvent("a", ALICE, BOB, "", NOON)),
+                    orders.save(ALICE, []),
+                    orders.contract(a_contract("c", ALICE, BOB)),
+                    orders.save(ALICE, []),
+                    orders.deliver(PendingEvent("b", ALICE, BOB, "", NOON)),
+                ],
+            )
+            self.assertEqual([error for _, error in answers(outcomes)], [ContractNotFound, None, None, None, None])
+
+    def test_large_batch(self) -> None:
+        """More commands than fit in one statement are no fewer."""
+        orders = Orders(Caps())
+        people = [f"did:example:{number}" for number in range(150)]
+        with closing(in_memory()) as connection:
+            commit_together(connection, [orders.contract(a_contract(f"r{did}", None, did)) for did in people])
+            commit_together(connection, [orders.contract(a_contract(f"c{did}", did, ALICE)) for did in people])
+            deliveries = [
+                orders.deliver(PendingEvent(f"p{did}", did, ALICE, did, NOON), orders.guard(None, did))
+                for did in people
+            ]
+            self.assertEqual(answers(commit_together(connection, deliveries)), [(None, None)] * 150)
+            saved = [
+                orders.save(did, [StoredEvent(f"e{did}", did, ALICE, did, (did,), 1.0)], orders.guard(did))
+                for did in people
+            ]
+            self.assertEqual(answers(commit_together(connection, saved)), [(None, None)] * 150)
+            for did in people:
+                found = sql_pending.pending_events(connection, did, ALICE, ALL)
+                self.assertEqual([event.payload for event in found.items], [did])
+                stored = sql_archive.events(connection, did, EventFilter((did,)), Reading(ALL, Shelfmarks()))
+                assert stored is not None
+                self.assertEqual([event.payload for event in stored.items], [did])
+
+
+class CommandCommitTests(CommitCase):
+    """Commands of the whole store."""
+
+    def guard(self, nonce: bytes, sender: str | None = None) -> Guard:
+        return Guard(nonce, NOON + HOUR, sender)
+
+    def test_one_commit(self) -> None:
+        """Commands of one turn share a commit with each other and with the other half, the refused ones too."""
+        decentrl, before = self.store.decentrl, commits_in_log(self.path)
+        asked: list[Deferred[Any]] = [
+            decentrl.save_contract(self.guard(b"1"), a_contract("r", None, ALICE)),
+            decentrl.save_contract(self.guard(b"2", ALICE), a_contract("c", ALICE, BOB)),
+            decentrl.deliver(self.guard(b"3"), PendingEvent("p", ALICE, BOB, "payload", NOON)),
+            decentrl.admit(self.guard(b"4", ALICE)),
+            self.put("m"),
+        ]
+        refused = decentrl.deliver(self.guard(b"5"), PendingEvent("q", BOB, ALICE, "payload", NOON))
+        again = decentrl.admit(self.guard(b"5"))
+        self.turn()
+        for one in asked:
+            self.successResultOf(one)
+        self.failureResultOf(refused, ContractNotFound)
+        self.failureResultOf(again, DuplicateNonce)
+        self.assertEqual(commits_in_log(self.path) - before, 1)
+
+    def test_refusal_is_durable(self) -> None:
+        """That a command was refused is committed before it is told, so that its nonce stays claimed."""
+        before = commits_in_log(self.path)
+        self.writer.hold()
+        refused = self.store.decentrl.admit(self.guard(b"1", ALICE))
+        self.turn()
+        self.assertNoResult(refused)
+        self.writer.let_go()
+        self.failureResultOf(refused, UnauthorizedCommand)
+        self.assertEqual(commits_in_log(self.path) - before, 1)
+
+    def test_bad_apple(self) -> None:
+        """A command that the database refuses fails alone and claims no nonce; the others do not notice."""
+        decentrl = self.store.decentrl
+        self.done(decentrl.save_contract(self.guard(b"1"), a_contract("c", ALICE, BOB)))
+        ids = ["a", "b", "a", "c"]
+        asked = [
+            decentrl.deliver(self.guard(b"n%d" % number), PendingEvent(id, ALICE, BOB, "", NOON))
+            for number, id in enumerate(ids)
+        ]
+        self.turn()
+        self.failureResultOf(asked.pop(2), StoreUnavailable)
+        for one in asked:
+            self.successResultOf(one)
+        self.assertTrue(self.done(self.store.claim(b"n2", NOON + 1)))
+        self.assertFalse(self.done(self.store.claim(b"n3", NOON + 1)))
+        found = self.done(decentrl.pending_events(ALICE, None, ALL))
+        self.assertEqual([event.id for event in found.items], ["a", "b", "c"])
+
+    def test_pages_in_memory(self) -> None:
+        """Small pages are read together, of the largest ones no two (so that they are not in memory together)."""
+        for limit, hops in ((10, 1), (1000, 5)):
+            before = self.reader.hops
+            asked = [self.store.decentrl.events(ALICE, EventFilter(), Slice(0, limit)) for _ in range(5)]
+            for _ in asked:
+                self.turn()
+            for one in asked:
+                self.successResultOf(one)
+            self.assertEqual(self.reader.hops - before, hops)
+
+    def test_too_much_waiting(self) -> None:
+        """What commands hold in memory counts as long as they wait (back-pressure)."""
+        self.writer.hold()
+        self.done_later(self.store.ping())
+        large = "x" * 30_000_000
+        event = StoredEvent("e", ALICE, ALICE, large, (), 1.0)
+        asked = [self.store.decentrl.save_events(self.guard(b"%d" % number), ALICE, [event]) for number in range(4)]
+        for one in asked:
+            self.assertNoResult(one)
+        public = PublicEvent("x", large, (), 1.0, "")
+        self.failureResultOf(self.store.decentrl.publish(self.guard(b"9"), ALICE, public), StoreUnavailable)
+        for one in asked:
+            one.addErrback(lambda failure: None)
+
+    def done_later(self, asked: Deferred[Any]) -> None:
+        self.turn()
+        asked.addErrback(lambda failure: None)

@@ -1,0 +1,248 @@
+"""Long lists of events in the SQLite store, page after page."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from itertools import count
+from math import isfinite
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from mediatord.interfaces.decentrl import (
+    Caps,
+    EventFilter,
+    Guard,
+    PendingEvent,
+    PublicEvent,
+    PublicFilter,
+    Slice,
+    StoredEvent,
+)
+from mediatord.store import sql_archive, sql_channels, sql_pending
+from mediatord.store.database import connect
+from mediatord.store.group_commit import commit_together
+from mediatord.store.sql_rows import BYTES_AT_A_TIME
+from mediatord.store.sql_search import Reading
+from mediatord.store.sqlite import SQLiteStore
+from mediatord.store.sqlite_bookmarks import Bookmarks, Shelfmarks
+from tests.store.builders import ALICE, BOB, HOUR, NOON, PromptClock, a_path, a_sqlite_store
+from tests.store.orders import Orders, a_contract, answers, in_memory
+
+ALL = Slice(0, 1000)
+
+
+class PageTests(TestCase):
+    """Long lists of events, page after page."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        self.clock = PromptClock()
+        self.path = a_path(self)
+        self.observed: list[str] = []
+        self.store = await self.open()
+        self.numbers = count()
+        await self.save(*(self.event(number) for number in range(300)))
+
+    async def open(self) -> SQLiteStore:
+        """Another process that has the same file open."""
+        store = a_sqlite_store(
+            self.clock, self.path, observe=lambda operation, seconds: self.observed.append(operation)
+        )
+        await store.open()
+        self.addCleanup(store.close)
+        return store
+
+    def guard(self) -> Guard:
+        return Guard(b"nonce %d" % next(self.numbers), NOON + HOUR)
+
+    def event(self, number: int) -> StoredEvent:
+        """Every second one is tagged `even`, every third `third`."""
+        tags = tuple(tag for tag, step in (("even", 2), ("third", 3)) if number % step == 0)
+        return StoredEvent(f"e{number}", BOB, ALICE, f"payload {number}", tags, float(number // 7))
+
+    async def save(self, *events: StoredEvent, store: SQLiteStore | None = None) -> None:
+        await (store or self.store).decentrl.save_events(self.guard(), ALICE, events)
+
+    async def ids(self, wanted: EventFilter, offset: int, limit: int, store: SQLiteStore | None = None) -> list[str]:
+        found = await (store or self.store).decentrl.events(ALICE, wanted, Slice(offset, limit))
+        return [event.id for event in found.items]
+
+    async def test_pages_meet(self) -> None:
+        """Pages in any order, of any size and from either end, are those of the whole list."""
+        for wanted in (
+            EventFilter(),
+            EventFilter(("third",)),
+            EventFilter(("even", "third")),
+            EventFilter(("even",), after=5.0, before=30.0),
+            EventFilter(("even",), participant=BOB, unprocessed_only=True, after=3.0),
+        ):
+            everything = await self.ids(wanted, 0, 1000)
+            for offset in (*range(0, 300, 13), 299, 7, 150, *range(280, 0, -31), 0):
+                for limit in (1, 13, 300):
+                    self.assertEqual(await self.ids(wanted, offset, limit), everything[offset : offset + limit])
+
+    async def test_public_pages_meet(self) -> None:
+        """So are those of public events, the newest first."""
+        for number in range(100):
+            event = PublicEvent(f"x{number}", "", ("even",) if number % 2 == 0 else (), float(number // 7), "")
+            await self.store.decentrl.publish(self.guard(), ALICE, event)
+        for wanted in (PublicFilter(), PublicFilter(("even",)), PublicFilter(after=3.0, before=11.0)):
+            found = await self.store.decentrl.public_events(ALICE, wanted, ALL)
+            everything = [event.id for event in found.items]
+            for offset in (*range(0, 100, 9), 99, 50, 0):
+                part = await self.store.decentrl.public_events(ALICE, wanted, Slice(offset, 9))
+                self.assertEqual([event.id for event in part.items], everything[offset : offset + 9])
+
+    async def test_changed_in_between(self) -> None:
+        """A page is that of the list as it is now, whatever was read before and whoever has changed it."""
+        other = await self.open()
+        wanted = EventFilter(("even", "third"), after=1.0)
+        before = await self.ids(wanted, 0, 1000)
+        for offset in range(0, 100, 10):
+            await self.ids(wanted, offset, 10)
+        early = [StoredEvent(f"early {number}", BOB, ALICE, "", ("third",), 1.0) for number in range(5)]
+        await self.save(*early, store=other)
+        await other.decentrl.update_tags(self.guard(), ALICE, [("e12", ()), ("e25", ("even",))])
+        for store in (other, self.store):
+            after = await self.ids(wanted, 0, 1000, store)
+            self.assertEqual(len(after), len(before) + 5)
+            for offset in range(0, 200, 10):
+                self.assertEqual(await self.ids(wanted, offset, 10, store), after[offset : offset + 10])
+        found = await self.store.decentrl.events(ALICE, wanted, Slice(0, 1))
+        self.assertEqual(found.total, len(before) + 5)
+
+    async def test_other_file(self) -> None:
+        """Nor does it matter what was in another file of the same name, opened before."""
+        wanted = EventFilter(("even", "third"))
+        before = await self.store.decentrl.events(ALICE, wanted, Slice(100, 10))
+        await self.store.close()
+        self.path.unlink()
+        await self.store.open()
+        await self.save(*(self.event(number) for number in range(100, 130)))
+        found = await self.store.decentrl.events(ALICE, wanted, Slice(10, 10))
+        self.assertNotEqual(found.total, before.total)
+        self.assertEqual((found.total, len(found.items)), (20, 10))
+
+    async def test_reading_on(self) -> None:
+        """Who reads page after page is not made to wait for all that came before each page."""
+        statements: list[str] = []
+        with closing(connect(self.path)) as connection:
+            connection.set_trace_callback(statements.append)
+            shelfmarks = Shelfmarks()
+            for offset in (0, 10, 20, 30, 40):
+                sql_archive.events(
+                    connection, ALICE, EventFilter(("even", "third")), Reading(Slice(offset, 10), shelfmarks)
+                )
+        skipped = [re.search(r"LIMIT (\d+) OFFSET (\d+)", statement) for statement in statements]
+        self.assertEqual([found.groups() for found in skipped if found], [("10", "0")] * 5)
+        self.assertEqual(len([statement for statement in statements if "count(*)" in statement]), 1)
+
+    async def test_long_counts(self) -> None:
+        """What takes long to count is counted where it holds nobody up, and only then."""
+        with closing(connect(self.path)) as connection:
+            ((owner,),) = connection.execute("SELECT id FROM party").fetchall()
+            labels = dict(connection.execute("SELECT text, id FROM label WHERE kind = 3").fetchall())
+            ((everything,),) = connection.execute("SELECT id FROM label WHERE kind = 0").fetchall()
+            # As if there were many more, which no page of this test comes to.
+            for label in (everything, *labels.values()):
+                connection.execute(
+                    "WITH RECURSIVE n (i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < 40000)"
+                    " INSERT INTO labelled SELECT ?, 1e6 + i, i FROM n",
+                    (label,),
+                )
+            connection.execute(
+                "UPDATE label SET items = (SELECT count(*) FROM labelled WHERE label_id = id) WHERE owner_id = ?",
+                (owner,),
+            )
+            connection.execute("UPDATE label SET items = items + 1 WHERE id = ?", (everything,))
+            connection.execute("UPDATE holding SET edition = edition + 1")
+        self.observed.clear()
+        for wanted, long in (
+            (EventFilter(("even",)), False),
+            (EventFilter(("even",), before=1e5), False),
+            (EventFilter(("even",), after=1e5), False),
+            (EventFilter(("even",), participant=BOB), False),
+            (EventFilter(("even", "third")), True),
+            (EventFilter(("even",), after=1e6 + 20_000), True),
+        ):
+            for again in (False, True):
+                found = await self.store.decentrl.events(ALICE, wanted, Slice(0, 0))
+                self.assertGreater(found.total, 0)
+                self.assertEqual("events_patiently" in self.observed, long and not again, wanted)
+                self.observed.clear()
+
+    async def test_large_payloads(self) -> None:
+        """A page of much more than is read at a time comes whole."""
+        sizes = [BYTES_AT_A_TIME + 1, 10, BYTES_AT_A_TIME // 2, BYTES_AT_A_TIME // 2, 10, 0]
+        large = [
+            StoredEvent(f"large {number}", ALICE, ALICE, chr(97 + number) * size, (), 1e6)
+            for number, size in enumerate(sizes)
+        ]
+        await self.save(*large)
+        found = await self.store.decentrl.events(ALICE, EventFilter(after=1e6), ALL)
+        self.assertEqual(found.items, tuple(large))
+
+    @given(time=st.floats(allow_nan=False, allow_infinity=False))
+    @settings(max_examples=200, deadline=None)
+    def test_times(self, time: float) -> None:
+        """Times come back to the last bit, whatever they are."""
+        with closing(in_memory()) as connection:
+            orders = Orders(Caps())
+            commands = [
+                orders.contract(a_contract("c", ALICE, BOB)),
+                orders.deliver(PendingEvent("p", ALICE, BOB, "", time)),
+                orders.save(ALICE, [StoredEvent("e", ALICE, BOB, "", (), time)]),
+                orders.publish(ALICE, PublicEvent("x", "", (), time, "")),
+            ]
+            self.assertEqual(answers(commit_together(connection, commands)), [(None, None)] * 4)
+            reading = Reading(ALL, Shelfmarks())
+            stored = sql_archive.events(connection, ALICE, EventFilter(after=time, before=time), reading)
+            public = sql_channels.public_events(connection, ALICE, PublicFilter(after=time, before=time), reading)
+            pending = sql_pending.pending_events(connection, ALICE, None, ALL)
+            assert stored is not None and public is not None
+            times = [stored.items[0].timestamp, public.items[0].timestamp, pending.items[0].received_at]
+            self.assertEqual(times, [time] * 3)
+            self.assertTrue(all(map(isfinite, times)))
+            (removed,) = sql_pending.acknowledge(connection, ALICE, ["p"])
+            self.assertEqual(removed.received_at, time)
+
+
+class BookmarkTests(SynchronousTestCase):
+    """What is remembered of lists."""
+
+    def test_nearest(self) -> None:
+        """The last bookmark that is not behind an offset is found; there is none at the beginning."""
+        bookmarks = Bookmarks(1)
+        self.assertEqual(bookmarks.before(5), (0, None))
+        for offset in (20, 10, 30, 10):
+            bookmarks.add(offset, (float(offset), offset))
+        for offset, expected in ((9, 0), (10, 10), (19, 10), (20, 20), (1000, 30)):
+            found, place = bookmarks.before(offset)
+            self.assertEqual((found, place), (expected, (float(expected), expected) if expected else None))
+
+    def test_bounded(self) -> None:
+        """However far somebody reads, there are not more and more of them, and the last one stays."""
+        bookmarks = Bookmarks(1)
+        for offset in range(1, 1000):
+            bookmarks.add(offset, (0.0, offset))
+            self.assertEqual(bookmarks.before(10_000), (offset, (0.0, offset)))
+        known = {bookmarks.before(offset)[0] for offset in range(1000)}
+        self.assertLessEqual(len(known), 65)
+        self.assertGreater(len(known), 30)
+
+    def test_editions(self) -> None:
+        """Another edition of a list begins without bookmarks, and so does a list that was not read for long."""
+        shelfmarks = Shelfmarks(capacity=2)
+        first = shelfmarks.of("a", 1)
+        self.assertIs(shelfmarks.of("a", 1), first)
+        self.assertIsNot(shelfmarks.of("a", 2), first)
+        again = shelfmarks.of("a", 2)
+        shelfmarks.of("b", 1)
+        self.assertIs(shelfmarks.of("a", 2), again)
+        shelfmarks.of("c", 1)
+        self.assertIs(shelfmarks.of("a", 2), again)
+        shelfmarks.of("b", 1)
+        shelfmarks.of("c", 1)
+        self.assertIsNot(shelfmarks.of("a", 2), again)

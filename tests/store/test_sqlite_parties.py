@@ -1,0 +1,230 @@
+"""What the SQLite store keeps of DIDs and nonces, and for how long."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import count
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import TestCase
+
+from mediatord.errors import DuplicateNonce, MediatorError
+from mediatord.interfaces.decentrl import (
+    Caps,
+    ContractFilter,
+    ContractRequest,
+    EventFilter,
+    Guard,
+    PendingEvent,
+    PublicEvent,
+    PublicFilter,
+    Slice,
+    StoredEvent,
+)
+from mediatord.store import sql_nonces
+from mediatord.store.database import connect
+from mediatord.store.group_commit import commit_together
+from mediatord.store.sqlite import SQLiteStore
+from mediatord.store.sqlite_file import Tuning
+from tests.store.builders import ALICE, BOB, HOUR, NOON, PromptClock, a_path, a_sqlite_store
+from tests.store.orders import CAROL, PEOPLE, Orders, a_contract, in_memory, miscounted
+
+STRANGER = "did:example:stranger"
+ALL = Slice(0, 1000)
+
+
+class PartyTests(TestCase):
+    """Which DIDs are given a number, and for how long."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        self.clock = PromptClock()
+        self.path = a_path(self)
+        self.store = a_sqlite_store(self.clock, self.path)
+        await self.store.open()
+        self.addCleanup(self.store.close)
+        self.numbers = count()
+
+    def guard(self, sender: str | None = None, recipient: str | None = None) -> Guard:
+        return Guard(b"nonce %d" % next(self.numbers), NOON + 9 * HOUR, sender, recipient)
+
+    async def enlist(self, did: str, ttl: float) -> None:
+        until = self.clock.seconds() + ttl
+        await self.store.decentrl.save_contract(self.guard(), a_contract(f"r{next(self.numbers)}", None, did, until))
+
+    def parties(self) -> dict[str, int]:
+        with closing(connect(self.path)) as connection:
+            return dict(connection.execute("SELECT did, id FROM party ORDER BY id").fetchall())
+
+    async def test_strangers(self) -> None:
+        """Who merely asks for a contract, writes without one, or is refused, is not entered."""
+        await self.enlist(ALICE, HOUR)
+        request = ContractRequest("q", STRANGER, ALICE, "request", "key")
+        await self.store.decentrl.request_contract(self.guard(None, ALICE), request)
+        event = PendingEvent("p", ALICE, STRANGER, "payload", NOON)
+        for asked in (
+            self.store.decentrl.deliver(self.guard(None, ALICE), event),
+            self.store.decentrl.admit(self.guard(STRANGER)),
+            self.store.decentrl.admit(self.guard(None, STRANGER)),
+        ):
+            with self.assertRaises(MediatorError):
+                await asked
+        await self.store.decentrl.events(STRANGER, EventFilter(participant=STRANGER), ALL)
+        self.assertEqual(list(self.parties()), [ALICE])
+
+    async def test_expired_registrations_go(self) -> None:
+        """Registrations that have expired are pruned, and so is a DID for which nothing else is kept."""
+        for did in (*PEOPLE, "did:example:empty", "did:example:peer", "did:example:registered"):
+            await self.enlist(did, 10)
+        await self.enlist("did:example:registered", HOUR)
+        decentrl = self.store.decentrl
+        await decentrl.save_contract(self.guard(), a_contract("c", ALICE, "did:example:peer"))
+        await decentrl.save_contract(self.guard(), a_contract("d", BOB, ALICE))
+        await decentrl.deliver(self.guard(), PendingEvent("p", BOB, ALICE, "payload", NOON))
+        await decentrl.save_events(self.guard(), CAROL, [StoredEvent("e", CAROL, CAROL, "payload", (), 1.0)])
+        self.clock.advance(10)
+        before = self.parties()
+        self.assertEqual(await self.store.prune(), 0)
+        after = self.parties()
+        self.assertEqual(set(before) - set(after), {"did:example:empty"})
+        with closing(connect(self.path)) as connection:
+            self.assertEqual(connection.execute("SELECT count(*) FROM contract WHERE owner_id = 0").fetchone(), (1,))
+            self.assertEqual(miscounted(connection), [])
+        found = await decentrl.pending_events(BOB, ALICE, ALL)
+        self.assertEqual([event.sender_did for event in found.items], [ALICE])
+
+    async def test_numbers_are_not_given_again(self) -> None:
+        """A DID that comes after one that went has another number, so that nothing is taken for the other's."""
+        await self.enlist(ALICE, 10)
+        before = self.parties()[ALICE]
+        self.clock.advance(10)
+        await self.store.prune()
+        self.assertEqual(self.parties(), {})
+        await self.enlist(BOB, 10)
+        self.assertGreater(self.parties()[BOB], before)
+
+    async def test_registrations_do_not_pile_up(self) -> None:
+        """Of a DID that registers again and again only what counts is kept."""
+        for _ in range(20):
+            await self.enlist(ALICE, 10)
+            self.clock.advance(5)
+        with closing(connect(self.path)) as connection:
+            ((number,),) = connection.execute("SELECT count(*) FROM contract").fetchall()
+        self.assertLessEqual(number, 3)
+
+    async def test_many_registrations_go(self) -> None:
+        """However many have expired, all of them go."""
+        orders = Orders(Caps(), 10_000)
+        many = [
+            orders.contract(a_contract(f"r{number}", None, f"did:example:{number}", NOON + 10))
+            for number in range(2500)
+        ]
+        with closing(connect(self.path)) as connection:
+            commit_together(connection, many)
+        self.clock.advance(10)
+        await self.store.prune()
+        self.assertEqual(self.parties(), {})
+
+
+class NonceTests(TestCase):
+    """The nonces of the SQLite store."""
+
+    async def test_prune_in_slices(self) -> None:
+        """Pruning takes many small transactions, so that others write in between, and counts what all of them did."""
+        clock, path, observed = PromptClock(), a_path(self), list[str]()
+        tuning = Tuning(max_nonces=11_000)
+        store = a_sqlite_store(
+            clock, path, tuning=tuning, observe=lambda operation, seconds: observed.append(operation)
+        )
+        await store.open()
+        self.addCleanup(store.close)
+        claims = [
+            sql_nonces.Claim(b"%d" % number, NOON + (20 if number % 5 == 0 else 10), NOON) for number in range(11_000)
+        ]
+        with closing(connect(path)) as connection:
+            self.assertEqual(sql_nonces.claim_all(connection, claims, 11_000), [True] * 11_000)
+        self.assertEqual(await store.prune(), 0)
+        clock.advance(10)
+        observed.clear()
+        self.assertEqual(await store.prune(), 8_800)
+        self.assertGreaterEqual(observed.count("commit"), 3)
+        self.assertFalse(await store.claim(b"5", NOON + 99))
+        self.assertTrue(await store.claim(b"6", NOON + 99))
+        with closing(connect(path)) as connection:
+            self.assertEqual(miscounted(connection), [])
+            self.assertEqual(connection.execute("SELECT count(*) FROM nonce").fetchone(), (2_201,))
+
+    @given(
+        batches=st.lists(
+            st.lists(st.tuples(st.sampled_from(b"abcdefg"), st.sampled_from([-1.0, 1.0, 9.0])), max_size=9),
+            max_size=4,
+        )
+    )
+    @settings(max_examples=200, deadline=None)
+    def test_claims_together(self, batches: list[list[tuple[int, float]]]) -> None:
+        """Claims in one batch have the same outcomes as one by one, and leave the same behind."""
+        with closing(in_memory()) as alone, closing(in_memory()) as together:
+            for number, batch in enumerate(batches):
+                now = NOON + 2 * number
+                claims = [sql_nonces.Claim(bytes([key]), now + ttl, now) for key, ttl in batch]
+                one_by_one = [sql_nonces.claim_all(alone, [claim], 4)[0] for claim in claims]
+                self.assertEqual(sql_nonces.claim_all(together, claims, 4), one_by_one)
+                kept = [
+                    connection.execute("SELECT key, until FROM nonce ORDER BY place").fetchall()
+                    for connection in (alone, together)
+                ]
+                self.assertEqual(kept[0], kept[1])
+                self.assertEqual(miscounted(together), [])
+
+    async def test_other_process(self) -> None:
+        """What one process has claimed is claimed for the other one, alone and in a batch of commands."""
+        clock, path = PromptClock(), a_path(self)
+        stores = [a_sqlite_store(clock, path) for _ in range(2)]
+        for store in stores:
+            await store.open()
+            self.addCleanup(store.close)
+        self.assertTrue(await stores[0].claim(b"a", NOON + 9))
+        await stores[1].decentrl.admit(Guard(b"b", NOON + 9))
+        self.assertFalse(await stores[1].claim(b"a", NOON + 9))
+        self.assertFalse(await stores[0].claim(b"b", NOON + 9))
+
+
+class RestartTests(TestCase):
+    """What is still there after a restart."""
+
+    async def test_everything_stays(self) -> None:
+        """All of the Decentrl half outlives the process, as it was."""
+        clock, path = PromptClock(), a_path(self)
+        store = a_sqlite_store(clock, path)
+        await store.open()
+        guards = (Guard(b"%d" % number, NOON + HOUR) for number in count())
+        decentrl = store.decentrl
+        await decentrl.save_contract(next(guards), a_contract("r", None, ALICE))
+        await decentrl.save_contract(next(guards), a_contract("c", ALICE, BOB))
+        await decentrl.request_contract(next(guards), ContractRequest("q", STRANGER, ALICE, "request", "key"))
+        await decentrl.deliver(next(guards), PendingEvent("p", ALICE, BOB, "payload", NOON))
+        await decentrl.save_events(
+            next(guards), ALICE, [StoredEvent("e", BOB, ALICE, "payload", ("x", "y"), 1.5, "c")]
+        )
+        await decentrl.publish(next(guards), ALICE, PublicEvent("x", "event", ("x",), 2.5, "signature", "blog"))
+        before = await self.everything(store)
+        await store.close()
+        store = a_sqlite_store(clock, path)
+        await store.open()
+        self.addCleanup(store.close)
+        self.assertEqual(await self.everything(store), before)
+        with self.assertRaises(DuplicateNonce):
+            await store.decentrl.admit(Guard(b"0", NOON + HOUR))
+
+    async def everything(self, store: SQLiteStore) -> list[Any]:
+        decentrl = store.decentrl
+        return [
+            await decentrl.registered_until(ALICE),
+            await decentrl.contracts(ALICE, ContractFilter(), ALL),
+            await decentrl.contract_requests(ALICE, ALL),
+            await decentrl.pending_events(ALICE, None, ALL),
+            await decentrl.events(ALICE, EventFilter(("x",), BOB, unprocessed_only=True), ALL),
+            await decentrl.public_events(ALICE, PublicFilter(("x",), channel_id="blog"), ALL),
+            await store.queue_sizes(9),
+        ]
