@@ -15,6 +15,15 @@ OnLimit = Callable[[str, str, str, int], None]
 SMALL = 65_536
 
 
+# As many accounts as this may use up their minute behind one address.
+_ACCOUNTS_BEHIND_ONE = 10
+
+
+def weight(size: int) -> int:
+    """What reading so many bytes costs, where that grows with them: one, and one more for each 64 KiB."""
+    return 1 + size // SMALL
+
+
 class Admission:
     """
     The buckets: a sender DID, an address, and an account's own business.
@@ -37,6 +46,8 @@ class Admission:
         self._peers = SlidingWindow(ip_per_minute)
         self._accounts = SlidingWindow(account_per_minute)
         self._openings = SlidingWindow(account_per_minute)
+        self._readers = SlidingWindow(account_per_minute)
+        self._commanders = SlidingWindow(_ACCOUNTS_BEHIND_ONE * account_per_minute)
         self._openings_in_vain = SlidingWindow(ip_per_minute)
 
     def before_reading(self, peer: str, size: int) -> None:
@@ -65,10 +76,17 @@ class Admission:
         if not authenticated:
             self._refuse_if(self._peers.wait(peer, self._clock.seconds()), "ip", peer, peer)
 
-    def in_vain(self, peer: str) -> None:
-        """Charge an address for what could not be read or opened, or came before."""
-        if self._peers.admit(peer, self._clock.seconds()):
-            self._openings_in_vain.admit(peer, self._clock.seconds())
+    def in_vain(self, peer: str, size: int = 0) -> None:
+        """
+        Charge an address for what could not be read or opened, or came before.
+
+        :param size: bytes of it, where reading costs more the longer it is.
+        """
+        now = self._clock.seconds()
+        for _ in range(weight(size)):
+            if self._peers.admit(peer, now):
+                self._openings_in_vain.admit(peer, now)
+                break
 
     def stranger(self, peer: str, count: int = 1) -> None:
         """
@@ -104,13 +122,34 @@ class Admission:
         else:
             self._refuse_if(self._accounts.wait(account, now), "account", account, peer)
 
-    def account(self, did: str, peer: str) -> None:
+    def account(self, did: str, peer: str, cost: int = 1) -> None:
         """
-        Charge an account for its own coordination and pickup.
+        Charge an account for its own coordination and pickup, or its own commands.
 
         :raise RateLimited: it is over its limit.
         """
-        self._refuse_if(self._accounts.admit(did, self._clock.seconds()), "account", did, peer)
+        self._refuse_if(self._accounts.admit(did, self._clock.seconds(), cost), "account", did, peer)
+
+    def command(self, peer: str, size: int) -> None:
+        """
+        Charge an address for reading a command, whatever it is: DIDs cost nothing, so their own limits do not bound
+        what one address can ask for.
+
+        :raise RateLimited: it is over its limit.
+        """
+        self._refuse_if(self._commanders.admit(peer, self._clock.seconds(), weight(size)), "account", peer, peer)
+
+    def give_back(self, did: str, *, outgoing: bool, cost: int = 1) -> None:
+        """Undo the last charge of :meth:`sender` or :meth:`account`: the DID had no part in what was refused."""
+        (self._senders if outgoing else self._accounts).give_back(did, cost)
+
+    def reader(self, peer: str) -> None:
+        """
+        Charge an address for reading what is public.
+
+        :raise RateLimited: it is over its limit.
+        """
+        self._refuse_if(self._readers.admit(peer, self._clock.seconds()), "account", peer, peer)
 
     def _refuse_if(self, wait: int, bucket: str, who: str, peer: str) -> None:
         if wait:

@@ -20,6 +20,9 @@ Path = Literal["live", "pickup", "poll", "http"]
 Method = Literal["live", "queue"]
 Half = Literal["didcomm", "decentrl"]
 
+# A century: what is more says nothing about a clock, and might not fit where the log is read.
+_LONGEST_AGE_MS = 3_155_760_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -83,11 +86,13 @@ class Journal:
         kind: str | None,
         sender: str | None,
         session: str | None,
+        code: str | None = None,
     ) -> None:
         """
         It was answered.
 
         :param kind: name of the message type as it is served; what a peer wrote could be anything.
+        :param code: what the peer was told, where that is not the code of `fault` in the protocol's table.
         """
         seconds = max(0.0, self._clock.seconds() - told.began)
         outcome = "accepted" if fault is None else "failed" if status >= 500 else "rejected"
@@ -101,7 +106,7 @@ class Journal:
             proto=told.protocol,
             mtype=kind,
             status=status,
-            code=None if fault is None else _wire(told.protocol, fault).code,
+            code=None if fault is None else code or _wire(told.protocol, fault).code,
             size=told.size,
             dur_ms=round(seconds * 1000, 3),
             sender=None if sender is None else self._tags.did(sender),
@@ -193,17 +198,19 @@ class Journal:
             peer=self._tags.peer(peer) or None,
         )
 
-    def replayed(self, protocol: Half, sender: str | None, fault: MediatorError, age: float | None = None) -> None:
+    def replayed(
+        self, protocol: Half, sender: str | None, fault: MediatorError, *, age_ms: float | None = None
+    ) -> None:
         """
         An envelope or command came a second time, or was made at another time than now.
 
-        :param age: seconds since it was made, by the sender's clock.
+        :param age_ms: milliseconds since it was made, by its own clock; what is absurd is cut off.
         """
         self._events.emit(
             "replay.drop",
             sender=None if sender is None else self._tags.did(sender),
             code=_wire(protocol, fault).code,
-            age_ms=None if age is None else int(age * 1000),
+            age_ms=None if age_ms is None else int(max(-_LONGEST_AGE_MS, min(_LONGEST_AGE_MS, age_ms))),
         )
 
     def granted(self, did: str) -> None:

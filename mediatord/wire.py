@@ -176,24 +176,27 @@ class SocketWire:
     How one situation ends a Decentrl socket that is not authenticated yet (DCTRL-0004 section 10.3).
 
     :param close: code of the close frame that follows `AUTH_FAILED`.
+    :param status: the HTTP status that says the same, for counters and log.
     """
 
     close: int
     code: str
+    status: int
 
 
 SOCKET_WIRE: dict[type[MediatorError], SocketWire] = {
-    AuthTimeout: SocketWire(4001, "AUTH_TIMEOUT"),
-    InvalidMessage: SocketWire(4002, "INVALID_MESSAGE"),
-    TimestampOutOfRange: SocketWire(4003, "TIMESTAMP_OUT_OF_RANGE"),
-    SenderNotFound: SocketWire(4004, "DID_NOT_FOUND"),
-    SenderSigningKeyNotFound: SocketWire(4005, "SIGNING_KEY_NOT_FOUND"),
-    InvalidSignature: SocketWire(4006, "INVALID_SIGNATURE"),
-    UnauthorizedCommand: SocketWire(4007, "NOT_REGISTERED"),
+    AuthTimeout: SocketWire(4001, "AUTH_TIMEOUT", 401),
+    InvalidMessage: SocketWire(4002, "INVALID_MESSAGE", 400),
+    TimestampOutOfRange: SocketWire(4003, "TIMESTAMP_OUT_OF_RANGE", 401),
+    SenderNotFound: SocketWire(4004, "DID_NOT_FOUND", 404),
+    SenderSigningKeyNotFound: SocketWire(4005, "SIGNING_KEY_NOT_FOUND", 404),
+    InvalidSignature: SocketWire(4006, "INVALID_SIGNATURE", 401),
+    DuplicateNonce: SocketWire(4002, "INVALID_MESSAGE", 401),
+    UnauthorizedCommand: SocketWire(4007, "NOT_REGISTERED", 401),
     # Not in the standard, which knows only failures of the client: 1013 is "try again later".
-    RateLimited: SocketWire(1013, "RATE_LIMITED"),
-    StoreUnavailable: SocketWire(1013, "UNAVAILABLE"),
-    InternalFault: SocketWire(1011, "INTERNAL_ERROR"),
+    RateLimited: SocketWire(1013, "RATE_LIMITED", 429),
+    StoreUnavailable: SocketWire(1013, "UNAVAILABLE", 503),
+    InternalFault: SocketWire(1011, "INTERNAL_ERROR", 500),
 }
 
 

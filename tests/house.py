@@ -15,6 +15,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.config import Config
+from mediatord.decentrl.exchange import Reply as DecentrlReply
 from mediatord.didcomm.exchange import Origin, Reply
 from mediatord.keyfile import create_keys
 from mediatord.protocol.didcomm.did import DIDDocument
@@ -23,6 +24,7 @@ from mediatord.wallet.identity import Identity
 from mediatord.wallet.mediation import Delivered, read_delivery
 from mediatord.wallet.packing import AddressBook, Opened, anoncrypt, authcrypt, compose, forward, unpack
 from mediatord.wiring.base import build_base
+from mediatord.wiring.decentrl import build_decentrl
 from mediatord.wiring.didcomm import build_didcomm
 
 NOW = 1_800_000_000.0
@@ -79,12 +81,14 @@ class House:
         self.config = Config.model_validate({"storage": {"backend": "memory"}, **settings}).resolved(directory)
         self.base = build_base(self.clock, self.config)
         self.half = build_didcomm(self.base, self.config)
+        self.decentrl = build_decentrl(self.base, self.config)
         self.store = self.base.store
         self.base.events.startService()
         test.successResultOf(self.store.open())
         self.half.due.startService()
         self.half.housekeeping.startService()
         self.base.connections.startService()
+        self.base.gate.startService()
         test.addCleanup(self.base.events.stopService)
         self.did = self.base.identity.did
         self.document: DIDDocument = resolve_local(self.did)
@@ -94,6 +98,10 @@ class House:
         origin = Origin(socket.client if socket else peer, socket)
         return self.test.successResultOf(Deferred.fromCoroutine(self.half.mediator.receive(raw, origin)))
 
+    def obey(self, raw: bytes, peer: str = PEER) -> DecentrlReply:
+        """What the mediator replies to one Decentrl command."""
+        return self.test.successResultOf(Deferred.fromCoroutine(self.decentrl.mediator.receive(raw, peer)))
+
     def socket(self, **options: Any) -> FakeSocket:
         """A socket that has finished its handshake."""
         socket = FakeSocket(**options)
@@ -102,10 +110,11 @@ class House:
 
     @contextmanager
     def failing(self, operation: str, error: Exception) -> Iterator[None]:
-        """Have one operation of the store fail, which the memory store never does by itself."""
-        setattr(self.store, operation, lambda *args, **options: fail(error))
+        """Have one operation of the store fail, in either half, which the memory store never does by itself."""
+        store = self.store if hasattr(self.store, operation) else self.store.decentrl
+        setattr(store, operation, lambda *args, **options: fail(error))
         yield
-        delattr(self.store, operation)
+        delattr(store, operation)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of one name that were written so far."""

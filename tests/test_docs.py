@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -17,8 +18,9 @@ from mediatord.cli.commands import cli
 from mediatord.config import Config
 from mediatord.eventlog.events import EVENTS
 from mediatord.metrics import Metrics
+from mediatord.protocol.decentrl.shapes import DirectPayload, PublicPayload
 from mediatord.protocol.didcomm.small import disclosures
-from mediatord.wire import WIRE
+from mediatord.wire import DECENTRL_WIRE, SOCKET_WIRE, WIRE
 
 PROJECT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -153,7 +155,7 @@ def test_keys_of_the_readme() -> None:
 
 
 def test_situations() -> None:
-    """The table of situations is that of errors.WIRE, row by row; only the last column is free."""
+    """The table of situations is that of wire.WIRE, row by row; only the last column is free."""
     found = rows(text("docs/protocols.md"), "<!-- situations", "<!-- end of situations")
     assert [row[:-1] for row in found] == [
         [
@@ -168,9 +170,29 @@ def test_situations() -> None:
     assert all(row[-1] for row in found)
 
 
+def test_decentrl_refusals() -> None:
+    """The two tables of Decentrl are those of mediatord.wire, row by row; only the last column is free."""
+    document = text("docs/protocols.md")
+    found = rows(document, "<!-- decentrl", "<!-- end of decentrl")
+    assert [row[:3] for row in found] == [
+        [f"`{re.sub(r'(?<!^)(?=[A-Z])', '_', kind.__name__).lower()}`", str(wire.status), f"`{wire.code}`"]
+        for kind, wire in DECENTRL_WIRE.items()
+    ]
+    sockets = rows(document, "<!-- socket", "<!-- end of socket")
+    assert [row[:2] for row in sockets] == [[f"`{wire.code}`", str(wire.close)] for wire in SOCKET_WIRE.values()]
+
+
+def test_commands_are_described() -> None:
+    """Every command that is served has its row, and no other."""
+    described = rows(text("docs/protocols.md"), "sign another one when there is room.", "Pages:")
+    named = {re.findall(r"`([A-Z_]+)`", row[0])[0] for row in described}
+    models = [*get_args(DirectPayload), *get_args(PublicPayload)]
+    assert named == {get_args(model.model_fields["type"].annotation)[0] for model in models} | {"TWO_WAY_PRIVATE"}
+
+
 @each_document
 def test_codes_exist(document: Path) -> None:
-    """A problem code that a document names is one of errors.WIRE."""
+    """A problem code that a document names is one of wire.WIRE."""
     codes = {wire.code for wire in WIRE.values()}
     named = {one for one in literals(document.read_text("utf-8")) if re.fullmatch(r"[ew]\.[pm]\.[a-z._-]+", one)}
     assert named <= codes

@@ -186,7 +186,12 @@ def identity_of(config: Config) -> Identity:
     :raise PrivateFileError: its key file cannot be used.
     :raise IdentityError: keys and DIDs do not fit together.
     """
-    return Identity(load_keys(config.identity.keys), config.public_url, config.identity.former_dids)
+    return Identity(
+        load_keys(config.identity.keys),
+        config.public_url,
+        config.identity.former_dids,
+        raw_keys=config.decentrl.raw_keys,
+    )
 
 
 def _program() -> str:

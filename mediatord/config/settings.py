@@ -143,11 +143,33 @@ class Decentrl(Section):
     """The Decentrl side."""
 
     timestamp_window: Annotated[
-        Duration, Field(gt=0), _explain("how far the clock of a command may be off, either way")
+        Duration, Field(gt=0, le=86_400), _explain("how far the clock of a command may be off, either way")
     ] = 300.0
-    contract_lifetime: Annotated[Duration, Field(gt=0), _explain("how long a communication contract lasts")] = (
-        31_536_000.0
-    )
+    contract_lifetime: Annotated[
+        Duration, Field(gt=0), _explain("a registration counts no longer than this, whatever its contract says")
+    ] = 31_536_000.0
+    registration: Annotated[
+        Literal["open", "own", "allow-list"],
+        _explain("who may register: open | own (DIDs that name this mediator) | allow-list"),
+    ] = "open"
+    allow: Annotated[tuple[DID, ...], _explain("the DIDs of registration: allow-list")] = ()
+    raw_keys: Annotated[Switch, _explain("write the keys of the did:web document without multicodec prefix")] = False
+    max_contract_requests: Annotated[Count, _explain("requests for a contract that may wait for one DID")] = 1000
+    max_contract_requests_per_sender: Annotated[Count, _explain("those of one and the same sender")] = 10
+    max_contracts: Annotated[Count, _explain("contracts that one DID may keep")] = 10_000
+    max_contracts_per_peer: Annotated[Count, _explain("those with one and the same DID")] = 100
+    max_pending_events: Annotated[Count, _explain("events that may wait for one DID")] = 10_000
+    max_pending_bytes: Annotated[
+        Count, _explain("and their bytes; a page with more than 16 MiB is refused, so more could get stuck")
+    ] = 16_777_216
+    max_stored_events: Annotated[Count, _explain("stored and public events that one DID may keep")] = 1_000_000
+    max_stored_bytes: Annotated[Count, _explain("and their bytes")] = 1_073_741_824
+
+    @model_validator(mode="after")
+    def _allow_goes_with_the_list(self) -> Decentrl:
+        if (self.registration == "allow-list") != bool(self.allow):
+            raise ValueError("expected DIDs in allow with registration: allow-list, and none without")
+        return self
 
 
 class Outbound(Section):

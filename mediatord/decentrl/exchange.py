@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mediatord.errors import MediatorError
+from mediatord.interfaces.decentrl import Guard
+from mediatord.protocol import jsontext
+from mediatord.protocol.decentrl.commands import Command
+from mediatord.wire import decentrl_wire_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +25,40 @@ class Reply:
     body: bytes = field(repr=False)
     retry_after: int | None = None
     fault: MediatorError | None = None
+
+
+def refusal(error: MediatorError) -> Reply:
+    """The wire form of a refusal (DCTRL-0004 section 11)."""
+    wire = decentrl_wire_for(error)
+    retry_after = int(error.retry_after) if error.retry_after is not None else wire.retry_after
+    return Reply(wire.status, jsontext.dumps({"type": "ERROR", "code": wire.code}), retry_after, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """
+    A command whose sender is proven, and what it is remembered by.
+
+    :param key: Ed25519 public key that the command is signed with.
+    :param nonce: what stands for the pair of nonce and sender.
+    :param until: when the nonce may be forgotten.
+    """
+
+    command: Command
+    key: bytes = field(repr=False)
+    nonce: bytes
+    until: float
+
+    @property
+    def sender(self) -> str:
+        """DID of the sender."""
+        return self.command.sender_did
+
+    def guard(self, *, registered: bool = False, recipient: str | None = None) -> Guard:
+        """
+        What has to hold for the command.
+
+        :param registered: whether the sender has to be registered.
+        :param recipient: DID that has to be registered as well.
+        """
+        return Guard(self.nonce, self.until, self.sender if registered else None, recipient)

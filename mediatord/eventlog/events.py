@@ -133,8 +133,8 @@ EVENTS: dict[str, Event] = {
     "msg.remove": Event(_STORED, "a message was removed by its owner or the operator"),
     "limit.hit": Event(("who", "limit", "retry_after_s", "peer"), "somebody is over a limit", "warn"),
     "replay.drop": Event(("sender", "code", "age_ms"), "a repeated or untimely request was refused", "warn"),
-    "acct.grant": Event(_REGISTERED, "mediation was granted"),
-    "acct.deny": Event(_REGISTERED, "mediation was refused", "warn"),
+    "acct.grant": Event(_REGISTERED, "mediation was granted, or an identity registered"),
+    "acct.deny": Event(_REGISTERED, "mediation or a registration was refused", "warn"),
     "acct.update": Event(_REGISTERED, "recipient DIDs were added or removed"),
     "gauge": Event(
         ("depth", "bytes", "rcpts", "oldest_ms", "conns", "rss", "fds", "lag_ms"), "the state, once a minute"

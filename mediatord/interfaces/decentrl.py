@@ -19,6 +19,10 @@ from mediatord.interfaces.messages import Removed
 Item = TypeVar("Item")
 
 
+# Bytes of payload that one slice may have: it is in memory at once, and so is the answer made of it.
+LARGEST_SLICE = 16_777_216
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """
@@ -46,10 +50,6 @@ class Slice:
     limit: int = 10
 
 
-# Bytes of payload that one slice may have: it is in memory at once, and so is the answer made of it.
-LARGEST_SLICE = 16_777_216
-
-
 @dataclass(frozen=True, slots=True)
 class Found(Generic[Item]):
     """:param total: how many match in all, of which `items` are a slice."""
@@ -67,7 +67,8 @@ class Caps:
     :param contracts: contracts that one DID may own; with one and the same peer at most `contracts_with_one`. Expired
         ones make room. Of registrations, which the mediator owns, only the second counts, and there the one that
         expires first makes room.
-    :param pending: events that may wait for one DID, and their bytes.
+    :param pending: events that may wait for one DID, and their bytes: no more than a slice may have, since a wallet
+        that always asks for the same number of events could not get past those that are too long together.
     :param stored: stored and public events that one DID may keep, and their bytes.
     """
 
@@ -76,7 +77,7 @@ class Caps:
     contracts: int = 10_000
     contracts_with_one: int = 100
     pending: int = 10_000
-    pending_bytes: int = 67_108_864
+    pending_bytes: int = LARGEST_SLICE
     stored: int = 1_000_000
     stored_bytes: int = 1_073_741_824
 

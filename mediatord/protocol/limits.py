@@ -53,10 +53,10 @@ class SlidingWindow:
         times.extend([now] * cost)
         return 0
 
-    def give_back(self, key: str) -> None:
-        """Take back the latest admission of `key`, if there is one."""
-        times = self._admitted.get(_short(key))
-        if times:
+    def give_back(self, key: str, cost: int = 1) -> None:
+        """Take back the latest admissions of `key`, as far as there are any."""
+        times = self._admitted.get(_short(key), deque())
+        for _ in range(min(cost, len(times))):
             times.pop()
 
     def _forget(self, now: float) -> None:

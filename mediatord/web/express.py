@@ -1,15 +1,14 @@
 """
-The short way for what is nearly all traffic: a plain `POST /didcomm`.
+The short way for what is nearly all traffic: a plain POST of a message or a command.
 
-twisted.web spends more on a request than everything else together. A request that could not be plainer is therefore
-read here: one exact request line, no header but those of a short list, each once, a length in digits, the whole head
-in one piece. Whatever is anything else goes to twisted.web, with all that follows on that connection; nothing is
-interpreted here that two parsers could understand in two ways.
+twisted.web spends more on a request than everything else together. A request that could not be plainer
+(:mod:`mediatord.web.head`) is therefore answered here. Whatever is anything else goes to twisted.web, with all that
+follows on that connection.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Awaitable
 from functools import lru_cache
 from typing import Any
 
@@ -22,65 +21,22 @@ from twisted.web.http import RESPONSES, datetimeToString
 from zope.interface import implementer
 
 from mediatord.faults import without_text
+from mediatord.journal import Half
+from mediatord.web.head import MAX_HEAD, Head, read_head
 from mediatord.web.headers import CORS, EXPOSE_RETRY_AFTER, SERVER
-from mediatord.web.posting import FAULT, LATE, take
+from mediatord.web.posting import FAULT, LATE, UNREAD, carry_out, take
 from mediatord.web.render import REASONS, Answer
+from mediatord.web.unread import Untaken
 
 _log = Logger()
 
-_REQUEST_LINE = b"POST /didcomm HTTP/1.1"
-_MAX_HEAD = 8192
 # What may be read ahead of the request that is being served.
 _MAX_AHEAD = 65_536
-# Headers that change nothing about how a message is taken, and those that are looked at.
-_HEADERS = frozenset(
-    (b"host", b"user-agent", b"accept", b"accept-encoding", b"accept-language", b"content-type", b"content-length")
-    + (b"connection", b"x-forwarded-for")
-)
 _ALWAYS = b"".join(
     b"%b: %b\r\n" % (name.encode("ascii"), value.encode("ascii"))
     for name, value in [("Server", SERVER.decode()), *CORS]
 )
 _EXPOSE = b"%b: %b\r\n" % (EXPOSE_RETRY_AFTER[0].encode("ascii"), EXPOSE_RETRY_AFTER[1].encode("ascii"))
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What is needed of the head of a plain request."""
-
-    length: int
-    content_type: bytes
-    forwarded_for: str | None
-
-
-def read_head(head: bytes) -> Head | None:
-    """
-    A plain head, or None for any other.
-
-    :param head: up to the empty line, without it.
-    """
-    request_line, *lines = head.split(b"\r\n")
-    # A bare CR, LF or NUL is where parsers begin to differ.
-    if request_line != _REQUEST_LINE or head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-        return None
-    headers: dict[bytes, bytes] = {}
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        name = name.lower()
-        if not colon or name not in _HEADERS or name in headers:
-            return None
-        headers[name] = value.strip(b" \t")
-    length = headers.get(b"content-length", b"")
-    plain = b"host" in headers and b"\0" not in head and head.isascii()
-    if not plain or not length.isdigit() or len(length) > 9 or headers.get(b"connection", b"").lower() not in _KEEP:
-        return None
-    forwarded = headers.get(b"x-forwarded-for")
-    return Head(
-        int(length), headers.get(b"content-type", b""), None if forwarded is None else forwarded.decode("ascii")
-    )
-
-
-_KEEP = (b"", b"keep-alive")
 
 
 @implementer(IPushProducer)
@@ -99,6 +55,9 @@ class ExpressChannel(Protocol):
         self._stock: Any = None
         self._buffer = bytearray()
         self._head: Head | None = None
+        self._half: Half = "didcomm"
+        self._payer = ""
+        self._untaken = Untaken(site.unread)
         self._body_at = 0
         self._serving = 0
         self._served = 0
@@ -156,7 +115,7 @@ class ExpressChannel(Protocol):
 
     def _begin(self) -> bool:
         """Read the head of the next request; False when that is not for us to do."""
-        end = self._buffer.find(b"\r\n\r\n", 0, _MAX_HEAD)
+        end = self._buffer.find(b"\r\n\r\n", 0, MAX_HEAD)
         head = read_head(bytes(self._buffer[:end])) if end > 0 else None
         if head is None or head.length > self._site.max_body:
             return False
@@ -176,20 +135,25 @@ class ExpressChannel(Protocol):
     def _serve(self, body: bytes) -> None:
         head, self._head = self._head, None
         assert head is not None
+        self._half = head.half
         self._serving += 1
         self._since = self._front.clock.seconds()
         deadline = self._since + self._front.deadline
         if self._timer is not None and self._timer.getTime() > deadline:
             self._timer.reset(self._front.deadline)
-        client = self._front.peers.payer(self._host, head.forwarded_for)
-        Deferred.fromCoroutine(self._answer(self._serving, body, client, head.content_type))
+        self._payer = self._front.peers.payer(self._host, head.forwarded_for)
+        if head.half == "didcomm":
+            work = take(self._front.receive, body, self._payer, head.content_type)
+        else:
+            work = carry_out(self._front.command(body, self._payer))
+        Deferred.fromCoroutine(self._answer(self._serving, head.half, work))
 
-    async def _answer(self, number: int, body: bytes, client: str, content_type: bytes) -> None:
+    async def _answer(self, number: int, half: Half, work: Awaitable[Answer]) -> None:
         try:
-            answer = await take(self._front.receive, body, client, content_type)
+            answer = await work
         except Exception:
             _log.failure("answering a request failed", without_text())
-            answer = FAULT
+            answer = FAULT[half]
         self._finish(number, answer)
 
     def _finish(self, number: int, answer: Answer) -> None:
@@ -198,11 +162,19 @@ class ExpressChannel(Protocol):
             return
         self._served = number
         self._since = self._front.clock.seconds()
+        if not self._untaken.has_room(self._payer, len(answer.body)):
+            answer = UNREAD[self._half]
         self._wire.write(serialise(answer, self._since))
+        if self._congested:
+            self._untaken.add(self._payer, len(answer.body))
+        else:
+            self._read_on()
+        self._advance()
+
+    def _read_on(self) -> None:
         if not self._reading:
             self._reading = True
             self._wire.resumeProducing()
-        self._advance()
 
     def _look(self) -> None:
         """Time is up for a request, or for a client that sends none; or it is not, and then look again."""
@@ -213,7 +185,7 @@ class ExpressChannel(Protocol):
         if left > 0:
             return
         if self._busy:
-            self._finish(self._serving, LATE)
+            self._finish(self._serving, LATE[self._half])
         else:
             self._wire.abortConnection()
 
@@ -246,7 +218,10 @@ class ExpressChannel(Protocol):
     def resumeProducing(self) -> None:
         """The client has read what there was."""
         self._congested = False
+        self._untaken.clear()
         self._since = self._front.clock.seconds()
+        # What was read ahead may be a part of a request, which nobody would finish otherwise.
+        self._read_on()
         self._advance()
 
     def stopProducing(self) -> None:
@@ -255,6 +230,7 @@ class ExpressChannel(Protocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """The client is gone; what is being done for it is done to its end."""
         self._stop_looking()
+        self._untaken.clear()
         self._site.closed(self._address)
         self._buffer.clear()
         if self._stock is not None:

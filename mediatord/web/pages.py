@@ -9,10 +9,10 @@ from twisted.web.server import Request
 
 from mediatord.invitation import invitation, invitation_page, invitation_url
 from mediatord.protocol import jsontext
+from mediatord.web.openapi import OPENAPI
 from mediatord.web.render import Answer
 
 JSON = b"application/json"
-DID_JSON = b"application/did+json"
 TEXT = b"text/plain; charset=utf-8"
 HTML = b"text/html; charset=utf-8"
 
@@ -28,7 +28,8 @@ class Pages:
     def __init__(self, did: str, web_document: Mapping[str, Any], public_url: str) -> None:
         page = invitation_page(public_url, did)
         self._did = Answer(200, did.encode("ascii"), TEXT)
-        self._document = Answer(200, jsontext.dumps(dict(web_document)), DID_JSON)
+        self._document = Answer(200, jsontext.dumps(dict(web_document)), JSON)
+        self._openapi = Answer(200, OPENAPI, JSON)
         self._url = Answer(200, invitation_url(public_url, did).encode("ascii"), TEXT)
         self._json = Answer(200, jsontext.dumps(invitation(did)), JSON, _VARIES)
         self._html = Answer(
@@ -60,6 +61,10 @@ class Pages:
     def invitation(self, request: Request) -> Answer:
         """`/invitation`: a page for people, JSON for programs, by what they accept."""
         return self._html if _wants_html(request) else self._json
+
+    def openapi(self, request: Request) -> Answer:
+        """`/openapi.json`: what programs are told about the commands."""
+        return self._openapi
 
     def invitation_url(self, request: Request) -> Answer:
         """`/invitationOOB`: the invitation's URL as text."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -38,8 +39,27 @@ class Answer:
     shared: bool = True
 
 
-def write(request: Request, answer: Answer) -> None:
-    """Send the whole response and finish."""
+def write(request: Request, answer: Answer, unread: Answer | None = None) -> None:
+    """
+    Send the whole response and finish.
+
+    :param unread: what is sent instead if the client leaves too much unread; without it `answer` is sent anyway.
+    """
+    client: Any = request
+    if unread is not None and not client.has_room(_sent(request, answer)):
+        answer = unread
+    _put_head(request, answer)
+    if size := _sent(request, answer):
+        request.write(answer.body)
+        client.wrote(size)
+    request.finish()
+
+
+def _sent(request: Request, answer: Answer) -> int:
+    return 0 if request.method == b"HEAD" else len(answer.body)
+
+
+def _put_head(request: Request, answer: Answer) -> None:
     request.setResponseCode(answer.status, REASONS.get(answer.status))
     headers = request.responseHeaders
     for name, values in _CORS if answer.shared else ():
@@ -56,19 +76,24 @@ def write(request: Request, answer: Answer) -> None:
             headers.setRawHeaders(*_EXPOSE)
     if answer.status != 204:  # RFC 9110 section 8.6
         headers.setRawHeaders(b"Content-Length", [b"%d" % len(answer.body)])
-    if answer.body and request.method != b"HEAD":
-        request.write(answer.body)
-    request.finish()
 
 
 def respond(
-    request: Request, work: Awaitable[Answer], clock: IReactorTime, *, deadline: float, late: Answer, fault: Answer
+    request: Request,
+    work: Awaitable[Answer],
+    clock: IReactorTime,
+    *,
+    deadline: float,
+    late: Answer,
+    fault: Answer,
+    unread: Answer,
 ) -> int:
     """
     Finish `request` with what `work` returns.
 
     :param deadline: seconds after which `late` is answered instead; the work itself goes on to its end.
     :param fault: the answer when `work` raises.
+    :param unread: the answer when the client leaves too much unread.
     """
     gone: list[Failure] = []
     request.notifyFinish().addErrback(gone.append)
@@ -78,7 +103,7 @@ def respond(
         nonlocal finished
         if not finished and not gone:  # the peer may have left; the work is finished all the same
             finished = True
-            write(request, answer)
+            write(request, answer, unread)
 
     timer = clock.callLater(deadline, finish, late)
 

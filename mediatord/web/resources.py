@@ -1,24 +1,39 @@
-"""The resource tree of the public listener (contract section 3)."""
+"""What is at each address of the public listener (contract section 3)."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import unquote_to_bytes
 
 from autobahn.twisted.resource import WebSocketResource
 from twisted.internet.interfaces import IReactorTime
-from twisted.web.resource import IResource, Resource
+from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
+from mediatord.decentrl.exchange import Reply as DecentrlReply
 from mediatord.errors import MediatorError, RateLimited, ShuttingDown, StoreUnavailable
+from mediatord.journal import Half
 from mediatord.metrics import CONTENT_TYPE, Metrics
 from mediatord.presence import Connections
 from mediatord.protocol import jsontext
 from mediatord.web.headers import PREFLIGHT
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Network, Peers, is_within
-from mediatord.web.posting import FAULT, JSON, LATE, Receive, refusal, take
+from mediatord.web.posting import (
+    FAULT,
+    JSON,
+    LATE,
+    UNREAD,
+    Command,
+    Receive,
+    carry_out,
+    plain_error,
+    refusal,
+    retry,
+    take,
+)
 from mediatord.web.render import Answer, respond, write
 
 
@@ -27,15 +42,19 @@ class Front:
     """
     What the resources work with.
 
-    :param receive: takes a message, gives the reply; raises ShuttingDown.
+    :param receive: takes a DIDComm message, gives the reply; raises ShuttingDown.
+    :param command: takes a Decentrl command and who pays for it, gives the reply; raises ShuttingDown.
+    :param public: reads a public channel: DID as in the path, arguments of the query, who pays; raises ShuttingDown.
     :param ping_store: really asks the store; raises StoreUnavailable.
     :param queue_sizes: refreshes the queue gauge before a scrape.
-    :param turned_away: told of an address whose request was refused unread.
+    :param turned_away: told of a request that was refused unread: whose form the refusal has, and the address.
     :param deadline: seconds a request may take.
     """
 
     clock: IReactorTime
     receive: Receive
+    command: Command
+    public: Callable[[str, Mapping[bytes, Sequence[bytes]], str], Awaitable[DecentrlReply]]
     ping_store: Callable[[], Awaitable[None]]
     queue_sizes: Callable[[], Awaitable[None]]
     pages: Pages
@@ -43,16 +62,21 @@ class Front:
     peers: Peers
     connections: Connections[Any]
     sockets: WebSocketResource
-    turned_away: Callable[[str, MediatorError], None]
+    turned_away: Callable[[Half, str, MediatorError], None]
     metrics_allow: Sequence[Network] = ()
     deadline: float = 10.0
 
 
-class _Leaf(Resource):
-    """One path: GET pages by coroutine, everything else by choice."""
+class Leaf(Resource):
+    """
+    One path: GET pages by coroutine, everything else by choice.
+
+    :cvar half: whose form a refusal has that nobody else gives.
+    """
 
     isLeaf = True
     methods: tuple[bytes, ...] = (b"GET", b"HEAD", b"OPTIONS")
+    half: Half = "decentrl"
 
     def __init__(self, front: Front) -> None:
         super().__init__()
@@ -60,105 +84,165 @@ class _Leaf(Resource):
 
     def render(self, request: Request) -> int | bytes:
         """Dispatch by method."""
-        if request.postpath and request.postpath != [b""]:
-            return _finish(request, NOT_FOUND)
         if request.method == b"OPTIONS":
-            return _finish(request, _PREFLIGHT)
+            return finish(request, PREFLIGHT_ANSWER)
+        if not self.has(request):
+            return finish(request, NOT_FOUND[self.half])
         if request.method not in self.methods:
-            return self._not_allowed(request)
+            return self.not_allowed(request)
         if request.method == b"POST":
             return self.post(request)
         return self.get(request)
 
+    def has(self, request: Request) -> bool:
+        """Whether there is something at the path; there is nothing below one, but for its closing slash."""
+        return request.postpath in ([], [b""])
+
     def get(self, request: Request) -> int | bytes:
         """Answer a GET."""
-        return self._not_allowed(request)
+        return self.not_allowed(request)
 
     def post(self, request: Request) -> int | bytes:
-        """Take a message."""
+        """Answer a POST."""
+        return self.not_allowed(request)
+
+    def take(self, request: Request, half: Half) -> int:
+        """Take what was posted."""
         content: Any = request.content
+        body, payer = content.getvalue(), self.payer(request)
+        if half == "decentrl":
+            return self.later(request, carry_out(self._front.command(body, payer)), half)
         content_type = request.getHeader(b"content-type") or b""
-        return self.later(request, take(self._front.receive, content.getvalue(), self.payer(request), content_type))
+        return self.later(request, take(self._front.receive, body, payer, content_type), half)
 
     def payer(self, request: Request) -> str:
         """Who is charged for the request."""
-        return self._front.peers.payer(*_addresses(request))
+        return self._front.peers.payer(*addresses(request))
 
-    def later(self, request: Request, work: Awaitable[Answer]) -> int:
+    def later(self, request: Request, work: Awaitable[Answer], half: Half) -> int:
         """Answer when `work` is done."""
         return respond(
             request,
             work,
             self._front.clock,
             deadline=self._front.deadline,
-            late=LATE,
-            fault=FAULT,
+            late=LATE[half],
+            fault=FAULT[half],
+            unread=UNREAD[half],
         )
 
     def upgrade(self, request: Request) -> int | bytes:
         """Hand the connection to a WebSocket, if the client may have one more."""
         if self._front.connections.draining:
-            self._front.turned_away(self.payer(request), ShuttingDown())
-            return _finish(request, refusal(ShuttingDown()))
+            self._front.turned_away(self.half, self.payer(request), ShuttingDown())
+            return finish(request, refusal(self.half, ShuttingDown()))
         if not self._front.connections.has_room(self.payer(request)):
-            self._front.turned_away(self.payer(request), RateLimited())
-            return _finish(request, Answer(429, b"too many connections\n", b"text/plain", _retry(5)))
-        cast(Any, request).site.upgraded(_addresses(request)[0])
+            self._front.turned_away(self.half, self.payer(request), RateLimited())
+            return finish(request, _CROWDED[self.half])
+        cast(Any, request).site.upgraded(addresses(request)[0])
         outcome: int | bytes = self._front.sockets.render(request)
         return outcome
 
-    def _not_allowed(self, request: Request) -> bytes | int:
-        return _finish(request, Answer(405, headers=((b"Allow", b", ".join(self.methods)),)))
+    def not_allowed(self, request: Request) -> int:
+        """Say which methods there are."""
+        allowed = (b"Allow", b", ".join(self.methods))
+        if self.half == "didcomm":
+            return finish(request, Answer(405, headers=(allowed,)))
+        return finish(request, plain_error(405, "METHOD_NOT_ALLOWED", allowed))
 
 
-def _retry(seconds: int) -> tuple[tuple[bytes, bytes], ...]:
-    return ((b"Retry-After", b"%d" % seconds),)
+PREFLIGHT_ANSWER = Answer(
+    204, headers=tuple((name.encode("ascii"), value.encode("ascii")) for name, value in PREFLIGHT)
+)
+NOT_FOUND: dict[Half, Answer] = {
+    "didcomm": Answer(404, b'{"status":"error","detail":"not found"}', JSON),
+    "decentrl": plain_error(404, "NOT_FOUND"),
+}
+_CROWDED: dict[Half, Answer] = {
+    "didcomm": Answer(429, b"too many connections\n", b"text/plain", retry(5)),
+    "decentrl": plain_error(429, "RATE_LIMITED", *retry(5)),
+}
 
 
-_PREFLIGHT = Answer(204, headers=tuple((name.encode("ascii"), value.encode("ascii")) for name, value in PREFLIGHT))
-NOT_FOUND = Answer(404, b'{"status":"error","detail":"not found"}', JSON)
+def finish(request: Request, answer: Answer, unread: Answer | None = None) -> int:
+    """
+    Answer at once.
 
-
-def _finish(request: Request, answer: Answer) -> int:
-    write(request, answer)
+    :param unread: as for :func:`~mediatord.web.render.write`.
+    """
+    write(request, answer, unread)
     return NOT_DONE_YET
 
 
-def _addresses(request: Request) -> tuple[str, str | None]:
+def addresses(request: Request) -> tuple[str, str | None]:
     """Address of the TCP peer, and what `X-Forwarded-For` says."""
     forwarded = request.requestHeaders.getRawHeaders("x-forwarded-for")
     return getattr(request.getClientAddress(), "host", "") or "", ",".join(forwarded) if forwarded else None
 
 
-def _wants_upgrade(request: Request) -> bool:
+def wants_upgrade(request: Request) -> bool:
+    """Whether a WebSocket is asked for."""
     return (request.getHeader(b"upgrade") or b"").strip().lower() == b"websocket"
 
 
-class MessagePath(_Leaf):
+class MessagePath(Leaf):
     """`/didcomm`: messages by POST, a socket by upgrade (reference 3.1, 3.2)."""
 
     methods = (b"POST", b"OPTIONS")
+    half = "didcomm"
 
     def render(self, request: Request) -> int | bytes:
         """An upgrade is a GET, which this path does not have otherwise."""
-        if request.method == b"GET" and _wants_upgrade(request) and request.postpath in ([], [b""]):
+        if request.method == b"GET" and wants_upgrade(request) and self.has(request):
             return self.upgrade(request)
         return super().render(request)
 
+    def post(self, request: Request) -> int | bytes:
+        """Take a message, whatever it is labelled with."""
+        return self.take(request, "didcomm")
 
-class SocketPath(_Leaf):
-    """`/ws`: a socket."""
+
+class SocketPath(Leaf):
+    """`/ws`: a socket, of either protocol."""
 
     methods = (b"GET", b"OPTIONS")
 
     def get(self, request: Request) -> int | bytes:
         """Upgrade, or say that this is what the path is for."""
-        if _wants_upgrade(request):
+        if wants_upgrade(request):
             return self.upgrade(request)
-        return _finish(request, Answer(426, headers=((b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"))))
+        return finish(request, _UPGRADE_REQUIRED)
 
 
-class Page(_Leaf):
+_UPGRADE_REQUIRED = plain_error(426, "UPGRADE_REQUIRED", (b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"))
+
+
+class PublicPath(Leaf):
+    """`/public/:did`: a public channel (DCTRL-0004 3.1, reference 10.3)."""
+
+    def has(self, request: Request) -> bool:
+        """Everything below the path is a DID, or a mistake in one."""
+        return True
+
+    def get(self, request: Request) -> int | bytes:
+        """The events that were published there."""
+        work = self._front.public(_named(request.path), request.args or {}, self.payer(request))
+        return self.later(request, carry_out(work), "decentrl")
+
+
+def _named(path: bytes) -> str:
+    """
+    The DID in a path below another, as a client may have put it there: plain, with slashes in it, or encoded.
+
+    :return: empty, which is no DID, when it is not UTF-8.
+    """
+    try:
+        return unquote_to_bytes(path[1:].partition(b"/")[2]).decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+class Page(Leaf):
     """A page that is the same for everybody."""
 
     def __init__(self, front: Front, page: Callable[[Request], Answer]) -> None:
@@ -167,10 +251,10 @@ class Page(_Leaf):
 
     def get(self, request: Request) -> int | bytes:
         """The page."""
-        return _finish(request, self._page(request))
+        return finish(request, self._page(request), UNREAD[self.half])
 
 
-class Health(_Leaf):
+class Health(Leaf):
     """`/health`: whether the store answers."""
 
     def get(self, request: Request) -> int | bytes:
@@ -182,21 +266,21 @@ class Health(_Leaf):
             except (StoreUnavailable, ShuttingDown) as error:
                 self._front.metrics.storage_up(False)
                 detail = "store unavailable" if isinstance(error, StoreUnavailable) else "stopping"
-                return Answer(503, jsontext.dumps({"status": "error", "detail": detail}), JSON, _retry(5))
+                return Answer(503, jsontext.dumps({"status": "error", "detail": detail}), JSON, retry(5))
             self._front.metrics.storage_up(True)
             return Answer(200, b'{"status":"ok"}', JSON)
 
-        return self.later(request, asked())
+        return self.later(request, asked(), "didcomm")
 
 
-class MetricsPath(_Leaf):
+class MetricsPath(Leaf):
     """`/metrics`: Prometheus text, for those who may see it."""
 
     def get(self, request: Request) -> int | bytes:
         """The metrics, or 403: they name recipients."""
-        client = self._front.peers.client(*_addresses(request))
+        client = self._front.peers.client(*addresses(request))
         if not is_within(client, self._front.metrics_allow):
-            return _finish(request, Answer(403, b'{"status":"error","detail":"forbidden"}', JSON))
+            return finish(request, Answer(403, b'{"status":"error","detail":"forbidden"}', JSON))
 
         async def scraped() -> Answer:
             try:
@@ -206,59 +290,4 @@ class MetricsPath(_Leaf):
             # A page in the operator's browser is on an address that may see this; the page itself may not.
             return Answer(200, self._front.metrics.render(), CONTENT_TYPE.encode("ascii"), shared=False)
 
-        return self.later(request, scraped())
-
-
-class Root(_Leaf):
-    """`/`: the DID document by GET, messages by POST, a socket by upgrade, and the parent of everything else."""
-
-    isLeaf = False
-    methods = (b"GET", b"HEAD", b"POST", b"OPTIONS")
-
-    def __init__(self, front: Front) -> None:
-        super().__init__(front)
-        pages = front.pages
-        well_known = _Folder()
-        well_known.putChild(b"did.json", Page(front, pages.did_document))
-        children: dict[bytes, IResource] = {
-            b"didcomm": MessagePath(front),
-            b"ws": SocketPath(front),
-            b"did": Page(front, pages.did),
-            b"invitation": Page(front, pages.invitation),
-            b"invitationOOB": Page(front, pages.invitation_url),
-            b"health": Health(front),
-            b"metrics": MetricsPath(front),
-            b".well-known": well_known,
-            # Where the document of a did:web with a path is, behind a proxy that takes the path off.
-            b"did.json": Page(front, pages.did_document),
-        }
-        for name, child in children.items():
-            self.putChild(name, child)
-
-    def getChild(self, path: bytes, request: Request) -> IResource:
-        """The root itself, or nothing."""
-        return self if path == b"" and not request.postpath else _Nothing()
-
-    def get(self, request: Request) -> int | bytes:
-        """The DID document, or a socket."""
-        if _wants_upgrade(request):
-            return self.upgrade(request)
-        return _finish(request, self._front.pages.root(request))
-
-
-class _Nothing(Resource):
-    isLeaf = True
-
-    def render(self, request: Request) -> int | bytes:
-        """404, in the form that programs read."""
-        return _finish(request, NOT_FOUND)
-
-
-class _Folder(Resource):
-    def getChild(self, path: bytes, request: Request) -> IResource:
-        """Nothing but what was put here."""
-        return _Nothing()
-
-    def render(self, request: Request) -> int | bytes:
-        """A folder has no page."""
-        return _finish(request, NOT_FOUND)
+        return self.later(request, scraped(), "didcomm")

@@ -6,16 +6,23 @@ from io import BytesIO
 from typing import Any, cast
 
 from twisted.internet.interfaces import IProtocol
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 from twisted.web.server import Request, Site
 
+from mediatord.decentrl.exchange import refusal
 from mediatord.errors import TooLarge
+from mediatord.journal import Half
 from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.message import PLAIN_TYPE
 from mediatord.protocol.didcomm.small import PROBLEM_REPORT
 from mediatord.web.express import ExpressChannel
 from mediatord.web.headers import CORS
-from mediatord.web.resources import Front, Root
+from mediatord.web.posting import JSON, half_by_label, plain_error
+from mediatord.web.resources import Front, addresses
+from mediatord.web.tree import Root
+from mediatord.web.unread import Unread, Untaken
 from mediatord.wire import WIRE
 
 # A client that is told 413 may go on sending for so long, or so much, before it is cut off.
@@ -34,9 +41,17 @@ class PatientChannel(HTTPChannel):
     """
 
     _began = 0.0
+    _closing = False
+
+    def connectionMade(self) -> None:
+        """A client is there."""
+        self.untaken = Untaken(cast(Any, self).site.unread)
+        super().connectionMade()
 
     def dataReceived(self, data: bytes) -> None:
         """Called with what comes; a request that takes a minute to arrive is given up, however steadily it drips."""
+        if self._closing:  # the transport reads on, and nobody would ever look at what came
+            return
         now = cast(Any, self).site.clock.seconds()
         if data:
             self._began = self._began or now
@@ -50,6 +65,20 @@ class PatientChannel(HTTPChannel):
         self._began = 0.0
         super().allContentReceived()
 
+    def _respondToBadRequestAndDisconnect(self) -> None:  # noqa: N802  Twisted's name
+        """Called when what came is no HTTP; Twisted would say so in no words at all."""
+        cast(Any, self.transport).write(_BAD_REQUEST)
+        self.loseConnection()
+
+    def wrote(self, payer: str, size: int) -> None:
+        """
+        Called when an answer is written.
+
+        :param size: bytes, which count while the client does not take them.
+        """
+        if self._waitingForTransport:
+            self.untaken.add(payer, size)
+
     def requestDone(self, request: Any) -> None:  # noqa: N802  Twisted's name
         """Called when an answer is written."""
         if self._waitingForTransport:
@@ -59,10 +88,26 @@ class PatientChannel(HTTPChannel):
 
     def resumeProducing(self) -> None:
         """The client has read what there was."""
+        self.untaken.clear()
         super().resumeProducing()
         if self.paused and not self._waitingForTransport:
             self.paused = False
             self.dataReceived(b"")
+
+    def loseConnection(self) -> None:
+        """Called when nothing more will be said; the client has a while to read what was."""
+        self._closing = True
+        self.setTimeout(cast(Any, self).site.timeOut)
+        super().loseConnection()
+
+    def timeoutConnection(self) -> None:  # noqa: N802  Twisted's name
+        """Called when a client was silent too long, or did not read its answer; Twisted would wait for it on."""
+        cast(Any, self.transport).abortConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """The client is gone."""
+        self.untaken.clear()
+        super().connectionLost(reason)
 
 
 class CappedRequest(Request):
@@ -100,6 +145,19 @@ class CappedRequest(Request):
         else:
             super().requestReceived(command, path, version)
 
+    def has_room(self, size: int) -> bool:
+        """Whether an answer of so many bytes may be written, seeing what its payer has not read yet."""
+        untaken: Untaken = cast(Any, self.channel).untaken
+        return untaken.has_room(self._payer, size)
+
+    def wrote(self, size: int) -> None:
+        """An answer of so many bytes was written."""
+        cast(Any, self.channel).wrote(self._payer, size)
+
+    @property
+    def _payer(self) -> str:
+        return self._site.front.peers.payer(*addresses(self))
+
     @property
     def _site(self) -> MediatorSite:
         site: MediatorSite = cast(Any, self.channel).site
@@ -114,27 +172,44 @@ class CappedRequest(Request):
         self.content = BytesIO()
         # Or the channel would tell the client to go on.
         self.requestHeaders.removeHeader(b"Expect")
-        connected = getattr(self.getClientAddress(), "host", "") or ""
-        self._site.front.turned_away(
-            self._site.front.peers.payer(connected, self.getHeader("x-forwarded-for")), TooLarge()
-        )
+        half = self._half()
+        self._site.front.turned_away(half, self._payer, TooLarge())
         transport = self._transport
-        transport.write(_TOO_LARGE)
+        transport.write(_TOO_LARGE[half])
         getattr(transport, "loseWriteConnection", transport.loseConnection)()
         timer = self._site.clock.callLater(_PATIENCE_SECONDS, transport.abortConnection)
         self.notifyFinish().addErrback(lambda _: timer.cancel() if timer.active() else None)
 
+    def _half(self) -> Half:
+        """Whose client this is, by address or label: the request is not there yet, only its head."""
+        path: bytes = cast(Any, self.channel)._path.partition(b"?")[0]
+        if path == b"/didcomm" or path.startswith(b"/didcomm/"):
+            return "didcomm"
+        return half_by_label(self.getHeader(b"content-type") or b"")
 
-def _too_large() -> bytes:
+
+def _report() -> bytes:
     wire = WIRE[TooLarge]
     report = {"type": PROBLEM_REPORT, "body": {"code": wire.code, "comment": wire.comment}}
-    body = jsontext.dumps({"id": "too-large", "typ": PLAIN_TYPE, **report})
-    headers = [("Content-Type", PLAIN_TYPE), ("Content-Length", str(len(body))), ("Connection", "close"), *CORS]
+    return jsontext.dumps({"id": "too-large", "typ": PLAIN_TYPE, **report})
+
+
+def _last_words(status: int, reason: str, content_type: str, body: bytes) -> bytes:
+    """A whole response after which the connection is closed."""
+    headers = [("Content-Type", content_type), ("Content-Length", str(len(body))), ("Connection", "close"), *CORS]
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
-    return f"HTTP/1.1 {wire.status} Content Too Large\r\n{lines}\r\n".encode("ascii") + body
+    return f"HTTP/1.1 {status} {reason}\r\n{lines}\r\n".encode("ascii") + body
 
 
-_TOO_LARGE = _too_large()
+def _too_large(content_type: str, body: bytes) -> bytes:
+    return _last_words(WIRE[TooLarge].status, "Content Too Large", content_type, body)
+
+
+_BAD_REQUEST = _last_words(400, "Bad Request", JSON.decode("ascii"), plain_error(400, "BAD_REQUEST").body)
+_TOO_LARGE: dict[Half, bytes] = {
+    "didcomm": _too_large(PLAIN_TYPE, _report()),
+    "decentrl": _too_large(JSON.decode("ascii"), refusal(TooLarge()).body),
+}
 
 
 class MediatorSite(Site):
@@ -156,6 +231,7 @@ class MediatorSite(Site):
         self.front = front
         self.clock = front.clock
         self.max_body = max_body
+        self.unread = Unread()
 
     def buildProtocol(self, addr: object) -> Any:
         """An :class:`~mediatord.web.express.ExpressChannel`: a connection begins on the short way."""

@@ -1,12 +1,13 @@
-"""The WebSocket half of the transport: frames to the mediator, replies and pushes to frames (reference 3.2)."""
+"""The WebSocket half of the transport: frames to both protocol halves, replies and pushes to frames (contract 3)."""
 
 from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import txaio
 from autobahn.twisted.websocket import WebSocketServerFactory, WebSocketServerProtocol
@@ -15,20 +16,16 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mediatord.didcomm.exchange import Correspondent, Origin, Reply
-from mediatord.didcomm.packing import is_opaque
 from mediatord.errors import ShuttingDown
 from mediatord.faults import without_text
 from mediatord.journal import Journal
 from mediatord.outbox import Outbox
-from mediatord.presence import Connections
+from mediatord.presence import Connections, Session
 from mediatord.web.peers import Peers
+from mediatord.web.speech import Conversation, Envelopes, FirstMessageDecides, Receive, Speech
 
 _log = Logger()
 
-Receive = Callable[[bytes, Origin], Awaitable[Reply]]
-
-MAX_OPAQUE = 3
 MAX_FRAGMENTS = 1024
 # Frames of one socket that may wait for their turn before reading from it stops.
 MAX_WAITING = 8
@@ -44,11 +41,13 @@ class Sockets:
     """
     What every socket works with.
 
-    :param receive: takes a message, gives the reply.
+    :param receive: takes a DIDComm message, gives the reply.
+    :param converse: begins to speak Decentrl.
     """
 
     receive: Receive
-    connections: Connections[Correspondent]
+    converse: Callable[[Session], Conversation]
+    connections: Connections[Any]
     journal: Journal
     peers: Peers
     clock: IReactorTime
@@ -86,11 +85,11 @@ class MediatorSocket(WebSocketServerProtocol):
         self.name = secrets.token_hex(8)
         self._sockets = sockets
         self._outbox = Outbox(self._write_frame, cleared=self._go_on)
-        self._waiting: deque[bytes] = deque()
+        self._speech: Speech = Envelopes(sockets.receive, self, self._outbox.put)
+        self._waiting: deque[tuple[bytes, bool]] = deque()
         self._serving = False
         self._reading = True
         self._fragments = 0
-        self._opaque = 0
         self._opened_at = 0.0
         self._line: Any = None
         self._traffic = [0, 0, 0, 0]
@@ -98,6 +97,8 @@ class MediatorSocket(WebSocketServerProtocol):
     def onConnect(self, request: Any) -> None:
         """The handshake was read; no sub-protocol is ever selected."""
         self.client = self._sockets.peers.payer(_host(self), request.headers.get("x-forwarded-for"))
+        if unquote(request.path).strip("/") == "ws":
+            self._speech = FirstMessageDecides(self._sockets.converse(self), self._speech)
 
     def failHandshake(self, reason: str, code: int = 400, responseHeaders: Any = None) -> None:  # noqa: N802, N803
         """The handshake is none; Autobahn's reason quotes headers, and goes to the client and to the log."""
@@ -112,6 +113,7 @@ class MediatorSocket(WebSocketServerProtocol):
         self._opened_at = self._sockets.clock.seconds()
         self._sockets.journal.connection_opened(self.name, self.client)
         self._sockets.connections.opened(self)
+        self._speech.begin()
 
     def onMessageBegin(self, isBinary: bool) -> None:  # noqa: N803
         """A message starts."""
@@ -131,7 +133,7 @@ class MediatorSocket(WebSocketServerProtocol):
             return
         self._traffic[0] += 1
         self._traffic[2] += len(payload)
-        self._waiting.append(payload)
+        self._waiting.append((payload, isBinary))
         if len(self._waiting) >= MAX_WAITING and self._reading:
             self._reading = False
             self._line.pauseProducing()
@@ -147,28 +149,16 @@ class MediatorSocket(WebSocketServerProtocol):
     async def _serve(self) -> None:
         try:
             while self._waiting and self._outbox.is_clear:
-                payload = self._waiting.popleft()
+                payload, is_binary = self._waiting.popleft()
                 if not self._reading and len(self._waiting) < MAX_WAITING // 2:
                     self._reading = True
                     self._line.resumeProducing()
-                await self._answer(payload)
+                try:
+                    await self._speech.hear(payload, is_binary)
+                except ShuttingDown:
+                    self.close(1001, "going away")
         finally:
             self._serving = False
-
-    async def _answer(self, payload: bytes) -> None:
-        try:
-            reply = await self._sockets.receive(payload, Origin(self.client, self))
-        except ShuttingDown:
-            self.close(1001, "going away")
-            return
-        if is_opaque(reply):
-            self._opaque += 1
-            if self._opaque == 1:
-                self._outbox.put(reply.body)
-            elif self._opaque >= MAX_OPAQUE:
-                self.close(1008, "undecryptable")
-        elif reply.body:
-            self._outbox.put(reply.body)
 
     def send(self, frame: bytes) -> bool:
         """Queue one text frame; False when the socket cannot take it now."""
@@ -202,8 +192,9 @@ class MediatorSocket(WebSocketServerProtocol):
             ours = self.localCloseCode if self.closedByMe else None
             by: Literal["us", "peer"] = "us" if ours is not None else "peer"
             self._sockets.journal.connection_closed(
-                self.name, "didcomm", lasted, ours or code, by, tuple(self._traffic)
+                self.name, self._speech.half, lasted, ours or code, by, tuple(self._traffic)
             )
+            self._speech.end()
         self._sockets.connections.closed(self)
 
 

@@ -16,6 +16,7 @@ from mediatord.eventlog.sealing import Sealer
 from mediatord.gate import Gate
 from mediatord.identity import Identity, IdentityError
 from mediatord.interfaces import IStore, QueueLimits
+from mediatord.interfaces.decentrl import Caps
 from mediatord.journal import Journal
 from mediatord.keyfile import load_keys
 from mediatord.metrics import Metrics
@@ -49,7 +50,12 @@ def load_identity(config: Config) -> Identity:
     :raise StartupError: the key file or a former DID cannot be used.
     """
     try:
-        return Identity(load_keys(config.identity.keys), config.public_url, config.identity.former_dids)
+        return Identity(
+            load_keys(config.identity.keys),
+            config.public_url,
+            config.identity.former_dids,
+            raw_keys=config.decentrl.raw_keys,
+        )
     except (PrivateFileError, IdentityError) as error:
         raise StartupError(str(error)) from None
 
@@ -79,6 +85,7 @@ def build_base(reactor: Any, config: Config) -> Base:
             config.storage.backend,
             reactor,
             QueueLimits(config.queue.max_messages, config.queue.max_bytes),
+            caps=_caps(config),
             path=config.storage.sqlite.path,
             observe=metrics.store_took,
         )
@@ -95,6 +102,20 @@ def build_base(reactor: Any, config: Config) -> Base:
         admission=_admission(reactor, journal, config),
         gate=Gate(),
         outbound=Outbound(reactor, allow_private=config.outbound.allow_private),
+    )
+
+
+def _caps(config: Config) -> Caps:
+    settings = config.decentrl
+    return Caps(
+        requests=settings.max_contract_requests,
+        requests_of_one=settings.max_contract_requests_per_sender,
+        contracts=settings.max_contracts,
+        contracts_with_one=settings.max_contracts_per_peer,
+        pending=settings.max_pending_events,
+        pending_bytes=settings.max_pending_bytes,
+        stored=settings.max_stored_events,
+        stored_bytes=settings.max_stored_bytes,
     )
 
 

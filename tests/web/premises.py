@@ -18,6 +18,7 @@ from mediatord.protocol import jsontext
 from mediatord.tags import Tags, load_tag_key
 from mediatord.wiring import build_site
 from tests.house import PEER, House
+from tests.web.fakes import FakeDecentrl
 
 ENCRYPTED = b"application/didcomm-encrypted+json"
 
@@ -125,6 +126,8 @@ class Line(StringTransport):
         if self._full and self.producer is not None:
             self._full = False
             self.producer.resumeProducing()
+        elif self.disconnecting:
+            self._lose(ConnectionDone())
 
     def _lose(self, reason: Exception) -> None:
         if not self.lost:
@@ -240,12 +243,16 @@ def framed(payload: bytes, opcode: int = TEXT, *, final: bool = True) -> bytes:
 
 
 class Premises(House):
-    """A house with the HTTP site in front of it."""
+    """
+    A house with the HTTP site in front of it.
 
-    def __init__(self, test: SynchronousTestCase, **settings: Any) -> None:
+    :param talker: a Decentrl half to be served instead of the real one.
+    """
+
+    def __init__(self, test: SynchronousTestCase, *, talker: FakeDecentrl | None = None, **settings: Any) -> None:
         super().__init__(test, **settings)
-        self.base.gate.startService()
-        self.site = build_site(self.base, self.half, self.config)
+        decentrl: Any = talker or self.decentrl
+        self.site = build_site(self.base, self.half, decentrl, self.config)
 
     def line(self, peer: str = PEER) -> Line:
         """A new connection."""
@@ -284,7 +291,7 @@ class Premises(House):
         """The response to an envelope."""
         return self.request("POST", path, body, {"Content-Type": ENCRYPTED.decode(), **headers})
 
-    def upgrade(self, path: str = "/ws", peer: str = PEER, **headers: str) -> tuple[Line, Answered, bytes]:
+    def upgrade(self, path: str = "/didcomm", peer: str = PEER, **headers: str) -> tuple[Line, Answered, bytes]:
         """Ask for a WebSocket; the line, the response, and what came after it."""
         line = self.line(peer)
         wanted = {
@@ -301,7 +308,7 @@ class Premises(House):
         (response,) = responses(top + b"\r\n\r\n" + rest[:length])
         return line, response, rest[length:]
 
-    def visitor(self, path: str = "/ws", peer: str = PEER, **headers: str) -> Visitor:
+    def visitor(self, path: str = "/didcomm", peer: str = PEER, **headers: str) -> Visitor:
         """A WebSocket that is open."""
         line, response, rest = self.upgrade(path, peer, **headers)
         self.test.assertEqual(response.status, 101)

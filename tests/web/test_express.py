@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.exchange import ACCEPTED, Origin, Reply
-from mediatord.web.express import ExpressChannel, read_head
+from mediatord.didcomm.exchange import ACCEPTED, Reply
+from mediatord.web.express import ExpressChannel
+from mediatord.web.head import read_head
 from mediatord.web.site import MediatorSite
 from mediatord.wiring import build_site
 from tests.house import House
+from tests.web.fakes import FakeDecentrl, FakeDIDComm
+from tests.web.premises import responses
 
 MAX_BODY = 1000
 
@@ -37,19 +40,9 @@ class Line(StringTransport):
         super().loseConnection()
 
 
-class Half:
-    """A DIDComm half that notes what it is given, and answers with the length of the body."""
-
-    def __init__(self) -> None:
-        self.received: list[tuple[bytes, Origin]] = []
-        self.answer: Callable[[bytes], Any] = lambda body: succeed(Reply(200, b"%d" % len(body), "text/x-test"))
-        self.mediator = self
-
-    async def receive(self, raw: bytes, origin: Origin) -> Reply:
-        """Note and answer."""
-        self.received.append((raw, origin))
-        reply: Reply = await self.answer(raw)
-        return reply
+def site_of(house: House, didcomm: Any, decentrl: Any) -> MediatorSite:
+    """A house's own site, but for the halves behind it."""
+    return build_site(house.base, didcomm, decentrl, house.config)
 
 
 class Rig:
@@ -59,9 +52,8 @@ class Rig:
         self.house = House(
             test, limits={"max_message_bytes": MAX_BODY}, trusted_proxies=["192.168.1.1"], listen=["tcp:0"]
         )
-        self.house.base.gate.startService()
-        self.half = Half()
-        self.site: MediatorSite = build_site(self.house.base, self.half, self.house.config)  # type: ignore[arg-type]
+        self.half, self.decentrl = FakeDIDComm(), FakeDecentrl()
+        self.site = site_of(self.house, self.half, self.decentrl)
 
     def connect(self, *, stock: bool = False) -> tuple[Any, Line]:
         """A new connection."""
@@ -73,14 +65,17 @@ class Rig:
 
     def talk(self, pieces: Sequence[bytes], *, stock: bool = False) -> tuple[list[Any], bytes, str]:
         """What was taken, what was answered (without the date), and how it ended."""
-        self.half.received = []
+        self.half.received, self.decentrl.received = [], []
         channel, line = self.connect(stock=stock)
         for piece in pieces:
             if not line.disconnecting and not line.ended:
                 channel.dataReceived(piece)
         self.house.clock.advance(0)
         channel.connectionLost(Failure(ConnectionError()))
-        return self.half.received, _comparable(line.value()), line.ended
+        taken = [("didcomm", *one) for one in self.half.received] + [
+            ("decentrl", *one) for one in self.decentrl.received
+        ]
+        return taken, _comparable(line.value()), line.ended
 
 
 def _comparable(answers: bytes) -> bytes:
@@ -97,12 +92,78 @@ def _sorted(block: bytes) -> bytes:
     return b"\n".join([status, *sorted(line.lower() for line in lines)]) + b"\n\n" + body + b"\n"
 
 
-def post(body: bytes = b"hello", **headers: str) -> bytes:
+def post(body: bytes = b"hello", path: str = "/didcomm", /, **headers: str) -> bytes:
+    """An envelope, unless the headers say otherwise."""
     lines = {"Host": "a", "Content-Type": "application/didcomm-encrypted+json", "Content-Length": str(len(body))}
     lines |= {name.replace("_", "-"): value for name, value in headers.items()}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    return f"POST /didcomm HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body
 
+
+def command(body: bytes = b"hello", /, **headers: str) -> bytes:
+    """A command."""
+    return post(body, "/", **{"Content_Type": "application/json", **headers})
+
+
+# What programs and pages send around a command.
+LIBRARIES = {
+    "axios in a browser": {
+        "Connection": "keep-alive",
+        "sec-ch-ua-platform": '"Linux"',
+        "User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0",
+        "Accept": "application/json, text/plain, */*",
+        "sec-ch-ua": '"Chromium";v="140", "Not=A?Brand";v="24"',
+        "sec-ch-ua-mobile": "?0",
+        "Origin": "https://wallet.example",
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "cors",
+        "Sec-Fetch-Dest": "empty",
+        "Sec-Fetch-Storage-Access": "active",
+        "Referer": "https://wallet.example/",
+        "Accept-Encoding": "gzip, deflate, br, zstd",
+        "Accept-Language": "en-US,en;q=0.9",
+    },
+    "fetch in Firefox": {
+        "User-Agent": "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0",
+        "Accept": "*/*",
+        "Accept-Language": "en-US,en;q=0.5",
+        "Accept-Encoding": "gzip, deflate, br, zstd",
+        "Referer": "http://localhost:5173/",
+        "Origin": "http://localhost:5173",
+        "DNT": "1",
+        "Sec-GPC": "1",
+        "Connection": "keep-alive",
+        "Sec-Fetch-Dest": "empty",
+        "Sec-Fetch-Mode": "cors",
+        "Sec-Fetch-Site": "same-site",
+        "Priority": "u=4",
+        "Pragma": "no-cache",
+        "Cache-Control": "no-cache",
+    },
+    "axios in Node": {
+        "Accept": "application/json, text/plain, */*",
+        "User-Agent": "axios/1.12.2",
+        "Accept-Encoding": "gzip, compress, deflate, br",
+        "Connection": "keep-alive",
+    },
+    "fetch in Node": {
+        "connection": "keep-alive",
+        "accept": "*/*",
+        "accept-language": "*",
+        "sec-fetch-mode": "cors",
+        "user-agent": "node",
+        "accept-encoding": "gzip, deflate",
+    },
+    "anything behind a proxy": {
+        "User-Agent": "x",
+        "X-Real-IP": "203.0.113.9",
+        "X-Forwarded-For": "203.0.113.9",
+        "X-Forwarded-Proto": "https",
+        "X-Forwarded-Host": "mediator.example",
+        "X-Forwarded-Port": "443",
+    },
+}
+BROWSER = LIBRARIES["axios in a browser"]
 
 # Requests in which parsers have disagreed, and plain ones with something odd about them.
 ODD = [
@@ -147,6 +208,7 @@ ODD = [
     post(X_Forwarded_For="203.0.113.9"),
     post(X_Forwarded_For="203.0.113.9, 192.168.1.1"),
     post(Origin="https://a.example"),
+    post(Referer="https://a.example/?x=y"),
     post(Content_Type="text/html"),
     post(Content_Type="Application/DIDComm-Encrypted+JSON; charset=utf-8"),
     post(b""),
@@ -156,9 +218,39 @@ ODD = [
     post(User_Agent="x" * 9000),
     post(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
     b"GET /did HTTP/1.1\r\nHost: a\r\n\r\n",
+    # Where the label decides, two labels or an odd one must not be read in two ways.
+    command().replace(b"Content-Type", b"X-Label"),
+    command().replace(b"Content-Type: application/json\r\n", b""),
+    command(Content_Type=""),
+    command(Content_Type="text/plain;charset=UTF-8"),
+    command(Content_Type="text/plain; x=didcomm"),
+    command(Content_Type="application/didcomm+encrypted"),
+    command(Content_Type="multipart/form-data; boundary=x"),
+    command(b"a=b", Content_Type="application/x-www-form-urlencoded"),
+    command().replace(b"Host: a", b"Host: a\r\nContent-Type: application/didcomm-encrypted+json"),
+    command(content_type="application/didcomm-encrypted+json"),
+    command(Transfer_Encoding="chunked"),
+    command().replace(b"POST / ", b"POST /? "),
+    command().replace(b"POST / ", b"POST // "),
+    command().replace(b"POST / ", b"POST  "),
+    command().replace(b"POST / ", b"POST /%2f "),
+    command().replace(b"POST / ", b"PUT / "),
+    command(b"x" * MAX_BODY),
+    command(b"x" * (MAX_BODY + 1)),
+    command(Content_Type="application/didcomm-encrypted+json", Content_Length="1001"),
+    command(Cookie="a=b"),
+    command(Origin="null"),
+    command(Origin="https://\xe9.example"),
+    command(Sec_WebSocket_Key="x", Upgrade="websocket"),
+    command(Sec_Fetch_Mode="cors", sec_fetch_mode="cors"),
+    command(**BROWSER),
+    post(**BROWSER),
     b"\x16\x03\x01\x02\x00",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 ]
+
+
+PLAIN = [post(), post(b"{}"), command(), command(b"{}"), command(Content_Type="text/plain")]
 
 
 class SameAsStockTests(SynchronousTestCase):
@@ -173,20 +265,25 @@ class SameAsStockTests(SynchronousTestCase):
         """Alone, and with a plain one before and after them on the same connection."""
         for request in ODD:
             self.check([request])
-            self.check([post(b"before") + request + post(b"after")])
-            self.check([post(b"before"), request, post(b"after")])
+            self.check([post(b"before") + request + command(b"after")])
+            self.check([command(b"before"), request, post(b"after")])
+
+    def test_what_libraries_send(self) -> None:
+        """Also with everything that browsers and proxies add."""
+        for headers in LIBRARIES.values():
+            self.check([command(**headers) + post(**headers)])
 
     def test_in_any_pieces(self) -> None:
         """Wherever the network cuts."""
-        for request in (post(), ODD[1], ODD[9], post(b"one") + post(b"two") + ODD[0]):
+        for request in (post(), command(), ODD[1], ODD[9], post(b"one") + command(b"two") + ODD[0]):
             for size in (1, 2, 7, 64):
                 self.check([request[start : start + size] for start in range(0, len(request), size)])
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=300, deadline=None)
     @given(st.data())
     def test_anything(self, data: Any) -> None:
         """Requests with bytes changed, inserted and removed, in any pieces and any sequence."""
-        stream = b"".join(data.draw(st.lists(st.sampled_from([post(), post(b"{}"), *ODD]), min_size=1, max_size=3)))
+        stream = b"".join(data.draw(st.lists(st.sampled_from([*PLAIN, *ODD]), min_size=1, max_size=3)))
         for _ in range(data.draw(st.integers(0, 3))):
             at = data.draw(st.integers(0, len(stream)))
             gone = data.draw(st.integers(0, 2))
@@ -214,6 +311,28 @@ class ExpressTests(SynchronousTestCase):
         self.assertEqual(self.answers(), [b"202"])
         self.assertIn(b"Content-Length: 0\r\n\r\n", self.line.value())
         self.assertNotIn(b"Content-Type", self.line.value())
+        self.assertIsNone(self.channel._stock)
+
+    def test_a_plain_command_never_reaches_twisted_web(self) -> None:
+        """Nor one that a browser, axios or a proxy has dressed up; each is charged to its client."""
+        for headers in LIBRARIES.values():
+            self.rig.decentrl.received = []
+            self.channel.dataReceived(command(**headers))
+            self.assertEqual(self.rig.decentrl.received, [(b"hello", headers.get("X-Forwarded-For", "192.168.1.1"))])
+            (answer,) = responses(self.line.value())
+            self.assertEqual((answer.status, answer.json), (200, {"n": 5}))
+            self.assertEqual(answer.headers["content-type"], "application/json")
+            self.assertEqual(answer.headers["access-control-allow-origin"], "*")
+            self.assertIsNone(self.channel._stock)
+            self.line.clear()
+
+    def test_whom_a_body_is_for(self) -> None:
+        """At `/` the label decides, at `/didcomm` it does not matter."""
+        json, envelope = "application/json", "Application/DIDComm-Encrypted+JSON; charset=utf-8"
+        for path, label in (("/", json), ("/", envelope), ("/didcomm", json), ("/didcomm", envelope)):
+            self.channel.dataReceived(post(path.encode(), path, Content_Type=label))
+        self.assertEqual([raw for raw, _ in self.rig.decentrl.received], [b"/"])
+        self.assertEqual([raw for raw, _ in self.rig.half.received], [b"/", b"/didcomm", b"/didcomm"])
         self.assertIsNone(self.channel._stock)
 
     def test_answers_come_in_order(self) -> None:
@@ -257,6 +376,16 @@ class ExpressTests(SynchronousTestCase):
         first.callback(ACCEPTED)
         self.assertEqual(self.answers(), [b"503", b"202"])
 
+    def test_a_command_that_takes_too_long(self) -> None:
+        """503 in the form of its protocol; an envelope behind it that takes too long gets the other form."""
+        self.rig.decentrl.answer = self.rig.half.answer = lambda body: Deferred()
+        self.channel.dataReceived(command() + post())
+        self.rig.house.clock.pump([10, 10])
+        first, second = responses(self.line.value())
+        self.assertEqual((first.status, first.json), (503, {"type": "ERROR", "code": "UNAVAILABLE"}))
+        self.assertEqual(first.headers["retry-after"], "5")
+        self.assertEqual((second.status, second.json["status"]), (503, "error"))
+
     def test_silence_ends_the_connection(self) -> None:
         """Before the first request, within one, and between two."""
         self.channel.dataReceived(post(b"hello")[:-1])
@@ -271,17 +400,21 @@ class ExpressTests(SynchronousTestCase):
 
     def test_a_fault(self) -> None:
         """500, and the connection lives."""
-        self.rig.half.answer = lambda body: Deferred().errback(ZeroDivisionError())
-        self.channel.dataReceived(post())
-        self.assertEqual(self.answers(), [b"500"])
-        self.flushLoggedErrors()
+        self.rig.half.answer = self.rig.decentrl.answer = lambda body: fail(ZeroDivisionError("secret"))
+        self.channel.dataReceived(post() + command())
+        first, second = responses(self.line.value())
+        self.assertEqual((first.status, first.json["status"]), (500, "error"))
+        self.assertEqual((second.status, second.json), (500, {"type": "ERROR", "code": "INTERNAL_ERROR"}))
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
 
     def test_while_stopping(self) -> None:
         """503 with Retry-After."""
         self.rig.house.base.gate.stopService()
-        self.channel.dataReceived(post())
-        self.assertEqual(self.answers(), [b"503"])
-        self.assertIn(b"Retry-After", self.line.value())
+        self.channel.dataReceived(post() + command())
+        first, second = responses(self.line.value())
+        self.assertEqual((first.status, first.headers["retry-after"]), (503, "5"))
+        self.assertEqual((second.status, second.headers["retry-after"]), (503, "5"))
+        self.assertEqual(second.json, {"type": "ERROR", "code": "UNAVAILABLE"})
 
     def test_a_client_that_leaves(self) -> None:
         """What it asked for is done; nothing is written and no timer stays."""
@@ -300,8 +433,9 @@ def test_the_head_reader_is_strict() -> None:
     read = [request for request in ODD if read_head(request.partition(b"\r\n\r\n")[0]) is not None]
     assert post() not in ODD and read_head(post().partition(b"\r\n\r\n")[0]) is not None
     for request in read:
-        assert request.startswith(b"POST /didcomm HTTP/1.1\r\n")
+        assert request.startswith((b"POST /didcomm HTTP/1.1\r\n", b"POST / HTTP/1.1\r\n"))
         assert request.lower().count(b"content-length") == 1
+        assert request.lower().count(b"content-type") <= 1
         assert b"transfer-encoding" not in request.lower() and b"expect" not in request.lower()
 
 
@@ -332,8 +466,7 @@ class DrippingTests(SynchronousTestCase):
         """One too many is closed at once; when one is gone, there is room again."""
         limit = 4 * self.rig.house.config.limits.max_connections_per_ip
         house = House(self)
-        house.base.gate.startService()
-        site = build_site(house.base, self.rig.half, house.config)  # type: ignore[arg-type]
+        site = site_of(house, self.rig.half, self.rig.decentrl)
         address = StringTransport().getPeer()
         channels = [site.buildProtocol(address) for _ in range(limit)]
         self.assertIsNone(site.buildProtocol(address))

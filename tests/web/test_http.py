@@ -23,7 +23,9 @@ from tests.web.test_websocket import PLENTY, Held
 
 LOCAL = "127.0.0.1"
 MESSAGE_PATHS = ("/didcomm", "/didcomm/", "/")
-PAGES = ("/", "/.well-known/did.json", "/did", "/invitation", "/invitationOOB", "/health", "/metrics")
+PAGES = (
+    *("/", "/.well-known/did.json", "/did", "/invitation", "/invitationOOB", "/openapi.json", "/health", "/metrics"),
+)
 
 
 class HTTPTestCase(SynchronousTestCase):
@@ -355,10 +357,10 @@ class PageTests(HTTPTestCase):
     settings: ClassVar[dict[str, Any]] = {"public_url": "https://mediator.example"}
 
     def test_did_documents(self) -> None:
-        """`/` and `/.well-known/did.json` have the document of the did:web (contract section 3)."""
+        """`/` and `/.well-known/did.json` have the document of the did:web, as JSON (DCTRL-0004 3.1)."""
         for path in ("/", "/.well-known/did.json"):
             response = self.get(path)
-            self.assertEqual((response.status, response.headers["content-type"]), (200, "application/did+json"))
+            self.assertEqual((response.status, response.headers["content-type"]), (200, "application/json"))
             self.assertEqual(response.json["id"], "did:web:mediator.example")
             self.assertIn(self.premises.did, response.json["alsoKnownAs"])
 
@@ -394,6 +396,12 @@ class PageTests(HTTPTestCase):
         self.assertTrue(url.startswith("https://mediator.example"))
         inside = json.loads(urlsafe_b64decode(oob + "=" * (-len(oob) % 4)))
         self.assertEqual(inside, self.get("/invitation").json)
+
+    def test_openapi(self) -> None:
+        """`/openapi.json` has what programs are told about the commands."""
+        response = self.get("/openapi.json")
+        self.assertEqual((response.status, response.headers["content-type"]), (200, "application/json"))
+        self.assertTrue(response.json["openapi"].startswith("3."))
 
     def test_health(self) -> None:
         """200 while the store answers, 503 with a reason when it does not; `mediator_storage_up` follows."""
@@ -434,8 +442,9 @@ class PageTests(HTTPTestCase):
                 self.assertEqual(first.headers["content-length"], str(len(self.get(path).body)))
 
     def test_options(self) -> None:
-        """A browser asks before each envelope, because of its Content-Type (reference 3.1)."""
-        for path in (*MESSAGE_PATHS, *PAGES, "/ws"):
+        """A browser asks before each body, because of its Content-Type, and reads the answer even if it is 404."""
+        public = ("/public/did:example:a", "/public/did:example:a/b", "/public/", "/public")
+        for path in (*MESSAGE_PATHS, *PAGES, *public, "/ws", "/nowhere", "/didcomm/nowhere", "/.well-known"):
             preflight = {
                 "Origin": "https://wallet.example",
                 "Access-Control-Request-Method": "POST",
@@ -444,8 +453,9 @@ class PageTests(HTTPTestCase):
             response = self.premises.request("OPTIONS", path, None, preflight)
             self.assertEqual((response.status, response.body), (204, b""), path)
             self.assertNotIn("content-length", response.headers)
-            self.assertIn("Content-Type", response.headers["access-control-allow-headers"])
-            self.assertIn("POST", response.headers["access-control-allow-methods"])
+            self.assertEqual(response.headers["access-control-allow-origin"], "*")
+            self.assertEqual(response.headers["access-control-allow-headers"], "Content-Type")
+            self.assertEqual(response.headers["access-control-allow-methods"], "GET, POST, OPTIONS")
 
     def test_cors_everywhere(self) -> None:
         """Also on refusals, or a browser wallet could not read them; without credentials."""
@@ -461,42 +471,59 @@ class PageTests(HTTPTestCase):
             self.assertNotIn("access-control-allow-credentials", response.headers)
 
     def test_methods(self) -> None:
-        """405 names the methods that are allowed (reference section 11, row 32)."""
-        for method, path, allowed in (
-            ("GET", "/didcomm", {"POST", "OPTIONS"}),
-            ("HEAD", "/didcomm/", {"POST", "OPTIONS"}),
-            ("PUT", "/didcomm", {"POST", "OPTIONS"}),
-            ("DELETE", "/", {"GET", "HEAD", "POST", "OPTIONS"}),
-            ("POST", "/health", {"GET", "HEAD", "OPTIONS"}),
-            ("POST", "/did", {"GET", "HEAD", "OPTIONS"}),
-            ("PATCH", "/metrics", {"GET", "HEAD", "OPTIONS"}),
-            ("BREW", "/invitation", {"GET", "HEAD", "OPTIONS"}),
+        """405 names the methods that are allowed (DIDComm reference section 11, row 32); the body is of the path."""
+        error = b'{"type":"ERROR","code":"METHOD_NOT_ALLOWED"}'
+        page = {"GET", "HEAD", "OPTIONS"}
+        for method, path, allowed, body in (
+            ("GET", "/didcomm", {"POST", "OPTIONS"}, b""),
+            ("HEAD", "/didcomm/", {"POST", "OPTIONS"}, b""),
+            ("PUT", "/didcomm", {"POST", "OPTIONS"}, b""),
+            ("POST", "/health", page, error),
+            ("PATCH", "/metrics", page, error),
+            ("DELETE", "/", page | {"POST"}, error),
+            ("POST", "/did", page, error),
+            ("POST", "/public/did:example:a", page, error),
+            ("POST", "/openapi.json", page, error),
+            ("POST", "/ws", {"GET", "OPTIONS"}, error),
+            ("BREW", "/invitation", page, error),
         ):
             response = self.premises.request(method, path)
-            self.assertEqual(response.status, 405, (method, path))
+            self.assertEqual((response.status, response.body), (405, body), (method, path))
             self.assertEqual(set(response.headers["allow"].split(", ")), allowed)
+            self.assertEqual(response.headers.get("content-type"), "application/json" if body else None)
 
     def test_nothing_there(self) -> None:
-        """404, whatever the method; a path below a page is none."""
+        """404, whatever the method; a path below a page is none, unless it is one of DIDs."""
+        below = ("/didcomm/x", "/didcomm//")
         for path in (
-            "/nowhere",
-            "/didcomm/x",
-            "/did/x",
+            *below,
             "/health/x",
+            "/metrics/x",
+            "/nowhere",
+            "/did/x",
+            "/ws/x",
             "/.well-known",
             "/.well-known/x",
             "/a/b/c",
             "//x",
+            "//ws",
         ):
-            for method in ("GET", "POST"):
+            for method in ("GET", "POST", "PUT"):
                 response = self.premises.request(method, path, b"" if method == "POST" else None)
-                self.assertEqual(response.status, 404, path)
-                self.assertEqual(response.json["status"], "error")
+                self.assertEqual((response.status, response.headers["content-type"]), (404, "application/json"), path)
+                expected = (
+                    {"status": "error", "detail": "not found"}
+                    if path in below
+                    else {"type": "ERROR", "code": "NOT_FOUND"}
+                )
+                self.assertEqual(response.json, expected)
 
     def test_a_socket_path_without_an_upgrade(self) -> None:
         """426 says what it is for (RFC 9110 section 15.5.22)."""
         response = self.get("/ws")
         self.assertEqual((response.status, response.headers["upgrade"]), (426, "websocket"))
+        self.assertEqual(response.headers["connection"], "Upgrade")
+        self.assertEqual(response.json, {"type": "ERROR", "code": "UPGRADE_REQUIRED"})
 
     def test_harmless_headers(self) -> None:
         """No response tells which software and version serves it, or repeats what was asked."""

@@ -17,6 +17,8 @@ from mediatord.protocol import jsontext
 
 # Objects and arrays within one another, the outermost counted.
 MAX_DEPTH = 64
+# Values within one another and beside each other. A thousand events with forty tags each have fewer.
+MAX_VALUES = 50_000
 # Numbers with a fraction or an exponent, which cost a hundred times what others do: a command has one a timestamp.
 MAX_FRACTIONS = 10_000
 
@@ -38,14 +40,16 @@ def loads(raw: bytes) -> dict[str, Any]:
     A JSON object that has one meaning only.
 
     :raise ValueError: some other value, or not JSON; two members of one object with the same name, NaN, an infinity,
-        a number too large for a double, half of a surrogate pair, not UTF-8, nested more than 64 deep, or more than
-        10 000 numbers with a fraction or an exponent.
+        a number too large for a double, half of a surrogate pair, not UTF-8, nested more than 64 deep, more than
+        50 000 values, or of these more than 10 000 numbers with a fraction or an exponent.
     """
+    commas = raw.count(b",")
+    if commas > MAX_FRACTIONS or commas + raw.count(b"{") + raw.count(b"[") > MAX_VALUES:
+        # Before anything that takes long for many small values; this parser does not.
+        _check_numbers(jsontext.loads_object(raw))
     value = jsontext.loads_unique(raw)
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise ValueError("nested too deep")
-    if raw.count(b",") > MAX_FRACTIONS and _fractions(value) > MAX_FRACTIONS:
-        raise ValueError("too many fractions")
     return value
 
 
@@ -94,16 +98,21 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _fractions(value: Any) -> int:
-    number, found = 0, [value]
+def _check_numbers(value: Any) -> None:
+    """:raise ValueError: there are too many values, or too many that cost much."""
+    values, fractions, found = 0, 0, [value]
     for outer in found:
+        values += len(outer)
+        if values > MAX_VALUES:
+            raise ValueError("too many values")
         for inner in outer.values() if type(outer) is dict else outer:
             kind = type(inner)
             if kind is float:
-                number += 1
+                fractions += 1
             elif kind is dict or kind is list:
                 found.append(inner)
-    return number
+    if fractions > MAX_FRACTIONS:
+        raise ValueError("too many fractions")
 
 
 def _written_alike(value: Any) -> bool:

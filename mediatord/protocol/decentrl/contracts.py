@@ -80,12 +80,15 @@ def signatures_hold(signed: Mapping[str, Any], key_of: Callable[[str, str], byte
 
 def contract_digest(signed: Mapping[str, Any]) -> bytes:
     """
-    SHA-256 of a SignedCommunicationContract, the same however its JSON is written.
+    SHA-256 of the communication contract in a SignedCommunicationContract, the same however its JSON is written
+    (reference 7.4).
+
+    Not of what stands around it: one contract can be signed, and a signature spelled, in many ways.
 
     :raise InvalidCommand: it has no canonical form.
     """
     try:
-        return sha256(canonical(dict(signed))).digest()
+        return sha256(canonical(signed.get("communication_contract"))).digest()
     except ValueError:
         raise InvalidCommand from None
 

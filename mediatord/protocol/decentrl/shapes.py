@@ -8,14 +8,27 @@ not null. Members that are unknown are passed over.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
 LONGEST_DID = 2048
 LONGEST_TEXT = 1024
 MOST_ITEMS = 1000
+# In all events of a command together.
+MOST_TAGS = 10_000
+# Characters of an encrypted request, and bytes of a signed contract as JSON; both have less than a tenth of that.
+LONGEST_REQUEST = 16_384
+LONGEST_CONTRACT = 16_384
 LARGEST_PAGE = 1000
 # Times the largest page size, this still is a signed integer of 64 bits, which databases count in.
 LAST_PAGE = 2**53 - 1
@@ -104,7 +117,7 @@ class RequestCommunicationContract(Shape):
     """Registers with the mediator, or asks another identity for a contract (DCTRL-0004 8.1)."""
 
     type: Literal["REQUEST_COMMUNICATION_CONTRACT"]
-    encrypted_contract_request: Annotated[Text, Field(repr=False)]
+    encrypted_contract_request: Annotated[Text, Field(repr=False, max_length=LONGEST_REQUEST)]
     requestor_ephemeral_public_key: PublicKey
 
 
@@ -173,7 +186,13 @@ class AcknowledgePendingEvents(Shape):
     event_ids: IDs
 
 
-class EventToSave(Shape):
+class Tagged(Shape):
+    """Something with the tags that its owner has encrypted."""
+
+    encrypted_tags: Tags
+
+
+class EventToSave(Tagged):
     """One event as its owner stores it; payload and tags are opaque (DCTRL-0004 8.9)."""
 
     sender_did: DID
@@ -181,14 +200,22 @@ class EventToSave(Shape):
     contract_id: Annotated[ID | None, OPTIONAL] = None
     timestamp: Time
     payload: Opaque
-    encrypted_tags: Tags
+
+
+SomeTagged = TypeVar("SomeTagged", bound=Tagged)
+
+
+def _few_tags(events: tuple[SomeTagged, ...]) -> tuple[SomeTagged, ...]:
+    if sum(len(event.encrypted_tags) for event in events) > MOST_TAGS:
+        raise ValueError("too many tags")
+    return events
 
 
 class SaveEvents(Shape):
     """Stores events, all or none (DCTRL-0004 8.9)."""
 
     type: Literal["SAVE_EVENTS"]
-    events: Annotated[tuple[EventToSave, ...], Field(strict=False, max_length=MOST_ITEMS)]
+    events: Annotated[tuple[EventToSave, ...], Field(strict=False, max_length=MOST_ITEMS), AfterValidator(_few_tags)]
 
 
 class EventsFilter(Shape):
@@ -209,18 +236,17 @@ class QueryEvents(Shape):
     pagination: Pagination = Pagination()
 
 
-class TagsToUpdate(Shape):
+class TagsToUpdate(Tagged):
     """The tags that an event has from now on."""
 
     event_id: ID
-    encrypted_tags: Tags
 
 
 class UpdateEventTags(Shape):
     """Replaces the tags of stored events and marks them processed (DCTRL-0004 8.11)."""
 
     type: Literal["UPDATE_EVENT_TAGS"]
-    events: Annotated[tuple[TagsToUpdate, ...], Field(strict=False, max_length=MOST_ITEMS)]
+    events: Annotated[tuple[TagsToUpdate, ...], Field(strict=False, max_length=MOST_ITEMS), AfterValidator(_few_tags)]
 
 
 class PublishPublicEvent(Shape):

@@ -215,6 +215,15 @@ def test_fractions_that_are_read() -> None:
         loads(b'{"a":[' + b"1e-7," * 10_000 + b'0.5],"b":"x"}')
 
 
+def test_values_that_are_read() -> None:
+    """50 000 values, and as many commas and brackets inside texts as there are."""
+    loads(b'{"a":[' + b"1," * 49_998 + b"1]}")
+    loads(b'{"a":"' + b",[{" * 100_000 + b'"}')
+    for many in (b"1,", b"[],", b"{},"):
+        with pytest.raises(ValueError, match="^too many values$"):
+            loads(b'{"a":[' + many * 50_000 + b"1]}")
+
+
 def test_characters_that_are_read() -> None:
     """U+0000, characters beyond U+FFFF and pairs of escapes are nothing special."""
     assert loads(rb'{"a":"\u0000\ud83d\ude00"}') == {"a": "\0😀"}

@@ -1,0 +1,105 @@
+"""Whose a command is, and whether it is of now (DCTRL-0004 5.4, 6.2, reference 6.1)."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from twisted.internet.interfaces import IReactorTime
+
+from mediatord.decentrl.directory import Directory
+from mediatord.decentrl.exchange import Order
+from mediatord.errors import (
+    InvalidSignature,
+    MediatorError,
+    SenderNotFound,
+    SenderSigningKeyNotFound,
+    TimestampOutOfRange,
+)
+from mediatord.interfaces.decentrl import Guard, IDecentrlStore
+from mediatord.journal import Journal
+from mediatord.protocol.decentrl.commands import Command
+from mediatord.protocol.decentrl.signing import verify_bytes
+
+# Seconds by which a nonce outlives the last moment at which its command is within the window.
+_MARGIN = 1.0
+
+
+class Authentication:
+    """
+    Proves senders.
+
+    A command's nonce is claimed before its signature is looked at. What that looks like from outside depends only on
+    the order in which refusals are given, so the signature, which needs no waiting, is checked first here, and the
+    nonce is claimed in the transaction that carries the command out.
+
+    :param window: seconds that a clock may be off, either way.
+    """
+
+    def __init__(
+        self, clock: IReactorTime, store: IDecentrlStore, directory: Directory, journal: Journal, window: float
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._directory = directory
+        self._journal = journal
+        self._window = window
+
+    async def prove(self, command: Command) -> Order:
+        """
+        The order that a command is, to be carried out under its guard.
+
+        :raise TimestampOutOfRange: it was made too long ago, or will be made too long from now.
+        :raise DuplicateNonce: it is forged, and came before.
+        :raise SenderNotFound: its sender does not resolve.
+        :raise SenderSigningKeyNotFound: its sender has no such key.
+        :raise InvalidSignature: it is not what the sender signed.
+        """
+        self.check_time(command.timestamp_ms)
+        nonce = nonce_key(b"command", command.sender_did, command.nonce)
+        until = self.until(command.timestamp_ms)
+        try:
+            key = self.check_signature(
+                command.sender_did, command.sender_signing_key_id, command.signed, command.signature
+            )
+        except MediatorError:
+            await self._store.admit(Guard(nonce, until))
+            raise
+        return Order(command, key, nonce, until)
+
+    def check_time(self, timestamp_ms: float) -> None:
+        """:raise TimestampOutOfRange: off by more than the window; off by exactly that is fine."""
+        now_ms = self._clock.seconds() * 1000
+        if abs(now_ms - timestamp_ms) > self._window * 1000:
+            error = TimestampOutOfRange()
+            # Nobody has proven to be the sender, so none is named.
+            self._journal.replayed("decentrl", None, error, age_ms=now_ms - timestamp_ms)
+            raise error
+
+    def check_signature(self, did: str, key_id: str, signed: bytes, signature: str) -> bytes:
+        """
+        The key that verifies it.
+
+        :raise SenderNotFound: the DID does not resolve.
+        :raise SenderSigningKeyNotFound: it has no such key.
+        :raise InvalidSignature: it does not verify.
+        """
+        if not self._directory.resolves(did):
+            raise SenderNotFound
+        key = self._directory.signing_key(did, key_id)
+        if key is None:
+            raise SenderSigningKeyNotFound
+        if not verify_bytes(signed, signature, key):
+            raise InvalidSignature
+        return key
+
+    def until(self, timestamp_ms: float) -> float:
+        """How long a nonce is kept: what is dated ahead stays within the window for longer (reference 6.1)."""
+        return max(self._clock.seconds(), timestamp_ms / 1000) + self._window + _MARGIN
+
+
+def nonce_key(purpose: bytes, did: str, nonce: str) -> bytes:
+    """What a nonce is remembered as: the same nonce of another sender, or for another purpose, is another one."""
+    digest = blake2b(digest_size=16, person=purpose)
+    digest.update(b"%d:" % len(did))
+    digest.update(f"{did}{nonce}".encode())
+    return digest.digest()

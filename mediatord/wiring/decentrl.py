@@ -1,0 +1,71 @@
+"""The Decentrl half."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mediatord.config import Config
+from mediatord.decentrl.archive import Archive
+from mediatord.decentrl.authentication import Authentication
+from mediatord.decentrl.channels import Channels
+from mediatord.decentrl.contracts import Contracts
+from mediatord.decentrl.conversation import Conversation, Switchboard
+from mediatord.decentrl.delivery import Delivery
+from mediatord.decentrl.desk import Desk
+from mediatord.decentrl.directory import Directory
+from mediatord.decentrl.mediator import Mediator, Uses
+from mediatord.decentrl.pushing import Pushing
+from mediatord.decentrl.registration import Registration, RegistrationSettings
+from mediatord.ids import new_message_id
+from mediatord.presence import Session
+from mediatord.wiring.base import Base
+
+
+@dataclass(frozen=True, slots=True)
+class DecentrlHalf:
+    """
+    The Decentrl half; it has no services of its own.
+
+    :param converse: begins to speak Decentrl on a socket.
+    """
+
+    mediator: Mediator
+    converse: Callable[[Session], Conversation]
+
+
+def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
+    """Make the use cases."""
+    clock, journal, store = base.reactor, base.journal, base.store
+    directory = Directory(base.identity.decentrl_dids, base.identity.signing_key)
+    desk = Desk(
+        clock=clock,
+        store=store.decentrl,
+        directory=directory,
+        pushing=Pushing(base.connections, journal),
+        journal=journal,
+        new_id=lambda: new_message_id(clock.seconds()),
+    )
+    authentication = Authentication(clock, store.decentrl, directory, journal, config.decentrl.timestamp_window)
+    uses = Uses(
+        registration=Registration(desk, _registration_settings(base, config)),
+        contracts=Contracts(desk),
+        delivery=Delivery(desk),
+        archive=Archive(desk),
+        channels=Channels(desk),
+    )
+    switchboard = Switchboard(clock, store, base.gate, base.connections, base.admission, authentication, journal)
+    return DecentrlHalf(
+        Mediator(desk, base.admission, authentication, uses), lambda session: Conversation(session, switchboard)
+    )
+
+
+def _registration_settings(base: Base, config: Config) -> RegistrationSettings:
+    settings = config.decentrl
+    return RegistrationSettings(
+        seed=base.identity.signing_seed,
+        prekeys=base.identity.prekeys_private,
+        lifetime=settings.contract_lifetime,
+        own_only=settings.registration == "own",
+        allowed=frozenset(settings.allow) if settings.registration == "allow-list" else None,
+    )

@@ -1,0 +1,211 @@
+"""Decentrl identities at the house: they sign commands and read what comes back."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from nacl.bindings import crypto_sign_seed_keypair
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.decentrl.conversation import Conversation
+from mediatord.decentrl.exchange import Reply
+from mediatord.protocol import jsontext
+from mediatord.protocol.decentrl.contracts import sign_contract, sign_request
+from mediatord.protocol.decentrl.did import make_did
+from mediatord.protocol.decentrl.sealing import decode_public_key, new_pair, seal, shared_secret
+from mediatord.protocol.decentrl.signing import encode_base64, sign_json
+from tests.house import PEER, FakeSocket, House
+
+DIRECT, PRIVATE, PUBLIC = "DIRECT_AUTHENTICATED", "TWO_WAY_PRIVATE", "ONE_WAY_PUBLIC"
+YEAR = 31_536_000
+
+
+class Citizen:
+    """
+    One identity, which may or may not be registered.
+
+    :param mediator_did: what its DID names as its mediator; the house unless given.
+    """
+
+    def __init__(self, house: House, name: str, *, mediator_did: str | None = None) -> None:
+        self.house = house
+        self.seed = secrets.token_bytes(32)
+        _, prekey = new_pair()
+        self.mediator = house.base.identity.web_did
+        self.did = make_did(name, crypto_sign_seed_keypair(self.seed)[0], prekey, mediator_did or self.mediator)
+
+    @property
+    def key_id(self) -> str:
+        """Id of its signing key."""
+        return f"{self.did}#signing"
+
+    def header(self, channel: str, to: str, **changes: Any) -> dict[str, Any]:
+        """The header of a command that is made now; None takes a member out."""
+        header = {
+            "channel": channel,
+            "sender_did": self.did,
+            "sender_signing_key_id": self.key_id,
+            "recipient_did": to,
+            "timestamp": int(self.house.clock.seconds() * 1000),
+            "nonce": str(uuid.uuid4()),
+            **changes,
+        }
+        return {name: value for name, value in header.items() if value is not None}
+
+    def command(self, payload: Any, *, to: str | None = None, channel: str = DIRECT, **changes: Any) -> bytes:
+        """A signed command."""
+        return self.signed(self.header(channel, to or self.mediator, **changes), payload)
+
+    def signed(self, header: Mapping[str, Any], payload: Any) -> bytes:
+        """Header and payload with a signature."""
+        signable = {"header": header, "payload": payload}
+        # With the standard library's writer, which also writes what no mediator takes.
+        return json.dumps({**signable, "signature": sign_json(signable, self.seed)}).encode()
+
+    def ask(
+        self, type_: str, *, to: str | None = None, channel: str = DIRECT, peer: str = PEER, **members: Any
+    ) -> Reply:
+        """Send a command with these members."""
+        return self.house.obey(self.command({"type": type_, **members}, to=to, channel=channel), peer)
+
+    def tell(self, recipient: Citizen, payload: str = "sealed", peer: str = PEER) -> Reply:
+        """Send an event to another identity."""
+        return self.house.obey(self.command(payload, to=recipient.did, channel=PRIVATE), peer)
+
+    def answer(self, type_: str, **members: Any) -> dict[str, Any]:
+        """The payload of the reply to a command, which has to succeed."""
+        reply = self.ask(type_, **members)
+        body: dict[str, Any] = json.loads(reply.body)
+        self.house.test.assertEqual((reply.status, body["type"]), (200, "SUCCESS"), body)
+        return body
+
+    def terms(self, peer_did: str, **changes: Any) -> dict[str, Any]:
+        """What it would ask `peer_did` to sign, without the peer's encryption key."""
+        now = int(self.house.clock.seconds())
+        return {
+            "requestor_did": self.did,
+            "recipient_did": peer_did,
+            "requestor_signing_key_id": self.key_id,
+            "recipient_signing_key_id": f"{peer_did}#signing",
+            "requestor_encryption_public_key": encode_base64(new_pair()[1]),
+            "expires_at": now + YEAR,
+            "timestamp": now,
+            **changes,
+        }
+
+    def registration(self, **changes: Any) -> dict[str, Any]:
+        """The members of a request for registration; `changes` are those of the terms."""
+        terms = self.terms(self.mediator, **changes)
+        return self.sealed_registration({"communication_contract": terms, "requestor_signature": self.request(terms)})
+
+    def request(self, terms: Mapping[str, Any]) -> str:
+        """Its signature as the one who asks for a contract."""
+        return sign_request(terms, self.seed)
+
+    def sealed_registration(self, plaintext: Any) -> dict[str, Any]:
+        """Anything, encrypted as a request for registration is."""
+        private, public = new_pair()
+        (agreement,) = self.house.base.identity.web_document["keyAgreement"][:1]
+        secret = shared_secret(private, decode_public_key(agreement["publicKeyMultibase"]))
+        return {
+            "encrypted_contract_request": seal(jsontext.dumps(plaintext), secret),
+            "requestor_ephemeral_public_key": encode_base64(public),
+        }
+
+    def register(self, **changes: Any) -> dict[str, Any]:
+        """Become registered; the signed contract."""
+        reply = self.answer("REQUEST_COMMUNICATION_CONTRACT", **self.registration(**changes))
+        signed: dict[str, Any] = reply["payload"]["signed_communication_contract"]
+        return signed
+
+    def contract_with(self, peer: Citizen, **changes: Any) -> dict[str, Any]:
+        """A contract that both have signed, this one having asked for it."""
+        terms = self.terms(peer.did, **changes)
+        full = {**terms, "recipient_encryption_public_key": encode_base64(new_pair()[1])}
+        return {
+            "communication_contract": full,
+            "requestor_signature": self.request(terms),
+            "recipient_signature": sign_contract(full, peer.seed),
+        }
+
+    def save(self, signed: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep a contract."""
+        return self.answer("SAVE_COMMUNICATION_CONTRACT", signed_communication_contract=signed)
+
+    def befriend(self, peer: Citizen, **changes: Any) -> None:
+        """Let `peer` write to this one."""
+        self.save(peer.contract_with(self, **changes))
+
+    def query(self, what: str, list_: str, **members: Any) -> list[dict[str, Any]]:
+        """The items of a page, which has to be all there is."""
+        payload = self.answer(f"QUERY_{what}", **members)["payload"]
+        items: list[dict[str, Any]] = payload[list_]
+        self.house.test.assertEqual(payload["pagination"]["total"], len(items))
+        return items
+
+    def pending(self) -> list[dict[str, Any]]:
+        """What waits for it."""
+        return self.query("PENDING_EVENTS", "pending_events")
+
+    def greeting(self, **changes: Any) -> bytes:
+        """The first frame of a socket; None takes a member out, and everything is signed before it is changed."""
+        signable = {
+            "did": self.did,
+            "signing_key_id": self.key_id,
+            "timestamp": changes.pop("timestamp", int(self.house.clock.seconds() * 1000)),
+            "nonce": str(uuid.uuid4()),
+        }
+        frame = {"type": "AUTHENTICATE", **signable, "signature": sign_json(signable, self.seed), **changes}
+        return jsontext.dumps({name: value for name, value in frame.items() if value is not None})
+
+    def connect(self) -> Dialogue:
+        """A socket that is authenticated."""
+        dialogue = Dialogue(self.house)
+        dialogue.say(self.greeting())
+        self.house.test.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
+        return dialogue
+
+
+class Dialogue:
+    """A Decentrl socket, seen from the client."""
+
+    def __init__(self, house: House, **options: Any) -> None:
+        self.house = house
+        self.socket: FakeSocket = house.socket(**options)
+        self.conversation: Conversation = house.decentrl.converse(self.socket)
+        self.conversation.begin()
+
+    def say(self, frame: bytes, *, binary: bool = False) -> None:
+        """Send one message."""
+        self.house.test.successResultOf(Deferred.fromCoroutine(self.conversation.hear(frame, binary)))
+
+    def heard(self) -> list[dict[str, Any]]:
+        """What came since this was asked last."""
+        frames, self.socket.frames = self.socket.frames, []
+        return [json.loads(frame) for frame in frames]
+
+    def hang_up(self) -> None:
+        """The socket is gone."""
+        self.conversation.end()
+        self.house.base.connections.closed(self.socket)
+
+
+def code_of(reply: Reply) -> tuple[int, str]:
+    """Status and error code of a refusal, which has nothing else in it."""
+    body = json.loads(reply.body)
+    assert body == {"type": "ERROR", "code": body["code"]}, body
+    return reply.status, body["code"]
+
+
+def two_citizens(test: SynchronousTestCase, **settings: Any) -> tuple[House, Citizen, Citizen]:
+    """Alice and Bob, both registered; nobody has a contract with anybody."""
+    house = House(test, **settings)
+    alice, bob = Citizen(house, "alice"), Citizen(house, "bob")
+    alice.register()
+    bob.register()
+    return house, alice, bob

@@ -1,0 +1,152 @@
+"""Stored events (DCTRL-0004 8.9 to 8.11, section 9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.citizens import Citizen, code_of, two_citizens
+
+
+class ArchiveTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.house, self.alice, self.bob = two_citizens(self)
+
+    def event(self, payload: str, at: float, *tags: str, sender: str | None = None, **more: Any) -> dict[str, Any]:
+        own = self.alice.did
+        members = {"sender_did": sender or own, "recipient_did": self.bob.did if sender is None else own}
+        return {**members, "payload": payload, "timestamp": at, "encrypted_tags": tags, **more}
+
+    def save(self, *events: dict[str, Any]) -> None:
+        self.assertEqual(self.alice.answer("SAVE_EVENTS", events=events), {"type": "SUCCESS"})
+
+    def found(self, **filter_: Any) -> list[str]:
+        return [event["payload"] for event in self.alice.query("EVENTS", "events", filter=filter_)]
+
+    def test_comes_back(self) -> None:
+        """With an id, as it was given; numbers as JavaScript would write them; no other members."""
+        self.save(self.event("opaque", 1.0, "t1", "t2", contract_id="c"), self.event("half", 1.5))
+        first, second = self.alice.query("EVENTS", "events")
+        self.assertEqual(set(first), {"id", "payload", "encrypted_tags", "timestamp"})
+        self.assertEqual((first["payload"], first["encrypted_tags"]), ("opaque", ["t1", "t2"]))
+        self.assertEqual((repr(first["timestamp"]), repr(second["timestamp"])), ("1", "1.5"))
+
+    def test_order(self) -> None:
+        """By timestamp, then by arrival."""
+        self.save(self.event("b", 2), self.event("c", 2), self.event("a", 1))
+        self.assertEqual(self.found(), ["a", "b", "c"])
+
+    def test_filters(self) -> None:
+        """Each of them, and all together."""
+        self.save(self.event("1", 1, "x"), self.event("2", 2, "x", "y"), self.event("3", 3, sender=self.bob.did))
+        self.save(self.event("4", 4, "y", sender="did:example:carol"))
+        self.assertEqual(self.found(encrypted_tags=["x"]), ["1", "2"])
+        self.assertEqual(self.found(encrypted_tags=["x", "y"]), ["1", "2", "4"])
+        self.assertEqual(self.found(encrypted_tags=[]), ["1", "2", "3", "4"])
+        self.assertEqual(self.found(after_timestamp=2, before_timestamp=3), ["2", "3"])
+        self.assertEqual(self.found(participant_did=self.bob.did), ["1", "2", "3"])
+        self.assertEqual(self.found(participant_did=self.alice.did), ["1", "2", "3", "4"])
+        self.assertEqual(self.found(unprocessed_only=True), ["3", "4"])
+        self.assertEqual(self.found(unprocessed_only=False), ["1", "2", "3", "4"])
+        self.assertEqual(self.found(encrypted_tags=["y"], participant_did=self.bob.did, before_timestamp=9), ["2"])
+
+    def test_pages(self) -> None:
+        """The requested page and size come back with the number of all that match; defaults are 0 and 10."""
+        self.save(*[self.event(str(number), number) for number in range(25)])
+        pages = {
+            (): ([str(n) for n in range(10)], {"page": 0, "page_size": 10, "total": 25}),
+            (("page", 2),): (["20", "21", "22", "23", "24"], {"page": 2, "page_size": 10, "total": 25}),
+            (("page_size", 3), ("page", 1)): (["3", "4", "5"], {"page": 1, "page_size": 3, "total": 25}),
+            (("page", 9),): ([], {"page": 9, "page_size": 10, "total": 25}),
+        }
+        for asked, (payloads, pagination) in pages.items():
+            payload = self.alice.answer("QUERY_EVENTS", pagination=dict(asked))["payload"]
+            self.assertEqual([event["payload"] for event in payload["events"]], payloads)
+            self.assertEqual(payload["pagination"], pagination)
+
+    def test_impossible_pages(self) -> None:
+        """They are refused, never cut to something else."""
+        impossible: list[Any] = [
+            {"page": -1},
+            {"page": 0.5},
+            {"page": "0"},
+            {"page": True},
+            {"page": 2**70},
+            {"page_size": 0},
+            {"page_size": 1001},
+            {"page_size": None},
+            [],
+        ]
+        for pagination in impossible:
+            reply = self.alice.ask("QUERY_EVENTS", pagination=pagination)
+            self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"), pagination)
+
+    def test_far_pages(self) -> None:
+        """The last page that can be asked for is empty."""
+        payload = self.alice.answer("QUERY_EVENTS", pagination={"page": 2**53 - 1, "page_size": 1000})["payload"]
+        self.assertEqual(payload["events"], [])
+
+    def test_update_tags(self) -> None:
+        """All tags are replaced, the event is processed, and repeating it changes nothing."""
+        self.save(self.event("in", 1, "old", sender=self.bob.did))
+        (event,) = self.alice.query("EVENTS", "events", filter={"unprocessed_only": True})
+        for _ in range(2):
+            update = [{"event_id": event["id"], "encrypted_tags": ["new"]}]
+            self.alice.answer("UPDATE_EVENT_TAGS", events=update)
+            self.assertEqual(self.found(unprocessed_only=True), [])
+            self.assertEqual(self.found(encrypted_tags=["old"]), [])
+            self.assertEqual(self.found(encrypted_tags=["new"]), ["in"])
+
+    def test_of_others(self) -> None:
+        """Nobody sees or changes events of somebody else."""
+        self.save(self.event("mine", 1, "tag"))
+        (event,) = self.alice.query("EVENTS", "events")
+        update = [{"event_id": event["id"], "encrypted_tags": []}, {"event_id": "unknown", "encrypted_tags": []}]
+        self.bob.answer("UPDATE_EVENT_TAGS", events=update)
+        self.assertEqual(self.bob.query("EVENTS", "events"), [])
+        self.assertEqual(self.found(encrypted_tags=["tag"]), ["mine"])
+
+    def test_quota(self) -> None:
+        """Over the cap nothing of the command is kept."""
+        house, alice, _ = two_citizens(self, decentrl={"max_stored_events": 2})
+        events = [self.event(str(number), number) for number in range(3)]
+        self.assertEqual(code_of(alice.ask("SAVE_EVENTS", events=events)), (429, "RATE_LIMITED"))
+        self.assertEqual(alice.query("EVENTS", "events"), [])
+
+    def test_addressed_to_somebody_else(self) -> None:
+        """What is not said to this mediator is not for it to do, though it would know how."""
+        for command in (
+            {"type": "SAVE_EVENTS", "events": []},
+            {"type": "QUERY_EVENTS"},
+            {"type": "UPDATE_EVENT_TAGS", "events": []},
+            {"type": "QUERY_PENDING_EVENTS"},
+            {"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": []},
+            {"type": "QUERY_COMMUNICATION_CONTRACTS"},
+            {"type": "QUERY_PENDING_COMMUNICATION_CONTRACT_REQUESTS"},
+            {"type": "ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS", "communication_contract_ids": []},
+            {
+                "type": "SAVE_COMMUNICATION_CONTRACT",
+                "signed_communication_contract": self.alice.contract_with(self.bob),
+            },
+        ):
+            for to in (self.bob.did, "did:web:elsewhere.example"):
+                reply = self.house.obey(self.alice.command(command, to=to))
+                self.assertEqual(code_of(reply), (401, "UNAUTHORIZED_COMMAND"), command["type"])
+
+    def test_not_registered(self) -> None:
+        """The same commands, and publishing, need a registration."""
+        carol = Citizen(self.house, "carol")
+        commands: dict[str, dict[str, Any]] = {
+            "SAVE_EVENTS": {"events": []},
+            "QUERY_EVENTS": {},
+            "UPDATE_EVENT_TAGS": {"events": []},
+            "QUERY_PENDING_EVENTS": {},
+            "ACKNOWLEDGE_PENDING_EVENTS": {"event_ids": []},
+            "QUERY_COMMUNICATION_CONTRACTS": {},
+            "QUERY_PENDING_COMMUNICATION_CONTRACT_REQUESTS": {},
+            "ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS": {"communication_contract_ids": []},
+            "SAVE_COMMUNICATION_CONTRACT": {"signed_communication_contract": carol.contract_with(self.bob)},
+        }
+        for type_, members in commands.items():
+            self.assertEqual(code_of(carol.ask(type_, **members)), (401, "UNAUTHORIZED_COMMAND"), type_)

@@ -1,0 +1,140 @@
+"""Public channels (DCTRL-0007, reference section 10)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.decentrl.exchange import Reply
+from mediatord.protocol.decentrl.signing import sign_json
+from tests.citizens import PUBLIC, YEAR, Citizen, code_of, two_citizens
+from tests.house import PEER
+
+PUBLISH, DELETE = "PUBLISH_PUBLIC_EVENT", "DELETE_PUBLIC_EVENT"
+
+
+class ChannelTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.house, self.alice, self.bob = two_citizens(self)
+
+    def signed(
+        self, citizen: Citizen, event: str, at: float, *tags: str, channel: str | None = None
+    ) -> dict[str, Any]:
+        signable: dict[str, Any] = {"event": event, "tags": list(tags), "timestamp": at}
+        if channel is not None:
+            signable["channel_id"] = channel
+        return {**signable, "event_signature": sign_json(signable, citizen.seed)}
+
+    def publish(self, event: str, at: float, *tags: str, channel: str | None = None) -> str:
+        members = self.signed(self.alice, event, at, *tags, channel=channel)
+        reply = self.alice.ask(PUBLISH, channel=PUBLIC, **members)
+        body = json.loads(reply.body)
+        self.assertEqual((reply.status, set(body)), (200, {"type", "public_event_id"}))
+        id_: str = body["public_event_id"]
+        return id_
+
+    def read(self, did: str, peer: str = PEER, **arguments: Any) -> Reply:
+        wanted = {
+            name.encode(): [str(one).encode() for one in (value if isinstance(value, list) else [value])]
+            for name, value in arguments.items()
+        }
+        return self.successResultOf(Deferred.fromCoroutine(self.house.decentrl.mediator.public(did, wanted, peer)))
+
+    def page(self, **arguments: Any) -> dict[str, Any]:
+        reply = self.read(self.alice.did, **arguments)
+        self.assertEqual(reply.status, 200)
+        body: dict[str, Any] = json.loads(reply.body)
+        return body
+
+    def events(self, **arguments: Any) -> list[str]:
+        return [event["event"] for event in self.page(**arguments)["events"]]
+
+    def test_both_generations(self) -> None:
+        """With and without a channel; what was signed can be put together again from what comes back."""
+        ids = [self.publish("old", 1, "b", "a"), self.publish("new", 2, channel="news")]
+        body = self.page()
+        self.assertEqual(set(body), {"publisher_did", "events", "pagination"})
+        self.assertEqual(body["publisher_did"], self.alice.did)
+        self.assertEqual(body["pagination"], {"page": 0, "page_size": 20, "total": 2})
+        new, old = body["events"]
+        self.assertEqual([old["id"], new["id"]], ids)
+        self.assertNotIn("channel_id", old)
+        for event in (old, new):
+            signed = {name: value for name, value in event.items() if name not in ("id", "event_signature")}
+            self.assertEqual(sign_json(signed, self.alice.seed), event["event_signature"])
+
+    def test_signature_of_the_other_generation(self) -> None:
+        """A channel that was not signed, and a signed one that is not there, do not pass."""
+        three, four = self.signed(self.alice, "x", 1), self.signed(self.alice, "x", 1, channel="news")
+        for members in (
+            {**three, "channel_id": "news"},
+            {name: value for name, value in four.items() if name != "channel_id"},
+            {**three, "tags": ["added"]},
+            {**three, "timestamp": 2},
+            self.signed(self.bob, "x", 1),
+        ):
+            reply = self.alice.ask(PUBLISH, channel=PUBLIC, **members)
+            self.assertEqual(code_of(reply), (401, "INVALID_EVENT_SIGNATURE"))
+        self.assertEqual(self.events(), [])
+
+    def test_filters(self) -> None:
+        """Newest first; tags joined or repeated, one is enough; inclusive bounds; one channel."""
+        self.publish("1", 1, "a")
+        self.publish("2", 2, "b", channel="news")
+        self.publish("3", 3, "c")
+        self.assertEqual(self.events(), ["3", "2", "1"])
+        self.assertEqual(self.events(tags="a,c"), ["3", "1"])
+        self.assertEqual(self.events(tags=["a", "b"]), ["2", "1"])
+        self.assertEqual(self.events(after=2), ["3", "2"])
+        self.assertEqual(self.events(after=2, before=2), ["2"])
+        self.assertEqual(self.events(channel_id="news"), ["2"])
+        self.assertEqual(self.page(page=1, page_size=2)["pagination"], {"page": 1, "page_size": 2, "total": 3})
+
+    def test_bad_queries(self) -> None:
+        """They are refused, and so is what is no DID."""
+        for arguments in ({"page": -1}, {"page": "x"}, {"page_size": 0}, {"after": "inf"}, {"page": [1, 2]}):
+            self.assertEqual(code_of(self.read(self.alice.did, **arguments)), (400, "INVALID_COMMAND"))
+        self.assertEqual(code_of(self.read("alice")), (400, "INVALID_COMMAND"))
+
+    def test_nobody(self) -> None:
+        """Of somebody unknown there is an empty list, as of somebody who says nothing."""
+        self.assertEqual(json.loads(self.read("did:example:nobody").body)["events"], [])
+        self.assertEqual(json.loads(self.read(self.bob.did).body)["events"], [])
+
+    def test_delete(self) -> None:
+        """Once; what is not there, or somebody else's, is not found."""
+        id_ = self.publish("gone", 1)
+        foreign = self.bob.ask(DELETE, channel=PUBLIC, public_event_id=id_)
+        self.assertEqual(code_of(foreign), (404, "PUBLIC_EVENT_NOT_FOUND"))
+        deleted = self.alice.ask(DELETE, channel=PUBLIC, public_event_id=id_, channel_id="ignored")
+        self.assertEqual(json.loads(deleted.body), {"type": "SUCCESS"})
+        self.assertEqual(self.events(), [])
+        again = self.alice.ask(DELETE, channel=PUBLIC, public_event_id=id_)
+        self.assertEqual(code_of(again), (404, "PUBLIC_EVENT_NOT_FOUND"))
+
+    def test_needs_a_registration(self) -> None:
+        """Publishing and deleting do; what was published stays."""
+        id_ = self.publish("stays", 1)
+        self.house.clock.advance(YEAR)
+        members = self.signed(self.alice, "x", 2)
+        self.assertEqual(code_of(self.alice.ask(PUBLISH, channel=PUBLIC, **members))[1], "UNAUTHORIZED_COMMAND")
+        late = self.alice.ask(DELETE, channel=PUBLIC, public_event_id=id_)
+        self.assertEqual(code_of(late), (401, "UNAUTHORIZED_COMMAND"))
+        self.assertEqual(self.events(), ["stays"])
+
+    def test_channel_and_type_go_together(self) -> None:
+        """A public command on another channel is none, and the other way round."""
+        members = self.signed(self.alice, "x", 1)
+        self.assertEqual(code_of(self.alice.ask(PUBLISH, **members)), (400, "INVALID_COMMAND"))
+        self.assertEqual(code_of(self.alice.ask("QUERY_EVENTS", channel=PUBLIC)), (400, "INVALID_COMMAND"))
+
+    def test_readers_are_limited(self) -> None:
+        """Each address has so many reads a minute; others are not touched."""
+        house, alice, _ = two_citizens(self, limits={"account_per_minute": 5})
+        self.house = house
+        statuses = [self.read(alice.did, peer="192.0.2.9").status for _ in range(6)]
+        self.assertEqual(statuses, [200] * 5 + [429])
+        self.assertEqual(self.read(alice.did).status, 200)

@@ -1,0 +1,207 @@
+"""Contracts between identities (DCTRL-0004 8.1 to 8.6, reference section 7)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.protocol.decentrl.signing import sign_json
+from tests.citizens import DIRECT, Citizen, code_of, two_citizens
+
+REQUEST = "REQUEST_COMMUNICATION_CONTRACT"
+RESPONSE = "COMMUNICATION_CONTRACT_RESPONSE"
+SAVE = "SAVE_COMMUNICATION_CONTRACT"
+SEALED = {"encrypted_contract_request": "c2VhbGVk", "requestor_ephemeral_public_key": "a2V5"}
+UPDATED = [{"type": "CONTRACTS_UPDATED"}]
+
+
+class RequestTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.house, self.alice, self.bob = two_citizens(self)
+        self.carol = Citizen(self.house, "carol")
+
+    def waiting(self, citizen: Citizen) -> list[dict[str, Any]]:
+        return citizen.query("PENDING_COMMUNICATION_CONTRACT_REQUESTS", "pending_communication_contract_requests")
+
+    def test_from_anybody(self) -> None:
+        """Who is not registered may ask; the request waits as it was sent and its recipient's sockets are told."""
+        socket = self.bob.connect()
+        body = json.loads(self.carol.ask(REQUEST, to=self.bob.did, **SEALED).body)
+        self.assertEqual(body, {"type": "SUCCESS", "code": "REQUESTED"})
+        (request,) = self.waiting(self.bob)
+        self.assertEqual({**request, "id": ""}, {"id": "", "sender_did": self.carol.did, **SEALED})
+        self.assertEqual(socket.heard(), UPDATED)
+
+    def test_to_somebody_unregistered(self) -> None:
+        """Whether the DID is one or not: it is not registered here."""
+        for did in (self.carol.did, "did:web:elsewhere.example", "nonsense"):
+            reply = self.alice.ask(REQUEST, to=did, **SEALED)
+            self.assertEqual(code_of(reply), (404, "RECIPIENT_NOT_REGISTERED"))
+
+    def test_acknowledged(self) -> None:
+        """Acknowledged requests are gone; those of others are not touched, whoever names them."""
+        self.alice.ask(REQUEST, to=self.bob.did, **SEALED)
+        self.carol.ask(REQUEST, to=self.bob.did, **SEALED)
+        first, second = (request["id"] for request in self.waiting(self.bob))
+        acknowledge = "ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS"
+        self.alice.answer(acknowledge, communication_contract_ids=[first, second])
+        self.bob.answer(acknowledge, communication_contract_ids=[first, "unknown"])
+        self.assertEqual([request["id"] for request in self.waiting(self.bob)], [second])
+
+    def test_quota(self) -> None:
+        """Strangers get no more room than the caps say: over one is 429, and nothing is evicted."""
+        house, _, bob = two_citizens(
+            self, decentrl={"max_contract_requests": 3, "max_contract_requests_per_sender": 2}
+        )
+        carol, dave = Citizen(house, "carol"), Citizen(house, "dave")
+        asked = [carol.ask(REQUEST, to=bob.did, **SEALED) for _ in range(3)]
+        self.assertEqual([reply.status for reply in asked], [200, 200, 429])
+        self.assertEqual(code_of(asked[2]), (429, "RATE_LIMITED"))
+        self.assertIsNotNone(asked[2].retry_after)
+        self.assertEqual([dave.ask(REQUEST, to=bob.did, **SEALED).status for _ in range(2)], [200, 429])
+        senders = [request["sender_did"] for request in self.waiting(bob)]
+        self.assertEqual(senders, [carol.did, carol.did, dave.did])
+
+
+class KeepingTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.house, self.alice, self.bob = two_citizens(self)
+        self.carol = Citizen(self.house, "carol")
+
+    def kept(self, citizen: Citizen, **filter_: Any) -> list[dict[str, Any]]:
+        found = citizen.query("COMMUNICATION_CONTRACTS", "communication_contracts", filter=filter_)
+        return [one["signed_communication_contract"] for one in found]
+
+    def respond(self, sender: Citizen, signed: Any, to: str) -> tuple[int, str]:
+        reply = sender.ask(RESPONSE, to=to, signed_communication_contract=signed)
+        return (200, "") if reply.status == 200 else code_of(reply)
+
+    def test_saved_for_the_sender(self) -> None:
+        """It comes back member for member, unknown ones included, and the sender's sockets are told."""
+        signed = {**self.bob.contract_with(self.alice), "note": {"x": [1.5, None]}}
+        sockets = [self.alice.connect(), self.alice.connect()]
+        other = self.bob.connect()
+        self.assertEqual(self.alice.save(signed), {"type": "SUCCESS"})
+        self.assertEqual(self.kept(self.alice), [signed])
+        self.assertEqual(self.kept(self.bob), [])
+        self.assertEqual([socket.heard() for socket in sockets], [UPDATED, UPDATED])
+        self.assertEqual(other.heard(), [])
+
+    def test_saved_twice(self) -> None:
+        """The same contract is kept once, however it is spelled and whatever stands around it."""
+        signed = self.bob.contract_with(self.alice)
+        self.alice.save(signed)
+        self.alice.save(dict(reversed(signed.items())))
+        self.alice.save({**signed, "more": "x"})
+        self.assertEqual(self.kept(self.alice), [signed])
+
+    def test_too_long(self) -> None:
+        """What stands around a contract has no room to speak of: neither for who saves nor for who responds."""
+        signed = {**self.bob.contract_with(self.alice), "more": "x" * 16_384}
+        reply = self.alice.ask(SAVE, signed_communication_contract=signed)
+        self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"))
+        self.assertEqual(self.respond(self.bob, signed, to=self.alice.did), (400, "INVALID_COMMAND"))
+
+    def test_given_to_the_other(self) -> None:
+        """A response makes the contract that of the other participant, addressed to it or to the mediator."""
+        signed = self.alice.contract_with(self.carol)
+        socket = self.alice.connect()
+        self.assertEqual(self.respond(self.carol, signed, to=self.alice.did), (200, ""))
+        self.assertEqual(self.kept(self.alice), [signed])
+        self.assertEqual(socket.heard(), UPDATED)
+        self.assertEqual(
+            self.respond(self.carol, self.alice.contract_with(self.carol), self.alice.mediator), (200, "")
+        )
+        self.assertEqual(len(self.kept(self.alice)), 2)
+
+    def test_response_of_a_stranger(self) -> None:
+        """Who is no participant has nothing to give; neither has who addresses somebody else than it is for."""
+        signed = self.alice.contract_with(self.bob)
+        self.assertEqual(self.respond(self.carol, signed, to=self.alice.did), (400, "INVALID_COMMAND"))
+        ours = self.alice.contract_with(self.carol)
+        self.assertEqual(self.respond(self.carol, ours, to=self.bob.did), (400, "INVALID_COMMAND"))
+        self.assertEqual(self.kept(self.alice), [])
+
+    def test_response_to_somebody_unregistered(self) -> None:
+        """The other participant has to be registered, whoever is addressed; that is looked at first."""
+        signed = self.carol.contract_with(self.alice)
+        for to in (self.carol.did, self.alice.mediator):
+            self.assertEqual(self.respond(self.alice, signed, to=to), (404, "RECIPIENT_NOT_REGISTERED"))
+        unsigned = {**signed, "requestor_signature": ""}
+        self.assertEqual(self.respond(self.alice, unsigned, self.carol.did), (404, "RECIPIENT_NOT_REGISTERED"))
+
+    def test_signatures(self) -> None:
+        """Each signature has to be its participant's, over these very terms."""
+        signed = self.bob.contract_with(self.alice)
+        terms = signed["communication_contract"]
+        for changes in (
+            {"requestor_signature": signed["recipient_signature"]},
+            {"recipient_signature": signed["requestor_signature"]},
+            {"requestor_signature": ""},
+            {"communication_contract": {**terms, "expires_at": terms["expires_at"] + 1}},
+            {"communication_contract": {**terms, "requestor_signing_key_id": f"{self.bob.did}#other"}},
+            {"communication_contract": {**terms, "recipient_signing_key_id": self.bob.key_id}},
+        ):
+            forged = {**signed, **changes}
+            reply = self.alice.ask(SAVE, signed_communication_contract=forged)
+            self.assertEqual(code_of(reply), (401, "INVALID_SIGNATURES"), changes)
+            self.assertEqual(self.respond(self.bob, forged, to=self.alice.did), (401, "INVALID_SIGNATURES"))
+        self.assertEqual(self.kept(self.alice), [])
+
+    def test_readings(self) -> None:
+        """The requestor may have signed all of it, or all but one or both of the recipient's keys."""
+        keys = ("recipient_encryption_public_key", "recipient_signing_key_id")
+        for left_out in ((), keys[:1], keys):
+            signed = self.bob.contract_with(self.alice)
+            full = signed["communication_contract"]
+            reading = {name: value for name, value in full.items() if name not in left_out}
+            self.alice.save({**signed, "requestor_signature": sign_json(reading, self.bob.seed)})
+        self.assertEqual(len(self.kept(self.alice)), 3)
+
+    def test_of_others(self) -> None:
+        """A contract that the sender has no part in is of no use to it."""
+        signed = self.bob.contract_with(self.carol)
+        reply = self.alice.ask(SAVE, signed_communication_contract=signed)
+        self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"))
+
+    def test_expired(self) -> None:
+        """An expired one may be kept, and allows nothing."""
+        self.alice.save(self.bob.contract_with(self.alice, expires_at=1))
+        self.assertEqual(code_of(self.bob.tell(self.alice)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
+
+    def test_filters(self) -> None:
+        """By either participant, and by expiry with inclusive bounds."""
+        now = int(self.house.clock.seconds())
+        for after in (100, 200, 300):
+            self.alice.save(self.bob.contract_with(self.alice, expires_at=now + after))
+        self.alice.save(self.alice.contract_with(self.carol, expires_at=now + 400))
+
+        def expiries(**filter_: Any) -> list[int]:
+            return [one["communication_contract"]["expires_at"] - now for one in self.kept(self.alice, **filter_)]
+
+        self.assertEqual(expiries(), [100, 200, 300, 400])
+        self.assertEqual(expiries(did=self.bob.did), [100, 200, 300])
+        self.assertEqual(expiries(did=self.carol.did), [400])
+        self.assertEqual(expiries(did=self.alice.did), [100, 200, 300, 400])
+        self.assertEqual(expiries(did="did:example:nobody"), [])
+        self.assertEqual(expiries(expires_at_after=now + 200, expires_at_before=now + 300), [200, 300])
+
+    def test_quota(self) -> None:
+        """One peer cannot fill somebody's list with variations of a contract."""
+        house, alice, bob = two_citizens(self, decentrl={"max_contracts": 3, "max_contracts_per_peer": 2})
+        statuses = [
+            bob.house.obey(
+                bob.command(
+                    {"type": RESPONSE, "signed_communication_contract": alice.contract_with(bob)},
+                    to=alice.did,
+                    channel=DIRECT,
+                )
+            ).status
+            for _ in range(3)
+        ]
+        self.assertEqual(statuses, [200, 200, 429])
+        alice.save(alice.contract_with(Citizen(house, "carol")))
+        over = alice.ask(SAVE, signed_communication_contract=alice.contract_with(Citizen(house, "dave")))
+        self.assertEqual(code_of(over), (429, "RATE_LIMITED"))

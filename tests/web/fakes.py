@@ -1,0 +1,90 @@
+"""Protocol halves that only note what the web layer hands to them, and answer as a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+
+from mediatord.decentrl.exchange import Reply as DecentrlReply
+from mediatord.didcomm.exchange import Origin, Reply
+from mediatord.presence import Session
+
+
+class FakeDIDComm:
+    """A DIDComm half that answers with the length of the body."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[bytes, Origin]] = []
+        self.answer: Callable[[bytes], Any] = lambda body: succeed(Reply(200, b"%d" % len(body), "text/x-test"))
+        self.mediator = self
+
+    async def receive(self, raw: bytes, origin: Origin) -> Reply:
+        """Note and answer."""
+        self.received.append((raw, origin))
+        reply: Reply = await self.answer(raw)
+        return reply
+
+
+class FakeDecentrl:
+    """
+    A Decentrl half that answers commands with the length of the body, and queries with an empty object.
+
+    :ivar opened: told of every socket.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[tuple[bytes, str]] = []
+        self.queried: list[tuple[str, Mapping[bytes, Sequence[bytes]], str]] = []
+        self.talks: list[FakeTalk] = []
+        self.opened: Callable[[FakeTalk], None] = lambda talk: None
+        self.answer: Callable[[bytes], Any] = lambda body: succeed(DecentrlReply(200, b'{"n":%d}' % len(body)))
+        self.page: Callable[[str], Any] = lambda did: succeed(DecentrlReply(200, b"{}"))
+        self.mediator = self
+
+    async def receive(self, raw: bytes, peer: str) -> DecentrlReply:
+        """Note and answer."""
+        self.received.append((raw, peer))
+        reply: DecentrlReply = await self.answer(raw)
+        return reply
+
+    async def public(self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> DecentrlReply:
+        """Note and answer."""
+        self.queried.append((did, arguments, peer))
+        reply: DecentrlReply = await self.page(did)
+        return reply
+
+    def converse(self, session: Session) -> FakeTalk:
+        """Begin a conversation."""
+        self.talks.append(FakeTalk(session, lambda talk: self.opened(talk)))
+        return self.talks[-1]
+
+
+class FakeTalk:
+    """
+    A conversation that notes what it is told.
+
+    :ivar told: what happened, in order; messages as payload and whether they were binary.
+    :ivar answer: fires when a message has been served.
+    """
+
+    def __init__(self, session: Session, opened: Callable[[FakeTalk], None]) -> None:
+        self._opened = opened
+        self.session = session
+        self.told: list[Any] = []
+        self.answer: Callable[[bytes], Deferred[None]] = lambda frame: succeed(None)
+
+    def begin(self) -> None:
+        """Note."""
+        self.told.append("begin")
+        self._opened(self)
+
+    async def hear(self, frame: bytes, binary: bool) -> None:
+        """Note, and be done when the test says so."""
+        self.told.append((frame, binary))
+        await self.answer(frame)
+
+    def end(self) -> None:
+        """Note."""
+        self.told.append("end")
