@@ -8,6 +8,10 @@ DEV := var/dev
 # Wallets of other makers, which the suite talks to. Each lives in an environment of its own, since their
 # dependencies do not agree with ours; a stamp named here makes `make test` build it.
 FOREIGN := .venv-sicpa/.installed .venv-indicio/.installed
+# One of them is a package for Node, which not every machine has.
+ifneq ($(shell command -v npm 2>/dev/null),)
+FOREIGN += .node-decentrl/.installed
+endif
 
 .PHONY: help run test demo lint types bench clean
 .DEFAULT_GOAL := help
@@ -21,7 +25,7 @@ run: $(DEV)/mediator.yaml ## start a mediator on 127.0.0.1:8080, with its data i
 test: $(VENV)/.installed-test $(FOREIGN) ## run the whole test suite
 	@$(BIN)/python -m pytest
 
-demo: $(VENV)/.installed ## let two throw-away wallets talk through a mediator
+demo: $(VENV)/.installed ## let throw-away wallets talk through a mediator; URL=... for a running one
 	@$(BIN)/mediatord demo $(if $(URL),--url $(URL))
 
 lint: $(VENV)/.installed-test ## check style and formatting
@@ -35,7 +39,7 @@ bench: $(VENV)/.installed ## measure how much a mediator takes; ARGS="..." for i
 	@$(BIN)/mediatord bench $(ARGS)
 
 clean: ## delete environments and caches; var/dev with its keys stays
-	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
+	rm -rf .venv .venv-* .node-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEV)/mediator.yaml: | $(VENV)/.installed
@@ -69,3 +73,16 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $< && touch $@ || \
 	  echo "make: $(@D) could not be made; its tests are skipped" >&2
+
+.PHONY: .node-decentrl
+.node-decentrl: .node-decentrl/.installed
+	@test -e $<
+
+# The package imports two more that are not published: ours stand in for them.
+.node-decentrl/.installed: tests/foreign/decentrl/package.json tests/foreign/decentrl/package-lock.json
+	@echo "installing the Decentrl client of another maker into $(@D) ..."
+	@mkdir -p $(@D)
+	@cp $^ $(@D)
+	@ln -sfn ../tests/foreign/decentrl/shim $(@D)/shim
+	@cd $(@D) && npm ci --legacy-peer-deps --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
+	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred
@@ -149,7 +149,7 @@ class Wallet(Mediation):
         """POST bytes as they are, to the mediator if no URL is given."""
         headers = Headers({} if content_type is None else {"Content-Type": [content_type]})
         sent = self._http.post(url or self.mediator.http_uri, data=body, headers=headers, allow_redirects=False)
-        return await _timed(_read_response(sent), self.clock)
+        return await read_response(sent, self.clock)
 
     async def send(self, recipient_did: str, text: str) -> str:
         """
@@ -192,7 +192,17 @@ class Wallet(Mediation):
         return opened
 
 
-async def _read_response(sent: Any) -> Response:
+async def read_response(sent: Awaitable[Any], clock: IReactorTime) -> Response:
+    """
+    What comes back for a request.
+
+    :raise twisted.internet.defer.TimeoutError: nothing did for half a minute.
+    """
+    answer: Deferred[Response] = Deferred.fromCoroutine(_whole(sent))
+    return await answer.addTimeout(TIMEOUT_SECONDS, clock)
+
+
+async def _whole(sent: Awaitable[Any]) -> Response:
     response = await sent
     headers = {name.decode("latin-1").lower(): values[-1].decode("latin-1") for name, values in _headers(response)}
     return Response(response.code, headers, await response.content())
@@ -200,11 +210,6 @@ async def _read_response(sent: Any) -> Response:
 
 def _headers(response: Any) -> list[tuple[bytes, list[bytes]]]:
     return list(response.headers.getAllRawHeaders())
-
-
-async def _timed(work: Any, clock: IReactorTime) -> Response:
-    answer: Deferred[Response] = Deferred.fromCoroutine(work)
-    return await answer.addTimeout(TIMEOUT_SECONDS, clock)
 
 
 def _refusal(response: Response) -> Problem:

@@ -77,7 +77,7 @@ async def invitation(http: HTTP, url: str) -> dict[str, Any]:
     :param url: its public URL.
     :raise Unreadable: what was found there is no invitation.
     """
-    value = await _get_json(http, f"{url.rstrip('/')}/invitation")
+    value = await get_json(http, f"{url.rstrip('/')}/invitation")
     if value.get("type") != INVITATION or not isinstance(value.get("from"), str):
         raise Unreadable("not an invitation")
     return value
@@ -93,11 +93,16 @@ async def discover(http: HTTP, url: str) -> Mediator:
     try:
         return Mediator.from_did(did)
     except NeedsNetwork:
-        document = await _get_json(http, f"{url.rstrip('/')}/.well-known/did.json")
+        document = await get_json(http, f"{url.rstrip('/')}/.well-known/did.json")
         return Mediator.of(parse_document(did, document))
 
 
-async def _get_json(http: HTTP, url: str) -> dict[str, Any]:
+async def get_json(http: HTTP, url: str) -> dict[str, Any]:
+    """
+    The JSON object at a URL.
+
+    :raise Unreadable: there is none.
+    """
     response = await http.get(url, headers=Headers({"Accept": ["application/json"]}), allow_redirects=False)
     body = await response.content()
     if response.code != 200:

@@ -220,7 +220,7 @@ async def connect(
     if url is None:
         raise Unreadable("the mediator has no WebSocket")
     factory = _Factory(url, reactor, wallet)
-    protocol = await (endpoint or _endpoint(reactor, url)).connect(factory)
+    protocol = await (endpoint or endpoint_for(reactor, url)).connect(factory)
     assert isinstance(protocol, _Frames)
     return await protocol.opened.addTimeout(TIMEOUT_SECONDS, reactor, lambda value, _: _give_up(value, protocol))
 
@@ -230,7 +230,8 @@ def _give_up(value: Any, protocol: _Frames) -> Any:
     return value
 
 
-def _endpoint(reactor: Any, url: str) -> IStreamClientEndpoint:
+def endpoint_for(reactor: Any, url: str) -> IStreamClientEndpoint:
+    """Where the host of a ws: or wss: URL is connected to."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme == "wss":

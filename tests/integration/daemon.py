@@ -12,6 +12,7 @@ A mediatord of its own for one test or module: a child process with fresh keys o
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -194,10 +195,20 @@ class Daemon:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """
+    A TCP port of the loopback interface that nobody listens on at the moment.
+
+    None of those that the system gives to connections, one of which could have it before the daemon does.
+    """
+    for _ in range(100):
+        port = random.randrange(10_000, 32_768)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
 
 
 def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,171 @@
+"""A Decentrl wallet's WebSocket: authentication, and what is pushed from then on (DCTRL-0004 section 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autobahn.twisted.websocket import WebSocketClientFactory, WebSocketClientProtocol
+from twisted.internet.defer import Deferred, DeferredQueue, TimeoutError
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+
+from mediatord.protocol import jsontext
+from mediatord.wallet.decentrl import commands
+from mediatord.wallet.decentrl.client import Client, Refused
+from mediatord.wallet.socket import TIMEOUT_SECONDS, SocketClosed, endpoint_for
+
+Write = Callable[[bytes, bool], None]
+
+
+class Socket:
+    """
+    One open socket; made by :func:`connect`.
+
+    :ivar pushed: frames that came unasked, PING excepted: :func:`~mediatord.wallet.decentrl.replies.read_pushed`.
+    :ivar answer: fires when the mediator has said whether we are who we say; fails with :class:`Refused` or
+        :class:`SocketClosed`.
+    :ivar strays: frames that made no sense.
+    """
+
+    def __init__(self, write: Write, end: Callable[[int], None]) -> None:
+        self.pushed: DeferredQueue[dict[str, Any]] = DeferredQueue()
+        self.answer: Deferred[None] = Deferred()
+        self.strays: list[bytes] = []
+        self.pings = 0
+        self.close_code: int | None = None
+        self._write = write
+        self._end = end
+        self._refusal: str | None = None
+        self._closing: list[Deferred[int]] = []
+
+    def send(self, value: dict[str, Any]) -> None:
+        """
+        Send one frame.
+
+        :raise SocketClosed: the socket is closed.
+        """
+        self.send_frame(jsontext.dumps(value))
+
+    def send_frame(self, payload: bytes, *, binary: bool = False) -> None:
+        """As :meth:`send`, with bytes that may be anything."""
+        if self.close_code is not None:
+            raise SocketClosed(self.close_code)
+        self._write(payload, binary)
+
+    def close(self, code: int = 1000) -> Deferred[int]:
+        """Close in an orderly way; fires as :meth:`closed`."""
+        if self.close_code is None:
+            self._end(code)
+        return self.closed()
+
+    def closed(self) -> Deferred[int]:
+        """Fires with the close code once the socket is closed, whoever closed it."""
+        waiter: Deferred[int] = Deferred()
+        if self.close_code is not None:
+            waiter.callback(self.close_code)
+        else:
+            self._closing.append(waiter)
+        return waiter
+
+    def frame_received(self, payload: bytes) -> None:
+        """Sort one frame. Never raises."""
+        try:
+            frame = jsontext.loads_object(payload)
+        except ValueError:
+            self.strays.append(payload)
+            return
+        kind = frame.get("type")
+        if kind == "PING":
+            self.pings += 1
+            self.send({"type": "PONG", "timestamp": frame.get("timestamp")})
+        elif kind == "AUTH_SUCCESS" and not self.answer.called:
+            self.answer.callback(None)
+        elif kind == "AUTH_FAILED" and not self.answer.called:
+            self._refusal = str(frame.get("code"))  # the close frame that follows has the number
+        elif kind in ("PENDING_EVENTS", "CONTRACTS_UPDATED"):
+            self.pushed.put(frame)
+        else:
+            self.strays.append(payload)
+
+    def connection_lost(self, code: int) -> None:
+        """The socket is gone."""
+        self.close_code = code
+        if not self.answer.called:
+            gone = SocketClosed(code) if self._refusal is None else Refused(code, self._refusal)
+            self.answer.errback(gone)
+        closing, self._closing = self._closing, []
+        for waiter in closing:
+            waiter.callback(code)
+
+
+class _Frames(WebSocketClientProtocol):
+    """Translates between Autobahn and a :class:`Socket`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.socket = Socket(self.sendMessage, self.sendClose)
+        self.opened: Deferred[None] = Deferred()
+
+    def onOpen(self) -> None:
+        self.opened.callback(None)
+
+    def onMessage(self, payload: bytes, isBinary: bool) -> None:  # noqa: N803  Autobahn's name
+        if isBinary:
+            self.socket.strays.append(payload)
+        else:
+            self.socket.frame_received(payload)
+
+    def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:  # noqa: N803  Autobahn's names
+        if not self.opened.called:
+            self.socket.answer.addErrback(lambda _: None)  # nobody waits for it
+            self.opened.errback(SocketClosed(code or 1006))
+        self.socket.connection_lost(code or 1006)
+
+
+class _Factory(WebSocketClientFactory):
+    """Makes one protocol, without any of Autobahn's own timers: those would run on the global reactor."""
+
+    def __init__(self, url: str, reactor: IReactorTime) -> None:
+        super().__init__(url, reactor=reactor)
+        self.setProtocolOptions(openHandshakeTimeout=0, closeHandshakeTimeout=0, serverConnectionDropTimeout=0)
+
+    def buildProtocol(self, addr: object) -> _Frames:
+        protocol = _Frames()
+        protocol.factory = self
+        return protocol
+
+
+async def open_socket(reactor: Any, url: str, *, endpoint: IStreamClientEndpoint | None = None) -> Socket:
+    """
+    Open a socket on which nothing has been said yet.
+
+    :param reactor: for the connection and its time-outs.
+    :param endpoint: how to get there, if not as `url` says.
+    :raise SocketClosed: nobody there wants one.
+    """
+    protocol = await (endpoint or endpoint_for(reactor, url)).connect(_Factory(url, reactor))
+    assert isinstance(protocol, _Frames)
+    await protocol.opened.addTimeout(TIMEOUT_SECONDS, reactor, lambda value, _: _give_up(value, protocol))
+    return protocol.socket
+
+
+async def connect(reactor: Any, client: Client, *, endpoint: IStreamClientEndpoint | None = None) -> Socket:
+    """
+    Open a socket to the client's mediator and authenticate.
+
+    :raise Refused: the mediator does not believe us.
+    :raise SocketClosed: it does not want us.
+    """
+    socket = await open_socket(reactor, client.mediator.ws_url, endpoint=endpoint)
+    socket.send(commands.authenticate(client.identity, int(client.clock.seconds() * 1000)))
+    try:
+        await socket.answer.addTimeout(TIMEOUT_SECONDS, reactor)
+    except TimeoutError:
+        socket.close()
+        raise
+    return socket
+
+
+def _give_up(value: Any, protocol: _Frames) -> Any:
+    protocol.dropConnection(abort=True)
+    return value

@@ -1,0 +1,1 @@
+"""The published Decentrl client, `@decentrl/event-store`, run by Node."""

@@ -1,0 +1,6 @@
+// The published package imports './event-store' and means './event-store.js', as bundlers take it and Node does not.
+
+const EXTENSIONLESS = /^\.{1,2}\/(?!.*\.m?js$)/;
+
+export const resolve = (specifier, context, next) =>
+	next(EXTENSIONLESS.test(specifier) ? `${specifier}.js` : specifier, context);

@@ -1,0 +1,136 @@
+"""Event stores of the published Decentrl client, in one Node process, driven from the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mediatord.protocol.decentrl.signing import encode_base64
+from mediatord.wallet.decentrl.contracts import Agreement
+from mediatord.wallet.decentrl.identity import public_half
+from mediatord.wallet.decentrl.wallet import Wallet
+from tests.foreign.environments import PROJECT
+
+INSTALLED = PROJECT / ".node-decentrl"
+DRIVER = Path(__file__).with_name("event_store.mjs")
+
+# Bounds one call, which asks a mediator on this machine a few times.
+PATIENCE_SECONDS = 30
+
+
+class ClientFailed(Exception):
+    """
+    A call of the client ended with an exception.
+
+    :param code: of the client's own error.
+    :param status: of the HTTP response that it came from; None when there was none.
+    :param reply: the body of that.
+    """
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        super().__init__(str(error.get("message")))
+        self.code = error.get("code")
+        self.status = error.get("status")
+        self.reply = error.get("reply")
+
+
+class EventStores:
+    """A Node process with an event store for each identity; skips the test if the client is not installed."""
+
+    def __init__(self) -> None:
+        node = shutil.which("node")
+        if node is None or not (INSTALLED / ".installed").exists():
+            pytest.skip(".node-decentrl is not installed; `make .node-decentrl` does that, given npm and Node 20.6")
+        # The client would send requests for the loopback interface through a proxy.
+        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        self._complaints = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [node, DRIVER],
+            cwd=INSTALLED,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            env=environment,
+        )
+
+    def open(self, name: str, wallet: Wallet, agreements: Iterable[Agreement]) -> None:
+        """
+        An event store with the identity of a wallet, which has it registered and makes its contracts.
+
+        :param agreements: the contracts that it is to know.
+        """
+        identity = {
+            "did": wallet.did,
+            "mediatorDid": wallet.mediator.did,
+            "mediatorEndpoint": wallet.mediator.url,
+            "keys": _keys(wallet),
+        }
+        contracts = [
+            {
+                "id": agreement.id,
+                "participantDid": agreement.peer_did,
+                "signedCommunicationContract": agreement.signed,
+                "rootSecret": encode_base64(agreement.root_secret),
+            }
+            for agreement in agreements
+        ]
+        self._ask({"open": name, "identity": identity, "contracts": contracts})
+
+    def call(self, name: str | None, method: str, *arguments: Any) -> Any:
+        """
+        Call a method of a store, or of the class when no store is named.
+
+        :raise ClientFailed: it threw.
+        """
+        return self._ask({"as": name, "call": method, "with": arguments})
+
+    def complaints(self) -> str:
+        """What the client has warned of."""
+        self._complaints.seek(0)
+        return self._complaints.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._complaints.close()
+
+    def _ask(self, request: Mapping[str, Any]) -> Any:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(json.dumps(request).encode() + b"\n")
+        stdin.flush()
+        ready, _, _ = select.select([stdout], [], [], PATIENCE_SECONDS)
+        line = stdout.readline() if ready else b""
+        assert line, f"the client did not answer:\n{self.complaints()}"
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ClientFailed(answer["error"])
+        return answer["value"]
+
+
+def _keys(wallet: Wallet) -> dict[str, Any]:
+    identity = wallet.identity
+    return {
+        "signing": {"privateKey": encode_base64(identity.seed), "publicKey": encode_base64(identity.signing_key)},
+        "encryption": {
+            "privateKey": encode_base64(identity.prekey),
+            "publicKey": encode_base64(public_half(identity.prekey)),
+        },
+        "storageKey": encode_base64(identity.storage_key),
+    }

@@ -1,0 +1,212 @@
+"""
+The published client of Decentrl against a running daemon (reference section 14).
+
+Alice and Bob have a wallet of ours, which registers them and makes their contract: the published package does
+neither. What they say and keep goes through `@decentrl/event-store` by the same keys, and now and then through our
+wallet, so that both have to write and read the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
+from twisted.trial.unittest import TestCase
+
+from mediatord.wallet.decentrl.contracting import make_contract
+from mediatord.wallet.decentrl.contracts import Agreement
+from mediatord.wallet.decentrl.mediator import discover
+from mediatord.wallet.decentrl.socket import connect
+from mediatord.wallet.decentrl.wallet import Wallet
+from mediatord.wallet.mediator import open_http
+from tests.foreign.decentrl.stores import ClientFailed, EventStores
+from tests.integration.daemon import Daemon
+from tests.integration.traffic import prepared
+
+reactor: Any = _reactor
+PUSH_SECONDS = 10.0
+# Text on which JSON writers differ: beyond ASCII, beyond U+FFFF, and what JavaScript once took for a line end.
+TEXT = 'naïve 😀 \u2028 \x7f \\ "/"'
+
+
+def event(text: str) -> dict[str, Any]:
+    """As an application has it."""
+    return {"type": "chat.message", "data": {"chatId": "abc", "content": text}}
+
+
+class EventStoreTests(TestCase):
+    """What an application of the published client does."""
+
+    timeout = 50
+    stores: ClassVar[EventStores]
+    daemon: ClassVar[Daemon]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.stores = EventStores()
+        cls.addClassCleanup(cls.stores.close)
+        cls.daemon = prepared()
+        cls.daemon.__enter__()
+        cls.addClassCleanup(cls.daemon.__exit__, None, None, None)
+
+    async def registered(self, alias: str) -> Wallet:
+        """A wallet of ours with a new identity."""
+        http = open_http(reactor)
+        wallet = Wallet.fresh(alias, await discover(http, self.daemon.url), http, reactor)
+        await wallet.register()
+        return wallet
+
+    async def two(self) -> tuple[Wallet, Wallet]:
+        """Alice and Bob with a contract, and event stores of these names."""
+        alice, bob = await self.registered("alice"), await self.registered("bob")
+        await make_contract(alice, bob)
+        self.stores.open("alice", alice, alice.agreements)
+        self.stores.open("bob", bob, bob.agreements)
+        return alice, bob
+
+    def query(self, name: str, **options: Any) -> list[dict[str, Any]]:
+        """Events that a store finds, which have to be all there are."""
+        found = self.stores.call(name, "queryEvents", options)
+        self.assertEqual(found["pagination"], {"page": 0, "pageSize": 100, "total": len(found["data"])})
+        data: list[dict[str, Any]] = found["data"]
+        return data
+
+    def fails(self, *call: Any) -> ClientFailed:
+        """What a call throws."""
+        with self.assertRaises(ClientFailed) as caught:
+            self.stores.call(*call)
+        failed: ClientFailed = caught.exception
+        return failed
+
+    async def test_event_for_a_participant(self) -> None:
+        """Alice publishes; Bob's client fetches, checks, stores and acknowledges it; both find it again."""
+        alice, bob = await self.two()
+        options = {"recipient": bob.did, "tags": ["chat", "chat.abc", "café"]}
+        self.stores.call("alice", "publishEvent", event(TEXT), options)
+        self.assertEqual((await bob.pending()).total, 1)
+        self.assertEqual(self.stores.call("bob", "processPendingEvents"), [event(TEXT)])
+        self.assertEqual(self.stores.call("bob", "processPendingEvents"), [])
+        self.assertEqual((await bob.pending()).total, 0)
+        self.assertEqual(self.query("alice", tags=["café"]), [event(TEXT)])
+        self.assertEqual(self.query("alice", tags=["another"]), [])
+        self.assertEqual(self.query("bob", participantDid=alice.did), [event(TEXT)])
+        self.assertEqual(self.query("bob", tags=[f"participant.{alice.did}"]), [event(TEXT)])
+
+    async def test_unprocessed_events(self) -> None:
+        """What Bob received is unprocessed until he has given it tags of his own, which replace the first."""
+        alice, bob = await self.two()
+        self.stores.call("alice", "publishEvent", event("hello"), {"recipient": bob.did, "tags": ["chat"]})
+        self.stores.call("bob", "processPendingEvents")
+        self.assertEqual(self.stores.call("alice", "queryUnprocessedEvents")["data"], [])
+        (found,) = self.stores.call("bob", "queryUnprocessedEvents")["data"]
+        tagged = {"eventId": found.pop("_mediatorEventId"), "encryptedTags": [bob.identity.tag("mine")]}
+        self.assertEqual(found, event("hello"))
+        self.stores.call("bob", "updateEventTags", [tagged])
+        self.assertEqual(self.stores.call("bob", "queryUnprocessedEvents")["data"], [])
+        self.assertEqual(self.query("bob", tags=["mine"]), [event("hello")])
+        self.assertEqual(self.query("bob", tags=[f"participant.{alice.did}"]), [])
+
+    async def test_notes_to_oneself(self) -> None:
+        """Without a recipient there is no contract: the client leaves members out that it has signed as undefined."""
+        await self.two()
+        for text in ("one", "two", "three"):
+            self.stores.call("alice", "publishEvent", event(text), {"tags": ["note"]})
+        self.stores.call("alice", "publishEvent", event("gone"), {"tags": ["note"], "ephemeral": True})
+        self.assertEqual(self.query("alice", tags=["note"]), [event(text) for text in ("one", "two", "three")])
+        page = {"tags": ["note"], "pagination": {"page": 1, "pageSize": 2}}
+        found = self.stores.call("alice", "queryEvents", page)
+        self.assertEqual(found, {"data": [event("three")], "pagination": {"page": 1, "pageSize": 2, "total": 3}})
+
+    async def test_numbers_are_signed_as_javascript_writes_them(self) -> None:
+        """A number that others write otherwise does not break the signature (reference section 4)."""
+        await self.two()
+        self.stores.call("alice", "publishEvent", event("now"), {"tags": []})
+        for after, before, expected in ((1e-7, 1e21, 1), (0.000001, 123456789012345680000, 1), (-0.0, 1.5, 0)):
+            found = self.query("alice", afterTimestamp=after, beforeTimestamp=before, unprocessedOnly=False)
+            self.assertEqual(len(found), expected)
+
+    async def test_both_wallets_read_each_other(self) -> None:
+        """What the published client sends, signs, tags and stores our wallet reads, and the other way round."""
+        alice, bob = await self.two()
+        self.stores.call("alice", "publishEvent", event("theirs"), {"recipient": bob.did, "tags": ["chat"]})
+        (pending,) = (await bob.pending()).items
+        self.assertIn("theirs", bob.open(pending).text)
+        await bob.acknowledge([pending])
+        (kept,) = (await alice.events(tags=["chat"])).items
+        self.assertIn("theirs", alice.identity.unseal(kept.payload))
+        await alice.send(bob.did, '{"type":"ours"}')
+        self.assertEqual(self.stores.call("bob", "processPendingEvents"), [{"type": "ours"}])
+
+    async def test_pushed_events(self) -> None:
+        """The client takes what a socket was told as it stands, and acknowledges it over HTTP (reference 11)."""
+        _, bob = await self.two()
+        socket = await connect(reactor, bob)
+        self.addCleanup(socket.close)
+        self.stores.call("alice", "publishEvent", event("now"), {"recipient": bob.did, "tags": ["chat"]})
+        frame = await socket.pushed.get().addTimeout(PUSH_SECONDS, reactor)
+        self.assertEqual((await bob.pending()).total, 1)
+        self.assertEqual(self.stores.call("bob", "processPreFetchedPendingEvents", frame["events"]), [event("now")])
+        self.assertEqual((await bob.pending()).total, 0)
+
+    async def test_rotation(self) -> None:
+        """The client sends under the contract that lasts longest and reads what comes under an older one."""
+        alice, bob = await self.two()
+        newer, _ = await make_contract(alice, bob, lifetime=10**9)
+        self.stores.open("alice", alice, alice.agreements)
+        self.stores.open("bob", bob, bob.agreements)
+        self.stores.call("alice", "publishEvent", event("new"), {"recipient": bob.did, "tags": []})
+        (pending,) = (await bob.pending()).items
+        self.assertEqual(bob.open(pending).agreement.id, newer.id)
+        await alice.send(bob.did, '{"type":"old"}', alice.agreements[0])
+        self.assertEqual(self.stores.call("bob", "processPendingEvents"), [event("new"), {"type": "old"}])
+
+    async def test_events_of_strangers_wait(self) -> None:
+        """The client does not acknowledge what it cannot read, and it goes on waiting (reference section 14)."""
+        alice, bob = await self.two()
+        self.stores.open("bob", bob, await self.other_contracts(bob))
+        await alice.send(bob.did, '{"type":"hello"}')
+        self.assertEqual(self.stores.call("bob", "processPendingEvents"), [])
+        self.assertEqual((await bob.pending()).total, 1)
+
+    async def other_contracts(self, bob: Wallet) -> list[Agreement]:
+        """Contracts of Bob's with somebody else."""
+        carol = await self.registered("carol")
+        await make_contract(carol, bob)
+        return bob.agreements_with(carol.did)
+
+    async def test_public_events(self) -> None:
+        """Published, read by tag and time and page, and deleted (reference section 10)."""
+        alice, _ = await self.two()
+        published = [
+            self.stores.call("alice", "publishPublicEvent", TEXT, {"tags": tags})["publicEventId"]
+            for tags in (["blog", "é"], ["news"], [])
+        ]
+        place = {"mediatorEndpoint": alice.mediator.url, "publisherDid": alice.did}
+        found = self.stores.call(None, "fetchPublicEvents", place)
+        self.assertEqual([one["id"] for one in found["data"]], published[::-1])
+        self.assertEqual(found["pagination"], {"page": 0, "pageSize": 20, "total": 3})
+        (tagged,) = self.stores.call(None, "fetchPublicEvents", {**place, "tags": ["é", "x"]})["data"]
+        self.assertEqual((tagged["id"], tagged["event"], tagged["tags"]), (published[0], TEXT, ["blog", "é"]))
+        later = {**place, "afterTimestamp": tagged["timestamp"] + 1000}
+        self.assertEqual(self.stores.call(None, "fetchPublicEvents", later)["data"], [])
+        paged = {**place, "pagination": {"page": 1, "pageSize": 2}, "beforeTimestamp": tagged["timestamp"] + 1000}
+        (oldest,) = self.stores.call(None, "fetchPublicEvents", paged)["data"]
+        self.assertEqual(oldest["id"], published[0])
+        self.assertEqual((await alice.public(alice.did)).total, 3)  # which checks the signatures
+        self.stores.call("alice", "deletePublicEvent", published[1])
+        self.assertEqual((await alice.public(alice.did)).total, 2)
+        failed = self.fails("alice", "deletePublicEvent", published[1])
+        self.assertEqual((failed.status, failed.reply), (404, {"type": "ERROR", "code": "PUBLIC_EVENT_NOT_FOUND"}))
+
+    async def test_refusals_reach_the_application(self) -> None:
+        """What the mediator refuses the client throws, with the reply in its details (reference 15.4)."""
+        alice, bob = await self.registered("alice"), await self.registered("bob")
+        await alice.request_contract(bob.did)
+        (request,) = (await bob.pending_requests()).items
+        await bob.respond(bob.accept(request))  # without keeping it himself
+        self.stores.open("alice", alice, await alice.conclude())
+        failed = self.fails("alice", "publishEvent", event("hello"), {"recipient": bob.did, "tags": []})
+        self.assertEqual(
+            (failed.code, failed.status, failed.reply),
+            ("PUBLISH_FAILED", 404, {"type": "ERROR", "code": "COMMUNICATION_CONTRACT_NOT_FOUND"}),
+        )
