@@ -1,0 +1,93 @@
+"""A daemon on SQLite that is asked for what it must refuse, while its file is read behind its back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.integration.daemon import Daemon
+from tests.integration.residents import JSON, Door, Line, Resident
+from tests.integration.traffic import prepared
+from tests.web.premises import Answered
+
+# As any HTTP library asks, and with a header that takes a request through twisted.web.
+WAYS: tuple[dict[str, str], ...] = ({}, {"X-Odd": "1"})
+ELSEWHERE = "did:web:elsewhere.example"
+SAVE, RESPOND, REQUEST = (
+    "SAVE_COMMUNICATION_CONTRACT",
+    "COMMUNICATION_CONTRACT_RESPONSE",
+    "REQUEST_COMMUNICATION_CONTRACT",
+)
+# Members of a request that nobody opens.
+SEALED: dict[str, Any] = {"encrypted_contract_request": "AAAA", "requestor_ephemeral_public_key": "AAAA"}
+
+
+class RefusalTestCase(SynchronousTestCase):
+    """Tests that share a daemon, which somebody has to start and to end."""
+
+    daemon: ClassVar[Daemon]
+    door: ClassVar[Door]
+
+    @classmethod
+    def start(cls, settings: Mapping[str, Any] | None = None) -> None:
+        """Have a daemon."""
+        cls.daemon = prepared(settings)
+        cls.daemon.__enter__()
+        try:
+            cls.door = Door(cls.daemon)
+        except BaseException:
+            cls.daemon.__exit__(*sys.exc_info())
+            raise
+
+    @classmethod
+    def finish(cls) -> None:
+        """Have it end, in an orderly way and without complaints."""
+        cls.daemon.__exit__(None, None, None)
+
+    def tearDown(self) -> None:
+        """Nothing has gone wrong inside."""
+        self.assertNotIn("Traceback", self.daemon.output())
+
+    def a_resident(self, alias: str = "somebody", **options: Any) -> Resident:
+        """One that is registered."""
+        one = Resident(self.door, alias, **options)
+        one.register()
+        return one
+
+    def is_error(self, answered: Answered, status: int, code: str) -> None:
+        """It is a refusal as DCTRL-0004 11.1 has it and nothing else, and any page may read it."""
+        self.assertEqual((answered.status, answered.body), (status, b'{"type":"ERROR","code":"%b"}' % code.encode()))
+        self.assertEqual(answered.headers["content-type"], JSON)
+        self.assertEqual(answered.headers["access-control-allow-origin"], "*")
+        self.assertEqual("retry-after" in answered.headers, status in (429, 503))
+        if "retry-after" in answered.headers:
+            self.assertGreater(int(answered.headers["retry-after"]), 0)
+            self.assertIn("Retry-After", answered.headers["access-control-expose-headers"])
+
+    def is_told(self, line: Line, code: str, close: int) -> None:
+        """AUTH_FAILED, then the close frame, and nothing else before, between or after (DCTRL-0004 10.2)."""
+        heard, end = line.rest()
+        self.assertEqual(heard, [b'{"type":"AUTH_FAILED","code":"%b"}' % code.encode()])
+        self.assertEqual((end.code, end.reason), (close, code))
+
+    def is_refused(self, make: Callable[[], bytes], status: int, code: str, *, source: str = "127.0.0.1") -> None:
+        """What `make` makes is refused so, and nothing of it is kept."""
+        before = self.door.kept()
+        for way in WAYS:
+            self.is_error(self.door.command(make(), source=source, **way), status, code)
+        self.assertEqual(self.door.kept(), before)
+
+
+class OneDaemonTestCase(RefusalTestCase):
+    """The tests of one class, and a daemon for them."""
+
+    settings: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.start(cls.settings)
+        cls.addClassCleanup(cls.finish)

@@ -1,0 +1,208 @@
+"""What was answered 200 survives the death of the daemon, and is never carried out again (DCTRL-0004 12.2)."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from typing import Any, Literal
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.protocol import jsontext
+from mediatord.wallet.decentrl.commands import PRIVATE
+from tests.integration.residents import JSON, Door, Line, Resident
+from tests.integration.traffic import Letter, Post, Senders, prepared
+
+ROUNDS = 5
+EVENTS, BATCHES, ACKNOWLEDGEMENTS = 120, 60, 40
+IN_A_BATCH = 4
+AT_ONCE = 3
+# Longer than anything that the daemon does for one command.
+WHOLE_COMMAND_SECONDS = 0.02
+
+Kind = Literal["event", "batch", "acknowledgement"]
+
+
+@dataclass(slots=True)
+class Errand:
+    """
+    A command, and what became of it.
+
+    :param letter: the command itself.
+    :param parts: payloads that it brings; for an acknowledgement, ids that it takes away.
+    :param status: of the answer; None when there was none.
+    :param reply: of a success.
+    """
+
+    kind: Kind
+    letter: Letter
+    parts: tuple[str, ...]
+    status: int | None = None
+    reply: dict[str, Any] = field(default_factory=dict)
+
+
+class Couriers(Senders):
+    """Connections that post commands as fast as they are answered. :ivar replies: by marker."""
+
+    def __init__(self, port: int, stock: Sequence[Letter]) -> None:
+        super().__init__(port, stock)
+        self.replies: dict[str, dict[str, Any]] = {}
+
+    def _send(self, connection: HTTPConnection, letter: Letter, post: Post) -> None:
+        connection.request("POST", "/", letter.body, {"Content-Type": JSON})
+        response = connection.getresponse()
+        reply = jsontext.loads_object(response.read())
+        with self._changed:
+            post.status = response.status
+            self.replies[letter.marker] = reply
+            self._answers += 1
+            self._changed.notify_all()
+
+
+class Ear:
+    """Listens on a socket of somebody until it is cut. :ivar pushed: ids of the events that came."""
+
+    def __init__(self, resident: Resident) -> None:
+        self.pushed: list[str] = []
+        self._line = resident.socket()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Return when there is nothing to hear any more."""
+        self._thread.join()
+        self._line.close()
+
+    def _listen(self) -> None:
+        for message in self._line.messages():
+            self.pushed += [event["id"] for event in message.get("events", ())]
+
+
+class KillTests(SynchronousTestCase):
+    """kill -9 in the middle of a load, and what Bob finds afterwards."""
+
+    def setUp(self) -> None:
+        seed = int(os.environ.get("DURABILITY_SEED", random.SystemRandom().randrange(1_000_000)))
+        print(f"DURABILITY_SEED={seed}")  # noqa: T201  pytest shows it when the test fails
+        self.random = random.Random(seed)
+        self.daemon = prepared()
+        self.daemon.__enter__()
+        self.addCleanup(self.daemon.__exit__, None, None, None)
+        self.door = Door(self.daemon)
+        self.alice, self.bob = Resident(self.door, "alice"), Resident(self.door, "bob")
+        self.bob.register()
+        self.bob.befriend(self.alice)
+        self.kept: Counter[str] = Counter()
+        self.waiting: dict[str, str] = {}
+
+    def test_nothing_is_lost_and_nothing_happens_twice(self) -> None:
+        """
+        What was answered 200 is there, and what it acknowledged is not; what was not answered has happened or not,
+        never half; what was pushed is there; and a command that comes again is refused if, and only if, it has been
+        carried out.
+        """
+        for number in range(ROUNDS):
+            errands = self.errands(number)
+            pushed = self.deadly_load(errands)
+            self.daemon.start()
+            sent = [one for one in errands if one.letter.marker in self.posted]
+            self.look()
+            self.assertLessEqual(set(pushed), set(self.waiting))
+            happened = {one.letter.marker: self.has_happened(one) for one in sent}
+            lost = [one for one in sent if one.status == 200 and not happened[one.letter.marker]]
+            self.assertEqual(lost, [])
+            again = self.post_again(sent)
+            expected = {marker: "DUPLICATE_NONCE" if done else "SUCCESS" for marker, done in happened.items()}
+            self.assertEqual(again, expected)
+            self.look()
+            self.assertEqual([one for one in sent if not self.has_happened(one)], [])
+            self.check_ids(sent)
+        self.assertEqual(max(self.kept.values()), 1)
+        self.assertGreater(len(self.kept), ROUNDS)
+
+    def errands(self, number: int) -> list[Errand]:
+        """A load, in any order; what is acknowledged is what waits from before."""
+        alice, bob = self.alice, self.bob
+        found = []
+        for one in range(EVENTS):
+            payload = f"event {number} {one}"
+            raw = alice.command(payload, to=bob.did, channel=PRIVATE)
+            found.append(Errand("event", Letter(payload, raw), (payload,)))
+        for one in range(BATCHES):
+            parts = tuple(f"batch {number} {one} {part}" for part in range(IN_A_BATCH))
+            raw = bob.command({"type": "SAVE_EVENTS", "events": [bob.event(part, tags=("t",)) for part in parts]})
+            found.append(Errand("batch", Letter(parts[0], raw), parts))
+        ids = self.random.sample(sorted(self.waiting), min(len(self.waiting), ACKNOWLEDGEMENTS * AT_ONCE))
+        for start in range(0, len(ids), AT_ONCE):
+            parts = tuple(ids[start : start + AT_ONCE])
+            raw = bob.command({"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": list(parts)})
+            found.append(Errand("acknowledgement", Letter(f"acknowledge {parts[0]}", raw), parts))
+        self.random.shuffle(found)
+        return found
+
+    def deadly_load(self, errands: list[Errand]) -> list[str]:
+        """Send until the daemon is killed; the ids of the events that were pushed meanwhile."""
+        ear = Ear(self.bob)
+        couriers = Couriers(self.daemon.port, [one.letter for one in errands])
+        couriers.start()
+        couriers.wait_for_posts(self.random.randrange(10, len(errands)))
+        # Any moment in the life of a command, unless there is none left.
+        couriers.done.wait(self.random.uniform(0, WHOLE_COMMAND_SECONDS))
+        self.daemon.kill()
+        couriers.join()
+        ear.join()
+        self.posted = {post.marker: post.status for post in couriers.posts}
+        self.assertLessEqual(set(self.posted.values()), {200, None}, couriers.replies)
+        for one in errands:
+            one.status = self.posted.get(one.letter.marker)
+            one.reply = couriers.replies.get(one.letter.marker, {})
+        return ear.pushed
+
+    def look(self) -> None:
+        """What Bob has at this moment."""
+        self.kept = Counter(one["payload"] for one in self.bob.items("EVENTS", "events"))
+        self.waiting = {one["id"]: one["payload"] for one in self.bob.pending()}
+        self.assertEqual(len(set(self.waiting.values())), len(self.waiting))
+
+    def has_happened(self, errand: Errand) -> bool:
+        """Whether it was carried out; all of it or nothing."""
+        there = {"event": set(self.waiting.values()), "batch": set(self.kept), "acknowledgement": set(self.waiting)}
+        found = [part in there[errand.kind] for part in errand.parts]
+        self.assertEqual(len(set(found)), 1, (errand.kind, found))
+        return found[0] is (errand.kind != "acknowledgement")
+
+    def post_again(self, errands: Iterable[Errand]) -> dict[str, str]:
+        """The very same bytes once more; the code of each reply, or its type."""
+        couriers = Couriers(self.daemon.port, [one.letter for one in errands])
+        couriers.start()
+        couriers.join()
+        return {marker: str(reply.get("code", reply["type"])) for marker, reply in couriers.replies.items()}
+
+    def check_ids(self, errands: Iterable[Errand]) -> None:
+        """An event has the id that its sender was told."""
+        told = {one.reply["pendingEventId"]: one.parts[0] for one in errands if one.kind == "event" and one.reply}
+        self.assertEqual({id_: self.waiting.get(id_) for id_ in told}, told)
+
+    def test_a_socket_that_was_authenticated(self) -> None:
+        """The message that opened a socket opens none after a crash; who was registered still is."""
+        greeting = self.bob.greeting()
+        self.open(greeting)
+        self.daemon.kill()
+        self.daemon.start()
+        line = Line(self.door)
+        line.say(greeting)
+        heard, end = line.rest()
+        self.assertEqual((heard, end.code), ([b'{"type":"AUTH_FAILED","code":"INVALID_MESSAGE"}'], 4002))
+        self.open(self.bob.greeting())
+
+    def open(self, greeting: dict[str, Any]) -> None:
+        """Open a socket with this, and leave it."""
+        line = Line(self.door)
+        line.say(greeting)
+        self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
+        line.close()
