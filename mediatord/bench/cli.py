@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
+from mediatord.bench.commanding import measure_commands
 from mediatord.bench.figures import Table
 from mediatord.bench.forwarding import measure_forwarding
 from mediatord.bench.memory import measure_memory
 from mediatord.bench.opening import measure_opening
-from mediatord.bench.plan import SCENARIOS, Plan
+from mediatord.bench.paging import measure_pages
+from mediatord.bench.plan import DEFAULT_SCENARIOS, SCENARIOS, Plan
 from mediatord.bench.push import measure_push
 from mediatord.bench.report import as_json, as_text, heading, surroundings
 from mediatord.bench.sockets import measure_sockets
@@ -21,9 +23,11 @@ from mediatord.wallet.throwaway import DaemonFailed
 _MEASURES: dict[str, Callable[[Plan], Table]] = {
     "opening": measure_opening,
     "forward": measure_forwarding,
+    "command": measure_commands,
     "push": measure_push,
     "sockets": measure_sockets,
     "memory": measure_memory,
+    "pages": measure_pages,
 }
 _DEFAULT = Plan()
 
@@ -51,8 +55,17 @@ _POSITIVE = click.IntRange(1)
 @click.option("--clients", type=click.IntRange(1, 1000), default=_DEFAULT.clients, help="Connections that post.")
 @click.option("--sockets", type=_POSITIVE, default=_DEFAULT.sockets, help="Idle WebSockets.")
 @click.option("--messages", type=click.IntRange(100), default=_DEFAULT.messages, help="Over which memory is watched.")
-@click.option("--sizes", callback=_read_sizes, default="1k,16k", help="Of the plaintext in the innermost envelope.")
-@click.option("--scenario", "scenarios", type=click.Choice(SCENARIOS), multiple=True, help="Only this; repeatable.")
+@click.option("--events", type=click.IntRange(1000), default=_DEFAULT.events, help="In the large store of `pages`.")
+@click.option(
+    "--sizes", callback=_read_sizes, default="1k,16k", help="Of the innermost plaintext, or of the payload."
+)
+@click.option(
+    "--scenario",
+    "scenarios",
+    type=click.Choice(SCENARIOS),
+    multiple=True,
+    help="Only this; repeatable. Without it all but `pages`, which takes minutes.",
+)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures there.")
 def bench(
     seconds: float,
@@ -60,6 +73,7 @@ def bench(
     clients: int,
     sockets: int,
     messages: int,
+    events: int,
     sizes: tuple[int, ...],
     scenarios: tuple[str, ...],
     json_file: Path | None,
@@ -70,12 +84,12 @@ def bench(
     Starts daemons of its own in temporary directories (TMPDIR chooses the disk) and leaves nothing behind.
     Exit status 1 means that messages were lost or refused, or that memory grew; a missed target is only reported.
     """
-    plan = Plan(seconds, rounds, clients, sockets, messages, sizes)
+    plan = Plan(seconds, rounds, clients, sockets, messages, events, sizes)
     around = surroundings()
     click.echo(heading(plan, around))
     tables = []
     try:
-        for name in scenarios or SCENARIOS:
+        for name in scenarios or DEFAULT_SCENARIOS:
             click.echo(f"measuring: {name}", err=True)
             tables.append(_MEASURES[name](plan))
             click.echo(f"\n{as_text(tables[-1])}")

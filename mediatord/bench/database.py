@@ -25,10 +25,10 @@ CREATE INDEX waiting ON message (recipient, seq);
 _INSERT = "INSERT INTO message (id, recipient, payload, received_at, expires_at) VALUES (?, ?, ?, ?, ?)"
 
 
-def stored_messages(directory: Path) -> int:
-    """How many messages are in the daemon's database, seen by another process."""
-    with closing(sqlite3.connect(f"file:{directory / DATABASE}?mode=ro", uri=True)) as connection:
-        (count,) = connection.execute("SELECT count(*) FROM message").fetchone()
+def stored_rows(database: Path, table: str = "message") -> int:
+    """How many there are, seen by another process than the one that stores them."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
         return int(count)
 
 

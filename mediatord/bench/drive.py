@@ -6,11 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mediatord.bench.figures import Figures, percentile, ratio
-from mediatord.bench.load import Job
+from mediatord.bench.load import ENVELOPE, Job
 from mediatord.bench.processes import child, cpu_seconds, read_line, write_line
 
 ACCEPTED = "202"
@@ -26,11 +27,20 @@ class Server:
     Who is posted to.
 
     :param pid: whose CPU time counts.
+    :param success: the HTTP status that means so.
     """
 
     pid: int
     port: int
     path: str
+    content_type: str = ENVELOPE
+    success: str = ACCEPTED
+
+    @classmethod
+    def at(cls, url: str, pid: int, content_type: str = ENVELOPE, success: str = ACCEPTED) -> Server:
+        """One that has a URL."""
+        target = urlsplit(url)
+        return cls(pid, target.port or 80, target.path or "/", content_type, success)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +48,16 @@ class Load:
     """
     What the clients saw, all of them together.
 
+    :param accepted: how many requests succeeded.
     :param seconds: of the one that took longest.
     :param cpu_seconds: of the server.
     """
 
     statuses: dict[str, int]
+    accepted: int
     seconds: float
     cpu_seconds: float
     latencies_us: Sequence[int] = field(repr=False)
-
-    @property
-    def accepted(self) -> int:
-        """How many requests were answered 202."""
-        return self.statuses.get(ACCEPTED, 0)
 
     def figures(self) -> Figures:
         """Rates and latencies."""
@@ -64,17 +71,29 @@ class Load:
 
 def post_for(server: Server, bodies: Path, connections: int, seconds: float) -> Load:
     """Keep so many connections busy for so long."""
-    return _drive(server, [_job(server, bodies, share, seconds=seconds) for share in _shares(connections)])
+    return _drive(server, _apart([_job(server, bodies, share, seconds=seconds) for share in _shares(connections)]))
 
 
 def post_so_many(server: Server, bodies: Path, connections: int, requests: int) -> Load:
     """Post an exact number of messages."""
     parts = zip(_shares(connections), _shares(requests), strict=True)
-    return _drive(server, [_job(server, bodies, share, requests=count) for share, count in parts])
+    return _drive(server, _apart([_job(server, bodies, share, requests=count) for share, count in parts]))
+
+
+def post_once(server: Server, bodies: Path, connections: int, seconds: float = float("inf")) -> Load:
+    """Post no body twice, for so long or until all have been posted."""
+    jobs = [_job(server, bodies, share, seconds=seconds) for share in _shares(connections)]
+    return _drive(server, [replace(job, offset=place, every=len(jobs)) for place, job in enumerate(jobs)])
 
 
 def _job(server: Server, bodies: Path, connections: int, *, seconds: float = 0.0, requests: int = 0) -> Job:
-    return Job(server.port, server.path, str(bodies), connections, seconds=seconds, requests=requests)
+    target = (server.port, server.path, server.content_type)
+    return Job(*target, str(bodies), connections, seconds=seconds, requests=requests)
+
+
+def _apart(jobs: list[Job]) -> list[Job]:
+    """So that they do not post the same bodies at the same time."""
+    return [replace(job, offset=1000 * place) for place, job in enumerate(jobs)]
 
 
 def _shares(number: int) -> list[int]:
@@ -85,9 +104,8 @@ def _shares(number: int) -> list[int]:
 def _drive(server: Server, jobs: list[Job]) -> Load:
     with ExitStack() as stack:
         clients = [stack.enter_context(child("mediatord.bench.load")) for _ in jobs]
-        for number, (client, job) in enumerate(zip(clients, jobs, strict=True)):
-            offset = number * 1000
-            write_line(client, json.dumps({**asdict(job), "offset": offset}))
+        for client, job in zip(clients, jobs, strict=True):
+            write_line(client, json.dumps(asdict(job)))
         for client in clients:
             if read_line(client) != "ready":
                 raise RuntimeError("a load generator did not get ready")
@@ -100,4 +118,5 @@ def _drive(server: Server, jobs: list[Job]) -> Load:
     for outcome in outcomes:
         statuses.update(outcome["statuses"])
     latencies = [latency for outcome in outcomes for latency in outcome["latencies_us"]]
-    return Load(dict(statuses), max(outcome["seconds"] for outcome in outcomes), spent, latencies)
+    seconds = max(outcome["seconds"] for outcome in outcomes)
+    return Load(dict(statuses), statuses[server.success], seconds, spent, latencies)

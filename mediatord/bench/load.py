@@ -19,6 +19,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
 
+ENVELOPE = "application/didcomm-encrypted+json"
+
 _TIMEOUT_SECONDS = 30.0
 _LENGTH_BYTES = 4
 
@@ -28,14 +30,17 @@ class Job:
     """
     :param bodies: file with the bodies, written by :func:`write_bodies`.
     :param offset: which body comes first, so that several processes do not send the same one together.
+    :param every: send every so-many-th body and none of them twice; 0 to send all, again and again.
     :param seconds: when to stop; or after so many `requests`, if there are any.
     """
 
     port: int
     path: str
+    content_type: str
     bodies: str
     connections: int
     offset: int = 0
+    every: int = 0
     seconds: float = 0.0
     requests: int = 0
 
@@ -67,11 +72,11 @@ def read_bodies(path: Path) -> Iterator[bytes]:
         yield data[start:position]
 
 
-def request_for(port: int, path: str, body: bytes) -> bytes:
+def request_for(port: int, path: str, body: bytes, content_type: str = ENVELOPE) -> bytes:
     """A POST with the headers that an ordinary client sends."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUser-Agent: mediatord-bench\r\nAccept: */*\r\n"
-        f"Content-Type: application/didcomm-encrypted+json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -90,7 +95,7 @@ def is_complete(response: bytes) -> bool:
 
 def run(job: Job) -> Outcome:
     """Open the connections, wait for the word, and post until the job is done."""
-    requests = [request_for(job.port, job.path, body) for body in read_bodies(Path(job.bodies))]
+    requests = requests_of(job)
     connections = [
         socket.create_connection(("127.0.0.1", job.port), timeout=_TIMEOUT_SECONDS) for _ in range(job.connections)
     ]
@@ -100,10 +105,18 @@ def run(job: Job) -> Outcome:
     sys.stdout.flush()
     sys.stdin.readline()
     try:
-        return _Posting(job, connections, islice(cycle(requests), job.offset, None)).run()
+        return _Posting(job, connections, requests).run()
     finally:
         for connection in connections:
             connection.close()
+
+
+def requests_of(job: Job) -> Iterator[bytes]:
+    """What is posted, in order, and made beforehand."""
+    bodies = read_bodies(Path(job.bodies))
+    chosen = islice(bodies, job.offset, None, job.every) if job.every else bodies
+    requests = [request_for(job.port, job.path, body, job.content_type) for body in chosen]
+    return iter(requests) if job.every else islice(cycle(requests), job.offset, None)
 
 
 class _Line:
@@ -118,7 +131,7 @@ class _Line:
 
 
 class _Posting:
-    """Keeps every connection busy until the job is done."""
+    """Keeps every connection busy until the job is done, or there is nothing left to send."""
 
     def __init__(self, job: Job, connections: list[socket.socket], requests: Iterator[bytes]) -> None:
         self._job = job
@@ -149,10 +162,10 @@ class _Posting:
 
     def _send(self, line: _Line) -> None:
         line.begun = perf_counter()
-        if line.begun < self._deadline and self._left > 0:
+        if line.begun < self._deadline and self._left > 0 and (request := next(self._requests, None)):
             self._left -= 1
             self._open += 1
-            line.socket.sendall(next(self._requests))
+            line.socket.sendall(request)
 
     def _receive(self, line: _Line) -> None:
         data = line.socket.recv(65536)

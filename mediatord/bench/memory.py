@@ -6,10 +6,11 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from mediatord.bench.accounting import Accounting
 from mediatord.bench.crowd import forwards, gather
-from mediatord.bench.drive import post_so_many
+from mediatord.bench.database import DATABASE, stored_rows
+from mediatord.bench.drive import Server, post_so_many
 from mediatord.bench.figures import Figures, Table, size_name
-from mediatord.bench.forwarding import Accounting
 from mediatord.bench.load import write_bodies
 from mediatord.bench.plan import DAEMON_SETTINGS, DISTINCT_MESSAGES, RECIPIENTS, Plan
 from mediatord.bench.processes import rss_bytes
@@ -31,12 +32,13 @@ def measure_memory(plan: Plan) -> Table:
     with throw_away_daemon(DAEMON_SETTINGS) as daemon, TemporaryDirectory(prefix="mediatord-bench-") as place:
         idle = rss_bytes(daemon.pid)
         crowd = gather(daemon.url, RECIPIENTS)
-        accounting = Accounting(daemon, crowd)
+        server = Server.at(crowd.mediator.http_uri, daemon.pid)
+        accounting = Accounting(server, lambda: stored_rows(daemon.directory / DATABASE))
         bodies = Path(place) / "bodies"
         write_bodies(bodies, forwards(crowd, size, DISTINCT_MESSAGES, payloads=_PAYLOADS))
         resident = []
         for _ in range(_LEGS + 1):
-            load = post_so_many(accounting.server, bodies, plan.clients, max(1, leg // _PAYLOADS))
+            load = post_so_many(server, bodies, plan.clients, max(1, leg // _PAYLOADS))
             accounting.check(load, payloads=_PAYLOADS)
             resident.append(rss_bytes(daemon.pid))
     growth = growth_per_message(resident, leg)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCENARIOS = ("opening", "forward", "push", "sockets", "memory")
+SCENARIOS = ("opening", "forward", "command", "push", "sockets", "memory", "pages")
+# Filling a large store takes minutes: that has to be asked for.
+DEFAULT_SCENARIOS = tuple(name for name in SCENARIOS if name != "pages")
 
 # Distinct messages per size: more than fit in any cache that could make the second one cheaper.
 DISTINCT_MESSAGES = 300
@@ -16,10 +18,11 @@ class Plan:
     """
     :param seconds: each contender is measured for this long, in each round.
     :param rounds: contenders take turns this often; medians count. Many short rounds are steadier than few long ones.
-    :param clients: keep-alive connections that post forwards at the same time.
+    :param clients: keep-alive connections that post at the same time.
     :param sockets: idle WebSockets to hold open.
     :param messages: forwards over which memory has to stay flat.
-    :param sizes: bytes of the plaintext inside the innermost envelope.
+    :param events: stored ones in the larger history of which pages are read, rounded down to thousands.
+    :param sizes: bytes of the plaintext inside the innermost envelope, and of a command's payload.
     """
 
     seconds: float = 1.0
@@ -27,6 +30,7 @@ class Plan:
     clients: int = 32
     sockets: int = 1000
     messages: int = 100_000
+    events: int = 1_000_000
     sizes: tuple[int, ...] = (1024, 16384)
 
 
@@ -39,4 +43,8 @@ DAEMON_SETTINGS = {
     "MEDIATORD_LIMITS__MAX_CONNECTIONS_PER_IP": "1000000",
     "MEDIATORD_QUEUE__MAX_MESSAGES": "1000000000",
     "MEDIATORD_QUEUE__MAX_BYTES": "1000000000000",
+    "MEDIATORD_DECENTRL__MAX_PENDING_EVENTS": "1000000000",
+    "MEDIATORD_DECENTRL__MAX_PENDING_BYTES": "1000000000000",
+    "MEDIATORD_DECENTRL__MAX_STORED_EVENTS": "1000000000",
+    "MEDIATORD_DECENTRL__MAX_STORED_BYTES": "1000000000000",
 }

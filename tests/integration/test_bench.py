@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from mediatord.bench.accounting import Accounting
+from mediatord.bench.circle import Circle, Member, deliveries
 from mediatord.bench.cli import bench
+from mediatord.bench.database import stored_rows
+from mediatord.bench.drive import Load, Server
 from mediatord.bench.figures import take_turns
-from mediatord.bench.load import is_complete, read_bodies, write_bodies
+from mediatord.bench.line import Line
+from mediatord.bench.load import Job, is_complete, read_bodies, requests_of, write_bodies
 from mediatord.bench.memory import growth_per_message
-from mediatord.bench.plan import SCENARIOS
+from mediatord.bench.plan import DEFAULT_SCENARIOS, SCENARIOS
+from mediatord.bench.processes import child, read_line
 from mediatord.bench.rawsocket import TEXT, frame, parse
+from mediatord.wallet.decentrl.identity import Identity
+from mediatord.wallet.decentrl.mediator import Mediator
 
 TINY = ["--seconds", "0.2", "--rounds", "1", "--clients", "3", "--sockets", "5", "--messages", "500", "--sizes", "1k"]
 
@@ -21,15 +30,38 @@ def test_tiny_run_measures_everything(tmp_path: Path) -> None:
     """Every scenario runs against a daemon of its own; all that was accepted is stored, and the JSON says so."""
     results = tmp_path / "results.json"
     # So few messages do not tell growth from warm-up.
-    scenarios = [word for name in SCENARIOS if name != "memory" for word in ("--scenario", name)]
+    scenarios = [word for name in DEFAULT_SCENARIOS if name != "memory" for word in ("--scenario", name)]
     status = bench.main([*TINY, *scenarios, "--json", str(results)], standalone_mode=False)
     found = json.loads(results.read_text())
     assert status == 0
     assert found["plan"]["clients"] == 3
-    assert [scenario["failures"] for scenario in found["scenarios"]] == [[], [], [], []]
-    forwarding = found["scenarios"][1]
+    assert [scenario["failures"] for scenario in found["scenarios"]] == [[], [], [], [], []]
+    forwarding, commands = found["scenarios"][1:3]
     assert forwarding["rows"]["1k  mediatord, durable"]["msg/s"] > 0
     assert forwarding["targets"][0]["goal"] == 0.5
+    assert [name for name in commands["rows"] if "mediatord" in name] == [
+        "300b  mediatord, durable",
+        "1k  mediatord, durable",
+    ]
+    assert all(row["msg/s"] > 0 for row in commands["rows"].values())
+    assert [target["goal"] for target in commands["targets"]] == [0.45, 0.45]
+
+
+def test_pages_are_read_from_both_histories(tmp_path: Path) -> None:
+    """A long and a short history are filled, and what is read of them is as many events as there have to be."""
+    results = tmp_path / "results.json"
+    options = [*TINY, "--scenario", "pages", "--events", "2999", "--json", str(results)]
+    assert bench.main(options, standalone_mode=False) == 0
+    (pages,) = json.loads(results.read_text())["scenarios"]
+    assert [note.partition(",")[0] for note in pages["notes"]] == ["small: 1", "large: 2"]
+    assert [target["goal"] for target in pages["targets"]] == [0.5] * len(pages["rows"])
+    assert {"last page", "last page, after a change", "public, one tag"} <= set(pages["rows"])
+    assert all(row["small pages/s"] > 0 and row["large pages/s"] > 0 for row in pages["rows"].values())
+
+
+def test_pages_are_read_only_when_asked_for() -> None:
+    """Filling a large store takes minutes, so that no run does it unasked."""
+    assert set(SCENARIOS) - set(DEFAULT_SCENARIOS) == {"pages"}
 
 
 def test_memory_run_posts_exactly_what_it_says(tmp_path: Path) -> None:
@@ -79,6 +111,39 @@ def test_bodies_survive_the_file(tmp_path: Path) -> None:
     """The load generator posts what the benchmark prepared."""
     write_bodies(tmp_path / "bodies", [b"one", b"", b"three"])
     assert list(read_bodies(tmp_path / "bodies")) == [b"one", b"", b"three"]
+
+
+def test_commands_are_posted_once(tmp_path: Path) -> None:
+    """Of two processes each posts its own half and then nothing; what may be repeated is posted again and again."""
+    write_bodies(tmp_path / "bodies", [b"0", b"1", b"2", b"3", b"4"])
+    jobs = [Job(80, "/", "text/plain", str(tmp_path / "bodies"), 1, offset=place, every=2) for place in range(2)]
+    assert [[request[-1:] for request in requests_of(job)] for job in jobs] == [[b"0", b"2", b"4"], [b"1", b"3"]]
+    again = requests_of(Job(80, "/", "text/plain", str(tmp_path / "bodies"), 1, offset=3))
+    assert [request[-1:] for request in islice(again, 4)] == [b"3", b"4", b"0", b"1"]
+
+
+def test_refused_and_lost_messages_are_failures() -> None:
+    """Every answer has to be a success, and every success a row."""
+    accounting = Accounting(Server(1, 80, "/", success="200"), lambda: 5)
+    accounting.check(Load({"200": 5}, 5, 1.0, 1.0, [1]))
+    assert accounting.failures == []
+    accounting.check(Load({"200": 1, "401": 1}, 1, 1.0, 1.0, [1]))
+    refused, lost = accounting.failures
+    assert "'401': 1" in refused
+    assert lost == "6 messages were accepted, 5 are stored"
+
+
+def test_floor_of_commands_verifies_and_stores(tmp_path: Path) -> None:
+    """The stock Site answers 200 to what is signed, and then has stored it; what is forged it does not take."""
+    mediator = Mediator("did:web:localhost", "http://localhost/", bytes(32), bytes(32))
+    alice, bob = (Member(Identity.fresh(name, mediator.did), mediator) for name in ("alice", "bob"))
+    (command,) = deliveries(Circle(mediator, (alice,), (bob,)), 300, 1)
+    forged = command.replace(b"TWO_WAY_PRIVATE", b"ONE_WAY_PUBLIC")
+    with child("mediatord.bench.stock_command", str(tmp_path / "floor")) as site:
+        with Line(f"http://127.0.0.1:{read_line(site)}/") as line:
+            assert line.post(command).read() == {"type": "SUCCESS"}
+            assert line.post(forged).status == 500
+    assert stored_rows(tmp_path / "floor", "event") == 1
 
 
 def test_leak_shows_as_its_size_and_jumps_do_not() -> None:
