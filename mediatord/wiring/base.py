@@ -80,8 +80,23 @@ def build_base(reactor: Any, config: Config) -> Base:
         seal=Sealer(reactor, config.log.rotate.compress),
     )
     metrics = Metrics(CollectorRegistry(), version=__version__, label=tags.did)
+    journal = Journal(reactor, events, metrics, tags)
+    return Base(
+        reactor=reactor,
+        identity=identity,
+        events=events,
+        journal=journal,
+        store=_store(reactor, config, metrics),
+        connections=Connections(config.limits.max_connections_per_ip),
+        admission=_admission(reactor, journal, config),
+        gate=Gate(),
+        outbound=Outbound(reactor, allow_private=config.outbound.allow_private),
+    )
+
+
+def _store(reactor: Any, config: Config, metrics: Metrics) -> IStore:
     try:
-        store = open_store(
+        return open_store(
             config.storage.backend,
             reactor,
             QueueLimits(config.queue.max_messages, config.queue.max_bytes),
@@ -91,18 +106,6 @@ def build_base(reactor: Any, config: Config) -> Base:
         )
     except ValueError as error:
         raise StartupError(str(error)) from None
-    journal = Journal(reactor, events, metrics, tags)
-    return Base(
-        reactor=reactor,
-        identity=identity,
-        events=events,
-        journal=journal,
-        store=store,
-        connections=Connections(config.limits.max_connections_per_ip),
-        admission=_admission(reactor, journal, config),
-        gate=Gate(),
-        outbound=Outbound(reactor, allow_private=config.outbound.allow_private),
-    )
 
 
 def _caps(config: Config) -> Caps:

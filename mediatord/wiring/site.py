@@ -24,32 +24,45 @@ from mediatord.wiring.didcomm import DIDCommHalf
 T = TypeVar("T")
 
 
-def build_site(base: Base, didcomm: DIDCommHalf, decentrl: DecentrlHalf, config: Config) -> MediatorSite:
-    """One site for both halves, whose work goes through the gate."""
+class _Gateway:
+    """Both halves behind the gate: what comes once the daemon is stopping is counted and refused."""
 
-    async def inside(half: Half, peer: str, size: int, work: Callable[[], Awaitable[T]]) -> T:
+    def __init__(self, base: Base, didcomm: DIDCommHalf, decentrl: DecentrlHalf) -> None:
+        self._base = base
+        self._didcomm = didcomm.mediator
+        self._decentrl = decentrl.mediator
+
+    async def receive(self, raw: bytes, origin: Origin) -> Reply:
+        """One DIDComm message."""
+        return await self._inside("didcomm", origin.peer, len(raw), lambda: self._didcomm.receive(raw, origin))
+
+    async def command(self, raw: bytes, peer: str) -> DecentrlReply:
+        """One Decentrl command."""
+        return await self._inside("decentrl", peer, len(raw), lambda: self._decentrl.receive(raw, peer))
+
+    async def public(self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> DecentrlReply:
+        """A page of a public channel."""
+        return await self._inside("decentrl", peer, 0, lambda: self._decentrl.public(did, arguments, peer))
+
+    def turned_away(self, half: Half, peer: str, error: MediatorError) -> None:
+        """A request was refused before anybody looked at it."""
+        self._base.journal.turned_away(half, peer, 0, error)
+
+    async def _inside(self, half: Half, peer: str, size: int, work: Callable[[], Awaitable[T]]) -> T:
         try:
-            return await base.gate.through(work)
+            return await self._base.gate.through(work)
         except ShuttingDown as error:
-            base.journal.turned_away(half, peer, size, error)
+            self._base.journal.turned_away(half, peer, size, error)
             raise
 
-    async def receive(raw: bytes, origin: Origin) -> Reply:
-        return await inside("didcomm", origin.peer, len(raw), lambda: didcomm.mediator.receive(raw, origin))
 
-    async def command(raw: bytes, peer: str) -> DecentrlReply:
-        return await inside("decentrl", peer, len(raw), lambda: decentrl.mediator.receive(raw, peer))
-
-    async def public(did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> DecentrlReply:
-        return await inside("decentrl", peer, 0, lambda: decentrl.mediator.public(did, arguments, peer))
-
-    def turned_away(half: Half, peer: str, error: MediatorError) -> None:
-        base.journal.turned_away(half, peer, 0, error)
-
+def build_site(base: Base, didcomm: DIDCommHalf, decentrl: DecentrlHalf, config: Config) -> MediatorSite:
+    """One site for both halves."""
+    gateway = _Gateway(base, didcomm, decentrl)
     peers = Peers(config.trusted_proxies)
     largest = config.limits.max_message_bytes
     sockets = Sockets(
-        receive=receive,
+        receive=gateway.receive,
         converse=decentrl.converse,
         connections=base.connections,
         journal=base.journal,
@@ -58,9 +71,9 @@ def build_site(base: Base, didcomm: DIDCommHalf, decentrl: DecentrlHalf, config:
     )
     front = Front(
         clock=base.reactor,
-        receive=receive,
-        command=command,
-        public=public,
+        receive=gateway.receive,
+        command=gateway.command,
+        public=gateway.public,
         ping_store=lambda: _ping(base),
         queue_sizes=lambda: _queue_sizes(base, config.metrics.queue_size_top),
         pages=Pages(base.identity.did, base.identity.web_document, config.public_url),
@@ -68,7 +81,7 @@ def build_site(base: Base, didcomm: DIDCommHalf, decentrl: DecentrlHalf, config:
         peers=peers,
         connections=base.connections,
         sockets=WebSocketResource(SocketFactory(base.reactor, sockets, largest)),
-        turned_away=turned_away,
+        turned_away=gateway.turned_away,
         metrics_allow=config.metrics.allow,
     )
     return MediatorSite(front, largest, 4 * config.limits.max_connections_per_ip)
