@@ -7,7 +7,8 @@ DROP TRIGGER nonce_goes;
 DROP INDEX nonce_until;
 
 -- Who is registered, whoever owns something here, and the peers of contracts. DIDs are long; all else refers to these
--- numbers, so that indexes are small. A DID that merely wrote to somebody is not in here.
+-- numbers, so that indexes are small. A DID that merely wrote to somebody is not in here, and one leaves when nothing is
+-- kept for it and nobody has a contract with it.
 CREATE TABLE party (
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never given to another DID again, so that it may be remembered
     did TEXT NOT NULL UNIQUE
@@ -46,13 +47,13 @@ CREATE TABLE contract_request (
     seq INTEGER PRIMARY KEY,  -- order of arrival
     id TEXT NOT NULL UNIQUE,
     recipient_id INTEGER NOT NULL,
-    sender_head INTEGER NOT NULL,  -- of a hash of the sender's DID, which anybody can make: no number is spent on it
+    sender_key BLOB NOT NULL,  -- hash of the DID, which is anybody's: no number is spent on it, nor room in an index
     sender_did TEXT NOT NULL,
     public_key TEXT NOT NULL,
     request TEXT NOT NULL
 ) STRICT;
 
-CREATE INDEX contract_request_of_recipient ON contract_request (recipient_id, seq, sender_head);
+CREATE INDEX contract_request_of_recipient ON contract_request (recipient_id, seq, sender_key);
 
 -- Here and below, times that nothing is looked up by are texts as Python writes them: they are read as parts of a JSON
 -- document, in which SQLite would round numbers.
@@ -60,14 +61,15 @@ CREATE TABLE pending_event (
     seq INTEGER PRIMARY KEY,  -- order of arrival
     id TEXT NOT NULL UNIQUE,
     recipient_id INTEGER NOT NULL,
-    sender_id INTEGER NOT NULL,
+    sender_key BLOB NOT NULL,  -- as above: an event may wait for longer than there is a contract with its sender
+    sender_did TEXT NOT NULL,
     received_at TEXT NOT NULL,
     size INTEGER NOT NULL,
     payload TEXT NOT NULL  -- last, so that reading the other columns never touches its overflow pages
 ) STRICT;
 
 -- With the sender, so that those of one are found without looking at the events; there are as many as the cap allows.
-CREATE INDEX pending_event_of_recipient ON pending_event (recipient_id, seq, sender_id);
+CREATE INDEX pending_event_of_recipient ON pending_event (recipient_id, seq, sender_key);
 
 -- What an owner's stored and public events can be asked for by, one row for each different text of a kind.
 CREATE TABLE label (

@@ -38,7 +38,7 @@ _INSERT = """
     )
 """
 _INSERT_PAYLOAD = "INSERT OR ROLLBACK INTO stored_payload (seq, payload)"
-_COUNT = "INSERT INTO holding (party_id, stored, stored_bytes, edition)"
+_COUNT = "INSERT INTO holding (party_id, stored, stored_bytes)"
 _COUNTED = """
     ON CONFLICT DO UPDATE SET
         stored = stored + excluded.stored, stored_bytes = stored_bytes + excluded.stored_bytes, edition = edition + 1
@@ -85,7 +85,7 @@ class Saving:
             for event in one.events
         ]
         _insert(connection, arrivals)
-        counted = [(room.party.id, room.items, room.size, 1) for room in rooms.values() if room.items]
+        counted = [(room.party.id, room.items, room.size) for room in rooms.values() if room.items]
         insert_rows(connection, _COUNT, counted, _COUNTED)
         return outcomes
 

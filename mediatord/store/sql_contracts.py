@@ -116,6 +116,7 @@ def _replace_earliest(connection: Connection, registration: Contract, peer_id: i
 
 def _keep(connection: Connection, contract: Contract, owner: str, caps: Caps, now: float) -> None:
     party, peer = find_party(connection, owner), find_party(connection, contract.peer_did)
+    gone: list[int] = []
     if party is not None:
         same = "SELECT 1 FROM contract WHERE owner_id = ? AND digest = ?"
         if connection.execute(same, (party.id, contract.digest)).fetchone() is not None:
@@ -126,30 +127,29 @@ def _keep(connection: Connection, contract: Contract, owner: str, caps: Caps, no
                 "SELECT count(*) FROM contract WHERE peer_id = ? AND owner_id = ?", (peer.id, party.id)
             ).fetchall()
         if peer is not None and with_one >= caps.contracts_with_one:
-            _make_room(connection, "peer_id = ? AND owner_id = ?", (peer.id, party.id), now)
+            gone = _make_room(connection, "peer_id = ? AND owner_id = ?", (peer.id, party.id), now)
         elif party.contracts >= caps.contracts:
-            _make_room(connection, "owner_id > 0 AND owner_id = ?", (party.id,), now)
+            gone = _make_room(connection, "owner_id > 0 AND owner_id = ?", (party.id,), now)
     owner_id = (party or enter_party(connection, owner)).id
     _insert(connection, contract, owner_id, enter_party(connection, contract.peer_did).id)
-    change_holding(connection, owner_id, contracts=1)
+    change_holding(connection, owner_id, contracts=1 - len(gone))
+    drop_unused(connection, gone)
 
 
-def _make_room(connection: Connection, where: str, parameters: tuple[int, ...], now: float) -> None:
+def _make_room(connection: Connection, where: str, parameters: tuple[int, ...], now: float) -> list[int]:
     """
-    The oldest of these that has expired goes.
+    The oldest of these that has expired goes; its peer.
 
     :raise OverQuota: none has.
     """
     row = connection.execute(
-        f"SELECT seq, owner_id FROM contract WHERE {where} AND expires_at <= ? ORDER BY seq LIMIT 1",
+        f"SELECT seq, peer_id FROM contract WHERE {where} AND expires_at <= ? ORDER BY seq LIMIT 1",
         (*parameters, now),
     ).fetchone()
     if row is None:
         raise OverQuota()
-    # The peer stays known, even if this was all there was with it: an event of its own may still be waiting.
-    seq, owner_id = row
-    connection.execute("DELETE FROM contract WHERE seq = ?", (seq,))
-    change_holding(connection, owner_id, contracts=-1)
+    connection.execute("DELETE FROM contract WHERE seq = ?", row[:1])
+    return [row[1]]
 
 
 def _insert(connection: Connection, contract: Contract, owner_id: int, peer_id: int) -> None:

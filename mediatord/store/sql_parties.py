@@ -73,11 +73,6 @@ def find_parties(connection: Connection, dids: Sequence[str]) -> dict[str, Party
     return found
 
 
-def dids_of(connection: Connection, party_ids: Collection[int]) -> dict[int, str]:
-    """DIDs by their numbers."""
-    return {id: did for id, did in gather_in(connection, "id, did", "FROM party WHERE id IN ({})", list(party_ids))}
-
-
 def change_holding(connection: Connection, party_id: int, **differences: int) -> None:
     """
     Count more, or less, for a party.

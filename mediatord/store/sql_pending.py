@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 from mediatord.errors import ContractNotFound, OverQuota
 from mediatord.interfaces import Removed
 from mediatord.interfaces.decentrl import Caps, Found, PendingEvent, Slice
 from mediatord.store.group_commit import Outcome, Work
-from mediatord.store.sql_parties import change_holding, dids_of, find_party
+from mediatord.store.sql_parties import change_holding, find_party
 from mediatord.store.sql_rows import (
     ROWS_AT_A_TIME,
     change_in,
@@ -24,6 +24,7 @@ from mediatord.store.sql_rows import (
     gather_in,
     gather_texts,
     insert_rows,
+    key_of,
     limits,
     nothing,
     numbered_values,
@@ -37,9 +38,9 @@ _WAYS = """
     LEFT JOIN holding h ON h.party_id = r.id
     WHERE (SELECT max(expires_at) FROM contract WHERE peer_id = s.id AND owner_id = r.id) > ?
 """
-_WAY = "w.number, s.id, r.id, coalesce(h.pending, 0), coalesce(h.pending_bytes, 0)"
+_WAY = "w.number, r.id, coalesce(h.pending, 0), coalesce(h.pending_bytes, 0)"
 _INSERT = """
-    INSERT OR ROLLBACK INTO pending_event (id, recipient_id, sender_id, received_at, size, payload)
+    INSERT OR ROLLBACK INTO pending_event (id, recipient_id, sender_key, sender_did, received_at, size, payload)
 """
 _COUNT = "INSERT INTO holding (party_id, pending, pending_bytes)"
 _COUNTED = """
@@ -59,13 +60,6 @@ class _Mailbox:
     bytes: int
     more_events: int = 0
     more_bytes: int = 0
-
-
-class _Way(NamedTuple):
-    """From a sender to a recipient who has a contract with it."""
-
-    mailbox: _Mailbox
-    sender_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,38 +84,40 @@ class Delivering:
         rows: list[tuple[Any, ...]] = []
         outcomes = [one.deliver(ways.get(pair), rows) for one, pair in zip(deliveries, pairs, strict=True)]
         insert_rows(connection, _INSERT, rows)
-        boxes = {way.mailbox.id: way.mailbox for way in ways.values() if way.mailbox.more_events}
+        boxes = {box.id: box for box in ways.values() if box.more_events}
         insert_rows(
             connection, _COUNT, [(id, box.more_events, box.more_bytes) for id, box in boxes.items()], _COUNTED
         )
         return outcomes
 
-    def deliver(self, way: _Way | None, rows: list[tuple[Any, ...]]) -> Outcome:
-        """Add the row to be inserted if nothing is against it."""
-        if way is None:
+    def deliver(self, box: _Mailbox | None, rows: list[tuple[Any, ...]]) -> Outcome:
+        """
+        Add the row to be inserted if nothing is against it.
+
+        :param box: None when the recipient has no contract with the sender.
+        """
+        if box is None:
             return Outcome(error=ContractNotFound())
-        box, caps, event, size = way.mailbox, self.caps, self.event, self.size
+        caps, event, size = self.caps, self.event, self.size
         if box.events >= caps.pending or (size and box.bytes + size > caps.pending_bytes):
             return Outcome(error=OverQuota())
         box.events += 1
         box.more_events += 1
         box.bytes += size
         box.more_bytes += size
-        rows.append((event.id, box.id, way.sender_id, repr(float(event.received_at)), size, event.payload))
+        sender, time = event.sender_did, repr(float(event.received_at))
+        rows.append((event.id, box.id, key_of(sender), sender, time, size, event.payload))
         return Outcome()
 
 
-def find_ways(connection: Connection, pairs: Sequence[_Pair], now: float) -> dict[_Pair, _Way]:
-    """Those that are open at a time, by recipient and sender."""
-    ways: dict[_Pair, _Way] = {}
+def find_ways(connection: Connection, pairs: Sequence[_Pair], now: float) -> dict[_Pair, _Mailbox]:
+    """The mailboxes of recipients that have a contract with the sender at a time, by recipient and sender."""
+    ways: dict[_Pair, _Mailbox] = {}
     boxes: dict[int, _Mailbox] = {}
     for some in pieces(pairs, ROWS_AT_A_TIME):
         source = _WAYS.format(numbered_values(len(some), 2))
-        for number, sender_id, id, events, size in gather(
-            connection, _WAY, source, [*(did for pair in some for did in pair), now]
-        ):
-            box = boxes.get(id) or boxes.setdefault(id, _Mailbox(id, events, size))
-            ways[some[number]] = _Way(box, sender_id)
+        for number, *box in gather(connection, _WAY, source, [*(did for pair in some for did in pair), now]):
+            ways[some[number]] = boxes.setdefault(box[0], _Mailbox(*box))
     return ways
 
 
@@ -129,30 +125,27 @@ def pending_events(connection: Connection, recipient: str, sender: str | None, p
     party = find_party(connection, recipient)
     if party is None or not party.pending:
         return nothing()
-    where, parameters, total = "recipient_id = ?", [party.id], party.pending
+    where, total = "recipient_id = ?", party.pending
+    parameters: list[Any] = [party.id]
     if sender is not None:
-        writer = find_party(connection, sender)
-        if writer is None:
-            return nothing()
-        where, parameters = f"{where} AND sender_id = ?", [party.id, writer.id]
+        where, parameters = f"{where} AND sender_key = ?", [party.id, key_of(sender)]
         count = f"SELECT count(*) FROM pending_event WHERE {where}"
         ((total,),) = connection.execute(count, parameters).fetchall()
     rows = gather(
         connection,
-        "seq, id, sender_id, received_at, size",
+        "seq, id, sender_did, received_at, size",
         f"""
         FROM (
-            SELECT seq, id, sender_id, received_at, size FROM pending_event
+            SELECT seq, id, sender_did, received_at, size FROM pending_event
             WHERE {where} ORDER BY seq LIMIT ? OFFSET ?
         )
         """,
         [*parameters, *limits(part)],
     )
-    senders = dids_of(connection, {row[2] for row in rows})
     payloads = gather_texts(connection, "pending_event", "payload", {row[0]: row[4] for row in rows})
     found = [
-        PendingEvent(id, recipient, senders[sender_id], payloads[seq], float(received_at))
-        for seq, id, sender_id, received_at, _ in rows
+        PendingEvent(id, recipient, sender_did, payloads[seq], float(received_at))
+        for seq, id, sender_did, received_at, _ in rows
     ]
     return Found(tuple(found), total)
 

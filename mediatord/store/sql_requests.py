@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from sqlite3 import Connection
 
 from mediatord.errors import OverQuota
 from mediatord.interfaces.decentrl import Caps, ContractRequest, Found, Slice
 from mediatord.store.sql_parties import change_holding, enter_party, find_party
-from mediatord.store.sql_rows import change_in, gather_in, limits, nothing
+from mediatord.store.sql_rows import change_in, gather_in, key_of, limits, nothing
 
-_OF_ONE = """
-    SELECT count(*) FROM contract_request WHERE recipient_id = ? AND sender_head = ? AND sender_did = ?
-"""
+_OF_ONE = "SELECT count(*) FROM contract_request WHERE recipient_id = ? AND sender_key = ?"
 
 
 def request(connection: Connection, wanted: ContractRequest, caps: Caps) -> None:
     """:raise OverQuota: too many wait already."""
-    party, head = find_party(connection, wanted.recipient_did), _head(wanted.sender_did)
+    party, sender_key = find_party(connection, wanted.recipient_did), key_of(wanted.sender_did)
     if party is not None:
-        ((of_one,),) = connection.execute(_OF_ONE, (party.id, head, wanted.sender_did)).fetchall()
+        ((of_one,),) = connection.execute(_OF_ONE, (party.id, sender_key)).fetchall()
         if party.requests >= caps.requests or of_one >= caps.requests_of_one:
             raise OverQuota()
     recipient_id = (party or enter_party(connection, wanted.recipient_did)).id
     connection.execute(
         """
-        INSERT OR ROLLBACK INTO contract_request (id, recipient_id, sender_head, sender_did, public_key, request)
+        INSERT OR ROLLBACK INTO contract_request (id, recipient_id, sender_key, sender_did, public_key, request)
         VALUES (?, ?, ?, ?, ?, ?)
         """,
         (
             wanted.id,
             recipient_id,
-            head,
+            sender_key,
             wanted.sender_did,
             wanted.requestor_ephemeral_public_key,
             wanted.encrypted_contract_request,
@@ -65,7 +62,3 @@ def acknowledge(connection: Connection, recipient: str, ids: Sequence[str]) -> N
     if seqs:
         change_in(connection, "DELETE FROM contract_request WHERE seq IN ({})", seqs)
         change_holding(connection, party.id, requests=-len(seqs))
-
-
-def _head(did: str) -> int:
-    return int.from_bytes(blake2b(did.encode(), digest_size=8).digest(), "big", signed=True)

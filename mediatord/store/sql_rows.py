@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from sqlite3 import Connection
 from typing import Any, TypeVar
 
@@ -133,6 +134,11 @@ def limits(part: Slice) -> tuple[int, int]:
 def nothing() -> Found[Any]:
     """What is found of somebody who has nothing here."""
     return Found((), 0)
+
+
+def key_of(did: str) -> bytes:
+    """What stands for a DID in an index."""
+    return blake2b(did.encode(), digest_size=16).digest()
 
 
 def size_of(*texts: str) -> int:

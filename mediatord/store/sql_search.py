@@ -165,17 +165,12 @@ class _Listing:
         return " UNION ".join([select] * len(ids)), [value for id in ids for value in (id, *within)]
 
     def _window(self, place: Place | None) -> tuple[str, list[Any]]:
-        """The condition for what is between the bounds and behind a place."""
-        terms = [("AND d.timestamp >= ?", self.after), ("AND d.timestamp <= ?", self.before)]
+        """The condition for what is between the bounds, or behind a place that is, where nobody reads to the end."""
         if place is not None:
-            # Instead of the bound on its side, which would be what is searched by.
-            del terms[1 if self.newest_first else 0]
-        condition = " ".join([term for term, bound in terms if bound is not None])
-        parameters: list[Any] = [bound for _, bound in terms if bound is not None]
-        if place is None:
-            return condition, parameters
-        side = "<" if self.newest_first else ">"
-        return f"{condition} AND (d.timestamp, d.seq) {side} (?, ?)", [*parameters, *place]
+            return f"AND (d.timestamp, d.seq) {'<' if self.newest_first else '>'} (?, ?)", [*place]
+        terms = [("AND d.timestamp >= ?", self.after), ("AND d.timestamp <= ?", self.before)]
+        given = [(term, bound) for term, bound in terms if bound is not None]
+        return " ".join([term for term, _ in given]), [bound for _, bound in given]
 
 
 def _count_between(

@@ -19,6 +19,7 @@ class Draw:
         self.draw = data.draw
         self.orders = orders
         self.numbers = count()
+        self.events: list[tuple[str, str]] = []
 
     def id(self) -> str:
         """Mostly a new one."""
@@ -47,28 +48,33 @@ class Draw:
 
     def command(self) -> Work:
         orders, guard = self.orders, self.guard()
-        kind = self.draw(st.integers(0, 12))
+        kind = self.draw(st.integers(0, 14))
         if kind < 4:
             return orders.deliver(PendingEvent(self.id(), self.did(), self.did(), self.text(), NOON), guard)
         if kind < 7:
-            return orders.save(self.did(), [self.event() for _ in range(self.draw(st.integers(0, 2)))], guard)
+            owner, events = self.did(), [self.event() for _ in range(self.draw(st.integers(0, 2)))]
+            self.events += [(owner, event.id) for event in events]
+            return orders.save(owner, events, guard)
+        if kind < 9 and self.events:
+            owner, id = self.draw(st.sampled_from(self.events))
+            return orders.tag(owner, [(id, self.tags()), ("unknown", self.tags())], guard)
         return self.rarer(kind, guard)
 
     def rarer(self, kind: int, guard: Guard | None) -> Work:
         orders, did = self.orders, self.did()
         some = [f"i{number}" for number in self.draw(st.lists(st.integers(0, 8), max_size=3))]
-        if kind == 7:
+        if kind < 10:
             until = NOON + self.draw(st.sampled_from([-1.0, 9.0]))
             return orders.contract(
                 a_contract(self.id(), self.draw(st.none() | st.just(did)), self.did(), until), guard
             )
-        if kind == 8:
-            return orders.acknowledge(did, some, guard)
-        if kind == 9:
-            return orders.tag(did, [(id, self.tags()) for id in some], guard)
         if kind == 10:
-            return orders.request(ContractRequest(self.id(), self.did(), did, "", ""), guard)
+            return orders.acknowledge(did, some, guard)
         if kind == 11:
+            return orders.tag(did, [(id, self.tags()) for id in some], guard)
+        if kind == 12:
+            return orders.request(ContractRequest(self.id(), self.did(), did, "", ""), guard)
+        if kind == 13:
             return orders.acknowledge_requests(did, some, guard)
         if some:
             return orders.unpublish(did, some[0], guard)

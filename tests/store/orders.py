@@ -49,9 +49,30 @@ COUNTED = {
     "no payload": "SELECT seq FROM stored_event EXCEPT SELECT seq FROM stored_payload",
     "no party": "SELECT 1 FROM contract WHERE peer_id NOT IN (SELECT id FROM party)"
     " UNION SELECT 1 FROM contract WHERE owner_id NOT IN (SELECT id FROM party UNION SELECT 0)"
-    " UNION SELECT 1 FROM pending_event WHERE sender_id NOT IN (SELECT id FROM party)"
+    " UNION SELECT 1 FROM pending_event WHERE recipient_id NOT IN (SELECT id FROM party)"
+    " UNION SELECT 1 FROM contract_request WHERE recipient_id NOT IN (SELECT id FROM party)"
+    " UNION SELECT 1 FROM label WHERE owner_id NOT IN (SELECT id FROM party)"
     " UNION SELECT 1 FROM holding WHERE party_id NOT IN (SELECT id FROM party)",
 }
+
+
+# All that is kept, with DIDs and labels instead of their numbers.
+KEPT = (
+    "SELECT key, until FROM nonce ORDER BY place",
+    "SELECT p.did, h.contracts, h.requests, h.pending, h.pending_bytes, h.stored, h.stored_bytes"
+    " FROM holding h JOIN party p ON p.id = h.party_id ORDER BY p.did",
+    "SELECT c.id, o.did, p.did, c.expires_at FROM contract c LEFT JOIN party o ON o.id = c.owner_id"
+    " JOIN party p ON p.id = c.peer_id ORDER BY o.did, c.seq",
+    "SELECT r.id, p.did, r.sender_did FROM contract_request r JOIN party p ON p.id = r.recipient_id ORDER BY r.seq",
+    "SELECT e.id, p.did, e.sender_did, e.payload FROM pending_event e JOIN party p ON p.id = e.recipient_id"
+    " ORDER BY e.seq",
+    "SELECT did FROM party ORDER BY did",
+    "SELECT p.did, l.kind, l.text, l.items FROM label l JOIN party p ON p.id = l.owner_id ORDER BY 1, 2, 3",
+    "SELECT l.kind, l.text, e.timestamp, s.id FROM labelled e JOIN label l ON l.id = e.label_id"
+    " JOIN stored_event s ON s.seq = e.seq WHERE l.kind IN (0, 1, 3, 4) ORDER BY 1, 2, e.timestamp, e.seq",
+    "SELECT e.id, p.payload, e.processed FROM stored_event e JOIN stored_payload p USING (seq) ORDER BY e.seq",
+    "SELECT id, event, signature FROM public_event ORDER BY seq",
+)
 
 
 class Recorder(SQLiteFile):
@@ -132,6 +153,11 @@ def in_memory() -> sqlite3.Connection:
 def answers(outcomes: Iterable[Outcome]) -> list[tuple[Any, type[MediatorError] | None]]:
     """The value of each, or the kind of its error."""
     return [(outcome.value, None if outcome.error is None else type(outcome.error)) for outcome in outcomes]
+
+
+def all_kept(connection: sqlite3.Connection) -> list[list[tuple[Any, ...]]]:
+    """All that is kept, but for numbers."""
+    return [connection.execute(query).fetchall() for query in KEPT]
 
 
 def miscounted(connection: sqlite3.Connection) -> list[str]:

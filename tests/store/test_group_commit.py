@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from mediatord.errors import RecipientUnknown, StoreUnavailable
+from collections.abc import Callable
+from sqlite3 import Connection
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import NotEnrolled, RecipientUnknown, StoreUnavailable
 from mediatord.store.batches import Bounds
+from mediatord.store.database import open_database
+from mediatord.store.group_commit import Outcome, commit_together
+from mediatord.store.sql_nonces import ping
 from mediatord.store.sqlite_file import Tuning
-from tests.store.builders import ALICE, BOB, NOON
+from tests.store.builders import ALICE, BOB, NOON, a_path
 from tests.store.commits import INBOX, CommitCase, commits_in_log
 
 
@@ -137,6 +145,34 @@ class GroupCommitTests(CommitCase):
         self.done(self.put("a"))
         self.done(self.store.ping())
         self.assertEqual(self.observed, ["commit", "deposit", "commit", "ping", "ping"])
+
+
+class OutcomeTests(SynchronousTestCase):
+    """What a work answers."""
+
+    def setUp(self) -> None:
+        self.connection = open_database(a_path(self))
+        self.addCleanup(self.connection.close)
+
+    def ping(self, answer: Outcome) -> Callable[[Connection], Outcome]:
+        """A work that writes and has this outcome."""
+
+        def work(connection: Connection) -> Outcome:
+            ping(connection)
+            return answer
+
+        return work
+
+    def test_refusal_that_is_kept(self) -> None:
+        """A work that returns its refusal, instead of raising it, keeps what it wrote, and disturbs nobody."""
+        refused = Outcome(error=NotEnrolled())
+        works = [self.ping(Outcome("first")), self.ping(refused), self.ping(Outcome("last"))]
+        outcomes = commit_together(self.connection, works)
+        self.assertEqual([outcome.value for outcome in outcomes], ["first", None, "last"])
+        self.assertIs(outcomes[1].error, refused.error)
+        self.assertFalse(self.connection.in_transaction)
+        pings = self.connection.execute("SELECT value FROM tally WHERE name = 'pings'").fetchone()
+        self.assertEqual(pings, (3,))
 
 
 class BoundTests(CommitCase):

@@ -20,6 +20,7 @@ from mediatord.errors import (
 )
 from mediatord.interfaces.decentrl import (
     Caps,
+    ContractRequest,
     EventFilter,
     Guard,
     PendingEvent,
@@ -34,7 +35,7 @@ from mediatord.store.sqlite_bookmarks import Shelfmarks
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.commits import CommitCase, commits_in_log
 from tests.store.draws import Draw
-from tests.store.orders import CAROL, Orders, a_contract, answers, in_memory, miscounted
+from tests.store.orders import CAROL, Orders, a_contract, all_kept, answers, in_memory, miscounted
 
 STRANGER = "did:example:stranger"
 ALL = Slice(0, 1000)
@@ -49,23 +50,6 @@ SMALL = Caps(
     stored_bytes=60,
 )
 MOST_NONCES = 6
-
-# All that is kept, with DIDs and labels instead of their numbers.
-KEPT = (
-    "SELECT key, until FROM nonce ORDER BY place",
-    "SELECT p.did, h.contracts, h.requests, h.pending, h.pending_bytes, h.stored, h.stored_bytes"
-    " FROM holding h JOIN party p ON p.id = h.party_id ORDER BY p.did",
-    "SELECT c.id, o.did, p.did, c.expires_at FROM contract c LEFT JOIN party o ON o.id = c.owner_id"
-    " JOIN party p ON p.id = c.peer_id ORDER BY o.did, c.seq",
-    "SELECT r.id, p.did, r.sender_did FROM contract_request r JOIN party p ON p.id = r.recipient_id ORDER BY r.seq",
-    "SELECT e.id, p.did, s.did, e.payload FROM pending_event e JOIN party p ON p.id = e.recipient_id"
-    " JOIN party s ON s.id = e.sender_id ORDER BY e.seq",
-    "SELECT p.did, l.kind, l.text, l.items FROM label l JOIN party p ON p.id = l.owner_id ORDER BY 1, 2, 3",
-    "SELECT l.kind, l.text, e.timestamp, s.id FROM labelled e JOIN label l ON l.id = e.label_id"
-    " JOIN stored_event s ON s.seq = e.seq WHERE l.kind IN (0, 1, 3, 4) ORDER BY 1, 2, e.timestamp, e.seq",
-    "SELECT e.id, p.payload, e.processed FROM stored_event e JOIN stored_payload p USING (seq) ORDER BY e.seq",
-    "SELECT id, event, signature FROM public_event ORDER BY seq",
-)
 
 
 class BatchTests(SynchronousTestCase):
@@ -84,8 +68,7 @@ class BatchTests(SynchronousTestCase):
                 self.assertEqual(answers(commit_together(connection, settled)), [(None, None)] * len(settled))
             one_by_one = [commit_together(alone, [command])[0] for command in commands]
             self.assertEqual(answers(commit_together(together, commands)), answers(one_by_one))
-            for query in KEPT:
-                self.assertEqual(together.execute(query).fetchall(), alone.execute(query).fetchall())
+            self.assertEqual(all_kept(together), all_kept(alone))
             self.assertEqual(miscounted(together), [])
 
     def test_deliveries(self) -> None:
@@ -161,6 +144,38 @@ class BatchTests(SynchronousTestCase):
                 ],
             )
             self.assertEqual([error for _, error in answers(outcomes)], [ContractNotFound, None, None, None, None])
+
+    def test_order(self) -> None:
+        """What commands do to the same things they do in their order, whatever stands between them."""
+        orders = Orders(SMALL)
+        waiting = PendingEvent("p", ALICE, BOB, "", NOON)
+        kept, public = StoredEvent("e", BOB, ALICE, "", ("old",), 1.0), PublicEvent("x", "", (), 1.0, "")
+        with closing(in_memory()) as connection:
+            commit_together(connection, orders.settled())
+            outcomes = commit_together(
+                connection,
+                [
+                    orders.acknowledge_requests(ALICE, ["q"]),
+                    orders.tag(ALICE, [("e", ("early",))]),
+                    orders.request(ContractRequest("q", STRANGER, ALICE, "", "")),
+                    orders.save(ALICE, [kept]),
+                    orders.publish(ALICE, public),
+                    orders.acknowledge(ALICE, ["p"]),
+                    orders.deliver(waiting),
+                    orders.tag(ALICE, [("e", ("new",))]),
+                    orders.acknowledge_requests(ALICE, ["q"]),
+                    orders.unpublish(ALICE, "x"),
+                    orders.acknowledge(ALICE, ["p"]),
+                    orders.publish(ALICE, public),
+                    orders.unpublish(ALICE, "x"),
+                ],
+            )
+            self.assertEqual([error for _, error in answers(outcomes)], [None] * 13)
+            self.assertEqual([len(outcomes[place].value) for place in (5, 10)], [0, 1])
+            for table, number in (("contract_request", 0), ("pending_event", 0), ("public_event", 0)):
+                self.assertEqual(connection.execute(f"SELECT count(*) FROM {table}").fetchone(), (number,))
+            labels = connection.execute("SELECT text FROM label WHERE kind = 3").fetchall()
+            self.assertEqual(labels, [("new",)])
 
     def test_large_batch(self) -> None:
         """More commands than fit in one statement are no fewer."""

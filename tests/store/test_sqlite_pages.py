@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
 from math import isfinite
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.interfaces.decentrl import (
@@ -113,6 +116,44 @@ class PageTests(TestCase):
         found = await self.store.decentrl.events(ALICE, wanted, Slice(0, 1))
         self.assertEqual(found.total, len(before) + 5)
 
+    async def test_every_change_is_seen(self) -> None:
+        """Each kind of change of another process makes a total another one."""
+        other = await self.open()
+        wanted, public = EventFilter(after=1.0, before=2.0), PublicFilter(after=1.0, before=2.0)
+        tagged = EventFilter(("even", "third"), after=1.0)
+
+        async def totals() -> list[int]:
+            decentrl = self.store.decentrl
+            stored = [(await decentrl.events(ALICE, one, Slice(0, 1))).total for one in (wanted, tagged)]
+            return [*stored, (await decentrl.public_events(ALICE, public, Slice(0, 1))).total]
+
+        async def change(ask: Callable[[Guard], Deferred[None]], *differences: int) -> None:
+            before = await totals()
+            await ask(self.guard())
+            self.assertEqual(await totals(), [a + b for a, b in zip(before, differences, strict=True)])
+
+        event = StoredEvent("new", BOB, ALICE, "", ("even",), 1.5)
+        for id in "xy":
+            published = PublicEvent(id, "", (), 1.0, "")
+            await change(lambda guard, one=published: other.decentrl.publish(guard, ALICE, one), 0, 0, 1)  # type: ignore[misc]
+        await change(lambda guard: other.decentrl.save_events(guard, ALICE, [event]), 1, 1, 0)
+        await change(lambda guard: other.decentrl.update_tags(guard, ALICE, [("new", ())]), 0, -1, 0)
+        await change(lambda guard: other.decentrl.unpublish(guard, ALICE, "x"), 0, 0, -1)
+        await change(lambda guard: other.decentrl.save_events(guard, ALICE, [replace(event, id="newer")]), 1, 1, 0)
+
+    async def test_reading_on_from_anywhere(self) -> None:
+        """The page after a page that was read from the end is the next one."""
+        with closing(connect(self.path)) as connection:
+            for wanted in (EventFilter(), EventFilter(("even", "third")), EventFilter(after=1.0, before=40.0)):
+                everything = await self.ids(wanted, 0, 1000)
+                for offset in range(0, len(everything), 7):
+                    shelfmarks = Shelfmarks()
+                    for part in (Slice(offset, 9), Slice(offset + 9, 5), Slice(offset + 14, 5)):
+                        found = sql_archive.events(connection, ALICE, wanted, Reading(part, shelfmarks))
+                        assert found is not None
+                        expected = everything[part.offset : part.offset + part.limit]
+                        self.assertEqual([event.id for event in found.items], expected)
+
     async def test_other_file(self) -> None:
         """Nor does it matter what was in another file of the same name, opened before."""
         wanted = EventFilter(("even", "third"))
@@ -159,17 +200,18 @@ class PageTests(TestCase):
             connection.execute("UPDATE label SET items = items + 1 WHERE id = ?", (everything,))
             connection.execute("UPDATE holding SET edition = edition + 1")
         self.observed.clear()
-        for wanted, long in (
-            (EventFilter(("even",)), False),
-            (EventFilter(("even",), before=1e5), False),
-            (EventFilter(("even",), after=1e5), False),
-            (EventFilter(("even",), participant=BOB), False),
-            (EventFilter(("even", "third")), True),
-            (EventFilter(("even",), after=1e6 + 20_000), True),
+        for wanted, total, long in (
+            (EventFilter(("even",)), 39_151, False),
+            (EventFilter(("even",), before=1e5), 150, False),
+            (EventFilter(("even",), after=1e5), 39_001, False),
+            (EventFilter(("even",), after=1e5, before=1e6 + 39_900), 38_901, False),
+            (EventFilter(("even",), participant=BOB), 150, False),
+            (EventFilter(("even", "third")), 39_201, True),
+            (EventFilter(("even",), after=1e6 + 20_000), 20_001, True),
         ):
             for again in (False, True):
                 found = await self.store.decentrl.events(ALICE, wanted, Slice(0, 0))
-                self.assertGreater(found.total, 0)
+                self.assertEqual(found.total, total)
                 self.assertEqual("events_patiently" in self.observed, long and not again, wanted)
                 self.observed.clear()
 

@@ -41,7 +41,7 @@ class PartyTests(TestCase):
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         self.clock = PromptClock()
         self.path = a_path(self)
-        self.store = a_sqlite_store(self.clock, self.path)
+        self.store = a_sqlite_store(self.clock, self.path, caps=Caps(contracts=3))
         await self.store.open()
         self.addCleanup(self.store.close)
         self.numbers = count()
@@ -93,6 +93,33 @@ class PartyTests(TestCase):
             self.assertEqual(miscounted(connection), [])
         found = await decentrl.pending_events(BOB, ALICE, ALL)
         self.assertEqual([event.sender_did for event in found.items], [ALICE])
+
+    async def test_event_outlives_its_sender(self) -> None:
+        """What waits can be read when neither a contract with its sender nor its registration is kept any more."""
+        decentrl = self.store.decentrl
+        await self.enlist(BOB, 10)
+        await self.enlist(ALICE, HOUR)
+        await decentrl.save_contract(self.guard(), a_contract("c", ALICE, BOB, NOON + 10))
+        await decentrl.deliver(self.guard(), PendingEvent("p", ALICE, BOB, "payload", NOON))
+        self.clock.advance(10)
+        for number in range(3):
+            await decentrl.save_contract(self.guard(), a_contract(f"c{number}", ALICE, f"did:example:{number}"))
+        await self.store.prune()
+        self.assertNotIn(BOB, self.parties())
+        for sender in (None, BOB):
+            found = await decentrl.pending_events(ALICE, sender, ALL)
+            self.assertEqual([(event.id, event.sender_did) for event in found.items], [("p", BOB)])
+
+    async def test_peers_do_not_pile_up(self) -> None:
+        """Peers of contracts that made room go with them."""
+        await self.enlist(ALICE, HOUR)
+        for number in range(9):
+            expired = a_contract(f"c{number}", ALICE, f"did:example:{number}", NOON - 1)
+            await self.store.decentrl.save_contract(self.guard(), expired)
+        self.assertEqual(list(self.parties()), [ALICE, *(f"did:example:{number}" for number in (6, 7, 8))])
+        await self.store.decentrl.save_contract(self.guard(), a_contract("self", ALICE, ALICE, NOON - 1))
+        await self.store.decentrl.save_contract(self.guard(), a_contract("last", ALICE, BOB, NOON - 1))
+        self.assertEqual(set(self.parties()), {ALICE, BOB, "did:example:8"})
 
     async def test_numbers_are_not_given_again(self) -> None:
         """A DID that comes after one that went has another number, so that nothing is taken for the other's."""

@@ -9,8 +9,9 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from zope.interface.verify import verifyObject
 
-from mediatord.errors import MediatorError
+from mediatord.errors import MediatorError, TooLarge
 from mediatord.interfaces.decentrl import (
+    LARGEST_SLICE,
     Contract,
     ContractFilter,
     ContractRequest,
@@ -31,6 +32,9 @@ ALL = Slice(0, 1000)
 
 # Texts that a backend may not touch: what JSON can escape, and what only looks alike.
 ODD_TEXTS = ("", "\0", "a\0b", " a ", "é", "e\u0301", "\U0001f680", "%_'\"\\,", "A", "a")
+
+# What two items have so that together they are as large as a slice may be, and what a third has so that it is not.
+LARGE_TEXTS = ("x" * (LARGEST_SLICE // 2), "x" * (LARGEST_SLICE // 2), "\u20ac")
 
 
 def a_contract(
@@ -131,6 +135,15 @@ class DecentrlContract(StoreContract):
     async def public(self, *tags: str, publisher: str = ALICE, **wanted: Any) -> list[str]:
         found = await self.decentrl.public_events(publisher, PublicFilter(tags, **wanted), ALL)
         return self.ids(found.items, found.total)
+
+    async def too_large(self, ask: Callable[[Slice], Deferred[Any]]) -> None:
+        """Of three items with :data:`LARGE_TEXTS` a slice may have any two, but not all."""
+        for part in (Slice(0, 2), Slice(1, 2), Slice(2, 9), Slice(9, 9)):
+            found = await ask(part)
+            self.assertEqual((len(found.items), found.total), (len(range(3)[part.offset :][: part.limit]), 3))
+        for part in (ALL, Slice(0, 3)):
+            with self.assertRaises(TooLarge):
+                await ask(part)
 
     def ids(self, items: Iterable[Any], total: int) -> list[str]:
         ids = [item.id for item in items]

@@ -7,7 +7,7 @@ from itertools import product
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces.decentrl import EventFilter, Slice, StoredEvent
 from tests.store.builders import ALICE, BOB, HOUR
-from tests.store.contract.decentrl_base import ALL, CAROL, ODD_TEXTS, DecentrlContract, an_event
+from tests.store.contract.decentrl_base import ALL, CAROL, LARGE_TEXTS, ODD_TEXTS, DecentrlContract, an_event
 
 DAVE = "did:example:dave"
 
@@ -129,6 +129,11 @@ class DecentrlEventContract(DecentrlContract):
             an_event("d", sender=ALICE, recipient=ALICE),
         )
         self.assertEqual(await self.events(unprocessed_only=True), ["a", "c"])
+
+    async def test_too_large(self) -> None:
+        """Too much at once is refused, so that less can be asked for; tags do not count."""
+        await self.save(*(an_event(f"e{number}", "tag", payload=text) for number, text in enumerate(LARGE_TEXTS)))
+        await self.too_large(lambda part: self.decentrl.events(ALICE, EventFilter(("tag",)), part))
 
     async def test_outlives_the_registration(self) -> None:
         """What is kept can be read when the registration has lapsed; that is not the store's to refuse."""

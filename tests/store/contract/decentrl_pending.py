@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mediatord.errors import ContractNotFound, OverQuota, RecipientNotRegistered
 from mediatord.interfaces import Removed
-from mediatord.interfaces.decentrl import Caps, Guard, PendingEvent
+from mediatord.interfaces.decentrl import LARGEST_SLICE, Caps, Guard, PendingEvent
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.base import INBOX
-from tests.store.contract.decentrl_base import ALL, CAROL, ODD_TEXTS, DecentrlContract
+from tests.store.contract.decentrl_base import ALL, CAROL, LARGE_TEXTS, ODD_TEXTS, DecentrlContract
 
 
 class DecentrlDeliveryContract(DecentrlContract):
@@ -137,6 +137,8 @@ class DecentrlDeliveryContract(DecentrlContract):
 class DecentrlPendingContract(DecentrlContract):
     """Promises about events that wait."""
 
+    caps = Caps(pending_bytes=2 * LARGEST_SLICE)
+
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
         await self.agree("alice and bob", peer=BOB)
@@ -222,6 +224,12 @@ class DecentrlPendingContract(DecentrlContract):
         await self.send("b")
         await self.slices(lambda part: self.decentrl.pending_events(ALICE, None, part), ["z", "a", "y", "b"])
         await self.slices(lambda part: self.decentrl.pending_events(ALICE, BOB, part), ["z", "a", "b"])
+
+    async def test_too_large(self) -> None:
+        """Too much at once is refused, so that less can be asked for."""
+        for number, text in enumerate(LARGE_TEXTS):
+            await self.send(f"p{number}", payload=text)
+        await self.too_large(lambda part: self.decentrl.pending_events(ALICE, None, part))
 
     async def test_queue_sizes(self) -> None:
         """What waits for a DID is part of its queue, together with messages of the other half."""

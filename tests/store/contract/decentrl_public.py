@@ -7,7 +7,15 @@ from itertools import product
 from mediatord.errors import PublicEventNotFound
 from mediatord.interfaces.decentrl import PublicEvent, PublicFilter, Slice
 from tests.store.builders import ALICE, BOB, HOUR
-from tests.store.contract.decentrl_base import ALL, CAROL, ODD_TEXTS, DecentrlContract, a_public_event, an_event
+from tests.store.contract.decentrl_base import (
+    ALL,
+    CAROL,
+    LARGE_TEXTS,
+    ODD_TEXTS,
+    DecentrlContract,
+    a_public_event,
+    an_event,
+)
 
 
 class DecentrlPublicContract(DecentrlContract):
@@ -139,6 +147,12 @@ class DecentrlPublicContract(DecentrlContract):
                 lambda part, wanted=wanted: self.decentrl.public_events(ALICE, wanted, part),  # type: ignore[misc]
                 list(expected),
             )
+
+    async def test_too_large(self) -> None:
+        """Too much at once is refused, so that less can be asked for; tags and signatures do not count."""
+        for number, text in enumerate(LARGE_TEXTS):
+            await self.publish(a_public_event(f"e{number}", "tag", event=text, at=-number))
+        await self.too_large(lambda part: self.decentrl.public_events(ALICE, PublicFilter(("tag",)), part))
 
     async def test_outlives_the_registration(self) -> None:
         """What was published stays readable when the registration of its publisher has lapsed (reference 10.3)."""
