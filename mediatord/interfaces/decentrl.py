@@ -44,7 +44,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Which of the matching items: at most `limit` after the first `offset`."""
+    """Which of the matching items: at most `limit` after the first `offset`; either may be beyond all there is."""
 
     offset: int = 0
     limit: int = 10
@@ -61,7 +61,8 @@ class Found(Generic[Item]):
 @dataclass(frozen=True, slots=True)
 class Caps:
     """
-    How much is kept for whom; what is over is refused with :class:`~mediatord.errors.OverQuota`, nothing is evicted.
+    How much is kept for whom; what is over is refused with :class:`~mediatord.errors.OverQuota`, and nothing that still
+    counts is evicted. Bytes are those of UTF-8: payload and tags of stored events, event and tags of public ones.
 
     :param requests: contract requests that may wait for one DID; of one sender to one DID at most `requests_of_one`.
     :param contracts: contracts that one DID may own; with one and the same peer at most `contracts_with_one`. Expired
@@ -201,6 +202,7 @@ class IDecentrlStore(Interface):
     write takes the guard of its command and is one transaction with it, durable when its Deferred fires, which may
     fail with the errors of :meth:`admit`. Orders are total and stable. A slice of events whose payloads are more than
     :data:`LARGEST_SLICE` together fails with :class:`~mediatord.errors.TooLarge`: a smaller one can be asked for.
+    An id that its kind has already fails with StoreUnavailable.
     """
 
     def admit(guard: Guard) -> Deferred[None]:
@@ -217,7 +219,7 @@ class IDecentrlStore(Interface):
 
     def save_contract(guard: Guard, contract: Contract) -> Deferred[None]:
         """
-        Keep a contract or registration; one with the same owner and digest is kept once.
+        Keep a contract or registration; of those with the same owner and digest the first is kept.
 
         :raise OverQuota: it would be one too many, and no other has expired.
         """
@@ -238,7 +240,8 @@ class IDecentrlStore(Interface):
         """
         Keep an event for its recipient (reference 6.3); `event.received_at` is kept as it is.
 
-        :raise ContractNotFound: the recipient owns no contract with the sender that has not expired.
+        :raise ContractNotFound: the recipient owns no contract with the sender that has not expired, by the store's
+            clock.
         :raise OverQuota: too much waits already.
         """
 
@@ -248,7 +251,7 @@ class IDecentrlStore(Interface):
     def acknowledge_events(guard: Guard, recipient: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
         """
         Remove events that wait for `recipient`; ids that are unknown or of others are ignored. Fires with those that
-        were there, `account` being the recipient and `pushes` 0.
+        were there in order of arrival, `account` being the recipient and `pushes` 0.
         """
 
     def save_events(guard: Guard, owner: str, events: Sequence[StoredEvent]) -> Deferred[None]:

@@ -72,6 +72,11 @@ class PageTests(TestCase):
         found = await (store or self.store).decentrl.events(ALICE, wanted, Slice(offset, limit))
         return [event.id for event in found.items]
 
+    def edition(self) -> int:
+        with closing(connect(self.path)) as connection:
+            ((edition,),) = connection.execute("SELECT edition FROM holding").fetchall()
+        return int(edition)
+
     async def test_pages_meet(self) -> None:
         """Pages in any order, of any size and from either end, are those of the whole list."""
         for wanted in (
@@ -117,7 +122,7 @@ class PageTests(TestCase):
         self.assertEqual(found.total, len(before) + 5)
 
     async def test_every_change_is_seen(self) -> None:
-        """Each kind of change of another process makes a total another one."""
+        """Each kind of change of another process makes a total another one, and begins another edition."""
         other = await self.open()
         wanted, public = EventFilter(after=1.0, before=2.0), PublicFilter(after=1.0, before=2.0)
         tagged = EventFilter(("even", "third"), after=1.0)
@@ -128,9 +133,10 @@ class PageTests(TestCase):
             return [*stored, (await decentrl.public_events(ALICE, public, Slice(0, 1))).total]
 
         async def change(ask: Callable[[Guard], Deferred[None]], *differences: int) -> None:
-            before = await totals()
+            before, edition = await totals(), self.edition()
             await ask(self.guard())
             self.assertEqual(await totals(), [a + b for a, b in zip(before, differences, strict=True)])
+            self.assertNotEqual(self.edition(), edition)
 
         event = StoredEvent("new", BOB, ALICE, "", ("even",), 1.5)
         for id in "xy":
@@ -138,6 +144,10 @@ class PageTests(TestCase):
             await change(lambda guard, one=published: other.decentrl.publish(guard, ALICE, one), 0, 0, 1)  # type: ignore[misc]
         await change(lambda guard: other.decentrl.save_events(guard, ALICE, [event]), 1, 1, 0)
         await change(lambda guard: other.decentrl.update_tags(guard, ALICE, [("new", ())]), 0, -1, 0)
+        # As many as before are tagged, but others.
+        swapped = [("e20", ()), ("new", ("even",))]
+        await change(lambda guard: other.decentrl.update_tags(guard, ALICE, swapped), 0, 0, 0)
+        self.assertIn("new", await self.ids(tagged, 0, 1000))
         await change(lambda guard: other.decentrl.unpublish(guard, ALICE, "x"), 0, 0, -1)
         await change(lambda guard: other.decentrl.save_events(guard, ALICE, [replace(event, id="newer")]), 1, 1, 0)
 

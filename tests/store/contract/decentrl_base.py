@@ -33,8 +33,8 @@ ALL = Slice(0, 1000)
 # Texts that a backend may not touch: what JSON can escape, and what only looks alike.
 ODD_TEXTS = ("", "\0", "a\0b", " a ", "é", "e\u0301", "\U0001f680", "%_'\"\\,", "A", "a")
 
-# What two items have so that together they are as large as a slice may be, and what a third has so that it is not.
-LARGE_TEXTS = ("x" * (LARGEST_SLICE // 2), "x" * (LARGEST_SLICE // 2), "\u20ac")
+# The first two have as many bytes together as a slice may have; all three have not as many characters.
+LARGE_TEXTS = ("\u20ac" + "x" * (LARGEST_SLICE // 2 - 3), "x" * (LARGEST_SLICE // 2), "x")
 
 
 def a_contract(

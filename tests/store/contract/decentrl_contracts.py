@@ -225,6 +225,14 @@ class DecentrlCommunicationContract(DecentrlContract):
         await self.agree("e", peer=CAROL)
         await self.agree("f", owner=BOB, peer=ALICE)
 
+    async def test_made_room_and_came_again(self) -> None:
+        """What has made room is as if it had never been there, and can be saved again."""
+        await self.agree("a", "b", "c", ttl=-10)
+        await self.agree("d")
+        self.assertEqual(await self.contracts(), ["b", "c", "d"])
+        await self.agree("a", ttl=-10)
+        self.assertEqual(await self.contracts(), ["c", "d", "a"])
+
     async def test_cap(self) -> None:
         """One owner has at most so many contracts; those of others, and those it is the peer of, do not count."""
         for number in range(5):
