@@ -62,8 +62,8 @@ class Found(Generic[Item]):
 class Caps:
     """
     How much is kept for whom; what is over is refused with :class:`~mediatord.errors.OverQuota`, and nothing that
-    still counts is evicted. Bytes are those of UTF-8: of payload and tags of stored events, of event and tags of public
-    ones.
+    still counts is evicted. Bytes are those of UTF-8: of payload and tags of stored events, of event and
+    tags of public ones.
 
     :param requests: contract requests that may wait for one DID; of one sender to one DID at most `requests_of_one`.
     :param contracts: contracts that one DID may own; with one and the same peer at most `contracts_with_one`. Expired

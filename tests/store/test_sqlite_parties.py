@@ -28,7 +28,7 @@ from mediatord.store.database import connect
 from mediatord.store.group_commit import commit_together
 from mediatord.store.sqlite import SQLiteStore
 from mediatord.store.sqlite_file import Tuning
-from tests.store.builders import ALICE, BOB, HOUR, NOON, PromptClock, a_path, a_sqlite_store
+from tests.store.builders import ALICE, BOB, HOUR, NOON, PromptClock, a_path, a_payload, a_sqlite_store
 from tests.store.orders import CAROL, PEOPLE, Orders, a_contract, in_memory, miscounted
 
 STRANGER = "did:example:stranger"
@@ -152,6 +152,41 @@ class PartyTests(TestCase):
         self.clock.advance(10)
         await self.store.prune()
         self.assertEqual(self.parties(), {})
+
+
+class QueueSizeTests(TestCase):
+    """What waits for a DID in both halves."""
+
+    async def test_sum_is_the_largest(self) -> None:
+        """A DID that has most in all comes first, though others have more in either half."""
+        clock = PromptClock()
+        store = a_sqlite_store(clock, a_path(self))
+        await store.open()
+        self.addCleanup(store.close)
+        numbers = count()
+
+        async def wait(did: str, messages: int, events: int) -> None:
+            for _ in range(messages):
+                await store.deposit(did, [a_payload(f"m{next(numbers)}")], expires_at=NOON + HOUR)
+            for _ in range(events):
+                guard = Guard(b"%d" % next(numbers), NOON + HOUR)
+                await store.decentrl.deliver(guard, PendingEvent(f"p{next(numbers)}", did, STRANGER, "", NOON))
+
+        await store.grant(ALICE)
+        for did in ("both", "message", "pending", "other message", "other pending"):
+            guard = Guard(b"%d" % next(numbers), NOON + HOUR)
+            await store.update(ALICE, [(did, "add")], max_recipients=9)
+            await store.decentrl.save_contract(guard, a_contract(f"c{next(numbers)}", did, STRANGER))
+        await wait("message", 3, 0)
+        await wait("pending", 0, 3)
+        await wait("both", 2, 2)
+        self.assertEqual(await store.queue_sizes(1), ([("both", 4)], 6))
+        await wait("other message", 1, 0)
+        self.assertEqual(await store.queue_sizes(1), ([("both", 4)], 7))
+        await wait("other pending", 0, 2)
+        await wait("other message", 0, 1)
+        self.assertEqual(await store.queue_sizes(1), ([("both", 4)], 10))
+        self.assertEqual(await store.queue_sizes(0), ([], 14))
 
 
 class NonceTests(TestCase):
