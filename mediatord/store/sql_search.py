@@ -122,13 +122,19 @@ class _Listing:
             return []
         end = part.offset + number
         known, place = bookmarks.before(part.offset)
+        # After a long way the one before the page is read as well: it is where this very page is found again.
+        lead = int(part.offset > known)
         if total - end < part.offset - known:
-            seqs, first, _ = self._read(connection, not self.newest_first, None, number, total - end)
-            bookmarks.add(end, (first, seqs[0]))
-            return seqs[::-1]
-        seqs, _, last = self._read(connection, self.newest_first, place, number, part.offset - known)
+            seqs, first, last = self._read(connection, not self.newest_first, None, number + lead, total - end)
+            first, last, seqs = last, first, seqs[::-1]
+        else:
+            seqs, first, last = self._read(
+                connection, self.newest_first, place, number + lead, part.offset - known - lead
+            )
         bookmarks.add(end, (last, seqs[-1]))
-        return seqs
+        if lead:
+            bookmarks.add(part.offset, (first, seqs[0]))
+        return seqs[lead:]
 
     def _read(
         self, connection: Connection, newest_first: bool, place: Place | None, limit: int, offset: int
