@@ -15,7 +15,7 @@ WAL_CAP_BYTES = 67_108_864
 BUSY_TIMEOUT_SECONDS = 5.0
 CHECKPOINT_PATIENCE_MS = 100
 _CACHE_KIB = 32_768
-_OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
+_OLDEST_SQLITE = (3, 38, 0)  # the first with JSON in every build; STRICT tables are one older
 
 
 class DatabaseRefused(Exception):
