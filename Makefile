@@ -13,7 +13,7 @@ ifneq ($(shell command -v npm 2>/dev/null),)
 FOREIGN += .node-decentrl/.installed
 endif
 
-.PHONY: help run test demo lint types bench clean
+.PHONY: help run test durability demo lint types bench clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -24,6 +24,9 @@ run: $(DEV)/mediator.yaml ## start a mediator on 127.0.0.1:8080, with its data i
 
 test: $(VENV)/.installed-test $(FOREIGN) ## run the whole test suite
 	@$(BIN)/python -m pytest
+
+durability: $(VENV)/.installed-test ## kill a mediator under load many times over and count what is left
+	@DURABILITY_ROUNDS=40 $(BIN)/python -m pytest tests/integration/test_durability.py
 
 demo: $(VENV)/.installed ## let throw-away wallets talk through a mediator; URL=... for a running one
 	@$(BIN)/mediatord demo $(if $(URL),--url $(URL))

@@ -185,4 +185,4 @@ class DecentrlStores(RuleBasedStateMachine):
 
 
 TestDecentrlStores = DecentrlStores.TestCase
-TestDecentrlStores.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestDecentrlStores.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

@@ -55,7 +55,7 @@ MOST_NONCES = 6
 class BatchTests(SynchronousTestCase):
     """Many commands in one transaction."""
 
-    @settings(max_examples=250, deadline=None)
+    @settings(max_examples=120, deadline=None)
     @given(data=st.data())
     def test_together_as_one_by_one(self, data: st.DataObject) -> None:
         """What becomes of commands, and what is kept, is the same whether they come one by one or all at once."""
