@@ -1,0 +1,80 @@
+"""A fault of ours, over a real connection (reference 12); the store never has one by itself, so it is given one."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from functools import partial
+from typing import Any
+
+from autobahn.twisted.websocket import WebSocketClientFactory
+from twisted.internet import reactor as _reactor  # noqa: TID251  a real connection is the subject
+from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from tests.citizens import Citizen
+from tests.web.premises import Premises
+from tests.web.test_decentrl_socket import LOCAL, Client
+
+FAULT = {"type": "ERROR", "code": "INTERNAL_ERROR"}
+MARK = "details of the fault"
+
+
+class FaultTests(TestCase):
+    def setUp(self) -> None:
+        self.premises = Premises(self)
+        self.alice = Citizen(self.premises, "alice")
+        self.alice.register()
+        reactor: Any = _reactor
+        port = reactor.listenTCP(0, self.premises.site, interface=LOCAL)
+        self.addCleanup(port.stopListening)
+        self.number: int = port.getHost().port
+
+    async def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        """Status and JSON of an answer, which any page may read."""
+
+        def asked() -> tuple[int, Any]:
+            connection = http.client.HTTPConnection(LOCAL, self.number, timeout=10)
+            try:
+                connection.request(method, path, body)
+                response = connection.getresponse()
+                self.assertEqual(response.headers["Access-Control-Allow-Origin"], "*")
+                return response.status, json.loads(response.read())
+            finally:
+                connection.close()
+
+        return await deferToThread(asked)
+
+    async def test_over_http(self) -> None:
+        """500 INTERNAL_ERROR by both ways, nothing kept, and the next command is served."""
+        events = [{"sender_did": "a", "recipient_did": "b", "payload": "x", "timestamp": 1, "encrypted_tags": []}]
+        save = partial(self.alice.command, {"type": "SAVE_EVENTS", "events": events})
+        with self.premises.failing("save_events", RuntimeError(MARK)):
+            self.assertEqual(await self.request("POST", "/", save()), (500, FAULT))
+            self.assertEqual(await self.request("POST", "/?by=twisted.web", save()), (500, FAULT))
+        with self.premises.failing("public_events", RuntimeError(MARK)):
+            self.assertEqual(await self.request("GET", f"/public/{self.alice.did}"), (500, FAULT))
+        self.told_without_details(3)
+        self.assertEqual(self.alice.query("EVENTS", "events"), [])
+        status, body = await self.request("POST", "/", save())
+        self.assertEqual((status, body), (200, {"type": "SUCCESS"}))
+
+    async def test_over_a_socket(self) -> None:
+        """AUTH_FAILED with INTERNAL_ERROR, and then the close code of RFC 6455 for it."""
+        factory = WebSocketClientFactory(f"ws://{LOCAL}:{self.number}/ws", reactor=_reactor)
+        factory.noisy = False
+        client = Client(self.alice.greeting())
+        client.factory = factory
+        with self.premises.failing("registered_until", RuntimeError(MARK)):
+            await connectProtocol(TCP4ClientEndpoint(_reactor, LOCAL, self.number), client)
+            (frame, binary), end = await client.over
+        self.assertEqual((json.loads(frame), binary), ({"type": "AUTH_FAILED", "code": "INTERNAL_ERROR"}, False))
+        self.assertEqual(end, (True, 1011, "INTERNAL_ERROR"))
+        self.told_without_details(1)
+
+    def told_without_details(self, number: int) -> None:
+        """The log says that there were so many faults, and nothing that may have come from outside."""
+        failures = self.flushLoggedErrors()
+        self.assertEqual(len(failures), number)
+        self.assertNotIn(MARK, "".join(map(str, failures)))
