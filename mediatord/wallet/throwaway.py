@@ -47,7 +47,7 @@ def throw_away_daemon(settings: Mapping[str, str] | None = None) -> Iterator[Dae
     :param settings: environment names and values on top of the defaults (`MEDIATORD_...`).
     :raise DaemonFailed: it did not start.
     """
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     # Without the settings of a daemon that somebody may be running from this shell.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MEDIATORD_")}
@@ -128,8 +128,14 @@ def _last_words(output: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
-def _free_port() -> int:
-    """None of those that the system gives to connections, one of which could have it before the daemon does."""
+def free_port() -> int:
+    """
+    A TCP port of the loopback interface that nobody listens on at the moment.
+
+    None of those that the system gives to connections, one of which could have it before the daemon does.
+
+    :raise DaemonFailed: no such port was found.
+    """
     for _ in range(100):
         port = random.randrange(10_000, 32_768)
         with socket.socket() as probe:

@@ -12,10 +12,8 @@ A mediatord of its own for one test or module: a child process with fresh keys o
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +25,8 @@ from types import TracebackType
 from typing import Any
 
 import yaml
+
+from mediatord.wallet.throwaway import free_port
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -192,23 +192,6 @@ class Daemon:
         if self._process is not None:
             self.kill()
         shutil.rmtree(self._root)
-
-
-def free_port() -> int:
-    """
-    A TCP port of the loopback interface that nobody listens on at the moment.
-
-    None of those that the system gives to connections, one of which could have it before the daemon does.
-    """
-    for _ in range(100):
-        port = random.randrange(10_000, 32_768)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")
 
 
 def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,8 @@ from mediatord.wallet.client import Wallet
 from mediatord.wallet.identity import Identity
 from mediatord.wallet.mediation import PICKUP, PROBLEM_REPORT, Problem
 from mediatord.wallet.socket import WalletSocket, connect
-from tests.integration.daemon import STOP_SECONDS, Daemon, free_port
+from mediatord.wallet.throwaway import free_port
+from tests.integration.daemon import STOP_SECONDS, Daemon
 from tests.integration.traffic import (
     PATIENCE_SECONDS,
     ROOMY,
