@@ -45,48 +45,20 @@ class SocketClosed(ConnectionClosed):
         self.code = code
 
 
-class WalletSocket(Mediation):
+class FrameSocket:
     """
-    One open socket of a wallet; made by :func:`connect`.
+    An open socket of which frames and the end are all that is known.
 
-    :ivar pushed: messages that came unasked, one :class:`~mediatord.wallet.mediation.Delivered` each. In raw mode
-        there is no id, so that it is the SHA-256 of the payload (reference 6.1).
-    :ivar problems: reports that belong to no waiting request.
-    :ivar strays: frames that made no sense.
+    :param write: sends one message, as binary or not.
+    :param end: begins to close, with a code.
+    :ivar close_code: as the other side gave it; None while it is open.
     """
 
-    def __init__(self, wallet: Wallet, write: Callable[[bytes, bool], None], end: Callable[[int], None]) -> None:
-        super().__init__(self.request, wallet.did, wallet.version)
-        self.wallet = wallet
-        self.pushed: DeferredQueue[Delivered] = DeferredQueue()
-        self.problems: DeferredQueue[Problem] = DeferredQueue()
-        self.strays: list[bytes] = []
+    def __init__(self, write: Callable[[bytes, bool], None], end: Callable[[int], None]) -> None:
         self.close_code: int | None = None
         self._write = write
         self._end = end
-        self._waiting: dict[str, Deferred[Message]] = {}
         self._closing: list[Deferred[int]] = []
-
-    async def request(self, type_: str, body: Mapping[str, Any] | None = None, /, **headers: Any) -> Message:
-        """
-        Ask the mediator anything; the answer in the same thread, after all checks.
-
-        :raise Problem: a problem report about this thread.
-        :raise SocketClosed: before there was an answer.
-        """
-        message, envelope = self.wallet.pack(type_, body, **headers)
-        thread = str(message.get("thid", message["id"]))
-        answer: Deferred[Message] = Deferred()
-        self._waiting[thread] = answer
-        try:
-            self.send_frame(envelope)
-            return await answer.addTimeout(TIMEOUT_SECONDS, self.wallet.clock)
-        finally:
-            self._waiting.pop(thread, None)
-
-    async def live(self, on: bool = True) -> Status:
-        """Switch live delivery on this socket."""
-        return read_status(await self.request(f"{PICKUP}/live-delivery-change", {"live_delivery": on}))
 
     def send_frame(self, payload: bytes, *, binary: bool = False) -> None:
         """
@@ -112,6 +84,54 @@ class WalletSocket(Mediation):
         else:
             self._closing.append(waiter)
         return waiter
+
+    def connection_lost(self, code: int) -> None:
+        """The socket is gone."""
+        self.close_code = code
+        closing, self._closing = self._closing, []
+        for waiter in closing:
+            waiter.callback(code)
+
+
+class WalletSocket(Mediation, FrameSocket):
+    """
+    One open socket of a wallet; made by :func:`connect`.
+
+    :ivar pushed: messages that came unasked, one :class:`~mediatord.wallet.mediation.Delivered` each. In raw mode
+        there is no id, so that it is the SHA-256 of the payload (reference 6.1).
+    :ivar problems: reports that belong to no waiting request.
+    :ivar strays: frames that made no sense.
+    """
+
+    def __init__(self, wallet: Wallet, write: Callable[[bytes, bool], None], end: Callable[[int], None]) -> None:
+        Mediation.__init__(self, self.request, wallet.did, wallet.version)
+        FrameSocket.__init__(self, write, end)
+        self.wallet = wallet
+        self.pushed: DeferredQueue[Delivered] = DeferredQueue()
+        self.problems: DeferredQueue[Problem] = DeferredQueue()
+        self.strays: list[bytes] = []
+        self._waiting: dict[str, Deferred[Message]] = {}
+
+    async def request(self, type_: str, body: Mapping[str, Any] | None = None, /, **headers: Any) -> Message:
+        """
+        Ask the mediator anything; the answer in the same thread, after all checks.
+
+        :raise Problem: a problem report about this thread.
+        :raise SocketClosed: before there was an answer.
+        """
+        message, envelope = self.wallet.pack(type_, body, **headers)
+        thread = str(message.get("thid", message["id"]))
+        answer: Deferred[Message] = Deferred()
+        self._waiting[thread] = answer
+        try:
+            self.send_frame(envelope)
+            return await answer.addTimeout(TIMEOUT_SECONDS, self.wallet.clock)
+        finally:
+            self._waiting.pop(thread, None)
+
+    async def live(self, on: bool = True) -> Status:
+        """Switch live delivery on this socket."""
+        return read_status(await self.request(f"{PICKUP}/live-delivery-change", {"live_delivery": on}))
 
     def frame_received(self, payload: bytes) -> None:
         """Sort one frame: an answer, a push, a problem or a stray. Never raises."""
@@ -150,13 +170,11 @@ class WalletSocket(Mediation):
 
     def connection_lost(self, code: int) -> None:
         """The socket is gone: requests that wait fail."""
-        self.close_code = code
+        self.close_code = code  # before anybody is told
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             answer.errback(SocketClosed(code))
-        closing, self._closing = self._closing, []
-        for waiter in closing:
-            waiter.callback(code)
+        super().connection_lost(code)
 
 
 class _Frames(WebSocketClientProtocol):

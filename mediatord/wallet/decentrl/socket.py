@@ -12,12 +12,12 @@ from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from mediatord.protocol import jsontext
 from mediatord.wallet.decentrl import commands
 from mediatord.wallet.decentrl.client import Client, Refused
-from mediatord.wallet.socket import TIMEOUT_SECONDS, SocketClosed, endpoint_for
+from mediatord.wallet.socket import TIMEOUT_SECONDS, FrameSocket, SocketClosed, endpoint_for
 
 Write = Callable[[bytes, bool], None]
 
 
-class Socket:
+class Socket(FrameSocket):
     """
     One open socket; made by :func:`connect`.
 
@@ -28,15 +28,12 @@ class Socket:
     """
 
     def __init__(self, write: Write, end: Callable[[int], None]) -> None:
+        super().__init__(write, end)
         self.pushed: DeferredQueue[dict[str, Any]] = DeferredQueue()
         self.answer: Deferred[None] = Deferred()
         self.strays: list[bytes] = []
         self.pings = 0
-        self.close_code: int | None = None
-        self._write = write
-        self._end = end
         self._refusal: str | None = None
-        self._closing: list[Deferred[int]] = []
 
     def send(self, value: dict[str, Any]) -> None:
         """
@@ -45,27 +42,6 @@ class Socket:
         :raise SocketClosed: the socket is closed.
         """
         self.send_frame(jsontext.dumps(value))
-
-    def send_frame(self, payload: bytes, *, binary: bool = False) -> None:
-        """As :meth:`send`, with bytes that may be anything."""
-        if self.close_code is not None:
-            raise SocketClosed(self.close_code)
-        self._write(payload, binary)
-
-    def close(self, code: int = 1000) -> Deferred[int]:
-        """Close in an orderly way; fires as :meth:`closed`."""
-        if self.close_code is None:
-            self._end(code)
-        return self.closed()
-
-    def closed(self) -> Deferred[int]:
-        """Fires with the close code once the socket is closed, whoever closed it."""
-        waiter: Deferred[int] = Deferred()
-        if self.close_code is not None:
-            waiter.callback(self.close_code)
-        else:
-            self._closing.append(waiter)
-        return waiter
 
     def frame_received(self, payload: bytes) -> None:
         """Sort one frame. Never raises."""
@@ -89,13 +65,11 @@ class Socket:
 
     def connection_lost(self, code: int) -> None:
         """The socket is gone."""
-        self.close_code = code
+        self.close_code = code  # before anybody is told
         if not self.answer.called:
             gone = SocketClosed(code) if self._refusal is None else Refused(code, self._refusal)
             self.answer.errback(gone)
-        closing, self._closing = self._closing, []
-        for waiter in closing:
-            waiter.callback(code)
+        super().connection_lost(code)
 
 
 class _Frames(WebSocketClientProtocol):
