@@ -176,8 +176,10 @@ def finish(request: Request, answer: Answer, unread: Answer | None = None) -> in
 
 def addresses(request: Request) -> tuple[str, str | None]:
     """Address of the TCP peer, and what `X-Forwarded-For` says."""
-    forwarded = request.requestHeaders.getRawHeaders("x-forwarded-for")
-    return getattr(request.getClientAddress(), "host", "") or "", ",".join(forwarded) if forwarded else None
+    # As bytes: what is no UTF-8 would be an error of ours.
+    forwarded = request.requestHeaders.getRawHeaders(b"x-forwarded-for")
+    said = b",".join(forwarded).decode("latin-1") if forwarded else None
+    return getattr(request.getClientAddress(), "host", "") or "", said
 
 
 def wants_upgrade(request: Request) -> bool:

@@ -207,6 +207,7 @@ ODD = [
     post(Expect="100-continue"),
     post(X_Forwarded_For="203.0.113.9"),
     post(X_Forwarded_For="203.0.113.9, 192.168.1.1"),
+    post(X_Forwarded_For="\xff"),
     post(Origin="https://a.example"),
     post(Referer="https://a.example/?x=y"),
     post(Content_Type="text/html"),
