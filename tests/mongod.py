@@ -1,0 +1,72 @@
+"""
+Real MongoDB servers for tests: replica sets on loopback ports, of which nothing is left when this process ends.
+
+::
+
+    with ReplicaSet(3) as servers:
+        connect_to(servers.uri("mediatord"))
+        servers.kill(servers.primary())
+        with servers.failpoint("commitTransaction", closeConnection=True, times=1):
+            ...
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pymongo import MongoClient
+
+from tests.mongod_process import mongod_binary
+from tests.replica_set import Credentials, ReplicaSet, TLSFiles
+
+__all__ = ["Credentials", "ReplicaSet", "TLSFiles", "fresh_database", "mongod_binary", "shared_replica_set"]
+
+
+@functools.cache
+def shared_replica_set() -> ReplicaSet:
+    """
+    One set of one member for all tests of this process, started when it is first asked for.
+
+    :raise SkipTest: there is no server to run.
+    """
+    shared = ReplicaSet()
+    shared.open()
+    atexit.register(shared.close)
+    return shared
+
+
+_free: list[str] = []
+_numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def fresh_database(servers: ReplicaSet | None = None) -> Iterator[str]:
+    """
+    The name of a database without documents; it may have collections and indexes from another test.
+
+    :param servers: where to have it, entirely new and dropped afterwards; the shared set unless given.
+    """
+    if servers is not None:
+        name = f"test-{next(_numbers)}"
+        try:
+            yield name
+        finally:
+            servers.client.drop_database(name)
+        return
+    shared = shared_replica_set()
+    name = _free.pop() if _free else f"shared-{next(_numbers)}"
+    yield name
+    _empty(shared.client, name)
+    _free.append(name)
+
+
+def _empty(client: MongoClient[dict[str, Any]], name: str) -> None:
+    database = client[name]
+    wanted: Mapping[str, Any] = {"type": "collection", "name": {"$not": {"$regex": "^system[.]"}}}
+    for collection in database.list_collection_names(filter=dict(wanted)):
+        database[collection].delete_many({})

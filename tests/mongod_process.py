@@ -1,0 +1,234 @@
+"""A MongoDB server as a child process, which does not outlive this one however that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import SkipTest
+
+from mediatord.wallet.throwaway import free_port
+
+ENVIRONMENT = Path(__file__).parents[1] / ".mongod"
+
+START_SECONDS = 30.0
+STOP_SECONDS = 20.0
+# The server is asked this often whether it is there; in between, the wait is for its end.
+_ASK_SECONDS = 0.02
+_MEMORY_DISK = Path("/dev/shm")
+# What one member may grow to while tests run on it.
+_ROOM_BYTES = 512 << 20
+_ATTEMPTS = 3
+
+# A server is tied to the thread that starts it; this one lasts as long as the process.
+_starter = ThreadPoolExecutor(1, "mongod-starter")
+
+_OPTIONS = (
+    "--nounixsocket",
+    *("--bind_ip", "127.0.0.1"),
+    *("--oplogSize", "64"),
+    *("--wiredTigerCacheSizeGB", "0.25"),
+    *("--wiredTigerEngineConfigString", "log=(prealloc=false,file_max=4MB)"),
+    *("--setParameter", "diagnosticDataCollectionEnabled=false"),
+    *("--setParameter", "ttlMonitorSleepSecs=1"),
+    *("--setParameter", "shutdownTimeoutMillisForSignaledShutdown=100"),
+    *("--setParameter", "enableTestCommands=1"),
+)
+
+
+@functools.cache
+def mongod_binary() -> Path:
+    """
+    What `MONGOD` names, or the one that `make test` installs.
+
+    :raise SkipTest: there is none that runs here; the text says how to get one.
+    :raise AssertionError: `MONGOD` names something that does not run.
+    """
+    return find_mongod(os.environ.get("MONGOD"), ENVIRONMENT)
+
+
+def find_mongod(named: str | None, environment: Path) -> Path:
+    """As :func:`mongod_binary`, with the value of `MONGOD` and the directory of the environment."""
+    if named:
+        fault = _fault_of(Path(named))
+        assert fault is None, f"MONGOD={named} does not run: {fault}"
+        return Path(named)
+    found = [*environment.glob("lib/python*/site-packages/fiftyone/db/bin/mongod")]
+    if not found or not (environment / ".installed").exists():
+        raise SkipTest(
+            "no MongoDB server is installed: `make .mongod` does that, MONGOD=/path/to/mongod names another"
+        )
+    if fault := _fault_of(found[0]):
+        raise SkipTest(f"the MongoDB server in {environment.name} does not run here ({fault}); MONGOD names another")
+    return found[0]
+
+
+def _fault_of(binary: Path) -> str | None:
+    """Why it does not run: it may lack libraries, or the processor what it is built for."""
+    try:
+        ran = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=START_SECONDS, check=False
+        )
+    except OSError as error:
+        return error.strerror
+    lines = ran.stderr.strip().splitlines()
+    return None if ran.returncode == 0 else (lines[-1] if lines else f"exit status {ran.returncode}")
+
+
+class Directory:
+    """
+    A place for data that vanishes with this process, even when that is killed.
+
+    :param members: for so many servers.
+    """
+
+    def __init__(self, members: int = 1) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="mediatord-mongod-", dir=_roomy(members * _ROOM_BYTES)))
+        # The end of its input is the end of this process or of the need. A server may write for a moment longer.
+        self._sweeper = subprocess.Popen(
+            ["sh", "-c", 'cat >/dev/null; until rm -rf "$1" 2>/dev/null; do sleep 0.1; done', "sweeper", self.path],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    @property
+    def sweeper_pid(self) -> int:
+        """Of the process that deletes it."""
+        return self._sweeper.pid
+
+    def close(self) -> None:
+        """Delete it."""
+        assert self._sweeper.stdin is not None
+        self._sweeper.stdin.close()
+        self._sweeper.wait()
+
+
+def _roomy(size: int) -> Path | None:
+    if _MEMORY_DISK.is_dir() and shutil.disk_usage(_MEMORY_DISK).free >= size:
+        return _MEMORY_DISK
+    return None
+
+
+class Mongod:
+    """
+    One server, yet to be started. Its port and its data stay the same from start to start.
+
+    :param directory: of its own; made if it is not there.
+    :param options: beside those that keep it small.
+    """
+
+    def __init__(self, directory: Path, options: Sequence[str] = ()) -> None:
+        self._directory = directory
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._settled = False
+        self.port = free_port()
+
+    @property
+    def pid(self) -> int:
+        """Of the running server."""
+        return self._running().pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not ended since."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """
+        Run it and wait until it listens.
+
+        :raise AssertionError: it ended or did not listen in time; the text has the end of its log.
+        """
+        assert self._process is None, "the server is running"
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._begin()
+            except AssertionError:
+                # Somebody else may have got the port; others know it once it has been used.
+                if self._settled or attempt == _ATTEMPTS - 1:
+                    raise
+                self.port = free_port()
+        return None
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        process, self._process = self._running(), None
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        """End it in order."""
+        process, self._process = self._running(), None
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"no end {STOP_SECONDS:.0f} s after SIGTERM: {self.last_words()}") from None
+
+    def freeze(self) -> None:
+        """It keeps its connections and says nothing any more."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """It goes on as if no time had passed."""
+        self._running().send_signal(signal.SIGCONT)
+
+    def last_words(self) -> str:
+        """The end of its log, for failure messages."""
+        log = self._directory / "log"
+        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]) if log.exists() else ""
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the server is not running"
+        return self._process
+
+    def _begin(self) -> None:
+        data = self._directory / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        with open(self._directory / "log", "ab") as log:
+            self._process = _starter.submit(
+                subprocess.Popen,
+                [
+                    *("setpriv", "--pdeathsig", "KILL", "--", str(mongod_binary())),
+                    *("--port", str(self.port), "--dbpath", str(data), *_OPTIONS, *self._options),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            ).result()
+        try:
+            self._await_listening(self._running())
+        except BaseException:
+            if self._process is not None:
+                self.kill()
+            raise
+        self._settled = True
+
+    def _await_listening(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not self._listens():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(_ASK_SECONDS)
+                self._process = None
+                raise AssertionError(f"exit status {status} at start: {self.last_words()}")
+            assert time.monotonic() < deadline, f"no answer after {START_SECONDS:.0f} s: {self.last_words()}"
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=START_SECONDS).close()
+        except OSError:
+            return False
+        return True
