@@ -6,7 +6,16 @@ Times are seconds since the epoch as float. Every Deferred may fail with
 """
 
 from mediatord.interfaces.accounts import Account, Action, IAccountStore, UpdateResult
+from mediatord.interfaces.cluster import (
+    ClusterRefused,
+    ClusterSecretDiffers,
+    IClusterStore,
+    Node,
+    NodeNameTaken,
+    Presence,
+)
 from mediatord.interfaces.messages import (
+    Arrival,
     Deposit,
     Deposited,
     Form,
@@ -18,28 +27,38 @@ from mediatord.interfaces.messages import (
     Removed,
     Status,
     StoredMessage,
+    Window,
 )
 from mediatord.interfaces.nonces import INonceCache
 from mediatord.interfaces.resolver import IResolver
-from mediatord.interfaces.store import IStore
+from mediatord.interfaces.store import IStore, StoreRefused
 
 __all__ = [
     "Account",
     "Action",
+    "Arrival",
+    "ClusterRefused",
+    "ClusterSecretDiffers",
     "Deposit",
     "Deposited",
     "Form",
     "IAccountStore",
+    "IClusterStore",
     "IMessageStore",
     "INonceCache",
     "IResolver",
     "IStore",
+    "Node",
+    "NodeNameTaken",
     "Payload",
+    "Presence",
     "QueueLimits",
     "QueueStatus",
     "Reason",
     "Removed",
     "Status",
+    "StoreRefused",
     "StoredMessage",
     "UpdateResult",
+    "Window",
 ]

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
-from mediatord.interfaces.messages import Removed
+from mediatord.interfaces.messages import Arrival, Removed, Window
 
 Item = TypeVar("Item")
 
@@ -248,6 +248,18 @@ class IDecentrlStore(Interface):
 
     def pending_events(recipient: str, sender: str | None, part: Slice) -> Deferred[Found[PendingEvent]]:
         """What waits for a DID, of one sender or of all, in order of arrival."""
+
+    def find_pending(ids: Sequence[str]) -> Deferred[list[PendingEvent]]:
+        """
+        The events with these ids that still wait, whoever for, in order of arrival, but no more than the first whose
+        payloads fit in :data:`LARGEST_SLICE`, and at least one if there is one.
+        """
+
+    def arrived_pending(recipients: Sequence[str], window: Window, *, limit: int) -> Deferred[list[Arrival]]:
+        """
+        What came for these DIDs in a time, by `received_at`, and still waits: the first `limit` of it, or less if
+        there is no more.
+        """
 
     def acknowledge_events(guard: Guard, recipient: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
         """

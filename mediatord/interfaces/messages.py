@@ -78,6 +78,42 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """
+    That something came and can be pushed.
+
+    :param did: whom it is for.
+    :param at: when; of a message that was delayed, when :meth:`IMessageStore.take_due` handed it out.
+    """
+
+    id: str
+    did: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """
+    The time of some arrivals, which come in order of time, and those of the same time in order of their ids.
+
+    :param until: exclusive.
+    :param after: of what came at `since` exactly, only what has a greater id.
+    """
+
+    since: float
+    until: float
+    after: str = ""
+
+    def has(self, at: float, id_: str) -> bool:
+        """Whether it is one of them."""
+        return self.since <= at < self.until and (at > self.since or id_ > self.after)
+
+    def behind(self, last: Arrival) -> Window:
+        """What is left of it behind an arrival."""
+        return Window(last.at, self.until, last.id)
+
+
+@dataclass(frozen=True, slots=True)
 class Deposited:
     """What :meth:`IMessageStore.deposit` did: the stored messages in order, and what had to make room."""
 
@@ -145,8 +181,26 @@ class IMessageStore(Interface):
     def status(account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
         """What waits for an account, or for one of its recipient DIDs."""
 
-    def mark_delivered(ids: Sequence[str]) -> Deferred[None]:
-        """Messages that were pushed and not yet acknowledged become `delivered`; unknown ids are ignored."""
+    def find(ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
+        """
+        The visible messages with these ids in order of arrival, but no more than the first that fit in
+        :data:`~mediatord.interfaces.decentrl.LARGEST_SLICE` bytes of payload, and at least one if there is one.
+        """
+
+    def arrived(accounts: Sequence[str], window: Window, *, limit: int) -> Deferred[list[Arrival]]:
+        """
+        What came for these accounts in a time and still waits: the first `limit` of it, or less if there is no more.
+        Whether it was pushed, or has expired meanwhile, does not count; what is delayed has not come before
+        :meth:`take_due` has handed it out.
+        """
+
+    def mark_delivered(ids: Sequence[str], *, node: str = "") -> Deferred[None]:
+        """
+        Messages that were pushed and not yet acknowledged become `delivered`; unknown ids are ignored.
+
+        :param node: boot of the node that pushed them (:class:`~mediatord.interfaces.cluster.Node`); the last one
+            counts.
+        """
 
     def mark_pending(ids: Sequence[str]) -> Deferred[list[str]]:
         """Delivered messages become `pending` again (UC-021 AF-6); fires with the ids that were delivered."""
@@ -167,7 +221,10 @@ class IMessageStore(Interface):
         """When the earliest delayed message becomes visible."""
 
     def take_due(limit: int) -> Deferred[list[StoredMessage]]:
-        """Delayed messages, oldest due first, that have become visible since they were last asked for."""
+        """
+        Delayed messages, oldest due first, that have become visible since they were last asked for. From then on
+        :meth:`arrived` has them, so that they are not lost if whoever asked is.
+        """
 
     def queue_sizes(top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         """The `top` largest queues as (recipient DID, messages), largest first, and the sum of all others."""

@@ -6,21 +6,29 @@ from twisted.internet.defer import Deferred
 from zope.interface import Attribute
 
 from mediatord.interfaces.accounts import IAccountStore
+from mediatord.interfaces.cluster import IClusterStore
 from mediatord.interfaces.decentrl import IDecentrlStore
 from mediatord.interfaces.messages import IMessageStore
 from mediatord.interfaces.nonces import INonceCache
+
+
+class StoreRefused(Exception):
+    """The store can be reached but must not be used; the text is one line for the operator."""
 
 
 class IStore(IMessageStore, IAccountStore, INonceCache):
     """One backend."""
 
     decentrl: IDecentrlStore = Attribute("What the Decentrl half keeps, in the same place and open as long as this.")
+    cluster: IClusterStore = Attribute("What processes that share this store know of each other, open as long.")
 
     def open() -> Deferred[None]:
         """
-        Make ready; every `delivered` message becomes `pending`.
+        Make ready; every message that was `delivered` by a node that is not live becomes `pending`, and so does every
+        one that was delivered by no node of a name.
 
         :raise StoreUnavailable: it could not be opened (the reason is logged).
+        :raise StoreRefused: it must not be used as it is, and trying again does not help.
         """
 
     def close() -> Deferred[None]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
-from mediatord.interfaces import IStore, QueueLimits
+from mediatord.interfaces import IStore, QueueLimits, Removed
 from mediatord.interfaces.decentrl import Caps
 from mediatord.store.batches import Observer, unobserved
 from mediatord.store.database import DatabaseRefused, prepare_database
@@ -26,7 +27,11 @@ def open_store(
     *,
     caps: Caps = Caps(),  # noqa: B008  it is frozen
     path: Path | None = None,
+    shared: bool = False,
+    uri: str = "",
     observe: Observer = unobserved,
+    on_up: Callable[[bool], None] = lambda up: None,
+    tell: Callable[[Sequence[Removed]], None] = lambda removed: None,
 ) -> IStore:
     """
     A store of the chosen kind, yet to be opened.
@@ -34,7 +39,11 @@ def open_store(
     :param reactor: the clock; for `sqlite` it must also take calls from threads.
     :param caps: how much the Decentrl half keeps for whom.
     :param path: the file of the `sqlite` backend; its directory must exist.
-    :param observe: told what each operation of the `sqlite` backend took.
+    :param shared: whether other processes work on the same file.
+    :param uri: of the `mongodb` backend.
+    :param observe: told what each operation took; not by `memory`, which takes no time.
+    :param on_up: told by `mongodb` whether it can be reached, when that changes.
+    :param tell: told by `mongodb` of messages that were removed by what had failed for all that was known.
     :raise ValueError: the backend is not available, or lacks what it needs; the text is for the operator.
     """
     if backend == "memory":
@@ -45,10 +54,35 @@ def open_store(
         threads = IReactorFromThreads(reactor)
         names = ("write", "read", "survey", "search")
         runners = Runners(*(ThreadRunner(threads, f"mediatord-store-{name}") for name in names))
-        return SQLiteStore(path, reactor, limits, runners, caps=caps, observe=observe)
+        return SQLiteStore(path, reactor, limits, runners, caps=caps, shared=shared, observe=observe)
     if backend == "mongodb":
-        raise ValueError("backend mongodb is not available in this version")
-    raise ValueError(f"there is no backend {backend!r}; choose memory or sqlite")
+        return _open_mongodb(uri, reactor, limits, caps, observe, on_up, tell)
+    raise ValueError(f"there is no backend {backend!r}; choose memory, sqlite or mongodb")
+
+
+def _open_mongodb(
+    uri: str,
+    reactor: IReactorTime,
+    limits: QueueLimits,
+    caps: Caps,
+    observe: Observer,
+    on_up: Callable[[bool], None],
+    tell: Callable[[Sequence[Removed]], None],
+) -> IStore:
+    try:
+        from mediatord.store.mongo.server import Server
+        from mediatord.store.mongo.store import MongoStore
+    except ImportError as error:
+        if error.name is None or error.name.startswith("mediatord"):
+            raise
+        raise ValueError('storage.backend mongodb needs pip install "mediatord[mongo]"') from None
+    from mediatord.store.mongo.uri import read_uri
+
+    try:
+        address = read_uri(uri)
+    except ValueError as error:
+        raise ValueError(f"storage.mongodb.uri: {error}") from None
+    return MongoStore(Server(address, reactor, observe=observe, on_up=on_up), reactor, limits, caps=caps, tell=tell)
 
 
 def check_store(backend: str, path: Path) -> None:

@@ -144,6 +144,12 @@ class Batches:
             self._waiting_bytes -= batch[-1].size
         return batch
 
+    def _take_all(self) -> list[_Operation]:
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return waiting
+
     def _not_performed(self, failure: Failure, number: int) -> list[Outcome]:
         return [Outcome(error=StoreUnavailable(), cause=failure.value) for _ in range(number)]
 
@@ -152,6 +158,10 @@ class Batches:
         if self._after_batch is not None:
             self._after_batch(now - begun)
         self._report([outcome.cause for outcome in outcomes if outcome.cause is not None], now)
+        if outcomes[-1].locked_out:
+            # Whoever waits has waited for the same lock, and would wait as long again.
+            late = self._take_all()
+            batch, outcomes = [*batch, *late], [*outcomes, *(Outcome(error=StoreUnavailable()) for _ in late)]
         self._busy = False
         if self._waiting:
             self._schedule()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from time import monotonic, sleep
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -13,14 +14,17 @@ from mediatord.store.database import WAL_CAP_BYTES
 from mediatord.store.threads import ConnectionThread
 
 INTERVAL_SECONDS = 0.5
+# While it waits for readers nobody can write: so it waits for a short time only, again and again with pauses between.
+EMPTYING_SECONDS = 2.0
+PAUSE_SECONDS = 0.01
 
 
 class Checkpoints:
     """
     A passive checkpoint some time after the first of several commits, in a thread of its own.
 
-    A passive one waits for nobody, so under a long reader the log keeps growing; past `cap_bytes` one follows
-    that waits for readers and writers and empties it.
+    A passive one waits for nobody, so under a long reader, or when several processes write all the time, the log
+    keeps growing; past `cap_bytes` one follows that waits for readers and writers and empties it.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class Checkpoints:
             self._timer.cancel()
             self._timer = None
         # The thread does one thing after another, so this waits for a checkpoint that is under way.
-        return self._thread.run(_empty).addErrback(self._failed)
+        return self._thread.run(_empty).addCallbacks(lambda _: None, self._failed)
 
     def _run(self) -> None:
         self._timer = None
@@ -54,12 +58,18 @@ class Checkpoints:
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         _busy, pages, _moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         (page_size,) = connection.execute("PRAGMA page_size").fetchone()
-        if pages * page_size > self._cap_bytes:
-            _empty(connection)
+        end = monotonic() + EMPTYING_SECONDS
+        while pages * page_size > self._cap_bytes:
+            pages = _empty(connection)
+            if monotonic() >= end:
+                break
+            sleep(PAUSE_SECONDS)
 
     def _failed(self, failure: Failure) -> None:
         log_fault("a checkpoint failed", failure.value)
 
 
-def _empty(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+def _empty(connection: sqlite3.Connection) -> int:
+    """How many pages are in the log after that: none, unless others were in the way for longer than we wait."""
+    _busy, pages, _moved = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return int(pages)

@@ -6,14 +6,17 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from math import inf
 from pathlib import Path
+
+from mediatord.store.locking import PATIENCE_SECONDS, begin, patiently
+from mediatord.store.sql_cluster import release_lost
 
 # "mdrd": what tells our file from any other SQLite database.
 APPLICATION_ID = 0x6D647264
 
 WAL_CAP_BYTES = 67_108_864
-BUSY_TIMEOUT_SECONDS = 5.0
-CHECKPOINT_PATIENCE_MS = 100
+CHECKPOINT_PATIENCE_MS = 5
 _CACHE_KIB = 32_768
 _OLDEST_SQLITE = (3, 38, 0)  # the first with JSON in every build; STRICT tables are one older
 
@@ -25,18 +28,22 @@ class DatabaseRefused(Exception):
 def schema_steps() -> list[str]:
     """The SQL that leads from each version of the schema to the next, beginning at an empty database."""
     folder = files("mediatord.store")
-    return [folder.joinpath(name).read_text("utf-8") for name in ("schema-1.sql", "schema-2.sql")]
+    return [folder.joinpath(name).read_text("utf-8") for name in ("schema-1.sql", "schema-2.sql", "schema-3.sql")]
 
 
-def open_database(path: Path) -> sqlite3.Connection:
+def open_database(path: Path, now: float = inf) -> sqlite3.Connection:
     """
-    Open for writing, creating the file if it is not there; what was delivered is pending again.
+    Open for writing, creating the file if it is not there; what was delivered by no node or one that is not live is
+    pending again.
 
+    :param now: nodes are live if their lease is not over then.
     :raise DatabaseRefused: the file is of a newer version, or of another program.
     """
     connection = prepare_database(path)
     try:
-        connection.execute("UPDATE message SET delivered = 0 WHERE delivered = 1")
+        begin(connection, PATIENCE_SECONDS)
+        release_lost(connection, now)
+        connection.execute("COMMIT")
     except BaseException:
         connection.close()
         raise
@@ -54,8 +61,9 @@ def prepare_database(path: Path) -> sqlite3.Connection:
     _create(path)
     connection = connect(path)
     try:
+        connection.execute("PRAGMA busy_timeout = 0")  # it is waited for in another way
         migrate(connection, schema_steps())  # before anything else, so that what is not ours stays untouched
-        connection.execute("PRAGMA journal_mode = WAL")
+        patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"), PATIENCE_SECONDS)
     except BaseException:
         connection.close()
         raise
@@ -68,7 +76,7 @@ def connect(path: Path) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
         isolation_level=None,
-        timeout=BUSY_TIMEOUT_SECONDS,
+        timeout=PATIENCE_SECONDS,
         check_same_thread=False,
         cached_statements=1_024,
     )
@@ -92,7 +100,7 @@ def connect_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def connect_for_checkpoints(path: Path) -> sqlite3.Connection:
-    """A connection that gives up quickly: while it waits for a reader to end, nobody can write."""
+    """A connection that gives up quickly, because while it waits for a reader to end nobody can write."""
     connection = connect(path)
     connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_PATIENCE_MS}")
     return connection
@@ -104,9 +112,9 @@ def migrate(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
 
     :raise DatabaseRefused: the database has more steps behind it than there are, or is not ours.
     """
-    if _version(connection) == len(steps):
+    if patiently(lambda: _version(connection), PATIENCE_SECONDS) == len(steps):
         return
-    connection.execute("BEGIN IMMEDIATE")
+    begin(connection, PATIENCE_SECONDS)
     try:
         # Asked again under the lock: another process may have been faster.
         version = _version(connection)
@@ -117,7 +125,7 @@ def migrate(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {len(steps)}")
-        connection.execute("COMMIT")
+        patiently(lambda: connection.execute("COMMIT"), PATIENCE_SECONDS)
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")

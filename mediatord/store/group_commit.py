@@ -18,10 +18,9 @@ from itertools import groupby
 from typing import Any
 
 from mediatord.errors import MediatorError, StoreUnavailable
+from mediatord.store.locking import begin, locked_out
 
 Work = Callable[[sqlite3.Connection], Any]
-
-_LOCKED_OUT = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
 @dataclass(slots=True)
@@ -40,14 +39,17 @@ class Outcome:
     @property
     def locked_out(self) -> bool:
         """Whether somebody else held the lock for longer than we wait."""
-        code = getattr(self.cause, "sqlite_errorcode", None)
-        return code is not None and code & 0xFF in _LOCKED_OUT
+        return locked_out(self.cause)
 
 
-def commit_together(connection: sqlite3.Connection, works: Sequence[Work]) -> list[Outcome]:
-    """Do all works, durably when this returns; what cannot be done fails with StoreUnavailable."""
+def commit_together(connection: sqlite3.Connection, works: Sequence[Work], patience: float = 0.0) -> list[Outcome]:
+    """
+    Do all works, durably when this returns; what cannot be done fails with StoreUnavailable.
+
+    :param patience: seconds for which to wait while another process writes.
+    """
     try:
-        connection.execute("BEGIN IMMEDIATE")
+        begin(connection, patience)
     except sqlite3.Error as error:
         # None of the works is to blame, so there is no point in trying them one by one.
         return [_failed(error) for _ in works]
@@ -57,7 +59,7 @@ def commit_together(connection: sqlite3.Connection, works: Sequence[Work]) -> li
         return outcomes
     except Exception as error:
         _roll_back(connection)
-        return [_failed(error)] if len(works) == 1 else _commit_each(connection, works)
+        return [_failed(error)] if len(works) == 1 else _commit_each(connection, works, patience)
 
 
 def read_together(connection: sqlite3.Connection, works: Sequence[Work]) -> list[Outcome]:
@@ -105,13 +107,13 @@ def _attempt_reading(connection: sqlite3.Connection, work: Work) -> Outcome:
         return _failed(error)
 
 
-def _commit_each(connection: sqlite3.Connection, works: Sequence[Work]) -> list[Outcome]:
+def _commit_each(connection: sqlite3.Connection, works: Sequence[Work], patience: float) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for work in works:
         if outcomes and outcomes[-1].locked_out:
             outcomes.append(replace(outcomes[-1], error=StoreUnavailable()))  # each would wait as long for the lock
         else:
-            outcomes.extend(commit_together(connection, [work]))
+            outcomes.extend(commit_together(connection, [work], patience))
     return outcomes
 
 

@@ -14,8 +14,11 @@ from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
 from mediatord.interfaces import (
     Account,
     Action,
+    Arrival,
+    ClusterRefused,
     Deposit,
     Deposited,
+    IClusterStore,
     IStore,
     Payload,
     QueueLimits,
@@ -23,12 +26,15 @@ from mediatord.interfaces import (
     Removed,
     StoredMessage,
     UpdateResult,
+    Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
 from mediatord.store.memory_accounts import Accounts
+from mediatord.store.memory_cluster import ClusterContents, MemoryCluster
 from mediatord.store.memory_decentrl import DecentrlContents, MemoryDecentrl
-from mediatord.store.memory_messages import Lane, Messages, Queue
+from mediatord.store.memory_messages import Messages
 from mediatord.store.memory_nonces import Nonces
+from mediatord.store.memory_queues import Lane, Queue
 
 T = TypeVar("T")
 
@@ -40,6 +46,7 @@ class _Contents:
     messages: Messages
     nonces: Nonces
     decentrl: DecentrlContents
+    cluster: ClusterContents
     accounts: Accounts = field(default_factory=Accounts)
     documents: dict[str, str] = field(default_factory=dict)
 
@@ -63,7 +70,12 @@ class _Contents:
 
 @implementer(IStore)
 class MemoryStore:
-    """Every Deferred has fired when it is returned. Its many methods are those of the interface."""
+    """
+    Every Deferred has fired when it is returned. Its many methods are those of the interface.
+
+    Several daemons of one process may open it, each as if it had a process of its own; it forgets everything when the
+    last of them has closed it.
+    """
 
     def __init__(
         self,
@@ -77,17 +89,23 @@ class MemoryStore:
         self._limits = limits
         self._caps = caps
         self._max_nonces = max_nonces
+        self._openings = 0
         self._contents: _Contents | None = None
         self.decentrl: IDecentrlStore = MemoryDecentrl(self._answer_decentrl)
+        self.cluster: IClusterStore = MemoryCluster(self._answer_cluster)
 
     def open(self) -> Deferred[None]:
-        """Begin empty."""
-        messages, nonces = Messages(self._limits), Nonces(self._max_nonces)
-        self._contents = _Contents(messages, nonces, DecentrlContents(self._caps, nonces, messages.ranking))
+        """Begin empty, unless somebody else has it open."""
+        self._openings += 1
+        if self._contents is None:
+            self._contents = self._empty()
+        self._contents.cluster.release_lost(self._clock.seconds())
         return succeed(None)
 
     def close(self) -> Deferred[None]:
-        self._contents = None
+        self._openings = max(self._openings - 1, 0)
+        if not self._openings:
+            self._contents = None
         return succeed(None)
 
     def ping(self) -> Deferred[None]:
@@ -127,8 +145,19 @@ class MemoryStore:
     def status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
         return self._answer(lambda contents, now: contents.lane(account, recipient_did).status())
 
-    def mark_delivered(self, ids: Sequence[str]) -> Deferred[None]:
-        return self._answer(lambda contents, now: contents.messages.mark_delivered(ids))
+    def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
+        return self._answer(lambda contents, now: contents.messages.find(ids))
+
+    def arrived(self, accounts: Sequence[str], window: Window, *, limit: int) -> Deferred[list[Arrival]]:
+        def arrived(contents: _Contents, now: float) -> list[Arrival]:
+            holders = [contents.accounts.holder(did) for did in dict.fromkeys(accounts)]
+            mailboxes = [holder.mailbox for holder in holders if holder is not None]
+            return contents.messages.arrived(mailboxes, window, limit)
+
+        return self._answer(arrived)
+
+    def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.messages.mark_delivered(ids, node))
 
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
         return self._answer(lambda contents, now: contents.messages.mark_pending(ids))
@@ -201,6 +230,14 @@ class MemoryStore:
     def prune(self) -> Deferred[int]:
         return self._answer(lambda contents, now: contents.nonces.prune(now))
 
+    def _empty(self) -> _Contents:
+        messages, nonces = Messages(self._limits), Nonces(self._max_nonces)
+        decentrl = DecentrlContents(self._caps, nonces, messages.ranking)
+        return _Contents(messages, nonces, decentrl, ClusterContents(messages))
+
+    def _answer_cluster(self, work: Callable[[ClusterContents, float], T]) -> Deferred[T]:
+        return self._answer(lambda contents, now: work(contents.cluster, now))
+
     def _answer_decentrl(self, work: Callable[[DecentrlContents, float], T]) -> Deferred[T]:
         return self._answer(lambda contents, now: work(contents.decentrl, now))
 
@@ -211,5 +248,5 @@ class MemoryStore:
         self._contents.messages.turn(now)
         try:
             return succeed(work(self._contents, now))
-        except MediatorError as error:
+        except (MediatorError, ClusterRefused) as error:
             return fail(error)

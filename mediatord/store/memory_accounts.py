@@ -8,7 +8,7 @@ from itertools import islice
 
 from mediatord.errors import NotEnrolled
 from mediatord.interfaces import Account, Action, UpdateResult
-from mediatord.store.memory_messages import Mailbox
+from mediatord.store.memory_queues import Mailbox
 
 
 @dataclass(eq=False, slots=True)

@@ -16,7 +16,7 @@ from mediatord.errors import (
     StoreUnavailable,
     UnauthorizedCommand,
 )
-from mediatord.interfaces import Removed
+from mediatord.interfaces import Arrival, Removed, Window
 from mediatord.interfaces.decentrl import (
     Caps,
     Contract,
@@ -137,6 +137,12 @@ class MemoryDecentrl:
 
     def pending_events(self, recipient: str, sender: str | None, part: Slice) -> Deferred[Found[PendingEvent]]:
         return self._answer(lambda kept, now: kept.pending.find(recipient, sender, part))
+
+    def find_pending(self, ids: Sequence[str]) -> Deferred[list[PendingEvent]]:
+        return self._answer(lambda kept, now: kept.pending.find_by_id(ids))
+
+    def arrived_pending(self, recipients: Sequence[str], window: Window, *, limit: int) -> Deferred[list[Arrival]]:
+        return self._answer(lambda kept, now: kept.pending.arrived(recipients, window, limit))
 
     def acknowledge_events(self, guard: Guard, recipient: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
         return self._guarded(guard, lambda kept, now: kept.pending.acknowledge(recipient, ids))

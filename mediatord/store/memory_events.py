@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from mediatord.errors import OverQuota, PublicEventNotFound, TooLarge
-from mediatord.interfaces import Removed
+from mediatord.interfaces import Arrival, Removed, Window
 from mediatord.interfaces.decentrl import (
     LARGEST_SLICE,
     Caps,
@@ -18,6 +19,7 @@ from mediatord.interfaces.decentrl import (
     Slice,
     StoredEvent,
 )
+from mediatord.store.memory_messages import first_arrivals
 from mediatord.store.memory_timelines import Label, Search, Shelves
 from mediatord.store.ranking import Ranking
 
@@ -80,6 +82,21 @@ class Pending:
         found = self._shelves.of(recipient).find(search, part)
         _check_slice([event.payload for event in found.items])
         return found
+
+    def find_by_id(self, ids: Sequence[str]) -> list[PendingEvent]:
+        """Those that wait, in order of arrival."""
+        return _fitting(self._shelves.find_all(ids))
+
+    def arrived(self, recipients: Sequence[str], window: Window, limit: int) -> list[Arrival]:
+        """What came for these in a time."""
+        shelves = [self._shelves.of(did) for did in dict.fromkeys(recipients)]
+        found = [
+            Arrival(event.id, event.recipient_did, event.received_at)
+            for waiting in shelves
+            for event in waiting.find(Search(), Slice(0, len(waiting))).items
+            if window.has(event.received_at, event.id)
+        ]
+        return first_arrivals(found, limit)
 
     def acknowledge(self, recipient: str, ids: Sequence[str]) -> list[Removed]:
         """Those that were there, in order of arrival."""
@@ -171,6 +188,13 @@ def _labels(event: StoredEvent, *, processed: bool) -> list[Label]:
         labels += [(tag, one) for one in event.tags]
         labels += [(participant, event.sender_did), (participant, event.recipient_did)]
     return labels
+
+
+def _fitting(events: Sequence[PendingEvent]) -> list[PendingEvent]:
+    """The first that fit in a slice, but at least one."""
+    sizes = accumulate(_size(event.payload) for event in events)
+    fit = [event for event, size in zip(events, sizes, strict=True) if size <= LARGEST_SLICE]
+    return fit or list(events[:1])
 
 
 def _check_slice(texts: Sequence[str]) -> None:

@@ -2,130 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import count
+from itertools import accumulate, count
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import (
-    Deposited,
-    Payload,
-    QueueLimits,
-    QueueStatus,
-    Reason,
-    Removed,
-    StoredMessage,
-)
+from mediatord.interfaces import Arrival, Deposited, Payload, QueueLimits, Reason, Removed, StoredMessage, Window
+from mediatord.interfaces.decentrl import LARGEST_SLICE
 from mediatord.store.deadlines import Deadlines
+from mediatord.store.memory_queues import Entry, Lane, Mailbox, Queue
 from mediatord.store.ranking import Ranking
-
-
-@dataclass(eq=False, slots=True)
-class Entry:
-    """
-    One message with its place.
-
-    :param shown: whether it is counted as visible: neither expired nor waiting to become due.
-    """
-
-    seq: int
-    queue: Queue
-    payload: Payload
-    received_at: float
-    expires_at: float
-    due_at: float | None
-    delivered: bool = False
-    pushes: int = 0
-    shown: bool = False
-
-    @property
-    def size(self) -> int:
-        return len(self.payload.data)
-
-    def lanes(self) -> tuple[Lane, Lane]:
-        """Where it is counted."""
-        return self.queue.lane, self.queue.mailbox.lane
-
-    def message(self) -> StoredMessage:
-        return StoredMessage(
-            id=self.payload.id,
-            recipient_did=self.queue.did,
-            account=self.queue.mailbox.did,
-            payload=self.payload.data,
-            form=self.payload.form,
-            received_at=self.received_at,
-            expires_at=self.expires_at,
-            status="delivered" if self.delivered else "pending",
-            due_at=self.due_at,
-        )
-
-    def removed(self, reason: Reason | None) -> Removed:
-        return Removed(
-            id=self.payload.id,
-            recipient_did=self.queue.did,
-            account=self.queue.mailbox.did,
-            size=self.size,
-            received_at=self.received_at,
-            pushes=self.pushes,
-            reason=reason,
-        )
-
-
-@dataclass(eq=False, slots=True)
-class Lane:
-    """
-    Messages in order of arrival, and how many there are.
-
-    :param size: bytes of all, shown or not.
-    """
-
-    entries: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
-    size: int = 0
-    shown: int = 0
-    shown_size: int = 0
-
-    def add(self, entry: Entry) -> None:
-        self.entries[entry.seq] = entry
-        self.size += entry.size
-
-    def remove(self, entry: Entry) -> None:
-        del self.entries[entry.seq]
-        self.size -= entry.size
-
-    def show(self, entry: Entry, difference: int) -> None:
-        self.shown += difference
-        self.shown_size += difference * entry.size
-
-    def status(self) -> QueueStatus:
-        if not self.shown:
-            return QueueStatus(0, 0)
-        oldest = next(entry for entry in self.entries.values() if entry.shown)
-        newest = next(entry for entry in reversed(self.entries.values()) if entry.shown)
-        return QueueStatus(self.shown, self.shown_size, oldest.received_at, newest.received_at)
-
-
-@dataclass(eq=False, slots=True)
-class Mailbox:
-    """All that waits for one account: by recipient DID, together, and by digest."""
-
-    did: str
-    queues: dict[str, Queue] = field(default_factory=dict)
-    lane: Lane = field(default_factory=Lane)
-    digests: dict[str, dict[int, None]] = field(default_factory=dict)
-
-    def queue(self, recipient_did: str) -> Queue:
-        return self.queues.setdefault(recipient_did, Queue(self, recipient_did))
-
-
-@dataclass(eq=False, slots=True)
-class Queue:
-    """What waits for one recipient DID of one account."""
-
-    mailbox: Mailbox
-    did: str
-    lane: Lane = field(default_factory=Lane)
 
 
 class Messages:
@@ -139,6 +25,7 @@ class Messages:
         self._expiry: Deadlines[int] = Deadlines()
         self._due: Deadlines[int] = Deadlines()
         self._turning: Deadlines[int] = Deadlines()  # when an entry is next shown or hidden
+        self._delivered: dict[str, dict[int, None]] = {}
         self.ranking = Ranking()
 
     def turn(self, now: float) -> None:
@@ -181,16 +68,42 @@ class Messages:
             found.append(entry.message())
         return found
 
-    def mark_delivered(self, ids: Iterable[str]) -> None:
+    def find(self, ids: Iterable[str]) -> list[StoredMessage]:
+        """Those that are shown, in order of arrival."""
+        shown = sorted(entry.seq for entry in self._known(ids) if entry.shown)
+        return _fitting([self._entries[seq] for seq in shown])
+
+    def arrived(self, mailboxes: Iterable[Mailbox], window: Window, limit: int) -> list[Arrival]:
+        """What came in a time, or was handed out then."""
+        found = [
+            Arrival(entry.payload.id, mailbox.did, entry.arrived_at)
+            for mailbox in mailboxes
+            for entry in mailbox.lane.entries.values()
+            if entry.arrived_at is not None and window.has(entry.arrived_at, entry.payload.id)
+        ]
+        return first_arrivals(found, limit)
+
+    def mark_delivered(self, ids: Iterable[str], node: str) -> None:
         for entry in self._known(ids):
-            entry.delivered = True
+            self._set_node(entry, node)
             entry.pushes += 1
 
     def mark_pending(self, ids: Iterable[str]) -> list[str]:
-        delivered = [entry for entry in self._known(ids) if entry.delivered]
+        delivered = [entry for entry in self._known(ids) if entry.node is not None]
         for entry in delivered:
-            entry.delivered = False
+            self._set_node(entry, None)
         return [entry.payload.id for entry in delivered]
+
+    def delivering(self) -> set[str]:
+        """Nodes by which messages are delivered."""
+        return set(self._delivered)
+
+    def release(self, node: str) -> int:
+        """What is delivered by a node is pending again; how many messages those were."""
+        entries = [self._entries[seq] for seq in self._delivered.get(node, ())]
+        for entry in entries:
+            self._set_node(entry, None)
+        return len(entries)
 
     def remove(self, ids: Iterable[str]) -> list[Removed]:
         """Remove by id, whoever it belongs to."""
@@ -223,8 +136,18 @@ class Messages:
             entry = self._entries[seq]
             if entry.expires_at > now:
                 taken.append(entry.message())
-                entry.due_at = None
+                entry.due_at, entry.arrived_at = None, now
         return taken
+
+    def _set_node(self, entry: Entry, node: str | None) -> None:
+        if entry.node is not None:
+            delivered = self._delivered[entry.node]
+            del delivered[entry.seq]
+            if not delivered:
+                del self._delivered[entry.node]
+        if node is not None:
+            self._delivered.setdefault(node, {})[entry.seq] = None
+        entry.node = node
 
     def _known(self, ids: Iterable[str]) -> list[Entry]:
         seqs = (self._seqs.get(id) for id in dict.fromkeys(ids))
@@ -255,6 +178,7 @@ class Messages:
         self.ranking.change(entry.queue.did, 1)
         self._expiry.add(seq, entry.expires_at)
         if entry.due_at is None:
+            entry.arrived_at = entry.received_at
             self._turn(entry, entry.received_at)
             return
         self._turning.add(seq, entry.due_at)
@@ -272,6 +196,8 @@ class Messages:
             self._turning.add(entry.seq, entry.expires_at)
 
     def _remove(self, entry: Entry, reason: Reason | None) -> Removed:
+        gone = entry.removed(reason)
+        self._set_node(entry, None)
         seq = entry.seq
         del self._entries[seq]
         del self._seqs[entry.payload.id]
@@ -289,4 +215,16 @@ class Messages:
         self.ranking.change(entry.queue.did, -1)
         for deadlines in (self._expiry, self._due, self._turning):
             deadlines.discard(seq)
-        return entry.removed(reason)
+        return gone
+
+
+def first_arrivals(found: Iterable[Arrival], limit: int) -> list[Arrival]:
+    """So many, in their order."""
+    return sorted(found, key=lambda one: (one.at, one.id))[: max(limit, 0)]
+
+
+def _fitting(entries: Sequence[Entry]) -> list[StoredMessage]:
+    """The first that fit in a slice, but at least one."""
+    sizes = accumulate(entry.size for entry in entries)
+    fit = [entry for entry, size in zip(entries, sizes, strict=True) if size <= LARGEST_SLICE]
+    return [entry.message() for entry in fit or entries[:1]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from math import inf
@@ -57,10 +57,12 @@ class Timeline(Generic[Item]):
 
     Each label has a sorted list of places of its own, so that a page of what has one label costs no more than finding
     its beginning. What has to have several labels is looked for among those that have the rarest of them.
+
+    :param arrivals: what numbers items in order of arrival; its own if it shares none.
     """
 
-    def __init__(self) -> None:
-        self._arrivals = count()
+    def __init__(self, arrivals: Iterator[int] | None = None) -> None:
+        self._arrivals = count() if arrivals is None else arrivals
         self._entries: dict[Place, _Entry[Item]] = {}
         self._places: dict[Label, list[Place]] = {}
 
@@ -141,12 +143,13 @@ class Timeline(Generic[Item]):
 class Shelves(Generic[Item]):
     """Items of one kind: each owner's in a timeline of its own, and all of them by id."""
 
+    _arrivals: Iterator[int] = field(default_factory=count)
     _timelines: dict[str, Timeline[Item]] = field(default_factory=dict)
     _places: dict[str, tuple[str, Place]] = field(default_factory=dict)
 
     def of(self, owner: str) -> Timeline[Item]:
         """The timeline of an owner, to be looked at; an empty one if it has nothing."""
-        return self._timelines.get(owner) or Timeline()
+        return self._timelines.get(owner) or Timeline(self._arrivals)
 
     def check_ids(self, items: Sequence[Item]) -> None:
         """:raise StoreUnavailable: an id is there already, or twice."""
@@ -156,13 +159,18 @@ class Shelves(Generic[Item]):
 
     def add(self, owner: str, item: Item, labels: Iterable[Label], at: float = 0.0) -> None:
         """:param at: time to order by; without one items are in order of arrival."""
-        timeline = self._timelines.setdefault(owner, Timeline())
+        timeline = self._timelines.setdefault(owner, Timeline(self._arrivals))
         self._places[item.id] = owner, timeline.add(item, labels, at)
 
     def get(self, owner: str, id: str) -> Item | None:
         """What an owner has with this id."""
         holder, place = self._places.get(id, (None, None))
         return None if place is None or holder != owner else self._timelines[owner][place]
+
+    def find_all(self, ids: Iterable[str]) -> list[Item]:
+        """What is there with these ids, whoever owns it, in order of arrival."""
+        known = [self._places[id] for id in dict.fromkeys(ids) if id in self._places]
+        return [self._timelines[owner][place] for owner, place in sorted(known, key=lambda one: one[1][1])]
 
     def replace(self, owner: str, item: Item, labels: Iterable[Label]) -> None:
         """Put another item in the place of the one that has its id."""

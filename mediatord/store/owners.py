@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import inf
 
 # With this, the cache holds 32 MiB of text at most.
-_CAPACITY = 16_384
+CAPACITY = 16_384
 _LONGEST = 2_048
 
 
@@ -14,28 +15,36 @@ class Owners:
     """
     A bounded cache from recipient DID to account DID, the least recently used going first.
 
-    Only what is registered is kept. Another process may take a DID away unnoticed, so an entry is good for a
-    quick answer, and what is stored is checked again where it is stored.
+    Only what is registered is kept. Another process may take a DID away unnoticed, so where there are several an
+    answer is good for a short time or not kept at all; and what is stored is checked again where it is stored.
 
     An answer that was under way while something changed is not kept: `age` differs then.
+
+    :param now: the clock.
+    :param lifetime: seconds for which an answer is good.
     """
 
-    def __init__(self, capacity: int = _CAPACITY) -> None:
+    def __init__(
+        self, capacity: int = CAPACITY, *, now: Callable[[], float] = lambda: 0.0, lifetime: float = inf
+    ) -> None:
         self._capacity = capacity
-        self._accounts: OrderedDict[str, str] = OrderedDict()
+        self._now = now
+        self._lifetime = lifetime
+        self._accounts: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self.age = 0
 
     def get(self, did: str) -> str | None:
-        account = self._accounts.get(did)
-        if account is not None:
-            self._accounts.move_to_end(did)
+        account, until = self._accounts.get(did, (None, 0.0))
+        if account is None or until <= self._now():
+            return None
+        self._accounts.move_to_end(did)
         return account
 
     def keep(self, did: str, account: str | None, age: int) -> None:
         """Keep an answer that was asked for when the cache was of this age."""
         if account is None or age != self.age or len(did) + len(account) > _LONGEST:
             return
-        self._accounts[did] = account
+        self._accounts[did] = account, self._now() + self._lifetime
         if len(self._accounts) > self._capacity:
             self._accounts.popitem(last=False)
 

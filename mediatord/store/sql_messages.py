@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from mediatord.errors import RecipientUnknown
 from mediatord.interfaces import Deposited, Payload, QueueLimits, Reason, Removed, StoredMessage
 from mediatord.store.sql_accounts import account_id
+from mediatord.store.sql_cluster import NO_NODE, enter_node
 from mediatord.store.sql_rows import gather_in
 
 # CROSS JOIN, because the order of the tables is never to be chosen otherwise.
@@ -102,14 +103,16 @@ def deposit(connection: Connection, limits: QueueLimits, order: Deposit) -> Depo
     return order.deposited(queue.account, evicted)
 
 
-def mark_delivered(connection: Connection, ids: Iterable[str]) -> None:
+def mark_delivered(connection: Connection, ids: Iterable[str], node: str = "") -> None:
+    number = enter_node(connection, node) if node else NO_NODE
     connection.executemany(
-        "UPDATE message SET delivered = 1, pushes = pushes + 1 WHERE id = ?", [(id,) for id in dict.fromkeys(ids)]
+        "UPDATE message SET delivered = ?, pushes = pushes + 1 WHERE id = ?",
+        [(number, id) for id in dict.fromkeys(ids)],
     )
 
 
 def mark_pending(connection: Connection, ids: Iterable[str]) -> list[str]:
-    pending = "UPDATE message SET delivered = 0 WHERE id = ? AND +delivered = 1"
+    pending = "UPDATE message SET delivered = 0 WHERE id = ? AND +delivered > 0"
     return [id for id in dict.fromkeys(ids) if connection.execute(pending, (id,)).rowcount]
 
 

@@ -7,6 +7,7 @@ the schema; what is not visible is counted apart and taken off, so nothing here 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from sqlite3 import Connection
@@ -14,6 +15,7 @@ from typing import Any
 
 from mediatord.interfaces import QueueStatus, StoredMessage
 from mediatord.store.sql_accounts import account_id
+from mediatord.store.sql_rows import VALUES_AT_A_TIME, marks_clause, pieces
 
 # CROSS JOIN, because the order of the tables is never to be chosen otherwise.
 _MESSAGE = """
@@ -22,7 +24,8 @@ _MESSAGE = """
 """
 # The plus keeps a term from being looked up in an index: here the order of arrival is what to go by.
 _VISIBLE = "+m.expires_at > :now AND (+m.due_at IS NULL OR +m.due_at <= :now)"
-_STILL_DUE = "m.due_at < m.expires_at AND +m.expires_at > :now"
+# Not negative: then it was handed out.
+_STILL_DUE = "m.due_at > 0 AND m.due_at < m.expires_at AND +m.expires_at > :now"
 
 # A DID can have several queues, having changed hands, and events of the other half: candidates are those that have
 # most of one kind, and all that have more than one. Recipients are looked up in two indexes.
@@ -90,6 +93,15 @@ def fetch(
     return found
 
 
+def read_messages(connection: Connection, seqs: Sequence[int]) -> list[StoredMessage]:
+    """Messages by their places in the order of arrival, in that order."""
+    found: list[StoredMessage] = []
+    for some in pieces(sorted(seqs), VALUES_AT_A_TIME):
+        rows = connection.execute(f"{_MESSAGE} WHERE m.seq IN ({marks_clause(len(some))}) ORDER BY m.seq", some)
+        found += [_stored(row) for row in rows]
+    return found
+
+
 def status(connection: Connection, account: str, recipient_did: str | None, now: float) -> QueueStatus:
     scope = _scope(connection, account, recipient_did, now)
     if scope is None:
@@ -129,7 +141,7 @@ def take_due(connection: Connection, now: float, limit: int) -> list[StoredMessa
         f"{_MESSAGE} WHERE {_STILL_DUE} AND m.due_at <= :now ORDER BY m.due_at, m.seq LIMIT :limit",
         {"now": now, "limit": max(limit, 0)},
     ).fetchall()
-    connection.executemany("UPDATE message SET due_at = NULL WHERE seq = ?", [(row[9],) for row in rows])
+    connection.executemany("UPDATE message SET due_at = ? WHERE seq = ?", [(-now, row[9]) for row in rows])
     return [_stored(row) for row in rows]
 
 
@@ -181,5 +193,5 @@ def _stored(row: tuple[Any, ...]) -> StoredMessage:
         received_at=row[5],
         expires_at=row[6],
         status="delivered" if row[7] else "pending",
-        due_at=row[8],
+        due_at=row[8] if row[8] is not None and row[8] > 0 else None,
     )

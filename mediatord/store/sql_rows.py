@@ -78,14 +78,25 @@ def gather_in(
     return rows
 
 
-def gather_texts(connection: Connection, table: str, column: str, sizes: dict[int, int]) -> dict[int, str]:
+def select_in(connection: Connection, query: str, values: Sequence[Any], *others: Any) -> list[tuple[Any, ...]]:
+    """A few rows as they are, for numbers that JSON would round; as :func:`gather_in`."""
+    rows: list[tuple[Any, ...]] = []
+    for some in pieces(values, VALUES_AT_A_TIME):
+        rows += connection.execute(query.format(marks_clause(_width(len(some)))), (*others, *_padded(some)))
+    return rows
+
+
+def gather_texts(
+    connection: Connection, table: str, column: str, sizes: dict[int, int], largest: int = LARGEST_SLICE
+) -> dict[int, str]:
     """
     Long texts of rows, by their numbers: one after another, which costs less than JSON.
 
     :param sizes: bytes of each.
-    :raise TooLarge: together they are more than a slice may have.
+    :param largest: how much they may be.
+    :raise TooLarge: together they are more.
     """
-    if sum(sizes.values()) > LARGEST_SLICE:
+    if sum(sizes.values()) > largest:
         raise TooLarge()
     texts: dict[int, str] = {}
     for some in _batches(sizes):

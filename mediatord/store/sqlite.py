@@ -16,8 +16,10 @@ from mediatord.errors import RecipientUnknown, StoreUnavailable
 from mediatord.interfaces import (
     Account,
     Action,
+    Arrival,
     Deposit,
     Deposited,
+    IClusterStore,
     IStore,
     Payload,
     QueueLimits,
@@ -25,12 +27,22 @@ from mediatord.interfaces import (
     Removed,
     StoredMessage,
     UpdateResult,
+    Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
-from mediatord.store import sql_accounts, sql_contracts, sql_deposits, sql_messages, sql_nonces, sql_queues
+from mediatord.store import (
+    sql_accounts,
+    sql_arrivals,
+    sql_contracts,
+    sql_deposits,
+    sql_messages,
+    sql_nonces,
+    sql_queues,
+)
 from mediatord.store.batches import Observer, unobserved
-from mediatord.store.owners import Owners
-from mediatord.store.sqlite_decentrl import SQLiteDecentrl
+from mediatord.store.owners import CAPACITY, Owners
+from mediatord.store.sqlite_cluster import SQLiteCluster
+from mediatord.store.sqlite_decentrl import SQLiteDecentrl, slice_bytes
 from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
 
 T = TypeVar("T")
@@ -42,6 +54,7 @@ class SQLiteStore:
     Writes that are asked for at the same time are committed together, durably, before their Deferreds fire.
     SQL never runs in the reactor's thread. Its many methods are those of the interface.
 
+    :param shared: whether other processes work on the file, so that nothing is to be remembered of it.
     :param observe: told what each operation took from being asked for to being done, and each commit and
         checkpoint alone, in seconds.
     """
@@ -54,6 +67,7 @@ class SQLiteStore:
         runners: Runners,
         *,
         caps: Caps = Caps(),  # noqa: B008  it is frozen
+        shared: bool = False,
         observe: Observer = unobserved,
         tuning: Tuning = Tuning(),  # noqa: B008  it is frozen
     ) -> None:
@@ -61,11 +75,13 @@ class SQLiteStore:
         self._limits = limits
         self._max_nonces = tuning.max_nonces
         self._file = SQLiteFile(path, clock, runners, observe, tuning)
-        self._owners = Owners()
+        self._owners = Owners(0 if shared else CAPACITY)
         self._write = self._file.write
         self._read = self._file.read
         self._decentrl = SQLiteDecentrl(self._file, clock, caps, tuning.max_nonces)
         self.decentrl: IDecentrlStore = self._decentrl
+        self._cluster = SQLiteCluster(self._file, clock)
+        self.cluster: IClusterStore = self._cluster
 
     def open(self) -> Deferred[None]:
         self._decentrl.opened()
@@ -115,9 +131,17 @@ class SQLiteStore:
         now = self._clock.seconds()
         return self._read("status", lambda c: sql_queues.status(c, account, recipient_did, now))
 
-    def mark_delivered(self, ids: Sequence[str]) -> Deferred[None]:
+    def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
+        wanted, now = tuple(ids), self._clock.seconds()
+        return self._read("find", lambda c: sql_arrivals.find(c, wanted, now), slice_bytes(len(wanted)))
+
+    def arrived(self, accounts: Sequence[str], window: Window, *, limit: int) -> Deferred[list[Arrival]]:
+        dids = tuple(accounts)
+        return self._read("arrived", lambda c: sql_arrivals.arrived(c, dids, window, limit))
+
+    def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
         delivered = tuple(ids)
-        return self._write("mark_delivered", lambda c: sql_messages.mark_delivered(c, delivered))
+        return self._write("mark_delivered", lambda c: sql_messages.mark_delivered(c, delivered, node))
 
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
         pending = tuple(ids)
@@ -194,8 +218,8 @@ class SQLiteStore:
         return self._write("release", lambda c: sql_nonces.release(c, key))
 
     def prune(self) -> Deferred[int]:
-        """In slices, between which others write; registrations that have expired go as well."""
-        return self._prune_nonces(0, 0)
+        """In slices, between which others write; registrations and allowances that are over go as well."""
+        return self._cluster.prune().addCallback(lambda _: self._prune_nonces(0, 0))
 
     def _prune_nonces(self, after: int, pruned: int) -> Deferred[int]:
         now = self._clock.seconds()

@@ -13,8 +13,9 @@ from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
 from mediatord.errors import RateLimited
-from mediatord.interfaces import Removed
+from mediatord.interfaces import Arrival, Removed, Window
 from mediatord.interfaces.decentrl import (
+    LARGEST_SLICE,
     Caps,
     Contract,
     ContractFilter,
@@ -29,7 +30,15 @@ from mediatord.interfaces.decentrl import (
     Slice,
     StoredEvent,
 )
-from mediatord.store import sql_archive, sql_channels, sql_contracts, sql_pending, sql_requests, sql_tags
+from mediatord.store import (
+    sql_archive,
+    sql_arrivals,
+    sql_channels,
+    sql_contracts,
+    sql_pending,
+    sql_requests,
+    sql_tags,
+)
 from mediatord.store.sql_guards import REGISTRATION, Command, Guarded
 from mediatord.store.sql_rows import size_of
 from mediatord.store.sql_search import Reading
@@ -118,6 +127,16 @@ class SQLiteDecentrl:
             "pending_events", lambda c: sql_pending.pending_events(c, recipient, sender, part), _page_bytes(part)
         )
 
+    def find_pending(self, ids: Sequence[str]) -> Deferred[list[PendingEvent]]:
+        wanted = tuple(ids)
+        return self._file.read(
+            "find_pending", lambda c: sql_arrivals.find_pending(c, wanted), slice_bytes(len(wanted))
+        )
+
+    def arrived_pending(self, recipients: Sequence[str], window: Window, *, limit: int) -> Deferred[list[Arrival]]:
+        dids = tuple(recipients)
+        return self._file.read("arrived_pending", lambda c: sql_arrivals.arrived_pending(c, dids, window, limit))
+
     def acknowledge_events(self, guard: Guard, recipient: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
         gone = tuple(ids)
         return self._guarded(
@@ -186,6 +205,11 @@ class SQLiteDecentrl:
         """
         work = Guarded(guard, command, self._clock.seconds(), self._max_nonces, lane)
         return self._file.write(name, work, size)
+
+
+def slice_bytes(items: int) -> int:
+    """What so many items that are read together are taken for; never more than a slice may have."""
+    return min(items * _ITEM_BYTES, LARGEST_SLICE)
 
 
 def _page_bytes(part: Slice) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import TypeVar
@@ -18,6 +19,7 @@ from mediatord.store.batches import Batches, Bounds, Observer
 from mediatord.store.checkpoints import Checkpoints
 from mediatord.store.database import WAL_CAP_BYTES, connect_for_checkpoints, connect_for_reading, open_database
 from mediatord.store.group_commit import commit_together, read_together
+from mediatord.store.locking import PATIENCE_SECONDS
 from mediatord.store.threads import ConnectionThread, Runner
 
 T = TypeVar("T")
@@ -42,13 +44,18 @@ class Runners:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Numbers that only a test has a reason to change."""
+    """
+    Numbers that only a test has a reason to change.
+
+    :param patience: seconds for which a write waits for another process before it fails.
+    """
 
     max_nonces: int = 1_000_000
     bounds: Bounds = Bounds()
     read_bounds: Bounds = Bounds(waiting_bytes=1 << 62)  # what is yet to be read takes no room
     search_bounds: Bounds = Bounds(batch=1, waiting=64, waiting_bytes=1 << 62)
     wal_cap_bytes: int = WAL_CAP_BYTES
+    patience: float = PATIENCE_SECONDS
 
 
 class SQLiteFile:
@@ -56,12 +63,14 @@ class SQLiteFile:
 
     def __init__(self, path: Path, clock: IReactorTime, runners: Runners, observe: Observer, tuning: Tuning) -> None:
         self._path = path
+        self._clock = clock
         self._observe = observe
         self._writer = ConnectionThread(runners.write)
         self._reader = ConnectionThread(runners.read)
         self._surveyor = ConnectionThread(runners.survey)
         self._searcher = ConnectionThread(runners.search)
-        self._writes = Batches(self._writer, commit_together, clock, observe, tuning.bounds)
+        committing = partial(commit_together, patience=tuning.patience)
+        self._writes = Batches(self._writer, committing, clock, observe, tuning.bounds)
         self._reads = Batches(self._reader, read_together, clock, observe, tuning.read_bounds)
         self._surveys = Batches(self._surveyor, read_together, clock, observe, tuning.read_bounds)
         self._searches = Batches(self._searcher, read_together, clock, observe, tuning.search_bounds)
@@ -105,7 +114,7 @@ class SQLiteFile:
     def _open(self) -> Deferred[None]:
         if self.is_open:
             return succeed(None)
-        opened = self._writer.open(lambda: open_database(self._path))
+        opened = self._writer.open(lambda: open_database(self._path, self._clock.seconds()))
         opened.addCallback(lambda _: self._reader.open(lambda: connect_for_reading(self._path)))
         opened.addCallback(lambda _: self._surveyor.open(lambda: connect_for_checkpoints(self._path)))
         opened.addCallback(lambda _: self._searcher.open(lambda: connect_for_reading(self._path)))

@@ -114,6 +114,7 @@ def a_sqlite_store(
     caps: Caps | None = None,
     write: Runner | None = None,
     read: Runner | None = None,
+    shared: bool = False,
     observe: Observer = unobserved,
     tuning: Tuning | None = None,
 ) -> SQLiteStore:
@@ -124,6 +125,7 @@ def a_sqlite_store(
         limits or QueueLimits(),
         Runners(write or InPlace(), read or InPlace(), InPlace(), InPlace()),
         caps=caps or Caps(),
+        shared=shared,
         observe=observe,
         tuning=tuning or Tuning(),
     )

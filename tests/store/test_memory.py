@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from twisted.internet.interfaces import IReactorTime
-from twisted.trial.unittest import TestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import IStore, QueueLimits
 from mediatord.interfaces.decentrl import Caps
 from mediatord.store.memory import MemoryStore
 from tests.store import contract
+from tests.store.builders import ALICE, PromptClock
 
 
 class MakesMemory:
+    """Other processes are daemons that share the store."""
+
+    store: IStore
+
     def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: Caps, max_nonces: int) -> IStore:
         return MemoryStore(clock, limits, caps=caps, max_nonces=max_nonces)
+
+    def a_neighbour(self) -> IStore:
+        return self.store
 
 
 class MemoryDepositTests(MakesMemory, contract.DepositContract, TestCase): ...
@@ -68,3 +77,43 @@ class MemoryDecentrlPublicTests(MakesMemory, contract.DecentrlPublicContract, Te
 
 
 class MemoryDecentrlLifecycleTests(MakesMemory, contract.DecentrlLifecycleContract, TestCase): ...
+
+
+class MemoryArrivalTests(MakesMemory, contract.ArrivalContract, TestCase): ...
+
+
+class MemoryDecentrlArrivalTests(MakesMemory, contract.DecentrlArrivalContract, TestCase): ...
+
+
+class MemoryClusterTests(MakesMemory, contract.ClusterContract, TestCase): ...
+
+
+class MemoryClusterTurnTests(MakesMemory, contract.ClusterTurnContract, TestCase): ...
+
+
+class MemoryClusterPresenceTests(MakesMemory, contract.ClusterPresenceContract, TestCase): ...
+
+
+class MemoryClusterDeliveryTests(MakesMemory, contract.ClusterDeliveryContract, TestCase): ...
+
+
+class MemoryAllowanceTests(MakesMemory, contract.AllowanceContract, TestCase): ...
+
+
+class SharedMemoryTests(SynchronousTestCase):
+    """A store that several daemons of a process have open."""
+
+    def test_last_one_out(self) -> None:
+        """Nothing is forgotten before the last of them has closed it; then everything is."""
+        store = MemoryStore(PromptClock(), QueueLimits())
+        for _ in range(2):
+            self.successResultOf(store.open())
+        self.successResultOf(store.grant(ALICE))
+        self.successResultOf(store.close())
+        self.assertIsNotNone(self.successResultOf(store.account(ALICE)))
+        self.successResultOf(store.close())
+        self.failureResultOf(store.account(ALICE), StoreUnavailable)
+        self.successResultOf(store.close())
+        self.successResultOf(store.open())
+        self.assertIsNone(self.successResultOf(store.account(ALICE)))
+        self.successResultOf(store.close())

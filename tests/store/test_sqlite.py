@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from twisted.internet.interfaces import IReactorTime
 from twisted.trial.unittest import TestCase
 
@@ -14,8 +16,14 @@ from tests.store.contract.base import Base
 
 
 class MakesSQLite(Base):
+    """Other processes have a store of their own on the same file."""
+
+    path: Path | None = None
+
     def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: Caps, max_nonces: int) -> IStore:
-        return a_sqlite_store(clock, a_path(self), limits, caps=caps, tuning=Tuning(max_nonces=max_nonces))
+        if self.path is None:
+            self.path = a_path(self)
+        return a_sqlite_store(clock, self.path, limits, caps=caps, tuning=Tuning(max_nonces=max_nonces))
 
 
 class SQLiteDepositTests(MakesSQLite, contract.DepositContract, TestCase): ...
@@ -70,3 +78,24 @@ class SQLiteDecentrlPublicTests(MakesSQLite, contract.DecentrlPublicContract, Te
 
 
 class SQLiteDecentrlLifecycleTests(MakesSQLite, contract.DecentrlLifecycleContract, TestCase): ...
+
+
+class SQLiteArrivalTests(MakesSQLite, contract.ArrivalContract, TestCase): ...
+
+
+class SQLiteDecentrlArrivalTests(MakesSQLite, contract.DecentrlArrivalContract, TestCase): ...
+
+
+class SQLiteClusterTests(MakesSQLite, contract.ClusterContract, TestCase): ...
+
+
+class SQLiteClusterTurnTests(MakesSQLite, contract.ClusterTurnContract, TestCase): ...
+
+
+class SQLiteClusterPresenceTests(MakesSQLite, contract.ClusterPresenceContract, TestCase): ...
+
+
+class SQLiteClusterDeliveryTests(MakesSQLite, contract.ClusterDeliveryContract, TestCase): ...
+
+
+class SQLiteAllowanceTests(MakesSQLite, contract.AllowanceContract, TestCase): ...

@@ -2,11 +2,16 @@
 What every backend promises (the docstrings of `mediatord.interfaces`), as tests that any of them must pass.
 
 A backend's test cases are `class XTests(MakesX, DepositContract, TestCase)` and so on, one for each mixin, where
-`MakesX` has the method `make_store`.
+`MakesX` has the methods `make_store` and `a_neighbour`, and `pass_time` where leases run on a clock of a server.
 """
 
 from tests.store.contract.accounts import AccountContract
+from tests.store.contract.allowances import AllowanceContract
+from tests.store.contract.arrivals import ArrivalContract
+from tests.store.contract.cluster import ClusterContract, ClusterTurnContract
+from tests.store.contract.cluster_presence import ClusterDeliveryContract, ClusterPresenceContract
 from tests.store.contract.decentrl_archive import DecentrlArchiveCapContract, DecentrlTagContract
+from tests.store.contract.decentrl_arrivals import DecentrlArrivalContract
 from tests.store.contract.decentrl_contracts import DecentrlCommunicationContract, DecentrlRegistrationContract
 from tests.store.contract.decentrl_events import DecentrlEventContract, DecentrlFilterContract
 from tests.store.contract.decentrl_guards import DecentrlGuardContract
@@ -22,7 +27,14 @@ from tests.store.contract.timing import TimingContract
 
 __all__ = [
     "AccountContract",
+    "AllowanceContract",
+    "ArrivalContract",
+    "ClusterContract",
+    "ClusterDeliveryContract",
+    "ClusterPresenceContract",
+    "ClusterTurnContract",
     "DecentrlArchiveCapContract",
+    "DecentrlArrivalContract",
     "DecentrlCommunicationContract",
     "DecentrlDeliveryContract",
     "DecentrlEventContract",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.trial.unittest import TestCase
 from zope.interface.verify import verifyObject
@@ -36,6 +37,15 @@ class StoreContract(Base):
     def a_store(self) -> IStore:
         """One that is not open."""
         return self.make_store(self.clock, self.limits, self.caps, self.max_nonces)
+
+    def a_neighbour(self) -> IStore:
+        """One that is not open, with the same behind it as :attr:`store`, as another process would have it."""
+        return self.a_store()
+
+    def pass_time(self, seconds: float) -> Deferred[None]:
+        """Let time pass for leases and allowances; where a server has the clock for them, they are waited for."""
+        self.clock.advance(seconds)
+        return succeed(None)
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         self.clock = PromptClock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import Window
 from mediatord.interfaces.decentrl import (
     ContractFilter,
     EventFilter,
@@ -54,6 +55,8 @@ class DecentrlLifecycleContract(DecentrlContract):
             decentrl.acknowledge_requests(guard, ALICE, ["r"]),
             decentrl.deliver(guard, PendingEvent("p", ALICE, BOB, "", NOON)),
             decentrl.pending_events(ALICE, None, part),
+            decentrl.find_pending(["p"]),
+            decentrl.arrived_pending([ALICE], Window(0, NOON), limit=1),
             decentrl.acknowledge_events(guard, ALICE, ["p"]),
             decentrl.save_events(guard, ALICE, [an_event("e")]),
             decentrl.events(ALICE, EventFilter(), part),

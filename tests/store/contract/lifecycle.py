@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import IStore
+from mediatord.interfaces import IStore, Window
 from tests.store.builders import ALICE, NOON, a_payload
 from tests.store.contract.base import INBOX, StoreContract
 
@@ -37,6 +37,8 @@ class LifecycleContract(StoreContract):
             store.deposit(INBOX, [a_payload("a")], expires_at=NOON),
             store.fetch(ALICE, None, limit=1, max_bytes=1),
             store.status(ALICE, None),
+            store.find(["a"]),
+            store.arrived([ALICE], Window(0, NOON), limit=1),
             store.mark_delivered(["a"]),
             store.mark_pending(["a"]),
             store.acknowledge(ALICE, ["a"]),

@@ -1,0 +1,50 @@
+"""What the parts of the contract about clusters have in common."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+
+from mediatord.interfaces import IClusterStore, IStore, Node
+from tests.store.contract.base import StoreContract
+
+SEAL = b"seal"
+LONG = 600.0
+
+
+class ClusterStoreContract(StoreContract):
+    """
+    An open store without nodes, and what another process has of it.
+
+    :ivar short: seconds that a lease takes to be over while a test waits; all other leases outlive it.
+    """
+
+    short = 10.0
+    cluster: IClusterStore
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        await super().setUp()
+        self.cluster = self.store.cluster
+        self.neighbour: IStore = self.a_neighbour()
+        await self.neighbour.open()
+
+    async def tearDown(self) -> None:  # type: ignore[override]  # trial waits for it
+        await self.neighbour.close()
+        await super().tearDown()
+
+    async def join(self, *names: str, lease: float = LONG) -> None:
+        """Nodes that live as long as the test, unless a lease is given."""
+        for name in names:
+            await self.cluster.join(a_node(name), lease)
+
+    async def live(self) -> list[str]:
+        """Boots of the live nodes."""
+        return [node.boot for node in await self.neighbour.cluster.nodes()]
+
+    def outlive(self) -> Deferred[None]:
+        """Let a short lease be over."""
+        return self.pass_time(self.short)
+
+
+def a_node(name: str, boot: str | None = None, seal: bytes = SEAL, address: str | None = None) -> Node:
+    """A node whose boot is its name in capitals unless it is given."""
+    return Node(name, boot or name.upper(), address or f"tcp:host={name}:port=7070", seal)
