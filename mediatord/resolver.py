@@ -7,7 +7,7 @@ What needs nobody is computed and kept; the keys of almost every message come ou
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import ip_address
 from typing import Generic, Protocol, TypeVar
 
@@ -25,7 +25,6 @@ from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecal
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.did_peer import resolve_recalled
 from mediatord.protocol.didcomm.did_web import WebLocation, parse_web_document, web_location
-from mediatord.protocol.limits import SlidingWindow
 
 _log = Logger()
 
@@ -85,15 +84,20 @@ class WebDIDs:
     """
 
     def __init__(
-        self, clock: IReactorTime, get: Get, lookups: SlidingWindow, *, allow_private: Iterable[Network] = ()
+        self,
+        clock: IReactorTime,
+        get: Get,
+        charge: Callable[[str], Awaitable[int]],
+        *,
+        allow_private: Iterable[Network] = (),
     ) -> None:
         """
-        :param lookups: how many fetches one peer address may cause.
+        :param charge: a peer address for a fetch; the seconds it has to wait instead, or 0.
         :param allow_private: networks whose addresses may stand in a DID instead of a name.
         """
         self._clock = clock
         self._get = get
-        self._lookups = lookups
+        self._charge = charge
         self._allowed = tuple(allow_private)
         self._known: Recent[tuple[float, DIDDocument | None]] = Recent(1024, 16_777_216)
         self._waiting: dict[str, list[Deferred[DIDDocument | None]]] = {}
@@ -114,17 +118,20 @@ class WebDIDs:
         return document
 
     async def _fetched(self, did: str, peer: str | None) -> DIDDocument | None:
-        waiting = self._waiting.get(did)
-        if waiting is None:
+        if did not in self._waiting:
             location = self._location(did)
-            self._admit(peer)
-            waiting = self._waiting[did] = []
-            answer = self._join(waiting)
-            # On its own (it never fails): that one of those who wait gives up is nothing to the others.
-            Deferred.fromCoroutine(self._tell(did, location))
-        else:
-            answer = self._join(waiting)
-        return await answer
+            await self._admit(peer)
+            if did not in self._waiting:
+                return await self._begin(did, location)
+        return await self._join(self._waiting[did])
+
+    def _begin(self, did: str, location: WebLocation) -> Deferred[DIDDocument | None]:
+        self._refuse_if_busy()
+        self._waiting[did] = []
+        answer = self._join(self._waiting[did])
+        # On its own (it never fails): that one of those who wait gives up is nothing to the others.
+        Deferred.fromCoroutine(self._tell(did, location))
+        return answer
 
     @staticmethod
     def _join(waiting: list[Deferred[DIDDocument | None]]) -> Deferred[DIDDocument | None]:
@@ -145,12 +152,15 @@ class WebDIDs:
                 raise SenderUnresolvable
         return location
 
-    def _admit(self, peer: str | None) -> None:
-        if len(self._waiting) >= _MAX_FETCHES:
-            raise RateLimited(retry_after=_BUSY_SECONDS)
-        wait = self._lookups.admit(peer, self._clock.seconds()) if peer is not None else 0
+    async def _admit(self, peer: str | None) -> None:
+        self._refuse_if_busy()
+        wait = await self._charge(peer) if peer is not None else 0
         if wait:
             raise RateLimited(retry_after=wait)
+
+    def _refuse_if_busy(self) -> None:
+        if len(self._waiting) >= _MAX_FETCHES:
+            raise RateLimited(retry_after=_BUSY_SECONDS)
 
     async def _tell(self, did: str, location: WebLocation) -> None:
         """Fetch, remember the outcome, and give it to all who wait."""

@@ -66,11 +66,19 @@ class ResolverTestCase(SynchronousTestCase):
         self.remembered: list[tuple[str, str]] = []
         self.store: dict[str, str] = {}
         self.available = True
+        self.charging: Deferred[None] | None = None
         self.resolver = self.a_resolver()
 
     def a_resolver(self, *, allow_private: Any = (), **limits: int) -> Resolver:
         """One that allows 3 lookups in a minute for each peer address."""
-        web = WebDIDs(self.clock, self.web.get, SlidingWindow(3), allow_private=allow_private)
+        lookups = SlidingWindow(3)
+
+        async def charge(peer: str) -> int:
+            if self.charging is not None:
+                await self.charging
+            return lookups.admit(peer, self.clock.seconds())
+
+        web = WebDIDs(self.clock, self.web.get, charge, allow_private=allow_private)
         resolver = Resolver(web, self.remember, self.recall, **limits)
         verifyObject(IResolver, resolver)
         return resolver
@@ -219,6 +227,23 @@ class WebTests(ResolverTestCase):
         self.web.answer(a_response())
         self.assertIs(self.successResultOf(second), self.successResultOf(third))
         self.assertEqual(len(self.web.requests), 1)
+
+    def test_concurrent_charges_share_a_fetch(self) -> None:
+        """While it is found out whether they may, others may begin, or be as many as are possible at a time."""
+        self.charging = Deferred()
+        asking = [self.resolver.resolve(WEB, f"192.0.2.{n}") for n in range(3)]
+        other = self.resolver.resolve(f"{WEB}:other", "192.0.2.9")
+        self.assertEqual(self.web.requests, [])
+        for n in range(63):
+            self.resolver.resolve(f"{WEB}:{n}")
+        self.charging.callback(None)
+        self.assertEqual(len(self.web.requests), 64)
+        self.failureResultOf(other, RateLimited)
+        for n in range(63):
+            self.web.answer(a_response(f"{WEB}:{n}"))
+        self.web.answer(a_response())
+        documents = [self.successResultOf(one) for one in asking]
+        self.assertIs(documents[0], documents[2])
 
     def test_limit_per_peer(self) -> None:
         """One peer address may cause so many fetches in a minute; what is known costs nothing (8.5)."""

@@ -80,8 +80,8 @@ class Mediator:
         order: Order | None = None
         command: Command | None = None
         try:
-            self._admission.before_reading(peer, len(raw))
-            self._admission.command(peer, len(raw))
+            await self._admission.before_reading(peer, len(raw))
+            await self._admission.command(peer, len(raw))
             command = self._parse(raw, peer)
             order = await self._prove(command, peer, len(raw))
             body = {"type": "SUCCESS", **await self._carry_out(order, peer, len(raw))}
@@ -98,7 +98,7 @@ class Mediator:
         """`GET /public/:did`; never raises."""
         told = self._desk.journal.begin("decentrl", peer, 0)
         try:
-            self._admission.reader(peer)
+            await self._admission.reader(peer)
             reply = Reply(200, jsontext.dumps(await self._channels.read(did, arguments)))
         except MediatorError as error:
             reply = refusal(error)
@@ -131,7 +131,7 @@ class Mediator:
         """Charge, then do it. Who repeats the command of somebody else pays for that, not who wrote it."""
         outgoing = order.command.name in _OUTGOING
         cost = 1 if outgoing else weight(size)
-        self._charge(order, peer, size, cost, outgoing=outgoing)
+        await self._charge(order, peer, size, cost, outgoing=outgoing)
         try:
             return await self._uses[order.command.name](order, order.command.payload)
         except DuplicateNonce as error:
@@ -147,14 +147,14 @@ class Mediator:
                 self._admission.in_vain(peer, size)
             raise
 
-    def _charge(self, order: Order, peer: str, size: int, cost: int, *, outgoing: bool) -> None:
+    async def _charge(self, order: Order, peer: str, size: int, cost: int, *, outgoing: bool) -> None:
         """:raise RateLimited: the address or the sender is over its limit; the address has paid for the attempt."""
         if outgoing:
-            self._admission.stranger(peer, weight(size))
-            self._admission.sender(order.sender, None, peer)
+            await self._admission.stranger(peer, weight(size))
+            await self._admission.sender(order.sender, None, peer)
             return
         try:
-            self._admission.account(order.sender, peer, cost)
+            await self._admission.account(order.sender, peer, cost)
         except RateLimited:
             # It was read and proven for nothing, and need not be the identity itself that sends it.
             self._admission.in_vain(peer, size)

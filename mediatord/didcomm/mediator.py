@@ -132,7 +132,7 @@ class Mediator:
 
     async def _open(self, raw: bytes, origin: Origin) -> Received:
         admission = self._desk.admission
-        admission.before_reading(origin.peer, len(raw))
+        await admission.before_reading(origin.peer, len(raw))
         try:
             envelope = jwe.parse(raw)
         except MediatorError as error:
@@ -165,7 +165,7 @@ class Mediator:
             self._desk.journal.replayed("didcomm", received.sender, Replayed())
             raise Replayed
         try:
-            self._charge(account, origin)
+            await self._charge(account, origin)
             answer = await self._answer(received, account, origin)
         except Exception as error:
             if isinstance(error, (StoreUnavailable, RateLimited)) or not isinstance(error, MediatorError):
@@ -180,12 +180,12 @@ class Mediator:
         correspondent = received.correspondent
         return None if correspondent is None else await self._desk.store.account(correspondent.did)
 
-    def _charge(self, account: Account | None, origin: Origin) -> None:
+    async def _charge(self, account: Account | None, origin: Origin) -> None:
         """Whatever a message turns out to be, it was opened: its account pays for that, or its address."""
         if account is None:
-            self._desk.admission.stranger(origin.peer)
+            await self._desk.admission.stranger(origin.peer)
         else:
-            self._desk.admission.account(account.did, origin.peer)
+            await self._desk.admission.account(account.did, origin.peer)
 
     async def _answer(self, received: Received, account: Account | None, origin: Origin) -> Draft | None:
         message = received.message
@@ -199,7 +199,7 @@ class Mediator:
         if account is not None and received.correspondent is not None:
             await self._desk.unpacking.keep(received.correspondent)
             if origin.session is not None:
-                self._desk.live.bind(origin.session, received.correspondent)
+                await self._desk.live.bind(origin.session, received.correspondent)
         return await use(received, account, origin)
 
     async def _rotate(self, received: Received, origin: Origin) -> bool:
@@ -210,8 +210,8 @@ class Mediator:
         prior = await self._desk.unpacking.rotation(received.message, origin.peer)
         if prior is None or not await self._desk.store.move(prior, correspondent.did):
             return False
-        self._desk.live.rotate(prior, correspondent, origin.session)
         self._desk.journal.moved(correspondent.did)
+        await self._desk.live.rotate(prior, correspondent, origin.session)
         return True
 
     def _for_account(self, use: Callable[[Received, Account, Origin], Awaitable[Answer]]) -> Use:

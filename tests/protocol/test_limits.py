@@ -5,7 +5,7 @@ from copy import deepcopy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.protocol.limits import SlidingWindow
+from mediatord.protocol.limits import Lot, SlidingWindow
 
 NOW = 1_800_000_000.0
 
@@ -90,3 +90,64 @@ def test_no_minute_has_more_than_the_limit(gaps: list[int], limit: int) -> None:
             admitted.append(now)
     for start in admitted:
         assert sum(start <= moment < start + 60 for moment in admitted) <= limit
+
+
+def test_a_lot_is_used_up_and_lapses() -> None:
+    """What was taken can be used for a period after it was asked for."""
+    lot = Lot(60)
+    lot.took(10, NOW, NOW + 1)
+    assert lot.use(4, NOW + 2) and not lot.use(7, NOW + 3)
+    assert lot.left(NOW + 59) == 6
+    assert lot.left(NOW + 60) == 0
+
+
+def test_a_debt_is_paid_first() -> None:
+    """What is owed is missing from what is taken next, and is forgotten in the end."""
+    lot = Lot(60)
+    lot.owe(3, NOW)
+    assert lot.left(NOW) == -3 and not lot.use(0, NOW)
+    lot.took(5, NOW, NOW)
+    assert lot.left(NOW) == 2
+    lot.owe(4, NOW + 59)
+    assert lot.left(NOW + 118) == -2
+    assert lot.left(NOW + 119) == 0
+
+
+def test_a_refusal_is_remembered() -> None:
+    """Nobody who needs as much asks again before its time, and who wants as much asks for less."""
+    lot = Lot(60)
+    lot.refused(8, 30, NOW)
+    assert [lot.wait(amount, NOW + 10) for amount in (7, 8, 9)] == [0, 20, 20]
+    assert [lot.worth_asking(20, needed, NOW) for needed in (1, 2, 3)] == [2, 2, 3]
+    assert (lot.wait(9, NOW + 30), lot.worth_asking(20, 1, NOW + 30)) == (0, 20)
+    lot.took(2, NOW, NOW)
+    assert [lot.wait(amount, NOW) for amount in (9, 10)] == [0, 30]
+    lot.ask_again()
+    assert lot.wait(99, NOW) == 0
+    for now in (0.1, NOW):
+        for wait in (1e-12, 60.0, 61.5):
+            lot = Lot(60)
+            lot.refused(8, wait, now)
+            assert 0 < lot.wait(8, now) < 61
+
+
+def test_what_is_given_back_to_a_lot() -> None:
+    """It can be used again while its period lasts; what may not be kept is let go of."""
+    lot = Lot(60)
+    lot.return_(1, NOW)
+    assert lot.left(NOW) == 0
+    lot.took(5, NOW, NOW)
+    lot.use(5, NOW)
+    lot.return_(5, NOW + 30)
+    assert lot.keep(3, NOW + 30) == 2
+    assert lot.keep(3, NOW + 30) == 0
+    assert lot.left(NOW + 59) == 3
+
+
+def test_a_lot_and_a_clock_set_back() -> None:
+    """What was taken or refused in what is now the future is forgotten."""
+    lot = Lot(60)
+    lot.took(5, NOW, NOW)
+    lot.refused(5, 60, NOW)
+    assert lot.over(NOW - 3600)
+    assert not Lot(60).wait(0, NOW)
