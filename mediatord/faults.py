@@ -1,7 +1,8 @@
-"""Failures as they may be logged: where and what kind, without what the exception says."""
+"""Failures as they may be logged: where and what kind, without what the exception says, and not over and over."""
 
 from __future__ import annotations
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 
@@ -19,3 +20,27 @@ def without_text(failure: Failure | None = None) -> Failure:
     except TypeError:  # it cannot be made without arguments
         kind, bare = Exception, Exception(kind.__name__)
     return Failure(bare, kind, failure.getTracebackObject())
+
+
+# A warning is not repeated for so many seconds.
+QUIET_SECONDS = 60.0
+
+
+class Rarely:
+    """Says how often something has happened, when it is time to speak of it again."""
+
+    def __init__(self, clock: IReactorTime, pause: float = QUIET_SECONDS) -> None:
+        self._clock = clock
+        self._pause = pause
+        self._next = 0.0
+        self._count = 0
+
+    def count(self) -> int:
+        """It has happened once more: how often since it was spoken of; 0 when that is not to be said now."""
+        self._count += 1
+        now = self._clock.seconds()
+        if now < self._next:
+            return 0
+        self._next = now + self._pause
+        count, self._count = self._count, 0
+        return count

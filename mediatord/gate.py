@@ -1,4 +1,4 @@
-"""Lets work in while the daemon runs, and waits for what is inside when it stops."""
+"""Lets work in while the daemon runs and may use its store, and waits for what is inside when it stops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,19 @@ class Gate(Service):
     def __init__(self) -> None:
         self._inside = 0
         self._open = False
+        self._waiting: list[Deferred[None]] | None = None
         self._emptied: Deferred[None] | None = None
+
+    def hold(self) -> None:
+        """Let what comes wait: the store answers, but it is not known yet whether we may use it."""
+        if self._waiting is None:
+            self._waiting = []
+
+    def release(self) -> None:
+        """Let it in."""
+        waiting, self._waiting = self._waiting or [], None
+        for one in waiting:
+            one.callback(None)
 
     @property
     def is_open(self) -> bool:
@@ -34,6 +46,10 @@ class Gate(Service):
 
         :raise ShuttingDown: the daemon is stopping; `work` was not begun.
         """
+        if self._open and self._waiting is not None:
+            turn: Deferred[None] = Deferred()
+            self._waiting.append(turn)
+            await turn
         if not self._open:
             raise ShuttingDown
         self._inside += 1
@@ -54,6 +70,7 @@ class Gate(Service):
         """Let no more work in; fires when the last is done."""
         super().stopService()
         self._open = False
+        self.release()
         if self._inside == 0:
             return succeed(None)
         self._emptied = Deferred()

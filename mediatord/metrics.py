@@ -68,6 +68,14 @@ class Metrics:
             cache(latency.labels),
             cache(store.labels),
         )
+        self._cluster_nodes = _gauge(registry, "cluster_nodes", "Live nodes, this one among them")
+        self._stale_presence = _counter(registry, "cluster_stale_presence", "Sockets of a node that is gone")
+        self._hints = _histogram(
+            registry, "cluster_hint_duration", "From a message for another node to its answer", _STORE_BUCKETS
+        )
+        pushes = _counter(registry, "cluster_pushes", "What other nodes were to push, by outcome", "outcome")
+        refused = _counter(registry, "cluster_refused", "Node-to-node requests refused, by reason", "reason")
+        self._pushes, self._refused = cache(pushes.labels), cache(refused.labels)
         Info("mediator_build", "The version that is running", registry=registry).info({"version": version})
 
     def request(self, protocol: str, outcome: str, seconds: float) -> None:
@@ -86,6 +94,26 @@ class Metrics:
     def store_took(self, operation: str, seconds: float) -> None:
         """The store was done with an operation, well or not."""
         self._store(operation).observe(seconds)
+
+    def cluster_push(self, outcome: str) -> None:
+        """Another node was to push something: `pushed`, `no_session`, `failed` or `dropped`."""
+        self._pushes(outcome).inc()
+
+    def hint_took(self, seconds: float) -> None:
+        """Another node has answered."""
+        self._hints.observe(seconds)
+
+    def stale_presence(self) -> None:
+        """A node that is gone was still said to have sockets of a DID."""
+        self._stale_presence.inc()
+
+    def cluster_refused(self, reason: str) -> None:
+        """A node-to-node request was refused: it was `malformed`, or because of its `seal`, `time` or `replay`."""
+        self._refused(reason).inc()
+
+    def cluster_nodes(self, live: int) -> None:
+        """So many nodes are live."""
+        self._cluster_nodes.set(live)
 
     def storage_up(self, up: bool) -> None:
         """Whether the store answered when last asked."""

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
 
 Reader = TypeVar("Reader")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Hashable)
+W = TypeVar("W")
+
+
+# DIDs of one socket: for each of them other nodes are told that it is here.
+MAX_DIDS = 256
+
+
+class TooManyDIDs(Exception):
+    """A socket is live for as many as one may be."""
 
 
 class Session(Protocol):
@@ -24,6 +37,26 @@ class Session(Protocol):
         """Begin the closing handshake."""
 
     def __hash__(self) -> int: ...
+
+
+class Announcer(Protocol):
+    """Tells other nodes which DIDs there are sockets for."""
+
+    def here(self, did: str) -> Deferred[None]:
+        """One, or one more; fires when they can know, and fails with StoreUnavailable when they cannot for now."""
+
+    def gone(self, did: str) -> None:
+        """None any more."""
+
+
+class _Alone:
+    """Takes the place of an announcer where there are no other nodes."""
+
+    def here(self, did: str) -> Deferred[None]:
+        return succeed(None)
+
+    def gone(self, did: str) -> None:
+        pass
 
 
 class Connections(Service, Generic[Reader]):
@@ -42,7 +75,11 @@ class Connections(Service, Generic[Reader]):
         self._max_per_peer = max_per_peer
         self._sessions: set[Session] = set()
         self._per_peer: dict[str, int] = {}
+        self._announcer: Announcer = _Alone()
+        self._clock: IReactorTime | None = None
         self._live: dict[str, dict[Session, Reader]] = {}
+        self._since: dict[str, dict[Session, float]] = {}
+        self._wanted: dict[str, set[Session]] = {}
         self._dids: dict[Session, set[str]] = {}
         self._closed: list[Callable[[Session], None]] = []
         self._emptied: Deferred[None] | None = None
@@ -92,31 +129,73 @@ class Connections(Service, Generic[Reader]):
             emptied, self._emptied = self._emptied, None
             emptied.callback(None)
 
-    def subscribe(self, session: Session, did: str, reader: Reader) -> None:
-        """Push what comes for `did` to this socket from now on, written for `reader`."""
-        if session in self._sessions:
+    def announce_to(self, announcer: Announcer, clock: IReactorTime) -> None:
+        """Let other nodes know for whom there are sockets, and remember since when."""
+        self._announcer = announcer
+        self._clock = clock
+
+    def expect(self, session: Session, did: str) -> Deferred[None]:
+        """
+        This socket will be subscribed to what comes for `did`; fires when other nodes can know.
+
+        :raise TooManyDIDs: it is so for as many DIDs as one socket may be.
+        :raise StoreUnavailable: they cannot for now.
+        """
+        if session not in self._sessions:
+            return succeed(None)
+        if not self._may_have(session, did):
+            return fail(TooManyDIDs())
+        self._wanted.setdefault(did, set()).add(session)
+        self._dids.setdefault(session, set()).add(did)
+        return self._announcer.here(did)
+
+    def subscribe(self, session: Session, did: str, reader: Reader) -> Deferred[None]:
+        """
+        Push what comes for `did` to this socket from now on, written for `reader`; as :meth:`expect`.
+
+        :raise TooManyDIDs: nothing comes, since it is live for so many already.
+        :raise StoreUnavailable: what other nodes accept will not be pushed before the store is there again.
+        """
+        known = self.expect(session, did)
+        if session in self._wanted.get(did, ()):
             self._live.setdefault(did, {})[session] = reader
-            self._dids.setdefault(session, set()).add(did)
+            if self._clock is not None:
+                self._since.setdefault(did, {}).setdefault(session, self._clock.seconds())
+        return known
 
     def unsubscribe(self, session: Session, did: str) -> None:
         """Stop pushing what comes for `did` to this socket; others are not touched."""
-        readers = self._live.get(did)
-        if readers is None or readers.pop(session, None) is None:
-            return
-        if not readers:
-            del self._live[did]
-        dids = self._dids[session]
-        dids.discard(did)
-        if not dids:
-            del self._dids[session]
+        _take_out(self._dids, session, did)
+        _drop(self._live, did, session)
+        _drop(self._since, did, session)
+        if _take_out(self._wanted, did, session):
+            self._announcer.gone(did)
 
-    def subscribers(self, did: str) -> list[tuple[Session, Reader]]:
-        """The sockets that want what comes for `did`."""
-        return list(self._live.get(did, {}).items())
+    def subscribers(self, did: str, *, by: float = inf) -> list[tuple[Session, Reader]]:
+        """
+        The sockets that want what comes for `did`.
+
+        :param by: leaves out those that subscribed after this time; only where it is remembered.
+        """
+        readers = self._live.get(did)
+        if readers is None:
+            return []
+        if by == inf:
+            return list(readers.items())
+        since = self._since.get(did, {})
+        return [(session, reader) for session, reader in readers.items() if since.get(session, 0.0) <= by]
+
+    def live(self, wanted: Callable[[Reader], bool]) -> list[str]:
+        """The DIDs that a socket with such a reader wants to have what comes for."""
+        return [did for did, readers in self._live.items() if any(map(wanted, readers.values()))]
 
     def is_subscribed(self, session: Hashable, did: str) -> bool:
         """Whether this very socket wants what comes for `did`."""
         return session in self._live.get(did, {})
+
+    def _may_have(self, session: Session, did: str) -> bool:
+        dids = self._dids.get(session, set())
+        return did in dids or len(dids) < MAX_DIDS
 
     def startService(self) -> None:
         """Take sockets."""
@@ -133,3 +212,21 @@ class Connections(Service, Generic[Reader]):
         for session in tuple(self._sessions):
             session.close(1001, "going away")
         return self._emptied or succeed(None)
+
+
+def _take_out(groups: dict[K, set[V]], key: K, member: V) -> bool:
+    """Whether it was the last member of its group, which then is no more."""
+    group = groups.get(key, set())
+    if member not in group:
+        return False
+    group.discard(member)
+    if not group:
+        del groups[key]
+    return not group
+
+
+def _drop(groups: dict[K, dict[V, W]], key: K, member: V) -> None:
+    group = groups.get(key, {})
+    group.pop(member, None)
+    if not group:
+        groups.pop(key, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from twisted.application import strports
@@ -23,16 +25,33 @@ class StartupError(Exception):
 
 def refuse_unavailable(config: Config) -> None:
     """
-    Refuse settings whose implementation this version does not have yet.
+    Refuse settings that cannot be had together, or that this version does not have yet.
 
     :raise StartupError: names the setting.
     """
-    if config.workers > 1:
-        raise StartupError("workers: more than 1 is not available in this version")
-    if config.cluster.listen is not None:
-        raise StartupError("cluster.listen is not available in this version")
-    if config.storage.backend == "mongodb":
-        raise StartupError("storage.backend mongodb is not available in this version")
+    if config.cluster.listen is not None and config.storage.backend != "mongodb":
+        raise StartupError("cluster.listen needs storage.backend mongodb, which nodes can share")
+
+
+@contextmanager
+def listening_on(endpoint: str) -> Iterator[None]:
+    """
+    Put what goes wrong with an endpoint into one line.
+
+    :raise StartupError: its address is taken or not ours, or its certificate cannot be used.
+    """
+    try:
+        yield
+    except StartupError:
+        raise
+    except (CannotListenError, OSError) as error:
+        reason = getattr(error, "socketError", error)
+        file = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        why = f"{file}{getattr(reason, 'strerror', None) or reason}"
+        raise StartupError(f"cannot listen on {endpoint}: {why}") from None
+    except Exception:  # Each kind of endpoint raises what it likes; the texts of OpenSSL are lists of its functions.
+        what = "its key or certificate" if endpoint.startswith("ssl:") else "it"
+        raise StartupError(f"cannot listen on {endpoint}: {what} cannot be used") from None
 
 
 class OrderedService(MultiService):
@@ -42,12 +61,14 @@ class OrderedService(MultiService):
     A MultiService stops all at once, which would close the store under a socket that is still draining.
 
     :param patience: seconds that stopping may take in all; what is not done by then is left behind.
+    :ivar rotate: closes the segments of the event logs.
     """
 
-    def __init__(self, clock: IReactorTime, patience: float) -> None:
+    def __init__(self, clock: IReactorTime, patience: float, rotate: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._clock = clock
         self._patience = patience
+        self.rotate = rotate
 
     def stopService(self) -> Deferred[None]:
         """Fires when everything has stopped, or time is up."""
@@ -73,11 +94,14 @@ class Listener(Service):
 
     :param endpoint: a Twisted endpoint string.
     :param factory: an IProtocolFactory.
+    :param reactor: may as well be one that listens on sockets it was given, whatever it is asked for.
+    :raise StartupError: the certificate of an `ssl:` endpoint cannot be used.
     """
 
     def __init__(self, endpoint: str, factory: Any, reactor: Any) -> None:
         self._endpoint = endpoint
-        self._service = strports.service(endpoint, factory, reactor=reactor)
+        with listening_on(endpoint):
+            self._service = strports.service(endpoint, factory, reactor=reactor)
         self.name = f"listener {endpoint}"
 
     def privilegedStartService(self) -> None:
@@ -87,11 +111,8 @@ class Listener(Service):
         :raise StartupError: the address is taken or not ours.
         """
         super().privilegedStartService()
-        try:
+        with listening_on(self._endpoint):
             self._service.privilegedStartService()
-        except (CannotListenError, OSError) as error:
-            reason = getattr(error, "socketError", error)
-            raise StartupError(f"cannot listen on {self._endpoint}: {getattr(reason, 'strerror', reason)}") from None
 
     def startService(self) -> None:
         """Bind, if that was not done yet."""
@@ -104,15 +125,21 @@ class Listener(Service):
         return maybeDeferred(self._service.stopService)
 
 
-def makeService(config: Config, reactor: Any = None) -> IService:
+def makeService(
+    config: Config,
+    reactor: Any = None,
+    give_up: Callable[[str], None] = lambda line: _log.critical("{line}", line=line),
+) -> IService:
     """
     The whole daemon as one service.
 
     :param reactor: the global one unless given.
+    :param give_up: told in one line why there is no point in going on, should that turn out after the start; the
+        service is then to be stopped.
     :raise StartupError: keys or identity cannot be used; the text is one line.
     """
     from mediatord.wiring import build
 
     if reactor is None:
         from twisted.internet import reactor  # noqa: TID251  for embedding, where there is nobody to pass one
-    return build(reactor, config)
+    return build(reactor, config, give_up=give_up)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn
 
 from twisted.application.service import IService, MultiService
 from twisted.python import usage
 
 from mediatord.config import Config, ConfigError, load
-from mediatord.eventlog.logs import EventFile
 from mediatord.service import OrderedService, StartupError
 from mediatord.wiring import build
 
@@ -29,17 +31,37 @@ class Options(usage.Options):
             self.settings = load(Path(self["config"]))
         except ConfigError as error:
             # A UsageError would make twistd print its own manual, and exit with 0.
-            _leave(2, *error.problems)
+            _say(*error.problems)
+            raise SystemExit(2) from None
 
 
-class _Root(MultiService):
-    """Turns what prevents the start into one line and exit status 1, and signals into what they ask for."""
+class Root(MultiService):
+    """
+    Turns what prevents the start into one line and exit status 1, and signals into what they ask for.
 
-    def __init__(self, reactor: Any, daemon: OrderedService) -> None:
+    :param say: tells whoever started us a line.
+    :ivar failed: whether the daemon gave up.
+    """
+
+    def __init__(self, reactor: Any, say: Callable[[str], None]) -> None:
         super().__init__()
         self._reactor = reactor
+        self._say = say
         self._stopping = False
-        self._log = cast(EventFile, daemon.getServiceNamed("log"))
+        self._rotate: Callable[[], None] = lambda: None
+        self.failed = False
+
+    def run(self, config: Config, build: Callable[..., OrderedService]) -> None:
+        """
+        Have the daemon of this configuration as the one child; it starts with the parent.
+
+        :param build: is given the reactor, the configuration, and whom to tell that there is no point in going on.
+        """
+        try:
+            daemon = build(self._reactor, config, give_up=self.give_up)
+        except StartupError as error:
+            self._leave(str(error))
+        self._rotate = daemon.rotate
         daemon.setServiceParent(self)
 
     def privilegedStartService(self) -> None:
@@ -47,18 +69,29 @@ class _Root(MultiService):
         try:
             super().privilegedStartService()
         except StartupError as error:
-            _leave(1, str(error))
+            self._leave(str(error))
 
     def startService(self) -> None:
         """Start everything."""
         try:
             super().startService()
         except StartupError as error:
-            _leave(1, str(error))
+            self._leave(str(error))
         except OSError as error:
-            _leave(1, f"{error.filename}: {error.strerror}")
+            self._leave(f"{error.filename}: {error.strerror}")
         self._reactor.callWhenRunning(self._take_signals)
         self._reactor.callWhenRunning(_spare_the_collector)
+
+    def give_up(self, line: str) -> None:
+        """There is no point in going on: say so, and stop in order, as soon as the reactor runs."""
+        if not (self._stopping or self.failed):
+            self.failed = True
+            self._say(line)
+            self._reactor.callWhenRunning(self._stop)
+
+    def _leave(self, line: str) -> NoReturn:
+        self._say(line)
+        raise SystemExit(1)
 
     def _take_signals(self) -> None:
         """
@@ -69,7 +102,7 @@ class _Root(MultiService):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._reactor.callFromThread(self._stop))
         for number in (signal.SIGUSR1, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._reactor.callFromThread(self._log.rotate))
+            signal.signal(number, lambda *_: self._reactor.callFromThread(self._rotate))
 
     def _stop(self) -> None:
         if not self._stopping:
@@ -95,14 +128,19 @@ def makeService(options: Options) -> IService:
     """The daemon, for `twistd`."""
     from twisted.internet import reactor  # noqa: TID251  the one place that names it
 
-    try:
-        return _Root(reactor, build(reactor, options.settings))
-    except StartupError as error:
-        _leave(1, str(error))
+    root = Root(reactor, _say)
+    root.run(options.settings, build)
+    # twistd has no way to end with another status than 0 once the reactor has run.
+    atexit.register(lambda: root.failed and _fail())
+    return root
 
 
-def _leave(status: int, *lines: str) -> NoReturn:
+def _fail() -> NoReturn:
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def _say(*lines: str) -> None:
     # Not sys.stderr, which twistd has taken over for its log.
     for line in lines:
         print(f"mediatord: {line}", file=sys.__stderr__, flush=True)  # noqa: T201
-    raise SystemExit(status)

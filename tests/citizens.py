@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from nacl.bindings import crypto_sign_seed_keypair
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.decentrl.conversation import Conversation
@@ -182,7 +181,7 @@ class Dialogue:
 
     def say(self, frame: bytes, *, binary: bool = False) -> None:
         """Send one message."""
-        self.house.test.successResultOf(Deferred.fromCoroutine(self.conversation.hear(frame, binary)))
+        self.house.done(self.conversation.hear(frame, binary))
 
     def heard(self) -> list[dict[str, Any]]:
         """What came since this was asked last."""

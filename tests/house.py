@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.testing import MemoryReactorClock
@@ -35,6 +35,8 @@ CM2 = "https://didcomm.org/coordinate-mediation/2.0"
 MP = "https://didcomm.org/messagepickup/3.0"
 PING = "https://didcomm.org/trust-ping/2.0/ping"
 
+T = TypeVar("T")
+
 
 class FakeSocket:
     """An open socket; what is sent to it is kept."""
@@ -57,7 +59,7 @@ class FakeSocket:
         self.codes.append(code)
 
 
-class _Reactor(MemoryReactorClock):
+class Reactor(MemoryReactorClock):
     """Starts no processes: nobody compresses the log of a test."""
 
     def spawnProcess(self, *args: object, **options: object) -> None:  # noqa: N802
@@ -76,7 +78,7 @@ class House:
         test.addCleanup(shutil.rmtree, directory)
         create_keys(directory / "keys.jwks")
         self.test = test
-        self.clock = _Reactor()
+        self.clock = Reactor()
         self.clock.advance(NOW)
         self.config = Config.model_validate({"storage": {"backend": "memory"}, **settings}).resolved(directory)
         self.base = build_base(self.clock, self.config)
@@ -96,11 +98,15 @@ class House:
     def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> Reply:
         """What the mediator replies to one message."""
         origin = Origin(socket.client if socket else peer, socket)
-        return self.test.successResultOf(Deferred.fromCoroutine(self.half.mediator.receive(raw, origin)))
+        return self.done(self.half.mediator.receive(raw, origin))
 
     def obey(self, raw: bytes, peer: str = PEER) -> DecentrlReply:
         """What the mediator replies to one Decentrl command."""
-        return self.test.successResultOf(Deferred.fromCoroutine(self.decentrl.mediator.receive(raw, peer)))
+        return self.done(self.decentrl.mediator.receive(raw, peer))
+
+    def done(self, work: Coroutine[Any, Any, T]) -> T:
+        """What comes of work that needs no time."""
+        return self.test.successResultOf(Deferred.fromCoroutine(work))
 
     def socket(self, **options: Any) -> FakeSocket:
         """A socket that has finished its handshake."""
@@ -110,8 +116,9 @@ class House:
 
     @contextmanager
     def failing(self, operation: str, error: Exception) -> Iterator[None]:
-        """Have one operation of the store fail, in either half, which the memory store never does by itself."""
-        store = self.store if hasattr(self.store, operation) else self.store.decentrl
+        """Have one operation of the store fail, in any part of it, which the memory store never does by itself."""
+        parts = (self.store, self.store.decentrl, self.store.cluster)
+        store = next(part for part in parts if hasattr(part, operation))
         setattr(store, operation, lambda *args, **options: fail(error))
         yield
         delattr(store, operation)

@@ -227,6 +227,27 @@ def test_status(capsys: Capture) -> None:
     assert rows["connections"] == "3"
     assert rows["waiting"] == "6 messages, 4 in the longest queue"
     assert (rows["forwarded"], rows["expired"]) == ("12", "0")
+    assert "workers" not in rows
+
+
+def test_status_of_workers(capsys: Capture) -> None:
+    """Where there are several processes, status says how many of them answer."""
+    figures = METRICS + "mediator_workers 4.0\nmediator_workers_answered 3.0\n"
+    with answering({"/health": (200, '{"status":"ok"}'), "/metrics": (200, figures)}) as url:
+        assert call("status", "--url", url) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["workers"] == "3 of 4 answer"
+
+
+def test_worker_is_for_the_supervisor(capsys: Capture) -> None:
+    """Who types it is told so in a line, and it is not in the help."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mediatord", "worker", "x"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "mediatord: a worker is begun by its supervisor, which is what mediatord run starts\n"
+    call("--help")
+    assert "worker" not in capsys.readouterr().out
 
 
 def test_status_unhealthy(capsys: Capture) -> None:

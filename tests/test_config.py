@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import BaseModel
+from twisted.internet.endpoints import clientFromString
+from twisted.internet.testing import MemoryReactor
 
 from mediatord.config import Config, ConfigError, load, render
 from mediatord.config.values import duration_text
+from mediatord.service import StartupError, refuse_unavailable
 
 ETC = Path(__file__).parent.parent / "etc" / "mediator.yaml"
 
@@ -264,6 +267,60 @@ def test_impossible_together(tmp_path: Path) -> None:
         "m.yaml:2: workers: expected 1 with storage.backend memory, which processes cannot share",
         "m.yaml:3: cluster: expected a secret_file beside listen",
     ]
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "address"),
+    [
+        ("tcp:7070:interface=10.0.0.5", None, "tcp:host=10.0.0.5:port=7070"),
+        ("tcp:port=7070:interface=10.0.0.5:backlog=9", None, "tcp:host=10.0.0.5:port=7070"),
+        (r"tcp6:7070:interface=fe80\:\:1", None, r"tcp:host=fe80\:\:1:port=7070"),
+        ("unix:/run/m.sock:mode=600", None, "unix:/run/m.sock"),
+        (r"unix:address=/run/m\:1.sock", None, r"unix:/run/m\:1.sock"),
+        ("tcp:7070", "a.example:7071", "tcp:host=a.example:port=7071"),
+        ("tcp:7070:interface=0.0.0.0", "[fe80::1]:7070", r"tcp:host=fe80\:\:1:port=7070"),
+        ("systemd:domain=INET:index=0", "10.0.0.5:7070", "tcp:host=10.0.0.5:port=7070"),
+    ],
+)
+def test_address_for_other_nodes(listen: str, advertise: str | None, address: str, tmp_path: Path) -> None:
+    """It follows from where a node listens, unless something else is advertised; it is one that Twisted takes."""
+    told = f"advertise: '{advertise}', " if advertise else ""
+    config = read(f"cluster: {{listen: '{listen}', {told}secret_file: s}}", tmp_path)
+    assert config.cluster.address == address
+    clientFromString(MemoryReactor(), address)
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["tcp:7070", "tcp:7070:interface=", "tcp:7070:interface=0.0.0.0", r"tcp6:7070:interface=\:\:", "tcp6:7070"]
+    + ["tcp:0:interface=10.0.0.5", "systemd:domain=INET:index=0"],
+)
+def test_no_address_for_other_nodes(listen: str, tmp_path: Path) -> None:
+    """Where others cannot know where to connect to, it has to be said."""
+    (only,) = problems(f"cluster:\n  listen: '{listen}'\n  secret_file: s", tmp_path)
+    assert (
+        only
+        == "m.yaml:1: cluster: expected an interface in listen that other nodes can reach, or advertise beside it"
+    )
+
+
+@pytest.mark.parametrize(
+    "advertise", ["a.example", "a.example:0", "a.example:70000", ":7070", "a b:1", "fe80::1:7070"]
+)
+def test_bad_advertise(advertise: str, tmp_path: Path) -> None:
+    """A host and a port, IPv6 in brackets."""
+    (only,) = problems(f"cluster:\n  advertise: '{advertise}'", tmp_path)
+    assert only == "m.yaml:2: cluster.advertise: expected host:port such as 10.0.0.5:7070"
+
+
+def test_a_cluster_needs_a_store_to_share() -> None:
+    """One line that names both settings."""
+    cluster = {"listen": "tcp:7070:interface=10.0.0.5", "secret_file": "s"}
+    for backend in ("memory", "sqlite"):
+        config = Config.model_validate({"cluster": cluster, "storage": {"backend": backend}})
+        with pytest.raises(StartupError, match=r"^cluster\.listen needs storage\.backend mongodb"):
+            refuse_unavailable(config)
+    refuse_unavailable(Config.model_validate({"cluster": cluster, "storage": {"backend": "mongodb"}}))
 
 
 def test_mongodb_is_a_backend(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 from mediatord.bench.cli import bench
@@ -21,6 +22,7 @@ from mediatord.metrics import Metrics
 from mediatord.protocol.decentrl.shapes import DirectPayload, PublicPayload
 from mediatord.protocol.didcomm.small import disclosures
 from mediatord.wire import DECENTRL_WIRE, SOCKET_WIRE, WIRE
+from mediatord.workers.figures import Figures
 
 PROJECT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -114,7 +116,8 @@ def test_readme_leads_with_the_two_commands() -> None:
 def test_every_subcommand_is_mentioned() -> None:
     """In the README or in the operators' document."""
     said = text("README.rst") + text("docs/operations.md")
-    assert [name for name in cli.commands if not re.search(rf"(?:mediatord|make) {name}\b", said)] == []
+    shown = [name for name, command in cli.commands.items() if not command.hidden]
+    assert [name for name in shown if not re.search(rf"(?:mediatord|make) {name}\b", said)] == []
 
 
 # --- configuration ------------------------------------------------------------------------------------------------
@@ -217,12 +220,13 @@ def test_metrics() -> None:
     metrics.rejected("undecryptable")
     metrics.latency("live", 1.0)
     metrics.store_took("commit", 1.0)
+    metrics.cluster_push("pushed")
+    metrics.cluster_refused("seal")
     metrics.queue_sizes([("did:example:bob", 1)], 0)
     real = {}
-    for family in registry.collect():
-        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+    for family in text_string_to_metric_families(Figures().page({1: metrics.render().decode()}, 1, 1)):
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-        real[family.name + suffix] = (family.type.replace("info", "gauge"), labels)
+        real[family.name + ("_total" if family.type == "counter" else "")] = (family.type, labels)
     document = text("docs/operations.md")
     table = rows(document, "## Metrics", "Worth an alert")
     described = {row[0].strip("`"): (row[1], set(re.findall(r"`(\w+)`", row[2]))) for row in table}

@@ -241,6 +241,19 @@ class LiveTests(SynchronousTestCase):
         self.house.clock.pump([1] * 4)
         self.assertEqual(self.house.counter("mediator_messages_stored_total"), 1)
 
+    def test_a_second_push_of_a_message_counts_beside_the_first(self) -> None:
+        """Two looks at the store may meet; whichever sockets took it, it waits again when the last of them is gone."""
+        first, second = self.bob.go_live(), self.bob.go_live()
+        second.takes = False
+        self.forward()
+        first.takes, second.takes = False, True
+        (message,) = self.successResultOf(self.house.store.fetch(self.bob.did, None, limit=1, max_bytes=1))
+        self.assertTrue(self.house.half.live.push(message))
+        self.house.base.connections.closed(second)
+        self.assertEqual(self.house.counter("mediator_messages_stored_total"), 0)
+        self.house.base.connections.closed(first)
+        self.assertEqual(self.house.counter("mediator_messages_stored_total"), 1)
+
     def test_a_stuck_socket_leaves_the_message_in_the_queue(self) -> None:
         """A push never blocks (reference 6.3)."""
         socket = self.bob.go_live()

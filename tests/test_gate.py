@@ -1,6 +1,6 @@
 """Draining: no new work, and an end when the old is done."""
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import ShuttingDown
@@ -31,6 +31,23 @@ class GateTests(SynchronousTestCase):
         self.gate.startService()
         self.gate.stopService()
         self.failureResultOf(self.begin(Deferred()), ShuttingDown)
+
+    def test_held(self) -> None:
+        """What comes waits, and is let in in order, or sent away at the end."""
+        self.gate.startService()
+        for release in (self.gate.release, self.gate.stopService):
+            self.gate.hold()
+            self.gate.hold()
+            waiting, gives_up = self.begin(succeed(1)), self.begin(succeed(2))
+            self.assertNoResult(waiting)
+            gives_up.cancel()
+            self.failureResultOf(gives_up, CancelledError)
+            release()
+            if release == self.gate.release:
+                self.assertEqual(self.successResultOf(waiting), 1)
+                self.assertEqual(self.successResultOf(self.begin(succeed(3))), 3)
+            else:
+                self.failureResultOf(waiting, ShuttingDown)
 
     def test_stopping_waits_for_what_is_inside(self) -> None:
         """Also for what fails."""

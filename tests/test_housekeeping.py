@@ -7,9 +7,10 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.housekeeping import CHUNK
+from mediatord.didcomm.housekeeping import CHUNK, DueTimes, Housekeeping
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Payload
+from mediatord.interfaces import Payload, StoredMessage
+from mediatord.turns import LEASE, Turn
 from tests.house import FakeSocket, Guest, House, sealed_forward
 
 
@@ -201,3 +202,220 @@ class DueTimesTests(HousekeepingTestCase):
         self.assertNoResult(stopped)
         held.callback([])
         self.successResultOf(stopped)
+
+
+class Neighbour:
+    """
+    The rounds of one of several nodes, with a view of its own of the house's store.
+
+    :ivar calls: operations of the store that it asked for, and when.
+    :ivar handed_over: what came due here.
+    """
+
+    def __init__(self, house: House, boot: str) -> None:
+        self.house = house
+        self.boot = boot
+        self.calls: list[tuple[str, float]] = []
+        self.handed_over: list[StoredMessage] = []
+        self.measured = 0
+        store: Any = self
+        turn = Turn(house.clock, house.store.cluster, boot)
+        self.due = DueTimes(house.clock, store, self.handed_over.append, turn)
+        self.rounds = Housekeeping(house.clock, store, house.half.live, house.base.journal, self.measure, turn)
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self.house.store, name)
+
+        def noted(*args: Any) -> Any:
+            self.calls.append((name, self.house.clock.seconds()))
+            return operation(*args)
+
+        return noted
+
+    async def measure(self) -> None:
+        self.measured += 1
+
+    def start(self) -> None:
+        """Begin."""
+        self.due.startService()
+        self.rounds.startService()
+
+    def stop(self) -> None:
+        """End in order, which does not end its turn."""
+        self.house.test.successResultOf(self.due.stopService())
+        self.house.test.successResultOf(self.rounds.stopService())
+
+    def count(self, operation: str) -> int:
+        """How often it asked for that."""
+        return sum(name == operation for name, _ in self.calls)
+
+
+class TurnsTests(HousekeepingTestCase):
+    """Several nodes on one store."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock = self.house.clock
+        self.house.half.due.stopService()
+        self.house.half.housekeeping.stopService()
+        self.first, self.second = Neighbour(self.house, "first"), Neighbour(self.house, "second")
+
+    def run_for(self, seconds: float) -> None:
+        """Let time pass in small steps."""
+        self.clock.pump([0.5] * int(seconds * 2))
+
+    def test_one_sweeps(self) -> None:
+        """Expiry and nonces are the business of one node, gauges of each."""
+        self.first.start()
+        self.run_for(7)
+        self.second.start()
+        self.run_for(1293)
+        self.assertEqual((self.first.count("expire"), self.second.count("expire")), (86, 0))
+        self.assertEqual((self.first.count("prune"), self.second.count("prune")), (2, 0))
+        self.assertEqual((self.first.measured, self.second.measured), (21, 21))
+
+    def test_the_other_takes_over(self) -> None:
+        """When the one stops, the other goes on after the lease, or at once where the one is known to be gone."""
+        for known, patience in ((False, LEASE + 15), (True, 15)):
+            self.first, self.second = (
+                Neighbour(self.house, f"first {known}"),
+                Neighbour(self.house, f"second {known}"),
+            )
+            self.first.start()
+            self.second.start()
+            self.run_for(60)
+            self.first.stop()
+            if known:
+                self.house.store.cluster.drop(self.first.boot)
+            self.assertEqual(self.second.count("expire"), 0)
+            self.run_for(patience)
+            self.assertGreater(self.second.count("expire"), 0)
+            self.second.stop()
+            self.house.store.cluster.drop(self.second.boot)
+
+    def test_a_turn_lost_in_the_middle(self) -> None:
+        """A node that was away for too long stops after the chunk it is at."""
+        payloads = [Payload(f"{each}", b"{}", "json") for each in range(3 * CHUNK)]
+        now = self.clock.seconds()
+        for number in range(3):
+            self.bob.enrol(f"did:example:{number}")
+            part = payloads[number * CHUNK : (number + 1) * CHUNK]
+            self.house.store.deposit(f"did:example:{number}", part, expires_at=now + 10)
+        self.first.rounds.startService()
+        self.clock.advance(15)
+        self.assertEqual(self.first.count("expire"), 1)
+        self.house.store.cluster.drop(self.first.boot)
+        self.assertTrue(self.successResultOf(self.house.store.cluster.hold("housekeeping", "second", LEASE)))
+        self.clock.advance(4)
+        self.assertEqual(self.first.count("expire"), 1)
+        self.assertEqual(self.house.counter("mediator_messages_expired_total"), CHUNK)
+
+    def test_a_store_that_is_away(self) -> None:
+        """Nobody sweeps, and somebody does when it is back."""
+        self.first.start()
+        with self.house.failing("hold", StoreUnavailable()):
+            self.run_for(60)
+        self.assertEqual(self.first.count("expire"), 0)
+        self.run_for(15)
+        self.assertEqual(self.first.count("expire"), 1)
+
+    def test_delayed_messages_of_a_node_that_is_gone(self) -> None:
+        """Whose turn it is finds them within five seconds."""
+        self.first.start()
+        self.second.start()
+        self.forward(delay_milli=30_000)  # accepted by a third one
+        self.run_for(36)
+        self.assertEqual((len(self.first.handed_over), len(self.second.handed_over)), (1, 0))
+        (message,) = self.first.handed_over
+        assert message.due_at is not None
+        ((_, at),) = [call for call in self.first.calls if call[0] == "take_due" and call[1] >= message.due_at][:1]
+        self.assertLessEqual(at - message.due_at, 5)
+
+    def test_delayed_messages_are_handed_over_once(self) -> None:
+        """Who accepted one has its time, and may be anybody."""
+        self.first.start()
+        self.second.start()
+        self.forward(delay_milli=32_000)
+        self.second.due.wait_for(self.clock.seconds() + 32)
+        self.run_for(60)
+        self.assertEqual((len(self.first.handed_over), len(self.second.handed_over)), (0, 1))
+
+    def test_stopping_waits_for_a_look(self) -> None:
+        """Also when it is only being asked whose turn it is."""
+        held: Deferred[bool] = Deferred()
+        cluster: Any = self.house.store.cluster
+        cluster.hold = lambda *args: held
+        self.first.due.startService()
+        self.clock.advance(5)
+        stopped = self.first.due.stopService()
+        self.assertNoResult(stopped)
+        before = self.first.count("take_due")
+        held.callback(True)
+        self.successResultOf(stopped)
+        self.assertEqual(self.first.count("take_due"), before)
+
+    def test_pushes_of_what_another_node_removed(self) -> None:
+        """They are forgotten by the time at which they would be pending again, which is nothing to tell."""
+        self.first.start()
+        socket = self.bob.go_live()
+        self.forward()
+        self.assertEqual(len(socket.frames), 1)
+        waiting = self.house.store.fetch(self.bob.did, None, limit=10, max_bytes=100_000)
+        (message,) = self.successResultOf(waiting)
+        self.assertTrue(self.house.half.live.was_pushed(message.id))
+        self.successResultOf(self.house.store.acknowledge(self.bob.did, [message.id]))
+        stored = self.house.counter("mediator_messages_stored_total")
+        self.run_for(self.house.config.queue.delivered_timeout + 1)
+        self.assertFalse(self.house.half.live.was_pushed(message.id))
+        self.assertEqual(self.house.counter("mediator_messages_stored_total"), stored)
+
+
+class TurnTests(SynchronousTestCase):
+    """Whose turn it is, as one node sees it."""
+
+    def setUp(self) -> None:
+        self.house = House(self)
+        self.clock = self.house.clock
+        self.asked = 0
+        cluster: Any = self
+        self.first, self.second = (Turn(self.clock, cluster, boot) for boot in ("first", "second"))
+
+    def hold(self, *args: Any) -> Deferred[bool]:
+        """The store's, counted."""
+        self.asked += 1
+        return self.house.store.cluster.hold(*args)
+
+    def is_of(self, turn: Turn) -> bool:
+        return self.successResultOf(Deferred.fromCoroutine(turn.is_mine()))
+
+    def test_asked_now_and_then(self) -> None:
+        """Every three seconds at most, whatever the answer."""
+        for _ in range(60):
+            self.assertTrue(self.is_of(self.first))
+            self.assertFalse(self.is_of(self.second))
+            self.clock.advance(0.5)
+        self.assertEqual(self.asked, 20)
+
+    def test_not_known(self) -> None:
+        """A store that is away does not say; what was known before is over with the lease."""
+        self.assertTrue(self.is_of(self.first))
+        self.clock.advance(3)
+        with self.house.failing("hold", StoreUnavailable()):
+            self.failureResultOf(Deferred.fromCoroutine(self.first.is_mine()), StoreUnavailable)
+
+    def test_an_answer_that_took_too_long(self) -> None:
+        """It may be somebody else's turn by now."""
+        held: Deferred[bool] = Deferred()
+        cluster: Any = self.house.store.cluster
+        cluster.hold = lambda *args: held
+        asking = Deferred.fromCoroutine(self.first.is_mine())
+        self.clock.advance(LEASE)
+        held.callback(True)
+        self.assertFalse(self.successResultOf(asking))
+
+    def test_a_clock_set_back(self) -> None:
+        """It is asked again."""
+        self.assertTrue(self.is_of(self.first))
+        self.clock.rightNow -= 3600
+        self.assertTrue(self.is_of(self.first))
+        self.assertEqual(self.asked, 2)

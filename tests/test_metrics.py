@@ -22,6 +22,11 @@ CONTRACT = {
     "mediator_delivery_latency_seconds": {"method"},
     "mediator_store_duration_seconds": {"operation"},
     "mediator_storage_up": set(),
+    "mediator_cluster_nodes": set(),
+    "mediator_cluster_pushes_total": {"outcome"},
+    "mediator_cluster_hint_duration_seconds": set(),
+    "mediator_cluster_stale_presence_total": set(),
+    "mediator_cluster_refused_total": {"reason"},
     "mediator_build_info": {"version"},
 }
 
@@ -59,6 +64,8 @@ def test_names_and_labels() -> None:
     metrics.rejected("e.p.trust.crypto")
     metrics.latency("live", 1.0)
     metrics.store_took("deposit", 0.001)
+    metrics.cluster_push("pushed")
+    metrics.cluster_refused("seal")
     metrics.queue_sizes([("did:web:a", 1)], 0)
     shown: dict[str, set[str]] = {}
     for name, labels in series(metrics):

@@ -1,8 +1,12 @@
 """The connection manager (UC-021)."""
 
+from math import inf
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.presence import Connections, Session
+from mediatord.presence import MAX_DIDS, Connections, Session, TooManyDIDs
 
 PHONE, LAPTOP = "did:a:phone", "did:a:laptop"
 
@@ -51,6 +55,21 @@ class ConnectionsTests(SynchronousTestCase):
         self.assertFalse(self.connections.is_subscribed(socket, PHONE))
         self.assertTrue(self.connections.is_subscribed(socket, LAPTOP))
 
+    def test_too_many_dids_on_one_socket(self) -> None:
+        """No more than some, so that one socket is not the work of thousands; there is room when it gives one up."""
+        socket, other = self.open(), self.open()
+        dids = [f"did:a:{number}" for number in range(MAX_DIDS + 1)]
+        for did in dids[:-1]:
+            self.successResultOf(self.connections.subscribe(socket, did, "x"))
+        self.failureResultOf(self.connections.subscribe(socket, dids[-1], "x"), TooManyDIDs)
+        self.failureResultOf(self.connections.expect(socket, dids[-1]), TooManyDIDs)
+        self.assertEqual(self.connections.subscribers(dids[-1]), [])
+        self.successResultOf(self.connections.subscribe(socket, dids[0], "y"))
+        self.successResultOf(self.connections.subscribe(other, dids[-1], "x"))
+        self.connections.unsubscribe(socket, dids[0])
+        self.successResultOf(self.connections.subscribe(socket, dids[-1], "x"))
+        self.assertTrue(self.connections.is_subscribed(socket, dids[-1]))
+
     def test_closing_one_socket_leaves_the_others(self) -> None:
         """The second socket of a DID goes on when the first is gone."""
         first, second = self.open(), self.open()
@@ -81,7 +100,8 @@ class ConnectionsTests(SynchronousTestCase):
         """An answer that comes too late leaves nothing behind."""
         socket = self.open()
         self.connections.closed(socket)
-        self.connections.subscribe(socket, PHONE, "x")
+        self.successResultOf(self.connections.subscribe(socket, PHONE, "x"))
+        self.successResultOf(self.connections.expect(socket, PHONE))
         self.assertEqual(self.connections.subscribers(PHONE), [])
 
     def test_stopping_closes_with_1001_and_waits(self) -> None:
@@ -102,3 +122,97 @@ class ConnectionsTests(SynchronousTestCase):
         late = self.open("192.0.2.9")
         self.assertEqual(late.codes, [1001])
         self.connections.closed(keep)
+
+    def test_nobody_to_tell(self) -> None:
+        """With a single process there is nothing to wait for."""
+        socket = self.open()
+        self.successResultOf(self.connections.expect(socket, PHONE))
+        self.assertEqual(self.connections.subscribers(PHONE), [])
+        self.successResultOf(self.connections.subscribe(socket, PHONE, "x"))
+        self.connections.unsubscribe(socket, PHONE)
+        self.connections.unsubscribe(socket, PHONE)
+
+    def test_live(self) -> None:
+        """The DIDs that somebody is subscribed to, by what the readers are."""
+        socket = self.open()
+        self.connections.subscribe(socket, PHONE, "x")
+        self.connections.subscribe(socket, LAPTOP, "y")
+        self.connections.expect(socket, "did:a:tablet")
+        self.assertEqual(self.connections.live(lambda reader: reader == "x"), [PHONE])
+        self.assertEqual(self.connections.live(lambda reader: True), [PHONE, LAPTOP])
+
+
+class Town:
+    """Notes what an announcer is told; the test says when others know."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.known: Deferred[None] = Deferred()
+
+    def here(self, did: str) -> Deferred[None]:
+        """Noted."""
+        self.told.append(("here", did))
+        return self.known
+
+    def gone(self, did: str) -> None:
+        """Noted."""
+        self.told.append(("gone", did))
+
+
+class AnnouncedTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.connections: Connections[str] = Connections(max_per_peer=5)
+        self.town, self.clock = Town(), Clock()
+        self.connections.announce_to(self.town, self.clock)
+        self.connections.startService()
+
+    def open(self) -> FakeSocket:
+        """One more socket."""
+        socket = FakeSocket()
+        self.connections.opened(socket)
+        return socket
+
+    def test_until_others_know(self) -> None:
+        """A socket is pushed to at once; that others know is something to wait for."""
+        socket = self.open()
+        known = self.connections.subscribe(socket, PHONE, "x")
+        self.assertEqual(self.connections.subscribers(PHONE), [(socket, "x")])
+        self.assertNoResult(known)
+        self.town.known.callback(None)
+        self.successResultOf(known)
+
+    def test_the_last_one(self) -> None:
+        """Nobody is told before the last socket of a DID is gone, and then once."""
+        first, second = self.open(), self.open()
+        for socket in (first, second):
+            self.connections.subscribe(socket, PHONE, "x")
+        self.connections.unsubscribe(first, PHONE)
+        self.connections.unsubscribe(first, PHONE)
+        self.assertNotIn(("gone", PHONE), self.town.told)
+        self.connections.closed(second)
+        self.connections.closed(second)
+        self.assertEqual(self.town.told, [("here", PHONE), ("here", PHONE), ("gone", PHONE)])
+
+    def test_expected(self) -> None:
+        """A socket that is expected to subscribe counts for others and is not pushed to, also if it never does."""
+        socket = self.open()
+        self.connections.expect(socket, PHONE)
+        self.assertEqual((self.town.told, self.connections.subscribers(PHONE)), ([("here", PHONE)], []))
+        self.assertFalse(self.connections.is_subscribed(socket, PHONE))
+        self.connections.closed(socket)
+        self.assertEqual(self.town.told[-1], ("gone", PHONE))
+
+    def test_since(self) -> None:
+        """Who subscribed after a message came can be left out; to subscribe once more changes nothing."""
+        early, late = self.open(), self.open()
+        self.connections.subscribe(early, PHONE, "x")
+        self.clock.advance(10)
+        self.connections.subscribe(late, PHONE, "y")
+        self.clock.advance(10)
+        self.connections.subscribe(early, PHONE, "z")
+        self.assertEqual(self.connections.subscribers(PHONE, by=5), [(early, "z")])
+        self.assertEqual(self.connections.subscribers(PHONE, by=-1), [])
+        self.assertEqual(len(self.connections.subscribers(PHONE, by=inf)), 2)
+        self.connections.unsubscribe(early, PHONE)
+        self.connections.subscribe(early, PHONE, "x")
+        self.assertEqual(self.connections.subscribers(PHONE, by=19), [(late, "y")])

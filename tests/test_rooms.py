@@ -20,9 +20,9 @@ ROOT = Path(mediatord.__file__).parent
 FLOORS = (
     "errors faults addresses private_file ids notify eventlog outbox presence metrics",
     "wire protocol egress gate tags",
-    "interfaces admission config keyfile invitation outbound",
-    "identity store resolver journal service",
-    "didcomm decentrl",
+    "interfaces config keyfile invitation outbound",
+    "admission cluster identity store resolver journal service turns",
+    "didcomm decentrl workers",
     "web",
     "wiring",
     "tap",

@@ -108,6 +108,15 @@ def run(path: Path) -> None:
     twistd.run()
 
 
+@cli.command(hidden=True)
+@click.argument("name")
+def worker(name: str) -> int:
+    """Be one of the processes of a daemon; its supervisor begins them."""
+    from mediatord.cli.worker import serve
+
+    return serve()
+
+
 @cli.command("check-config")
 @_config_option
 def check_config(path: Path) -> int:
@@ -119,6 +128,7 @@ def check_config(path: Path) -> int:
             click.echo(problem, err=True)
         return _WRONG_USAGE
     refuse_unavailable(config)
+    _check_store(config)
     identity_of(config)
     click.echo(f"{path}: ok")
     return 0
@@ -177,6 +187,17 @@ def bench(arguments: tuple[str, ...]) -> int:
 
     status = measure.main(list(arguments), prog_name="mediatord bench", standalone_mode=False)
     return status if isinstance(status, int) else 0
+
+
+def _check_store(config: Config) -> None:
+    if config.storage.backend != "mongodb":
+        return
+    from mediatord.store.mongo.uri import read_uri
+
+    try:
+        read_uri(config.storage.mongodb.uri)
+    except ValueError as error:
+        raise StartupError(f"storage.mongodb.uri: {error}") from None
 
 
 def identity_of(config: Config) -> Identity:

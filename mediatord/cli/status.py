@@ -76,11 +76,18 @@ def _measured(code: int, text: str) -> list[tuple[str, str]]:
     return [
         ("version", versions[0] if versions else "unknown"),
         ("storage", "up" if _value(samples, "mediator_storage_up") else "down"),
+        *_workers(samples),
         ("connections", f"{_value(samples, 'mediator_active_connections'):.0f}"),
         ("waiting", f"{sum(waiting):.0f} messages, {max(waiting, default=0):.0f} in the longest queue"),
         *((name, f"{_value(samples, f'mediator_messages_{name}_total'):.0f}") for name in _COUNTED),
         ("refused", f"{_value(samples, 'mediator_rejected_total'):.0f}"),
     ]
+
+
+def _workers(samples: list[Sample]) -> list[tuple[str, str]]:
+    """Nothing where there is one process."""
+    asked, answered = (_value(samples, f"mediator_workers{suffix}") for suffix in ("", "_answered"))
+    return [("workers", f"{answered:.0f} of {asked:.0f} answer")] if asked else []
 
 
 def _value(samples: list[Sample], name: str) -> float:

@@ -20,6 +20,7 @@ from mediatord.config.values import (
     DIDURL,
     Count,
     Duration,
+    HostPort,
     MongoURI,
     Natural,
     Network,
@@ -28,6 +29,7 @@ from mediatord.config.values import (
     ServerEndpoint,
     Switch,
     URLOrDID,
+    client_endpoint,
 )
 
 
@@ -214,13 +216,29 @@ class Cluster(Section):
     """Several nodes on one store."""
 
     listen: Annotated[ServerEndpoint | None, _explain("node-to-node address; null: a single node")] = None
-    secret_file: Annotated[Path | None, _explain("file with the secret that the nodes share")] = None
+    advertise: Annotated[
+        HostPort | None, _explain("host:port where other nodes reach that; null: the interface and port of listen")
+    ] = None
+    secret_file: Annotated[
+        Path | None, _explain("file (mode 0600) with the secret that the nodes share, 32 bytes or more")
+    ] = None
 
     @model_validator(mode="after")
     def _listening_needs_a_secret(self) -> Cluster:
         if self.listen is not None and self.secret_file is None:
             raise ValueError("expected a secret_file beside listen")
         return self
+
+    @model_validator(mode="after")
+    def _others_can_reach_it(self) -> Cluster:
+        if self.listen is not None and self.address is None:
+            raise ValueError("expected an interface in listen that other nodes can reach, or advertise beside it")
+        return self
+
+    @property
+    def address(self) -> str | None:
+        """What other nodes connect to, as a Twisted client endpoint string."""
+        return None if self.listen is None else client_endpoint(self.listen, self.advertise)
 
 
 class Config(Section):
@@ -249,7 +267,9 @@ class Config(Section):
     log: Annotated[Log, _explain("events as JSON lines, rotated")] = Log()
     metrics: Annotated[MetricsAccess, _explain("GET /metrics")] = MetricsAccess()
     cluster: Annotated[Cluster, _explain("several nodes on one store")] = Cluster()
-    workers: Annotated[Count, _explain("processes sharing the listener")] = 1
+    workers: Annotated[
+        Count, _explain("processes sharing listeners and store; more than 1 needs sqlite or mongodb")
+    ] = 1
 
     @field_validator("workers")
     @classmethod
@@ -257,6 +277,9 @@ class Config(Section):
         storage = info.data.get("storage")
         if workers > 1 and isinstance(storage, Storage) and storage.backend == "memory":
             raise ValueError("expected 1 with storage.backend memory, which processes cannot share")
+        cluster = info.data.get("cluster")
+        if workers > 1 and isinstance(cluster, Cluster) and cluster.listen is not None:
+            raise ValueError("expected 1 with cluster.listen; run a node for each core instead")
         return workers
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
-from twisted.internet.endpoints import serverFromString
+from twisted.internet.endpoints import quoteStringArgument, serverFromString
 
 from mediatord.protocol.didcomm.did import did_of, is_did
 
@@ -18,6 +18,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _HIGHEST_PORT = 65535
+_HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5})")
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,64 @@ def _node_name(text: str) -> str:
     return text
 
 
+def _host_port(text: str) -> str:
+    """A host and a port; an IPv6 address in brackets."""
+    match = _HOST_PORT.fullmatch(text)
+    if match is None or not 0 < int(match[3]) <= _HIGHEST_PORT:
+        raise ValueError("expected host:port such as 10.0.0.5:7070")
+    return text
+
+
+def client_endpoint(listen: str, advertise: str | None) -> str | None:
+    """
+    The Twisted client endpoint string that reaches a server endpoint; None when others cannot know it.
+
+    :param advertise: host:port, where that is not what `listen` says.
+    """
+    if advertise is not None:
+        match = _HOST_PORT.fullmatch(advertise)
+        assert match is not None, "it was checked"
+        return _tcp(match[1] or match[2], match[3])
+    kind, _, rest = listen.partition(":")
+    given, named = _arguments(rest)
+    if kind == "unix":
+        path = named.get("address") or (given[0] if given else "")
+        return f"unix:{quoteStringArgument(path)}" if path else None
+    host = named.get("interface", "")
+    port = named.get("port") or (given[0] if given else "")
+    if kind not in ("tcp", "tcp6") or _is_everywhere(host) or port in ("", "0"):
+        return None
+    return _tcp(host, port)
+
+
+def _is_everywhere(interface: str) -> bool:
+    try:
+        return not interface or ip_address(interface).is_unspecified
+    except ValueError:  # a name
+        return False
+
+
+def _arguments(text: str) -> tuple[list[str], dict[str, str]]:
+    """The arguments of an endpoint string, without its kind: those without names, and those with."""
+    given: list[str] = []
+    named: dict[str, str] = {}
+    for argument in re.split(r"(?<!\\):", text):
+        name, equals, value = argument.partition("=")
+        if equals:
+            named[name] = re.sub(r"\\(.)", r"\1", value)
+        else:
+            given.append(re.sub(r"\\(.)", r"\1", argument))
+    return given, named
+
+
+def _tcp(host: str, port: str) -> str:
+    return f"tcp:host={quoteStringArgument(host)}:port={port}"
+
+
 def _mongodb_uri(text: str) -> str:
-    if not text.startswith(("mongodb://", "mongodb+srv://")):
-        raise ValueError("expected a mongodb:// or mongodb+srv:// URI")
+    """Whether the store can do what it asks for is looked at when the store is chosen."""
+    if not text.startswith("mongodb://"):
+        raise ValueError("expected a mongodb:// URI; mongodb+srv:// is not supported")
     return text
 
 
@@ -145,5 +201,6 @@ PublicURL = Annotated[str, AfterValidator(_public_url)]
 DID = Annotated[str, AfterValidator(_did)]
 DIDURL = Annotated[str, AfterValidator(_did_url)]
 URLOrDID = Annotated[str, AfterValidator(_url_or_did)]
+HostPort = Annotated[str, AfterValidator(_host_port)]
 NodeName = Annotated[str, AfterValidator(_node_name)]
 MongoURI = Annotated[str, AfterValidator(_mongodb_uri)]

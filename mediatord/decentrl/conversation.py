@@ -93,6 +93,8 @@ class Conversation:
         fault: MediatorError | None = None
         try:
             did = await self._authenticate(frame, binary)
+            # What comes before this is what the other side asks for first; what comes after it is pushed.
+            await self._board.connections.expect(self._session, did)
         except MediatorError as error:
             fault = error
         except Exception:
@@ -111,7 +113,7 @@ class Conversation:
         :raise MediatorError: one of :data:`mediatord.wire.SOCKET_WIRE`.
         """
         board, peer = self._board, self._session.client
-        board.admission.before_reading(peer, len(frame))
+        await board.admission.before_reading(peer, len(frame))
         try:
             message = self._read(frame, binary)
             claimed = await board.store.claim(
@@ -127,7 +129,7 @@ class Conversation:
         except MediatorError:
             board.admission.in_vain(peer, len(frame))
             raise
-        board.admission.account(message.did, peer)
+        await board.admission.account(message.did, peer)
         return message.did
 
     def _read(self, frame: bytes, binary: bool) -> Authenticate:
@@ -144,7 +146,9 @@ class Conversation:
         if self._session not in self._board.connections:
             return  # it has gone meanwhile
         self._session.send(_SUCCESS)
-        self._board.connections.subscribe(self._session, did, None)
+        known = self._board.connections.subscribe(self._session, did, None)
+        # Other nodes knew a moment ago, and will again.
+        known.addErrback(lambda failure: failure.trap(StoreUnavailable))
         self._board.journal.connection_bound("decentrl", self._session.name, did)
         self._timer = self._board.clock.callLater(PING_INTERVAL, self._ping)
 

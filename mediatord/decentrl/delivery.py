@@ -24,8 +24,9 @@ class Delivery:
             await desk.refuse(order.guard(), RecipientNotFound())
         event = PendingEvent(desk.new_id(), recipient, order.sender, payload, desk.clock.seconds())
         await desk.store.deliver(order.guard(recipient=recipient), event)
-        pushed = desk.pushing.pending(event)
-        desk.journal.accepted(event, order.sender, "live" if pushed else "queue")
+        desk.pushing.pending(
+            event, lambda pushed: desk.journal.accepted(event, order.sender, "live" if pushed else "queue")
+        )
         return {"pendingEventId": event.id}
 
     async def query(self, order: Order, query: QueryPendingEvents) -> dict[str, Any]:

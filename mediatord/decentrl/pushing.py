@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Protocol
 
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from mediatord.faults import without_text
 from mediatord.interfaces import Removed
 from mediatord.interfaces.decentrl import PendingEvent
 from mediatord.journal import Journal
 from mediatord.presence import Connections
 from mediatord.protocol import jsontext
 
+_log = Logger()
+
 _UPDATED = jsontext.dumps({"type": "CONTRACTS_UPDATED"})
 # Events pushed and not acknowledged whose way is remembered.
 _MAX_PUSHED = 100_000
+
+
+class Elsewhere(Protocol):
+    """Has other nodes push. Its Deferreds fire with whether a socket took it, and never fail."""
+
+    def event(self, event: PendingEvent) -> Deferred[bool]:
+        """An event that is kept for its recipient."""
+
+    def contracts(self, did: str) -> Deferred[bool]:
+        """That a contract of `did`, or a request for one, is new."""
 
 
 class Pushing:
@@ -22,16 +40,42 @@ class Pushing:
 
     Whatever calls this has just found the DID to be registered, in the same transaction that kept what is pushed:
     that is why nothing is pushed for a registration that has expired.
+
+    :param elsewhere: None where there are no other nodes.
     """
 
-    def __init__(self, connections: Connections[None], journal: Journal) -> None:
+    def __init__(self, connections: Connections[None], journal: Journal, elsewhere: Elsewhere | None = None) -> None:
         self._connections = connections
         self._journal = journal
-        self._pushed: OrderedDict[str, None] = OrderedDict()
+        self._elsewhere = elsewhere
+        # Whether a socket of this process took it.
+        self._pushed: OrderedDict[str, bool] = OrderedDict()
 
-    def pending(self, event: PendingEvent) -> bool:
-        """An event is kept for its recipient; whether a socket took it."""
-        subscribers = self._connections.subscribers(event.recipient_did)
+    def pending(self, event: PendingEvent, tell: Callable[[bool], None]) -> None:
+        """
+        An event is kept for its recipient: push it, here and at other nodes.
+
+        :param tell: told whether a socket took it, as soon as that is known.
+        """
+        pushed = self.push(event)
+        if self._elsewhere is None:
+            tell(pushed)
+            return
+        taken = self._elsewhere.event(event)
+        taken.addCallback(self._taken, event, here=False)
+        if pushed:
+            tell(True)
+        else:
+            taken.addCallback(tell)
+        taken.addErrback(lambda failure: _log.failure("telling of an event failed", without_text(failure)))
+
+    def push(self, event: PendingEvent, *, by: float = inf) -> bool:
+        """
+        Write an event to the sockets that are here; whether one took it.
+
+        :param by: leaves out sockets that subscribed after this time.
+        """
+        subscribers = self._connections.subscribers(event.recipient_did, by=by)
         if not subscribers:
             return False
         shown = {"id": event.id, "sender_did": event.sender_did, "payload": event.payload}
@@ -39,16 +83,21 @@ class Pushing:
         took = [session for session, _ in subscribers if session.send(frame)]
         for session in took:
             self._journal.pushed(event, session.name, "live")
-        if took:
-            self._pushed[event.id] = None
-            if len(self._pushed) > _MAX_PUSHED:
-                self._pushed.popitem(last=False)
-        return bool(took)
+        return self._taken(bool(took), event, here=True)
+
+    def was_pushed(self, id_: str) -> bool:
+        """Whether an event is known to have been pushed here, and not to have been acknowledged."""
+        return self._pushed.get(id_, False)
 
     def contracts_updated(self, did: str) -> None:
         """A contract of `did`, or a request for one, is new."""
-        for session, _ in self._connections.subscribers(did):
-            session.send(_UPDATED)
+        self.push_contracts_updated(did)
+        if self._elsewhere is not None:
+            self._elsewhere.contracts(did)
+
+    def push_contracts_updated(self, did: str) -> bool:
+        """Say so to the sockets that are here; whether one took it."""
+        return any([session.send(_UPDATED) for session, _ in self._connections.subscribers(did)])
 
     def settled(self, removed: Iterable[Removed]) -> None:
         """Events were acknowledged."""
@@ -56,3 +105,10 @@ class Pushing:
             was_pushed = one.id in self._pushed
             self._pushed.pop(one.id, None)
             self._journal.acknowledged(one, "live" if was_pushed else "poll")
+
+    def _taken(self, pushed: bool, event: PendingEvent, *, here: bool) -> bool:
+        if pushed:
+            self._pushed[event.id] = here or self.was_pushed(event.id)
+            if len(self._pushed) > _MAX_PUSHED:
+                self._pushed.popitem(last=False)
+        return pushed

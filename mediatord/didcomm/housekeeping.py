@@ -13,9 +13,10 @@ from twisted.logger import Logger
 
 from mediatord.didcomm.live import Live
 from mediatord.errors import StoreUnavailable
-from mediatord.faults import without_text
+from mediatord.faults import Rarely, without_text
 from mediatord.interfaces import IStore, StoredMessage
 from mediatord.journal import Journal
+from mediatord.turns import Turn
 
 _log = Logger()
 
@@ -31,13 +32,42 @@ class Rounds:
     expiry: float = 15.0
     nonces: float = 600.0
     gauge: float = 60.0
+    left_behind: float = 5.0
+
+
+class _Loops:
+    """Rounds that come again and again, whatever becomes of one of them."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._loops: list[tuple[LoopingCall, Deferred[LoopingCall]]] = []
+
+    def begin(self, interval: float, work: Callable[[], Awaitable[None]], what: str) -> None:
+        """The first one comes after an interval, in seconds; no other one while one is under way."""
+        warning = Rarely(self._clock)
+        loop = LoopingCall(lambda: Deferred.fromCoroutine(_patiently(work(), what, warning)))
+        loop.clock = self._clock
+        self._loops.append((loop, loop.start(interval, now=False)))
+
+    def end(self) -> Deferred[list[LoopingCall]]:
+        """No more of them; fires when those that are under way are over."""
+        over = []
+        for loop, stopped in self._loops:
+            if loop.running:
+                loop.stop()
+            over.append(stopped)
+        self._loops = []
+        return gatherResults(over)
 
 
 class DueTimes(Service):
     """
     Wakes up when the next delayed message becomes visible, and hands it over (reference 4.5).
 
-    It keeps one time and asks the store for everything else, so that any number of messages can wait.
+    It keeps one time and asks the store for everything else, so that any number of messages can wait. Of several
+    nodes, one also looks every few seconds for what came due on a node that is gone.
+
+    :param turn: whose it is to look; None when there is one node.
     """
 
     name = "due times"
@@ -46,29 +76,42 @@ class DueTimes(Service):
         self,
         clock: IReactorTime,
         store: IStore,
-        push: Callable[[StoredMessage], bool],
-        fail_over: Callable[[StoredMessage], None],
+        hand_over: Callable[[StoredMessage], None],
+        turn: Turn | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
-        self._push = push
-        self._fail_over = fail_over
+        self._hand_over = hand_over
         self._timer: IDelayedCall | None = None
         self._at = 0.0
         self._round: Deferred[None] | None = None
+        self._turn = turn
+        self._looks = _Loops(clock)
+        self._warning = Rarely(clock)
 
     def startService(self) -> None:
         """Find out when the first one is due."""
         super().startService()
         self._run(self._begin())
+        if self._turn is not None:
+            self._looks.begin(Rounds().left_behind, self._look, "a look for delayed messages")
 
-    def stopService(self) -> Deferred[None] | None:
-        """Stop waiting; fires when a round that is under way is over."""
+    def stopService(self) -> Deferred[None]:
+        """Stop waiting; fires when what is under way is over."""
         super().stopService()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        return self._round
+        return Deferred.fromCoroutine(self._end(self._round))
+
+    async def _end(self, under_way: Deferred[None] | None) -> None:
+        await self._looks.end()
+        if under_way is not None:
+            await under_way
+
+    async def _look(self) -> None:
+        if self._turn is not None and await self._turn.is_mine() and self.running and self._round is None:
+            self._run(self._deliver())
 
     def wait_for(self, due_at: float) -> None:
         """A message was stored that becomes visible then."""
@@ -87,7 +130,7 @@ class DueTimes(Service):
             self.wait_for(self._clock.seconds() + RETRY)
 
     def _run(self, work: Awaitable[None]) -> None:
-        self._round = Deferred.fromCoroutine(_patiently(work, "delayed messages"))
+        self._round = Deferred.fromCoroutine(_patiently(work, "delayed messages", self._warning))
         if not self._round.called:
             self._round.addBoth(lambda _: setattr(self, "_round", None))
         else:
@@ -98,8 +141,7 @@ class DueTimes(Service):
             while due := await self._store.take_due(CHUNK):
                 for message in due:
                     # It was counted as queued when it came.
-                    if not self._push(message):
-                        self._fail_over(message)
+                    self._hand_over(message)
         except Exception:
             # Whatever it was: not at once again, and not never.
             self.wait_for(self._clock.seconds() + RETRY)
@@ -123,19 +165,30 @@ class DueTimes(Service):
 
 
 class Housekeeping(Service):
-    """Pushes, expiry, nonces, gauges. A round that fails is logged, and the next one comes all the same."""
+    """
+    Pushes, expiry, nonces, gauges. A round that fails is logged, and the next one comes all the same.
+
+    :param turn: whose it is to rid the store of what is old; None when there is one node.
+    """
 
     name = "housekeeping"
 
     def __init__(
-        self, clock: IReactorTime, store: IStore, live: Live, journal: Journal, gauge: Callable[[], Awaitable[None]]
+        self,
+        clock: IReactorTime,
+        store: IStore,
+        live: Live,
+        journal: Journal,
+        gauge: Callable[[], Awaitable[None]],
+        turn: Turn | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
         self._live = live
         self._journal = journal
         self._gauge = gauge
-        self._loops: list[tuple[LoopingCall, Deferred[LoopingCall]]] = []
+        self._turn = turn
+        self._rounds = _Loops(clock)
 
     def startService(self) -> None:
         """Begin the rounds; the first of each after its interval."""
@@ -147,30 +200,22 @@ class Housekeeping(Service):
             (self._prune, rounds.nonces),
             (self._measure, rounds.gauge),
         ):
-            loop = LoopingCall(self._once, work)
-            loop.clock = self._clock
-            self._loops.append((loop, loop.start(interval, now=False)))
+            self._rounds.begin(interval, work, "a round of housekeeping")
 
     def stopService(self) -> Deferred[list[LoopingCall]]:
         """End the rounds; fires when those that are under way are over."""
         super().stopService()
-        over = []
-        for loop, stopped in self._loops:
-            if loop.running:
-                loop.stop()
-            over.append(stopped)
-        self._loops = []
-        return gatherResults(over)
+        return self._rounds.end()
 
-    def _once(self, work: Callable[[], Awaitable[None]]) -> Deferred[None]:
-        return Deferred.fromCoroutine(_patiently(work(), "a round of housekeeping"))
+    async def _is_ours(self) -> bool:
+        return self._turn is None or await self._turn.is_mine()
 
     async def _late_pushes(self) -> None:
         self._live.overdue()
 
     async def _expire(self) -> None:
         # In small steps with breaths between them: neither reactor nor writer is held up by a mass expiry.
-        while self.running:
+        while self.running and await self._is_ours():
             removed = await self._store.expire(CHUNK)
             for one in removed:
                 self._journal.expired(one)
@@ -180,18 +225,20 @@ class Housekeeping(Service):
             await deferLater(self._clock, 0.01, lambda: None)
 
     async def _prune(self) -> None:
-        await self._store.prune()
+        if await self._is_ours():
+            await self._store.prune()
 
     async def _measure(self) -> None:
         await self._gauge()
 
 
-async def _patiently(work: Awaitable[None], what: str) -> None:
-    """Do `work`; no failure of it may end the loop it is part of."""
+async def _patiently(work: Awaitable[None], what: str, warning: Rarely) -> None:
+    """Do `work`; no failure of it may end the loop it is part of. That the store is away is said now and then."""
     try:
         await work
     except StoreUnavailable:
-        _log.warn("the store was not available for {what}", what=what)
+        if warning.count():
+            _log.warn("the store was not available for {what}", what=what)
     except CancelledError:
         pass
     except Exception:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from twisted.internet.defer import Deferred
@@ -15,9 +17,9 @@ from mediatord.didcomm.exchange import Correspondent
 from mediatord.didcomm.packing import Packing
 from mediatord.errors import StoreUnavailable
 from mediatord.faults import without_text
-from mediatord.interfaces import IMessageStore, StoredMessage
+from mediatord.interfaces import IMessageStore, Removed, StoredMessage
 from mediatord.journal import Journal
-from mediatord.presence import Connections, Session
+from mediatord.presence import Connections, Session, TooManyDIDs
 from mediatord.protocol.didcomm.message import Draft
 from mediatord.protocol.didcomm.pickup import DELIVERY, DeliveryForm, delivery_attachment
 
@@ -25,6 +27,8 @@ _log = Logger()
 
 # DIDs of one socket that are remembered as having been seen there.
 MAX_BOUND = 256
+# Messages that are remembered as having been pushed here.
+MAX_PUSHED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,14 @@ class LiveSettings:
     :param form: form of the attachment in a pushed delivery.
     :param mode: `delivery` pushes a pickup message, `raw` the payload itself.
     :param by_default: whether a socket is live as soon as an account is known on it.
+    :param node: boot of this node, which pushes are marked with; empty where it is the only one.
     """
 
     timeout: float = 60.0
     form: DeliveryForm = "as-received"
     mode: Literal["delivery", "raw"] = "delivery"
     by_default: bool = False
+    node: str = ""
 
 
 @dataclass(slots=True)
@@ -75,12 +81,18 @@ class Live:
         self._journal = journal
         self._settings = settings
         self._pushes: OrderedDict[str, _Push] = OrderedDict()
+        # Of several nodes, each has to know what it has pushed itself: others do not count for its sockets.
+        self._pushed: OrderedDict[str, None] = OrderedDict()
         self._by_session: dict[Session, set[str]] = {}
         self._bound: dict[Session, set[str]] = {}
         connections.on_close(self._session_closed)
 
-    def bind(self, session: Session, reader: Correspondent) -> None:
-        """A DID proved itself on a socket (reference 3.2), which may have been closed meanwhile."""
+    async def bind(self, session: Session, reader: Correspondent) -> None:
+        """
+        A DID proved itself on a socket (reference 3.2), which may have been closed meanwhile.
+
+        :raise StoreUnavailable: other nodes cannot know that the socket is live.
+        """
         if session not in self._connections:
             return
         dids = self._bound.setdefault(session, set())
@@ -88,56 +100,77 @@ class Live:
             dids.add(reader.did)
             self._journal.connection_bound("didcomm", session.name, reader.did)
             if self._settings.by_default:
-                self._connections.subscribe(session, reader.did, reader)
+                with suppress(TooManyDIDs):
+                    await self._connections.subscribe(session, reader.did, reader)
 
-    def rotate(self, prior: str, reader: Correspondent, session: Session | None) -> None:
+    async def rotate(self, prior: str, reader: Correspondent, session: Session | None) -> None:
         """
         An account goes by a new DID (reference 2.3): the socket that said so stays live for it.
 
         Its other sockets are not; we could not write to them for the new DID before it has spoken there.
+
+        :raise StoreUnavailable: other nodes cannot know.
         """
+        was_live = session is not None and self._connections.is_subscribed(session, prior)
         for other, _ in self._connections.subscribers(prior):
             self._connections.unsubscribe(other, prior)
-            if other is session:
-                self._connections.subscribe(other, reader.did, reader)
+        if session is not None and was_live:
+            await self._connections.subscribe(session, reader.did, reader)
 
-    def push(self, message: StoredMessage) -> bool:
+    def push(self, message: StoredMessage, *, by: float = inf) -> bool:
         """
         Write a stored message to every socket that subscribed to its account.
 
         Waits for nothing and never fails: False when no socket took it, and then it just stays in the queue.
+
+        :param by: leaves out sockets that subscribed after this time.
         """
         try:
-            return self._push(message)
+            return self._push(message, by)
         except Exception:
             _log.failure("pushing a message failed", without_text())
             return False
 
-    def _push(self, message: StoredMessage) -> bool:
+    def was_pushed(self, id_: str) -> bool:
+        """
+        Whether a message is on a socket of ours, neither acknowledged nor overdue; of several nodes, whether it ever
+        was, as far as that is remembered, and has not been acknowledged here.
+        """
+        return id_ in self._pushes or id_ in self._pushed
+
+    def _push(self, message: StoredMessage, by: float) -> bool:
         took = [
             session
-            for session, reader in self._connections.subscribers(message.account)
+            for session, reader in self._connections.subscribers(message.account, by=by)
             if session.send(self._frame(message, reader))
         ]
         if not took:
             return False
-        push = _Push(self._clock.seconds() + self._settings.timeout, set(took))
-        self._pushes[message.id] = push
+        before = self._pushes.pop(message.id, None)  # a late look may find what has just been pushed
+        sessions = {*took, *(before.sessions if before else ())}
+        self._pushes[message.id] = _Push(self._clock.seconds() + self._settings.timeout, sessions)
         for session in took:
             self._by_session.setdefault(session, set()).add(message.id)
             self._journal.pushed(message, session.name, "live")
-        _watch(self._store.mark_delivered([message.id]))
+        self._remember(message.id)
+        _watch(self._store.mark_delivered([message.id], node=self._settings.node))
         return True
+
+    def was_live(self, removed: Removed, settled: Collection[str]) -> bool:
+        """
+        Whether a message that was acknowledged had been pushed.
+
+        :param settled: what was pushed here, as :meth:`settle` said; of other nodes only the store knows.
+        """
+        return removed.id in settled or bool(self._settings.node and removed.pushes)
 
     def settle(self, ids: Iterable[str]) -> set[str]:
         """Forget the pushes that were acknowledged; those among `ids` that had been pushed."""
         settled = set()
         for id_ in ids:
-            push = self._pushes.pop(id_, None)
-            if push is not None:
+            self._pushed.pop(id_, None)
+            if self._take_back(id_):
                 settled.add(id_)
-                for session in push.sessions:
-                    self._forget(session, id_)
         return settled
 
     def overdue(self) -> None:
@@ -149,7 +182,7 @@ class Live:
             if push.deadline > now:
                 break
             late.append(id_)
-            self.settle([id_])
+            self._take_back(id_)
         self._fall_back(late)
 
     def _frame(self, message: StoredMessage, reader: Correspondent) -> bytes:
@@ -169,6 +202,22 @@ class Live:
                 del self._pushes[id_]
                 lost.append(id_)
         self._fall_back(lost)
+
+    def _remember(self, id_: str) -> None:
+        if self._settings.node:
+            self._pushed[id_] = None
+            self._pushed.move_to_end(id_)
+            if len(self._pushed) > MAX_PUSHED:
+                self._pushed.popitem(last=False)
+
+    def _take_back(self, id_: str) -> bool:
+        """Whether it was on a socket."""
+        push = self._pushes.pop(id_, None)
+        if push is None:
+            return False
+        for session in push.sessions:
+            self._forget(session, id_)
+        return True
 
     def _forget(self, session: Session, id_: str) -> None:
         ids = self._by_session.get(session)

@@ -11,7 +11,7 @@ from mediatord.didcomm.live import Live
 from mediatord.errors import LiveModeUnsupported, NotEnrolled
 from mediatord.interfaces import Account, IStore
 from mediatord.journal import Journal
-from mediatord.presence import Connections
+from mediatord.presence import Connections, TooManyDIDs
 from mediatord.protocol.didcomm.forward import registered_names
 from mediatord.protocol.didcomm.pickup import (
     DELIVERY,
@@ -90,17 +90,24 @@ class Pickup:
             removed = await self._store.acknowledge(account.did, ids)
             pushed = self._live.settle(one.id for one in removed)
             for one in removed:
-                self._journal.acknowledged(one, "live" if one.id in pushed else "pickup")
+                self._journal.acknowledged(one, "live" if self._live.was_live(one, pushed) else "pickup")
         return await self._status(account, origin, None, None)
 
     async def live_delivery_change(self, received: Received, account: Account, origin: Origin) -> Answer:
-        """Switch pushing to this very socket on or off; the backlog stays for a delivery-request."""
+        """
+        Switch pushing to this very socket on or off; the backlog stays for a delivery-request.
+
+        What came before other nodes know of the socket is in the status, what comes after that is pushed.
+        """
         wanted = read_live(received.message.object())
         if wanted and origin.session is None:
             raise LiveModeUnsupported
         if origin.session is not None:
             if wanted and received.correspondent is not None:
-                self._connections.subscribe(origin.session, account.did, received.correspondent)
+                try:
+                    await self._connections.subscribe(origin.session, account.did, received.correspondent)
+                except TooManyDIDs:
+                    raise LiveModeUnsupported from None
             else:
                 self._connections.unsubscribe(origin.session, account.did)
         return await self._status(account, origin, None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from twisted.internet.interfaces import IReactorTime
 
@@ -89,14 +90,12 @@ class Deliveries:
     """
     What happens to a message once it is stored.
 
-    :param push: to the recipient's sockets; False when none took it.
-    :param fail_over: told of a message that was not pushed.
+    :param hand_over: to whoever takes it, and tells whether a socket did.
     :param wait_for: told when a delayed message becomes due.
     :param settle: told of messages that are gone.
     """
 
-    push: Callable[[StoredMessage], bool]
-    fail_over: Callable[[StoredMessage], None]
+    hand_over: Callable[[StoredMessage, Callable[[bool], None]], None]
     wait_for: Callable[[float], None]
     settle: Callable[[Iterable[str]], object]
 
@@ -143,7 +142,7 @@ class Routing:
 
         The checks come in the order of reference 4.1, and nothing is stored unless all of them pass.
         """
-        self._route.admission.stranger(origin.peer)
+        await self._route.admission.stranger(origin.peer)
         plans = await self._plan(received, origin, _Descent())
         deposited = await self._deposit([await self._ready(plan) for plan in plans])
         for one in deposited:
@@ -160,7 +159,7 @@ class Routing:
         if descent.depth == 0:
             await self._check_sender(received, origin, count)
         # One was paid for when it came in, or was opened.
-        self._route.admission.stranger(origin.peer, count - 1)
+        await self._route.admission.stranger(origin.peer, count - 1)
         now = self._route.clock.seconds()
         expires_at = expiry(message, now, self._settings.ttl)
         payloads = read_payloads(message, encrypted_only=self._settings.encrypted_only or ours)
@@ -172,7 +171,7 @@ class Routing:
     async def _check_sender(self, received: Received, origin: Origin, count: int) -> None:
         # The very same forward again may be somebody else's doing, and is never charged to its sender twice.
         if self._is_new(received.digest):
-            self._route.admission.sender(received.sender, received.message.sender, origin.peer, count)
+            await self._route.admission.sender(received.sender, received.message.sender, origin.peer, count)
         if self._settings.registered_senders_only:
             sender = received.sender
             if sender is None or await self._route.store.account(sender) is None:
@@ -244,12 +243,15 @@ class Routing:
             journal.evicted(evicted)
         deliveries.settle([evicted.id for evicted in deposited.evicted])
         for message in deposited.messages:
-            pushed = message.due_at is None and deliveries.push(message)
-            journal.accepted(message, received.sender, "live" if pushed else "queue")
-            if message.due_at is not None:
+            tell = partial(self._accepted, message, received.sender)
+            if message.due_at is None:
+                deliveries.hand_over(message, tell)
+            else:
+                tell(False)
                 deliveries.wait_for(message.due_at)
-            elif not pushed:
-                deliveries.fail_over(message)
+
+    def _accepted(self, message: StoredMessage, sender: str | None, pushed: bool) -> None:
+        self._route.journal.accepted(message, sender, "live" if pushed else "queue")
 
     async def _wrapped(self, opaque: Opaque, recipient: str) -> Opaque:
         data, form = opaque

@@ -47,6 +47,7 @@ class Front:
     :param public: reads a public channel: DID as in the path, arguments of the query, who pays; raises ShuttingDown.
     :param ping_store: really asks the store; raises StoreUnavailable.
     :param queue_sizes: refreshes the queue gauge before a scrape.
+    :param figures: the metrics, rendered; raises TimeoutError.
     :param turned_away: told of a request that was refused unread: whose form the refusal has, and the address.
     :param deadline: seconds a request may take.
     """
@@ -57,6 +58,7 @@ class Front:
     public: Callable[[str, Mapping[bytes, Sequence[bytes]], str], Awaitable[DecentrlReply]]
     ping_store: Callable[[], Awaitable[None]]
     queue_sizes: Callable[[], Awaitable[None]]
+    figures: Callable[[], Awaitable[bytes]]
     pages: Pages
     metrics: Metrics
     peers: Peers
@@ -289,7 +291,11 @@ class MetricsPath(Leaf):
                 await self._front.queue_sizes()
             except StoreUnavailable:
                 self._front.metrics.storage_up(False)
+            try:
+                text = await self._front.figures()
+            except TimeoutError:
+                return Answer(503, b'{"status":"error","detail":"workers do not answer"}', JSON, retry(5))
             # A page in the operator's browser is on an address that may see this; the page itself may not.
-            return Answer(200, self._front.metrics.render(), CONTENT_TYPE.encode("ascii"), shared=False)
+            return Answer(200, text, CONTENT_TYPE.encode("ascii"), shared=False)
 
         return self.later(request, scraped(), "didcomm")

@@ -2,48 +2,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from twisted.application.service import Service
+from twisted.internet.defer import Deferred
 
 from mediatord.config import Config
-from mediatord.service import Listener, OrderedService, refuse_unavailable
+from mediatord.interfaces import IStore
+from mediatord.notify import notify
+from mediatord.service import OrderedService, refuse_unavailable
 from mediatord.store import check_store
+from mediatord.wiring.alone import Alone, open_among
 from mediatord.wiring.base import Base, build_base, load_identity
 from mediatord.wiring.decentrl import build_decentrl
 from mediatord.wiring.didcomm import DIDCommHalf, build_didcomm
-from mediatord.wiring.life import Endings, Signs, StoreLife
+from mediatord.wiring.life import Endings, Signs, SoleUser, StoreLife
+from mediatord.wiring.nodes import build_membership, build_node
 from mediatord.wiring.site import build_site
+from mediatord.wiring.workers import Doors, build_supervisor, listeners, put_to_work
+from mediatord.workers import Worker
 
 __all__ = ["build", "build_site", "load_identity"]
 
 
-def build(reactor: Any, config: Config) -> OrderedService:
+def build(
+    reactor: Any,
+    config: Config,
+    *,
+    give_up: Callable[[str], None],
+    worker: Worker | None = None,
+    store: IStore | None = None,
+) -> OrderedService:
     """
     The daemon as one service; nothing is opened or bound before it starts.
 
+    :param give_up: told in one line why there is no point in going on, should that turn out after the start.
+    :param worker: what makes it one of several processes.
+    :param store: instead of the one that the configuration names, to share it within one process.
     :raise StartupError: keys, identity or log key cannot be used.
     """
-    refuse_unavailable(config)
-    base = build_base(reactor, config)
-    didcomm = build_didcomm(base, config)
-    site = build_site(base, didcomm, build_decentrl(base, config), config)
-    root = OrderedService(reactor, patience=config.drain_timeout)
-    signs = Signs(base)
+    if store is None:
+        refuse_unavailable(config)
+    if config.workers > 1:
+        return build_supervisor(reactor, config, give_up, _sole_users(config, shared=False))
+    base = build_base(reactor, config, worker=worker.place if worker else None, store=store)
+    didcomm, decentrl = build_didcomm(base, config), build_decentrl(base, config)
+    site = build_site(base, didcomm, decentrl, config, worker)
+    root = OrderedService(reactor, config.drain_timeout, base.events.rotate)
+    signs = Signs(base, worker.tell if worker else notify)
+    doors: list[Service] = [*listeners(reactor, config, site, worker)]
+    ready: Callable[[], None] = signs.store_opened
+    if worker:
+        put_to_work(worker, base)
+        door = Doors(reactor, doors, signs.store_opened)
+        doors, ready = [door], door.open
+    opened = ready
+    membership: list[Service] = []
+    node: list[Service] = []
+    if base.cluster is not None:
+        member = build_membership(base, base.cluster, give_up, ready)
+        opened, membership = member.store_opened, [member]
+        node = build_node(base, base.cluster, didcomm, decentrl, member)
     children: list[Service] = [
+        *_sole_users(config, shared=worker is not None or store is not None),
         base.events,
-        StoreLife(base, lambda: check_store(config.storage.backend, config.storage.sqlite.path), signs.store_opened),
+        *_store_services(base, config, opened, give_up),
+        *membership,
         didcomm.due,
         didcomm.housekeeping,
         Endings("outgoing requests", lambda: _stop_outgoing(base, didcomm)),
+        *node,
         base.connections,
         base.gate,
-        *(Listener(endpoint, site, reactor) for endpoint in config.listen),
+        *doors,
         signs,
     ]
     for child in children:
         child.setServiceParent(root)
     return root
+
+
+def _sole_users(config: Config, *, shared: bool) -> list[Service]:
+    """What keeps the database to this process, if it is a file and nobody else was given it as well."""
+    return [] if shared or config.storage.backend != "sqlite" else [SoleUser(config.storage.sqlite.path)]
+
+
+def _store_services(
+    base: Base, config: Config, opened: Callable[[], None], give_up: Callable[[str], None]
+) -> list[Service]:
+    """What opens and closes the store, and keeps those away with whom it cannot be shared."""
+    backend, path = config.storage.backend, config.storage.sqlite.path
+    open_store: Callable[[], Deferred[None]] = base.store.open
+    beside: list[Service] = []
+    if base.cluster is not None:
+        open_store = partial(open_among, base.reactor, base.store, base.gate)
+    elif backend == "mongodb":
+        alone = Alone(base.reactor, base.store, base.node, base.gate, give_up)
+        open_store, beside = alone.open, [alone]
+    return [StoreLife(base, open_store, lambda: check_store(backend, path), opened, give_up), *beside]
 
 
 async def _stop_outgoing(base: Base, half: DIDCommHalf) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from mediatord import __version__
-from mediatord.admission import Admission
+from mediatord.admission import Admission, Allowances
 from mediatord.config import Config
 from mediatord.eventlog.logs import EventFile, SegmentLimits
 from mediatord.eventlog.logs import Origin as LogOrigin
 from mediatord.eventlog.sealing import Sealer
 from mediatord.gate import Gate
 from mediatord.identity import Identity, IdentityError
-from mediatord.interfaces import IStore, QueueLimits
+from mediatord.interfaces import IStore, Node, QueueLimits, Removed
 from mediatord.interfaces.decentrl import Caps
 from mediatord.journal import Journal
 from mediatord.keyfile import load_keys
@@ -26,11 +28,18 @@ from mediatord.private_file import PrivateFileError
 from mediatord.service import StartupError
 from mediatord.store import open_store
 from mediatord.tags import Tags, load_tag_key
+from mediatord.wiring.cluster import ClusterSide, place_of
+from mediatord.workers import WorkerPlace
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What everything else stands on."""
+    """
+    What everything else stands on.
+
+    :param node: this process, as others may know it.
+    :param cluster: None when this is the only process.
+    """
 
     reactor: Any
     identity: Identity
@@ -41,6 +50,8 @@ class Base:
     admission: Admission
     gate: Gate
     outbound: Outbound
+    node: Node
+    cluster: ClusterSide | None
 
 
 def load_identity(config: Config) -> Identity:
@@ -60,41 +71,66 @@ def load_identity(config: Config) -> Identity:
         raise StartupError(str(error)) from None
 
 
-def build_base(reactor: Any, config: Config) -> Base:
+def load_tags(config: Config) -> Tags:
+    """
+    What stands for DIDs in the log; its key is made if there is none.
+
+    :raise StartupError: the key cannot be used.
+    """
+    try:
+        return Tags(config.log.dids, load_tag_key(config.identity.keys.with_name("log.key")))
+    except PrivateFileError as error:
+        raise StartupError(str(error)) from None
+
+
+def build_base(
+    reactor: Any, config: Config, *, worker: WorkerPlace | None = None, store: IStore | None = None
+) -> Base:
     """
     Make the rooms that everything else uses.
 
+    :param worker: what this process has of its supervisor.
+    :param store: instead of the one that the configuration names.
     :raise StartupError: keys, identity or log key cannot be used.
     """
     identity = load_identity(config)
-    try:
-        tags = Tags(config.log.dids, load_tag_key(config.identity.keys.with_name("log.key")))
-    except PrivateFileError as error:
-        raise StartupError(str(error)) from None
+    tags = load_tags(config)
+    place = place_of(config, worker)
+    origin = LogOrigin(config.node_name, __version__, tags.epoch)
     events = EventFile(
         config.log.directory,
         reactor,
-        LogOrigin(config.node_name, __version__, tags.epoch),
+        origin,
         limits=SegmentLimits(config.log.rotate.bytes, config.log.rotate.keep),
         level=config.log.level,
         seal=Sealer(reactor, config.log.rotate.compress),
     )
     metrics = Metrics(CollectorRegistry(), version=__version__, label=tags.did)
     journal = Journal(reactor, events, metrics, tags)
+    store = store or _store(reactor, config, metrics, journal, shared=worker is not None)
+    cluster = None
+    node = Node(origin.node, origin.boot, "", b"")
+    connections: Connections[Any] = Connections(config.limits.max_connections_per_ip)
+    if place is not None:
+        node = Node(origin.node, origin.boot, place.address, place.keys.seal)
+        cluster = ClusterSide(reactor, store, metrics, node, place)
+        connections.announce_to(cluster.announcer, reactor)
     return Base(
         reactor=reactor,
         identity=identity,
         events=events,
         journal=journal,
-        store=_store(reactor, config, metrics),
-        connections=Connections(config.limits.max_connections_per_ip),
-        admission=_admission(reactor, journal, config),
+        store=store,
+        connections=connections,
+        admission=_admission(reactor, journal, config, cluster.allowances if cluster else None),
         gate=Gate(),
         outbound=Outbound(reactor, allow_private=config.outbound.allow_private),
+        node=node,
+        cluster=cluster,
     )
 
 
-def _store(reactor: Any, config: Config, metrics: Metrics) -> IStore:
+def _store(reactor: Any, config: Config, metrics: Metrics, journal: Journal, *, shared: bool) -> IStore:
     try:
         return open_store(
             config.storage.backend,
@@ -102,10 +138,25 @@ def _store(reactor: Any, config: Config, metrics: Metrics) -> IStore:
             QueueLimits(config.queue.max_messages, config.queue.max_bytes),
             caps=_caps(config),
             path=config.storage.sqlite.path,
+            shared=shared,
+            uri=config.storage.mongodb.uri,
             observe=metrics.store_took,
+            on_up=metrics.storage_up,
+            tell=partial(tell_late, journal),
         )
     except ValueError as error:
         raise StartupError(str(error)) from None
+
+
+def tell_late(journal: Journal, removed: Sequence[Removed]) -> None:
+    """Messages have left their queues although the store had failed to say so."""
+    for one in removed:
+        if one.reason is None:
+            journal.acknowledged(one, "pickup")
+        elif one.reason == "ttl":
+            journal.expired(one)
+        else:
+            journal.evicted(one)
 
 
 def _caps(config: Config) -> Caps:
@@ -122,11 +173,12 @@ def _caps(config: Config) -> Caps:
     )
 
 
-def _admission(reactor: Any, journal: Journal, config: Config) -> Admission:
+def _admission(reactor: Any, journal: Journal, config: Config, allowances: Allowances | None) -> Admission:
     return Admission(
         reactor,
         journal.limited,
         did_per_minute=config.limits.did_per_minute,
         ip_per_minute=config.limits.ip_per_minute,
         account_per_minute=config.limits.account_per_minute,
+        allowances=allowances,
     )

@@ -31,6 +31,7 @@ class DecentrlHalf:
     """
 
     mediator: Mediator
+    pushing: Pushing
     converse: Callable[[Session], Conversation]
 
 
@@ -38,11 +39,12 @@ def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
     """Make the use cases."""
     clock, journal, store = base.reactor, base.journal, base.store
     directory = Directory(base.identity.decentrl_dids, base.identity.signing_key)
+    pushing = Pushing(base.connections, journal, base.cluster.elsewhere if base.cluster else None)
     desk = Desk(
         clock=clock,
         store=store.decentrl,
         directory=directory,
-        pushing=Pushing(base.connections, journal),
+        pushing=pushing,
         journal=journal,
         new_id=lambda: new_message_id(clock.seconds()),
     )
@@ -55,9 +57,8 @@ def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
         channels=Channels(desk),
     )
     switchboard = Switchboard(clock, store, base.gate, base.connections, base.admission, authentication, journal)
-    return DecentrlHalf(
-        Mediator(desk, base.admission, authentication, uses), lambda session: Conversation(session, switchboard)
-    )
+    mediator = Mediator(desk, base.admission, authentication, uses)
+    return DecentrlHalf(mediator, pushing, lambda session: Conversation(session, switchboard))
 
 
 def _registration_settings(base: Base, config: Config) -> RegistrationSettings:

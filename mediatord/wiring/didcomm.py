@@ -12,6 +12,7 @@ from pathlib import Path
 from mediatord.config import Config
 from mediatord.didcomm.coordination import Coordination, OwnNames, Registration
 from mediatord.didcomm.endpoints import EndpointDelivery, FailoverSettings, Targets
+from mediatord.didcomm.handover import HandOver
 from mediatord.didcomm.housekeeping import DueTimes, Housekeeping
 from mediatord.didcomm.live import Live, LiveSettings
 from mediatord.didcomm.mediator import Desk, Mediator, Protocols
@@ -25,12 +26,8 @@ from mediatord.didcomm.wrapping import Wrapping
 from mediatord.identity import Identity
 from mediatord.ids import new_id, new_message_id
 from mediatord.protocol.didcomm.did import canonical
-from mediatord.protocol.limits import SlidingWindow
 from mediatord.resolver import Resolver, WebDIDs
 from mediatord.wiring.base import Base
-
-# did:web documents that one address may make us fetch in a minute (reference 8.5).
-WEB_LOOKUPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +35,7 @@ class DIDCommHalf:
     """The DIDComm half and its services."""
 
     mediator: Mediator
+    live: Live
     due: DueTimes
     housekeeping: Housekeeping
     endpoints: EndpointDelivery
@@ -50,18 +48,20 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
     resolver = _resolver(base, config)
     packing = Packing(reactor, new_id)
     unpacking = Unpacking(resolver, identity.key_for, draft03=settings.legacy_draft03)
-    live = Live(reactor, store, base.connections, packing, journal, _live_settings(config))
+    live = Live(reactor, store, base.connections, packing, journal, live_settings(base, config))
     wrapping = Wrapping(resolver, reactor, new_id)
     targets = Targets(resolver, _failover_settings(config), identity.owns)
     endpoints = EndpointDelivery(reactor, store, targets, wrapping, base.outbound, journal)
-    due = DueTimes(reactor, store, live.push, endpoints.offer)
+    elsewhere, turn = (base.cluster.elsewhere.message, base.cluster.turn) if base.cluster else (None, None)
+    hand_over = HandOver(live.push, elsewhere, endpoints.offer)
+    due = DueTimes(reactor, store, hand_over, turn)
     route = Route(
         clock=reactor,
         store=store,
         unpacking=unpacking,
         wrapping=wrapping,
         admission=base.admission,
-        deliveries=Deliveries(live.push, endpoints.offer, due.wait_for, live.settle),
+        deliveries=Deliveries(hand_over, due.wait_for, live.settle),
         journal=journal,
         owns=identity.owns,
         sources=Sources(lambda: new_message_id(reactor.seconds()), random.SystemRandom().uniform),
@@ -94,23 +94,25 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         journal=journal,
         owns=identity.owns,
     )
-    housekeeping = Housekeeping(reactor, store, live, journal, lambda: _gauge(base))
-    return DIDCommHalf(Mediator(desk, protocols), due, housekeeping, endpoints)
+    housekeeping = Housekeeping(reactor, store, live, journal, lambda: _gauge(base), turn)
+    return DIDCommHalf(Mediator(desk, protocols), live, due, housekeeping, endpoints)
 
 
 def _resolver(base: Base, config: Config) -> Resolver:
     private = config.outbound.allow_private
-    web = WebDIDs(base.reactor, base.outbound.get, SlidingWindow(WEB_LOOKUPS), allow_private=private)
+    web = WebDIDs(base.reactor, base.outbound.get, base.admission.lookup, allow_private=private)
     return Resolver(web, base.store.remember_did, base.store.recall_did)
 
 
-def _live_settings(config: Config) -> LiveSettings:
+def live_settings(base: Base, config: Config) -> LiveSettings:
+    """How pushes are made; each is marked as made by this process where others can see the store."""
     settings = config.didcomm
     return LiveSettings(
         timeout=config.queue.delivered_timeout,
         form=settings.delivery_form,
         mode=settings.live_push,
         by_default=settings.live_default_on,
+        node=base.node.boot if base.cluster or config.storage.backend == "mongodb" else "",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from twisted.application.service import Service
@@ -13,15 +14,17 @@ from twisted.logger import Logger
 
 from mediatord import __version__
 from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import StoreRefused
 from mediatord.notify import notify, watchdog_interval
 from mediatord.service import StartupError
+from mediatord.store.sole_use import SoleUse
 from mediatord.web.websocket import native_masking
 from mediatord.wiring.base import Base
 
 _log = Logger()
 
 # Seconds until a store that did not open is tried again.
-RETRY = 5.0
+RETRY = 1.0
 
 
 class Endings(Service):
@@ -36,20 +39,60 @@ class Endings(Service):
         return Deferred.fromCoroutine(self._end())
 
 
+class SoleUser(Service):
+    """
+    Keeps the database from other daemons, from before anything is done until everything is.
+
+    :param path: of the database.
+    """
+
+    name = "sole user"
+
+    def __init__(self, path: Path) -> None:
+        self._use = SoleUse(path)
+
+    def privilegedStartService(self) -> None:
+        """
+        Lock it.
+
+        :raise StartupError: another daemon has.
+        """
+        super().privilegedStartService()
+        try:
+            self._use.take()
+        except ValueError as error:
+            raise StartupError(str(error)) from None
+
+    def stopService(self) -> None:
+        super().stopService()
+        self._use.release()
+
+
 class StoreLife(Service):
     """
     Opens the store when the daemon starts, and closes it after everything that uses it.
 
+    :param open_store: may be called again when it failed.
     :param check: finds out whether opening makes sense at all; raises ValueError with a line for the operator.
     :param opened: told once it is open.
+    :param give_up: told in a line why it never will be.
     """
 
     name = "store"
 
-    def __init__(self, base: Base, check: Callable[[], None], opened: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        base: Base,
+        open_store: Callable[[], Deferred[None]],
+        check: Callable[[], None],
+        opened: Callable[[], None],
+        give_up: Callable[[str], None],
+    ) -> None:
         self._base = base
+        self._open_store = open_store
         self._check = check
         self._tell_opened = opened
+        self._give_up = give_up
         self._again: IDelayedCall | None = None
 
     def privilegedStartService(self) -> None:
@@ -71,7 +114,7 @@ class StoreLife(Service):
 
     def _open(self) -> None:
         self._again = None
-        self._base.store.open().addCallbacks(self._opened, self._failed)
+        self._open_store().addCallbacks(self._opened, self._failed)
 
     def _opened(self, _: None) -> None:
         self._base.journal.metrics.storage_up(True)
@@ -79,6 +122,9 @@ class StoreLife(Service):
 
     def _failed(self, failure: Any) -> None:
         self._base.journal.metrics.storage_up(False)
+        if failure.check(StoreRefused):
+            self._give_up(str(failure.value))
+            return
         if not failure.check(StoreUnavailable):
             _log.failure("opening the store failed", failure)
         if self.running:
@@ -94,12 +140,17 @@ class StoreLife(Service):
 
 
 class Signs(Service):
-    """Says to the log and to systemd that the daemon takes work, and that it is about to stop."""
+    """
+    Says to the log and to systemd that the daemon takes work, and that it is about to stop.
+
+    :param tell: tells systemd.
+    """
 
     name = "signs of life"
 
-    def __init__(self, base: Base) -> None:
+    def __init__(self, base: Base, tell: Callable[[str], object] = notify) -> None:
         self._base = base
+        self._tell = tell
         self._store_open = False
         self._watchdog: LoopingCall | None = None
 
@@ -120,16 +171,16 @@ class Signs(Service):
             self._base.reactor.callWhenRunning(self._ready)
 
     def _ready(self) -> None:
-        notify("READY=1")
+        self._tell("READY=1")
         interval = watchdog_interval()
         if interval is not None:
-            self._watchdog = LoopingCall(notify, "WATCHDOG=1")
+            self._watchdog = LoopingCall(self._tell, "WATCHDOG=1")
             self._watchdog.clock = self._base.reactor
             self._watchdog.start(interval)
 
     def stopService(self) -> None:
         super().stopService()
-        notify("STOPPING=1")
+        self._tell("STOPPING=1")
         if self._watchdog is not None and self._watchdog.running:
             self._watchdog.stop()
         self._base.journal.stopped(__version__)

@@ -10,7 +10,7 @@ from autobahn.twisted.resource import WebSocketResource
 from mediatord.config import Config
 from mediatord.decentrl.exchange import Reply as DecentrlReply
 from mediatord.didcomm.exchange import Origin, Reply
-from mediatord.errors import MediatorError, ShuttingDown
+from mediatord.errors import MediatorError, ShuttingDown, StoreUnavailable
 from mediatord.journal import Half
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Peers
@@ -20,6 +20,7 @@ from mediatord.web.websocket import SocketFactory, Sockets
 from mediatord.wiring.base import Base
 from mediatord.wiring.decentrl import DecentrlHalf
 from mediatord.wiring.didcomm import DIDCommHalf
+from mediatord.workers import Worker
 
 T = TypeVar("T")
 
@@ -56,7 +57,9 @@ class _Gateway:
             raise
 
 
-def build_site(base: Base, didcomm: DIDCommHalf, decentrl: DecentrlHalf, config: Config) -> MediatorSite:
+def build_site(
+    base: Base, didcomm: DIDCommHalf, decentrl: DecentrlHalf, config: Config, worker: Worker | None = None
+) -> MediatorSite:
     """One site for both halves."""
     gateway = _Gateway(base, didcomm, decentrl)
     peers = Peers(config.trusted_proxies)
@@ -76,6 +79,7 @@ def build_site(base: Base, didcomm: DIDCommHalf, decentrl: DecentrlHalf, config:
         public=gateway.public,
         ping_store=lambda: _ping(base),
         queue_sizes=lambda: _queue_sizes(base, config.metrics.queue_size_top),
+        figures=worker.page if worker else lambda: _figures(base),
         pages=Pages(base.identity.did, base.identity.web_document, config.public_url),
         metrics=base.journal.metrics,
         peers=peers,
@@ -88,7 +92,16 @@ def build_site(base: Base, didcomm: DIDCommHalf, decentrl: DecentrlHalf, config:
 
 
 async def _ping(base: Base) -> None:
-    await base.gate.through(base.store.ping)
+    try:
+        await base.gate.through(base.store.ping)
+    except StoreUnavailable:
+        base.journal.metrics.storage_up(False)
+        raise
+    base.journal.metrics.storage_up(True)
+
+
+async def _figures(base: Base) -> bytes:
+    return base.journal.metrics.render()
 
 
 async def _queue_sizes(base: Base, top: int) -> None:

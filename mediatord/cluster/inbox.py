@@ -1,0 +1,104 @@
+"""Pushes to the sockets of this node what other nodes have accepted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from twisted.internet.defer import Deferred
+
+from mediatord.cluster.hint import Names, read_hints, write_pushed
+from mediatord.interfaces import Arrival, StoredMessage, Window
+from mediatord.interfaces.decentrl import PendingEvent
+
+Item = TypeVar("Item", StoredMessage, PendingEvent)
+
+
+@dataclass(frozen=True, slots=True)
+class Half(Generic[Item]):
+    """
+    What one protocol half does with what other nodes have accepted.
+
+    :param live: the DIDs that sockets are here for.
+    :param find: what waits in the store, by id; at most as much as is good to have in memory.
+    :param arrived: what came for DIDs in a time, at most so many.
+    :param push: to the sockets of its recipient; False when none took it.
+    :param is_missed: whether it was not pushed here, and there are sockets that were there when it came.
+    :param push_late: only to those; given when it came.
+    :param was_pushed: whether it was pushed here, as far as that is remembered.
+    """
+
+    live: Callable[[], list[str]]
+    find: Callable[[Sequence[str]], Deferred[list[Item]]]
+    arrived: Callable[[Sequence[str], Window, int], Deferred[list[Arrival]]]
+    push: Callable[[Item], bool]
+    is_missed: Callable[[Arrival], bool]
+    push_late: Callable[[Item, float], bool]
+    was_pushed: Callable[[str], bool]
+
+    async def take(self, ids: Sequence[str]) -> list[str]:
+        """
+        Push what other nodes have hinted at; those of the ids that were pushed, now or before.
+
+        :raise StoreUnavailable: it cannot be looked up.
+        """
+        pushed = [id_ for id_ in ids if self.was_pushed(id_)]
+        async for items in self._look_up([id_ for id_ in ids if id_ not in pushed]):
+            # Meanwhile the same hint may have come once more.
+            pushed += [item.id for item in items if self.was_pushed(item.id) or self.push(item)]
+        return pushed
+
+    async def catch_up(self, arrivals: Sequence[Arrival]) -> None:
+        """
+        Push what nobody has hinted at.
+
+        :raise StoreUnavailable: it cannot be looked up.
+        """
+        missed = {one.id: one.at for one in arrivals if self.is_missed(one)}
+        async for items in self._look_up(list(missed)):
+            for item in items:
+                if not self.was_pushed(item.id):
+                    self.push_late(item, missed[item.id])
+
+    async def _look_up(self, wanted: Sequence[str]) -> AsyncIterator[list[Item]]:
+        while wanted and (found := await self.find(wanted)):
+            yield found
+            there = {item.id for item in found}
+            # What is missing does not exist any more, or is too much to be read at once.
+            wanted = [id_ for id_ in wanted if id_ not in there]
+
+
+class Inbox:
+    """
+    Takes hints.
+
+    :param contracts_updated: tells the sockets of a DID; False when there are none.
+    """
+
+    def __init__(
+        self, didcomm: Half[StoredMessage], decentrl: Half[PendingEvent], contracts_updated: Callable[[str], bool]
+    ) -> None:
+        self._didcomm = didcomm
+        self._decentrl = decentrl
+        self._contracts_updated = contracts_updated
+
+    async def hints(self, body: bytes) -> bytes:
+        """
+        The response to a request of another node.
+
+        :raise ValueError: it is no request.
+        :raise StoreUnavailable: try again later.
+        """
+        names = read_hints(body)
+        pushed: Names = {
+            "messages": await self._didcomm.take(names["messages"]),
+            "events": await self._decentrl.take(names["events"]),
+            "contracts": [did for did in names["contracts"] if self._contracts_updated(did)],
+        }
+        return write_pushed(pushed)
+
+
+async def probed(body: bytes) -> bytes:
+    """The response to another node that wants to know whether this one is here."""
+    return b"{}"

@@ -1,0 +1,192 @@
+"""Being one of the nodes: joining, staying, and coming back after having been away."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Protocol
+
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from mediatord.cluster.naming import Naming, running
+from mediatord.errors import StoreUnavailable
+from mediatord.faults import Rarely, without_text
+from mediatord.interfaces import ClusterRefused, IClusterStore, Node, NodeNameTaken
+
+_log = Logger()
+
+# Seconds: how long a node counts as live after it was last heard of, how often it says that it is, and when it tries
+# again what the store did not take.
+LEASE = 10.0
+RENEWAL = 3.0
+RETRY = 1.0
+
+SECRET_DIFFERS = "cluster.secret_file: the nodes that are running have another secret"
+
+
+class Followers(Protocol):
+    """Who has to know how things stand between this node and the cluster."""
+
+    def joined(self) -> None:
+        """It is one of the nodes now; nobody knows of its sockets."""
+
+    def parted(self) -> None:
+        """Its lease is over; it tries to join again."""
+
+    def nodes(self, live: Collection[Node]) -> None:
+        """These are the live ones, this one among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """
+    What becoming a member takes.
+
+    :param probe: the boot that answers where a node said it is; None when none does.
+    :param give_up: ends the daemon with a line for the operator.
+    :param fall_silent: has nothing more said to the store about sockets; fires when that is sure.
+    :param sole: whether our address was never that of anybody but earlier processes in our place, which are gone.
+    """
+
+    probe: Callable[[Node], Awaitable[str | None]]
+    give_up: Callable[[str], None]
+    fall_silent: Callable[[], Awaitable[None]]
+    sole: bool = False
+
+
+class Membership(Service):
+    """
+    Keeps this node among the live ones, from when the store is open until it stops.
+
+    :param node: ours.
+    """
+
+    name = "membership"
+
+    def __init__(
+        self, clock: IReactorTime, store: IClusterStore, node: Node, means: Means, followers: Followers
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._node = node
+        self._means = means
+        self._followers = followers
+        self._naming = Naming(clock, store, node, means.probe, sole=means.sole)
+        self._warning = Rarely(clock)
+        self._has_joined = False
+        self._open = False
+        self._life: Deferred[Any] | None = None
+        self._since: float | None = None
+
+    def startService(self) -> None:
+        """Join, if the store is open already."""
+        super().startService()
+        self._look()
+
+    def store_opened(self) -> None:
+        """Join, now or when this is started."""
+        self._open = True
+        self._look()
+
+    def _look(self) -> None:
+        if self.running and self._open and self._life is None:
+            self._life = Deferred.fromCoroutine(self._live())
+            self._life.addErrback(lambda failure: failure.trap(CancelledError))
+
+    @property
+    def settled(self) -> bool:
+        """Whether this node has been a member for so long that all others that are live have come back as well."""
+        return self._since is not None and self._clock.seconds() - self._since >= RENEWAL
+
+    def stopService(self) -> Deferred[None]:
+        """Leave, so that nobody has to wait until the lease is over; fires when that is done or the store is away."""
+        super().stopService()
+        if self._life is not None:
+            self._life.cancel()
+        return Deferred.fromCoroutine(self._leave())
+
+    async def _live(self) -> None:
+        while True:
+            try:
+                if not await self._join():
+                    return
+                await self._be_a_member()
+            except CancelledError:
+                raise
+            except Exception:
+                _log.failure("membership failed", without_text())
+                await self._pause(RETRY)
+
+    async def _be_a_member(self) -> None:
+        _log.info("node {name} has joined the cluster", name=self._node.name)
+        self._since = self._clock.seconds()
+        self._followers.joined()
+        await self._stay()
+        _log.warn("the lease of node {name} is over; it joins again", name=self._node.name)
+        self._since = None
+        self._followers.parted()
+
+    async def _join(self) -> bool:
+        """Whether that was possible at all."""
+        while True:
+            asked = self._clock.seconds()
+            try:
+                await self._store.join(self._node, LEASE)
+                self._naming.forget()
+                self._has_joined = True
+                return True
+            except StoreUnavailable:
+                self._naming.forget()
+                await self._pause(RETRY)
+            except ClusterRefused as refused:
+                refusal = await self._refused(refused, asked)
+                if refusal:
+                    self._means.give_up(refusal)
+                    return False
+
+    async def _refused(self, refused: ClusterRefused, asked: float) -> str:
+        """
+        Why this node has to give up; empty when it may ask again.
+
+        One that was there before drops nobody, and stays, with the sockets that it has, where it may come back.
+        """
+        if isinstance(refused, NodeNameTaken):
+            return running(refused.holder) if self._has_joined else await self._naming.contest(refused, asked)
+        if not self._has_joined:
+            return SECRET_DIFFERS
+        if self._warning.count():
+            _log.warn(f"{SECRET_DIFFERS}; this one tries to join them again, until it has")
+        await self._pause(RETRY)
+        return ""
+
+    async def _stay(self) -> None:
+        """Until the lease is lost."""
+        pause = 0.0
+        while True:
+            await self._pause(pause)
+            began = self._clock.seconds()
+            try:
+                if not await self._store.renew(self._node.boot, LEASE):
+                    return
+                self._followers.nodes(await self._store.nodes())
+                # As often as that, however long it takes: who sees no renewal takes us for dead.
+                pause = max(0.0, began + RENEWAL - self._clock.seconds())
+            except StoreUnavailable:
+                pause = RETRY
+
+    async def _leave(self) -> None:
+        await self._means.fall_silent()
+        if self._life is None:
+            return
+        try:
+            await self._store.drop(self._node.boot, until=inf)
+        except StoreUnavailable:
+            _log.warn("the store was not available for leaving the cluster; others wait until the lease is over")
+
+    def _pause(self, seconds: float) -> Deferred[None]:
+        return deferLater(self._clock, seconds, lambda: None)

@@ -1,0 +1,208 @@
+"""Whole daemons that act as one, over real sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import treq
+from twisted.internet.defer import fail
+from twisted.web.client import Agent
+
+from mediatord.cluster.membership import LEASE, SECRET_DIFFERS
+from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import StoreRefused
+from mediatord.private_file import create_private
+from mediatord.wallet.client import Wallet
+from mediatord.wallet.decentrl.contracting import make_contract
+from mediatord.wallet.decentrl.mediator import discover as discover_decentrl
+from mediatord.wallet.decentrl.socket import connect as connect_decentrl
+from mediatord.wallet.decentrl.wallet import Wallet as DecentrlWallet
+from mediatord.wallet.mediator import discover, open_http
+from mediatord.wallet.packing import anoncrypt, forward
+from mediatord.wallet.socket import WalletSocket, connect
+from tests.cluster.daemons import Node, Town, reactor
+from tests.integration.traffic import marker_of
+
+
+class TwoNodes(Town):
+    """Bob has an account."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        await super().setUp()
+        self.http = open_http(reactor)
+        self.a, self.b = self.nodes
+        self.bob = Wallet.fresh(await discover(self.http, self.url), self.http, reactor)
+        await self.bob.enrol()
+        self.assertEqual(await self.bob.register(), ["success"])
+
+    async def live_at(self, node: Node) -> WalletSocket:
+        """A live socket of Bob's at this node."""
+        opened = await connect(reactor, self.bob, endpoint=node.endpoint())
+        self.addCleanup(opened.close)
+        await opened.live()
+        return opened
+
+    async def leave(self, node: Node, text: str) -> None:
+        """Somebody leaves something for Bob at this node."""
+        letter = self.letter(text)
+        raw = anoncrypt(forward(self.bob.did, [letter]), self.bob.mediator.document)
+        self.assertEqual((await self.bob.post(raw, url=f"{node.url}/didcomm")).status, 202)
+
+    def letter(self, text: str) -> bytes:
+        """For Bob, from nobody."""
+        message = {
+            "id": text,
+            "type": "https://didcomm.org/basicmessage/2.0/message",
+            "typ": "application/didcomm-plain+json",
+            "to": [self.bob.did],
+            "body": {"content": text},
+        }
+        return anoncrypt(message, self.bob.identity.document)
+
+    async def text(self, socket: WalletSocket) -> str:
+        """What was pushed next."""
+        return marker_of(self.bob, await socket.pushed.get().addTimeout(10, reactor))
+
+    async def ask(self, node: Node, method: str, path: str) -> tuple[int, bytes]:
+        """A plain request."""
+        client = treq.client.HTTPClient(Agent(reactor))
+        response = await client.request(method, node.url + path, reactor=reactor, unbuffered=True)
+        return response.code, await response.content()
+
+
+class PushTests(TwoNodes):
+    async def test_messages(self) -> None:
+        """Accepted at one node, pushed to the socket at the other, both ways."""
+        for accepting, holding in ((self.a, self.b), (self.b, self.a)):
+            socket = await self.live_at(holding)
+            await self.leave(accepting, "hello")
+            self.assertEqual(await self.text(socket), "hello")
+            _, metrics = await self.ask(accepting, "GET", "/metrics")
+            self.assertIn(b'mediator_cluster_pushes_total{outcome="pushed"} 1.0', metrics)
+            await socket.close()
+
+    async def test_listener_gone(self) -> None:
+        """A node that cannot be asked gets it when it looks itself, and nobody waits for it."""
+        socket = await self.live_at(self.b)
+        await self.leave(self.a, "first")
+        self.assertEqual(await self.text(socket), "first")
+        await self.b.stop_only(f"listener {self.b.config.cluster.listen}")
+        await self.leave(self.a, "second")
+        self.assertEqual(await self.text(socket), "second")
+
+    async def test_lease_over(self) -> None:
+        """All leases end at once, as after a long stop of the store: everybody is back with all sockets."""
+        socket = await self.live_at(self.b)
+        self.watch.ahead += LEASE + 1
+        self.assertEqual(self.live(), [])
+        await self.until(lambda: self.live() == ["a", "b"] and self.has_sockets("b"))
+        await self.leave(self.a, "hello")
+        self.assertEqual(await self.text(socket), "hello")
+
+    def has_sockets(self, name: str) -> bool:
+        """Whether the store knows of sockets of Bob's at this node."""
+        places = self.successResultOf(self.store.cluster.whereabouts([self.bob.did]))
+        return name in [place.node.name for place in places if place.node]
+
+    async def test_decentrl(self) -> None:
+        """Events too."""
+        mediator = await discover_decentrl(self.http, self.url)
+        alice, bob = (DecentrlWallet.fresh(name, mediator, self.http, reactor) for name in ("alice", "bob"))
+        for wallet in (alice, bob):
+            await wallet.register()
+        await make_contract(alice, bob)
+        socket = await connect_decentrl(reactor, bob, endpoint=self.b.endpoint())
+        self.addCleanup(socket.close)
+        await alice.send(bob.did, "hello")
+        frame = await socket.pushed.get().addTimeout(10, reactor)
+        self.assertEqual(frame["type"], "PENDING_EVENTS")
+
+
+class RefusalTests(TwoNodes):
+    async def test_another_secret(self) -> None:
+        """One line; the others do not notice."""
+        create_private(self.directory / "other.secret", b"something else of at least 32 bytes")
+        stranger = self.start("c", cluster={"secret_file": str(self.directory / "other.secret")})
+        await self.until(lambda: stranger.said)
+        self.assertEqual((stranger.said, self.live()), ([SECRET_DIFFERS], ["a", "b"]))
+
+    async def test_same_name(self) -> None:
+        """One line that says who has it."""
+        twin = self.start("b")
+        await self.until(lambda: twin.said)
+        (line,) = twin.said
+        self.assertEqual(
+            line,
+            f"node: b is running already, at {self.b.config.cluster.address}; every node needs a name of its own",
+        )
+        self.assertEqual(self.live(), ["a", "b"])
+
+    async def test_name_of_one_that_crashed(self) -> None:
+        """Nobody is at its address any more: the name is free at once."""
+        await self.b.stop_only("membership", f"listener {self.b.config.cluster.listen}")
+        await self.store.cluster.join(self.node_of(self.b), LEASE)
+        again = self.start("b")
+        await self.until(lambda: again.said or self.boots("b") != ["dead"])
+        self.assertEqual((again.said, len(self.boots("b"))), ([], 1))
+
+    def node_of(self, node: Node) -> Any:
+        """What such a daemon left in the store."""
+        (other,) = [one for one in self.successResultOf(self.store.cluster.nodes()) if one.name == "a"]
+        return type(other)(node.name, "dead", node.config.cluster.address or "", other.seal)
+
+    def boots(self, name: str) -> list[str]:
+        """The boots of live nodes of this name."""
+        return [one.boot for one in self.successResultOf(self.store.cluster.nodes()) if one.name == name]
+
+
+class StoreTests(TwoNodes):
+    async def test_away_at_the_start(self) -> None:
+        """The daemon is up and answers 503; when the store is there it joins, within a few seconds."""
+        store: Any = self.store
+        really, away = store.open, True
+        store.open = lambda: fail(StoreUnavailable()) if away else really()
+        store.ping = lambda: fail(StoreUnavailable())
+        node = self.start("c")
+        status, _ = await self.ask(node, "GET", "/health")
+        self.assertEqual(status, 503)
+        self.assertEqual((self.live(), await self.up(node)), (["a", "b"], 0))
+        del store.ping
+        away = False
+        await self.until(lambda: "c" in self.live())
+        self.assertEqual(await self.up(node), 1)
+
+    async def test_away_later(self) -> None:
+        """What /health finds shows in the metrics."""
+        store: Any = self.store
+        store.ping = lambda: fail(StoreUnavailable())
+        self.assertEqual((await self.ask(self.a, "GET", "/health"))[0], 503)
+        self.assertEqual(await self.up(self.a), 0)
+        del store.ping
+        self.assertEqual((await self.ask(self.a, "GET", "/health"))[0], 200)
+        self.assertEqual(await self.up(self.a), 1)
+
+    async def up(self, node: Node) -> int:
+        """What a node says of the store."""
+        _, metrics = await self.ask(node, "GET", "/metrics")
+        (line,) = [line for line in metrics.splitlines() if line.startswith(b"mediator_storage_up ")]
+        return int(float(line.split()[1]))
+
+    async def test_refused(self) -> None:
+        """A store that must not be used ends the daemon with its line, however late it says so."""
+        store: Any = self.store
+        store.open = lambda: fail(StoreRefused("storage.mongodb.uri: no"))
+        node = self.start("c")
+        self.assertEqual(node.said, ["storage.mongodb.uri: no"])
+        del store.open
+
+
+class UnixTests(TwoNodes):
+    def node_listen(self, name: str) -> str:
+        """In the file system."""
+        return f"unix:{self.directory}/{name}.sock"
+
+    async def test_push(self) -> None:
+        """Nodes of one host need no TCP."""
+        socket = await self.live_at(self.b)
+        await self.leave(self.a, "hello")
+        self.assertEqual(await self.text(socket), "hello")

@@ -1,0 +1,402 @@
+"""Joining, staying, being refused, and coming back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.task import Clock, deferLater
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.cluster.membership import LEASE, RENEWAL, RETRY, SECRET_DIFFERS, Means, Membership
+from mediatord.cluster.naming import LOOK, UNRENEWED
+from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import Node, QueueLimits
+from mediatord.store.memory import MemoryStore
+from tests.house import NOW
+
+
+def node(name: str = "ann", boot: str = "aaaa", seal: bytes = b"seal") -> Node:
+    """One of several."""
+    return Node(name, boot, f"tcp:host=10.0.0.1:port={len(boot)}", seal)
+
+
+class MembershipTestCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.clock.advance(NOW)
+        store = MemoryStore(self.clock, QueueLimits())
+        self.successResultOf(store.open())
+        self.store: Any = store.cluster
+        self.heard: list[str] = []
+        self.seen: list[list[str]] = []
+        self.said: list[str] = []
+        self.probed: list[str] = []
+        self.answering: str | None = None
+        self.silence: Deferred[None] = succeed(None)
+        self.membership = self.member(node())
+
+    def member(self, node: Node, *, sole: bool = False) -> Membership:
+        """A service that has yet to be started."""
+        means = Means(self.probe, self.said.append, lambda: self.silence, sole)
+        return Membership(self.clock, self.store, node, means, self)
+
+    async def probe(self, node: Node) -> str | None:
+        """Who is there, as the test says."""
+        self.probed.append(node.boot)
+        return self.answering
+
+    def joined(self) -> None:
+        """Noted."""
+        self.heard.append("joined")
+
+    def parted(self) -> None:
+        """Noted."""
+        self.heard.append("parted")
+
+    def nodes(self, live: Collection[Node]) -> None:
+        """Noted."""
+        self.seen.append([one.boot for one in live])
+
+    def begin(self) -> None:
+        """Start, with a store that is open."""
+        self.membership.startService()
+        self.membership.store_opened()
+        self.clock.advance(0)
+
+    def live(self) -> list[str]:
+        """The boots of the live nodes."""
+        return [one.boot for one in self.successResultOf(self.store.nodes())]
+
+    def pass_time(self, seconds: float) -> None:
+        """In small steps."""
+        self.clock.pump([0.25] * int(seconds * 4))
+
+    @contextmanager
+    def away(self, *operations: str) -> Iterator[None]:
+        """The store does not answer these."""
+        for operation in operations:
+            setattr(self.store, operation, lambda *args, **more: fail(StoreUnavailable()))
+        yield
+        for operation in operations:
+            delattr(self.store, operation)
+
+
+class MembershipTests(MembershipTestCase):
+    def test_waits_for_the_store(self) -> None:
+        """Nothing is asked of it before it is open, and nothing before the service has started."""
+        self.membership.startService()
+        self.clock.advance(1)
+        self.assertEqual(self.live(), [])
+        self.membership.store_opened()
+        self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined"]))
+        other = self.member(node("bea", "bbbb"))
+        other.store_opened()
+        self.assertEqual(self.live(), ["aaaa"])
+        other.startService()
+        self.assertEqual(self.live(), ["aaaa", "bbbb"])
+
+    def test_stays(self) -> None:
+        """For as long as it says so; and it knows who else is there."""
+        self.begin()
+        self.assertEqual(self.seen, [["aaaa"]])
+        self.successResultOf(self.store.join(node("bea", "bbbb"), 100))
+        self.pass_time(5 * LEASE)
+        self.assertEqual((self.live(), self.heard), (["aaaa", "bbbb"], ["joined"]))
+        self.assertEqual(self.seen[-1], ["aaaa", "bbbb"])
+
+    def test_settled(self) -> None:
+        """Only after a while, when everybody else has had time to come back."""
+        self.assertFalse(self.membership.settled)
+        self.begin()
+        self.assertFalse(self.membership.settled)
+        self.pass_time(RENEWAL)
+        self.assertTrue(self.membership.settled)
+
+    def test_leaves(self) -> None:
+        """Others need not wait until its lease is over; and it has stopped speaking of sockets by then."""
+        self.begin()
+        self.silence = Deferred()
+        stopped = self.membership.stopService()
+        self.assertEqual(self.live(), ["aaaa"])
+        self.silence.callback(None)
+        self.successResultOf(stopped)
+        self.assertEqual((self.live(), self.clock.getDelayedCalls()), ([], []))
+
+    def test_leaves_without_the_store(self) -> None:
+        """The lease will be over."""
+        self.begin()
+        with self.away("drop"):
+            self.successResultOf(self.membership.stopService())
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_stops_before_it_joined(self) -> None:
+        """Nothing is left to do."""
+        self.membership.startService()
+        self.successResultOf(self.membership.stopService())
+        self.membership.store_opened()
+        self.assertEqual(self.live(), [])
+
+    def test_store_away_at_first(self) -> None:
+        """It joins when the store is there."""
+        with self.away("join"):
+            self.begin()
+            self.pass_time(30)
+            self.assertEqual((self.heard, self.said), ([], []))
+        self.pass_time(RETRY)
+        self.assertEqual(self.heard, ["joined"])
+
+    def test_store_away_for_a_moment(self) -> None:
+        """The lease lasts longer than that."""
+        self.begin()
+        self.pass_time(RENEWAL)
+        with self.away("renew", "nodes"):
+            self.pass_time(LEASE - RENEWAL - 1)
+        self.pass_time(LEASE)
+        self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined"]))
+
+    def test_store_away_for_long(self) -> None:
+        """The lease is lost; it joins again within a second of the return, and says so."""
+        self.begin()
+        with self.away("renew", "join"):
+            self.pass_time(2 * LEASE)
+            self.assertEqual((self.live(), self.heard), ([], ["joined"]))
+        self.pass_time(RETRY)
+        self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
+        self.assertFalse(self.membership.settled)
+
+    def test_dropped_by_others(self) -> None:
+        """Likewise."""
+        self.begin()
+        self.successResultOf(self.store.drop("aaaa", until=inf))
+        self.pass_time(RENEWAL)
+        self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
+
+    def test_fault(self) -> None:
+        """A mistake of ours is logged, and not the end."""
+        self.store.join = lambda *args: fail(RuntimeError("boom"))
+        self.begin()
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+        del self.store.join
+        self.pass_time(RETRY)
+        self.assertEqual(self.heard, ["joined"])
+
+    def test_another_secret(self) -> None:
+        """One line, and that was it."""
+        self.successResultOf(self.store.join(node("bea", "bbbb", b"other"), 100))
+        self.begin()
+        self.assertEqual((self.said, self.heard), ([SECRET_DIFFERS], []))
+        self.pass_time(LEASE)
+        self.assertEqual((len(self.said), self.live()), (1, ["bbbb"]))
+        self.successResultOf(self.membership.stopService())
+
+    def test_another_secret_later(self) -> None:
+        """Who was a member stays up, with its sockets, and joins again as soon as it may."""
+        self.begin()
+        with self.away("renew", "join"):
+            self.pass_time(LEASE)
+        self.successResultOf(self.store.join(node("bea", "bbbb", b"other"), 5 * LEASE))
+        self.pass_time(4 * LEASE)
+        self.assertEqual((self.said, self.heard, self.live()), ([], ["joined", "parted"], ["bbbb"]))
+        self.pass_time(LEASE + RETRY)
+        self.assertEqual((self.heard[2:], self.live()), (["joined"], ["aaaa"]))
+
+    def test_renews_on_time(self) -> None:
+        """A store that takes its time makes no renewal later."""
+        renewed: list[float] = []
+        renew = self.store.renew
+
+        def slow(boot: str, lease: float) -> Any:
+            renewed.append(self.clock.seconds() - NOW)
+            return deferLater(self.clock, 1, renew, boot, lease)
+
+        self.store.renew = slow
+        self.begin()
+        self.pass_time(2 * RENEWAL)
+        self.assertEqual(renewed, [0, RENEWAL, 2 * RENEWAL])
+
+
+class NameTests(MembershipTestCase):
+    """Another node has our name."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.holder = node(boot="cccc")
+        self.successResultOf(self.store.join(self.holder, LEASE))
+        self.dropped: list[str] = []
+        drop = self.store.drop
+
+        def noting(boot: str, **more: Any) -> Any:
+            self.dropped.append(boot)
+            return drop(boot, **more)
+
+        self.store.drop = noting
+
+    def assert_refused(self) -> None:
+        """One line that names it, and that was it."""
+        (line,) = self.said
+        self.assertTrue(line.startswith("node: ann is running already, at tcp:host=10.0.0.1"), line)
+        self.assertNotIn("\n", line)
+        self.assertEqual((self.heard, self.dropped), ([], []))
+
+    def renew(self) -> None:
+        """The holder lives."""
+        self.assertTrue(self.successResultOf(self.store.renew("cccc", LEASE)))
+
+    def test_it_answers(self) -> None:
+        """At once refused."""
+        self.answering = "cccc"
+        self.begin()
+        self.assertEqual(self.probed, ["cccc"])
+        self.assert_refused()
+        self.assertEqual(self.live(), ["cccc"])
+
+    def test_it_is_gone(self) -> None:
+        """Not renewing its lease for longer than a node takes for that says so, whoever answers at its address."""
+        for self.answering in (None, "aaaa", "dddd"):
+            with self.subTest(self.answering):
+                self.begin()
+                self.pass_time(UNRENEWED - LOOK)
+                self.assertEqual((self.dropped, self.live()), ([], ["cccc"]))
+                self.pass_time(LOOK)
+                self.assertEqual((self.said, self.heard, self.live()), ([], ["joined"], ["aaaa"]))
+                self.assertEqual(self.dropped, ["cccc"])
+                self.successResultOf(self.membership.stopService())
+                self.setUp()
+
+    def test_longer_than_a_renewal(self) -> None:
+        """A node that lives has renewed its lease in that time."""
+        self.assertGreaterEqual(UNRENEWED, RENEWAL + LOOK)
+
+    def test_it_leaves(self) -> None:
+        """Then the name is ours at once."""
+        self.begin()
+        self.successResultOf(self.store.drop("cccc", until=inf))
+        self.pass_time(LOOK)
+        self.assertEqual((self.said, self.heard, self.live()), ([], ["joined"], ["aaaa"]))
+
+    def test_it_lives(self) -> None:
+        """It renews its lease, so it is alive, even though nobody answers where it said it is."""
+        self.begin()
+        self.pass_time(RENEWAL)
+        self.renew()
+        self.pass_time(LOOK)
+        self.assert_refused()
+        self.assertEqual(self.live(), ["cccc"])
+
+    def test_it_has_our_address(self) -> None:
+        """It lives, and where it said it is we are ourselves: one line that says so."""
+        self.answering = "aaaa"
+        self.begin()
+        self.pass_time(2)
+        self.renew()
+        self.pass_time(LOOK)
+        (line,) = self.said
+        self.assertIn("where this node itself answers", line)
+        self.assertNotIn("\n", line)
+        self.assertEqual((self.heard, self.dropped, self.live()), ([], [], ["cccc"]))
+
+    def test_it_renews_at_the_last_moment(self) -> None:
+        """Between our last look and the end that we would have put to it: then it lives on."""
+        drop = self.store.drop
+
+        def late(boot: str, **more: Any) -> Any:
+            self.renew()
+            return drop(boot, **more)
+
+        self.store.drop = late
+        self.begin()
+        self.pass_time(UNRENEWED)
+        self.assertEqual((self.live(), self.heard), (["cccc"], []))
+        self.answering = "cccc"
+        self.pass_time(LOOK)
+        self.assertEqual(len(self.said), 1)
+
+    def test_store_away_meanwhile(self) -> None:
+        """Then nobody could renew anything: what was seen before does not count."""
+        self.begin()
+        self.pass_time(2)
+        with self.away("join"):
+            self.pass_time(2)
+        self.pass_time(UNRENEWED - LOOK)
+        self.assertEqual((self.dropped, self.live()), ([], ["cccc"]))
+        self.renew()
+        self.pass_time(2 * LOOK)
+        self.assert_refused()
+
+    def test_store_away_at_the_end(self) -> None:
+        """The earlier one is dropped later, or its lease is over."""
+        with self.away("drop"):
+            self.begin()
+            self.pass_time(UNRENEWED + LOOK)
+            self.assertEqual(self.live(), ["cccc"])
+        self.pass_time(LEASE)
+        self.assertEqual((self.said, self.heard, self.live()), ([], ["joined"], ["aaaa"]))
+
+    def test_probes_that_take_long(self) -> None:
+        """Looks are further apart, and that is all."""
+
+        async def slow(node: Node) -> None:
+            await deferLater(self.clock, 2)
+
+        self.membership = Membership(
+            self.clock, self.store, node(), Means(slow, self.said.append, lambda: self.silence), self
+        )
+        self.begin()
+        self.pass_time(6)
+        self.assertEqual((self.said, self.heard, self.live()), ([], ["joined"], ["aaaa"]))
+
+    def test_somebody_else_was_faster(self) -> None:
+        """The name goes from one holder to another: the new one is given its time as well."""
+        self.begin()
+        self.pass_time(UNRENEWED - 0.5)
+        self.successResultOf(self.store.drop("cccc", until=inf))
+        self.successResultOf(self.store.join(node(boot="dddd"), LEASE))
+        self.pass_time(UNRENEWED - 0.5)
+        self.assertEqual((self.said, self.live()), ([], ["dddd"]))
+        self.pass_time(1)
+        self.assertEqual((self.said, self.heard, self.live()), ([], ["joined"], ["aaaa"]))
+
+    def test_predecessor(self) -> None:
+        """Whoever was in our place before is gone for certain: there is nothing to wait for."""
+        self.membership = self.member(node(), sole=True)
+        self.begin()
+        self.assertEqual((self.heard, self.live(), self.probed), (["joined"], ["aaaa"], []))
+
+    def test_no_predecessor(self) -> None:
+        """Who has the name at another address is somebody else."""
+        self.successResultOf(self.store.drop("cccc", until=inf))
+        self.successResultOf(self.store.join(node("ann", "c"), LEASE))
+        self.dropped.clear()
+        self.membership = self.member(node(), sole=True)
+        self.begin()
+        self.assertEqual((self.heard, self.live(), self.probed), ([], ["c"], ["c"]))
+
+    def test_a_name_that_was_ours(self) -> None:
+        """Who comes back and finds its name taken gives up, and leaves the other one alone."""
+        self.successResultOf(self.store.drop("cccc", until=inf))
+        self.begin()
+        self.assertEqual(self.heard, ["joined"])
+        with self.away("renew", "join"):
+            self.pass_time(LEASE)
+        self.dropped.clear()
+        self.successResultOf(self.store.join(self.holder, 20 * LEASE))
+        self.pass_time(10 * LEASE)
+        self.assertEqual((len(self.said), self.dropped, self.live()), (1, [], ["cccc"]))
+        self.assertTrue(self.said[0].startswith("node: ann is running already"))
+
+    def test_two_that_live(self) -> None:
+        """Neither reaches the other: one of them is refused, and the other one never notices."""
+        other = self.member(node(boot="eeee"))
+        self.successResultOf(self.store.drop("cccc", until=inf))
+        self.begin()
+        self.pass_time(5)
+        self.dropped.clear()
+        other.startService()
+        other.store_opened()
+        self.pass_time(60)
+        self.assertEqual((self.dropped, len(self.said), self.live()), ([], 1, ["aaaa"]))
+        self.assertEqual(self.heard, ["joined"])

@@ -1,0 +1,171 @@
+"""What nodes do for each other in the Decentrl half."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail
+
+from mediatord.cluster.rounds import CATCH_UP, LATE, WINDOW, YOUNG
+from mediatord.errors import StoreUnavailable
+from tests.citizens import Dialogue
+from tests.cluster.village import Village
+
+SOON = CATCH_UP + YOUNG + 1
+
+
+class DecentrlTests(Village):
+    """Alice asks node a, Bob node b; Bob lets Alice write to him."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.a, self.b = self.houses
+        self.alice, self.bob = self.citizen(self.a, "alice"), self.citizen(self.b, "bob")
+        self.alice.register()
+        self.bob.register()
+        self.bob.befriend(self.alice)
+
+    def tell(self, text: str = "sealed") -> str:
+        """Alice sends Bob an event; its id."""
+        reply = self.alice.tell(self.bob, text)
+        self.assertEqual(reply.status, 200)
+        return str(json.loads(reply.body)["pendingEventId"])
+
+    def heard(self, dialogue: Dialogue) -> list[dict[str, Any]]:
+        """What came since this was asked last, but for pings."""
+        return [frame for frame in dialogue.heard() if frame["type"] != "PING"]
+
+    def payloads(self, dialogue: Dialogue) -> list[str]:
+        """What was pushed since this was asked last."""
+        return [event["payload"] for frame in self.heard(dialogue) for event in frame["events"]]
+
+    def methods(self) -> list[str]:
+        """How accepted events went, by the log of the node that accepted them."""
+        return [event["method"] for event in self.a.events("msg.accept")]
+
+    def test_event(self) -> None:
+        """Pushed at once where the socket is, and counted as live wherever it is acknowledged."""
+        dialogue = self.bob.connect()
+        ids = [self.tell("one"), self.tell("two")]
+        self.assertEqual(self.payloads(dialogue), ["one", "two"])
+        self.assertEqual(self.methods(), ["live", "live"])
+        self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=ids[:1])
+        self.bob.house = self.a
+        self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=ids[1:])
+        for house in self.houses:
+            self.assertEqual([event["path"] for event in house.events("msg.ack")], ["live"])
+
+    def test_contracts(self) -> None:
+        """CONTRACTS_UPDATED comes from other nodes too: for a request, for an answer to one, for one's own."""
+        dialogue = self.bob.connect()
+        expected = {"type": "CONTRACTS_UPDATED"}
+        self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=self.bob.did, **self.alice.sealed_registration({}))
+        self.assertEqual(dialogue.heard(), [expected])
+        self.bob.house = self.a
+        self.bob.befriend(self.alice)
+        self.assertEqual(dialogue.heard(), [expected])
+
+    def test_both(self) -> None:
+        """Sockets at both nodes get it, each once."""
+        there = self.bob.connect()
+        self.bob.house = self.a
+        here = self.bob.connect()
+        self.tell()
+        self.later(2 * SOON)
+        self.assertEqual((self.payloads(here), self.payloads(there)), (["sealed"], ["sealed"]))
+
+    def test_lost_hint(self) -> None:
+        """The event is found by the next round, once."""
+        dialogue = self.bob.connect()
+        self.wires.cut = lambda node, path: True
+        self.tell()
+        self.later(SOON)
+        self.assertEqual(self.payloads(dialogue), ["sealed"])
+        self.later(2 * WINDOW)
+        self.assertEqual(self.heard(dialogue), [])
+        self.assertEqual(self.methods(), ["queue"])
+
+    def test_dead_socket_elsewhere(self) -> None:
+        """What a socket of another node has taken is no less missing here."""
+        there = self.bob.connect()
+        self.bob.house = self.a
+        self.bob.connect()
+        self.wires.cut = lambda node, path: True
+        self.tell()
+        self.assertEqual(self.payloads(there), [])
+        self.later(2 * SOON)
+        self.assertEqual(self.payloads(there), ["sealed"])
+
+    def test_stuck_socket_here(self) -> None:
+        """A socket that can take nothing gets it from a round, though one of another node has it."""
+        there = self.bob.connect()
+        self.bob.house = self.a
+        here = self.bob.connect()
+        here.socket.takes = False
+        self.tell()
+        here.socket.takes = True
+        self.later(2 * SOON)
+        self.assertEqual((self.payloads(here), self.payloads(there)), (["sealed"], ["sealed"]))
+
+    def test_no_backlog(self) -> None:
+        """What came before AUTH_SUCCESS is asked for, not pushed, but for the very last."""
+        self.tell()
+        self.later(LATE + 1)
+        dialogue = self.bob.connect()
+        self.later(SOON)
+        self.assertEqual(dialogue.heard(), [])
+
+    def test_success_comes_first(self) -> None:
+        """While other nodes do not know yet, nothing is pushed or promised; what comes is found by asking."""
+        cluster: Any = self.store.cluster
+        held: Deferred[None] = Deferred()
+        announce = cluster.announce
+        cluster.announce = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
+        dialogue = Dialogue(self.b)
+        said = Deferred.fromCoroutine(dialogue.conversation.hear(self.bob.greeting(), False))
+        self.settle()
+        self.tell("before")
+        self.later(0.5)
+        self.assertEqual(dialogue.heard(), [])
+        held.callback(None)
+        self.settle()
+        self.successResultOf(said)
+        self.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
+        (before,) = self.bob.pending()
+        self.assertEqual(before["payload"], "before")
+        self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[before["id"]])
+        self.tell("after")
+        self.assertEqual(self.payloads(dialogue), ["after"])
+        self.later(SOON)
+        self.assertEqual(dialogue.heard(), [])
+
+    def test_store_away(self) -> None:
+        """A socket that others cannot know of is told to come again, and leaves nothing behind."""
+        cluster: Any = self.store.cluster
+        cluster.announce = lambda boot, dids: fail(StoreUnavailable())
+        dialogue = Dialogue(self.b)
+        dialogue.say(self.bob.greeting())
+        (told,) = dialogue.heard()
+        self.assertEqual(told["type"], "AUTH_FAILED")
+        self.assertEqual(dialogue.socket.codes, [1013])
+        del cluster.announce
+        dialogue.hang_up()
+        self.later(2)
+        self.assertEqual(self.successResultOf(cluster.whereabouts([self.bob.did])), [])
+
+    def test_gone_while_it_authenticates(self) -> None:
+        """Likewise."""
+        cluster: Any = self.store.cluster
+        held: Deferred[None] = Deferred()
+        announce = cluster.announce
+        cluster.announce = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
+        dialogue = Dialogue(self.b)
+        said = Deferred.fromCoroutine(dialogue.conversation.hear(self.bob.greeting(), False))
+        self.settle()
+        dialogue.hang_up()
+        held.callback(None)
+        self.settle()
+        self.successResultOf(said)
+        self.assertEqual(dialogue.heard(), [])
+        self.assertEqual(self.successResultOf(cluster.whereabouts([self.bob.did])), [])
