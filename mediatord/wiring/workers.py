@@ -1,0 +1,176 @@
+"""Several processes in place of one."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from twisted.application.service import MultiService, Service
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mediatord.config import Config
+from mediatord.errors import ShuttingDown, StoreUnavailable
+from mediatord.identity import Identity
+from mediatord.service import Listener, OrderedService
+from mediatord.store import check_store
+from mediatord.wiring.base import Base, load_identity, load_tags
+from mediatord.workers import Adopting, Orders, Patience, Sharing, Supervisor, Worker
+
+_log = Logger()
+
+# Seconds that a report may wait for the store, and connections for a worker that has none.
+_REPORT = 0.5
+_CLOSED = 2.0
+# Seconds of `drain_timeout` that the supervisor has for itself, and the part of it that workers have at least.
+_OWN, _PART = 1.0, 0.5
+_LONGEST_NAME = 63
+
+
+def build_supervisor(
+    reactor: Any, config: Config, give_up: Callable[[str], None], before: Iterable[Service]
+) -> OrderedService:
+    """
+    The parent of the workers; nothing is bound or begun before it starts.
+
+    :param before: services that it is to have as long as there are workers.
+    :raise StartupError: what would keep every worker from starting: keys, identity, log key, an endpoint.
+    """
+    identity = load_identity(config)
+    load_tags(config)
+    workers = [worker_settings(config, number) for number in range(1, config.workers + 1)]
+    supervisor = Supervisor(
+        reactor,
+        Sharing(reactor, config.listen, config.workers),
+        Orders([(one.node_name, one.model_dump_json()) for one in workers], _secret(identity, config)),
+        check=lambda: check_store(config.storage.backend, config.storage.sqlite.path),
+        give_up=give_up,
+        patience=Patience(stop=config.drain_timeout),
+    )
+    root = OrderedService(reactor, config.drain_timeout + 1.0, supervisor.rotate)
+    for child in (*before, supervisor):
+        child.setServiceParent(root)
+    return root
+
+
+def worker_settings(config: Config, number: int) -> Config:
+    """The configuration of a worker, counted from 1: a daemon of its own, with a log directory of its own."""
+    suffix = f"-{number}"
+    node = config.node_name[: _LONGEST_NAME - len(suffix)].rstrip("-._") + suffix
+    drain = max(config.drain_timeout - _OWN, config.drain_timeout * _PART)
+    log = config.log.model_copy(update={"directory": config.log.directory / node})
+    return config.model_copy(update={"node": node, "log": log, "workers": 1, "drain_timeout": drain})
+
+
+def listeners(reactor: Any, config: Config, site: Any, worker: Worker | None) -> list[Listener]:
+    """One for each endpoint: bound by itself, or with a socket that the supervisor has bound."""
+    if worker is None:
+        return [Listener(endpoint, site, reactor) for endpoint in config.listen]
+    inherited = zip(config.listen, worker.place.sockets, strict=True)
+    return [Listener(endpoint, site, Adopting(reactor, one)) for endpoint, one in inherited]
+
+
+class Doors(MultiService):
+    """
+    Listeners of a worker, which take no connections before there is something to serve them with.
+
+    Nobody is refused meanwhile, as nobody is where a daemon begins: what comes waits in the backlog, though not for
+    long, so that clients are told when the store is in trouble.
+
+    :param opened: told once the store is open, as this is.
+    """
+
+    name = "doors"
+
+    def __init__(self, clock: IReactorTime, inside: Iterable[Service], opened: Callable[[], None]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._inside = list(inside)
+        self._opened = opened
+        self._ready = False
+        self._call: IDelayedCall | None = None
+
+    def startService(self) -> None:
+        """Open after a while, if that was not done by then."""
+        super().startService()
+        self._call = self._clock.callLater(0.0 if self._ready else _CLOSED, self._open)
+
+    def stopService(self) -> Any:
+        """Close, or stay closed."""
+        self._cancel()
+        return super().stopService()
+
+    def open(self) -> None:
+        """There is something to serve them with."""
+        self._ready = True
+        if self.running:
+            self._cancel()
+            self._open()
+        self._opened()
+
+    def _open(self) -> None:
+        self._call = None
+        for child in self._inside:
+            child.setServiceParent(self)
+        self._inside.clear()
+
+    def _cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+
+def put_to_work(worker: Worker, base: Base) -> None:
+    """Let the supervisor ask for what this process does only when it is asked."""
+    worker.rotate = base.events.rotate
+    worker.measure = _Measuring(base)
+
+
+class _Measuring:
+    """Renders the metrics of this process, after a short look at the store: `/health` may have asked another."""
+
+    def __init__(self, base: Base) -> None:
+        self._base = base
+        self._metrics = base.journal.metrics
+        self._looking: Deferred[None] | None = None
+
+    async def __call__(self) -> bytes:
+        """The text; it does not wait for a store that is slow, but says what is known of it."""
+        if self._looking is None or self._looking.called:
+            self._looking = Deferred.fromCoroutine(self._look())
+            self._looking.addErrback(_not_looked)
+        patience: Deferred[None] = Deferred()
+        timer = self._base.reactor.callLater(_REPORT, patience.callback, None)
+        await DeferredList([self._looking, patience], fireOnOneCallback=True)
+        if timer.active():
+            timer.cancel()
+        return self._metrics.render()
+
+    async def _look(self) -> None:
+        try:
+            await self._base.gate.through(lambda: self._base.store.queue_sizes(0))
+        except StoreUnavailable:
+            self._metrics.storage_up(False)
+        except ShuttingDown:
+            pass
+        else:
+            self._metrics.storage_up(True)
+
+
+def _not_looked(failure: Failure) -> None:
+    _log.failure("the store could not be looked at", failure)
+
+
+def _secret(identity: Identity, config: Config) -> bytes:
+    """
+    What the workers of this daemon know each other by, and none but them.
+
+    The same at every start: what a killed one left in the store belongs to the next. Another on every host that could
+    use the same store, as workers are out of reach from there.
+    """
+    host = "" if config.storage.backend == "sqlite" else socket.gethostname()
+    return hmac.digest(identity.signing_seed, f"mediatord workers of {config.node_name} at {host}".encode(), "sha256")

@@ -1,0 +1,70 @@
+"""What a worker is told when it begins."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass, field
+
+from twisted.internet.endpoints import quoteStringArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """
+    A socket that listens already, one of those a process was born with.
+
+    :param family: an address family of :mod:`socket`.
+    """
+
+    descriptor: int
+    family: socket.AddressFamily
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """
+    What a worker has instead of `cluster` settings.
+
+    :param path: of its node-to-node socket.
+    :param secret: the same for all workers of a daemon, and at every start.
+    :param sockets: one for each of the configuration's `listen`, in that order.
+    """
+
+    path: str
+    secret: bytes = field(repr=False)
+    sockets: tuple[Inherited, ...]
+
+    @property
+    def address(self) -> str:
+        """Of its node-to-node listener: an endpoint string for server and client alike."""
+        return f"unix:{quoteStringArgument(self.path)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """
+    Everything a worker needs to know; for its eyes only.
+
+    :param settings: its configuration as JSON.
+    """
+
+    place: WorkerPlace
+    settings: str = field(repr=False)
+
+    def written(self) -> bytes:
+        """For :meth:`read`."""
+        place = self.place
+        sockets = [(one.descriptor, int(one.family)) for one in place.sockets]
+        return json.dumps([place.path, place.secret.hex(), sockets, self.settings]).encode("ascii")
+
+    @classmethod
+    def read(cls, raw: bytes) -> Brief:
+        """
+        What :meth:`written` wrote.
+
+        :raise ValueError: not all of it, as when the supervisor was killed just then.
+        """
+        path, secret, sockets, settings = json.loads(raw)
+        inherited = tuple(Inherited(descriptor, socket.AddressFamily(family)) for descriptor, family in sockets)
+        return cls(WorkerPlace(path, bytes.fromhex(secret), inherited), settings)

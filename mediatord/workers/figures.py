@@ -1,0 +1,126 @@
+"""What all workers have measured together, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+Counts = dict[Series, float]
+
+_GROWING = ("counter", "histogram")
+# Not a sum: the worst of them, or the same for all and taken from the one that is asked.
+_WORST = {"mediator_storage_up"}
+_ANY = {"mediator_message_queue_size", "mediator_cluster_nodes", "mediator_build_info"}
+
+
+class Figures:
+    """
+    Adds up what workers report.
+
+    Sums of counters never fall, though a worker that was replaced begins at zero and one may not answer in time:
+    what each reported last goes on counting. Of gauges only those count that were reported just now.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, dict[str, Counts]] = {}
+        self._retired: dict[str, Counts] = {}
+
+    def retire(self, process: int) -> None:
+        """A process is gone, and what it has counted stays."""
+        for name, counts in self._last.pop(process, {}).items():
+            _add(self._retired.setdefault(name, {}), counts)
+
+    def page(self, reports: dict[int, str], first: int, asked: int) -> str:
+        """
+        The text for a scrape.
+
+        :param reports: by process, in the text format.
+        :param first: the process that is asked; it is among the reports.
+        :param asked: how many processes were.
+        :raise ValueError: a report cannot be read.
+        """
+        families = {process: list(text_string_to_metric_families(text)) for process, text in reports.items()}
+        for process, of_one in families.items():
+            self._last[process] = {
+                family.name: {_series(sample): sample.value for sample in family.samples}
+                for family in of_one
+                if family.type in _GROWING
+            }
+        merged: dict[str, Metric] = {}
+        for process in sorted(families, key=lambda process: process != first):
+            for family in families[process]:
+                into = merged.setdefault(family.name, _like(family))
+                if family.type not in _GROWING and (process == first or family.name not in _ANY):
+                    _merge(into, family)
+        for family in merged.values():
+            if family.type in _GROWING:
+                family.samples = self._total(family.name)
+        return generate_latest(_Page([*merged.values(), *_answers(asked, len(reports))])).decode("utf-8")
+
+    def _total(self, name: str) -> list[Sample]:
+        """Of a family, over all that are there and all that were."""
+        totals: Counts = {}
+        for families in (self._retired, *self._last.values()):
+            _add(totals, families.get(name, {}))
+        return [Sample(series, dict(labels), value) for (series, labels), value in _together(totals)]
+
+
+class _Page:
+    """What the renderer takes for a registry."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the renderer."""
+        return self._families
+
+
+def _series(sample: Sample) -> Series:
+    return sample.name, tuple(sample.labels.items())
+
+
+def _like(family: Metric) -> Metric:
+    return Metric(family.name, family.documentation, family.type)
+
+
+def _add(to: Counts, counts: Counts) -> None:
+    for series, value in counts.items():
+        to[series] = to.get(series, 0.0) + value
+
+
+def _merge(into: Metric, family: Metric) -> None:
+    """Put the gauges of one more process to those of the others."""
+    values = {_series(sample): sample.value for sample in into.samples}
+    for sample in family.samples:
+        series = _series(sample)
+        there = values.get(series)
+        if there is None:
+            values[series] = sample.value
+        else:
+            values[series] = min(there, sample.value) if family.name in _WORST else there + sample.value
+    into.samples = [Sample(name, dict(labels), value) for (name, labels), value in values.items()]
+
+
+def _together(totals: Counts) -> Iterator[tuple[Series, float]]:
+    """Series of a histogram that differ in the bucket alone are to stand together, in the order of the buckets."""
+
+    def place(series: Series) -> tuple[object, ...]:
+        name, labels = series
+        bound = dict(labels).get("le")
+        others = tuple(label for label in labels if label[0] != "le")
+        return others, (0, float(bound)) if bound is not None else (1, name)
+
+    yield from sorted(totals.items(), key=lambda item: place(item[0]))
+
+
+def _answers(asked: int, answered: int) -> list[Metric]:
+    return [
+        GaugeMetricFamily("mediator_workers", "Processes asked for this page", asked),
+        GaugeMetricFamily("mediator_workers_answered", "Those of them that answered in time", answered),
+    ]

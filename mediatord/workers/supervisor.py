@@ -1,0 +1,167 @@
+"""The parent of the workers, as a service."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from twisted.internet.task import LoopingCall
+
+from mediatord.notify import notify, watchdog_interval
+from mediatord.service import StartupError
+from mediatord.workers.brief import Brief, Inherited, WorkerPlace
+from mediatord.workers.child import FIRST_SOCKET, Child
+from mediatord.workers.crew import Crew, Patience
+from mediatord.workers.scrapes import Scrapes
+from mediatord.workers.sockets import Sharing
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """
+    What the workers are to do.
+
+    :param workers: name and configuration (as JSON) of each.
+    :param secret: they know each other by it.
+    """
+
+    workers: Sequence[tuple[str, str]]
+    secret: bytes = field(repr=False)
+
+
+class Supervisor(Service):
+    """
+    Binds the listeners, keeps the workers going, and speaks for them to systemd.
+
+    :param check: finds out whether the workers could use the store at all; raises ValueError with one line.
+    :param give_up: told in one line why no worker could start.
+    """
+
+    name = "supervisor"
+
+    def __init__(
+        self,
+        reactor: Any,
+        sharing: Sharing,
+        orders: Orders,
+        *,
+        check: Callable[[], None],
+        give_up: Callable[[str], None],
+        patience: Patience = Patience(),  # noqa: B008  frozen
+    ) -> None:
+        self._reactor = reactor
+        self._sharing = sharing
+        self._orders = orders
+        self._check = check
+        self._patience = patience
+        self._directory: Path | None = None
+        self._watchdog = LoopingCall(self._ping)
+        self._watchdog.clock = reactor
+        self.crew = Crew(
+            reactor,
+            self._recruit,
+            sharing,
+            [name for name, _ in orders.workers],
+            hear=self._hear,
+            complete=self._ready,
+            give_up=give_up,
+            patience=patience,
+        )
+        self._scrapes = Scrapes(reactor, lambda: self.crew)
+
+    def privilegedStartService(self) -> None:
+        """
+        Bind the listeners, while there is still somebody to tell.
+
+        :raise StartupError: an address is taken or not ours.
+        """
+        super().privilegedStartService()
+        self._sharing.bind()
+
+    def startService(self) -> None:
+        """
+        Look at the store, and have the workers begin as soon as the reactor runs.
+
+        :raise StartupError: the store cannot be used.
+        :raise OSError: there is no place for the workers' sockets.
+        """
+        super().startService()
+        try:
+            # Not earlier: the database is to belong to the user that the workers run as.
+            self._check()
+            self._directory = Path(tempfile.mkdtemp(prefix="mediatord-workers-"))
+        except ValueError as error:
+            self._sharing.close()
+            raise StartupError(str(error)) from None
+        except OSError:
+            self._sharing.close()
+            raise
+        self._reactor.callWhenRunning(self._begin)
+
+    def rotate(self) -> None:
+        """Have every worker close the segment of its event log."""
+        for child in self.crew:
+            child.send("rotate")
+
+    def stopService(self) -> Deferred[None]:
+        """Take no more connections, and have the workers stop. Fires when they are gone."""
+        super().stopService()
+        notify("STOPPING=1")
+        if self._watchdog.running:
+            self._watchdog.stop()
+        self._scrapes.stop()
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        self._sharing.close()
+        await self.crew.stop()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _begin(self) -> None:
+        if self.running:
+            self.crew.start()
+
+    def _ready(self) -> None:
+        notify("READY=1")
+        interval = watchdog_interval()
+        if interval is not None:
+            self._watchdog.start(interval)
+
+    def _ping(self) -> None:
+        if self.crew.answers:
+            notify("WATCHDOG=1")
+
+    def _recruit(
+        self, number: int, hear: Callable[[Child, str, Any], None], gone: Callable[[Child, str], None]
+    ) -> Child:
+        assert self._directory is not None
+        path = self._directory / f"{number + 1}.sock"
+        for left in (path, path.with_name(f"{path.name}.lock")):
+            with contextlib.suppress(FileNotFoundError):
+                left.unlink()
+        name, settings = self._orders.workers[number]
+        sockets = self._sharing.sockets(number)
+        inherited = tuple(Inherited(FIRST_SOCKET + index, family) for index, (_, family) in enumerate(sockets))
+        brief = Brief(WorkerPlace(str(path), self._orders.secret, inherited), settings)
+
+        def ended(child: Child, how: str) -> None:
+            self._scrapes.gone(child)
+            gone(child, how)
+
+        child = Child(name, hear, ended, missed=-self._patience.starting)
+        child.spawn(self._reactor, brief.written(), [descriptor for descriptor, _ in sockets])
+        return child
+
+    def _hear(self, child: Child, word: str, content: Any) -> None:
+        if word == "ask":
+            self._scrapes.begin(child, lambda page: child.send("page", [content, page]))
+        elif word == "report":
+            self._scrapes.take(child, *content)

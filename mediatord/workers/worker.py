@@ -1,0 +1,196 @@
+"""The supervisor as a worker sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.defer import TimeoutError as DeferredTimeout
+from twisted.internet.interfaces import IPushProducer
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.internet.stdio import StandardIO
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger, LogLevel, eventAsText
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from mediatord.workers.brief import WorkerPlace
+from mediatord.workers.child import ORDERS, REPORTS
+from mediatord.workers.lines import Lines, written
+
+_log = Logger()
+
+# Seconds that the page of all workers may take.
+PAGE_SECONDS = 3.0
+# A worker whose reactor does nothing for so long ends, whether or not somebody is there to kill it.
+_ALARM_SECONDS = 60
+_WIND_SECONDS = 10.0
+# Bytes of log lines that may wait for a supervisor that does not read.
+LOG_BYTES = 1 << 20
+
+
+def wind() -> None:
+    """Let this process live on for a while, even if it hangs from now on."""
+    signal.setitimer(signal.ITIMER_REAL, _ALARM_SECONDS)
+
+
+@implementer(IPushProducer)
+class _Log:
+    """
+    Log lines on their way to the supervisor: while it does not read, they wait here, and the last are dropped.
+
+    :param transport: to the supervisor.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._paused = False
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._dropped = 0
+        transport.registerProducer(self, True)
+
+    def write(self, line: bytes) -> None:
+        """Send it, now or later or not at all."""
+        if not self._paused:
+            self._transport.write(line)
+        elif self._bytes + len(line) > LOG_BYTES:
+            self._dropped += 1
+        else:
+            self._waiting.append(line)
+            self._bytes += len(line)
+
+    def pauseProducing(self) -> None:  # noqa: N802  Twisted's name
+        self._paused = True
+
+    def resumeProducing(self) -> None:  # noqa: N802  Twisted's name
+        """There is room again."""
+        self._paused = False
+        while self._waiting and not self._paused:
+            line = self._waiting.popleft()
+            self._bytes -= len(line)
+            self._transport.write(line)
+        if self._dropped and not self._paused:
+            dropped, self._dropped = self._dropped, 0
+            _log.warn("{dropped} log lines were dropped: the supervisor did not read them", dropped=dropped)
+
+    def stopProducing(self) -> None:  # noqa: N802  Twisted's name
+        """Nobody will ever read them."""
+        self._waiting.clear()
+        self._paused = True
+
+
+class Worker(Protocol):
+    """
+    A worker's connection with its supervisor.
+
+    :param orphaned: called when the supervisor is gone before this process has left; does not return.
+    :ivar place: what makes it one of several.
+    :ivar rotate: closes the segment of the event log.
+    :ivar measure: brings what is measured on demand up to date, and renders it.
+    """
+
+    def __init__(self, reactor: Any, place: WorkerPlace, orphaned: Callable[[], None]) -> None:
+        self.place = place
+        self.rotate: Callable[[], None] = lambda: None
+        self.measure: Callable[[], Awaitable[bytes]] | None = None
+        self._reactor = reactor
+        self._orphaned = orphaned
+        self._lines = Lines(self._take)
+        self._asked: dict[int, Deferred[str]] = {}
+        self._ids = count(1)
+        self._log: _Log | None = None
+        self._clockwork = LoopingCall(wind)
+        self._clockwork.clock = reactor
+
+    def connect(self) -> None:
+        """Begin to listen to the supervisor. Called when the reactor runs."""
+        self._listen()
+        self._clockwork.start(_WIND_SECONDS)
+
+    def tell(self, state: str) -> None:
+        """What is for systemd, where there is but one process."""
+        if state == "READY=1":
+            self._say("ready")
+
+    def unable(self, line: str) -> None:
+        """There is no point in going on, or in beginning at all."""
+        if self.transport is None:
+            os.write(REPORTS, written("unable", line))
+        else:
+            self._say("unable", line)
+
+    def observe(self, event: Any) -> None:
+        """A log observer: what this process has to say is for the supervisor to write down."""
+        text = eventAsText(event, includeTimestamp=False, includeSystem=False)
+        level = event.get("log_level") or LogLevel.info
+        if self._log is not None:
+            self._log.write(written("log", [level.name, event.get("log_namespace", ""), text]))
+
+    async def page(self) -> bytes:
+        """
+        What all workers together have measured.
+
+        :raise TimeoutError: the supervisor does not answer.
+        """
+        number = next(self._ids)
+        answer: Deferred[str] = Deferred()
+        self._asked[number] = answer
+        self._say("ask", number)
+        try:
+            return (await answer.addTimeout(PAGE_SECONDS, self._reactor)).encode("utf-8")
+        except DeferredTimeout:
+            raise TimeoutError from None
+        finally:
+            del self._asked[number]
+
+    def connectionMade(self) -> None:
+        """The supervisor can be spoken to."""
+        self._log = _Log(self.transport)
+
+    def dataReceived(self, data: bytes) -> None:
+        """Called with what the supervisor says."""
+        self._lines.feed(data)
+
+    def leave(self) -> None:
+        """All is done; from now on it makes no difference whether the supervisor is there."""
+        self._orphaned = lambda: None
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """The supervisor is gone."""
+        self._orphaned()
+
+    def _listen(self) -> None:
+        StandardIO(self, ORDERS, REPORTS, self._reactor)  # type: ignore[call-arg]  # as it is on Windows
+
+    def _take(self, word: str, content: Any) -> None:
+        if word == "ping":
+            self._say("pong")
+        elif word == "rotate":
+            self.rotate()
+        elif word == "report":
+            Deferred.fromCoroutine(self._report(content)).addErrback(_not_reported)
+        elif word == "page":
+            self._hand_over(*content)
+
+    def _hand_over(self, number: int, page: str) -> None:
+        answer = self._asked.get(number)
+        if answer is not None:
+            answer.callback(page)
+
+    async def _report(self, number: int) -> None:
+        if self.measure is not None:
+            self._say("report", [number, (await self.measure()).decode("utf-8")])
+
+    def _say(self, word: str, content: Any = None) -> None:
+        if self.transport is not None:
+            self.transport.write(written(word, content))
+
+
+def _not_reported(failure: Failure) -> None:
+    _log.failure("what was measured could not be reported", failure)
