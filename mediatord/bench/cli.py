@@ -8,12 +8,15 @@ from pathlib import Path
 import click
 
 from mediatord.bench.commanding import measure_commands
+from mediatord.bench.elsewhere import measure_elsewhere
 from mediatord.bench.figures import Table
 from mediatord.bench.forwarding import measure_forwarding
 from mediatord.bench.memory import measure_memory
+from mediatord.bench.nodes import measure_mongodb, measure_nodes
 from mediatord.bench.opening import measure_opening
 from mediatord.bench.paging import measure_pages
-from mediatord.bench.plan import DEFAULT_SCENARIOS, SCENARIOS, Plan
+from mediatord.bench.plan import DEFAULT_SCENARIOS, ON_MONGODB, SCENARIOS, Plan
+from mediatord.bench.presence import measure_presence
 from mediatord.bench.push import measure_push
 from mediatord.bench.report import as_json, as_text, heading, surroundings
 from mediatord.bench.sockets import measure_sockets
@@ -28,6 +31,10 @@ _MEASURES: dict[str, Callable[[Plan], Table]] = {
     "sockets": measure_sockets,
     "memory": measure_memory,
     "pages": measure_pages,
+    "mongodb": measure_mongodb,
+    "nodes": measure_nodes,
+    "elsewhere": measure_elsewhere,
+    "presence": measure_presence,
 }
 _DEFAULT = Plan()
 
@@ -64,7 +71,13 @@ _POSITIVE = click.IntRange(1)
     "scenarios",
     type=click.Choice(SCENARIOS),
     multiple=True,
-    help="Only this; repeatable. Without it all but `pages`, which takes minutes.",
+    help="Only this; repeatable. Without it all but `pages`, which takes minutes, and those that need --mongodb.",
+)
+@click.option(
+    "--mongodb",
+    metavar="URI",
+    default="",
+    help="A replica set, for the scenarios that need one; databases are made in it and dropped.",
 )
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures there.")
 def bench(
@@ -76,6 +89,7 @@ def bench(
     events: int,
     sizes: tuple[int, ...],
     scenarios: tuple[str, ...],
+    mongodb: str,
     json_file: Path | None,
 ) -> int:
     """
@@ -84,7 +98,9 @@ def bench(
     Starts daemons of its own in temporary directories (TMPDIR chooses the disk) and leaves nothing behind.
     Exit status 1 means that messages were lost or refused, or that memory grew; a missed target is only reported.
     """
-    plan = Plan(seconds, rounds, clients, sockets, messages, events, sizes)
+    if not mongodb and (needing := sorted(set(scenarios) & set(ON_MONGODB))):
+        raise click.UsageError(f"{', '.join(needing)}: expected --mongodb with the URI of a replica set")
+    plan = Plan(seconds, rounds, clients, sockets, messages, events, sizes, mongodb)
     around = surroundings()
     click.echo(heading(plan, around))
     tables = []

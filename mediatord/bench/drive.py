@@ -50,7 +50,7 @@ class Load:
 
     :param accepted: how many requests succeeded.
     :param seconds: of the one that took longest.
-    :param cpu_seconds: of the server.
+    :param cpu_seconds: of the servers.
     """
 
     statuses: dict[str, int]
@@ -71,19 +71,26 @@ class Load:
 
 def post_for(server: Server, bodies: Path, connections: int, seconds: float) -> Load:
     """Keep so many connections busy for so long."""
-    return _drive(server, _apart([_job(server, bodies, share, seconds=seconds) for share in _shares(connections)]))
+    return post_to_all([server], bodies, connections, seconds)
+
+
+def post_to_all(servers: Sequence[Server], bodies: Path, connections: int, seconds: float) -> Load:
+    """The same over several servers that do one work, each of which gets so many of the connections as the others."""
+    shares = [share // len(servers) for share in _shares(connections)]
+    jobs = [_job(server, bodies, share, seconds=seconds) for server in servers for share in shares]
+    return _drive(servers, _apart(jobs))
 
 
 def post_so_many(server: Server, bodies: Path, connections: int, requests: int) -> Load:
     """Post an exact number of messages."""
     parts = zip(_shares(connections), _shares(requests), strict=True)
-    return _drive(server, _apart([_job(server, bodies, share, requests=count) for share, count in parts]))
+    return _drive([server], _apart([_job(server, bodies, share, requests=count) for share, count in parts]))
 
 
 def post_once(server: Server, bodies: Path, connections: int, seconds: float = float("inf")) -> Load:
     """Post no body twice, for so long or until all have been posted."""
     jobs = [_job(server, bodies, share, seconds=seconds) for share in _shares(connections)]
-    return _drive(server, [replace(job, offset=place, every=len(jobs)) for place, job in enumerate(jobs)])
+    return _drive([server], [replace(job, offset=place, every=len(jobs)) for place, job in enumerate(jobs)])
 
 
 def _job(server: Server, bodies: Path, connections: int, *, seconds: float = 0.0, requests: int = 0) -> Job:
@@ -101,7 +108,7 @@ def _shares(number: int) -> list[int]:
     return [number // processes + (place < number % processes) for place in range(processes)]
 
 
-def _drive(server: Server, jobs: list[Job]) -> Load:
+def _drive(servers: Sequence[Server], jobs: list[Job]) -> Load:
     with ExitStack() as stack:
         clients = [stack.enter_context(child("mediatord.bench.load")) for _ in jobs]
         for client, job in zip(clients, jobs, strict=True):
@@ -109,14 +116,14 @@ def _drive(server: Server, jobs: list[Job]) -> Load:
         for client in clients:
             if read_line(client) != "ready":
                 raise RuntimeError("a load generator did not get ready")
-        before = cpu_seconds(server.pid)
+        before = sum(cpu_seconds(server.pid) for server in servers)
         for client in clients:
             write_line(client, "go")
         outcomes = [json.loads(read_line(client)) for client in clients]
-        spent = cpu_seconds(server.pid) - before
+        spent = sum(cpu_seconds(server.pid) for server in servers) - before
     statuses: Counter[str] = Counter()
     for outcome in outcomes:
         statuses.update(outcome["statuses"])
     latencies = [latency for outcome in outcomes for latency in outcome["latencies_us"]]
     seconds = max(outcome["seconds"] for outcome in outcomes)
-    return Load(dict(statuses), statuses[server.success], seconds, spent, latencies)
+    return Load(dict(statuses), statuses[servers[0].success], seconds, spent, latencies)

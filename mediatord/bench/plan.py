@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-SCENARIOS = ("opening", "forward", "command", "push", "sockets", "memory", "pages")
-# Filling a large store takes minutes: that has to be asked for.
-DEFAULT_SCENARIOS = tuple(name for name in SCENARIOS if name != "pages")
+DEFAULT_SCENARIOS = ("opening", "forward", "command", "push", "sockets", "memory")
+# Those that need a MongoDB replica set.
+ON_MONGODB = ("mongodb", "nodes", "elsewhere", "presence")
+# Filling a large store takes minutes: that has to be asked for, too.
+SCENARIOS = (*DEFAULT_SCENARIOS, "pages", *ON_MONGODB)
 
 # Distinct messages per size: more than fit in any cache that could make the second one cheaper.
 DISTINCT_MESSAGES = 300
@@ -23,6 +25,7 @@ class Plan:
     :param messages: forwards over which memory has to stay flat.
     :param events: stored ones in the larger history of which pages are read, rounded down to thousands.
     :param sizes: bytes of the plaintext inside the innermost envelope, and of a command's payload.
+    :param mongodb: URI of a replica set in which databases may be made and dropped.
     """
 
     seconds: float = 1.0
@@ -32,6 +35,7 @@ class Plan:
     messages: int = 100_000
     events: int = 1_000_000
     sizes: tuple[int, ...] = (1024, 16384)
+    mongodb: str = field(default="", repr=False)
 
 
 # Everything stays on; only what would refuse this much load from one address is out of the way.

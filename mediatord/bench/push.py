@@ -40,12 +40,12 @@ def measure_push(plan: Plan) -> Table:
             for one, wallet in zip(sockets, crowd.wallets, strict=True):
                 go_live(one, wallet, crowd)
             for at_once in _AT_ONCE:
-                lanes = _lanes(port, requests, sockets, at_once)
-                exchange = _Exchange(lanes, plan.seconds * plan.rounds / len(_AT_ONCE))
+                lanes = lanes_to(port, requests, sockets, at_once)
+                exchange = Exchange(lanes, plan.seconds * plan.rounds / len(_AT_ONCE))
                 exchange.run()
                 rows[f"{size_name(size)}  {at_once} at once"] = exchange.figures()
                 pushed += exchange.count
-            _expect_silence(sockets)
+            expect_silence(sockets)
         finally:
             for one in sockets:
                 one.close()
@@ -57,7 +57,7 @@ def measure_push(plan: Plan) -> Table:
     return Table("Live push", columns, rows, notes=(note,))
 
 
-def _expect_silence(sockets: list[RawSocket]) -> None:
+def expect_silence(sockets: list[RawSocket]) -> None:
     """Every push has been taken; another one would be a second copy."""
     readable, _, _ = select.select(sockets, [], [], _SILENCE_SECONDS)
     if any(one.take() for one in readable):
@@ -65,7 +65,7 @@ def _expect_silence(sockets: list[RawSocket]) -> None:
 
 
 @dataclass(slots=True)
-class _Lane:
+class Lane:
     """
     One sender with recipients of its own, so that the next push on a recipient's socket is the answer to its forward.
 
@@ -81,24 +81,29 @@ class _Lane:
     partial: bytes = field(default=b"", repr=False)
 
 
-def _lanes(port: int, requests: list[bytes], sockets: list[RawSocket], at_once: int) -> list[_Lane]:
+def lanes_to(port: int, requests: list[bytes], sockets: list[RawSocket], at_once: int) -> list[Lane]:
+    """
+    So many senders, who share the recipients out among themselves.
+
+    :param requests: forwards to the wallets behind `sockets` in turn.
+    """
     turns = [(request, sockets[number % len(sockets)]) for number, request in enumerate(requests)]
     lanes = []
     for number in range(at_once):
         connection = socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         mine = [turn for place, turn in enumerate(turns) if place % len(sockets) % at_once == number]
-        lanes.append(_Lane(connection, cycle(mine)))
+        lanes.append(Lane(connection, cycle(mine)))
     return lanes
 
 
-class _Exchange:
+class Exchange:
     """Sends on every lane as soon as the forward before was both accepted and pushed."""
 
-    def __init__(self, lanes: list[_Lane], seconds: float) -> None:
+    def __init__(self, lanes: list[Lane], seconds: float) -> None:
         self._lanes = lanes
         self._seconds = seconds
-        self._by_number: dict[int, _Lane] = {}
+        self._by_number: dict[int, Lane] = {}
         self._took = 0.0
         self._times: list[tuple[float, float]] = []
 
@@ -143,7 +148,7 @@ class _Exchange:
             "202-push p99": percentile(after, 0.99),
         }
 
-    def _send(self, lane: _Lane, epoll: select.epoll) -> None:
+    def _send(self, lane: Lane, epoll: select.epoll) -> None:
         request, recipient = next(lane.turns)
         lane.waiting_for, lane.accepted, lane.pushed, lane.partial = recipient, 0.0, 0.0, b""
         self._by_number[recipient.fileno()] = lane
@@ -151,7 +156,7 @@ class _Exchange:
         lane.sent = perf_counter()
         lane.connection.sendall(request)
 
-    def _take(self, lane: _Lane, number: int, now: float) -> None:
+    def _take(self, lane: Lane, number: int, now: float) -> None:
         if number == lane.connection.fileno():
             lane.partial += lane.connection.recv(65536)
             if is_complete(lane.partial):
@@ -163,7 +168,7 @@ class _Exchange:
                 raise RuntimeError("a message was pushed twice")
             lane.pushed = now
 
-    def _finish(self, lane: _Lane, epoll: select.epoll, *, more: bool) -> None:
+    def _finish(self, lane: Lane, epoll: select.epoll, *, more: bool) -> None:
         self._times.append((lane.accepted - lane.sent, lane.pushed - lane.sent))
         assert lane.waiting_for is not None
         epoll.unregister(lane.waiting_for.fileno())

@@ -60,7 +60,7 @@ def as_json(plan: Plan, tables: Iterable[Table], around: dict[str, Any]) -> dict
     """Everything that was printed."""
     return {
         "surroundings": around,
-        "plan": asdict(plan),
+        "plan": {name: value for name, value in asdict(plan).items() if name != "mongodb"},
         "scenarios": [
             {**asdict(table), "targets": [{**asdict(target), "met": target.met} for target in table.targets]}
             for table in tables

@@ -30,6 +30,7 @@ class Daemon:
     """
     A running daemon.
 
+    :param url: where it listens.
     :param directory: where its configuration, keys, database and logs are.
     :param pid: of its first process; its workers are children of it.
     """
@@ -40,11 +41,12 @@ class Daemon:
 
 
 @contextmanager
-def throw_away_daemon(settings: Mapping[str, str] | None = None) -> Iterator[Daemon]:
+def throw_away_daemon(settings: Mapping[str, str] | None = None, *, beside: Daemon | None = None) -> Iterator[Daemon]:
     """
     A daemon that answers inside the `with`, and of which nothing is left afterwards.
 
     :param settings: environment names and values on top of the defaults (`MEDIATORD_...`).
+    :param beside: another node of the same cluster, whose keys and public URL this one shall have.
     :raise DaemonFailed: it did not start.
     """
     port = free_port()
@@ -54,7 +56,8 @@ def throw_away_daemon(settings: Mapping[str, str] | None = None) -> Iterator[Dae
     environment = {
         **inherited,
         **(settings or {}),
-        "MEDIATORD_PUBLIC_URL": url,
+        **({} if beside is None else {"MEDIATORD_IDENTITY__KEYS": str(beside.directory / "keys.jwks")}),
+        "MEDIATORD_PUBLIC_URL": url if beside is None else beside.url,
         "MEDIATORD_LISTEN": json.dumps([f"tcp:{port}:interface=127.0.0.1"]),
     }
     with tempfile.TemporaryDirectory(prefix="mediatord-", ignore_cleanup_errors=True) as temporary:

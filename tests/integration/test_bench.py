@@ -6,6 +6,7 @@ import json
 from itertools import islice
 from pathlib import Path
 
+import click
 import pytest
 
 from mediatord.bench.accounting import Accounting
@@ -17,7 +18,7 @@ from mediatord.bench.figures import take_turns
 from mediatord.bench.line import Line
 from mediatord.bench.load import Job, is_complete, read_bodies, requests_of, write_bodies
 from mediatord.bench.memory import growth_per_message
-from mediatord.bench.plan import DEFAULT_SCENARIOS, SCENARIOS
+from mediatord.bench.plan import DEFAULT_SCENARIOS, ON_MONGODB, SCENARIOS
 from mediatord.bench.processes import child, read_line
 from mediatord.bench.rawsocket import TEXT, frame, parse
 from mediatord.wallet.decentrl.identity import Identity
@@ -60,8 +61,14 @@ def test_pages_are_read_from_both_histories(tmp_path: Path) -> None:
 
 
 def test_pages_are_read_only_when_asked_for() -> None:
-    """Filling a large store takes minutes, so that no run does it unasked."""
-    assert set(SCENARIOS) - set(DEFAULT_SCENARIOS) == {"pages"}
+    """Filling a large store takes minutes, and not everybody has a MongoDB, so that no run does either unasked."""
+    assert set(SCENARIOS) - set(DEFAULT_SCENARIOS) == {"pages", *ON_MONGODB}
+
+
+def test_scenarios_on_mongodb_ask_for_one() -> None:
+    """What needs a replica set says so before it measures anything."""
+    with pytest.raises(click.UsageError, match="nodes: expected --mongodb"):
+        bench.main(["--scenario", "opening", "--scenario", "nodes"], standalone_mode=False)
 
 
 def test_memory_run_posts_exactly_what_it_says(tmp_path: Path) -> None:
