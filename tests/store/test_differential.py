@@ -1,4 +1,4 @@
-"""Both stores give the same answers to the same questions, whatever is asked."""
+"""All stores give the same answers to the same questions, whatever is asked."""
 
 from __future__ import annotations
 
@@ -13,15 +13,26 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from twisted.internet import reactor  # noqa: TID251  txmongo connects by the global one
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+from twisted.internet.threads import blockingCallFromThread, deferToThread
+from twisted.trial.unittest import TestCase
 
-from mediatord.interfaces import Action, IStore, Payload, QueueLimits
+from mediatord.errors import MediatorError
+from mediatord.interfaces import Action, IStore, Payload, QueueLimits, Window
+from mediatord.store.batches import unobserved
 from mediatord.store.memory import MemoryStore
+from mediatord.store.mongo.server import Server
+from mediatord.store.mongo.store import MongoStore
+from mediatord.store.mongo.uri import read_uri
 from mediatord.store.sqlite_file import Tuning
+from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import Held, PromptClock, a_sqlite_store, answer
 
 LIMITS = QueueLimits(max_messages=4, max_bytes=40)
+NONCES = 3
 
 accounts = st.sampled_from(["did:a", "did:ab", "did:c", "did:d"])
 recipients = st.sampled_from(["did:1", "did:12", "did:3", "did:a"])
@@ -32,18 +43,12 @@ keys = st.sampled_from([b"k1", b"k2", b"k3", b"k4", b"k5"])
 
 
 class Stores(RuleBasedStateMachine):
-    """The memory store and the SQLite store, asked the same."""
+    """The memory store and another one, asked the same."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = PromptClock()
-        self.folder = mkdtemp(prefix="mediatord-store-")
-        self.writer = Held()
-        path = Path(self.folder) / "db"
-        self.stores: list[IStore] = [
-            MemoryStore(self.clock, LIMITS, max_nonces=3),
-            a_sqlite_store(self.clock, path, LIMITS, write=self.writer, tuning=Tuning(max_nonces=3)),
-        ]
+        self.stores: list[IStore] = [MemoryStore(self.clock, LIMITS, max_nonces=NONCES), self.make_store()]
         self.ids = count()
         self.known: list[str] = []
         self.same(lambda store: store.open())
@@ -51,14 +56,25 @@ class Stores(RuleBasedStateMachine):
         self.same(lambda store: store.grant("did:ab"))
         self.same(lambda store: store.update("did:a", [("did:1", "add"), ("did:12", "add")], max_recipients=3))
 
+    def make_store(self) -> IStore:
+        """The other one, not open and with nothing in it."""
+        raise NotImplementedError
+
     def teardown(self) -> None:
         self.same(lambda store: store.close())
-        rmtree(self.folder)
+
+    def answers(self, ask: Callable[[IStore], Deferred[Any]]) -> tuple[Any, Any]:
+        """What both answer; for a refusal, its class."""
+        memory, other = self.stores
+        return answer(ask(memory)), self.answer(lambda: ask(other))
+
+    def answer(self, ask: Callable[[], Deferred[Any]]) -> Any:
+        return answer(ask())
 
     def same(self, ask: Callable[[IStore], Deferred[Any]]) -> Any:
         """Ask both and compare."""
-        memory, sqlite = (answer(ask(store)) for store in self.stores)
-        assert memory == sqlite, f"memory: {memory!r}\nsqlite: {sqlite!r}"
+        memory, other = self.answers(ask)
+        assert memory == other, f"memory: {memory!r}\nother: {other!r}"
         return memory
 
     def some_ids(self, data: st.DataObject) -> list[str]:
@@ -72,27 +88,6 @@ class Stores(RuleBasedStateMachine):
         now = self.clock.seconds()
         due_at = None if delay is None else now + delay
         self.same(lambda store: store.deposit(did, payloads, expires_at=now + ttl, due_at=due_at))
-
-    @rule(
-        orders=st.lists(st.tuples(recipients, st.lists(bodies, max_size=2), st.booleans()), min_size=2, max_size=9),
-        ttl=spans,
-    )
-    def deposit_together(self, orders: list[tuple[str, list[bytes], bool]], ttl: float) -> None:
-        """Many deposits, some spoiled by an id that is there twice, reach SQLite in one batch."""
-        until = self.clock.seconds() + ttl
-        whole: list[tuple[str, list[Payload]]] = []
-        for did, contents, spoiled in orders:
-            payloads = [Payload(f"m{next(self.ids)}", body, "base64") for body in contents]
-            self.known += [payload.id for payload in payloads]
-            whole.append((did, payloads + payloads[:1] if spoiled else payloads))
-        memory, sqlite = self.stores
-        self.writer.hold()
-        blocking = sqlite.ping()
-        asked = [sqlite.deposit(did, payloads, expires_at=until) for did, payloads in whole]
-        self.writer.let_go()
-        answer(blocking)
-        expected = [answer(memory.deposit(did, payloads, expires_at=until)) for did, payloads in whole]
-        assert [answer(deposited) for deposited in asked] == expected
 
     @rule(did=recipients, body=bodies, data=st.data())
     def deposit_twice(self, did: str, body: bytes, data: st.DataObject) -> None:
@@ -117,6 +112,13 @@ class Stores(RuleBasedStateMachine):
     def look(self, account: str, did: str | None) -> None:
         self.same(lambda store: store.status(account, did))
         self.same(lambda store: store.fetch(account, did, limit=99, max_bytes=9999))
+
+    @rule(dids=st.lists(accounts), ages=st.tuples(spans, spans), data=st.data(), limit=st.integers(0, 5))
+    def arrived(self, dids: list[str], ages: tuple[float, float], data: st.DataObject, limit: int) -> None:
+        now = self.clock.seconds()
+        after = data.draw(st.sampled_from(["", *self.known]))
+        window = Window(now - max(ages), now + 1 - min(ages), after)
+        self.same(lambda store: store.arrived(dids, window, limit=limit))
 
     @rule(data=st.data())
     def mark_delivered(self, data: st.DataObject) -> None:
@@ -166,15 +168,11 @@ class Stores(RuleBasedStateMachine):
     @rule(top=st.integers(0, 4))
     def queue_sizes(self, top: int) -> None:
         # Which of equally long queues comes first is nobody's promise.
-        answers = [answer(store.queue_sizes(top)) for store in self.stores]
+        answers = self.answers(lambda store: store.queue_sizes(top))
         lengths, rest = zip(*[([number for _, number in largest], rest) for largest, rest in answers], strict=True)
         assert lengths[0] == lengths[1] and rest[0] == rest[1], answers
-        assert self.everything(self.stores[0]) == self.everything(self.stores[1])
-
-    def everything(self, store: IStore) -> dict[str, int]:
-        largest, rest = answer(store.queue_sizes(99))
-        assert rest == 0
-        return dict(largest)
+        (memory, none), (other, nothing) = self.answers(lambda store: store.queue_sizes(99))
+        assert (dict(memory), none) == (dict(other), nothing) and none == 0
 
     @rule(key=keys, ttl=spans, release=st.booleans())
     def claim(self, key: bytes, ttl: float, release: bool) -> None:
@@ -188,5 +186,71 @@ class Stores(RuleBasedStateMachine):
         self.same(lambda store: store.prune())
 
 
-TestStores = Stores.TestCase
-TestStores.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+class SQLiteStores(Stores):
+    """The memory store and the SQLite store."""
+
+    def make_store(self) -> IStore:
+        self.folder = mkdtemp(prefix="mediatord-store-")
+        self.writer = Held()
+        path = Path(self.folder) / "db"
+        return a_sqlite_store(self.clock, path, LIMITS, write=self.writer, tuning=Tuning(max_nonces=NONCES))
+
+    def teardown(self) -> None:
+        super().teardown()
+        rmtree(self.folder)
+
+    @rule(
+        orders=st.lists(st.tuples(recipients, st.lists(bodies, max_size=2), st.booleans()), min_size=2, max_size=9),
+        ttl=spans,
+    )
+    def deposit_together(self, orders: list[tuple[str, list[bytes], bool]], ttl: float) -> None:
+        """Many deposits, some spoiled by an id that is there twice, reach SQLite in one batch."""
+        until = self.clock.seconds() + ttl
+        whole: list[tuple[str, list[Payload]]] = []
+        for did, contents, spoiled in orders:
+            payloads = [Payload(f"m{next(self.ids)}", body, "base64") for body in contents]
+            self.known += [payload.id for payload in payloads]
+            whole.append((did, payloads + payloads[:1] if spoiled else payloads))
+        memory, sqlite = self.stores
+        self.writer.hold()
+        blocking = sqlite.ping()
+        asked = [sqlite.deposit(did, payloads, expires_at=until) for did, payloads in whole]
+        self.writer.let_go()
+        answer(blocking)
+        expected = [answer(memory.deposit(did, payloads, expires_at=until)) for did, payloads in whole]
+        assert [answer(deposited) for deposited in asked] == expected
+
+
+class MongoStores(Stores):
+    """The memory store and the MongoDB store, which the reactor's thread is asked for."""
+
+    def make_store(self) -> IStore:
+        self.fresh = fresh_database()
+        address = read_uri(shared_replica_set().uri(self.fresh.__enter__()))
+        clock = IReactorTime(reactor)
+        server = Server(address, clock, observe=unobserved, on_up=lambda up: None, connections=2)
+        return MongoStore(server, self.clock, LIMITS, max_nonces=NONCES)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.fresh.__exit__(None, None, None)
+
+    def answer(self, ask: Callable[[], Deferred[Any]]) -> Any:
+        try:
+            return blockingCallFromThread(IReactorFromThreads(reactor), ask)
+        except MediatorError as error:
+            return type(error)
+
+
+TestSQLiteStores = SQLiteStores.TestCase
+TestSQLiteStores.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class MongoTests(TestCase):
+    """As for SQLite, with fewer examples."""
+
+    async def test_mongo(self) -> None:
+        """Whatever is asked, the answers are the same."""
+        shared_replica_set()
+        few = settings(max_examples=30, stateful_step_count=40, deadline=None)
+        await deferToThread(run_state_machine_as_test, MongoStores, settings=few)

@@ -1,4 +1,4 @@
-"""Both stores give the same answers to the same questions of the Decentrl half, whatever is asked."""
+"""All stores give the same answers to the same questions of the Decentrl half, whatever is asked."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from twisted.internet.defer import Deferred
+from twisted.internet import reactor  # noqa: TID251  txmongo connects by the global one
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.python.failure import Failure
 
 from mediatord.interfaces import IStore, QueueLimits
 from mediatord.interfaces.decentrl import Caps, ContractFilter, EventFilter, IDecentrlStore, PublicFilter, Slice
+from mediatord.store.batches import unobserved
 from mediatord.store.memory import MemoryStore
+from mediatord.store.mongo.decentrl import MongoDecentrl
+from mediatord.store.mongo.nonces import Nonces
+from mediatord.store.mongo.server import Server
+from mediatord.store.mongo.store import MongoStore
+from mediatord.store.mongo.uri import read_uri
 from mediatord.store.sqlite_file import Tuning
+from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import Held, PromptClock, a_sqlite_store, answer
 from tests.store.decentrl_commands import (
     PEOPLE,
@@ -42,6 +51,7 @@ CAPS = Caps(
     stored_bytes=40,
 )
 MOST_NONCES = 6
+REACTOR: Any = reactor
 ALL = Slice(0, 99)
 
 bounds = st.none() | times
@@ -58,18 +68,14 @@ LOOKS = (
 
 
 class DecentrlStores(RuleBasedStateMachine):
-    """The memory store and the SQLite store, asked the same. Two of three people are registered, for a while."""
+    """The memory store and another one, asked the same. Two of three people are registered, for a while."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = PromptClock()
-        self.folder = mkdtemp(prefix="mediatord-store-")
-        self.writer = Held()
-        path = Path(self.folder) / "db"
-        tuning = Tuning(max_nonces=MOST_NONCES)
         self.stores: list[IStore] = [
             MemoryStore(self.clock, QueueLimits(), caps=CAPS, max_nonces=MOST_NONCES),
-            a_sqlite_store(self.clock, path, caps=CAPS, write=self.writer, tuning=tuning),
+            self.make_other(),
         ]
         self.commands = Commands(self.clock)
         self.same(lambda store: store.open())
@@ -79,16 +85,23 @@ class DecentrlStores(RuleBasedStateMachine):
             for peer in PEOPLE:
                 self.write(self.commands.agreeing(did, peer, 30, peer.encode()))
 
+    def make_other(self) -> IStore:
+        """The other store, not open."""
+        raise NotImplementedError
+
+    def answer(self, asked: Deferred[Any]) -> Any:
+        """What a Deferred fires with; for a refusal, its class."""
+        return answer(asked)
+
     def teardown(self) -> None:
         for did in PEOPLE:
             self.look(did)
         self.same(lambda store: store.close())
-        rmtree(self.folder)
 
     def same(self, ask: Callable[[IStore], Deferred[Any]]) -> Any:
         """Ask both and compare."""
-        memory, sqlite = (answer(ask(store)) for store in self.stores)
-        assert memory == sqlite, f"memory: {memory!r}\nsqlite: {sqlite!r}"
+        memory, other = (self.answer(ask(store)) for store in self.stores)
+        assert memory == other, f"memory: {memory!r}\nother: {other!r}"
         return memory
 
     def read(self, ask: Callable[[IDecentrlStore], Deferred[Any]]) -> None:
@@ -109,19 +122,6 @@ class DecentrlStores(RuleBasedStateMachine):
     def write_some(self, data: st.DataObject, number: int) -> None:
         for _ in range(number):
             self.write(self.commands.draw(data))
-
-    @rule(data=st.data(), number=st.integers(2, 8))
-    def write_together(self, data: st.DataObject, number: int) -> None:
-        """Many commands, some of which are refused or fail, reach SQLite in one batch."""
-        asked = [(self.commands.draw(data), self.commands.guard(data)) for _ in range(number)]
-        memory, sqlite = self.stores
-        self.writer.hold()
-        blocking = sqlite.ping()
-        begun = [write(sqlite.decentrl, guard) for write, guard in asked]
-        self.writer.let_go()
-        answer(blocking)
-        expected = [answer(write(memory.decentrl, guard)) for write, guard in asked]
-        assert [answer(one) for one in begun] == expected
 
     @rule(owner=people, did=st.none() | anybody, before=st.none() | spans, after=st.none() | spans, part=parts)
     def contracts(self, owner: str, did: str | None, before: float | None, after: float | None, part: Slice) -> None:
@@ -170,9 +170,9 @@ class DecentrlStores(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """SQLite is closed and opened again, and has lost nothing."""
-        answer(self.stores[1].close())
-        answer(self.stores[1].open())
+        """The other store is closed and opened again, and has lost nothing."""
+        self.answer(self.stores[1].close())
+        self.answer(self.stores[1].open())
 
     @invariant()
     def same_everywhere(self) -> None:
@@ -180,9 +180,63 @@ class DecentrlStores(RuleBasedStateMachine):
             self.read(lambda store, did=did: store.registered_until(did))  # type: ignore[misc]
             self.read(lambda store, did=did: store.pending_events(did, None, ALL))  # type: ignore[misc]
             self.read(lambda store, did=did: store.events(did, EventFilter(), ALL))  # type: ignore[misc]
-        sizes = [answer(store.queue_sizes(99)) for store in self.stores]
+        sizes = [self.answer(store.queue_sizes(99)) for store in self.stores]
         assert dict(sizes[0][0]) == dict(sizes[1][0]) and sizes[0][1] == sizes[1][1], sizes
 
 
-TestDecentrlStores = DecentrlStores.TestCase
-TestDecentrlStores.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+class SQLiteDecentrlStores(DecentrlStores):
+    """With the SQLite store, which can be given many commands at once."""
+
+    def make_other(self) -> IStore:
+        self.folder = mkdtemp(prefix="mediatord-store-")
+        self.writer = Held()
+        tuning = Tuning(max_nonces=MOST_NONCES)
+        return a_sqlite_store(self.clock, Path(self.folder) / "db", caps=CAPS, write=self.writer, tuning=tuning)
+
+    def teardown(self) -> None:
+        super().teardown()
+        rmtree(self.folder)
+
+    @rule(data=st.data(), number=st.integers(2, 8))
+    def write_together(self, data: st.DataObject, number: int) -> None:
+        """Many commands, some of which are refused or fail, reach SQLite in one batch."""
+        asked = [(self.commands.draw(data), self.commands.guard(data)) for _ in range(number)]
+        memory, sqlite = self.stores
+        self.writer.hold()
+        blocking = sqlite.ping()
+        begun = [write(sqlite.decentrl, guard) for write, guard in asked]
+        self.writer.let_go()
+        answer(blocking)
+        expected = [answer(write(memory.decentrl, guard)) for write, guard in asked]
+        assert [answer(one) for one in begun] == expected
+
+
+class MongoDecentrlStores(DecentrlStores):
+    """With the MongoDB store on a real server, in which two events are a long list."""
+
+    def make_other(self) -> IStore:
+        self.fresh = fresh_database()
+        address = read_uri(shared_replica_set().uri(self.fresh.__enter__()))
+        server = Server(address, REACTOR, observe=unobserved, on_up=lambda up: None, connections=2)
+        store = MongoStore(server, self.clock, QueueLimits(), caps=CAPS, max_nonces=MOST_NONCES)
+        store.decentrl = MongoDecentrl(server, self.clock, CAPS, Nonces(server, MOST_NONCES), step=1)
+        return store
+
+    def answer(self, asked: Deferred[Any]) -> Any:
+        fired: list[Any] = []
+        asked.addBoth(fired.append)
+        while not fired:
+            due = REACTOR.timeout()
+            REACTOR.iterate(0.05 if due is None else due)
+        (result,) = fired
+        return answer(fail(result) if isinstance(result, Failure) else succeed(result))
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.fresh.__exit__(None, None, None)
+
+
+TestSQLiteDecentrlStores = SQLiteDecentrlStores.TestCase
+TestSQLiteDecentrlStores.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestMongoDecentrlStores = MongoDecentrlStores.TestCase
+TestMongoDecentrlStores.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)

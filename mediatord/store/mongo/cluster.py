@@ -1,0 +1,182 @@
+"""
+What nodes that share a MongoDB know of each other.
+
+Leases are compared by the server, in the queries and updates themselves. Presence is a record for each DID and node,
+which hangs on the node's lease: a node with ten thousand sockets renews one document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Sequence
+from datetime import UTC
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred
+from zope.interface import implementer
+
+from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import ClusterSecretDiffers, IClusterStore, Node, NodeNameTaken, Presence
+from mediatord.store.mongo.cluster_allowances import putting_back, taking, wait
+from mediatord.store.mongo.cluster_ends import end, ended
+from mediatord.store.mongo.cluster_schema import MEETING, NODES, PRESENCE, TURNS
+from mediatord.store.mongo.duplicates import retried
+from mediatord.store.mongo.replies import Duplicate
+from mediatord.store.mongo.requests import Document, Request, deleting, updating
+from mediatord.store.mongo.server import Server
+from mediatord.store.mongo.transaction import Transaction
+
+T = TypeVar("T")
+
+_LIVE: Document = {"$expr": {"$gt": ["$until", "$$NOW"]}}
+_DIDS_AT_A_TIME = 1_000
+
+
+@implementer(IClusterStore)
+class MongoCluster:
+    """Its many methods are those of the interface."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._own = ""
+
+    def join(self, node: Node, lease: float) -> Deferred[None]:
+        return _begin(self._join(node, lease))
+
+    def renew(self, boot: str, lease: float) -> Deferred[bool]:
+        return _begin(self._renew(boot, lease))
+
+    def drop(self, boot: str, *, until: float = 0.0) -> Deferred[int]:
+        return _begin(self._drop(boot, until))
+
+    def nodes(self) -> Deferred[list[Node]]:
+        return _begin(self._nodes())
+
+    def lapsed(self) -> Deferred[list[str]]:
+        return _begin(ended(self._server))
+
+    def announce(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+        records = [{"did": did, "boot": boot} for did in dict.fromkeys(dids)]
+        updates = [{"q": record, "u": {"$set": {"boot": boot}}, "upsert": True} for record in records]
+        return _begin(self._write("announce", updating(PRESENCE, updates, ordered=False)))
+
+    def withdraw(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+        filters = [{"boot": boot, "did": {"$in": some}} for some in _pieces(dids)]
+        return _begin(self._write("withdraw", deleting(PRESENCE, *filters)))
+
+    def whereabouts(self, dids: Sequence[str]) -> Deferred[list[Presence]]:
+        return _begin(self._whereabouts(dids))
+
+    def hold(self, turn: str, boot: str, lease: float) -> Deferred[bool]:
+        return _begin(self._hold(turn, boot, lease))
+
+    def take(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
+        return _begin(self._take(key, amount, limit, period))
+
+    def put_back(self, key: bytes, amount: int) -> Deferred[None]:
+        return _begin(self._put_back(key, amount))
+
+    async def _join(self, node: Node, lease: float) -> None:
+        if not self._own:
+            self._own = node.boot  # a process has one for as long as it lives
+            self._server.belong_to(self._own)
+
+        async def join(transaction: Transaction) -> None:
+            _check(node, await transaction.find(NODES, {"_id": {"$ne": node.boot}, **_LIVE}))
+            there = {"name": node.name, "address": node.address, "seal": node.seal}
+            given = {name: {"$literal": value} for name, value in there.items()}
+            change = {"$set": {**given, "until": _until(lease)}}
+            joining = {"q": {"_id": node.boot}, "u": [change], "upsert": True}
+            transaction.later(updating(NODES, [MEETING, joining]))
+
+        await retried(lambda: self._server.transact("join", join))
+
+    async def _renew(self, boot: str, lease: float) -> bool:
+        update = {"q": {"_id": boot, **_LIVE}, "u": [{"$set": {"until": _until(lease)}}]}
+        (reply,) = await self._server.write("renew", updating(NODES, [update]))
+        return bool(reply["n"])
+
+    async def _drop(self, boot: str, until: float) -> int:
+        return await end(self._server, boot, until, own=boot == self._own) if boot else 0
+
+    async def _nodes(self) -> list[Node]:
+        return [_node(one) for one in await self._server.find("nodes", NODES, _LIVE, sort={"name": 1})]
+
+    async def _whereabouts(self, dids: Sequence[str]) -> list[Presence]:
+        found: list[Presence] = []
+        for some in _pieces(dids):
+            documents = await self._server.aggregate("whereabouts", PRESENCE, _with_live_nodes(some))
+            live = {one["_id"]: _node(one) for one in documents if "name" in one}
+            records = [(one["did"], one["boot"]) for one in documents if "did" in one]
+            found += [Presence(did, boot, live.get(boot)) for did, boot in records]
+        return found
+
+    async def _hold(self, turn: str, boot: str, lease: float) -> bool:
+        free = {"$or": [{"$eq": ["$boot", {"$literal": boot}]}, {"$not": [{"$gt": ["$until", "$$NOW"]}]}]}
+        change = {
+            "$set": {
+                "boot": {"$cond": [free, {"$literal": boot}, "$boot"]},
+                "until": {"$cond": [free, _until(lease), "$until"]},
+            }
+        }
+        held = await retried(
+            lambda: self._server.find_and_modify("hold", TURNS, {"_id": turn}, [change], upsert=True, new=True)
+        )
+        return held is not None and held["boot"] == boot
+
+    async def _take(self, key: bytes, amount: int, limit: int, period: float) -> float:
+        request = taking(key, amount, limit, period)
+        reply = await retried(lambda: self._change("take", request))
+        return wait(reply["value"], amount, limit, period)
+
+    async def _put_back(self, key: bytes, amount: int) -> None:
+        await self._change("put_back", putting_back(key, amount))
+
+    async def _change(self, name: str, request: Request) -> Document:
+        return await self._server.operate(name, lambda operations, deadline: operations.command(request, deadline))
+
+    async def _write(self, name: str, requests: Sequence[Request]) -> None:
+        await retried(lambda: self._server.write(name, requests))
+
+
+def _begin(work: Coroutine[Any, Any, T]) -> Deferred[T]:
+    return Deferred.fromCoroutine(_answer(work))
+
+
+async def _answer(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except Duplicate:
+        raise StoreUnavailable() from None
+
+
+def _check(node: Node, others: Sequence[Document]) -> None:
+    """
+    :raise ClusterSecretDiffers: one of the others has another seal.
+    :raise NodeNameTaken: one of them has the name.
+    """
+    if any(other["seal"] != node.seal for other in others):
+        raise ClusterSecretDiffers()
+    for other in others:
+        if other["name"] == node.name:
+            raise NodeNameTaken(_node(other), other["until"].replace(tzinfo=UTC).timestamp())
+
+
+def _until(lease: float) -> Document:
+    """So many seconds from now."""
+    return {"$add": ["$$NOW", round(lease * 1000)]}
+
+
+def _node(document: Document) -> Node:
+    return Node(document["name"], document["_id"], document["address"], bytes(document["seal"]))
+
+
+def _with_live_nodes(dids: Sequence[str]) -> list[Document]:
+    """Records, then nodes, each once: to look one up for each record would take longer than all the rest."""
+    nodes = {"coll": NODES, "pipeline": [{"$match": _LIVE}]}
+    return [{"$match": {"did": {"$in": list(dids)}}}, {"$project": {"_id": 0}}, {"$unionWith": nodes}]
+
+
+def _pieces(dids: Sequence[str]) -> Iterator[list[str]]:
+    distinct = list(dict.fromkeys(dids))
+    for start in range(0, len(distinct), _DIDS_AT_A_TIME):
+        yield distinct[start : start + _DIDS_AT_A_TIME]

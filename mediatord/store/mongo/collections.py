@@ -1,0 +1,80 @@
+"""
+Collections of the DIDComm half and their indexes.
+
+Times are seconds since the epoch, by the clock of whoever wrote them. `seq` is filled in by the server: the order of
+arrival. Accounts and recipients have short ids of their own, so that indexes of messages stay small and an account
+can go by another DID.
+"""
+
+from __future__ import annotations
+
+from mediatord.store.mongo.pulse import PULSE
+from mediatord.store.mongo.schema import Collection, Index
+
+ACCOUNTS = "accounts"
+RECIPIENTS = "recipients"
+MESSAGES = "messages"
+RETIRED = "retired"
+DOCUMENTS = "documents"
+NONCES = "nonces"
+OWNERS = "owners"
+
+# `did`, `created_at`, `draft03`; `recipients`, how many DIDs are registered, and `places`, how many ever were.
+_ACCOUNTS = Collection(ACCOUNTS, (Index("account_did", {"did": 1}, unique=True),))
+
+# A DID that an account has registered, or had registered when something came that still waits. `account`, `did`,
+# `registered`, its place in the order of registration, absent when it is not; `messages` and `bytes` that wait, and
+# `waited_for`, which is there when any do.
+_RECIPIENTS = Collection(
+    RECIPIENTS,
+    (
+        Index("recipient_registered", {"did": 1}, unique=True, partial={"registered": {"$exists": True}}),
+        Index("recipient_of_account", {"account": 1, "did": 1}, unique=True),
+        Index("recipient_order", {"account": 1, "registered": 1}),
+        # By nothing that changes with every message: an index that depends on a counter doubles what an update costs.
+        Index("recipient_waited_for", {"waited_for": 1}, partial={"waited_for": {"$exists": True}}),
+    ),
+)
+
+# `_id` is the message id. `recipient`, `account`, `seq`, `form`, `size`, `received_at`, `expires_at`, `digest`,
+# `pushes`, `payload`; `due_at` while delayed, and `wakes_at`, the same if it is due before it expires; once it is not
+# delayed `arrived_at`, since when it can be pushed; `delivered`, the boot of the node that pushed it last, if it was
+# pushed.
+_MESSAGES = Collection(
+    MESSAGES,
+    (
+        Index("message_of_recipient", {"recipient": 1, "seq": 1}),
+        Index("message_of_account", {"account": 1, "seq": 1}),
+        Index("message_digest", {"account": 1, "digest": 1}),
+        Index("message_expiry", {"expires_at": 1, "seq": 1}),
+        Index("message_wakes", {"wakes_at": 1, "seq": 1}, partial={"wakes_at": {"$exists": True}}),
+        # These two have all that is counted of what is not visible.
+        Index("message_over", {"account": 1, "expires_at": 1, "recipient": 1, "size": 1}),
+        Index(
+            "message_delayed",
+            {"account": 1, "due_at": 1, "expires_at": 1, "recipient": 1, "size": 1},
+            partial={"due_at": {"$exists": True}},
+        ),
+        Index("message_delivered", {"delivered": 1}, partial={"delivered": {"$exists": True}}),
+        # All that is asked of these, so that only keys are read.
+        Index(
+            "message_arrived",
+            {"account": 1, "arrived_at": 1, "_id": 1},
+            partial={"arrived_at": {"$exists": True}},
+        ),
+    ),
+)
+
+# `_id` is the key. `until`, `seq`, and `token`, which says whose claim it is.
+_NONCES = Collection(NONCES, (Index("nonce_order", {"seq": 1}), Index("nonce_until", {"until": 1})))
+
+COLLECTIONS = (
+    _ACCOUNTS,
+    _RECIPIENTS,
+    _MESSAGES,
+    _NONCES,
+    Collection(RETIRED),
+    Collection(DOCUMENTS),
+    Collection(PULSE),
+    Collection(OWNERS),
+)

@@ -1,0 +1,226 @@
+"""
+Reading what waits, mostly inside a transaction of the caller, which sees one state of the database.
+
+A message is visible from when it is due until it expires. All that waits is counted with its recipient; what is not
+visible is counted apart and taken off, so that nothing here grows with the length of a queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bson import ObjectId
+
+from mediatord.interfaces import Arrival, QueueStatus, StoredMessage, Window
+from mediatord.interfaces.decentrl import LARGEST_SLICE
+from mediatord.store.mongo.collections import ACCOUNTS, MESSAGES, RECIPIENTS
+from mediatord.store.mongo.cursors import aggregating, finding, within
+from mediatord.store.mongo.names import NameBook
+from mediatord.store.mongo.requests import Document, updating
+from mediatord.store.mongo.rows import stored
+from mediatord.store.mongo.server import Server
+from mediatord.store.mongo.transaction import Transaction
+
+_BY_ARRIVAL = {"seq": 1}
+_ID = {"_id": 1}
+_SIZE = {"size": 1}
+_RECEIVED = {"received_at": 1}
+
+
+class Queues:
+    """What waits at a time; see `IMessageStore`."""
+
+    def __init__(self, book: NameBook) -> None:
+        self._book = book
+
+    async def fetch(
+        self, t: Transaction, account: str, recipient_did: str | None, now: float, limit: int, max_bytes: int
+    ) -> list[StoredMessage]:
+        """The oldest visible ones that fit, but at least one."""
+        lane = await _lane(t, account, recipient_did)
+        if lane is None:
+            return []
+        return await self._read(t, lane.in_order() | _visible(now), limit, max_bytes, lane.order)
+
+    async def find(self, t: Transaction, ids: Sequence[str], now: float) -> list[StoredMessage]:
+        wanted = {"_id": {"$in": list(dict.fromkeys(ids))}, **_visible(now)}
+        return await self._read(t, wanted, None, LARGEST_SLICE, "_id_")
+
+    async def take_due(self, t: Transaction, now: float, limit: int) -> list[StoredMessage]:
+        due = {"wakes_at": {"$lte": now}, "expires_at": {"$gt": now}}
+        found = await t.find(MESSAGES, due, sort={"wakes_at": 1, "seq": 1}, limit=limit, hint="message_wakes")
+        if not found:
+            return []
+        taken = {"_id": {"$in": [one["_id"] for one in found]}}
+        handing_out = {"$unset": {"wakes_at": 1, "due_at": 1}, "$set": {"arrived_at": now}}
+        t.later(updating(MESSAGES, [{"q": taken, "u": handing_out, "multi": True}]))
+        return await self._tell(t, found)
+
+    async def _read(
+        self, t: Transaction, filter: Document, limit: int | None, max_bytes: int, hint: str
+    ) -> list[StoredMessage]:
+        """
+        The first in order of arrival that fit, but at least one; payloads are read of those only.
+
+        :param hint: the index to use: there are others, in which is what waits for anybody.
+        """
+        sizes = await t.find(MESSAGES, filter, sort=_BY_ARRIVAL, limit=limit or 0, projection=_SIZE, hint=hint)
+        ids = _fitting(sizes, max_bytes)
+        if not ids:
+            return []
+        places = {id: place for place, id in enumerate(ids)}
+        found = await t.find(MESSAGES, {"_id": {"$in": ids}})
+        return await self._tell(t, sorted(found, key=lambda one: places[one["_id"]]))
+
+    async def _tell(self, t: Transaction, documents: Sequence[Document]) -> list[StoredMessage]:
+        names = await self._book.look_up(t.query, documents)
+        return [stored(one, names.recipients, names.accounts) for one in documents]
+
+
+@dataclass(eq=False, slots=True)
+class TakingDue:
+    """Takes what is due, as the work of a transaction."""
+
+    queues: Queues
+    now: float
+    limit: int
+    taken: list[StoredMessage] = field(default_factory=list)
+
+    async def __call__(self, t: Transaction) -> list[StoredMessage]:
+        self.taken = await self.queues.take_due(t, self.now, self.limit) if self.limit > 0 else []
+        return self.taken
+
+    async def undo(self, t: Transaction) -> None:
+        """They are due again, since nobody was told of them; but not what has been taken since."""
+        again = [
+            {
+                "q": {"_id": one.id, "arrived_at": self.now, "wakes_at": {"$exists": False}},
+                "u": {"$set": {"wakes_at": one.due_at, "due_at": one.due_at}},
+            }
+            for one in self.taken
+        ]
+        t.later(updating(MESSAGES, again))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """The messages of an account, or of one of its recipients."""
+
+    account: ObjectId
+    recipient: ObjectId | None
+
+    @property
+    def order(self) -> str:
+        """The index by arrival."""
+        return "message_of_account" if self.recipient is None else "message_of_recipient"
+
+    def in_order(self) -> Document:
+        """What finds them in that index."""
+        return {"account": self.account} if self.recipient is None else {"recipient": self.recipient}
+
+    def within(self, more: Document) -> Document:
+        """What finds those of them that match, in an index of something else."""
+        recipient = {} if self.recipient is None else {"recipient": self.recipient}
+        return {"account": self.account, **more, **recipient}
+
+
+async def status(t: Transaction, account: str, recipient_did: str | None, now: float) -> QueueStatus:
+    """What waits, and when the first and the last of it came."""
+    lane = await _lane(t, account, recipient_did)
+    if lane is None:
+        return QueueStatus(0, 0)
+    counted = {"account": lane.account} if lane.recipient is None else {"_id": lane.recipient}
+    expired, held = lane.within({"expires_at": {"$lte": now}}), lane.within({"due_at": {"$gt": now}})
+    counts = await t.ask(
+        aggregating(RECIPIENTS, [{"$match": counted}, _summing("$messages", "$bytes")]),
+        aggregating(MESSAGES, [{"$match": expired}, _summing(1, "$size")], hint="message_over"),
+        aggregating(
+            MESSAGES, [{"$match": {**held, "expires_at": {"$gt": now}}}, _summing(1, "$size")], hint="message_delayed"
+        ),
+        *[
+            finding(
+                MESSAGES,
+                lane.in_order() | _visible(now),
+                sort={"seq": way},
+                limit=1,
+                projection=_RECEIVED,
+                hint=lane.order,
+            )
+            for way in (1, -1)
+        ],
+    )
+    first, last = counts[3:]
+    if not first:
+        return QueueStatus(0, 0)
+    (messages, size), *hidden = [_sums(some) for some in counts[:3]]
+    return QueueStatus(
+        messages - sum(number for number, _ in hidden),
+        size - sum(number for _, number in hidden),
+        first[0]["received_at"],
+        last[0]["received_at"],
+    )
+
+
+async def arrived(t: Transaction, accounts: Sequence[str], window: Window, limit: int) -> list[Arrival]:
+    """What came in a time; nothing but an index is read of it."""
+    owners = await t.find(ACCOUNTS, {"did": {"$in": list(dict.fromkeys(accounts))}}, projection={"did": 1})
+    dids = {owner["_id"]: owner["did"] for owner in owners}
+    if not dids:
+        return []
+    found: list[Document] = []
+    for part in within("arrived_at", window):
+        if len(found) < limit:
+            found += await t.find(
+                MESSAGES,
+                {"account": {"$in": list(dids)}, **part},
+                sort={"arrived_at": 1, "_id": 1},
+                limit=limit - len(found),
+                projection={"account": 1, "arrived_at": 1},
+                hint="message_arrived",
+            )
+    return [Arrival(one["_id"], dids[one["account"]], one["arrived_at"]) for one in found]
+
+
+async def next_due(server: Server, now: float) -> float | None:
+    waiting = {"wakes_at": {"$exists": True}, "expires_at": {"$gt": now}}
+    found = await server.find(
+        "next_due", MESSAGES, waiting, sort={"wakes_at": 1}, limit=1, projection={"wakes_at": 1}, hint="message_wakes"
+    )
+    return found[0]["wakes_at"] if found else None
+
+
+async def _lane(t: Transaction, account: str, recipient_did: str | None) -> _Lane | None:
+    """None when there is no such account, or it has no such recipient."""
+    owners = await t.find(ACCOUNTS, {"did": account}, projection=_ID)
+    if not owners:
+        return None
+    number = owners[0]["_id"]
+    if recipient_did is None:
+        return _Lane(number, None)
+    recipients = await t.find(RECIPIENTS, {"account": number, "did": recipient_did}, projection=_ID)
+    return _Lane(number, recipients[0]["_id"]) if recipients else None
+
+
+def _visible(now: float) -> Document:
+    return {"expires_at": {"$gt": now}, "$or": [{"due_at": {"$exists": False}}, {"due_at": {"$lte": now}}]}
+
+
+def _summing(number: object, size: object) -> Document:
+    return {"$group": {"_id": None, "number": {"$sum": number}, "bytes": {"$sum": size}}}
+
+
+def _sums(found: Sequence[Document]) -> tuple[int, int]:
+    return (found[0]["number"], found[0]["bytes"]) if found else (0, 0)
+
+
+def _fitting(documents: Iterable[Document], max_bytes: int) -> list[str]:
+    """Ids of the first that fit, but at least one."""
+    ids: list[str] = []
+    size = 0
+    for one in documents:
+        size += one["size"]
+        if ids and size > max_bytes:
+            break
+        ids.append(one["_id"])
+    return ids

@@ -1,0 +1,105 @@
+"""Server sessions, in which transactions are numbered."""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from itertools import count
+
+from bson import Binary, Int64
+from bson.binary import UUID_SUBTYPE
+from twisted.internet.interfaces import IReactorTime
+
+from mediatord.store.mongo.requests import Document
+
+# Seconds until whatever was going on in a session has ended.
+_REST = 5.0
+# Numbers begin with the time, in such parts of a second that no session has a transaction in each: so they are higher
+# than those that it had before.
+_A_SECOND = 1_000_000
+_NAMED = 256
+_NAMESPACE = uuid.UUID("6f4ad6f2-02f5-4f2e-9d7e-3a6d1c3f6b0a")
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """
+    Used for one transaction after another. A later number ends what an earlier one left open.
+
+    :param id: as it is sent.
+    :param owner: of the process.
+    """
+
+    id: Document
+    owner: str
+    number: int
+    rested_at: float = 0.0
+
+    def begin(self) -> Document:
+        """What the statements of the next transaction carry."""
+        self.number += 1
+        return {"lsid": self.id, "txnNumber": Int64(self.number), "autocommit": False}
+
+
+class Sessions:
+    """
+    Sessions that can be used again, the latest first, so that they stay few; for as long as anybody likes, since a
+    server that has forgotten one, which it does after half an hour, takes it for a new one.
+
+    Their ids are made from that of the process: when it has died, another can make the same and end what is left.
+
+    :ivar owner: what their ids are made from.
+    :ivar made: ids of all that there have been.
+    """
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self.owner = uuid.uuid4().hex
+        self._numbers = count()
+        self._free: list[Session] = []
+        self._resting: deque[Session] = deque()
+        self.made: list[Document] = []
+
+    def belong_to(self, owner: str) -> None:
+        """Sessions from now on are those of a process of this id."""
+        if owner != self.owner:
+            self.owner, self._numbers = owner, count()
+            self._free.clear()
+            self._resting.clear()
+
+    def take(self) -> Session:
+        now = self._clock.seconds()
+        if self._free:
+            return self._free.pop()
+        if self._resting and self._resting[0].rested_at <= now:
+            return self._resting.popleft()
+        number = next(self._numbers)
+        id = _id(uuid.uuid4() if number >= _NAMED else _uuid(self.owner, number))
+        session = Session(id, self.owner, int(now * _A_SECOND))
+        self.made.append(session.id)
+        return session
+
+    def give_back(self, session: Session) -> None:
+        """Its transaction is over, or is to be ended by the next."""
+        if session.owner == self.owner:
+            self._free.append(session)
+
+    def lay_aside(self, session: Session) -> None:
+        """The server may still be at it, and would let another transaction wait."""
+        if session.owner == self.owner:
+            session.rested_at = self._clock.seconds() + _REST
+            self._resting.append(session)
+
+
+def sessions_of(owner: str) -> list[Document]:
+    """Ids of the sessions that a process may have had, but for those that it had very many at a time of."""
+    return [_id(_uuid(owner, number)) for number in range(_NAMED)]
+
+
+def _uuid(owner: str, number: int) -> uuid.UUID:
+    return uuid.uuid5(_NAMESPACE, f"{owner}:{number}")
+
+
+def _id(made: uuid.UUID) -> Document:
+    return {"id": Binary(made.bytes, UUID_SUBTYPE)}

@@ -1,0 +1,288 @@
+"""A store in MongoDB."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred, fail, gatherResults
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from mediatord.errors import RecipientUnknown, StoreUnavailable, TooLarge
+from mediatord.interfaces import (
+    Account,
+    Action,
+    Arrival,
+    Deposit,
+    Deposited,
+    IClusterStore,
+    IStore,
+    Payload,
+    QueueLimits,
+    QueueStatus,
+    Removed,
+    StoredMessage,
+    UpdateResult,
+    Window,
+)
+from mediatord.interfaces.decentrl import Caps, IDecentrlStore
+from mediatord.store.batches import Bounds
+from mediatord.store.mongo import accounts, cluster_schema, decentrl_schema, queues, sizes
+from mediatord.store.mongo.aftermath import Aftermath, Tell
+from mediatord.store.mongo.cluster import MongoCluster
+from mediatord.store.mongo.collections import COLLECTIONS
+from mediatord.store.mongo.decentrl import MongoDecentrl
+from mediatord.store.mongo.deposits import Depositing
+from mediatord.store.mongo.duplicates import retried
+from mediatord.store.mongo.gathering import Gathering
+from mediatord.store.mongo.marks import Pushed, delivered_by, mark_delivered, mark_pending, release_delivered
+from mediatord.store.mongo.names import NameBook
+from mediatord.store.mongo.nonces import Claim, Claiming, Nonces, Releases
+from mediatord.store.mongo.owners import Entry
+from mediatord.store.mongo.ownership import Ownership
+from mediatord.store.mongo.queue_finder import QueueFinder
+from mediatord.store.mongo.queues import Queues, TakingDue
+from mediatord.store.mongo.removals import Removal, Removing
+from mediatord.store.mongo.replies import Duplicate
+from mediatord.store.mongo.rows import Order
+from mediatord.store.mongo.schema import Migration, Schema
+from mediatord.store.mongo.server import Server
+from mediatord.store.mongo.transactions import Work
+
+T = TypeVar("T")
+
+# Batches of writes, and of claims, that are under way at a time, and works in each: smaller ones cost a server more,
+# larger ones are done by one of its threads while the others have nothing to do.
+_AT_ONCE = 3
+_CLAIMS_AT_ONCE = 2
+_BOUNDS = Bounds(batch=32, waiting=5_000)
+
+
+@implementer(IStore)
+class MongoStore:
+    """
+    Writes that are asked for at the same time are committed together, durably on a majority of the servers, before
+    their Deferreds fire. Its many methods are those of the interface.
+
+    :param clock: what messages and nonces expire by; leases go by the clock of the server.
+    :param migrations: beyond version 1 of the schema.
+    :param tell: told what was removed by operations that had failed for all that was known when they ended.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        clock: IReactorTime,
+        limits: QueueLimits,
+        *,
+        caps: Caps = Caps(),  # noqa: B008  it is frozen
+        max_nonces: int = 250_000,
+        migrations: Sequence[Migration] = (),
+        tell: Tell = lambda removed: None,
+    ) -> None:
+        self._server = server
+        self._clock = clock
+        self._schema = Schema((*COLLECTIONS, *decentrl_schema.COLLECTIONS, *cluster_schema.COLLECTIONS), migrations)
+        self._gathering = Gathering(server, at_once=_AT_ONCE, bounds=_BOUNDS)
+        self._claims = Gathering(server, at_once=_CLAIMS_AT_ONCE, bounds=_BOUNDS)
+        self._entry = Entry(server)
+        book = NameBook()
+        self._queues = Queues(book)
+        aftermath = Aftermath(tell)
+        self._depositing = Depositing(limits, QueueFinder(), aftermath)
+        self._removing = Removing(book, aftermath)
+        self._nonces = Nonces(server, max_nonces)
+        self._releases = Releases(server)
+        self._claiming = Claiming(self._nonces, self._releases)
+        self._ownership = Ownership(server)
+        self._decentrl = MongoDecentrl(server, clock, caps, self._nonces)
+        self.decentrl: IDecentrlStore = self._decentrl
+        self.cluster: IClusterStore = MongoCluster(server)
+
+    def open(self) -> Deferred[None]:
+        return _begin(self._open())
+
+    def close(self) -> Deferred[None]:
+        return _begin(self._close())
+
+    def ping(self) -> Deferred[None]:
+        """A write that a majority has on disk."""
+        return _begin(self._server.beat("ping"))
+
+    def deposit(
+        self,
+        recipient_did: str,
+        payloads: Sequence[Payload],
+        *,
+        expires_at: float,
+        due_at: float | None = None,
+    ) -> Deferred[Deposited]:
+        deposited = self.deposit_all([Deposit(recipient_did, tuple(payloads), expires_at, due_at)])
+        return deposited.addCallback(lambda one: one[0])
+
+    def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
+        now = self._clock.seconds()
+        orders = [Order(one.recipient_did, one.payloads, now, one.expires_at, one.due_at) for one in deposits]
+        if not self._depositing.possible(orders):
+            return fail(TooLarge())
+        dids = {one.recipient_did for one in deposits}
+        keys = {*dids, *filter(None, map(self._ownership.known, dids))}
+        size = sum([len(payload.data) for one in deposits for payload in one.payloads])
+        deposited = self._gathering.submit("deposit", self._depositing, orders, keys, size)
+        return deposited.addErrback(self._not_deposited, dids)
+
+    def fetch(
+        self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
+    ) -> Deferred[list[StoredMessage]]:
+        now = self._clock.seconds()
+        return self._limited(
+            "fetch", limit, lambda t: self._queues.fetch(t, account, recipient_did, now, limit, max_bytes)
+        )
+
+    def status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
+        now = self._clock.seconds()
+        return self._read("status", lambda t: queues.status(t, account, recipient_did, now))
+
+    def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
+        now, wanted = self._clock.seconds(), tuple(ids)
+        return self._limited("find", len(wanted), lambda t: self._queues.find(t, wanted, now))
+
+    def arrived(self, accounts: Sequence[str], window: Window, *, limit: int) -> Deferred[list[Arrival]]:
+        dids = tuple(accounts)
+        return self._limited("arrived", limit, lambda t: queues.arrived(t, dids, window, limit))
+
+    def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
+        return self._gathering.submit("mark_delivered", mark_delivered, Pushed(tuple(ids), node), frozenset(ids))
+
+    def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
+        return self._gathering.submit("mark_pending", mark_pending, tuple(ids), frozenset(ids))
+
+    def remove(self, ids: Sequence[str]) -> Deferred[list[Removed]]:
+        removal = Removal(tuple(ids))
+        return self._gathering.submit("remove", self._removing, removal, frozenset(removal.ids), removal.size)
+
+    def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
+        removal = Removal(tuple(ids), account)
+        keys = {account, *removal.ids}
+        return self._gathering.submit("acknowledge", self._removing, removal, keys, removal.size)
+
+    def expire(self, limit: int) -> Deferred[list[Removed]]:
+        return _begin(self._removing.expire(self._server, self._clock.seconds(), limit))
+
+    def next_due(self) -> Deferred[float | None]:
+        return _begin(queues.next_due(self._server, self._clock.seconds()))
+
+    def take_due(self, limit: int) -> Deferred[list[StoredMessage]]:
+        now = self._clock.seconds()
+        taking = TakingDue(self._queues, now, limit)
+        return _begin(retried(lambda: self._server.transact("take_due", taking, undo=taking.undo)))
+
+    def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
+        return _begin(sizes.queue_sizes(self._server, top))
+
+    def account(self, did: str) -> Deferred[Account | None]:
+        return _begin(accounts.account(self._server, did))
+
+    def grant(self, did: str) -> Deferred[Account]:
+        now = self._clock.seconds()
+        return self._transact("grant", lambda t: accounts.grant(t, did, now))
+
+    def mark_draft03(self, did: str) -> Deferred[None]:
+        return _begin(accounts.mark_draft03(self._server, did))
+
+    def owner(self, recipient_did: str) -> Deferred[str | None]:
+        """Answered from memory if it was asked lately."""
+        return self._ownership.owner(recipient_did)
+
+    def update(
+        self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
+    ) -> Deferred[list[UpdateResult]]:
+        wanted = tuple(updates)
+        updated = self._transact("update", lambda t: accounts.update(t, account, wanted, max_recipients))
+        return updated.addBoth(self._forget_owners, [did for did, _ in wanted])
+
+    def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
+        return self._read("recipients", lambda t: accounts.recipients(t, account, offset, limit))
+
+    def move(self, prior: str, new: str) -> Deferred[bool]:
+        return self._transact("move", lambda t: accounts.move(t, prior, new)).addBoth(self._clear_owners)
+
+    def remember_did(self, short: str, long: str) -> Deferred[None]:
+        return _begin(accounts.remember_did(self._server, short, long))
+
+    def recall_did(self, short: str) -> Deferred[str | None]:
+        return _begin(accounts.recall_did(self._server, short))
+
+    def claim(self, key: bytes, until: float) -> Deferred[bool]:
+        return self._claims.submit("claim", self._claiming, Claim(key, until, self._clock.seconds()), [key])
+
+    def release(self, key: bytes) -> Deferred[None]:
+        return _begin(self._releases.release(key))
+
+    def prune(self) -> Deferred[int]:
+        """Registrations that have expired go as well."""
+        return _begin(self._prune(self._clock.seconds()))
+
+    async def _open(self) -> None:
+        await self._server.open(lambda operations: self._schema.prepare(operations, self._server.clock))
+        self._gathering.start()
+        self._claims.start()
+        live = {node.boot for node in await self.cluster.nodes()}
+        await self._entry.enter(live)
+        for boot in await delivered_by(self._server):
+            if boot not in live:
+                await release_delivered(self._server, boot)
+
+    async def _close(self) -> None:
+        await gatherResults([self._gathering.drain(), self._claims.drain()])
+        await self._entry.leave()
+        await self._server.close()
+
+    async def _prune(self, now: float) -> int:
+        pruned = await self._nonces.prune(now)
+        await self._decentrl.drop_expired_registrations()
+        return pruned
+
+    def _transact(self, name: str, work: Work[T]) -> Deferred[T]:
+        return _begin(retried(lambda: self._server.transact(name, work)))
+
+    def _read(self, name: str, work: Work[T]) -> Deferred[T]:
+        return _begin(self._server.transact(name, work, reading=True))
+
+    def _limited(self, name: str, limit: int, work: Work[list[T]]) -> Deferred[list[T]]:
+        """For nothing at all, only whether anybody could be asked."""
+        return self._read(name, _for_any(limit, work))
+
+    def _not_deposited(self, failure: Failure, dids: set[str]) -> Failure:
+        if failure.check(RecipientUnknown):
+            self._ownership.forget(dids)
+        return failure
+
+    def _forget_owners(self, result: T, dids: Sequence[str]) -> T:
+        self._ownership.forget(dids)
+        return result
+
+    def _clear_owners(self, result: T) -> T:
+        self._ownership.clear()
+        return result
+
+
+def _for_any(limit: int, work: Work[list[T]]) -> Work[list[T]]:
+    return work if limit > 0 else _nothing
+
+
+async def _nothing(_: object) -> list[Any]:
+    return []
+
+
+def _begin(work: Coroutine[Any, Any, T]) -> Deferred[T]:
+    return Deferred.fromCoroutine(_answer(work))
+
+
+async def _answer(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except Duplicate:
+        raise StoreUnavailable() from None

@@ -1,0 +1,175 @@
+"""A daemon whose MongoDB server is not there, or does not let it in (UC-021 "failures")."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
+from typing import Any
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import Daemon
+from tests.integration.residents import ask_on
+from tests.integration.traffic import enrolled, letters, prepared
+from tests.mongod import Credentials, ReplicaSet, mongod_binary
+from tests.web.premises import Answered
+
+reactor: Any = _reactor
+
+# Of the 3 s that an answer may take, and of what a machine with other things to do adds to it.
+ANSWER_SECONDS = 4.0
+RECOVERY_SECONDS = 5.0
+AT_ONCE = 8
+
+
+def on_mongodb(uri: str) -> Daemon:
+    """A single node, yet to be started."""
+    return prepared({"storage": {"backend": "mongodb", "mongodb": {"uri": uri}}})
+
+
+def ask(daemon: Daemon, method: str, path: str, body: bytes | None = None) -> Answered:
+    """
+    One request.
+
+    :raise TimeoutError: there was no answer in time.
+    """
+    with closing(HTTPConnection("127.0.0.1", daemon.port, timeout=ANSWER_SECONDS)) as connection:
+        return ask_on(connection, method, path, body, {} if body is None else {"Content-Type": ENCRYPTED_TYPE})
+
+
+class OutageTests(TestCase):
+    """One server, which comes and goes."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        """A daemon with an account, and letters for it."""
+        mongod_binary()
+        self.servers = ReplicaSet()
+        self.addCleanup(self.servers.close)
+        await deferToThread(self.servers.open)
+        self.daemon = on_mongodb(self.servers.uri("mediatord"))
+        self.addCleanup(self.daemon.clean)
+        await deferToThread(self.daemon.start)
+        self.bob = await enrolled(self.daemon, reactor)
+        self.letters = letters(self.bob, "outage", AT_ONCE)
+
+    async def answers(self) -> list[Answered]:
+        """To all letters, which are handed in at the same time."""
+
+        def at_once() -> list[Answered]:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                bodies = [letter.body for letter in self.letters]
+                return list(pool.map(lambda body: ask(self.daemon, "POST", "/didcomm", body), bodies))
+
+        return await deferToThread(at_once)
+
+    async def assert_unavailable(self) -> None:
+        """Every letter is refused for now, in time, and the daemon says that the store is why (issue: faults)."""
+        for answered in await self.answers():
+            self.assertEqual(answered.status, 503, answered.body)
+            self.assertGreater(int(answered.headers["retry-after"]), 0)
+        health = await deferToThread(ask, self.daemon, "GET", "/health")
+        self.assertEqual(health.status, 503)
+        self.assertIn("store", health.body.decode())
+
+    async def assert_recovered(self) -> None:
+        """Without a restart, and with nothing of what was refused."""
+        began = reactor.seconds()
+        await deferToThread(self.daemon.await_health)
+        self.assertLess(reactor.seconds() - began, RECOVERY_SECONDS)
+        self.assertEqual((await self.bob.status()).message_count, 0)
+        self.assertEqual([answered.status for answered in await self.answers()], [202] * AT_ONCE)
+        self.assertEqual((await self.bob.status()).message_count, AT_ONCE)
+
+    async def test_no_server_at_start(self) -> None:
+        """The daemon comes up all the same, and keeps trying."""
+        await deferToThread(self.daemon.stop)
+        await deferToThread(self.servers.stop, 0)
+        await deferToThread(self.daemon.start, 503)
+        await self.assert_unavailable()
+        await deferToThread(self.servers.start, 0)
+        await self.assert_recovered()
+        await deferToThread(self.daemon.stop)
+
+    async def test_the_server_is_killed(self) -> None:
+        """And comes back later. Its version is nothing that is complained of."""
+        await deferToThread(self.servers.kill, 0)
+        await self.assert_unavailable()
+        await deferToThread(self.servers.start, 0)
+        await self.assert_recovered()
+        self.assertNotIn("versions this was tested with", self.daemon.output())
+
+    async def test_the_server_says_nothing(self) -> None:
+        """What was asked of it meanwhile it does late, when nobody waits for it any more; it is undone."""
+        self.servers.freeze(0)
+        await self.assert_unavailable()
+        self.servers.thaw(0)
+        await self.assert_recovered()
+
+
+class RefusalTests(SynchronousTestCase):
+    """What ends the daemon, and what does not."""
+
+    def run_with(self, uri: str, command: str = "run") -> subprocess.CompletedProcess[str]:
+        """A daemon that is expected to end by itself."""
+        daemon = on_mongodb(uri)
+        self.addCleanup(daemon.clean)
+        return subprocess.run(
+            [sys.executable, "-m", "mediatord", command, "--config", str(daemon.config)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    def test_a_uri_that_would_not_be_honoured_ends_it(self) -> None:
+        """With one line that has no secret in it, whether it is to run or to be checked (issue: at start)."""
+        for command in ("run", "check-config"):
+            for uri in (
+                "mongodb://u:s3cret@127.0.0.1:1/?authSource=admin",
+                "mongodb://127.0.0.1:1/m?tlsInsecure=true",
+            ):
+                ran = self.run_with(uri, command)
+                self.assertEqual(ran.returncode, 1, ran.stderr)
+                (line,) = ran.stderr.strip().splitlines()
+                self.assertTrue(line.startswith("mediatord: storage.mongodb.uri: "), line)
+                self.assertNotIn("s3cret", ran.stdout + ran.stderr)
+
+    def test_a_wrong_password_does_not(self) -> None:
+        """It can be put right at the server. The log says what is wrong, and nothing secret."""
+        with ReplicaSet(auth=Credentials("root", "r00t")) as servers:
+            daemon = on_mongodb(servers.uri("mediatord", credentials="root:s3cret"))
+            self.addCleanup(daemon.clean)
+            daemon.start(503)
+            daemon.await_output("does not take our credentials")
+            self.assertNotIn("s3cret", daemon.output())
+            servers.client["admin"].command("updateUser", "root", pwd="s3cret")
+            daemon.await_health()
+            daemon.stop()
+
+    def test_a_user_of_the_database_is_enough(self) -> None:
+        """With `readWrite` on it and nothing else: to begin, and to take over from a node that was killed."""
+        with ReplicaSet(auth=Credentials("root", "r00t")) as servers:
+            roles = [{"role": "readWrite", "db": "mediatord"}]
+            servers.client["mediatord"].command("createUser", "m", pwd="s3cret", roles=roles)
+            cluster = Cluster(servers.uri("mediatord", credentials="m:s3cret", authSource="mediatord"), ("a", "b"))
+            self.addCleanup(cluster.clean)
+            cluster.start()
+            cluster.nodes[1].kill()
+            cluster.nodes[1].start()
+            cluster.stop()
+            for node in cluster.nodes:
+                self.assertNotIn("#error", node.output())
+
+    def test_a_server_that_is_no_member_of_a_replica_set(self) -> None:
+        """Nothing could be stored there as it must; the log says so."""
+        with ReplicaSet() as servers:
+            daemon = on_mongodb(servers.uri("mediatord", replicaSet="another"))
+            self.addCleanup(daemon.clean)
+            daemon.start(503)

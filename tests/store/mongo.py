@@ -1,0 +1,123 @@
+"""Stores and servers of tests that need a real MongoDB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from twisted.internet import reactor  # noqa: TID251  txmongo connects by the global one
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublisher
+from twisted.trial.unittest import TestCase
+
+from mediatord.interfaces import Action, Deposited, Payload, QueueLimits
+from mediatord.store.batches import Observer, unobserved
+from mediatord.store.mongo.schema import Migration
+from mediatord.store.mongo.server import Server
+from mediatord.store.mongo.store import MongoStore
+from mediatord.store.mongo.uri import read_uri
+from tests.mongod import ReplicaSet, fresh_database, shared_replica_set
+
+CLOCK = IReactorTime(reactor)
+INBOX = "did:key:z6MkInbox"
+ALICE = "did:example:alice"
+# What operations may take, whatever the server does.
+AT_MOST = 3.0
+# Until something that was away is back.
+BACK = 5.0
+
+
+def begin(work: Coroutine[Any, Any, Any]) -> Deferred[Any]:
+    return Deferred.fromCoroutine(work)
+
+
+async def until(holds: Callable[[], bool], seconds: float = BACK) -> float:
+    """How long it took until something held."""
+    begun = CLOCK.seconds()
+    while not holds():
+        assert CLOCK.seconds() - begun < seconds, f"not after {seconds} s"
+        await deferLater(CLOCK, 0.02)
+    return CLOCK.seconds() - begun
+
+
+class MongoCase(TestCase):
+    """
+    A database of its own without documents, on the servers that all tests share, and what is said meanwhile.
+
+    :ivar said: all that was logged, as it would be written.
+    :ivar states: what was told of whether the server answers.
+    """
+
+    def setUp(self) -> None:
+        self.servers = self.choose_servers()
+        fresh = fresh_database() if self.servers is shared_replica_set() else fresh_database(self.servers)
+        self.database = fresh.__enter__()
+        self.addCleanup(fresh.__exit__, None, None, None)
+        self.documents = self.servers.client[self.database]
+        self.said: list[str] = []
+        self.states: list[bool] = []
+        observer = cast(ILogObserver, self._hear)
+        globalLogPublisher.addObserver(observer)
+        self.addCleanup(globalLogPublisher.removeObserver, observer)
+
+    def choose_servers(self) -> ReplicaSet:
+        return shared_replica_set()
+
+    def a_server(self, uri: str | None = None, *, observe: Observer = unobserved, connections: int = 3) -> Server:
+        """One that is not open, and is closed in the end."""
+        address = read_uri(uri or self.servers.uri(self.database))
+        server = Server(address, CLOCK, observe=observe, on_up=self.states.append, connections=connections)
+        self.addCleanup(server.close)
+        return server
+
+    async def an_open_server(self, **options: Any) -> Server:
+        server = self.a_server(**options)
+        await server.open()
+        return server
+
+    async def a_store(
+        self,
+        limits: QueueLimits | None = None,
+        *,
+        migrations: tuple[Migration, ...] = (),
+        clock: IReactorTime = CLOCK,
+        server: Server | None = None,
+        **options: Any,
+    ) -> MongoStore:
+        """One that is open, in which ALICE has registered INBOX; closed in the end."""
+        server = server or self.a_server(**options)
+        store = MongoStore(server, clock, limits or QueueLimits(), migrations=migrations)
+        self.addCleanup(store.close)
+        await store.open()
+        await store.grant(ALICE)
+        await self.register(store, INBOX)
+        return store
+
+    async def register(self, store: MongoStore, *dids: str) -> None:
+        updates: list[tuple[str, Action]] = [(did, "add") for did in dids]
+        await store.update(ALICE, updates, max_recipients=1_000)
+
+    def put(self, store: MongoStore, *ids: str, to: str = INBOX, data: bytes = b"payload") -> Deferred[Deposited]:
+        payloads = [Payload(id, data, "json") for id in ids]
+        return store.deposit(to, payloads, expires_at=CLOCK.seconds() + 3600)
+
+    def counters(self) -> tuple[int, int]:
+        """Messages and bytes that wait, as recipients have them counted."""
+        found = list(self.documents["recipients"].find())
+        return sum(one["messages"] for one in found), sum(one["bytes"] for one in found)
+
+    def kept(self) -> list[str]:
+        """Ids of the messages that are there, after seeing that they are counted."""
+        found = list(self.documents["messages"].find({}, {"size": 1}).sort("seq", 1))
+        self.assertEqual(self.counters(), (len(found), sum(one["size"] for one in found)))
+        return [one["_id"] for one in found]
+
+    def elsewhere(self, work: Callable[..., Any], *args: Any, **kw: Any) -> Deferred[Any]:
+        """Have something that blocks done while the reactor goes on."""
+        return deferToThread(work, *args, **kw)
+
+    def _hear(self, event: LogEvent) -> None:
+        self.said.append(f"{formatEvent(event)} {event!r}")

@@ -1,0 +1,73 @@
+"""Waiting in line within a process."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import StoreUnavailable
+from mediatord.store.mongo.decentrl_locks import Locks
+
+
+class LockTests(SynchronousTestCase):
+    """One at a time, in order, for each key."""
+
+    def setUp(self) -> None:
+        self.locks = Locks()
+        self.begun: list[str] = []
+        self.ends: dict[str, Deferred[str]] = {}
+
+    def enter(self, name: str, key: bytes = b"key") -> Deferred[str]:
+        """Something that takes until its end is fired."""
+        self.ends[name] = Deferred()
+
+        async def work() -> str:
+            self.begun.append(name)
+            return await self.ends[name]
+
+        return Deferred.fromCoroutine(self.locks.holding(key, work))
+
+    def test_in_order(self) -> None:
+        """Who comes first goes first, and the others wait until then."""
+        asked = [self.enter(name) for name in "abc"]
+        self.assertEqual(self.begun, ["a"])
+        self.ends["a"].callback("done")
+        self.assertEqual((self.successResultOf(asked[0]), self.begun), ("done", ["a", "b"]))
+        self.ends["b"].errback(StoreUnavailable())
+        self.failureResultOf(asked[1], StoreUnavailable)
+        self.assertEqual(self.begun, ["a", "b", "c"])
+
+    def test_keys_are_apart(self) -> None:
+        """Nobody waits for what has another key, and nothing is remembered of what is over."""
+        self.enter("a", b"1")
+        self.enter("b", b"2")
+        self.enter("c", b"1")
+        self.assertEqual((self.begun, len(self.locks)), (["a", "b"], 2))
+        for name in "abc":
+            self.ends[name].callback("")
+        self.assertEqual((self.begun, len(self.locks)), (["a", "b", "c"], 0))
+
+    def test_comes_again(self) -> None:
+        """Who is let in by somebody's end, and comes again there, is the last in line."""
+        asked = self.enter("a")
+        self.enter("b")
+        asked.addCallback(lambda _: self.enter("again"))
+        self.ends["a"].callback("")
+        self.assertEqual(self.begun, ["a", "b"])
+        self.ends["b"].callback("")
+        self.assertEqual(self.begun, ["a", "b", "again"])
+        self.ends["again"].callback("")
+        self.assertEqual(len(self.locks), 0)
+
+    def test_many(self) -> None:
+        """Thousands that end at once do not do so inside each other."""
+
+        async def fail() -> None:
+            raise StoreUnavailable()
+
+        self.enter("first")
+        asked = [Deferred.fromCoroutine(self.locks.holding(b"key", fail)) for _ in range(5000)]
+        self.ends["first"].callback("")
+        outcomes = self.successResultOf(DeferredList(asked, consumeErrors=True))
+        self.assertEqual({done for done, _ in outcomes}, {False})
+        self.assertEqual(len(self.locks), 0)

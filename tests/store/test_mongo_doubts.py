@@ -1,0 +1,244 @@
+"""What becomes of works that fail, are too many, or of which nobody knows whether they were done."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
+
+from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import Payload, QueueLimits, Removed
+from mediatord.store.batches import Bounds
+from mediatord.store.mongo import removals
+from mediatord.store.mongo import server as server_module
+from mediatord.store.mongo.gathering import Gathering
+from mediatord.store.mongo.operations import Operations
+from mediatord.store.mongo.replies import Unreachable
+from mediatord.store.mongo.store import MongoStore
+from mediatord.store.mongo.transaction import Transaction
+from tests.store.mongo import ALICE, CLOCK, INBOX, MongoCase, until
+
+NO_MAJORITY = {"code": 64, "errmsg": "no"}
+
+
+class NonceTests(MongoCase):
+    """A nonce is claimed for as long as what it stands for is done or may be."""
+
+    async def test_not_trimmed(self) -> None:
+        """Whether there are too many cannot be seen: claims that are made are new all the same."""
+        store = MongoStore(self.a_server(), CLOCK, QueueLimits(), max_nonces=3)
+        self.addCleanup(store.close)
+        await store.open()
+        later = CLOCK.seconds() + 60
+        for command in ("count", "aggregate"):
+            keys = [f"{command} {number}".encode() for number in range(5)]
+            with self.servers.failpoint(command, errorCode=50, times=1):
+                self.assertEqual(await gatherResults([store.claim(key, later) for key in keys]), [True] * 5)
+        self.assertTrue(any("trim" in line for line in self.said))
+
+    async def test_release_fails(self) -> None:
+        """A release that failed is done as soon as it can be, and not to what was claimed since."""
+        server = self.a_server()
+        store, other = await self.a_store(server=server), await self.a_store()
+        later = CLOCK.seconds() + 60
+        await gatherResults([store.claim(b"a", later), store.claim(b"b", later)])
+        for key in (b"a", b"b"):
+            with self.servers.failpoint("delete", errorCode=50, times=1):
+                await self.assertFailure(store.release(key), StoreUnavailable)
+            if key == b"a":
+                self.assertTrue(await store.claim(key, later))
+        await until(lambda: not server.doubtful)
+        self.assertEqual([await store.claim(b"a", later), await other.claim(b"b", later)], [False, True])
+
+    async def test_released_late(self) -> None:
+        """What somebody else has claimed since is not released."""
+        store, other = await self.a_store(), await self.a_store()
+        later = CLOCK.seconds() + 60
+        await store.claim(b"a", later)
+        self.documents["nonces"].delete_one({"_id": b"a"})
+        await other.claim(b"a", later)
+        await store.release(b"a")
+        self.assertFalse(await other.claim(b"a", later))
+
+
+class OverloadTests(MongoCase):
+    """More than can be done in time is refused, and does not keep the rest from being done."""
+
+    async def a_gathering(self, **bounds: int) -> Gathering:
+        gathering = Gathering(await self.an_open_server(), at_once=1, bounds=Bounds(**bounds))
+        gathering.start()
+        self.done: list[list[str]] = []
+        return gathering
+
+    async def test_late(self) -> None:
+        """When what waits has waited too long nothing is added, and what would be too late is not begun."""
+        self.patch(server_module, "PATIENCE", 1.0)
+        gathering = await self.a_gathering()
+
+        async def slow(
+            operations: Operations, works: Sequence[str], deadline: float, tries: int | None
+        ) -> list[None]:
+            self.done.append(list(works))
+            await deferLater(CLOCK, 0.7)
+            return [None for _ in works]
+
+        def submit(work: str) -> Deferred[None]:
+            return gathering.submit("test", slow, work, ())
+
+        first = submit("a")
+        await deferLater(CLOCK, 0.05)
+        waiting = submit("b")
+        await deferLater(CLOCK, 0.45)
+        with self.assertRaises(StoreUnavailable):
+            await submit("c")
+        self.assertNoResult(first)
+        await first
+        with self.assertRaises(StoreUnavailable):
+            await waiting
+        await submit("d")
+        self.assertEqual(self.done, [["a"], ["d"]])
+
+    async def test_lost_together(self) -> None:
+        """Works that lose their connection together are divided while there is time."""
+        gathering = await self.a_gathering()
+
+        async def together(
+            operations: Operations, works: Sequence[str], deadline: float, tries: int | None
+        ) -> list[None]:
+            if "bad" in works:
+                raise Unreachable("too much")
+            self.done.append(list(works))
+            return [None for _ in works]
+
+        asked = [gathering.submit("test", together, work, ()) for work in ("a", "bad", "b", "c")]
+        with self.assertRaises(StoreUnavailable):
+            await asked.pop(1)
+        await gatherResults(asked)
+        self.assertEqual(self.done, [["a"], ["b", "c"]])
+
+    async def test_large_acknowledgements(self) -> None:
+        """Many large ones are not one question."""
+        observed: Counter[str] = Counter()
+        store = await self.a_store(observe=lambda operation, seconds: observed.update([operation]))
+        before = observed["commit"]
+        asked = [store.acknowledge(ALICE, [os.urandom(32).hex() for _ in range(10_000)]) for _ in range(10)]
+        self.assertEqual(await gatherResults(asked), [[] for _ in range(10)])
+        self.assertGreater(observed["commit"] - before, 1)
+
+    async def test_many_questions(self) -> None:
+        """Nor need one be."""
+        self.patch(removals, "_LARGEST_QUESTION", 500)
+        store = await self.a_store()
+        ids = [f"m{number:03}" for number in range(30)]
+        await gatherResults([self.put(store, id, data=id.encode()) for id in ids])
+        digests = [one["digest"].hex() for one in self.documents["messages"].find({"_id": {"$gte": "m010"}})]
+        gone = await store.acknowledge(ALICE, [*digests, *ids[:10]])
+        self.assertEqual([one.id for one in gone], ids)
+
+
+class LateTests(MongoCase):
+    """What turns out later to have been done."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.told: list[tuple[str, str | None]] = []
+
+    def tell(self, removed: Sequence[Removed]) -> None:
+        self.told += [(one.id, one.reason) for one in removed]
+
+    async def telling_store(self) -> MongoStore:
+        store = MongoStore(self.a_server(), CLOCK, QueueLimits(max_messages=2), tell=self.tell)
+        self.addCleanup(store.close)
+        await store.open()
+        await store.grant(ALICE)
+        await self.register(store, INBOX)
+        return store
+
+    async def in_doubt(self, asked: Any) -> None:
+        patience = self.patch(server_module, "PATIENCE", 0.8)
+        with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY):
+            with self.assertRaises(StoreUnavailable):
+                await asked()
+        patience.restore()
+
+    async def test_evicted(self) -> None:
+        """What was evicted by a deposit that is undone, but nothing of that deposit."""
+        store = await self.telling_store()
+        await self.put(store, "a", "b")
+        await self.in_doubt(lambda: self.put(store, "c"))
+        await until(lambda: bool(self.told))
+        self.assertEqual((self.told, self.kept()), ([("a", "fifo_count")], ["b"]))
+        self.assertTrue(any("1 fifo_count" in line for line in self.said))
+
+    async def test_acknowledged(self) -> None:
+        """And what was acknowledged."""
+        store = await self.telling_store()
+        await self.put(store, "a", "b")
+        await self.in_doubt(lambda: store.acknowledge(ALICE, ["b", "x"]))
+        await until(lambda: bool(self.told))
+        self.assertEqual((self.told, self.kept()), ([("b", None)], ["a"]))
+
+    async def test_expired(self) -> None:
+        """And what has expired."""
+        store = await self.telling_store()
+        await store.deposit(INBOX, [Payload("a", b"x", "json")], expires_at=CLOCK.seconds() - 1)
+        await self.in_doubt(lambda: store.expire(9))
+        await until(lambda: bool(self.told))
+        self.assertEqual((self.told, self.kept()), ([("a", "ttl")], []))
+
+    async def test_due(self) -> None:
+        """What was due is due again, once."""
+        store = await self.telling_store()
+        now = CLOCK.seconds()
+        await store.deposit(INBOX, [Payload("a", b"x", "json")], expires_at=now + 60, due_at=now - 1)
+        await self.in_doubt(lambda: store.take_due(9))
+        await until(lambda: self.documents["messages"].count_documents({"wakes_at": {"$exists": True}}) == 1)
+        self.assertEqual([(one.id, one.due_at) for one in await store.take_due(9)], [("a", now - 1)])
+        self.assertEqual(await store.take_due(9), [])
+
+
+class SettlingTests(MongoCase):
+    """Undoing what nobody knows of whether it was done."""
+
+    async def test_writes(self) -> None:
+        """What undoes nothing is written all the same, so that it was not a former primary that said so."""
+        server = await self.an_open_server()
+        self.documents["pulse"].delete_many({})
+
+        async def look(transaction: Transaction) -> None:
+            await transaction.find("messages", {})
+
+        server.owe(look)
+        await until(lambda: not server.doubtful)
+        self.assertEqual(self.documents["pulse"].count_documents({"_id": "undone"}), 1)
+
+    async def test_in_the_way(self) -> None:
+        """One that fails does not keep others from being undone, and does not fill the log."""
+        server = await self.an_open_server()
+        undone: list[int] = []
+        failing = True
+
+        async def fail(transaction: Transaction) -> None:
+            if failing:
+                raise ValueError("SECRET")
+
+        def undo(number: int) -> None:
+            async def work(transaction: Transaction) -> Any:
+                return lambda: undone.append(number)
+
+            server.owe(work)
+
+        server.owe(fail)
+        undo(1)
+        undo(2)
+        await until(lambda: undone == [1, 2])
+        await deferLater(CLOCK, 0.5)
+        lines = [line for line in self.said if "undoing" in line]
+        self.assertTrue(server.doubtful)
+        self.assertEqual((len(lines), any("SECRET" in line for line in self.said)), (1, False))
+        failing = False
+        await until(lambda: not server.doubtful)

@@ -1,0 +1,165 @@
+"""How much the MongoDB server looks at for what the DIDComm half asks, as it says itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
+
+from mediatord.interfaces import Deposit, Window
+from tests.store.builders import ALICE, HOUR, NOON, PromptClock, a_payload
+from tests.store.mongo import MongoCase
+
+# How many other accounts there are, and how many messages wait for each recipient DID.
+OTHERS = 12
+WAITING = 30
+# What may be looked at for two messages: whose they are, they themselves, and where a search ends.
+KEYS, DOCUMENTS = 12, 10
+
+Ask = Callable[[], Deferred[Any]]
+
+
+def mine(number: int) -> str:
+    return f"did:key:{ALICE}-{number}"
+
+
+class PlanTests(MongoCase):
+    """Nothing is read from end to end, and nothing takes longer for what waits for others or behind."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        super().setUp()
+        self.clock = PromptClock()
+        self.store = await self.a_store(clock=self.clock)
+        accounts = [ALICE, *(f"did:example:{number}" for number in range(OTHERS))]
+        await gatherResults([Deferred.fromCoroutine(self.settle(account)) for account in accounts])
+        await gatherResults([self.store.claim(b"%d" % number, NOON + HOUR + number) for number in range(100)])
+
+    async def settle(self, account: str) -> None:
+        """Have two recipient DIDs, with some of everything."""
+        store = self.store
+        await store.grant(account)
+        dids = [f"did:key:{account}-{number}" for number in (0, 1)]
+        await store.update(account, [(did, "add") for did in dids], max_recipients=9)
+        ids = [f"{account} {number:03}" for number in range(WAITING)]
+        for number, did in enumerate(dids):
+            payloads = tuple(a_payload(id) for id in ids[number::2])
+            late = (a_payload(f"{did} late"),)
+            await store.deposit_all([Deposit(did, payloads, NOON + HOUR), Deposit(did, late, NOON + HOUR, NOON + 60)])
+        await store.mark_delivered(ids[::5], node=account)
+
+    async def looked_at(self, ask: Ask) -> tuple[int, int]:
+        """How many keys of indexes, and how many documents."""
+        self.documents.command("profile", 2)
+        try:
+            await ask()
+        finally:
+            self.documents.command("profile", 0)
+        seen = list(self.documents["system.profile"].find({"ns": {"$not": {"$regex": "system[.]profile$"}}}))
+        self.documents["system.profile"].drop()
+        self.assertTrue(seen)
+        for one in seen:
+            if not one["ns"].endswith(".nodes"):  # of which there are never many
+                self.assertNotIn("COLLSCAN", one.get("planSummary", ""), one["ns"])
+        return sum(one.get("keysExamined", 0) for one in seen), sum(one.get("docsExamined", 0) for one in seen)
+
+    async def look(self, keys: int, documents: int, **asks: Ask) -> None:
+        for name, ask in asks.items():
+            found = await self.looked_at(ask)
+            self.assertLessEqual(found[0], keys, f"keys: {name}")
+            self.assertLessEqual(found[1], documents, f"documents: {name}")
+
+    async def test_two_messages(self) -> None:
+        """What has to do with two messages costs as much, however many there are."""
+        store = self.store
+        await self.look(
+            KEYS,
+            DOCUMENTS,
+            fetch=lambda: store.fetch(ALICE, None, limit=2, max_bytes=1000),
+            fetch_one=lambda: store.fetch(ALICE, mine(0), limit=2, max_bytes=1000),
+            find=lambda: store.find([f"{ALICE} 001", f"{ALICE} 002"]),
+            deposit=lambda: self.put(store, "new-1", "new-2", to=mine(0)),
+            mark_delivered=lambda: store.mark_delivered([f"{ALICE} 001", f"{ALICE} 002"], node="x"),
+            mark_pending=lambda: store.mark_pending([f"{ALICE} 001", f"{ALICE} 002"]),
+            acknowledge=lambda: store.acknowledge(ALICE, [f"{ALICE} 001"]),
+            remove=lambda: store.remove([f"{ALICE} 003"]),
+            next_due=store.next_due,
+        )
+
+    async def test_all_of_an_account(self) -> None:
+        """What has to do with all of an account costs nothing for others."""
+        store = self.store
+        await self.look(
+            6 * WAITING,
+            4 * WAITING,
+            by_digest=lambda: store.acknowledge(ALICE, ["0" * 64, "f" * 64]),
+            recipients=lambda: store.recipients(ALICE, offset=1, limit=1),
+            status=lambda: store.status(ALICE, None),
+            status_of_one=lambda: store.status(ALICE, mine(0)),
+        )
+
+    async def test_status(self) -> None:
+        """Counting does not read what is counted."""
+        await self.look(16, 16, status=lambda: self.store.status(ALICE, mine(1)))
+
+    async def test_what_has_expired(self) -> None:
+        """Nor does anybody's reading take longer for what of others has expired and is still there."""
+        (alice,) = self.documents["accounts"].find({"did": ALICE})
+        self.documents["messages"].update_many({"account": {"$ne": alice["_id"]}}, {"$set": {"expires_at": NOON - 1}})
+        store = self.store
+        await self.look(
+            40,
+            16,
+            status=lambda: store.status(ALICE, None),
+            status_of_one=lambda: store.status(ALICE, mine(1)),
+            fetch=lambda: store.fetch(ALICE, None, limit=2, max_bytes=1000),
+            fetch_one=lambda: store.fetch(ALICE, mine(0), limit=2, max_bytes=1000),
+            find=lambda: store.find([f"{ALICE} 001", f"{ALICE} 002"]),
+        )
+
+    async def test_arrived(self) -> None:
+        """Of what came lately only keys are read, and none of others."""
+        first, rest = Window(NOON, NOON + 1), Window(NOON, NOON + 1, f"{ALICE} 001")
+        await self.look(KEYS, 1, arrived=lambda: self.store.arrived([ALICE], first, limit=2))
+        await self.look(KEYS, 1, arrived=lambda: self.store.arrived([ALICE], rest, limit=2))
+
+    async def test_in_time(self) -> None:
+        """What has come to its time is found by that."""
+        self.clock.advance(60)
+        await self.look(4 * KEYS, 4 * DOCUMENTS, take_due=lambda: self.store.take_due(2))
+        self.clock.advance(HOUR)
+        await self.look(4 * KEYS, 4 * DOCUMENTS, expire=lambda: self.store.expire(2))
+        await self.look(250, 250, prune=self.store.prune)
+
+    async def test_accounts(self) -> None:
+        """Accounts, their DIDs and what was remembered are looked up."""
+        store = self.store
+        await self.look(
+            KEYS,
+            DOCUMENTS,
+            account=lambda: store.account(ALICE),
+            grant=lambda: store.grant(ALICE),
+            grant_new=lambda: store.grant("did:example:new"),
+            owner=lambda: store.owner(mine(0)),
+            update=lambda: store.update(ALICE, [(mine(0), "remove"), (mine(2), "add")], max_recipients=9),
+            move=lambda: store.move(ALICE, "did:example:newer"),
+            mark_draft03=lambda: store.mark_draft03("did:example:newer"),
+            remember_did=lambda: store.remember_did("did:peer:4a", "did:peer:4a:b"),
+            recall_did=lambda: store.recall_did("did:peer:4a"),
+            claim=lambda: store.claim(b"1", NOON),
+            release=lambda: store.release(b"1"),
+            ping=store.ping,
+        )
+
+    async def test_sizes(self) -> None:
+        """The largest queues are found among those that are not empty."""
+        empty = [(f"did:key:empty-{number}", "add") for number in range(200)]
+        await self.store.update(ALICE, empty, max_recipients=1000)  # type: ignore[arg-type]  # of a list of pairs
+        self.documents["parties"].insert_many([{"did": f"did:example:{n}", "pending": 0} for n in range(200)])
+        queues = 2 * (OTHERS + 1)
+        await self.look(queues + 4, queues + 4, queue_sizes=lambda: self.store.queue_sizes(5))
+
+    async def test_open(self) -> None:
+        """Nor does opening it look at more than what was delivered by nodes that are gone."""
+        delivered = (OTHERS + 1) * WAITING // 5
+        await self.look(8 * delivered, 5 * delivered, open=self.store.open)

@@ -1,0 +1,309 @@
+"""Collections, indexes and versions of the MongoDB store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
+
+from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import StoreRefused
+from mediatord.interfaces.decentrl import ContractFilter, EventFilter, PublicFilter, Slice
+from mediatord.store.mongo import cluster_schema, collections, decentrl_schema
+from mediatord.store.mongo import schema as schema_module
+from mediatord.store.mongo.operations import Operations
+from mediatord.store.mongo.requests import Request, updating
+from mediatord.store.mongo.schema import Collection, Index, Migration, Schema
+from mediatord.store.mongo.server import Server
+from tests.mongod import fresh_database, shared_replica_set
+from tests.store.mongo import ALICE, CLOCK, INBOX, MongoCase
+from tests.store.mongo_recording import WALLET, restore
+
+ALL = (*collections.COLLECTIONS, *decentrl_schema.COLLECTIONS, *cluster_schema.COLLECTIONS)
+THINGS = Collection(
+    "things",
+    (
+        Index("thing_name", {"name": 1, "place": -1}, unique=True, partial={"place": {"$gt": 1}}),
+        Index("thing_end", {"end": 1}, expire_after=60),
+    ),
+)
+
+
+class SchemaCase(MongoCase):
+    """An entirely new database."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        fresh = fresh_database(shared_replica_set())
+        self.database = fresh.__enter__()
+        self.addCleanup(fresh.__exit__, None, None, None)
+        self.documents = self.servers.client[self.database]
+
+    def indexes(self, collection: str) -> dict[str, Any]:
+        """Definitions by name, those of `_id` left out."""
+        found = self.documents[collection].index_information()
+        return {
+            name: {key: value for key, value in one.items() if key != "v"}
+            for name, one in found.items()
+            if name != "_id_"
+        }
+
+    def version(self) -> Any:
+        return self.documents["schema"].find_one()
+
+
+class IndexTests(SchemaCase):
+    """What there has to be is made, and what is different is made anew."""
+
+    EXPECTED = {
+        "thing_name": {
+            "key": [("name", 1), ("place", -1)],
+            "unique": True,
+            "partialFilterExpression": {"place": {"$gt": 1}},
+        },
+        "thing_end": {"key": [("end", 1)], "expireAfterSeconds": 60},
+    }
+
+    async def prepare(self) -> None:
+        server = self.a_server()
+        await server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+        self.assertEqual(self.indexes("things"), self.EXPECTED)
+
+    async def test_new(self) -> None:
+        """Collections and indexes of all parts are there once it is open, with their version."""
+        await self.a_store()
+        for collection in ALL:
+            self.assertEqual(set(self.indexes(collection.name)), {index.name for index in collection.indexes})
+        self.assertEqual(self.version(), {"_id": "schema", "version": 1, "readable_from": 1})
+
+    async def test_again(self) -> None:
+        """Opening it again changes nothing."""
+        await self.prepare()
+        await self.prepare()
+
+    async def test_something_missing(self) -> None:
+        """What was dropped is made again."""
+        await self.prepare()
+        self.documents["things"].drop_index("thing_name")
+        await self.prepare()
+
+    async def test_other_definition(self) -> None:
+        """An index of a name that we know, but another definition, is made anew."""
+        for other in (
+            {"keys": [("place", -1), ("name", 1)], "unique": True},
+            {"keys": [("name", 1), ("place", -1)]},
+            {"keys": [("name", 1), ("place", 1)], "unique": True, "partialFilterExpression": {"place": {"$gt": 1}}},
+        ):
+            self.documents["things"].drop_indexes()
+            self.documents["things"].create_index(name="thing_name", **other)
+            await self.prepare()
+
+    async def test_other_name(self) -> None:
+        """One that is ours under another name makes room."""
+        self.documents["things"].create_index([("end", 1)], name="end_1", expireAfterSeconds=60)
+        await self.prepare()
+
+    async def test_other_time(self) -> None:
+        """Another time of expiry is changed in place."""
+        for time in (61, 10_000):
+            self.documents["things"].drop_indexes()
+            self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=time)
+            await self.prepare()
+        self.assertEqual([line for line in self.said if "anew" in line], [])
+
+    async def test_others_stay(self) -> None:
+        """Indexes of somebody else stay as they are."""
+        self.documents["things"].create_index([("other", 1)], name="theirs")
+        with self.assertRaises(AssertionError):
+            await self.prepare()
+        self.assertEqual(self.indexes("things").pop("theirs"), {"key": [("other", 1)]})
+
+    async def test_at_the_same_time(self) -> None:
+        """Several nodes that start on a new database at the same time all come up."""
+        servers = [self.a_server() for _ in range(5)]
+        self.documents["things"].create_index([("name", 1)], name="thing_name")
+        await gatherResults(
+            [server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK)) for server in servers]
+        )
+        self.assertEqual(self.indexes("things"), self.EXPECTED)
+
+    async def test_no_answer(self) -> None:
+        """A server that is asked what there is and says nothing is not waited for."""
+        self.patch(schema_module, "_QUICK", 0.3)
+        server, begun = self.a_server(), CLOCK.seconds()
+        with self.servers.failpoint("listIndexes", blockConnection=True, blockTimeMS=1_500):
+            with self.assertRaises(StoreUnavailable):
+                await server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+            self.assertLess(CLOCK.seconds() - begun, 1.2)
+
+    async def test_cannot_be_made(self) -> None:
+        """Documents that a unique index does not allow prevent the start, and it is said where they are."""
+        self.documents["things"].insert_many([{"name": 1, "place": 2}, {"name": 1, "place": 2}])
+        server = self.a_server()
+        with self.assertRaisesRegex(StoreRefused, "the index thing_name of the MongoDB collection things"):
+            await server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+        self.assertFalse(server.answers)
+
+
+async def _name_places(operations: Operations, deadline: float) -> None:
+    await operations.write(
+        updating("recipients", [{"q": {}, "u": {"$set": {"place": "here"}}, "multi": True}]), deadline
+    )
+
+
+async def _count_places(operations: Operations, deadline: float) -> None:
+    await operations.write(updating("counts", [{"q": {"_id": 1}, "u": {"$inc": {"n": 1}}, "upsert": True}]), deadline)
+
+
+NAMED = Migration(_name_places, readable_from=1)
+COUNTED = Migration(_count_places, readable_from=2)
+
+
+class UpgradeTests(SchemaCase):
+    """A version that has another index, and one that knows nothing of it, at the same time."""
+
+    OTHERS = Collection("things", (Index("thing_name", {"name": 1}), THINGS.indexes[1]))
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.migrating: Deferred[None] = Deferred()
+        self.migrate: Deferred[None] = Deferred()
+
+    async def take_time(self, operations: Operations, deadline: float) -> None:
+        self.migrating.callback(None)
+        await self.migrate
+
+    def open(self, schema: Schema) -> Deferred[None]:
+        return self.a_server().open(lambda operations: schema.prepare(operations, CLOCK))
+
+    def newer(self, readable_from: int = 1) -> Schema:
+        return Schema([self.OTHERS], [Migration(self.take_time, readable_from)])
+
+    def assert_newer(self) -> None:
+        self.assertEqual(self.indexes("things")["thing_name"], {"key": [("name", 1)]})
+        self.assertEqual(self.version(), {"_id": "schema", "version": 2, "readable_from": 1})
+
+    async def test_while_it_migrates(self) -> None:
+        """The older leaves alone what is different, and makes what it misses."""
+        await self.open(Schema([THINGS]))
+        newer = self.open(self.newer())
+        await self.migrating
+        self.documents["things"].drop_index("thing_end")
+        await self.open(Schema([THINGS]))
+        self.assertEqual(self.indexes("things")["thing_name"], {"key": [("name", 1)]})
+        self.assertIn("thing_end", self.indexes("things"))
+        self.migrate.callback(None)
+        await newer
+        self.assert_newer()
+
+    async def test_older_first(self) -> None:
+        """What the older undoes, having looked before there was a newer one, is made again."""
+        newer = self.open(self.newer())
+        await self.migrating
+        self.documents["things"].drop_index("thing_name")
+        self.documents["things"].create_index([("name", 1), ("place", -1)], name="thing_name")
+        self.migrate.callback(None)
+        await newer
+        self.assert_newer()
+
+    async def test_at_the_same_time(self) -> None:
+        """In whichever order they come."""
+        self.migrate.callback(None)
+        for order in (1, -1):
+            self.migrating = Deferred()
+            self.documents["schema"].delete_many({})
+            self.documents["things"].drop()
+            await gatherResults([self.open(schema) for schema in (Schema([THINGS]), self.newer())[::order]])
+            self.assert_newer()
+
+    async def test_too_new(self) -> None:
+        """One that is being brought to a version that the older must not use is not used by it."""
+        newer = self.open(self.newer(readable_from=2))
+        await self.migrating
+        with self.assertRaisesRegex(StoreRefused, "its schema is version 2, this mediatord knows 1 at most"):
+            await self.open(Schema([THINGS]))
+        self.migrate.callback(None)
+        await newer
+
+
+class VersionTests(SchemaCase):
+    """Databases of other versions."""
+
+    async def test_older(self) -> None:
+        """What is missing is done, in order, once; what was there stays."""
+        old = await self.a_store()
+        await self.put(old, "a")
+        await old.close()
+        for _ in range(2):
+            store = await self.a_store(migrations=(NAMED, COUNTED))
+            self.assertEqual(self.kept(), ["a"])
+            await store.close()
+        self.assertEqual(self.version(), {"_id": "schema", "version": 3, "readable_from": 2})
+        self.assertEqual([one["place"] for one in self.documents["recipients"].find()], ["here"])
+        self.assertEqual(self.documents["counts"].find_one(), {"_id": 1, "n": 1})
+
+    async def test_side_by_side(self) -> None:
+        """Nodes of this version and the next use one database at the same time, whoever comes first."""
+        for _ in range(2):
+            ours = await self.a_store()
+            newer = await self.a_store(migrations=(NAMED,))
+            again = await self.a_store()
+            await gatherResults([self.put(store, f"m{n}") for n, store in enumerate((ours, newer, again))])
+            self.assertEqual(sorted(self.kept()), ["m0", "m1", "m2"])
+            for store in (ours, newer, again):
+                self.assertEqual(await store.owner(INBOX), ALICE)
+                await store.acknowledge(ALICE, ["m0", "m1", "m2"])
+                await store.close()
+        self.assertEqual(self.version(), {"_id": "schema", "version": 2, "readable_from": 1})
+
+    async def test_recorded(self) -> None:
+        """A database as the first version left it is used by the next, with all that is in it."""
+        restore(self.documents)
+        store = await self.a_store(migrations=(NAMED,))
+        self.assertEqual([line for line in self.said if "anew" in line], [])
+        self.assertEqual(self.kept(), ["m", "left-over"])
+        (found,) = await store.fetch(ALICE, None, limit=9, max_bytes=99)
+        self.assertEqual((found.id, found.payload, found.status), ("m", b"{}", "pending"))
+        self.assertEqual(await store.recipients(ALICE, offset=0, limit=9), ([INBOX], 1))
+        self.assertEqual(await store.account("did:example:old"), None)
+        self.assertTrue((await store.grant("did:example:new")).draft03)
+        self.assertFalse(await store.claim(b"nonce", CLOCK.seconds() + 1))
+        self.assertEqual(await store.recall_did("did:peer:4z"), "did:peer:4z:long")
+        self.assertEqual(await store.queue_sizes(1), ([("did:example:wallet", 1)], 2))
+        self.assertEqual((await store.decentrl.pending_events(WALLET, None, Slice())).items[0].payload, "payload")
+        self.assertEqual((await store.decentrl.contract_requests(WALLET, Slice())).total, 1)
+        self.assertEqual((await store.decentrl.contracts(WALLET, ContractFilter(), Slice())).total, 1)
+        self.assertEqual((await store.decentrl.events(WALLET, EventFilter(tags=("tag",)), Slice())).total, 1)
+        self.assertEqual((await store.decentrl.public_events(WALLET, PublicFilter(), Slice())).total, 1)
+
+    async def test_too_new(self) -> None:
+        """A newer one that we must not use is left as it is."""
+        newer = await self.a_store(migrations=(NAMED, COUNTED))
+        await newer.close()
+        self.documents["messages"].drop_index("message_expiry")
+        server: Server = self.a_server()
+        with self.assertRaisesRegex(StoreRefused, "its schema is version 3, this mediatord knows 1 at most"):
+            await self.a_store(server=server)
+        self.assertFalse(server.answers)
+        self.assertNotIn("message_expiry", self.indexes("messages"))
+        await self.a_store(migrations=(NAMED,))
+
+    async def test_fails(self) -> None:
+        """A migration that fails is done when the store is opened again."""
+        await self.a_store()
+        with self.servers.failpoint("update", errorCode=8, times=1):
+            with self.assertRaises(StoreUnavailable):
+                await self.a_store(migrations=(NAMED,))
+        self.assertEqual(self.version()["version"], 1)
+        await self.a_store(migrations=(NAMED,))
+        self.assertEqual(self.version()["version"], 2)
+
+    async def test_command(self) -> None:
+        """Migrations may use any command."""
+        done: list[Any] = []
+
+        async def ask(operations: Operations, deadline: float) -> None:
+            done.append(await operations.command(Request({"count": "messages"}), deadline))
+
+        await self.a_store(migrations=(Migration(ask, readable_from=1),))
+        self.assertEqual([one["n"] for one in done], [0])

@@ -1,0 +1,489 @@
+"""MongoDB servers that fail, in all the ways in which they do."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Coroutine
+from functools import cache
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from mediatord.errors import RecipientUnknown, StoreUnavailable, TooLarge
+from mediatord.interfaces import StoreRefused
+from mediatord.store.mongo import inspection
+from mediatord.store.mongo import server as server_module
+from mediatord.store.mongo.requests import LARGEST_DOCUMENT, Request, encoded
+from mediatord.store.mongo.server import Duplicate, Kept, Transaction, inserting, updating
+from tests.mongod import Credentials, ReplicaSet
+from tests.mongod_process import Directory, Mongod
+from tests.store.mongo import AT_MOST, BACK, CLOCK, MongoCase, begin, until
+
+NOT_PRIMARY = (91, 189, 10107, 11600, 11602, 13435, 13436)
+TRANSIENT = ["TransientTransactionError"]
+CANARY = "Tremendously-secret"
+
+
+def adding(number: int) -> list[Request]:
+    """Something that may be written twice."""
+    return updating("things", [{"q": {"_id": number}, "u": {"$set": {"there": True}}, "upsert": True}])
+
+
+class ServerCase(MongoCase):
+    """
+    An open server.
+
+    :ivar patience: seconds that an operation is given; None for as many as ever.
+    """
+
+    patience: float | None = 0.8
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        super().setUp()
+        if self.patience is not None:
+            self.patch(server_module, "PATIENCE", self.patience)
+        self.server = await self.an_open_server(connections=9)
+        self.documents["things"].delete_many({})
+
+    def things(self) -> list[Any]:
+        return [one["_id"] for one in self.documents["things"].find().sort("_id", 1)]
+
+    async def fails(self, work: Coroutine[Any, Any, Any] | Deferred[Any], within: float = AT_MOST) -> None:
+        """See it fail for lack of a store, in time."""
+        begun = CLOCK.seconds()
+        with self.assertRaises(StoreUnavailable):
+            await work
+        self.assertLess(CLOCK.seconds() - begun, within)
+
+
+class CommandTests(ServerCase):
+    """What may be done twice is done again until it is done."""
+
+    async def test_connection_lost(self) -> None:
+        """A read and a write that are answered with the end of the connection are asked again."""
+        with self.servers.failpoint("update", "find", closeConnection=True, times=2):
+            await self.server.write("write", adding(1))
+            self.assertEqual(len(await self.server.find("read", "things", {})), 1)
+
+    async def test_not_primary(self) -> None:
+        """So are those that the server is not, or is no longer, the one for."""
+        for number, code in enumerate(NOT_PRIMARY):
+            with self.servers.failpoint("update", errorCode=code, times=1):
+                await self.server.write("write", adding(number))
+        self.assertEqual(self.things(), list(range(len(NOT_PRIMARY))))
+
+    async def test_not_on_a_majority(self) -> None:
+        """Something that was written, but nobody knows how durably, is written again."""
+        for code in (64, 91, 11602):
+            with self.servers.failpoint("update", writeConcernError={"code": code, "errmsg": CANARY}, times=1):
+                await self.server.write("write", adding(code))
+        self.assertEqual(self.things(), [64, 91, 11602])
+
+    async def test_never_on_a_majority(self) -> None:
+        """If that does not help it has failed, in time."""
+        with self.servers.failpoint("update", writeConcernError={"code": 64, "errmsg": CANARY}):
+            await self.fails(self.server.write("write", adding(1)))
+
+    async def test_cursor_lost(self) -> None:
+        """A long answer of which the server loses the rest is asked for from the beginning."""
+        await self.server.write("write", inserting("things", [{"_id": number} for number in range(2500)]))
+        with self.servers.failpoint("getMore", errorCode=43, times=1):
+            self.assertEqual(len(await self.server.find("read", "things", {})), 2500)
+
+    async def test_refused(self) -> None:
+        """What the server will not do is not asked again, and its reasons are not repeated."""
+        begun = CLOCK.seconds()
+        await self.fails(self.server.find("read", "things", {"$nonsense": CANARY}))
+        self.assertLess(CLOCK.seconds() - begun, 0.5)
+        self.assertTrue(self.server.answers)
+        await self.server.write("write", adding(1))
+
+    async def test_slow(self) -> None:
+        """An answer that does not come in time is not waited for, and the server is still asked other things."""
+        with self.servers.failpoint("find", blockConnection=True, blockTimeMS=2_000):
+            slow = begin(self.server.find("read", "things", {}))
+            slow.addErrback(
+                lambda failure: failure.trap(StoreUnavailable) and begin(self.server.write("w", adding(1)))
+            )
+            begun = CLOCK.seconds()
+            await slow
+            self.assertLess(CLOCK.seconds() - begun, 1.5)
+        await self.server.write("write", adding(2))
+        self.assertEqual(self.things(), [1, 2])
+
+    async def test_too_large(self) -> None:
+        """A document that no server would take is refused before it is sent."""
+        largest: dict[str, Any] = {
+            "_id": 1,
+            "data": b"x" * (LARGEST_DOCUMENT - len(encoded({"_id": 1, "data": b""}))),
+        }
+        await self.server.write("write", inserting("things", [largest]))
+        for excess in (1, 1_000_000):
+            with self.assertRaises(TooLarge):
+                inserting("things", [{**largest, "_id": 2, "data": largest["data"] + b"x" * excess}])
+        self.assertEqual(self.things(), [1])
+
+    async def test_large_and_small(self) -> None:
+        """Answers of many megabytes and many small ones come whole, each to its question."""
+        documents = [{"_id": number, "data": bytes([number]) * 3_000_000} for number in range(8)]
+        for one in documents:
+            await self.server.write("write", inserting("things", [one]))
+        large = begin(self.server.find("read", "things", {}, sort={"_id": 1}))
+        small = [
+            begin(self.server.find("read", "things", {"_id": number % 8}, projection={"_id": 1}))
+            for number in range(100)
+        ]
+        self.assertEqual([await one for one in small], [[{"_id": number % 8}] for number in range(100)])
+        self.assertEqual(await large, documents)
+
+    async def test_unstorable(self) -> None:
+        """Text that is no Unicode, and numbers that are too large, are not stored and not told."""
+        for value in (f"{CANARY}\ud800", 1 << 64):
+            await self.fails(self.server.find("read", "things", {"a": value}))
+
+    async def test_says_nothing(self) -> None:
+        """Whatever fails, nothing is logged of what was asked and answered."""
+        document = {"_id": CANARY, "data": CANARY}
+        await self.server.write("write", inserting("things", [document]))
+        with self.assertRaises(Duplicate):
+            await self.server.write("write", inserting("things", [document]))
+        await self.test_refused()
+        await self.test_unstorable()
+        with self.servers.failpoint("insert", "find", errorCode=8, closeConnection=False, times=2):
+            await self.fails(self.server.write("write", inserting("things", [{**document, "_id": 2}])))
+            await self.fails(self.server.find("read", "things", document))
+        await self.server.close()
+        self.assertNotIn(CANARY, "\n".join(self.said))
+        self.assertIn("operations failed", "\n".join(self.said))
+
+    async def test_close(self) -> None:
+        """What was begun is finished, and later nothing can be asked."""
+        begun = begin(self.server.write("write", adding(1)))
+        await self.server.close()
+        self.successResultOf(begun)
+        await self.fails(self.server.find("read", "things", {}), within=0.1)
+        await self.server.close()
+
+    async def test_close_while_nobody_answers(self) -> None:
+        """What is never answered ends before the close does."""
+        with self.servers.failpoint("find", blockConnection=True, blockTimeMS=2_000):
+            asked = begin(self.server.find("read", "things", {}))
+            begun = CLOCK.seconds()
+            await self.server.close()
+            self.assertLess(CLOCK.seconds() - begun, 1.5)
+            self.failureResultOf(asked, StoreUnavailable)
+
+
+class TransactionTests(ServerCase):
+    """All of it or nothing, once."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        await super().setUp()
+        await self.server.write("write", inserting("things", [{"_id": 0, "number": 0}]))
+        self.attempts = 0
+
+    async def count(self, transaction: Transaction) -> int:
+        """Count one more, reading first and writing in the end."""
+        self.attempts += 1
+        (found,) = await transaction.find("things", {"_id": 0})
+        transaction.later(inserting("things", [{"_id": found["number"] + 1}]))
+        transaction.later(updating("things", [{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
+        return int(found["number"])
+
+    def counted(self) -> int:
+        """How often, after seeing that all of it was done each time."""
+        there = self.things()
+        found = self.documents["things"].find_one({"_id": 0})
+        assert found is not None
+        self.assertEqual(there, list(range(found["number"] + 1)))
+        return int(found["number"])
+
+    async def test_is_one(self) -> None:
+        """What it writes is there when it is done, and it sees what it wrote itself."""
+
+        async def work(transaction: Transaction) -> list[Any]:
+            await transaction.insert("things", [{"_id": 1}])
+            await transaction.update("things", {"q": {"_id": 1}, "u": {"$set": {"a": 1}}})
+            changed = await transaction.find_and_modify("things", {"_id": 1}, {"$inc": {"a": 1}}, new=True)
+            self.assertEqual(changed, {"_id": 1, "a": 2})
+            self.assertEqual(await transaction.delete("things", {"_id": 0}, {"_id": 9}), 1)
+            self.assertEqual(self.things(), [0])
+            return await transaction.aggregate("things", [{"$match": {}}])
+
+        self.assertEqual(await self.server.transact("work", work), [{"_id": 1, "a": 2}])
+        self.assertEqual(self.things(), [1])
+
+    async def test_refusal(self) -> None:
+        """A refusal is the answer and undoes everything, unless what was written is to be kept."""
+
+        async def refuse(transaction: Transaction) -> None:
+            await transaction.insert("things", [{"_id": 1}])
+            raise RecipientUnknown()
+
+        async def keep(transaction: Transaction) -> None:
+            await transaction.insert("things", [{"_id": 2}])
+            raise Kept(RecipientUnknown())
+
+        for work in (refuse, keep):
+            with self.assertRaises(RecipientUnknown):
+                await self.server.transact("work", work)
+        self.assertEqual(self.things(), [0, 2])
+
+    async def test_duplicate(self) -> None:
+        """What a unique index has already is told with its name, and nothing is written."""
+
+        async def work(transaction: Transaction) -> None:
+            transaction.later(updating("things", [{"q": {"_id": 0}, "u": {"$set": {"number": 9}}}]))
+            transaction.later(inserting("things", [{"_id": 0}]))
+
+        with self.assertRaises(Duplicate) as caught:
+            await self.server.transact("work", work)
+        self.assertEqual((caught.exception.collection, caught.exception.index), ("things", "_id_"))
+        self.assertEqual(self.counted(), 0)
+
+    async def test_in_the_way(self) -> None:
+        """Whatever is in its way, it is begun again and done once."""
+        for command in ("find", "insert", "update", "commitTransaction"):
+            for code, labels in ((112, TRANSIENT), (251, TRANSIENT), (10107, TRANSIENT), (11602, TRANSIENT)):
+                before = self.counted()
+                with self.servers.failpoint(command, errorCode=code, errorLabels=labels, times=1):
+                    self.assertEqual(await self.server.transact("count", self.count), before)
+                self.assertEqual(self.counted(), before + 1, f"{command} {code}")
+
+    async def test_connection_lost(self) -> None:
+        """So it is when the connection ends at any point of it."""
+        for command in ("find", "insert", "update", "commitTransaction"):
+            before = self.counted()
+            with self.servers.failpoint(command, closeConnection=True, times=1):
+                await self.server.transact("count", self.count)
+            self.assertEqual(self.counted(), before + 1, command)
+
+    async def test_committed_but_not_said(self) -> None:
+        """A commit that was done and then said to be doubtful is not done again."""
+        for code in (64, 91, 11600):
+            before, self.attempts = self.counted(), 0
+            error = {"code": code, "errmsg": CANARY}
+            with self.servers.failpoint("commitTransaction", writeConcernError=error, times=2):
+                await self.server.transact("count", self.count)
+            self.assertEqual((self.counted(), self.attempts), (before + 1, 1))
+
+    async def test_conflicts(self) -> None:
+        """Many at once that are all in each other's way are all done."""
+        counting = [begin(self.server.transact("count", self.count)) for _ in range(30)]
+        self.assertEqual(sorted([await one for one in counting]), list(range(30)))
+        self.assertEqual(self.counted(), 30)
+
+    async def test_blocked_forever(self) -> None:
+        """When it stays in the way it has failed, in time, and is in nobody's way itself."""
+        with self.servers.failpoint("commitTransaction", errorCode=112, errorLabels=TRANSIENT):
+            await self.fails(self.server.transact("count", self.count))
+        self.assertEqual(self.counted(), 0)
+        await self.server.transact("count", self.count)
+
+    async def test_given_up(self) -> None:
+        """What is given up half way, having written, is in nobody's way afterwards."""
+
+        async def write_first(transaction: Transaction) -> None:
+            await transaction.update("things", {"q": {"_id": 0}, "u": {"$inc": {"number": 1}}})
+            await transaction.find("things", {})
+
+        with self.servers.failpoint("find", blockConnection=True, blockTimeMS=2_000):
+            await self.fails(self.server.transact("work", write_first))
+        begun = CLOCK.seconds()
+        await self.server.transact("count", self.count)
+        self.assertLess(CLOCK.seconds() - begun, 1.0)
+        self.assertEqual(self.counted(), 1)
+
+    async def test_died(self) -> None:
+        """What a process had begun when it died can be ended by another."""
+
+        async def leave(transaction: Transaction) -> None:
+            await transaction.update("things", {"q": {"_id": 0}, "u": {"$inc": {"number": 1}}})
+            await Deferred[None]()
+
+        self.server.belong_to("boot 1")
+        left = begin(self.server.transact("work", leave))
+        left.addErrback(lambda _: None)
+        other = await self.an_open_server()
+        await until(lambda: self._in_the_way())
+        await other.end_sessions("boot 1")
+        await other.transact("count", self.count)
+        self.assertEqual(self.counted(), 1)
+        left.cancel()
+
+    def _in_the_way(self) -> bool:
+        """Whether somebody has begun to change the number."""
+        status = self.servers.client.admin.command("serverStatus")
+        return bool(status["transactions"]["currentInactive"])
+
+
+class DoubtTests(ServerCase):
+    """Nobody knows whether it was done, and it was said to have failed: so it is undone."""
+
+    async def insert(self, transaction: Transaction) -> None:
+        transaction.later(inserting("things", [{"_id": 1}]))
+
+    async def undo(self, transaction: Transaction) -> None:
+        await transaction.delete("things", {"_id": 1})
+
+    async def test_committed(self) -> None:
+        """It was done, but not said to be so until time was up."""
+        with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
+            await self.fails(self.server.transact("insert", self.insert, undo=self.undo))
+            self.assertEqual(self.things(), [1])
+        await until(lambda: not self.things())
+        await self.server.transact("insert", self.insert)
+
+    async def test_commit_blocked(self) -> None:
+        """It was not done in time, and is not done later."""
+        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=2_000, times=1):
+            await self.fails(self.server.transact("insert", self.insert, undo=self.undo))
+            await until(lambda: not self.server.doubtful)
+        self.assertEqual(self.things(), [])
+        await self.server.transact("insert", self.insert)
+        self.assertEqual(self.things(), [1])
+
+
+class AwayTests(ServerCase):
+    """A server that is not there, or says nothing."""
+
+    patience = None
+
+    def choose_servers(self) -> ReplicaSet:
+        return lonely_server()
+
+    async def goes_and_comes_back(self, go: Callable[[int], None], come: Callable[[int], None]) -> None:
+        """Everything fails in time while it is away, soon at once, and works again soon after it is back."""
+        await self.elsewhere(go, 0)
+        try:
+            await self.fails(self.server.write("write", adding(1)))
+            await until(lambda: not self.server.answers)
+            await self.fails(self.server.write("write", adding(1)), within=0.05)
+            await self.fails(self.server.transact("work", self.read), within=0.05)
+        finally:
+            await self.elsewhere(come, 0)
+        took = await until(lambda: self.server.answers)
+        await self.server.write("write", adding(2))
+        self.assertEqual(self.states, [True, False, True], f"after {took:.1f} s")
+        self.assertIn(2, self.things())
+
+    async def read(self, transaction: Transaction) -> list[Any]:
+        return await transaction.find("things", {})
+
+    async def test_stopped(self) -> None:
+        """One that was ended and started again."""
+        await self.goes_and_comes_back(self.servers.stop, self.servers.start)
+
+    async def test_killed(self) -> None:
+        """One that crashed."""
+        await self.goes_and_comes_back(self.servers.kill, self.servers.start)
+
+    async def test_frozen(self) -> None:
+        """One that keeps its connections and says nothing."""
+        await self.goes_and_comes_back(self.servers.freeze, self.servers.thaw)
+
+    async def test_not_there_yet(self) -> None:
+        """It may come later than we do, and then is used as soon as it is there."""
+        server = self.a_server()
+        await self.elsewhere(self.servers.kill, 0)
+        try:
+            await self.fails(server.open())
+            await self.fails(server.find("read", "things", {}), within=0.05)
+        finally:
+            await self.elsewhere(self.servers.start, 0)
+        await server.open()
+        await server.find("read", "things", {})
+
+    async def test_closed_while_away(self) -> None:
+        """Closing waits for nobody who is not there."""
+        await self.elsewhere(self.servers.kill, 0)
+        try:
+            asked = [begin(self.server.write("write", adding(number))) for number in range(20)]
+            await until(lambda: True)
+            begun = CLOCK.seconds()
+            await self.server.close()
+            self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+            for one in asked:
+                self.failureResultOf(one, StoreUnavailable)
+        finally:
+            await self.elsewhere(self.servers.start, 0)
+
+
+class OpeningTests(MongoCase):
+    """Servers that are not what they should be."""
+
+    async def test_version(self) -> None:
+        """One of a version that was not tested is used, and said to be one, once."""
+        self.patch(inspection, "NEWEST_TESTED", (5, 0))
+        server = self.a_server()
+        for _ in range(2):
+            await server.open()
+            await server.find("read", "things", {})
+            await server.close()
+        self.assertEqual(sum("not among the versions" in line for line in self.said), 1)
+
+    async def test_tested_version(self) -> None:
+        """One that was tested is not."""
+        await self.an_open_server()
+        self.assertEqual([line for line in self.said if "versions" in line], [])
+
+    async def test_alone(self) -> None:
+        """One without a replica set has no transactions, and there is no point in waiting for them."""
+        directory = Directory()
+        self.addCleanup(directory.close)
+        alone = Mongod(directory.path / "0", [])
+        await self.elsewhere(alone.start)
+        self.addCleanup(alone.kill)
+        server = self.a_server(uri=f"mongodb://127.0.0.1:{alone.port}/test")
+        with self.assertRaisesRegex(StoreRefused, f"127.0.0.1:{alone.port} is not a member of a replica set"):
+            await server.open()
+
+
+class CredentialTests(MongoCase):
+    """A server that does not take everybody."""
+
+    PASSWORD = "p4ss-w0rd"
+
+    def choose_servers(self) -> ReplicaSet:
+        return guarded_server()
+
+    async def test_wrong_password(self) -> None:
+        """It is said once, without secrets; when the password is changed at the server there is no restart."""
+        uri = self.servers.uri(self.database, credentials=f"late:{self.PASSWORD}", authMechanism="SCRAM-SHA-1")
+        server = self.a_server(uri=uri)
+        for _ in range(2):
+            with self.assertRaises(StoreUnavailable):
+                await server.open()
+        refused = [line for line in self.said if "does not take our credentials" in line]
+        self.assertEqual(len(refused), 1)
+        self.assertIn(self.servers.hosts[0], refused[0])
+        self.servers.client.admin.command(
+            "createUser", "late", pwd=self.PASSWORD, roles=[{"role": "readWrite", "db": self.database}]
+        )
+        self.addCleanup(self.servers.client.admin.command, "dropUser", "late")
+        begun = CLOCK.seconds()
+        while not server.answers:
+            self.assertLess(CLOCK.seconds() - begun, BACK)
+            await server.open().addErrback(lambda failure: failure.trap(StoreUnavailable) and None)
+        await server.write("write", adding(1))
+        server.belong_to("boot")
+        await server.transact("work", lambda t: t.insert("things", [{"_id": 2}]))
+        await server.end_sessions("boot")
+        self.assertNotIn(self.PASSWORD, "\n".join(self.said))
+
+
+@cache
+def lonely_server() -> ReplicaSet:
+    """One for those tests that end it and start it again."""
+    return _opened(ReplicaSet())
+
+
+@cache
+def guarded_server() -> ReplicaSet:
+    return _opened(ReplicaSet(auth=Credentials("root", "root")))
+
+
+def _opened(servers: ReplicaSet) -> ReplicaSet:
+    servers.open()
+    atexit.register(servers.close)
+    return servers

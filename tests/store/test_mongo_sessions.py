@@ -1,0 +1,66 @@
+"""Sessions in which transactions are numbered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.store.mongo.server import Transaction
+from mediatord.store.mongo.sessions import Sessions, sessions_of
+from tests.store.mongo import MongoCase
+
+HOUR = 3600.0
+
+
+class SessionsTests(SynchronousTestCase):
+    """How many there are."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.sessions = Sessions(self.clock)
+
+    def test_idle(self) -> None:
+        """One that was not used for long is used again, with a higher number."""
+        first = self.sessions.take()
+        number = first.begin()["txnNumber"]
+        self.sessions.give_back(first)
+        self.clock.advance(HOUR)
+        self.assertIs(self.sessions.take(), first)
+        self.assertGreater(first.begin()["txnNumber"], number)
+
+    def test_laid_aside(self) -> None:
+        """One in which something may be going on is used again later."""
+        first = self.sessions.take()
+        self.sessions.lay_aside(first)
+        self.assertIsNot(self.sessions.take(), first)
+        self.clock.advance(60)
+        self.assertIs(self.sessions.take(), first)
+
+    def test_can_be_ended(self) -> None:
+        """For days, what is used is what others would end."""
+        for _ in range(30):
+            taken = [self.sessions.take() for _ in range(32)]
+            for session in taken[::2]:
+                self.sessions.give_back(session)
+            for session in taken[1::2]:
+                self.sessions.lay_aside(session)
+            self.clock.advance(HOUR)
+        known = sessions_of(self.sessions.owner)
+        self.assertEqual([one for one in self.sessions.made if one not in known], [])
+
+
+class OwnerTests(MongoCase):
+    async def test_going_back(self) -> None:
+        """A process goes back to sessions that it had before, under an id that it had before."""
+        server = await self.an_open_server()
+
+        async def insert(transaction: Transaction) -> None:
+            await transaction.insert("things", [{}])
+
+        for owner in ("a", "a", "b", "a"):
+            server.belong_to(f"{self.database} {owner}")
+            await server.transact("insert", insert)
+        found: list[Any] = list(self.documents["things"].find())
+        self.assertEqual(len(found), 4)

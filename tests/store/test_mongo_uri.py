@@ -1,0 +1,215 @@
+"""What a MongoDB URI may ask for, and that everything else is refused in one line that gives nothing away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from mediatord.store.mongo.tls import MemberTLS
+from mediatord.store.mongo.uri import MongoURIRefused, read_uri
+from tests.authority import Authority
+
+ALWAYS = "w=majority&journal=true"
+SECRET = "s3cret"
+
+
+def refusal(text: str) -> str:
+    """The one line for the operator."""
+    with pytest.raises(MongoURIRefused) as caught:
+        read_uri(text)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """One for all tests, with its certificate in a file."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def test_what_is_not_said_is_made_safe() -> None:
+    """Writes wait for a majority and its journal. Nothing about reads: txmongo asks the primary only then."""
+    address = read_uri("mongodb://db.example/mediatord")
+    assert address.uri == f"mongodb://db.example:27017/mediatord?{ALWAYS}"
+    assert (address.hosts, address.database) == ("db.example:27017", "mediatord")
+    assert address.ssl_context_factory is None
+    assert address.x509_user is None
+
+
+def test_what_may_be_said() -> None:
+    """Options in any case, with what the mediator does in any case, are taken."""
+    uri = (
+        "mongodb://DB1:27018,db2,10.0.0.3:27019/m?replicaset=rs0&w=majority&journal=true"
+        "&readPreference=primary&retryWrites=true&retryReads=true&tls=false&ssl=false"
+    )
+    address = read_uri(uri)
+    assert address.uri == f"mongodb://{address.hosts}/m?{ALWAYS}&replicaSet=rs0"
+    assert address.hosts == "db1:27018,db2:27017,10.0.0.3:27019"
+
+
+def test_credentials_authenticate() -> None:
+    """They are for the database of the path unless authSource names another; the mechanism is the one there is."""
+    address = read_uri("mongodb://u%40x:p%2B%3A%2F%C3%BC@h/m")
+    assert address.uri == (
+        f"mongodb://u%40x:p%2B%3A%2F%C3%BC@h:27017/m?{ALWAYS}&authMechanism=SCRAM-SHA-1&authSource=m"
+    )
+    assert "authSource=admin" in read_uri("mongodb://u:p@h/m?authSource=admin&authMechanism=SCRAM-SHA-1").uri
+
+
+def test_nothing_secret_is_represented() -> None:
+    """An address may end up in a traceback."""
+    assert SECRET not in repr(read_uri(f"mongodb://u:{SECRET}@h/m"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "text"),
+    [
+        # Authentication would be skipped.
+        (f"mongodb://u:{SECRET}@h", "a database name after the hosts, as in /mediatord: no authentication without"),
+        (f"mongodb://u:{SECRET}@h/?authSource=admin", "a database name after the hosts"),
+        ("mongodb://u@h/m", "a password beside the user name"),
+        ("mongodb://u:@h/m", "a password beside the user name"),
+        (f"mongodb://:{SECRET}@h/m", "a user name before the @"),
+        ("mongodb://h/m?authSource=admin", "authSource and authMechanism do nothing without user name"),
+        ("mongodb://h/m?authMechanism=SCRAM-SHA-1", "authSource and authMechanism do nothing without user name"),
+        (
+            f"mongodb://u:{SECRET}@h/m?authMechanism=SCRAM-SHA-256",
+            "expected SCRAM-SHA-1 or MONGODB-X509",
+        ),
+        (f"mongodb://u:{SECRET}@h/m?authSource=$external", "expected authMechanism=MONGODB-X509"),
+        ("mongodb://u@h/m?authMechanism=MONGODB-X509", "expected tls=true and a tlsCertificateKeyFile"),
+        # TLS would be skipped, or mean nothing.
+        ("mongodb://h/m?tlsInsecure=true", "option tlsInsecure would leave the server unverified"),
+        ("mongodb://h/m?tls=true&tlsAllowInvalidCertificates=true", "would leave the server unverified"),
+        ("mongodb://h/m?tls=true&tlsAllowInvalidHostnames=false", "would leave the server unverified"),
+        ("mongodb://h/m?tlsCAFile=/ca.pem", "do nothing without tls"),
+        ("mongodb://h/m?tls=false&tlsCertificateKeyFile=/k.pem", "do nothing without tls"),
+        ("mongodb://h/m?tls=true&ssl=false", "options tls and ssl contradict each other"),
+        ("mongodb://h/m?tls=yes", "option tls: expected true or false"),
+        ("mongodb://h/m?tls=true&tlsCAFile=ca.pem", "option tlsCAFile: expected the absolute path of a PEM file"),
+        ("mongodb://mongo_1/m?tls=true", "expected host names without underscores"),
+        # Data could be lost or unseen.
+        ("mongodb://h/m?w=1", "option w: expected majority"),
+        ("mongodb://h/m?w=0", "option w: expected majority"),
+        ("mongodb://h/m?journal=false", "option journal: expected true"),
+        ("mongodb://h/m?readPreference=secondaryPreferred", "option readPreference: expected primary"),
+        ("mongodb://h/m?retryWrites=false", "option retryWrites: expected true"),
+        ("mongodb://h/local", "which is not admin, config or local"),
+        ("mongodb://h/Admin", "which is not admin, config or local"),
+        # It would do nothing.
+        ("mongodb://h/m?compressors=zstd", "option compressors does nothing"),
+        ("mongodb://h/m?serverSelectionTimeoutMS=500", "option serverSelectionTimeoutMS does nothing"),
+        ("mongodb://h/m?maxPoolSize=5", "option maxPoolSize is not supported: expected only replicaSet, authSource,"),
+        ("mongodb://h/m?w=majority&w=1", "option w is there twice"),
+        ("mongodb://h/m?replicaSet=", "option replicaSet: expected a name"),
+        ("mongodb://h/m?", ""),
+        # It is none.
+        ("mongodb+srv://u:p@cluster.example/m", "mongodb+srv:// is not supported"),
+        ("https://h/m", "expected a mongodb:// URI"),
+        ("mongodb:h/m", "expected a mongodb:// URI"),
+        ("mongodb://", "expected host:port"),
+        ("mongodb:///m", "expected host:port"),
+        ("mongodb://h,/m", "expected host:port"),
+        ("mongodb://::1/m", "expected host:port"),
+        ("mongodb://h,[::1]:27020/m", "IPv6 addresses are not supported"),
+        ("mongodb://[::1/m", "IPv6 addresses are not supported"),
+        ("mongodb://h:0/m", "a port between 1 and 65535"),
+        ("mongodb://h:65536/m", "a port between 1 and 65535"),
+        ("mongodb://h:/m", "a port between 1 and 65535"),
+        (f"mongodb://h:{'1' * 5000}/m", "a port between 1 and 65535"),
+        ("mongodb://%2Ftmp%2Fmongodb-27017.sock/m", "Unix sockets are not supported"),
+        ("mongodb://h/m.things", "a database name of at most 63 letters"),
+        ("mongodb://h/a/b", "a database name of at most 63 letters"),
+        (f"mongodb://h/{'m' * 64}", "a database name of at most 63 letters"),
+        ("mongodb://h/m n", "to be written as %xx"),
+        ("mongodb://ü/m", "to be written as %xx"),
+        ("mongodb://h/m#x", "to be written as %xx"),
+        ("mongodb://u:%f@h/m", "expected % in the password to be written as %25"),
+        ("mongodb://u:%ff@h/m", "expected the password to be UTF-8"),
+    ],
+)
+def test_refused(uri: str, text: str) -> None:
+    """What would skip authentication or TLS, lose data, or silently do nothing."""
+    if not text:
+        assert read_uri(uri)
+        return
+    found = refusal(uri)
+    assert text in found
+    assert SECRET not in found
+
+
+@pytest.mark.parametrize("sign", "/?@:+#[] &=%é")
+def test_no_part_of_a_password_is_ever_shown(sign: str) -> None:
+    """However badly it is quoted: such a URI is refused, or its password is what was meant."""
+    for password in (
+        f"{SECRET}{sign}{SECRET}",
+        f"{SECRET}{sign}{SECRET}={SECRET}",
+        f"{sign}{SECRET}",
+        f"{SECRET}{sign}",
+    ):
+        try:
+            address = read_uri(f"mongodb://u:{password}@h/m")
+        except MongoURIRefused as error:
+            assert SECRET not in str(error)
+        else:
+            assert f":{quote(password, safe='')}@" in address.uri
+        found = read_uri(f"mongodb://u:{quote(password, safe='')}@h/m")
+        assert f":{quote(password, safe='')}@" in found.uri
+
+
+def test_tls_is_built(authority: Authority) -> None:
+    """`ssl` is another word for it. Nothing of it is left to the URI, where txmongo passes over it."""
+    for switch in ("tls=true", "ssl=true", "tls=true&ssl=true"):
+        address = read_uri(f"mongodb://db.example/m?{switch}&tlsCAFile={quote(str(authority.path))}")
+        assert isinstance(address.ssl_context_factory, MemberTLS)
+        assert address.uri == f"mongodb://db.example:27017/m?{ALWAYS}"
+
+
+def test_the_authority_has_to_be_there(authority: Authority, tmp_path: Path) -> None:
+    """A file that cannot be read, or has no certificate, is not the same as none."""
+    assert refusal(f"mongodb://h/m?tls=true&tlsCAFile={tmp_path}/none") == (
+        f"tlsCAFile: {tmp_path}/none: No such file or directory"
+    )
+    empty = tmp_path / "empty.pem"
+    empty.write_text("nothing", encoding="ascii")
+    assert refusal(f"mongodb://h/m?tls=true&tlsCAFile={empty}") == "tlsCAFile: expected certificates in PEM"
+
+
+def test_our_certificate_has_to_be_whole(authority: Authority, tmp_path: Path) -> None:
+    """With its own private key."""
+    ours, other = authority.issue("ours"), authority.issue("other")
+    marker = b"-----BEGIN PRIVATE KEY"
+    mixed = tmp_path / "mixed.pem"
+    mixed.write_bytes(ours.read_bytes().split(marker)[0] + marker + other.read_bytes().split(marker)[1])
+    for path, text in [
+        (authority.path, "expected a certificate and its unencrypted private key in PEM"),
+        (mixed, "expected a certificate and its own private key"),
+        (tmp_path / "none", f"{tmp_path}/none: No such file or directory"),
+    ]:
+        found = refusal(f"mongodb://h/m?tls=true&tlsCertificateKeyFile={path}")
+        assert found == f"tlsCertificateKeyFile: {text}"
+
+
+def test_x509_is_our_certificate(authority: Authority) -> None:
+    """Its subject is the user, unless the URI names it; txmongo gets no credentials, which it would misread."""
+    certificate = authority.issue("node", organisation="Mediators, Inc.")
+    tls = f"tls=true&tlsCAFile={authority.path}&tlsCertificateKeyFile={certificate}&authMechanism=MONGODB-X509"
+    address = read_uri(f"mongodb://h/m?{tls}")
+    assert address.x509_user == r"CN=node,O=Mediators\, Inc."
+    assert address.uri == f"mongodb://h:27017/m?{ALWAYS}"
+    named = read_uri(f"mongodb://{quote('CN=x,O=y')}@h/m?{tls}&authSource=$external")
+    assert named.x509_user == "CN=x,O=y"
+    assert named.uri == address.uri
+
+
+@pytest.mark.parametrize(
+    ("credentials", "more", "text"),
+    [("u:p@", "", "expected no password"), ("", "&authSource=admin", "expected authSource=$external, or none")],
+)
+def test_x509_and_passwords_exclude_each_other(credentials: str, more: str, text: str, authority: Authority) -> None:
+    """Only one of them can be meant."""
+    certificate = authority.issue("node")
+    tls = f"tls=true&tlsCertificateKeyFile={certificate}&authMechanism=MONGODB-X509"
+    assert text in refusal(f"mongodb://{credentials}h/m?{tls}{more}")
