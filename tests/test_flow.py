@@ -242,7 +242,7 @@ class LiveTests(SynchronousTestCase):
         self.assertEqual(self.house.counter("mediator_messages_stored_total"), 1)
 
     def test_a_second_push_of_a_message_counts_beside_the_first(self) -> None:
-        """Two looks at the store may meet; whichever sockets took it, it waits again when the last of them is gone."""
+        """Two looks at the store may meet; it waits again when the last socket that took it is gone."""
         first, second = self.bob.go_live(), self.bob.go_live()
         second.takes = False
         self.forward()

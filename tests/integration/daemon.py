@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
@@ -61,6 +61,11 @@ class Daemon:
         self.config = self.directory / "mediator.yaml"
 
     @property
+    def running(self) -> bool:
+        """Whether it was started and not ended since."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         """Of the running daemon."""
         assert self._process is not None, "the daemon is not running"
@@ -80,11 +85,12 @@ class Daemon:
         path = self._root / "output"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
-    def start(self) -> None:
+    def start(self, health: int = 200) -> None:
         """
         Run the daemon and wait until it serves; the first time, initialise it.
 
-        :raise AssertionError: it ended or was not healthy in time; the text has what it wrote.
+        :param health: what it says of itself then, as an HTTP status.
+        :raise AssertionError: it ended or did not say so in time; the text has what it wrote.
         """
         assert self._process is None, "the daemon is running"
         if not self.config.exists():
@@ -98,7 +104,7 @@ class Daemon:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        self._await_health(self._process)
+        self.await_health(health)
 
     def stop(self) -> None:
         """
@@ -131,7 +137,7 @@ class Daemon:
         try:
             self.start()
         except BaseException:
-            self._clean()
+            self.clean()
             raise
         return self
 
@@ -143,7 +149,7 @@ class Daemon:
             if self._process is not None and kind is None:
                 self.stop()
         finally:
-            self._clean()
+            self.clean()
 
     def _initialise(self) -> None:
         command = _command("init", "--dir", str(self.directory), "--public-url", self.url)
@@ -161,24 +167,42 @@ class Daemon:
         merged = merge(merge(merge(self.configuration(), PLENTY), listen), self._settings)
         self.config.write_text(yaml.safe_dump(merged, sort_keys=False), encoding="utf-8")
 
-    def _await_health(self, process: subprocess.Popen[bytes]) -> None:
+    def await_health(self, status: int = 200) -> None:
+        """
+        Wait until the running daemon says so of itself, as an HTTP status.
+
+        :raise AssertionError: it did not, or ended; the text has what it wrote.
+        """
+        assert self._process is not None, "the daemon is not running"
+        self._await(self._process, lambda: self._health() == status, f"not {status}")
+
+    def await_output(self, text: str) -> None:
+        """
+        Wait until the running daemon has written this.
+
+        :raise AssertionError: it did not, or ended; the text has what it wrote.
+        """
+        assert self._process is not None, "the daemon is not running"
+        self._await(self._process, lambda: text in self.output(), f"no {text!r}")
+
+    def _await(self, process: subprocess.Popen[bytes], reached: Callable[[], bool], otherwise: str) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not self._is_healthy():
+        while not reached():
             try:
                 status = process.wait(ASK_SECONDS)
             except subprocess.TimeoutExpired:
-                assert time.monotonic() < deadline, f"not healthy after {START_SECONDS:.0f} s:\n{self.output()}"
+                assert time.monotonic() < deadline, f"{otherwise} after {START_SECONDS:.0f} s:\n{self.output()}"
             else:
                 self._process = None
                 raise AssertionError(f"exit status {status} at start:\n{self.output()}")
 
-    def _is_healthy(self) -> bool:
+    def _health(self) -> int | None:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)
         try:
             connection.request("GET", "/health")
-            return connection.getresponse().status == 200
+            return connection.getresponse().status
         except (OSError, HTTPException):
-            return False
+            return None
         finally:
             connection.close()
 
@@ -188,10 +212,12 @@ class Daemon:
         assert process is not None, "the daemon is not running"
         return process
 
-    def _clean(self) -> None:
+    def clean(self) -> None:
+        """End it if it runs, and delete what it has written."""
         if self._process is not None:
             self.kill()
-        shutil.rmtree(self._root)
+        if self._root.exists():
+            shutil.rmtree(self._root)
 
 
 def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol import jsontext
 from mediatord.wallet.decentrl.commands import PRIVATE
+from tests.integration.cluster import fresh_storage
 from tests.integration.residents import JSON, Door, Line, Resident
 from tests.integration.traffic import Letter, Post, Senders, prepared
 
@@ -86,11 +87,17 @@ class Ear:
 class KillTests(SynchronousTestCase):
     """kill -9 in the middle of a load, and what Bob finds afterwards."""
 
+    rounds = ROUNDS
+
+    def storage(self) -> dict[str, Any]:
+        """Where the daemon keeps everything."""
+        return {}
+
     def setUp(self) -> None:
         seed = int(os.environ.get("DURABILITY_SEED", random.SystemRandom().randrange(1_000_000)))
         print(f"DURABILITY_SEED={seed}")  # noqa: T201  pytest shows it when the test fails
         self.random = random.Random(seed)
-        self.daemon = prepared()
+        self.daemon = prepared({"storage": self.storage()})
         self.daemon.__enter__()
         self.addCleanup(self.daemon.__exit__, None, None, None)
         self.door = Door(self.daemon)
@@ -106,7 +113,7 @@ class KillTests(SynchronousTestCase):
         never half; what was pushed is there; and a command that comes again is refused if, and only if, it has been
         carried out.
         """
-        for number in range(ROUNDS):
+        for number in range(self.rounds):
             errands = self.errands(number)
             pushed = self.deadly_load(errands)
             self.daemon.start()
@@ -123,7 +130,7 @@ class KillTests(SynchronousTestCase):
             self.assertEqual([one for one in sent if not self.has_happened(one)], [])
             self.check_ids(sent)
         self.assertEqual(max(self.kept.values()), 1)
-        self.assertGreater(len(self.kept), ROUNDS)
+        self.assertGreater(len(self.kept), self.rounds)
 
     def errands(self, number: int) -> list[Errand]:
         """A load, in any order; what is acknowledged is what waits from before."""
@@ -206,3 +213,12 @@ class KillTests(SynchronousTestCase):
         line.say(greeting)
         self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
         line.close()
+
+
+class MongoDBKillTests(KillTests):
+    """The same with a MongoDB server, which lives on."""
+
+    rounds = 2
+
+    def storage(self) -> dict[str, Any]:
+        return fresh_storage(self)

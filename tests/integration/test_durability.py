@@ -16,6 +16,7 @@ from twisted.trial.unittest import TestCase
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.mediation import Delivered
 from mediatord.wallet.socket import SocketClosed, WalletSocket, connect
+from tests.integration.cluster import fresh_storage
 from tests.integration.traffic import MANY, ROOMY, Letter, Senders, enrolled, letters, marker_of, prepared
 
 reactor: Any = _reactor
@@ -82,12 +83,18 @@ class Ledger:
 class KillTests(TestCase):
     """kill -9 in the middle of a load, and what Bob finds afterwards."""
 
+    rounds = ROUNDS
+
+    def storage(self) -> dict[str, Any]:
+        """Where the daemon keeps everything."""
+        return {}
+
     def setUp(self) -> None:
         seed = int(os.environ.get("DURABILITY_SEED", random.SystemRandom().randrange(1_000_000)))
         print(f"DURABILITY_SEED={seed}")  # noqa: T201  pytest shows it when the test fails
         self.random = random.Random(seed)
         self.ledger = Ledger()
-        self.daemon = prepared({**ROOMY, "didcomm": {"delivery_limit": MANY}})
+        self.daemon = prepared({**ROOMY, "didcomm": {"delivery_limit": MANY}, "storage": self.storage()})
         self.daemon.__enter__()
         self.addCleanup(self.daemon.__exit__, None, None, None)
 
@@ -98,7 +105,7 @@ class KillTests(TestCase):
         """
         bob = await enrolled(self.daemon, reactor)
         again: list[Letter] = []
-        for number in range(ROUNDS):
+        for number in range(self.rounds):
             stock = again + letters(bob, f"{number}", LETTERS)
             socket = await self.live_socket(bob) if number % 3 == 0 else None
             again = await self.deadly_load(stock, bob, socket)
@@ -153,9 +160,18 @@ class KillTests(TestCase):
 
     async def check_books(self, bob: Wallet) -> None:
         ledger = self.ledger
-        self.assertGreater(sum(ledger.accepted.values()), ROUNDS)
+        self.assertGreater(sum(ledger.accepted.values()), self.rounds)
         self.assertEqual(ledger.lost(), [])
         self.assertEqual(ledger.doubled(), [])
         self.assertEqual(ledger.vanished(), set())
         self.assertEqual(ledger.returned, [])
         self.assertEqual((await bob.status()).message_count, 0)
+
+
+class MongoDBKillTests(KillTests):
+    """The same with a MongoDB server, which lives on."""
+
+    rounds = max(2, ROUNDS // 3)
+
+    def storage(self) -> dict[str, Any]:
+        return fresh_storage(self)

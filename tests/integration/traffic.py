@@ -101,12 +101,14 @@ class Post:
 
     :param begun: when, on the monotonic clock.
     :param status: of the answer; None when the connection ended without one.
+    :param took: seconds.
     """
 
     marker: str
     begun: float
     status: int | None = None
     retry_after: str | None = None
+    took: float = 0.0
 
 
 class Senders:

@@ -1,0 +1,219 @@
+"""Senders and recipients that do not give up: they turn from node to node until everything has arrived."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from http.client import HTTPConnection, HTTPException
+from queue import Empty, SimpleQueue
+from threading import Condition, Event, Thread
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import TimeoutError as DeferredTimeout
+from twisted.internet.error import ConnectError, ConnectionClosed
+from twisted.internet.task import deferLater
+from twisted.web.client import ResponseNeverReceived
+
+from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
+from mediatord.wallet.client import Wallet
+from mediatord.wallet.mediation import Delivered, Problem
+from mediatord.wallet.socket import WalletSocket, connect
+from tests.integration.cluster import at
+from tests.integration.ledger import ClusterLedger
+from tests.integration.traffic import MANY, PATIENCE_SECONDS, Letter, Post
+
+# Between two attempts of one sender, and of one recipient.
+PAUSE_SECONDS = 0.1
+# A letter that is not accepted within so long never will be.
+GIVE_UP_SECONDS = 60.0
+_END = Delivered("", b"", "json")
+# The answers to expect from a mediator that is in trouble.
+TROUBLE = (Problem, ConnectionClosed, ConnectError, ResponseNeverReceived, DeferredTimeout)
+
+
+class Couriers:
+    """
+    Threads that post letters to whichever node takes them, each until it is accepted.
+
+    :param ports: of the nodes.
+    """
+
+    def __init__(self, ports: Sequence[int], ledger: ClusterLedger, count: int = 6) -> None:
+        self._ports = ports
+        self._ledger = ledger
+        self._count = count
+        self._stock: SimpleQueue[Letter] = SimpleQueue()
+        self._changed = Condition()
+        self._over = Event()
+        self._accepted = 0
+        self._answers = 0
+        self._threads: list[Thread] = []
+
+    def start(self, letters: Iterable[Letter]) -> None:
+        """Begin to send these."""
+        for letter in letters:
+            self._stock.put(letter)
+        self._threads = [Thread(target=self._run, daemon=True) for _ in range(self._count)]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_for_accepted(self, more: int) -> None:
+        """Return when so many more have been accepted than now, or all are out."""
+        self._wait(lambda: self._accepted, more)
+
+    def wait_for_answers(self, more: int) -> None:
+        """Return when so many more have been answered than now, whatever the answer, or all are out."""
+        self._wait(lambda: self._answers, more)
+
+    def join(self) -> None:
+        """Return when all letters are out, or were given up."""
+        for thread in self._threads:
+            thread.join(GIVE_UP_SECONDS + PATIENCE_SECONDS)
+            assert not thread.is_alive(), "a sender is stuck"
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._over.set()
+
+    def _wait(self, count: Callable[[], int], more: int) -> None:
+        with self._changed:
+            wanted = count() + more
+            met = self._changed.wait_for(lambda: count() >= wanted or not self._busy(), PATIENCE_SECONDS)
+        assert met, "the senders are stuck"
+
+    def _busy(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads) and not self._stock.empty()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                letter = self._stock.get_nowait()
+            except Empty:
+                break
+            self._deliver(letter)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _deliver(self, letter: Letter) -> None:
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        while time.monotonic() < deadline and not self._over.is_set():
+            status = self._post(letter, random.choice(self._ports))
+            with self._changed:
+                self._answers += status is not None
+                self._accepted += status == 202
+                self._changed.notify_all()
+            if status == 202:
+                return
+            self._over.wait(PAUSE_SECONDS)
+
+    def _post(self, letter: Letter, port: int) -> int | None:
+        connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
+        try:
+            connection.connect()
+        except OSError:
+            connection.close()
+            return None  # nothing was sent
+        post = Post(letter.marker, time.monotonic())
+        try:
+            connection.request("POST", "/didcomm", letter.body, {"Content-Type": ENCRYPTED_TYPE})
+            response = connection.getresponse()
+            post.status, post.retry_after = response.status, response.getheader("Retry-After")
+        except (OSError, HTTPException):
+            pass  # cut off: the post has no status
+        finally:
+            connection.close()
+            post.took = time.monotonic() - post.begun
+            self._ledger.posted(post)
+        return post.status
+
+
+class Recipient:
+    """
+    A wallet that stays connected: to another node whenever it loses one. It acknowledges what it gets.
+
+    :param ports: of the nodes.
+    """
+
+    def __init__(self, wallet: Wallet, ports: Sequence[int], ledger: ClusterLedger, reactor: Any) -> None:
+        self.wallet = wallet
+        self._ports = ports
+        self._ledger = ledger
+        self._reactor = reactor
+        self._running: Deferred[None] | None = None
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._running = Deferred.fromCoroutine(self._run())
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await running
+
+    async def settle(self) -> None:
+        """Listen no more; fetch and acknowledge until nothing is left, at whichever node will have it."""
+        await self.stop()
+        until = self._reactor.seconds() + GIVE_UP_SECONDS
+        while True:
+            try:
+                wallet = at(self.wallet, random.choice(self._ports), self._reactor)
+                if not await self._take_some(wallet):
+                    return
+            except TROUBLE:
+                await self._pause()
+            assert self._reactor.seconds() < until, "there is no end to the messages of a wallet"
+
+    async def connect(self, wallet: Wallet) -> WalletSocket:
+        """A socket to the node that this wallet is at."""
+        return await connect(self._reactor, wallet)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._stay(random.choice(self._ports))
+                except TROUBLE:
+                    await self._pause()
+        except CancelledError:
+            pass
+
+    async def _stay(self, port: int) -> None:
+        socket = await self.connect(at(self.wallet, port, self._reactor))
+        socket.closed().addCallback(lambda _: socket.pushed.put(_END))
+        try:
+            await socket.live()
+            while await self._take_some(socket):
+                pass
+            while batch := await _pushes(socket):
+                await self._take(socket, batch)
+        finally:
+            await socket.close()
+
+    async def _take_some(self, way: Wallet | WalletSocket) -> bool:
+        """Whether anything was there."""
+        batch = await way.fetch(MANY)
+        if batch:
+            await self._take(way, batch)
+        return bool(batch)
+
+    async def _take(self, way: Wallet | WalletSocket, batch: Sequence[Delivered]) -> None:
+        self._ledger.delivered(self.wallet, batch)
+        await self._ledger.acknowledge(way, batch)
+        if isinstance(way, WalletSocket):
+            # What was fetched may have been pushed as well, before the acknowledgement was answered.
+            taken = {one.id for one in batch}
+            way.pushed.pending[:] = [one for one in way.pushed.pending if one.id not in taken]
+
+    async def _pause(self) -> None:
+        await deferLater(self._reactor, PAUSE_SECONDS)
+
+
+async def _pushes(socket: WalletSocket) -> list[Delivered]:
+    """Those that have come, at least one; none when the socket is closed."""
+    batch = [await socket.pushed.get()]
+    batch += [await socket.pushed.get() for _ in range(len(socket.pushed.pending))]
+    return [] if _END in batch else batch

@@ -1,0 +1,154 @@
+"""What was promised to senders, what came to recipients, and whether the two agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+from mediatord.wallet.client import Wallet
+from mediatord.wallet.mediation import Delivered
+from tests.integration.traffic import Post, marker_of
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """
+    What a ledger comes to. All numbers of the last part have to be zero.
+
+    A refused attempt may have been stored all the same, when the store lost its primary in the middle of it; the node
+    takes that back as soon as there is another. A recipient that fetches it before that gets the payload twice.
+
+    :param letters: payloads that were to be sent.
+    :param posts: attempts to send one.
+    :param accepted: those answered 202.
+    :param refused: those answered 503.
+    :param cut: those that lost their connection: whether the payload was stored is anybody's guess.
+    :param received: messages by id.
+    :param repeated: messages beyond one for each 202 that attempts which were cut account for.
+    :param slowest: seconds that an answer took.
+    :param doubtful: messages that can only be due to an attempt that was refused.
+
+    :param unsent: letters that were never accepted.
+    :param lost: letters that came less often than they were accepted.
+    :param doubled: messages that nothing accounts for.
+    :param returned: messages that came again after their acknowledgement had been answered.
+    :param vanished: messages that came, were never acknowledged, and were gone nevertheless.
+    :param left: messages that are still there when everything was acknowledged.
+    """
+
+    letters: int
+    posts: int
+    accepted: int
+    refused: int
+    cut: int
+    received: int
+    repeated: int
+    slowest: float
+    doubtful: int
+
+    unsent: int
+    lost: int
+    doubled: int
+    returned: int
+    vanished: int
+    left: int
+
+    @property
+    def owed(self) -> int:
+        """What has to be zero."""
+        return self.unsent + self.lost + self.doubled + self.returned + self.vanished + self.left
+
+    def __str__(self) -> str:
+        return (
+            f"{self.letters} letters in {self.posts} posts: {self.accepted} accepted, {self.refused} refused, "
+            f"{self.cut} cut off; {self.received} messages, {self.repeated} of them repeats after a cut, "
+            f"{self.doubtful} doubtful; slowest answer {self.slowest:.1f} s; unsent {self.unsent}, lost {self.lost}, "
+            f"doubled {self.doubled}, returned {self.returned}, vanished {self.vanished}, left {self.left}"
+        )
+
+
+class Acknowledging(Protocol):
+    """A wallet, or a socket of it."""
+
+    async def acknowledge(self, ids: Iterable[str | Delivered]) -> object: ...
+
+
+class ClusterLedger:
+    """
+    Entries are made by senders from their threads and by recipients.
+
+    :ivar answered: markers of letters that were accepted at least once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._markers: set[str] = set()
+        self._posts: list[Post] = []
+        self._ids: dict[str, set[str]] = {}
+        self._asked: set[str] = set()
+        self._acknowledged: set[str] = set()
+        self._returned: set[str] = set()
+        self.answered: set[str] = set()
+
+    def due(self, markers: Iterable[str]) -> None:
+        """These letters are to be sent."""
+        self._markers.update(markers)
+
+    def posted(self, post: Post) -> None:
+        """Enter an attempt that is over."""
+        with self._lock:
+            self._posts.append(post)
+            if post.status == 202:
+                self.answered.add(post.marker)
+
+    def delivered(self, wallet: Wallet, batch: Iterable[Delivered]) -> None:
+        """Enter what came, pushed or fetched."""
+        for one in batch:
+            self.came(marker_of(wallet, one), one.id)
+
+    def came(self, marker: str, id_: str) -> None:
+        """Enter one of them."""
+        self._ids.setdefault(marker, set()).add(id_)
+        if id_ in self._acknowledged:
+            self._returned.add(id_)
+
+    async def acknowledge(self, way: Acknowledging, batch: Iterable[Delivered]) -> None:
+        """Acknowledge, and enter the answer if there is one."""
+        ids = {one.id for one in batch}
+        self._asked |= ids
+        await way.acknowledge(sorted(ids))
+        self._acknowledged |= ids
+
+    def balance(self, left: int) -> Balance:
+        """
+        Close the books.
+
+        :param left: messages that are still in the store.
+        """
+        outcomes: dict[int | None, Counter[str]] = {}
+        for post in self._posts:
+            outcomes.setdefault(post.status, Counter())[post.marker] += 1
+        accepted, refused, cut = (outcomes.get(status, Counter()) for status in (202, 503, None))
+        came = Counter({marker: len(ids) for marker, ids in self._ids.items()})
+        beyond = came - accepted
+        unexplained = beyond - cut
+        return Balance(
+            letters=len(self._markers),
+            posts=len(self._posts),
+            accepted=accepted.total(),
+            refused=refused.total(),
+            cut=cut.total(),
+            received=came.total(),
+            repeated=(beyond & cut).total(),
+            slowest=max((post.took for post in self._posts if post.status is not None), default=0.0),
+            unsent=len(self._markers - self.answered),
+            lost=(accepted - came).total(),
+            doubtful=(unexplained & refused).total(),
+            doubled=(unexplained - refused).total(),
+            returned=len(self._returned),
+            vanished=len(set[str]().union(*self._ids.values()) - self._asked),
+            left=left,
+        )

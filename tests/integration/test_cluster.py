@@ -1,0 +1,234 @@
+"""Three processes on a MongoDB server that act as one mediator (UC-021; DCTRL-0004 10)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from typing import Any
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  the nodes are child processes, their sockets are real
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThread
+
+from mediatord.wallet.client import Wallet
+from mediatord.wallet.mediation import Delivered
+from mediatord.wallet.mediator import discover, open_http
+from mediatord.wallet.packing import Unreadable
+from mediatord.wallet.socket import WalletSocket, connect
+from tests.integration.cluster import at
+from tests.integration.cluster_case import ClusterTestCase
+from tests.integration.daemon import Daemon
+from tests.integration.residents import Door, Line, Resident
+from tests.integration.traffic import PATIENCE_SECONDS, Letter, letters, marker_of
+from tests.mongod import shared_replica_set
+
+reactor: Any = _reactor
+
+PICKUP = "https://didcomm.org/messagepickup/3.0"
+NODES = 3
+
+
+class Changes:
+    """Updates of stored messages, as they happen. :param stream: of pymongo's."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def wait_for(self, what: str) -> None:
+        """
+        Return when there was one with the mark of a delivered message among `updatedFields`, or `removedFields`.
+
+        :raise AssertionError: there was none for too long.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            change = self._stream.try_next()
+            if change is not None and "delivered" in change["updateDescription"][what]:
+                return
+        raise AssertionError(f"no mark of a delivered message among {what}")
+
+
+class DIDCommTests(ClusterTestCase):
+    """A wallet at one node, letters to another."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        """Bob has an account; `bobs` is he at each node."""
+        a, b, c = self.cluster.nodes
+        http = open_http(reactor)
+        bob = Wallet.fresh(await discover(http, a.url), http, reactor)
+        self.bobs = [at(bob, node.port, reactor) for node in (a, b, c)]
+        await self.bobs[0].enrol()
+        self.assertEqual(await self.bobs[1].register(), ["success"])
+
+    async def socket(self, bob: Wallet) -> WalletSocket:
+        """One that is live."""
+        opened = await connect(reactor, bob)
+        self.addCleanup(opened.close)
+        self.assertTrue((await opened.live()).live_delivery)
+        return opened
+
+    async def post(self, letter: Letter, node: int) -> None:
+        """Hand a letter in."""
+        response = await self.bobs[node].post(letter.body)
+        self.assertEqual(response.status, 202, response.body)
+
+    async def pushed(self, socket: WalletSocket) -> Delivered:
+        """The next message that comes by itself."""
+        waiting: Deferred[Delivered] = socket.pushed.get()
+        return await waiting.addTimeout(PATIENCE_SECONDS, reactor)
+
+    async def test_letters_are_pushed_whichever_node_takes_them(self) -> None:
+        """In the order in which they were taken, one after the other (UC-021 "live delivery")."""
+        socket = await self.socket(self.bobs[2])
+        sent = letters(self.bobs[0], "push", 9)
+        came = []
+        for letter, node in zip(sent, cycle(range(NODES)), strict=False):
+            await self.post(letter, node)
+            came.append(await self.pushed(socket))
+        self.assertEqual([marker_of(self.bobs[0], one) for one in came], [one.marker for one in sent])
+        self.assertEqual((await socket.acknowledge(came)).message_count, 0)
+
+    async def test_a_wallet_may_have_sockets_at_several_nodes(self) -> None:
+        """Each gets the message; acknowledging it at one is enough."""
+        sockets = [await self.socket(bob) for bob in self.bobs]
+        (letter,) = letters(self.bobs[0], "several", 1)
+        await self.post(letter, 1)
+        came = [await self.pushed(socket) for socket in sockets]
+        self.assertEqual(len({one.id for one in came}), 1)
+        self.assertEqual((await sockets[0].acknowledge(came[:1])).message_count, 0)
+        self.assertEqual(await self.bobs[2].fetch(), [])
+
+    async def test_what_waits_is_the_same_everywhere(self) -> None:
+        """Stored at one node, counted at another, fetched at a third, acknowledged at the first."""
+        for node, letter in enumerate(letters(self.bobs[0], "wait", 3)):
+            await self.post(letter, node)
+        self.assertEqual([(await bob.status()).message_count for bob in self.bobs], [3, 3, 3])
+        fetched = [[one.id for one in await bob.fetch()] for bob in self.bobs]
+        self.assertEqual(fetched, [fetched[0]] * NODES)
+        await self.bobs[0].acknowledge(fetched[0][:2])
+        self.assertEqual([[one.id for one in await bob.fetch()] for bob in self.bobs], [fetched[0][2:]] * NODES)
+        await self.bobs[2].acknowledge(fetched[0][2:])
+
+    async def test_a_request_is_new_once(self) -> None:
+        """The same envelope again is a replay, at whichever node (reference 8.2)."""
+        _, envelope = self.bobs[0].pack(f"{PICKUP}/status-request", {})
+        first, second = [await bob.post(envelope) for bob in self.bobs[:2]]
+        self.assertEqual(self.bobs[0].from_mediator(first.body).message.type.uri, f"{PICKUP}/status")
+        refused = self.bobs[1].from_mediator(second.body).message
+        self.assertEqual((refused.body or {})["code"], "e.p.crypto.message.dejavu")
+
+    async def test_messages_of_a_killed_node_are_pending_again(self) -> None:
+        """
+        Within the lease (issue: a node killed). Whoever it pushed them to may have read them or not. When the node
+        comes back before that, at once.
+        """
+        for comes_back in (False, True):
+            node = self.cluster.nodes[2]
+            socket = await self.socket(self.bobs[2])
+            (letter,) = letters(self.bobs[0], "killed", 1)
+            with self.changes() as changes:
+                await self.post(letter, 0)
+                delivered = await self.pushed(socket)
+                await deferToThread(changes.wait_for, "updatedFields")
+                await deferToThread(node.kill)
+                await socket.closed()
+                if comes_back:
+                    await deferToThread(node.start)
+                await deferToThread(changes.wait_for, "removedFields")
+            if not comes_back:
+                await deferToThread(node.start)
+            again = await self.bobs[2].fetch()
+            self.assertEqual([one.id for one in again], [delivered.id])
+            await self.bobs[2].acknowledge(again)
+
+    @contextmanager
+    def changes(self) -> Iterator[Changes]:
+        """What becomes of stored messages from now on."""
+        messages = shared_replica_set().client[self.cluster.database]["messages"]
+        with messages.watch([{"$match": {"operationType": "update"}}], max_await_time_ms=500) as stream:
+            yield Changes(stream)
+
+    async def test_hints_are_counted(self) -> None:
+        """What was pushed at another node than the one that took it is in its figures."""
+        a, *_ = self.cluster.nodes
+        before = figure(a, "mediator_cluster_hint_duration_seconds_count")
+        socket = await self.socket(self.bobs[1])
+        (letter,) = letters(self.bobs[0], "counted", 1)
+        await self.post(letter, 0)
+        came = await self.pushed(socket)
+        await socket.acknowledge([came])
+        self.assertGreater(figure(a, "mediator_cluster_hint_duration_seconds_count"), before)
+        self.assertEqual(figure(a, "mediator_storage_up"), 1.0)
+
+    async def test_a_stranger_between_the_nodes_is_refused(self) -> None:
+        """Whoever does not know the secret gets nothing from a node's own listener, and nothing of what it has."""
+        a, *_ = self.cluster.nodes
+        response = await self.bobs[0].post(
+            b'{"hints": []}', url=f"http://127.0.0.1:{self.cluster.port_of(a)}/hints", content_type="application/json"
+        )
+        self.assertIn(response.status, (401, 403))
+        with self.assertRaises(Unreadable):
+            await discover(open_http(reactor), f"http://127.0.0.1:{self.cluster.port_of(a)}")
+
+
+class DecentrlTests(ClusterTestCase):
+    """Alice at one node, Bob at another."""
+
+    def setUp(self) -> None:
+        """They may write to each other; `doors` are the nodes."""
+        self.doors = [Door(node) for node in self.cluster.nodes]
+        self.alice, self.bob = (
+            Resident(door, name) for door, name in zip(self.doors, ("alice", "bob"), strict=False)
+        )
+        for one in (self.alice, self.bob):
+            one.register()
+        self.alice.befriend(self.bob)
+        self.bob.befriend(self.alice)
+
+    def line(self, resident: Resident, node: int) -> Line:
+        """A socket of a resident at another node than its own."""
+        door, resident.door = resident.door, self.doors[node]
+        try:
+            line = resident.socket()
+        finally:
+            resident.door = door
+        self.addCleanup(line.close)
+        return line
+
+    def test_events_are_pushed_whichever_node_takes_them(self) -> None:
+        """To sockets at any node (DCTRL-0004 10)."""
+        line = self.line(self.bob, 2)
+        answered = self.alice.tell(self.bob, "sealed")
+        self.assertEqual(answered.status, 200, answered.body)
+        heard = line.hear()
+        self.assertEqual([event["id"] for event in heard["events"]], [answered.json["pendingEventId"]])
+
+    def test_a_command_is_carried_out_once(self) -> None:
+        """The same again is refused, at whichever node it is tried (DCTRL-0004 12.2)."""
+        raw = self.alice.command("sealed", to=self.bob.did, channel="TWO_WAY_PRIVATE")
+        self.assertEqual(self.doors[0].command(raw).status, 200)
+        for door in self.doors:
+            self.assertEqual(door.command(raw).json["code"], "DUPLICATE_NONCE")
+
+    def test_one_of_many_nodes_carries_it_out(self) -> None:
+        """All are asked at the same time."""
+        raw = self.alice.command("sealed", to=self.bob.did, channel="TWO_WAY_PRIVATE")
+        connections = [door.connection() for door in self.doors * 3]
+        try:
+            for connection in connections:
+                connection.connect()
+            for connection in connections:
+                connection.request("POST", "/", raw, {"Content-Type": "application/json"})
+            statuses = sorted(connection.getresponse().status for connection in connections)
+        finally:
+            for connection in connections:
+                connection.close()
+        self.assertEqual(statuses.count(200), 1, statuses)
+
+
+def figure(node: Daemon, name: str) -> float:
+    """A number among the figures of a node; the sum over all labels."""
+    lines = Door(node).ask("GET", "/metrics").body.decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)

@@ -1,0 +1,145 @@
+"""Wallets that talk to each other through a balancer, and how long their messages take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.defer import TimeoutError as DeferredTimeout
+from twisted.internet.endpoints import TCP4ClientEndpoint
+from twisted.internet.error import ConnectError
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.task import deferLater
+from zope.interface import implementer
+
+from mediatord.wallet.client import Wallet
+from mediatord.wallet.demo_narration import Failed
+from mediatord.wallet.mediation import Delivered, Problem
+from mediatord.wallet.socket import WalletSocket, connect
+from tests.integration.couriers import TROUBLE, Recipient
+from tests.integration.ledger import ClusterLedger
+from tests.integration.traffic import Post, marker_of
+
+# Between two messages of one wallet.
+_BETWEEN_SECONDS = 0.05
+_ARRIVAL_SECONDS = 25.0
+
+
+class Times(ClusterLedger):
+    """A ledger that also knows how long messages took, and who waits for how many."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__()
+        self._clock = clock
+        self._sent: dict[str, float] = {}
+        self._took: list[float] = []
+        self._waiting: list[tuple[int, Deferred[None]]] = []
+        self._came: set[str] = set()
+
+    def begun(self, marker: str) -> None:
+        """A message is to be sent now."""
+        self.due([marker])
+        self._sent[marker] = self._clock.seconds()
+
+    def delivered(self, wallet: Wallet, batch: Iterable[Delivered]) -> None:
+        batch = list(batch)
+        super().delivered(wallet, batch)
+        for marker in {marker_of(wallet, one) for one in batch} - self._came:
+            self._came.add(marker)
+            self._took.append(self._clock.seconds() - self._sent[marker])
+        ready = [waiter for count, waiter in self._waiting if count <= len(self._came)]
+        self._waiting = [one for one in self._waiting if one[0] > len(self._came)]
+        for waiter in ready:
+            waiter.callback(None)
+
+    async def more(self, count: int) -> None:
+        """
+        Returns when so many more have come.
+
+        :raise Failed: they did not.
+        """
+        waiter: Deferred[None] = Deferred()
+        self._waiting.append((len(self._came) + count, waiter))
+        try:
+            await waiter.addTimeout(_ARRIVAL_SECONDS, self._clock)
+        except DeferredTimeout:
+            raise Failed(f"{count} more messages within {_ARRIVAL_SECONDS:.0f} s") from None
+
+    def taken(self) -> list[float]:
+        """Seconds that the messages since last time took from the first attempt to their arrival."""
+        taken, self._took = self._took, []
+        return taken
+
+
+class Talker(Recipient):
+    """
+    A wallet that gets messages live, and sends some to another one all the time.
+
+    :ivar port: where its socket comes from.
+    """
+
+    def __init__(self, name: str, wallet: Wallet, balancer: int, ledger: Times, reactor: Any) -> None:
+        super().__init__(wallet, [balancer], ledger, reactor)
+        self.name = name
+        self.port = 0
+        self._balancer = balancer
+        self._times = ledger
+        self._clock = reactor
+        self._talking: Deferred[None] | None = None
+
+    async def connect(self, wallet: Wallet) -> WalletSocket:
+        """Through the balancer, wherever that leads."""
+        endpoint = TCP4ClientEndpoint(self._clock, "127.0.0.1", self._balancer)
+        return await connect(self._clock, wallet, endpoint=_Noting(endpoint, self))
+
+    def talk_to(self, other: Talker) -> None:
+        """Begin to send."""
+        self._talking = Deferred.fromCoroutine(self._talk(other))
+
+    async def hush(self) -> None:
+        """Finish the message that is being sent, and send no more."""
+        talking, self._talking = self._talking, None
+        if talking is not None:
+            await talking
+
+    async def _talk(self, other: Talker) -> None:
+        number = 0
+        while self._talking is not None or not number:
+            number += 1
+            marker = f"{self.name}-{number}"
+            self._times.begun(marker)
+            while not await self._sent(other, marker):
+                await deferLater(self._clock, _BETWEEN_SECONDS)
+            await deferLater(self._clock, _BETWEEN_SECONDS)
+
+    async def _sent(self, other: Talker, marker: str) -> bool:
+        post = Post(marker, self._clock.seconds())
+        try:
+            await self.wallet.send(other.wallet.did, marker)
+            post.status = 202
+        except Problem as problem:
+            post.status = problem.status
+        except ConnectError:
+            return False
+        except TROUBLE:
+            pass
+        post.took = self._clock.seconds() - post.begun
+        self._times.posted(post)
+        return post.status == 202
+
+
+@implementer(IStreamClientEndpoint)
+class _Noting:
+    """An endpoint that tells where its connection comes from."""
+
+    def __init__(self, endpoint: Any, talker: Talker) -> None:
+        self._endpoint = endpoint
+        self._talker = talker
+
+    def connect(self, factory: Any) -> Any:
+        return self._endpoint.connect(factory).addCallback(self._note)
+
+    def _note(self, protocol: Any) -> Any:
+        self._talker.port = protocol.transport.getHost().port
+        return protocol
