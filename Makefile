@@ -18,7 +18,7 @@ ifndef MONGOD
 SERVERS := .mongod/.installed
 endif
 
-.PHONY: help run test durability cluster-test cluster-demo demo lint types bench clean
+.PHONY: help run test durability cluster-test cluster-demo demo lint types bench bench-mongodb clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -51,6 +51,10 @@ types: $(VENV)/.installed-test ## check types
 
 bench: $(VENV)/.installed ## measure how much a mediator takes; ARGS="..." for its options
 	@$(BIN)/mediatord bench $(ARGS)
+
+bench-mongodb: $(VENV)/.installed-test $(SERVERS) ## measure MongoDB and several nodes; ARGS="..." likewise
+	@$(BIN)/python -m tests.with_mongod $(BIN)/mediatord bench --mongodb {uri} \
+	  --scenario mongodb --scenario nodes --scenario elsewhere $(ARGS)
 
 clean: ## delete environments and caches; var/dev with its keys stays
 	rm -rf .venv .venv-* .node-* .mongod build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*

@@ -237,8 +237,6 @@ class ReplicaSet:
             "electionTimeoutMillis": int(self._election * 1000),
             "heartbeatIntervalMillis": int(self._election * 250),
             "heartbeatTimeoutSecs": max(1, int(self._election)),
-            # A member that follows one which is frozen would hold up every majority until it notices.
-            "chainingAllowed": False,
         }
         bare: dict[str, Any] = self._driver_options(credentials=False)
         with contextlib.closing(MongoClient(self._address(0), directConnection=True, **bare)) as server:

@@ -88,8 +88,8 @@ class SeveralMembersTests(TestCase):
         with ReplicaSet(3) as servers:
             former = servers.primary()
             servers.freeze(former)
-            servers.client["test"]["things"].insert_one({"_id": 1})
             self.assertNotEqual(servers.primary(), former)
+            servers.client["test"]["things"].insert_one({"_id": 1})
             servers.thaw(former)
             self.assertEqual(servers.client["test"]["things"].count_documents({}), 1)
 
