@@ -13,6 +13,7 @@ from mediatord.errors import RecipientUnknown, StoreUnavailable, TooLarge
 from mediatord.interfaces import StoreRefused
 from mediatord.store.mongo import inspection
 from mediatord.store.mongo import server as server_module
+from mediatord.store.mongo.cursors import aggregating
 from mediatord.store.mongo.requests import LARGEST_DOCUMENT, Request, encoded
 from mediatord.store.mongo.server import Duplicate, Kept, Transaction, inserting, updating
 from tests.mongod import Credentials, ReplicaSet
@@ -204,11 +205,11 @@ class TransactionTests(ServerCase):
         async def work(transaction: Transaction) -> list[Any]:
             await transaction.insert("things", [{"_id": 1}])
             await transaction.update("things", {"q": {"_id": 1}, "u": {"$set": {"a": 1}}})
-            changed = await transaction.find_and_modify("things", {"_id": 1}, {"$inc": {"a": 1}}, new=True)
-            self.assertEqual(changed, {"_id": 1, "a": 2})
+            await transaction.update("things", {"q": {"_id": 1}, "u": {"$inc": {"a": 1}}})
+            self.assertEqual(await transaction.find("things", {"_id": 1}), [{"_id": 1, "a": 2}])
             self.assertEqual(await transaction.delete("things", {"_id": 0}, {"_id": 9}), 1)
             self.assertEqual(self.things(), [0])
-            return await transaction.aggregate("things", [{"$match": {}}])
+            return await transaction.query(aggregating("things", [{"$match": {}}]))
 
         self.assertEqual(await self.server.transact("work", work), [{"_id": 1, "a": 2}])
         self.assertEqual(self.things(), [1])

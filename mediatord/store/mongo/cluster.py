@@ -7,20 +7,18 @@ which hangs on the node's lease: a node with ten thousand sockets renews one doc
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
-from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import ClusterSecretDiffers, IClusterStore, Node, NodeNameTaken, Presence
 from mediatord.store.mongo.cluster_allowances import putting_back, taking, wait
 from mediatord.store.mongo.cluster_ends import end, ended
 from mediatord.store.mongo.cluster_schema import MEETING, NODES, PRESENCE, TURNS
-from mediatord.store.mongo.duplicates import retried
-from mediatord.store.mongo.replies import Duplicate
+from mediatord.store.mongo.duplicates import begin, retried
 from mediatord.store.mongo.requests import Document, Request, deleting, updating
 from mediatord.store.mongo.server import Server
 from mediatord.store.mongo.transaction import Transaction
@@ -40,40 +38,40 @@ class MongoCluster:
         self._own = ""
 
     def join(self, node: Node, lease: float) -> Deferred[None]:
-        return _begin(self._join(node, lease))
+        return begin(self._join(node, lease))
 
     def renew(self, boot: str, lease: float) -> Deferred[bool]:
-        return _begin(self._renew(boot, lease))
+        return begin(self._renew(boot, lease))
 
     def drop(self, boot: str, *, until: float = 0.0) -> Deferred[int]:
-        return _begin(self._drop(boot, until))
+        return begin(self._drop(boot, until))
 
     def nodes(self) -> Deferred[list[Node]]:
-        return _begin(self._nodes())
+        return begin(self._nodes())
 
     def lapsed(self) -> Deferred[list[str]]:
-        return _begin(ended(self._server))
+        return begin(ended(self._server))
 
     def announce(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         records = [{"did": did, "boot": boot} for did in dict.fromkeys(dids)]
         updates = [{"q": record, "u": {"$set": {"boot": boot}}, "upsert": True} for record in records]
-        return _begin(self._write("announce", updating(PRESENCE, updates, ordered=False)))
+        return begin(self._write("announce", updating(PRESENCE, updates, ordered=False)))
 
     def withdraw(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         filters = [{"boot": boot, "did": {"$in": some}} for some in _pieces(dids)]
-        return _begin(self._write("withdraw", deleting(PRESENCE, *filters)))
+        return begin(self._write("withdraw", deleting(PRESENCE, *filters)))
 
     def whereabouts(self, dids: Sequence[str]) -> Deferred[list[Presence]]:
-        return _begin(self._whereabouts(dids))
+        return begin(self._whereabouts(dids))
 
     def hold(self, turn: str, boot: str, lease: float) -> Deferred[bool]:
-        return _begin(self._hold(turn, boot, lease))
+        return begin(self._hold(turn, boot, lease))
 
     def take(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
-        return _begin(self._take(key, amount, limit, period))
+        return begin(self._take(key, amount, limit, period))
 
     def put_back(self, key: bytes, amount: int) -> Deferred[None]:
-        return _begin(self._put_back(key, amount))
+        return begin(self._put_back(key, amount))
 
     async def _join(self, node: Node, lease: float) -> None:
         if not self._own:
@@ -136,17 +134,6 @@ class MongoCluster:
 
     async def _write(self, name: str, requests: Sequence[Request]) -> None:
         await retried(lambda: self._server.write(name, requests))
-
-
-def _begin(work: Coroutine[Any, Any, T]) -> Deferred[T]:
-    return Deferred.fromCoroutine(_answer(work))
-
-
-async def _answer(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        return await work
-    except Duplicate:
-        raise StoreUnavailable() from None
 
 
 def _check(node: Node, others: Sequence[Document]) -> None:

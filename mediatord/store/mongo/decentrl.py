@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -141,23 +141,21 @@ class MongoDecentrl:
 
     def drop_expired_registrations(self) -> Deferred[int]:
         """Forget registrations that nobody can ask for any more, and parties for whom nothing is kept then."""
-        return _begin(decentrl_contracts.drop_expired_registrations(self._server, self._clock.seconds()))
+        return Deferred.fromCoroutine(
+            decentrl_contracts.drop_expired_registrations(self._server, self._clock.seconds())
+        )
 
     def _read(self, name: str, work: Callable[[Reading], Awaitable[T]]) -> Deferred[T]:
         def read(operations: Operations, deadline: float) -> Awaitable[T]:
             return work(Reading(operations, self._server.clock, deadline))
 
-        return _begin(self._server.operate(name, read))
+        return Deferred.fromCoroutine(self._server.operate(name, read))
 
     def _guarded(self, name: str, guard: Guard, command: Command[T]) -> Deferred[T]:
         guarded = Guarded(guard, command, self._clock.seconds(), os.urandom(_TOKEN_BYTES))
-        return _begin(self._turns.carry_out(name, guarded))
+        return Deferred.fromCoroutine(self._turns.carry_out(name, guarded))
 
 
 async def _registered_until(reading: Reading, did: str, now: float) -> float | None:
     until = (await reading.party(did)).registered_until
     return until if until > now else None
-
-
-def _begin(work: Coroutine[Any, Any, T]) -> Deferred[T]:
-    return Deferred.fromCoroutine(work)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
+from twisted.internet.defer import Deferred
+
+from mediatord.errors import StoreUnavailable
 from mediatord.store.mongo.replies import Duplicate
 
 T = TypeVar("T")
@@ -24,3 +27,15 @@ async def retried(transact: Callable[[], Awaitable[T]]) -> T:
         except Duplicate:
             continue
     return await transact()
+
+
+def begin(work: Coroutine[Any, Any, T]) -> Deferred[T]:
+    """Do `work`, for which a duplicate that stays in the way is a failure of the store."""
+    return Deferred.fromCoroutine(_answer(work))
+
+
+async def _answer(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except Duplicate:
+        raise StoreUnavailable() from None

@@ -9,7 +9,7 @@ from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.pulse import feeling
 from mediatord.store.mongo.requests import Request
 
-OLDEST_TESTED, NEWEST_TESTED = (6, 0), (8, 0)
+OLDEST_TESTED = NEWEST_TESTED = (6, 0)
 
 _log = Logger(namespace="mediatord.store")
 

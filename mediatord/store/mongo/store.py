@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, gatherResults
@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.errors import RecipientUnknown, StoreUnavailable, TooLarge
+from mediatord.errors import RecipientUnknown, TooLarge
 from mediatord.interfaces import (
     Account,
     Action,
@@ -35,7 +35,7 @@ from mediatord.store.mongo.cluster import MongoCluster
 from mediatord.store.mongo.collections import COLLECTIONS
 from mediatord.store.mongo.decentrl import MongoDecentrl
 from mediatord.store.mongo.deposits import Depositing
-from mediatord.store.mongo.duplicates import retried
+from mediatord.store.mongo.duplicates import begin, retried
 from mediatord.store.mongo.gathering import Gathering
 from mediatord.store.mongo.marks import Pushed, delivered_by, mark_delivered, mark_pending, release_delivered
 from mediatord.store.mongo.names import NameBook
@@ -45,7 +45,6 @@ from mediatord.store.mongo.ownership import Ownership
 from mediatord.store.mongo.queue_finder import QueueFinder
 from mediatord.store.mongo.queues import Queues, TakingDue
 from mediatord.store.mongo.removals import Removal, Removing
-from mediatord.store.mongo.replies import Duplicate
 from mediatord.store.mongo.rows import Order
 from mediatord.store.mongo.schema import Migration, Schema
 from mediatord.store.mongo.server import Server
@@ -102,14 +101,14 @@ class MongoStore:
         self.cluster: IClusterStore = MongoCluster(server)
 
     def open(self) -> Deferred[None]:
-        return _begin(self._open())
+        return begin(self._open())
 
     def close(self) -> Deferred[None]:
-        return _begin(self._close())
+        return begin(self._close())
 
     def ping(self) -> Deferred[None]:
         """A write that a majority has on disk."""
-        return _begin(self._server.beat("ping"))
+        return begin(self._server.beat("ping"))
 
     def deposit(
         self,
@@ -169,28 +168,28 @@ class MongoStore:
         return self._gathering.submit("acknowledge", self._removing, removal, keys, removal.size)
 
     def expire(self, limit: int) -> Deferred[list[Removed]]:
-        return _begin(self._removing.expire(self._server, self._clock.seconds(), limit))
+        return begin(self._removing.expire(self._server, self._clock.seconds(), limit))
 
     def next_due(self) -> Deferred[float | None]:
-        return _begin(queues.next_due(self._server, self._clock.seconds()))
+        return begin(queues.next_due(self._server, self._clock.seconds()))
 
     def take_due(self, limit: int) -> Deferred[list[StoredMessage]]:
         now = self._clock.seconds()
         taking = TakingDue(self._queues, now, limit)
-        return _begin(retried(lambda: self._server.transact("take_due", taking, undo=taking.undo)))
+        return begin(retried(lambda: self._server.transact("take_due", taking, undo=taking.undo)))
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
-        return _begin(sizes.queue_sizes(self._server, top))
+        return begin(sizes.queue_sizes(self._server, top))
 
     def account(self, did: str) -> Deferred[Account | None]:
-        return _begin(accounts.account(self._server, did))
+        return begin(accounts.account(self._server, did))
 
     def grant(self, did: str) -> Deferred[Account]:
         now = self._clock.seconds()
         return self._transact("grant", lambda t: accounts.grant(t, did, now))
 
     def mark_draft03(self, did: str) -> Deferred[None]:
-        return _begin(accounts.mark_draft03(self._server, did))
+        return begin(accounts.mark_draft03(self._server, did))
 
     def owner(self, recipient_did: str) -> Deferred[str | None]:
         """Answered from memory if it was asked lately."""
@@ -210,20 +209,20 @@ class MongoStore:
         return self._transact("move", lambda t: accounts.move(t, prior, new)).addBoth(self._clear_owners)
 
     def remember_did(self, short: str, long: str) -> Deferred[None]:
-        return _begin(accounts.remember_did(self._server, short, long))
+        return begin(accounts.remember_did(self._server, short, long))
 
     def recall_did(self, short: str) -> Deferred[str | None]:
-        return _begin(accounts.recall_did(self._server, short))
+        return begin(accounts.recall_did(self._server, short))
 
     def claim(self, key: bytes, until: float) -> Deferred[bool]:
         return self._claims.submit("claim", self._claiming, Claim(key, until, self._clock.seconds()), [key])
 
     def release(self, key: bytes) -> Deferred[None]:
-        return _begin(self._releases.release(key))
+        return begin(self._releases.release(key))
 
     def prune(self) -> Deferred[int]:
         """Registrations that have expired go as well."""
-        return _begin(self._prune(self._clock.seconds()))
+        return begin(self._prune(self._clock.seconds()))
 
     async def _open(self) -> None:
         await self._server.open(lambda operations: self._schema.prepare(operations, self._server.clock))
@@ -246,10 +245,10 @@ class MongoStore:
         return pruned
 
     def _transact(self, name: str, work: Work[T]) -> Deferred[T]:
-        return _begin(retried(lambda: self._server.transact(name, work)))
+        return begin(retried(lambda: self._server.transact(name, work)))
 
     def _read(self, name: str, work: Work[T]) -> Deferred[T]:
-        return _begin(self._server.transact(name, work, reading=True))
+        return begin(self._server.transact(name, work, reading=True))
 
     def _limited(self, name: str, limit: int, work: Work[list[T]]) -> Deferred[list[T]]:
         """For nothing at all, only whether anybody could be asked."""
@@ -275,14 +274,3 @@ def _for_any(limit: int, work: Work[list[T]]) -> Work[list[T]]:
 
 async def _nothing(_: object) -> list[Any]:
     return []
-
-
-def _begin(work: Coroutine[Any, Any, T]) -> Deferred[T]:
-    return Deferred.fromCoroutine(_answer(work))
-
-
-async def _answer(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        return await work
-    except Duplicate:
-        raise StoreUnavailable() from None

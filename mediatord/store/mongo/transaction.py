@@ -8,10 +8,10 @@ from random import uniform
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
-from mediatord.store.mongo.cursors import aggregating, collect, finding
+from mediatord.store.mongo.cursors import collect, finding
 from mediatord.store.mongo.link import Lane
 from mediatord.store.mongo.replies import Refused, Unreachable, check
-from mediatord.store.mongo.requests import Document, Request, deleting, inserting, modifying, updating
+from mediatord.store.mongo.requests import Document, Request, deleting, inserting, updating
 from mediatord.store.mongo.sessions import Session
 
 # Seconds that something that may succeed in a moment is given for it.
@@ -70,9 +70,6 @@ class Transaction:
         request = finding(collection, filter, sort=sort, limit=limit, skip=skip, projection=projection, hint=hint)
         return await self.query(request)
 
-    async def aggregate(self, collection: str, pipeline: Sequence[Document]) -> list[Document]:
-        return await self.query(aggregating(collection, pipeline))
-
     async def query(self, question: Request) -> list[Document]:
         """What one of `finding` and `aggregating` finds."""
         (found,) = await self.ask(question)
@@ -103,24 +100,6 @@ class Transaction:
     async def delete(self, collection: str, *filters: Document) -> int:
         """Delete all that match one of the filters; how many those were."""
         return sum(reply["n"] for reply in await self._write(deleting(collection, *filters)))
-
-    async def find_and_modify(
-        self,
-        collection: str,
-        filter: Document,
-        change: Document | Sequence[Document] | None,
-        *,
-        upsert: bool = False,
-        new: bool = False,
-        sort: Document | None = None,
-        projection: Document | None = None,
-    ) -> Document | None:
-        """Change one document, or remove it if `change` is None; what it was, or is now if `new`."""
-        (reply,) = await self._write(
-            [modifying(collection, filter, change, upsert=upsert, new=new, sort=sort, projection=projection)]
-        )
-        found: Document | None = reply["value"]
-        return found
 
     def later(self, requests: Iterable[Request]) -> None:
         """Write this at the very end, in this order; see `inserting`, `updating` and `deleting`."""
