@@ -15,10 +15,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 _BETWEEN_LOOKS_SECONDS = 0.05
+
+# Below those that Linux gives to connections.
+_FIRST_PORT, _PORTS_END = 10_000, 32_768
+_BLOCK_PORTS = 64
 
 
 class DaemonFailed(Exception):
@@ -135,16 +140,42 @@ def free_port() -> int:
     """
     A TCP port of the loopback interface that nobody listens on at the moment.
 
-    None of those that the system gives to connections, one of which could have it before the daemon does.
+    None of those that the system gives to connections, one of which could have it before the daemon does, and none
+    that this function gives again, here or in another process, while this one lives.
 
     :raise DaemonFailed: no such port was found.
     """
-    for _ in range(100):
-        port = random.randrange(10_000, 32_768)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+    with _choosing:
+        for port in _ports:
+            if _is_free(port):
+                return port
     raise DaemonFailed("no port is free")
+
+
+def _own_ports() -> Iterator[int]:
+    """Ports by blocks. Whoever has the first of a block bound, which nobody is given, has the others as well."""
+    firsts = list(range(_FIRST_PORT, _PORTS_END - _BLOCK_PORTS, _BLOCK_PORTS))
+    random.Random().shuffle(firsts)
+    for first in firsts:
+        mark = socket.socket()
+        try:
+            mark.bind(("127.0.0.1", first))
+        except OSError:
+            mark.close()
+            continue
+        _marks.append(mark)
+        yield from range(first + 1, first + _BLOCK_PORTS)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+_choosing = Lock()
+_marks: list[socket.socket] = []
+_ports = _own_ports()
