@@ -16,6 +16,7 @@ from twisted.python import usage
 
 from mediatord.config import Config, ConfigError, load
 from mediatord.service import OrderedService, StartupError
+from mediatord.steady import keep_steady
 from mediatord.wiring import build
 
 
@@ -128,6 +129,7 @@ def makeService(options: Options) -> IService:
     """The daemon, for `twistd`."""
     from twisted.internet import reactor  # noqa: TID251  the one place that names it
 
+    keep_steady(reactor)
     root = Root(reactor, _say)
     root.run(options.settings, build)
     # twistd has no way to end with another status than 0 once the reactor has run.

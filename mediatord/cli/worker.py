@@ -13,6 +13,7 @@ from twisted.logger import globalLogBeginner
 
 from mediatord.config import Config
 from mediatord.service import StartupError
+from mediatord.steady import keep_steady
 from mediatord.tap import Root
 from mediatord.wiring import build
 from mediatord.workers import Brief, Worker
@@ -34,6 +35,7 @@ def serve() -> int:
         raise StartupError("a worker is begun by its supervisor, which is what mediatord run starts") from None
     from twisted.internet import reactor  # noqa: TID251  this is the program
 
+    keep_steady(reactor)
     return _serve(reactor, brief)
 
 

@@ -1,0 +1,129 @@
+"""Daemons whose clock is set while they run."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from mediatord.wallet.client import Wallet
+from mediatord.wallet.socket import connect
+from tests.integration.daemon import Daemon
+from tests.integration.test_workers import LOOK_SECONDS, workers_of
+from tests.integration.traffic import PATIENCE_SECONDS, enrolled, letters, marker_of
+from tests.service_manager import ServiceManager
+from tests.wrong_clock import ClockedDaemon, WrongClock
+
+reactor: Any = _reactor
+
+STEP = 120.0
+WATCHDOG_SECONDS = 2
+# Of a worker's lease, once the clock was set.
+RENEWALS = 1
+
+
+class ClockTestCase(TestCase):
+    def setUp(self) -> None:
+        self.clock = WrongClock()
+        self.addCleanup(self.clock.remove)
+
+    async def a_daemon(self, settings: dict[str, Any] | None = None, **variables: str) -> Daemon:
+        """It runs and goes by the clock."""
+        daemon = ClockedDaemon(self.clock, settings, variables)
+        self.addCleanup(daemon.clean)
+        await deferToThread(daemon.start)
+        return daemon
+
+    async def set(self, daemon: Daemon, ahead: float, processes: int = 1) -> None:
+        """Set the clock; returns when they all go by it."""
+        said = len(daemon.output())
+        self.clock.set(ahead)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while daemon.output()[said:].count("the clock of this host was set") < processes:
+            assert time.monotonic() < deadline, daemon.output()
+            await deferToThread(time.sleep, LOOK_SECONDS)
+
+    async def leave(self, bob: Wallet, text: str) -> str:
+        """Somebody leaves a letter for Bob; its marker."""
+        (letter,) = letters(bob, text, 1)
+        self.assertEqual((await bob.post(letter.body)).status, 202)
+        return letter.marker
+
+
+class WorkersTests(ClockTestCase):
+    """Two of them, in whose log every process has its line."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, directory)
+        self.manager = ServiceManager(directory, PATIENCE_SECONDS)
+
+    def await_watchdog(self) -> None:
+        """The supervisor goes on as well. What it said before is not counted."""
+        while not self.manager.silent():
+            pass
+        for _ in range(2):
+            self.assertEqual(self.manager.next(), "WATCHDOG=1")
+
+    def await_renewals(self, daemon: Daemon, ahead: float) -> None:
+        """Every worker renews its lease, by this clock."""
+        seen: dict[str, set[float]] = {}
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        path = daemon.directory / "mediator.sqlite3"
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            while len(seen) < 2 or any(len(times) <= RENEWALS for times in seen.values()):
+                assert time.monotonic() < deadline, daemon.output()
+                for boot, until in connection.execute("SELECT boot, until FROM node"):
+                    if abs(until - time.time() - ahead) < STEP / 2:  # noqa: TID251  the true one
+                        seen.setdefault(boot, set()).add(until)
+                time.sleep(LOOK_SECONDS)
+
+    async def test_set_back_and_forward(self) -> None:
+        """Nobody stands still or is killed, leases are renewed, and what comes is pushed at once."""
+        with self.manager:
+            daemon = await self.a_daemon(
+                {"workers": 2, "node": "n"},
+                NOTIFY_SOCKET=self.manager.address,
+                WATCHDOG_USEC=str(WATCHDOG_SECONDS * 1_000_000),
+            )
+            workers = workers_of(daemon.pid)
+            bob = await enrolled(daemon, reactor)
+            for ahead in (-STEP, 0.0):
+                await self.set(daemon, ahead, processes=3)
+                await deferToThread(self.await_watchdog)
+                await deferToThread(self.await_renewals, daemon, ahead)
+                socket = await connect(reactor, bob)
+                await socket.live()
+                for number in range(2):
+                    marker = await self.leave(bob, f"{ahead:.0f}-{number}")
+                    pushed = await socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
+                    self.assertEqual(marker_of(bob, pushed), marker)
+                    await socket.acknowledge([pushed])
+                await socket.close()
+            self.assertEqual(workers_of(daemon.pid), workers)
+            await deferToThread(daemon.stop)
+        self.assertNotIn("Traceback", daemon.output())
+
+
+class WaitingTests(ClockTestCase):
+    async def test_put_right(self) -> None:
+        """What was accepted by a wrong clock waits on, whichever way that was wrong."""
+        for ahead in (-STEP, STEP):
+            self.clock.set(ahead)
+            daemon = await self.a_daemon()
+            bob = await enrolled(daemon, reactor)
+            marker = await self.leave(bob, "early")
+            await self.set(daemon, 0.0)
+            self.assertEqual((await bob.status()).message_count, 1)
+            (waiting,) = await bob.fetch()
+            self.assertEqual(marker_of(bob, waiting), marker)
+            await deferToThread(daemon.stop)
