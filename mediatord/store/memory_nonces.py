@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from mediatord.interfaces import KEPT_BEYOND
 from mediatord.store.deadlines import Deadlines
 
 
@@ -36,7 +37,7 @@ class Nonces:
 
     def prune(self, now: float) -> int:
         pruned = 0
-        while (key := self._deadlines.take(now)) is not None:
+        while (key := self._deadlines.take(now - KEPT_BEYOND)) is not None:
             del self._claims[key]
             pruned += 1
         return pruned

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
 
+from mediatord.interfaces import KEPT_BEYOND
 from mediatord.store.group_commit import Outcome, Work
 from mediatord.store.sql_rows import insert_rows
 
@@ -58,7 +59,7 @@ def release(connection: Connection, key: bytes) -> None:
 
 def prune(connection: Connection, now: float, after: int) -> tuple[int, int | None]:
     """
-    Forget those that are over among the next few thousand.
+    Forget those that have been over for long enough among the next few thousand.
 
     :param after: place to begin behind.
     :return: how many those were, and the last place that was looked at; None when it was the last of all.
@@ -68,8 +69,9 @@ def prune(connection: Connection, now: float, after: int) -> tuple[int, int | No
     ).fetchone()
     last = None if row is None else row[0]
     within = "place > ?" if last is None else "place > ? AND place <= ?"
+    over = now - KEPT_BEYOND
     places = (after,) if last is None else (after, last)
-    gone = connection.execute(f"DELETE FROM nonce WHERE {within} AND until <= ?", (*places, now)).rowcount
+    gone = connection.execute(f"DELETE FROM nonce WHERE {within} AND until <= ?", (*places, over)).rowcount
     connection.execute(_COUNT, (-gone,))
     return gone, last
 

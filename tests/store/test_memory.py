@@ -88,6 +88,9 @@ class MemoryDecentrlArrivalTests(MakesMemory, contract.DecentrlArrivalContract, 
 class MemoryClusterTests(MakesMemory, contract.ClusterContract, TestCase): ...
 
 
+class MemoryClusterIdentityTests(MakesMemory, contract.ClusterIdentityContract, TestCase): ...
+
+
 class MemoryClusterTurnTests(MakesMemory, contract.ClusterTurnContract, TestCase): ...
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import TestCase
 
 from mediatord.errors import DuplicateNonce, MediatorError
+from mediatord.interfaces import KEPT_BEYOND
 from mediatord.interfaces.decentrl import (
     Caps,
     ContractFilter,
@@ -202,17 +203,18 @@ class NonceTests(TestCase):
         await store.open()
         self.addCleanup(store.close)
         claims = [
-            sql_nonces.Claim(b"%d" % number, NOON + (20 if number % 5 == 0 else 10), NOON) for number in range(11_000)
+            sql_nonces.Claim(b"%d" % number, NOON + (200 if number % 5 == 0 else 10), NOON)
+            for number in range(11_000)
         ]
         with closing(connect(path)) as connection:
             self.assertEqual(sql_nonces.claim_all(connection, claims, 11_000), [True] * 11_000)
         self.assertEqual(await store.prune(), 0)
-        clock.advance(10)
+        clock.advance(10 + KEPT_BEYOND)
         observed.clear()
         self.assertEqual(await store.prune(), 8_800)
         self.assertGreaterEqual(observed.count("commit"), 3)
-        self.assertFalse(await store.claim(b"5", NOON + 99))
-        self.assertTrue(await store.claim(b"6", NOON + 99))
+        self.assertFalse(await store.claim(b"5", NOON + 999))
+        self.assertTrue(await store.claim(b"6", NOON + 999))
         with closing(connect(path)) as connection:
             self.assertEqual(miscounted(connection), [])
             self.assertEqual(connection.execute("SELECT count(*) FROM nonce").fetchone(), (2_201,))

@@ -10,6 +10,7 @@ from itertools import islice
 from bson import Timestamp
 
 from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import KEPT_BEYOND
 from mediatord.store.mongo.collections import NONCES
 from mediatord.store.mongo.cursors import aggregating, finding
 from mediatord.store.mongo.duplicates import retried
@@ -148,10 +149,10 @@ class Nonces:
             self._server.failed("trim", error)
 
     async def prune(self, now: float) -> int:
-        """Forget those that are over; how many those were."""
+        """Forget those that have been over for long enough; how many those were."""
         pruned = 0
         while True:
-            over = {"until": {"$lte": now}}
+            over = {"until": {"$lte": now - KEPT_BEYOND}}
             found = await self._server.find("prune", NONCES, over, limit=_AT_A_TIME, projection={"_id": 1})
             if not found:
                 return pruned

@@ -16,6 +16,7 @@ from mediatord.errors import (
     StoreUnavailable,
     UnauthorizedCommand,
 )
+from mediatord.interfaces import KEPT_BEYOND
 from mediatord.interfaces.decentrl import Caps, Guard, PendingEvent
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.decentrl_base import (
@@ -73,6 +74,8 @@ class DecentrlGuardContract(DecentrlContract):
         self.clock.advance(9)
         await self.refused(DuplicateNonce, self.decentrl.admit, guard)
         self.clock.advance(1)
+        await self.decentrl.admit(guard)
+        self.clock.advance(KEPT_BEYOND)
         self.assertEqual(await self.store.prune(), 1)
         await self.decentrl.admit(guard)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.defer import gatherResults
 
+from mediatord.interfaces import CLOCKS_APART, KEPT_BEYOND
 from tests.store.builders import NOON
 from tests.store.contract.base import StoreContract
 
@@ -43,11 +44,21 @@ class NonceContract(StoreContract):
         """What may be forgotten is forgotten and counted; the rest stays."""
         await self.claims(b"a", b"b", ttl=10)
         await self.claims(b"c", ttl=20)
+        self.clock.advance(9 + KEPT_BEYOND)
         self.assertEqual(await self.store.prune(), 0)
-        self.clock.advance(10)
+        self.clock.advance(1)
         self.assertEqual(await self.store.prune(), 2)
         self.assertEqual(await self.store.prune(), 0)
+        self.clock.advance(-KEPT_BEYOND)
         self.assertEqual(await self.claims(b"c", b"a"), [False, True])
+
+    async def test_pruned_by_another_clock(self) -> None:
+        """What is pruned by a clock that is ahead, and asked for by one that is behind, is not new too early."""
+        await self.claims(b"a", ttl=300)
+        self.clock.advance(299 + 2 * CLOCKS_APART)
+        self.assertEqual(await self.store.prune(), 0)
+        self.clock.advance(-2 * CLOCKS_APART)
+        self.assertEqual(await self.claims(b"a"), [False])
 
     async def test_bounded(self) -> None:
         """No more than so many are kept; the one that came first goes first, whenever it would end."""
@@ -60,10 +71,10 @@ class NonceContract(StoreContract):
 
     async def test_released_and_pruned_make_room(self) -> None:
         """What is not there any more takes no room."""
-        await self.claims(b"1", b"2", b"3")
+        await self.claims(b"1", b"2", b"3", ttl=1000)
         await self.claims(b"4", b"5", ttl=5)
         await self.store.release(b"3")
-        self.clock.advance(5)
+        self.clock.advance(5 + KEPT_BEYOND)
         self.assertEqual(await self.store.prune(), 2)
         await self.claims(b"6", b"7", b"8")
         self.assertEqual(await self.claims(b"1", b"2", b"6", b"7", b"8"), [False] * 5)
