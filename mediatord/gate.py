@@ -7,18 +7,21 @@ from typing import TypeVar
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorTime
 
+from mediatord.deadline import one_request
 from mediatord.errors import ShuttingDown
 
 T = TypeVar("T")
 
 
 class Gate(Service):
-    """Counts the work that is under way."""
+    """Counts the work that is under way, each of it one request."""
 
     name = "gate"
 
-    def __init__(self) -> None:
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
         self._inside = 0
         self._open = False
         self._waiting: list[Deferred[None]] | None = None
@@ -54,7 +57,8 @@ class Gate(Service):
             raise ShuttingDown
         self._inside += 1
         try:
-            return await work()
+            with one_request(self._clock):
+                return await work()
         finally:
             self._inside -= 1
             if self._emptied is not None and self._inside == 0:

@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from mediatord.addresses import Network
+from mediatord.deadline import not_counted
 from mediatord.errors import RateLimited, SenderUnresolvable
 from mediatord.faults import without_text
 from mediatord.interfaces import IResolver
@@ -122,8 +123,12 @@ class WebDIDs:
             location = self._location(did)
             await self._admit(peer)
             if did not in self._waiting:
-                return await self._begin(did, location)
-        return await self._join(self._waiting[did])
+                return await self._until_there(self._begin(did, location))
+        return await self._until_there(self._join(self._waiting[did]))
+
+    async def _until_there(self, answer: Deferred[DIDDocument | None]) -> DIDDocument | None:
+        with not_counted(self._clock):
+            return await answer
 
     def _begin(self, did: str, location: WebLocation) -> Deferred[DIDDocument | None]:
         self._refuse_if_busy()

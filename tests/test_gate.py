@@ -1,6 +1,7 @@
 """Draining: no new work, and an end when the old is done."""
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import ShuttingDown
@@ -9,7 +10,7 @@ from mediatord.gate import Gate
 
 class GateTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.gate = Gate()
+        self.gate = Gate(Clock())
 
     def begin(self, work: Deferred[int]) -> Deferred[int]:
         async def wait() -> int:

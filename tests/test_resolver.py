@@ -10,6 +10,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
+from mediatord.deadline import PATIENCE, one_request, time_left
 from mediatord.errors import RateLimited, SenderUnresolvable, SenderUnsupported, StoreUnavailable
 from mediatord.interfaces import IResolver
 from mediatord.outbound import OutboundFailed, OutboundRefused, Response
@@ -227,6 +228,24 @@ class WebTests(ResolverTestCase):
         self.web.answer(a_response())
         self.assertIs(self.successResultOf(second), self.successResultOf(third))
         self.assertEqual(len(self.web.requests), 1)
+
+    def test_takes_no_time_of_the_store(self) -> None:
+        """However long a fetch takes, all requests that wait for it may ask the store for as long as before."""
+        left: list[float] = []
+
+        async def request() -> None:
+            with one_request(self.clock):
+                await self.resolver.resolve(WEB)
+                left.append(time_left(self.clock))
+
+        first = Deferred.fromCoroutine(request())
+        self.clock.advance(4.0)
+        second = Deferred.fromCoroutine(request())
+        self.clock.advance(0.5)
+        self.web.answer(a_response())
+        for one in (first, second):
+            self.successResultOf(one)
+        self.assertEqual(left, [PATIENCE, PATIENCE])
 
     def test_concurrent_charges_share_a_fetch(self) -> None:
         """While it is found out whether they may, others may begin, or be as many as are possible at a time."""

@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mediatord.deadline import on_its_own
 from mediatord.errors import StoreUnavailable
 from mediatord.faults import without_text
 from mediatord.interfaces import IClusterStore
@@ -92,7 +93,8 @@ class Allowances:
     def put_back(self, key: bytes, amount: int) -> None:
         """In the background, and if that fails, not at all."""
         if not self.resting():
-            self._store.put_back(key, amount).addErrback(self._not_put_back)
+            with on_its_own():
+                self._store.put_back(key, amount).addErrback(self._not_put_back)
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, (StoreUnavailable, Unanswered)):

@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mediatord.admission.allowances import Allowances, Unanswered
+from mediatord.deadline import on_its_own, time_left
 from mediatord.faults import without_text
 from mediatord.protocol.limits import Lot, short_key
 
@@ -129,6 +130,8 @@ class Share:
             return wait or self._alone(who, 0)
         answer: Deferred[float] = Deferred()
         line.waiting.append((cost, answer))
+        # One who has no more time decides without an answer, like one who gets none.
+        answer.addTimeout(time_left(self._clock), self._clock, lambda *_: self._alone(who, 0))
         self._begin_to_ask(who, line)
         return await answer
 
@@ -179,7 +182,8 @@ class Share:
     def _begin_to_ask(self, who: str, line: _Line) -> None:
         if not line.asking:
             line.asking = True
-            Deferred.fromCoroutine(self._ask(who, line))
+            with on_its_own():
+                Deferred.fromCoroutine(self._ask(who, line))
 
     async def _ask(self, who: str, line: _Line) -> None:
         """Ask for everybody who waits, until nobody does."""

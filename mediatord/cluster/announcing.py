@@ -8,6 +8,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from mediatord.deadline import time_left
 from mediatord.errors import StoreUnavailable
 from mediatord.faults import without_text
 from mediatord.interfaces import IClusterStore
@@ -17,8 +18,6 @@ _log = Logger()
 CHUNK = 500
 # Seconds until the store is told again what it did not take.
 RETRY = 1.0
-# Who wants to know whether others know waits so many seconds for that.
-PATIENCE = 2.5
 
 
 class Announcer:
@@ -59,7 +58,7 @@ class Announcer:
             return fail(StoreUnavailable())
         known: Deferred[None] = Deferred()
         self._waiting.setdefault(did, []).append(known)
-        known.addTimeout(PATIENCE, self._clock, lambda _, __: fail(StoreUnavailable()))
+        known.addTimeout(time_left(self._clock), self._clock, lambda _, __: fail(StoreUnavailable()))
         self._change(did)
         return known
 

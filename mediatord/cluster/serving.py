@@ -9,6 +9,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mediatord.cluster.sealing import NotSealed, Sealing
+from mediatord.deadline import one_request
 from mediatord.errors import StoreUnavailable
 from mediatord.faults import Rarely, without_text
 
@@ -51,6 +52,7 @@ class Serving:
         uses: Mapping[str, Use],
         refused: Callable[[str], None],
     ) -> None:
+        self._clock = clock
         self._boot = boot
         self._sealing = sealing
         self._uses = uses
@@ -90,7 +92,8 @@ class Serving:
             return _BUSY, b"{}"
         self._inside += 1
         try:
-            return _OK, await use(body)
+            with one_request(self._clock):
+                return _OK, await use(body)
         except ValueError:
             return _BAD, b"{}"
         except StoreUnavailable:

@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from mediatord.deadline import on_its_own
 from mediatord.didcomm.wrapping import Unwrappable, Wrapping
 from mediatord.errors import MediatorError
 from mediatord.faults import without_text
@@ -187,7 +188,8 @@ class EndpointDelivery:
         self._begin(self._reply(document, body, peer))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        begun: Deferred[None] = Deferred.fromCoroutine(work)
+        with on_its_own():
+            begun: Deferred[None] = Deferred.fromCoroutine(work)
         self._under_way.add(begun)
         begun.addErrback(lambda failure: failure.trap(CancelledError))
         begun.addErrback(lambda failure: _log.failure("delivery to an endpoint failed", without_text(failure)))

@@ -13,6 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from mediatord.deadline import on_its_own
 from mediatord.didcomm.exchange import Correspondent
 from mediatord.didcomm.packing import Packing
 from mediatord.errors import StoreUnavailable
@@ -153,7 +154,8 @@ class Live:
             self._by_session.setdefault(session, set()).add(message.id)
             self._journal.pushed(message, session.name, "live")
         self._remember(message.id)
-        _watch(self._store.mark_delivered([message.id], node=self._settings.node))
+        with on_its_own():
+            _watch(self._store.mark_delivered([message.id], node=self._settings.node))
         return True
 
     def was_live(self, removed: Removed, settled: Collection[str]) -> bool:

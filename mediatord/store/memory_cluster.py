@@ -9,7 +9,14 @@ from typing import Protocol, TypeVar
 from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
-from mediatord.interfaces import ClusterSecretDiffers, IClusterStore, Node, NodeNameTaken, Presence
+from mediatord.interfaces import (
+    ClusterIdentityDiffers,
+    ClusterSecretDiffers,
+    IClusterStore,
+    Node,
+    NodeNameTaken,
+    Presence,
+)
 from mediatord.store.memory_allowances import Allowances
 from mediatord.store.memory_messages import Messages
 
@@ -47,11 +54,14 @@ class ClusterContents:
     def join(self, node: Node, until: float, now: float) -> None:
         """
         :raise ClusterSecretDiffers: another live node has another seal.
+        :raise ClusterIdentityDiffers: another live node has another identity.
         :raise NodeNameTaken: another boot of the same name is live.
         """
         others = [other for other in self.nodes(now) if other.boot != node.boot]
         if any(other.seal != node.seal for other in others):
             raise ClusterSecretDiffers()
+        if node.identity and any(other.identity not in (node.identity, b"") for other in others):
+            raise ClusterIdentityDiffers()
         for other in others:
             if other.name == node.name:
                 raise NodeNameTaken(other, self._leases[other.boot].until)

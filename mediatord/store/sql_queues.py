@@ -16,6 +16,7 @@ from typing import Any
 from mediatord.interfaces import QueueStatus, StoredMessage
 from mediatord.store.sql_accounts import account_id
 from mediatord.store.sql_rows import VALUES_AT_A_TIME, marks_clause, pieces
+from mediatord.store.texts import is_storable
 
 # CROSS JOIN, because the order of the tables is never to be chosen otherwise.
 _MESSAGE = """
@@ -160,6 +161,8 @@ def queue_sizes(connection: Connection, top: int) -> tuple[list[tuple[str, int]]
 
 
 def _scope(connection: Connection, account: str, recipient_did: str | None, now: float) -> _Scope | None:
+    if not is_storable(account) or not is_storable(recipient_did or ""):
+        return None
     account_number = account_id(connection, account)
     if account_number is None:
         return None

@@ -44,6 +44,7 @@ from mediatord.store.owners import CAPACITY, Owners
 from mediatord.store.sqlite_cluster import SQLiteCluster
 from mediatord.store.sqlite_decentrl import SQLiteDecentrl, slice_bytes
 from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
+from mediatord.store.texts import storable
 
 T = TypeVar("T")
 
@@ -132,7 +133,7 @@ class SQLiteStore:
         return self._read("status", lambda c: sql_queues.status(c, account, recipient_did, now))
 
     def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
-        wanted, now = tuple(ids), self._clock.seconds()
+        wanted, now = storable(ids), self._clock.seconds()
         return self._read("find", lambda c: sql_arrivals.find(c, wanted, now), slice_bytes(len(wanted)))
 
     def arrived(self, accounts: Sequence[str], window: Window, *, limit: int) -> Deferred[list[Arrival]]:
@@ -140,19 +141,19 @@ class SQLiteStore:
         return self._read("arrived", lambda c: sql_arrivals.arrived(c, dids, window, limit))
 
     def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
-        delivered = tuple(ids)
+        delivered = storable(ids)
         return self._write("mark_delivered", lambda c: sql_messages.mark_delivered(c, delivered, node))
 
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
-        pending = tuple(ids)
+        pending = storable(ids)
         return self._write("mark_pending", lambda c: sql_messages.mark_pending(c, pending))
 
     def remove(self, ids: Sequence[str]) -> Deferred[list[Removed]]:
-        gone = tuple(ids)
+        gone = storable(ids)
         return self._write("remove", lambda c: sql_messages.remove(c, gone))
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
-        received = tuple(ids)
+        received = storable(ids)
         return self._write("acknowledge", lambda c: sql_messages.acknowledge(c, account, received))
 
     def expire(self, limit: int) -> Deferred[list[Removed]]:

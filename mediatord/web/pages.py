@@ -1,8 +1,9 @@
-"""What is the same for everybody: DIDs, documents and the invitation, rendered once (contract section 3)."""
+"""What is the same for everybody: DIDs, documents and the invitation, rendered once at most (contract section 3)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from twisted.web.server import Request
@@ -26,13 +27,18 @@ class Pages:
     """
 
     def __init__(self, did: str, web_document: Mapping[str, Any], public_url: str) -> None:
-        page = invitation_page(public_url, did)
+        self._invited = (public_url, did)
         self._did = Answer(200, did.encode("ascii"), TEXT)
         self._document = Answer(200, jsontext.dumps(dict(web_document)), JSON)
         self._openapi = Answer(200, OPENAPI, JSON)
         self._url = Answer(200, invitation_url(public_url, did).encode("ascii"), TEXT)
         self._json = Answer(200, jsontext.dumps(invitation(did)), JSON, _VARIES)
-        self._html = Answer(
+
+    @cached_property
+    def _html(self) -> Answer:
+        """Made when somebody asks for it: its QR code takes longer than all else that is done at the start."""
+        page = invitation_page(*self._invited)
+        return Answer(
             200,
             page.body,
             HTML,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes
@@ -46,6 +47,7 @@ class Front:
     :param command: takes a Decentrl command and who pays for it, gives the reply; raises ShuttingDown.
     :param public: reads a public channel: DID as in the path, arguments of the query, who pays; raises ShuttingDown.
     :param ping_store: really asks the store; raises StoreUnavailable.
+    :param trouble: why nobody should be sent here even so, in a few words; empty if there is nothing.
     :param queue_sizes: refreshes the queue gauge before a scrape.
     :param figures: the metrics, rendered; raises TimeoutError.
     :param turned_away: told of a request that was refused unread: whose form the refusal has, and the address.
@@ -57,6 +59,7 @@ class Front:
     command: Command
     public: Callable[[str, Mapping[bytes, Sequence[bytes]], str], Awaitable[DecentrlReply]]
     ping_store: Callable[[], Awaitable[None]]
+    trouble: Callable[[], str]
     queue_sizes: Callable[[], Awaitable[None]]
     figures: Callable[[], Awaitable[bytes]]
     pages: Pages
@@ -259,7 +262,7 @@ class Page(Leaf):
 
 
 class Health(Leaf):
-    """`/health`: whether the store answers."""
+    """`/health`: whether the store answers, and nothing else is in the way."""
 
     def get(self, request: Request) -> int | bytes:
         """200, or 503 with what is wrong."""
@@ -269,12 +272,16 @@ class Health(Leaf):
                 await self._front.ping_store()
             except (StoreUnavailable, ShuttingDown) as error:
                 self._front.metrics.storage_up(False)
-                detail = "store unavailable" if isinstance(error, StoreUnavailable) else "stopping"
-                return Answer(503, jsontext.dumps({"status": "error", "detail": detail}), JSON, retry(5))
+                return _unwell("store unavailable" if isinstance(error, StoreUnavailable) else "stopping")
             self._front.metrics.storage_up(True)
-            return Answer(200, b'{"status":"ok"}', JSON)
+            trouble = self._front.trouble()
+            return _unwell(trouble) if trouble else Answer(200, b'{"status":"ok"}', JSON)
 
         return self.later(request, asked(), "didcomm")
+
+
+def _unwell(detail: str) -> Answer:
+    return Answer(503, jsontext.dumps({"status": "error", "detail": detail}), JSON, retry(5))
 
 
 class MetricsPath(Leaf):
@@ -290,7 +297,9 @@ class MetricsPath(Leaf):
             try:
                 await self._front.queue_sizes()
             except StoreUnavailable:
-                self._front.metrics.storage_up(False)
+                # The store, or only so many queues; whoever is asked for a sign of life tells.
+                with suppress(StoreUnavailable, ShuttingDown):
+                    await self._front.ping_store()
             try:
                 text = await self._front.figures()
             except TimeoutError:

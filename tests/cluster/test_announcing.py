@@ -9,7 +9,8 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cluster.announcing import CHUNK, PATIENCE, RETRY, Announcer
+from mediatord.cluster.announcing import CHUNK, RETRY, Announcer
+from mediatord.deadline import PATIENCE, one_request
 from mediatord.errors import StoreUnavailable
 
 BOB, EVE = "did:x:bob", "did:x:eve"
@@ -166,6 +167,17 @@ class AnnouncerTests(SynchronousTestCase):
         self.ledger.late = True
         known = self.announcer.here(BOB)
         self.clock.advance(PATIENCE)
+        self.unavailable(known)
+        self.ledger.open.pop().callback(None)
+        self.successResultOf(self.announcer.here(BOB))
+
+    def test_slow_request(self) -> None:
+        """Nor longer than is left of its time, while what it asked for is said in any case."""
+        self.ledger.late = True
+        with one_request(self.clock):
+            self.clock.advance(PATIENCE - 0.5)
+            known = self.announcer.here(BOB)
+        self.clock.advance(0.5)
         self.unavailable(known)
         self.ledger.open.pop().callback(None)
         self.successResultOf(self.announcer.here(BOB))

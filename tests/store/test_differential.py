@@ -24,12 +24,14 @@ from mediatord.errors import MediatorError
 from mediatord.interfaces import Action, IStore, Payload, QueueLimits, Window
 from mediatord.store.batches import unobserved
 from mediatord.store.memory import MemoryStore
+from mediatord.store.mongo import server as server_module
 from mediatord.store.mongo.server import Server
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.mongo.uri import read_uri
 from mediatord.store.sqlite_file import Tuning
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import Held, PromptClock, a_sqlite_store, answer
+from tests.store.mongo import PATIENT
 
 LIMITS = QueueLimits(max_messages=4, max_bytes=40)
 NONCES = 3
@@ -252,5 +254,6 @@ class MongoTests(TestCase):
     async def test_mongo(self) -> None:
         """Whatever is asked, the answers are the same."""
         shared_replica_set()
+        self.patch(server_module, "PATIENCE", PATIENT)
         few = settings(max_examples=30, stateful_step_count=40, deadline=None)
         await deferToThread(run_state_machine_as_test, MongoStores, settings=few)

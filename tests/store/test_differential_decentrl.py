@@ -14,11 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from twisted.internet import reactor  # noqa: TID251  txmongo connects by the global one
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.python.failure import Failure
+from twisted.python.monkey import MonkeyPatcher
 
 from mediatord.interfaces import IStore, QueueLimits
 from mediatord.interfaces.decentrl import Caps, ContractFilter, EventFilter, IDecentrlStore, PublicFilter, Slice
 from mediatord.store.batches import unobserved
 from mediatord.store.memory import MemoryStore
+from mediatord.store.mongo import server as server_module
 from mediatord.store.mongo.decentrl import MongoDecentrl
 from mediatord.store.mongo.nonces import Nonces
 from mediatord.store.mongo.server import Server
@@ -39,6 +41,7 @@ from tests.store.decentrl_commands import (
     tags,
     times,
 )
+from tests.store.mongo import PATIENT
 
 CAPS = Caps(
     requests=4,
@@ -215,6 +218,8 @@ class MongoDecentrlStores(DecentrlStores):
     """With the MongoDB store on a real server, in which two events are a long list."""
 
     def make_other(self) -> IStore:
+        self.patience = MonkeyPatcher((server_module, "PATIENCE", PATIENT))
+        self.patience.patch()
         self.fresh = fresh_database()
         address = read_uri(shared_replica_set().uri(self.fresh.__enter__()))
         server = Server(address, REACTOR, observe=unobserved, on_up=lambda up: None, connections=2)
@@ -234,6 +239,7 @@ class MongoDecentrlStores(DecentrlStores):
     def teardown(self) -> None:
         super().teardown()
         self.fresh.__exit__(None, None, None)
+        self.patience.restore()
 
 
 TestSQLiteDecentrlStores = SQLiteDecentrlStores.TestCase

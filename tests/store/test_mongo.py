@@ -10,19 +10,21 @@ from twisted.trial.unittest import TestCase
 from mediatord.interfaces import IStore, QueueLimits
 from mediatord.interfaces.decentrl import LARGEST_SLICE, Caps
 from mediatord.store.batches import unobserved
+from mediatord.store.mongo import server as server_module
 from mediatord.store.mongo.server import Server
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.mongo.uri import read_uri
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store import contract
 from tests.store.contract.base import Base, StoreContract
-from tests.store.mongo import CLOCK
+from tests.store.mongo import CLOCK, PATIENT
 
 
 class MakesMongo(Base):
     """Stores on one database, which has no documents before a test."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        cast(TestCase, self).patch(server_module, "PATIENCE", PATIENT)
         fresh = fresh_database()
         self.database = fresh.__enter__()
         self.addCleanup(fresh.__exit__, None, None, None)

@@ -68,6 +68,9 @@ class MakesMongoCluster(MakesMongo):
 class MongoClusterTests(MakesMongoCluster, contract.ClusterContract, TestCase): ...
 
 
+class MongoClusterIdentityTests(MakesMongoCluster, contract.ClusterIdentityContract, TestCase): ...
+
+
 class MongoClusterTurnTests(MakesMongoCluster, contract.ClusterTurnContract, TestCase): ...
 
 
@@ -78,7 +81,7 @@ class MongoClusterDeliveryTests(MakesMongoCluster, contract.ClusterDeliveryContr
 
 
 class MongoAllowanceTests(MakesMongoCluster, contract.AllowanceContract, TestCase):
-    delta = 0.25
+    delta = 0.8
 
 
 class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
@@ -102,6 +105,14 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         self.assertGreater(await self.cluster.take(b"key", 5, limit=3, period=60.0), 0)
         (found,) = self.documents("allowances")
         self.assertIn("until", found)
+
+    async def test_a_node_of_an_earlier_version(self) -> None:
+        """Its record says nothing of an identity: both work side by side."""
+        await self.cluster.join(a_node("a", identity=b"one"), LONG)
+        nodes = shared_replica_set().client[self.database]["nodes"]
+        nodes.update_one({"_id": "A"}, {"$unset": {"identity": 1}})
+        await self.neighbour.cluster.join(a_node("b", identity=b"two"), LONG)
+        self.assertEqual([node.identity for node in await self.cluster.nodes()], [b"", b"two"])
 
     async def test_presence_hangs_on_the_lease(self) -> None:
         """Renewing a node writes its one document and none of those that say who is there."""

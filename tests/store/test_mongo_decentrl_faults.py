@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList
 
-from mediatord.errors import ContractNotFound, DuplicateNonce, StoreUnavailable, TooLarge, UnauthorizedCommand
+from mediatord.errors import (
+    ContractNotFound,
+    DuplicateNonce,
+    PublicEventNotFound,
+    StoreUnavailable,
+    TooLarge,
+    UnauthorizedCommand,
+)
+from mediatord.interfaces import Removed
 from mediatord.interfaces.decentrl import (
     LARGEST_SLICE,
     ContractRequest,
@@ -20,6 +28,8 @@ from mediatord.interfaces.decentrl import (
     StoredEvent,
 )
 from mediatord.store.mongo import availability, server
+from mediatord.store.mongo.aftermath import Aftermath
+from mediatord.store.mongo.decentrl import MongoDecentrl
 from mediatord.store.mongo.decentrl_commands import Guarded
 from mediatord.store.mongo.decentrl_pending import Delivering
 from tests.store.builders import ALICE, BOB, NOON
@@ -104,6 +114,49 @@ class DoubtTests(FaultCase):
         self.assertEqual(self.everything(), self.before)
         await write(guard)
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).total, 1)
+
+    async def test_acknowledged(self) -> None:
+        """Events that were acknowledged all the same stay so, and are told of once, if undoing is in doubt too."""
+        told: list[Sequence[Removed]] = []
+        decentrl = MongoDecentrl(self.links[0], self.clock, self.caps, aftermath=Aftermath(told.append))
+        events = [self.an_event(), self.an_event()]
+        for event in events:
+            await decentrl.deliver(self.guard(), event)
+        guard, ids = self.guard(), [event.id for event in events]
+
+        def acknowledge(guard: Guard) -> Deferred[Any]:
+            return decentrl.acknowledge_events(guard, ALICE, [ids[0], "unknown"])
+
+        with self.impatiently(), self.servers.failpoint("commitTransaction", **DONE_OR_NOT):
+            await self.assertFailure(acknowledge(guard), StoreUnavailable)
+            # Undoing it releases the nonce, though nobody says so.
+            await until(lambda: any("undoing a doubtful write" in line for line in self.said))
+            self.assertEqual(self.documents["nonces"].count_documents({"_id": guard.nonce}), 0)
+        await until(lambda: self.links[0].answers and not self.links[0].doubtful)
+        self.assertEqual([[one.id for one in some] for some in told], [ids[:1]])
+        self.assertEqual((await decentrl.pending_events(ALICE, None, ALL)).items, (events[1],))
+        self.assertEqual(await acknowledge(guard), [])
+        await self.lost(acknowledge, self.guard(), **DONE_OR_NOT)
+        self.assertEqual((len(told), self.miscounted()), (1, []))
+
+    async def test_taken_back(self) -> None:
+        """A public event that was taken back all the same is gone, as is said to whoever takes it back again."""
+        await self.writes()["publish"](self.guard())
+        guard = self.guard()
+        await self.lost(lambda guard: self.decentrl.unpublish(guard, ALICE, "public"), guard, **DONE_OR_NOT)
+        await self.assertFailure(self.decentrl.unpublish(guard, ALICE, "public"), PublicEventNotFound)
+
+    async def test_not_acknowledged(self) -> None:
+        """Of what was not acknowledged nothing is told."""
+        told: list[Sequence[Removed]] = []
+        decentrl = MongoDecentrl(self.links[0], self.clock, self.caps, aftermath=Aftermath(told.append))
+        event = self.an_event()
+        await decentrl.deliver(self.guard(), event)
+        await self.lost(
+            lambda guard: decentrl.acknowledge_events(guard, ALICE, [event.id]), self.guard(), closeConnection=True
+        )
+        self.assertEqual(told, [])
+        self.assertEqual(len(await decentrl.acknowledge_events(self.guard(), ALICE, [event.id])), 1)
 
     async def test_refused(self) -> None:
         """A refusal that nobody heard of has claimed no nonce."""

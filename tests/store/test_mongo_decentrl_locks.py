@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
@@ -13,19 +14,20 @@ class LockTests(SynchronousTestCase):
     """One at a time, in order, for each key."""
 
     def setUp(self) -> None:
-        self.locks = Locks()
+        self.clock = Clock()
+        self.locks = Locks(self.clock)
         self.begun: list[str] = []
         self.ends: dict[str, Deferred[str]] = {}
 
-    def enter(self, name: str, key: bytes = b"key") -> Deferred[str]:
-        """Something that takes until its end is fired."""
+    def enter(self, name: str, key: bytes = b"key", *, deadline: float = 60.0) -> Deferred[str]:
+        """Something that takes until its end is fired, and may wait until a deadline."""
         self.ends[name] = Deferred()
 
         async def work() -> str:
             self.begun.append(name)
             return await self.ends[name]
 
-        return Deferred.fromCoroutine(self.locks.holding(key, work))
+        return Deferred.fromCoroutine(self.locks.holding(key, work, deadline))
 
     def test_in_order(self) -> None:
         """Who comes first goes first, and the others wait until then."""
@@ -59,6 +61,21 @@ class LockTests(SynchronousTestCase):
         self.ends["again"].callback("")
         self.assertEqual(len(self.locks), 0)
 
+    def test_not_in_time(self) -> None:
+        """Who has no more time leaves the line, and the others go on as if it had not been there."""
+        asked = [self.enter(name, deadline=2.0 if name in "bd" else 60.0) for name in "abcd"]
+        self.clock.advance(2.0)
+        for one in (asked[1], asked[3]):
+            self.failureResultOf(one, StoreUnavailable)
+        self.ends["a"].callback("")
+        self.assertEqual(self.begun, ["a", "c"])
+        late = self.enter("late", deadline=1.0)
+        self.clock.advance(0)
+        self.failureResultOf(late, StoreUnavailable)
+        self.ends["c"].callback("")
+        self.assertEqual((self.begun, len(self.locks)), (["a", "c"], 0))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
     def test_many(self) -> None:
         """Thousands that end at once do not do so inside each other."""
 
@@ -66,7 +83,7 @@ class LockTests(SynchronousTestCase):
             raise StoreUnavailable()
 
         self.enter("first")
-        asked = [Deferred.fromCoroutine(self.locks.holding(b"key", fail)) for _ in range(5000)]
+        asked = [Deferred.fromCoroutine(self.locks.holding(b"key", fail, 60.0)) for _ in range(5000)]
         self.ends["first"].callback("")
         outcomes = self.successResultOf(DeferredList(asked, consumeErrors=True))
         self.assertEqual({done for done, _ in outcomes}, {False})

@@ -278,13 +278,13 @@ class NodesTests(MongoCase):
     async def test_died(self) -> None:
         """What a node had begun when it died is in nobody's way once another opens the store."""
         first = await self.a_store()
-        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=1_500, times=1):
+        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=3_000, times=1):
             asked = self.put(first, "a")
             await until(self._in_the_way)
             second = await self.a_store()
             begun = CLOCK.seconds()
             await self.put(second, "b")
-            self.assertLess(CLOCK.seconds() - begun, 1.0)
+            self.assertLess(CLOCK.seconds() - begun, 2.0)
             await asked
         self.assertEqual(sorted(self.kept()), ["a", "b"])
 
@@ -370,6 +370,8 @@ class DoubtTests(MongoCase):
 
 class FailoverTests(MongoCase):
     """Three servers, one of which is the primary, and not always the same."""
+
+    patience = None
 
     def choose_servers(self) -> ReplicaSet:
         servers = ReplicaSet(3, election=1.0)

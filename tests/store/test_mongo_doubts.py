@@ -14,13 +14,12 @@ from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Payload, QueueLimits, Removed
 from mediatord.store.batches import Bounds
 from mediatord.store.mongo import removals
-from mediatord.store.mongo import server as server_module
 from mediatord.store.mongo.gathering import Gathering
 from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.replies import Unreachable
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.mongo.transaction import Transaction
-from tests.store.mongo import ALICE, CLOCK, INBOX, MongoCase, until
+from tests.store.mongo import ALICE, CLOCK, IMPATIENT, INBOX, MongoCase, until
 
 NO_MAJORITY = {"code": 64, "errmsg": "no"}
 
@@ -76,29 +75,31 @@ class OverloadTests(MongoCase):
 
     async def test_late(self) -> None:
         """When what waits has waited too long nothing is added, and what would be too late is not begun."""
-        self.patch(server_module, "PATIENCE", 1.0)
         gathering = await self.a_gathering()
+        held: Deferred[None] = Deferred()
 
         async def slow(
             operations: Operations, works: Sequence[str], deadline: float, tries: int | None
         ) -> list[None]:
             self.done.append(list(works))
-            await deferLater(CLOCK, 0.7)
+            await held
             return [None for _ in works]
 
         def submit(work: str) -> Deferred[None]:
             return gathering.submit("test", slow, work, ())
 
         first = submit("a")
-        await deferLater(CLOCK, 0.05)
-        waiting = submit("b")
-        await deferLater(CLOCK, 0.45)
-        with self.assertRaises(StoreUnavailable):
-            await submit("c")
-        self.assertNoResult(first)
-        await first
-        with self.assertRaises(StoreUnavailable):
-            await waiting
+        await until(lambda: bool(self.done))
+        with self.impatiently():
+            waiting = submit("b")
+            await deferLater(CLOCK, IMPATIENT / 2)
+            with self.assertRaises(StoreUnavailable):
+                await submit("c")
+            await deferLater(CLOCK, IMPATIENT / 4)
+            held.callback(None)
+            await first
+            with self.assertRaises(StoreUnavailable):
+                await waiting
         await submit("d")
         self.assertEqual(self.done, [["a"], ["d"]])
 
@@ -126,7 +127,7 @@ class OverloadTests(MongoCase):
         store = await self.a_store(observe=lambda operation, seconds: observed.update([operation]))
         before = observed["commit"]
         asked = [store.acknowledge(ALICE, [os.urandom(32).hex() for _ in range(10_000)]) for _ in range(10)]
-        self.assertEqual(await gatherResults(asked), [[] for _ in range(10)])
+        self.assertEqual(await gatherResults(asked, consumeErrors=True), [[] for _ in range(10)])
         self.assertGreater(observed["commit"] - before, 1)
 
     async def test_many_questions(self) -> None:
@@ -159,11 +160,9 @@ class LateTests(MongoCase):
         return store
 
     async def in_doubt(self, asked: Any) -> None:
-        patience = self.patch(server_module, "PATIENCE", 0.8)
-        with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY):
+        with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.impatiently():
             with self.assertRaises(StoreUnavailable):
                 await asked()
-        patience.restore()
 
     async def test_evicted(self) -> None:
         """What was evicted by a deposit that is undone, but nothing of that deposit."""

@@ -8,8 +8,9 @@ from typing import Any
 from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.interfaces import Deposit, Window
+from mediatord.store.mongo import marks, sizes
 from tests.store.builders import ALICE, HOUR, NOON, PromptClock, a_payload
-from tests.store.mongo import MongoCase
+from tests.store.mongo import MongoCase, begin
 
 # How many other accounts there are, and how many messages wait for each recipient DID.
 OTHERS = 12
@@ -151,6 +152,46 @@ class PlanTests(MongoCase):
             ping=store.ping,
         )
 
+    async def test_delayed(self) -> None:
+        """What is delayed does not keep an account from what is not, however much there is, and is only counted."""
+        store, account = self.store, "did:example:waits"
+        await store.grant(account)
+        await store.update(account, [(mine(7), "add"), (mine(8), "add")], max_recipients=9)
+        for delayed in (100, 300):
+            late = tuple(a_payload(f"late {delayed} {number}") for number in range(delayed // 2))
+            await store.deposit(mine(7), late, expires_at=NOON + HOUR, due_at=NOON + 60)
+            other = tuple(a_payload(f"other {delayed} {number}") for number in range(delayed // 2))
+            await store.deposit(mine(8), other, expires_at=NOON + HOUR, due_at=NOON + 60)
+            fresh = (a_payload(f"fresh {delayed} 1"), a_payload(f"fresh {delayed} 2"))
+            await store.deposit(mine(8), fresh, expires_at=NOON + HOUR)
+            await self.look(KEYS, DOCUMENTS, fetch=lambda: store.fetch(account, None, limit=2, max_bytes=1000))
+            found = await store.fetch(account, None, limit=2, max_bytes=1000)
+            self.assertEqual([one.id for one in found], ["fresh 100 1", "fresh 100 2"])
+        self.assertEqual((await store.status(account, None)).message_count, 4)
+        await self.look(400 + 2 * KEYS, 16, status=lambda: store.status(account, None))
+
+    async def test_due(self) -> None:
+        """Of what is due and was not handed out yet, only what is fetched is read."""
+        store = self.store
+        late = tuple(a_payload(f"late {number}") for number in range(100))
+        await store.deposit(mine(0), late, expires_at=NOON + HOUR, due_at=NOON + 60)
+        self.clock.advance(60)
+        await self.look(
+            2 * 100 + 2 * KEYS,
+            DOCUMENTS + 2,
+            fetch=lambda: store.fetch(ALICE, None, limit=2, max_bytes=1000),
+            status=lambda: store.status(ALICE, None),
+        )
+
+    async def test_many_sizes(self) -> None:
+        """Of very many queues some are looked at, and all counted."""
+        self.patch(sizes, "_LOOKED_AT", 5)
+        largest, rest = await self.store.queue_sizes(2)
+        self.assertEqual(len(largest), 2)
+        self.assertEqual(rest + sum(number for _, number in largest), (OTHERS + 1) * (WAITING + 2))
+        await self.look(2 * 5 + 4, 2 * 5 + 4, queue_sizes=lambda: self.store.queue_sizes(2))
+        await self.look(0, 0, queue_sizes=lambda: self.store.queue_sizes(0))
+
     async def test_sizes(self) -> None:
         """The largest queues are found among those that are not empty."""
         empty = [(f"did:key:empty-{number}", "add") for number in range(200)]
@@ -161,5 +202,19 @@ class PlanTests(MongoCase):
 
     async def test_open(self) -> None:
         """Nor does opening it look at more than what was delivered by nodes that are gone."""
-        delivered = (OTHERS + 1) * WAITING // 5
-        await self.look(8 * delivered, 5 * delivered, open=self.store.open)
+        self.patch(marks, "_AT_A_TIME", 20)
+        boots, delivered = OTHERS + 1, (OTHERS + 1) * WAITING // 5
+        for more in (100, 400):
+            self.documents["messages"].insert_many(
+                [{"_id": f"{more} {number}", "delivered": "gone"} for number in range(more)]
+            )
+            # A key to find it and two to change it, and a few for each slice and each boot.
+            number, slices = delivered + more, boots + more // 20
+            await self.look(3 * number + 4 * slices, number + 4 * slices, open=self.store.open)
+            self.assertEqual(self.documents["messages"].count_documents({"delivered": {"$exists": True}}), 0)
+            delivered = 0
+
+    async def test_who_delivered(self) -> None:
+        """Of all that was delivered, a key is read for every node."""
+        server = await self.an_open_server()
+        await self.look(OTHERS + 3, 0, delivered_by=lambda: begin(marks.delivered_by(server)))

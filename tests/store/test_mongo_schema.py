@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pymongo.errors import OperationFailure
 from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.errors import StoreUnavailable
@@ -15,8 +16,8 @@ from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.requests import Request, updating
 from mediatord.store.mongo.schema import Collection, Index, Migration, Schema
 from mediatord.store.mongo.server import Server
-from tests.mongod import fresh_database, shared_replica_set
-from tests.store.mongo import ALICE, CLOCK, INBOX, MongoCase
+from tests.mongod import ReplicaSet, fresh_database
+from tests.store.mongo import ALICE, CLOCK, INBOX, MongoCase, guarded_server, until
 from tests.store.mongo_recording import WALLET, restore
 
 ALL = (*collections.COLLECTIONS, *decentrl_schema.COLLECTIONS, *cluster_schema.COLLECTIONS)
@@ -34,7 +35,7 @@ class SchemaCase(MongoCase):
 
     def setUp(self) -> None:
         super().setUp()
-        fresh = fresh_database(shared_replica_set())
+        fresh = fresh_database(self.servers)
         self.database = fresh.__enter__()
         self.addCleanup(fresh.__exit__, None, None, None)
         self.documents = self.servers.client[self.database]
@@ -104,12 +105,61 @@ class IndexTests(SchemaCase):
         await self.prepare()
 
     async def test_other_time(self) -> None:
-        """Another time of expiry is changed in place."""
+        """One that deletes after another time is made anew."""
         for time in (61, 10_000):
             self.documents["things"].drop_indexes()
             self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=time)
             await self.prepare()
-        self.assertEqual([line for line in self.said if "anew" in line], [])
+
+    async def test_being_built(self) -> None:
+        """One that somebody else is still building is waited for, and built by a majority of the members."""
+        self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
+        hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
+        self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
+        server = self.a_server()
+        try:
+            first = self.elsewhere(self.make_thing_name)
+            await until(lambda: self.building() == 1)
+            server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+            await until(lambda: self.building() == 2)
+            self.assertFalse(server.answers)
+        finally:
+            self.servers.client.admin.command({**hang, "mode": "off"})
+        await first
+        await until(lambda: server.answers)
+        self.assertEqual(self.indexes("things"), self.EXPECTED)
+        self.assertTrue(any("building indexes of things: thing_name, thing_end" in line for line in self.said))
+
+    async def test_other_being_built(self) -> None:
+        """One that is another makes room, even before it is there."""
+        self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
+        hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
+        self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
+        try:
+            other = self.elsewhere(self.documents["things"].create_index, [("place", 1)], name="thing_name")
+            await until(lambda: self.building() == 1)
+            opened = self.a_server().open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+            await until(lambda: any("thing_name is made anew" in line for line in self.said))
+        finally:
+            self.servers.client.admin.command({**hang, "mode": "off"})
+        await self.assertFailure(other, OperationFailure)
+        await opened
+        self.assertEqual(self.indexes("things"), self.EXPECTED)
+
+    def make_thing_name(self) -> None:
+        self.documents["things"].create_index(
+            [("name", 1), ("place", -1)],
+            name="thing_name",
+            unique=True,
+            partialFilterExpression={"place": {"$gt": 1}},
+        )
+
+    def building(self) -> int:
+        """How many are making indexes of our collection."""
+        operations = self.servers.client.admin.command("currentOp")["inprog"]
+        commands = [one.get("command", {}) for one in operations if "client" in one]
+        wanted = [one for one in commands if one.get("createIndexes") == "things" and one["$db"] == self.database]
+        return len(wanted)
 
     async def test_others_stay(self) -> None:
         """Indexes of somebody else stay as they are."""
@@ -131,10 +181,10 @@ class IndexTests(SchemaCase):
         """A server that is asked what there is and says nothing is not waited for."""
         self.patch(schema_module, "_QUICK", 0.3)
         server, begun = self.a_server(), CLOCK.seconds()
-        with self.servers.failpoint("listIndexes", blockConnection=True, blockTimeMS=1_500):
+        with self.servers.failpoint("listIndexes", blockConnection=True, blockTimeMS=3_000):
             with self.assertRaises(StoreUnavailable):
                 await server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
-            self.assertLess(CLOCK.seconds() - begun, 1.2)
+            self.assertLess(CLOCK.seconds() - begun, 2.5)
 
     async def test_cannot_be_made(self) -> None:
         """Documents that a unique index does not allow prevent the start, and it is said where they are."""
@@ -143,6 +193,64 @@ class IndexTests(SchemaCase):
         with self.assertRaisesRegex(StoreRefused, "the index thing_name of the MongoDB collection things"):
             await server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
         self.assertFalse(server.answers)
+
+
+class AuthorizationTests(MongoCase):
+    """As a user who may read and write, and nothing else."""
+
+    def choose_servers(self) -> ReplicaSet:
+        return guarded_server()
+
+    def uri(self, user: str) -> str:
+        """That of a new user."""
+        self.documents.command("createUser", user, pwd="p4ss", roles=["readWrite"], mechanisms=["SCRAM-SHA-1"])
+        self.addCleanup(self.documents.command, "dropUser", user)
+        return self.servers.uri(self.database, credentials=f"{user}:p4ss", authSource=self.database)
+
+    async def test_other_time(self) -> None:
+        """An index that deletes after another time can be mended by that."""
+        await (await self.a_store(uri=self.uri("node"))).close()
+        turns = self.documents["turns"]
+        wanted = turns.index_information()
+        turns.drop_index("turn_over")
+        turns.create_index([("until", 1)], name="turn_over", expireAfterSeconds=1)
+        await self.a_store(uri=self.servers.uri(self.database, credentials="node:p4ss", authSource=self.database))
+        self.assertEqual(turns.index_information(), wanted)
+
+    async def test_another_user(self) -> None:
+        """Nodes that are different users are told so, once, as neither can end the transactions of the other."""
+        one, other = self.uri("one"), self.uri("other")
+        await self.a_store(uri=one)
+        self.assertEqual(self.warnings(), [])
+        store = await self.a_store(uri=other)
+        (warning,) = self.warnings()
+        self.assertIn(f"MongoDB user other@{self.database}, another one one@{self.database}", warning)
+        await self.a_store(uri=one)
+        await store.open()
+        self.assertEqual(len(self.warnings()), 2)
+
+    def warnings(self) -> list[str]:
+        return [line for line in self.said if "the same user" in line]
+
+
+class QuorumTests(SchemaCase):
+    """Three servers, one of which is away."""
+
+    def choose_servers(self) -> ReplicaSet:
+        servers = ReplicaSet(3)
+        servers.open()
+        self.addCleanup(servers.close)
+        return servers
+
+    async def test_member_away(self) -> None:
+        """An index is made by those that are there."""
+        self.documents["things"].insert_one({"name": 1, "place": 2})
+        away = next(number for number in range(3) if number != self.servers.primary())
+        await self.elsewhere(self.servers.kill, away)
+        server = self.a_server()
+        server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+        await until(lambda: server.answers, 30.0)
+        self.assertEqual(set(self.indexes("things")), {"thing_name", "thing_end"})
 
 
 async def _name_places(operations: Operations, deadline: float) -> None:

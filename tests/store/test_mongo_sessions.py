@@ -50,6 +50,30 @@ class SessionsTests(SynchronousTestCase):
         known = sessions_of(self.sessions.owner)
         self.assertEqual([one for one in self.sessions.made if one not in known], [])
 
+    def test_very_many(self) -> None:
+        """After a time when very many were in use at once, it is those again that others would end."""
+        known = sessions_of(self.sessions.owner)
+        for _ in range(20):
+            taken = [self.sessions.take() for _ in range(300)]
+            self.assertEqual(len({bytes(session.id["id"]) for session in taken}), 300)
+            for session in taken[::2]:
+                self.sessions.give_back(session)
+            for session in taken[1::2]:
+                self.sessions.lay_aside(session)
+            self.clock.advance(60)
+        taken = [self.sessions.take() for _ in range(256)]
+        self.assertEqual([session.id for session in taken if session.id not in known], [])
+
+    def test_left_behind(self) -> None:
+        """Of those that nobody else would end, the latest in which something may be going on are known."""
+        taken = [self.sessions.take() for _ in range(5_000)]
+        for session in taken[:3_000]:
+            self.sessions.give_back(session)
+        for session in taken[3_000:]:
+            self.sessions.lay_aside(session)
+        made = [session.id for session in taken]
+        self.assertEqual(self.sessions.made, [*made[:256], *made[-1_000:]])
+
 
 class OwnerTests(MongoCase):
     async def test_going_back(self) -> None:

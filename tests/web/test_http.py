@@ -381,14 +381,14 @@ class PageTests(HTTPTestCase):
 
     def test_invitation_for_people(self) -> None:
         """A page that loads nothing from anywhere and tells nobody where it was opened."""
-        for path in ("/invitation", "/?_oob=eyJ9", "/invitation?_oob=eyJ9"):
+        for path in ("/invitation", "/?_oob=eyJ9-reflected", "/invitation?_oob=eyJ9-reflected"):
             response = self.get(path, Accept="text/html,application/xhtml+xml,*/*;q=0.8")
             self.assertEqual((response.status, response.headers["content-type"]), (200, "text/html; charset=utf-8"))
             self.assertIn("default-src 'none'", response.headers["content-security-policy"])
             self.assertEqual(response.headers["x-content-type-options"], "nosniff")
             self.assertEqual(response.headers["referrer-policy"], "no-referrer")
             self.assertIn(b"<svg", response.body)
-            self.assertNotIn(b"eyJ9", response.body)
+            self.assertNotIn(b"eyJ9-reflected", response.body)
 
     def test_invitation_url(self) -> None:
         """`/invitationOOB` has the URL whose `_oob` is the invitation."""
@@ -582,6 +582,17 @@ class MetricsTests(HTTPTestCase):
         response = self.get("/metrics")
         self.assertEqual(response.status, 200)
         self.assertIn(b"mediator_storage_up 0.0\n", response.body)
+
+    def test_too_many_queues(self) -> None:
+        """That they could not be counted in time says nothing of the store; what was known stays."""
+        self.premises.post(sealed_forward(self.premises, self.bob.did, self.bob.letter()))
+        sizes = f'mediator_message_queue_size{{did="{self.premises.tag(self.bob.did)}"}} 1.0\n'.encode()
+        self.assertIn(sizes, self.get("/metrics").body)
+        with self.premises.failing("queue_sizes", StoreUnavailable()):
+            response = self.get("/metrics")
+        self.assertEqual(response.status, 200)
+        self.assertIn(sizes, response.body)
+        self.assertIn(b"mediator_storage_up 1.0\n", response.body)
 
     def test_the_address_of_a_limit(self) -> None:
         """The limit of an address is that of the client behind a trusted proxy."""

@@ -48,8 +48,10 @@ class Aftermath:
         found = await transaction.find(MESSAGES, {"_id": {"$in": ids}}, projection={"_id": 1}, hint="_id_")
         left = {one["_id"] for one in found}
         gone = [one for one in removed if one.id not in left]
-        return partial(self._gone, gone) if gone else None
+        return partial(self.tell, gone) if gone else None
 
-    def _gone(self, gone: Sequence[Removed]) -> None:
-        log_removed(gone)
-        self._tell(gone)
+    def tell(self, gone: Sequence[Removed]) -> None:
+        """These are gone after all."""
+        if gone:
+            log_removed(gone)
+            self._tell(gone)

@@ -14,7 +14,15 @@ from typing import TypeVar
 from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
-from mediatord.interfaces import ClusterSecretDiffers, IClusterStore, Node, NodeNameTaken, Presence
+from mediatord.interfaces import (
+    ClusterIdentityDiffers,
+    ClusterSecretDiffers,
+    IClusterStore,
+    Node,
+    NodeNameTaken,
+    Presence,
+)
+from mediatord.store.mongo.clocks import Clocks
 from mediatord.store.mongo.cluster_allowances import putting_back, taking, wait
 from mediatord.store.mongo.cluster_ends import end, ended
 from mediatord.store.mongo.cluster_schema import MEETING, NODES, PRESENCE, TURNS
@@ -25,7 +33,8 @@ from mediatord.store.mongo.transaction import Transaction
 
 T = TypeVar("T")
 
-_LIVE: Document = {"$expr": {"$gt": ["$until", "$$NOW"]}}
+_IS_LIVE: Document = {"$gt": ["$until", "$$NOW"]}
+_LIVE: Document = {"$expr": _IS_LIVE}
 _DIDS_AT_A_TIME = 1_000
 
 
@@ -33,8 +42,9 @@ _DIDS_AT_A_TIME = 1_000
 class MongoCluster:
     """Its many methods are those of the interface."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, clocks: Clocks) -> None:
         self._server = server
+        self._clocks = clocks
         self._own = ""
 
     def join(self, node: Node, lease: float) -> Deferred[None]:
@@ -77,10 +87,11 @@ class MongoCluster:
         if not self._own:
             self._own = node.boot  # a process has one for as long as it lives
             self._server.belong_to(self._own)
+        await self._clocks.compare()
 
         async def join(transaction: Transaction) -> None:
             _check(node, await transaction.find(NODES, {"_id": {"$ne": node.boot}, **_LIVE}))
-            there = {"name": node.name, "address": node.address, "seal": node.seal}
+            there = {"name": node.name, "address": node.address, "seal": node.seal, "identity": node.identity}
             given = {name: {"$literal": value} for name, value in there.items()}
             change = {"$set": {**given, "until": _until(lease)}}
             joining = {"q": {"_id": node.boot}, "u": [change], "upsert": True}
@@ -89,9 +100,14 @@ class MongoCluster:
         await retried(lambda: self._server.transact("join", join))
 
     async def _renew(self, boot: str, lease: float) -> bool:
-        update = {"q": {"_id": boot, **_LIVE}, "u": [{"$set": {"until": _until(lease)}}]}
+        live = {"_id": boot, "$expr": {"$and": [_IS_LIVE, self._clocks.agreeing()]}}
+        update = {"q": live, "u": [{"$set": {"until": _until(lease)}}]}
         (reply,) = await self._server.write("renew", updating(NODES, [update]))
-        return bool(reply["n"])
+        if not reply["n"]:
+            await self._clocks.compare()
+            return False
+        self._clocks.differ = False
+        return True
 
     async def _drop(self, boot: str, until: float) -> int:
         return await end(self._server, boot, until, own=boot == self._own) if boot else 0
@@ -109,11 +125,12 @@ class MongoCluster:
         return found
 
     async def _hold(self, turn: str, boot: str, lease: float) -> bool:
-        free = {"$or": [{"$eq": ["$boot", {"$literal": boot}]}, {"$not": [{"$gt": ["$until", "$$NOW"]}]}]}
+        free = {"$or": [{"$eq": ["$boot", {"$literal": boot}]}, {"$not": [_IS_LIVE]}]}
+        agreeing = self._clocks.agreeing()  # else it is given up
         change = {
             "$set": {
-                "boot": {"$cond": [free, {"$literal": boot}, "$boot"]},
-                "until": {"$cond": [free, _until(lease), "$until"]},
+                "boot": {"$cond": [free, {"$cond": [agreeing, {"$literal": boot}, ""]}, "$boot"]},
+                "until": {"$cond": [free, {"$cond": [agreeing, _until(lease), "$$NOW"]}, "$until"]},
             }
         }
         held = await retried(
@@ -139,10 +156,13 @@ class MongoCluster:
 def _check(node: Node, others: Sequence[Document]) -> None:
     """
     :raise ClusterSecretDiffers: one of the others has another seal.
+    :raise ClusterIdentityDiffers: one of them has another identity; those of an earlier version do not say which.
     :raise NodeNameTaken: one of them has the name.
     """
     if any(other["seal"] != node.seal for other in others):
         raise ClusterSecretDiffers()
+    if node.identity and any(other.get("identity", node.identity) not in (node.identity, b"") for other in others):
+        raise ClusterIdentityDiffers()
     for other in others:
         if other["name"] == node.name:
             raise NodeNameTaken(_node(other), other["until"].replace(tzinfo=UTC).timestamp())
@@ -154,7 +174,8 @@ def _until(lease: float) -> Document:
 
 
 def _node(document: Document) -> Node:
-    return Node(document["name"], document["_id"], document["address"], bytes(document["seal"]))
+    seal, identity = bytes(document["seal"]), bytes(document.get("identity", b""))
+    return Node(document["name"], document["_id"], document["address"], seal, identity)
 
 
 def _with_live_nodes(dids: Sequence[str]) -> list[Document]:

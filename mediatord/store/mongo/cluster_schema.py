@@ -20,7 +20,7 @@ ROSTER = ""
 MEETING: Document = {"q": {"_id": ROSTER}, "u": {"$inc": {"joins": 1}}, "upsert": True}
 
 COLLECTIONS = (
-    # `_id` is the boot. `name`, `address`, `seal`, `until`. The roster has only `joins`.
+    # `_id` is the boot. `name`, `address`, `seal`, `identity`, `until`. The roster has only `joins`.
     Collection(NODES),
     # `did`, `boot`: nothing that has to be renewed.
     Collection(

@@ -44,7 +44,8 @@ _MESSAGES = Collection(
     MESSAGES,
     (
         Index("message_of_recipient", {"recipient": 1, "seq": 1}),
-        Index("message_of_account", {"account": 1, "seq": 1}),
+        # Those that are not delayed in order of arrival, whatever else waits; what has expired is known by its key.
+        Index("message_of_account", {"account": 1, "due_at": 1, "seq": 1, "expires_at": 1}),
         Index("message_digest", {"account": 1, "digest": 1}),
         Index("message_expiry", {"expires_at": 1, "seq": 1}),
         Index("message_wakes", {"wakes_at": 1, "seq": 1}, partial={"wakes_at": {"$exists": True}}),
@@ -52,11 +53,11 @@ _MESSAGES = Collection(
         Index("message_over", {"account": 1, "expires_at": 1, "recipient": 1, "size": 1}),
         Index(
             "message_delayed",
-            {"account": 1, "due_at": 1, "expires_at": 1, "recipient": 1, "size": 1},
+            {"account": 1, "recipient": 1, "due_at": 1, "expires_at": 1, "size": 1},
             partial={"due_at": {"$exists": True}},
         ),
-        Index("message_delivered", {"delivered": 1}, partial={"delivered": {"$exists": True}}),
         # All that is asked of these, so that only keys are read.
+        Index("message_delivered", {"delivered": 1, "_id": 1}, partial={"delivered": {"$exists": True}}),
         Index(
             "message_arrived",
             {"account": 1, "arrived_at": 1, "_id": 1},

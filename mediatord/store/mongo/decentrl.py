@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
+from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Arrival, Removed, Window
 from mediatord.interfaces.decentrl import (
     Caps,
@@ -35,6 +36,8 @@ from mediatord.store.mongo import (
     decentrl_pending,
     decentrl_requests,
 )
+from mediatord.store.mongo.aftermath import Aftermath
+from mediatord.store.mongo.clocks import Clocks
 from mediatord.store.mongo.decentrl_commands import Admitting, Command, Guarded
 from mediatord.store.mongo.decentrl_lists import STEP, Memory
 from mediatord.store.mongo.decentrl_pages import Reading
@@ -54,13 +57,24 @@ class MongoDecentrl:
     Every command is a transaction with its guard. Its many methods are those of the interface.
 
     :param clock: what registrations and contracts expire by.
+    :param aftermath: told of events that were acknowledged by what had failed for all that was known.
     :param step: stored or public events of an owner beyond which places in its lists are remembered.
     """
 
     def __init__(
-        self, server: Server, clock: IReactorTime, caps: Caps, nonces: Nonces | None = None, *, step: int = STEP
+        self,
+        server: Server,
+        clock: IReactorTime,
+        caps: Caps,
+        nonces: Nonces | None = None,
+        clocks: Clocks | None = None,
+        aftermath: Aftermath | None = None,
+        *,
+        step: int = STEP,
     ) -> None:
         self._server = server
+        self._clocks = clocks or Clocks(server)
+        self._aftermath = aftermath or Aftermath(lambda removed: None)
         self._clock = clock
         self._caps = caps
         self._turns = Turns(server, nonces or Nonces(server, 250_000), Bounds())
@@ -94,6 +108,8 @@ class MongoDecentrl:
         return self._guarded("acknowledge_requests", guard, acknowledging)
 
     def deliver(self, guard: Guard, event: PendingEvent) -> Deferred[None]:
+        if self._clocks.differ:
+            return fail(StoreUnavailable())  # it would not be found where its recipient is
         delivering = decentrl_pending.Delivering(event, self._caps, self._clock.seconds())
         return self._guarded("deliver", guard, delivering)
 
@@ -112,7 +128,7 @@ class MongoDecentrl:
 
     def acknowledge_events(self, guard: Guard, recipient: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
         acknowledging = decentrl_pending.AcknowledgingEvents(recipient, tuple(ids))
-        return self._guarded("acknowledge_events", guard, acknowledging)
+        return self._guarded("acknowledge_events", guard, acknowledging, self._aftermath.tell)
 
     def save_events(self, guard: Guard, owner: str, events: Sequence[StoredEvent]) -> Deferred[None]:
         return self._guarded("save_events", guard, decentrl_archive.Saving(owner, tuple(events), self._caps))
@@ -151,8 +167,10 @@ class MongoDecentrl:
 
         return Deferred.fromCoroutine(self._server.operate(name, read))
 
-    def _guarded(self, name: str, guard: Guard, command: Command[T]) -> Deferred[T]:
-        guarded = Guarded(guard, command, self._clock.seconds(), os.urandom(_TOKEN_BYTES))
+    def _guarded(
+        self, name: str, guard: Guard, command: Command[T], tell: Callable[[T], None] | None = None
+    ) -> Deferred[T]:
+        guarded = Guarded(guard, command, self._clock.seconds(), os.urandom(_TOKEN_BYTES), tell)
         return Deferred.fromCoroutine(self._turns.carry_out(name, guarded))
 
 

@@ -5,8 +5,9 @@ writes goes in another, so that a refused one has written nothing but its nonce.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from mediatord.errors import (
@@ -24,6 +25,7 @@ from mediatord.store.mongo.nonces import asking_for_nonce, claiming, releasing_o
 from mediatord.store.mongo.replies import Kept
 from mediatord.store.mongo.requests import Document, Request
 from mediatord.store.mongo.transaction import Transaction
+from mediatord.store.mongo.transactions import Settled
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -97,22 +99,26 @@ class Admitting:
         return Change((), None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Guarded(Generic[T]):
     """
     A command with its guard, as the work of a transaction.
 
     :param now: the store's time when it was given.
     :param token: which says whose claim of the nonce it is.
+    :param tell: told the answer if it was done although it was said to have failed.
     """
 
     guard: Guard
     command: Command[T]
     now: float
     token: bytes
+    tell: Callable[[T], None] | None = None
+    _change: Change[T] | None = None
+    _done: bool = False
 
     async def __call__(self, transaction: Transaction) -> T:
-        guard, command = self.guard, self.command
+        guard, command, self._change = self.guard, self.command, None
         dids = [did for did in (guard.sender, guard.recipient, command.did) if did is not None]
         held, parties, *found = await transaction.ask(
             asking_for_nonce(guard.nonce), asking_for(*dids), *command.asks()
@@ -122,7 +128,9 @@ class Guarded(Generic[T]):
             raise DuplicateNonce()
         try:
             self._check(parties)
-            change = await command.decide(Scene(party_among(parties, command.did or ""), found, transaction))
+            change = self._change = await command.decide(
+                Scene(party_among(parties, command.did or ""), found, transaction)
+            )
         except StoreUnavailable:
             raise
         except MediatorError as refusal:
@@ -131,15 +139,21 @@ class Guarded(Generic[T]):
         transaction.later([*claim, *change.requests])
         return change.answer
 
-    async def undo(self, transaction: Transaction) -> None:
+    async def undo(self, transaction: Transaction) -> Settled | None:
         """
         Take back what it added, and its claim, so that it can be given again. What it has removed stays so, and a
         registration stays: the same makes no difference when it comes again.
         """
-        nonce, command = self.guard.nonce, self.command
-        if not await transaction.find(NONCES, {"_id": nonce, "token": self.token}, hint="_id_"):
-            return
-        transaction.later(releasing_own(nonce, self.token))
+        if await transaction.find(NONCES, {"_id": self.guard.nonce, "token": self.token}, hint="_id_"):
+            self._done = True
+            await self._take_back(transaction)
+        if self._done and self._change is not None and self.tell is not None:
+            return partial(self.tell, self._change.answer)
+        return None
+
+    async def _take_back(self, transaction: Transaction) -> None:
+        command = self.command
+        transaction.later(releasing_own(self.guard.nonce, self.token))
         if command.did is not None and command.creates is not None:
             table, ids = command.creates
             parties, added = await transaction.ask(asking_for(command.did), of_party(table, command.did, ids))

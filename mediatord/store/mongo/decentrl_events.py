@@ -25,7 +25,8 @@ async def find_events(
         found, total = await reading.page(search.listing(table), part, held if search.is_all else None)
     else:
         edition = 0 if party.edition is None else int.from_bytes(party.edition.binary)
-        found, total = await Lists(reading.patiently(), table, memory, party.key, held, edition).read(search, part)
+        reading = reading.patiently()
+        found, total = await Lists(reading, table, memory, party.key, held, edition).read(search, part)
     check_slice(found)
     if not found:
         return [], total

@@ -8,12 +8,13 @@ from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 
+from mediatord.deadline import PATIENCE
 from mediatord.errors import TooLarge
 from mediatord.interfaces.decentrl import LARGEST_SLICE, Found, Slice
 from mediatord.store.mongo.decentrl_parties import Party, asking_for, party_among
 from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.requests import Document, Request
-from mediatord.store.mongo.server import PATIENCE, finding
+from mediatord.store.mongo.server import finding
 
 # More than any list has.
 _FAR = 1 << 62

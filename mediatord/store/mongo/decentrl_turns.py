@@ -33,8 +33,8 @@ class Turns:
         self._bounds = bounds
         self._commands = 0
         self._bytes = 0
-        self._of_nonces = Locks()
-        self._of_parties = Locks()
+        self._of_nonces = Locks(server.clock)
+        self._of_parties = Locks(server.clock)
 
     async def carry_out(self, name: str, guarded: Guarded[T]) -> T:
         """
@@ -59,9 +59,9 @@ class Turns:
 
             def after_others() -> Awaitable[T]:
                 did = guarded.command.did
-                return transact() if did is None else self._of_parties.holding(key_of(did), transact)
+                return transact() if did is None else self._of_parties.holding(key_of(did), transact, deadline)
 
-            return self._of_nonces.holding(guarded.guard.nonce, after_others)
+            return self._of_nonces.holding(guarded.guard.nonce, after_others, deadline)
 
         try:
             return await self._server.operate(name, in_turn)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IDelayedCall
 
+from mediatord.deadline import request_began
 from mediatord.errors import MediatorError, StoreUnavailable
 from mediatord.store.batches import Bounds, log_fault
 from mediatord.store.mongo.operations import Operations
@@ -18,8 +21,8 @@ from mediatord.store.mongo.server import Server
 
 # Times that something may be in the way of several works before they are divided.
 _TRIES = 2
-# Parts of what an operation may take in all: when what has waited the longest has waited so long, more is refused;
-# and after so long it is, too, since it would hardly be done in what is left.
+# Parts of what an operation may take in all: when the first of those who wait has waited so long, more is refused;
+# and what is for a request that began so long ago is, too, since it would hardly be done in what is left.
 _OVERDUE, _STALE = 0.4, 0.6
 # When so many wait, batches are larger than they need be: a process that is so busy is slow to go on with one.
 _MANY, _LARGE_BATCH = 2_500, 512
@@ -39,12 +42,18 @@ class Together(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
+    """
+    :param since: when it came.
+    :param began: when the request began that it is for.
+    """
+
     name: str
     together: Together
     work: Any
     keys: Collection[Hashable]
     size: int
     since: float
+    began: float
     answer: Deferred[Any] = field(default_factory=Deferred)
 
 
@@ -65,10 +74,13 @@ class Gathering:
         self._bounds = bounds
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
+        # No request of those who wait began before.
+        self._earliest = inf
         self._busy: set[Hashable] = set()
         self._running = 0
         self._accepting = False
         self._scheduled = False
+        self._look: IDelayedCall | None = None
         self._drained: Deferred[None] | None = None
         self._refusals = Refusals(server.clock)
 
@@ -87,21 +99,28 @@ class Gathering:
         :param size: bytes it holds on to while it waits.
         """
         bounds, now = self._bounds, self._clock.seconds()
-        if not self._accepting or not self._server.answers:
+        began = request_began(now)
+        if not self._accepting or not self._server.answers or began <= self._stale(now):
             return fail(StoreUnavailable())
         full = len(self._waiting) >= bounds.waiting or self._waiting_bytes + size > bounds.waiting_bytes
         if full or (self._waiting and now - self._waiting[0].since > _OVERDUE * self._server.patience):
             return self._refusals.refuse(Deferred())
-        waiting = _Waiting(name, together, work, keys, size, now)
+        waiting = _Waiting(name, together, work, keys, size, now, began)
         self._waiting.append(waiting)
         self._waiting_bytes += size
+        self._earliest = min(self._earliest, began)
         self._schedule()
+        if self._running:
+            self._expect_stale()
         return waiting.answer
 
     def drain(self) -> Deferred[None]:
         """Accept no more; fires when nothing waits any more."""
         self._accepting = False
         self._refusals.finish()
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
         if not self._waiting and not self._running:
             return succeed(None)
         self._drained = Deferred()
@@ -118,16 +137,44 @@ class Gathering:
         while self._running < self._at_once and (batch := self._next_batch()):
             self._running += 1
             Deferred.fromCoroutine(self._perform(batch))
+        self._expect_stale()
         self._tell_drained()
 
-    def _drop_stale(self) -> None:
-        """What cannot be done in time any more would have those behind it fail as well."""
+    def _stale(self, now: float) -> float:
+        """What began then, or before, is refused."""
+        return now - _STALE * self._server.patience
+
+    def _expect_stale(self) -> None:
+        """Refuse what waits when its time has come, also while all that is under way hangs."""
+        if not self._waiting or not self._accepting:
+            return
         now = self._clock.seconds()
-        while self._waiting and now - self._waiting[0].since > _STALE * self._server.patience:
-            one = self._waiting.popleft()
-            self._waiting_bytes -= one.size
-            self._server.observe(one.name, now - one.since)
-            self._refusals.refuse(one.answer)
+        left = max(self._earliest - self._stale(now), 0.0)
+        if self._look is None:
+            self._look = self._clock.callLater(left, self._look_for_stale)
+        elif now + left < self._look.getTime():
+            self._look.reset(left)
+
+    def _look_for_stale(self) -> None:
+        self._look = None
+        self._drop_stale()
+        self._expect_stale()
+
+    def _drop_stale(self) -> None:
+        """What cannot be done in time any more would have those that are done with it fail as well."""
+        now = self._clock.seconds()
+        stale = self._stale(now)
+        if self._earliest > stale:
+            return
+        waiting, self._waiting, self._earliest = self._waiting, deque(), inf
+        for one in waiting:
+            if one.began > stale:
+                self._waiting.append(one)
+                self._earliest = min(self._earliest, one.began)
+            else:
+                self._waiting_bytes -= one.size
+                self._server.observe(one.name, now - one.since)
+                self._refusals.refuse(one.answer)
 
     def _next_batch(self) -> list[_Waiting]:
         """The first that may begin, with as many of its kind as fit."""
@@ -154,7 +201,8 @@ class Gathering:
         return batch
 
     async def _perform(self, batch: list[_Waiting]) -> None:
-        answers = await self._answers([one.work for one in batch], batch[0])
+        until = min([self._clock.seconds(), *[one.began for one in batch]]) + self._server.patience
+        answers = await self._answers([one.work for one in batch], batch[0], until)
         now = self._clock.seconds()
         self._running -= 1
         for one in batch:
@@ -170,12 +218,12 @@ class Gathering:
                 one.answer.callback(answer)
         self._tell_drained()
 
-    async def _answers(self, works: Sequence[Any], first: _Waiting) -> Sequence[Any]:
+    async def _answers(self, works: Sequence[Any], first: _Waiting, until: float) -> Sequence[Any]:
         def work(operations: Operations, deadline: float) -> Awaitable[list[Any]]:
             return self._do(operations, first.together, works, deadline)
 
         try:
-            return await self._server.operate("commit", work, since=first.since)
+            return await self._server.operate("commit", work, since=first.since, until=until)
         except MediatorError as error:
             return [error] * len(works)
         except Exception as error:

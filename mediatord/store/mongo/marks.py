@@ -69,8 +69,9 @@ async def mark_pending(
 
 async def delivered_by(server: Server) -> list[str]:
     """Boots that have delivered something which still waits."""
+    # That it is a text is what the index can tell by itself.
     reply = await server.command(
-        "delivered_by", {"distinct": MESSAGES, "key": "delivered", "query": {"delivered": {"$exists": True}}}
+        "delivered_by", {"distinct": MESSAGES, "key": "delivered", "query": {"delivered": {"$gte": ""}}}
     )
     boots: list[str] = reply["values"]
     return boots
@@ -81,12 +82,18 @@ async def release_delivered(server: Server, boot: str) -> int:
     released = 0
     while True:
         found = await server.find(
-            "release_delivered", MESSAGES, {"delivered": boot}, limit=_AT_A_TIME, projection={"_id": 1}
+            "release_delivered",
+            MESSAGES,
+            {"delivered": boot},
+            limit=_AT_A_TIME,
+            projection={"_id": 1},
+            hint="message_delivered",
         )
         if not found:
             return released
         some = {"_id": {"$in": [one["_id"] for one in found]}, "delivered": boot}
-        (reply,) = await server.write("release_delivered", updating(MESSAGES, [_forgetting(some)]))
+        # By their ids: by who delivered them, all would be looked at for every slice.
+        (reply,) = await server.write("release_delivered", updating(MESSAGES, [_forgetting(some) | {"hint": "_id_"}]))
         released += reply["nModified"]
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 from twisted.internet.defer import Deferred, fail, succeed
 
+from mediatord.deadline import time_left
 from mediatord.errors import StoreUnavailable
 from mediatord.store.mongo.accounts import asking_for_owners
 from mediatord.store.mongo.server import Server
 from mediatord.store.owners import Owners
+from mediatord.store.texts import is_storable
 
 # Seconds; another node may have taken a DID away, which a deposit finds out in any case.
 _LIFETIME = 2.0
@@ -33,15 +35,18 @@ class Ownership:
         if not self._server.answers:
             return fail(StoreUnavailable())
         account = self._known.get(recipient_did)
-        if account is not None or not _is_storable(recipient_did):
+        if account is not None or not is_storable(recipient_did):
             return succeed(account)
         answer: Deferred[str | None] = Deferred()
+        clock = self._server.clock
+        # Others wait for the same question, which therefore has its own time.
+        answer.addTimeout(time_left(clock), clock, lambda _, __: fail(StoreUnavailable()))
         if not self._waiting:
-            self._since = self._server.clock.seconds()
+            self._since = clock.seconds()
         self._waiting.setdefault(recipient_did, []).append(answer)
         if not self._asking:
             self._asking = True
-            self._server.clock.callLater(0, self._ask)
+            clock.callLater(0, self._ask)
         return answer
 
     def forget(self, dids: Iterable[str]) -> None:
@@ -77,12 +82,3 @@ class Ownership:
         self._asking = bool(self._waiting)
         if self._asking:
             self._server.clock.callLater(0, self._ask)
-
-
-def _is_storable(text: str) -> bool:
-    """Whether anybody can have it: one that is no Unicode would spoil the question for all others."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
-from bson import ObjectId
+from bson import ObjectId, Timestamp
 
 from mediatord.interfaces import Arrival, QueueStatus, StoredMessage, Window
 from mediatord.interfaces.decentrl import LARGEST_SLICE
@@ -21,11 +22,12 @@ from mediatord.store.mongo.requests import Document, updating
 from mediatord.store.mongo.rows import stored
 from mediatord.store.mongo.server import Server
 from mediatord.store.mongo.transaction import Transaction
+from mediatord.store.texts import is_storable
 
 _BY_ARRIVAL = {"seq": 1}
 _ID = {"_id": 1}
-_SIZE = {"size": 1}
-_RECEIVED = {"received_at": 1}
+_SIZE = {"seq": 1, "size": 1}
+_RECEIVED = {"seq": 1, "received_at": 1}
 
 
 class Queues:
@@ -41,11 +43,11 @@ class Queues:
         lane = await _lane(t, account, recipient_did)
         if lane is None:
             return []
-        return await self._read(t, lane.in_order() | _visible(now), limit, max_bytes, lane.order)
+        return await self._read(t, lane.seen(now), limit, max_bytes, lane.order)
 
     async def find(self, t: Transaction, ids: Sequence[str], now: float) -> list[StoredMessage]:
-        wanted = {"_id": {"$in": list(dict.fromkeys(ids))}, **_visible(now)}
-        return await self._read(t, wanted, None, LARGEST_SLICE, "_id_")
+        wanted = {"_id": {"$in": list(dict.fromkeys(ids))}, **visible(now)}
+        return await self._read(t, [wanted], None, LARGEST_SLICE, "_id_")
 
     async def take_due(self, t: Transaction, now: float, limit: int) -> list[StoredMessage]:
         due = {"wakes_at": {"$lte": now}, "expires_at": {"$gt": now}}
@@ -58,15 +60,21 @@ class Queues:
         return await self._tell(t, found)
 
     async def _read(
-        self, t: Transaction, filter: Document, limit: int | None, max_bytes: int, hint: str
+        self, t: Transaction, filters: Sequence[Document], limit: int | None, max_bytes: int, hint: str
     ) -> list[StoredMessage]:
         """
         The first in order of arrival that fit, but at least one; payloads are read of those only.
 
+        :param filters: none of which finds what another does.
         :param hint: the index to use: there are others, in which is what waits for anybody.
         """
-        sizes = await t.find(MESSAGES, filter, sort=_BY_ARRIVAL, limit=limit or 0, projection=_SIZE, hint=hint)
-        ids = _fitting(sizes, max_bytes)
+        parts = await t.ask(
+            *[
+                finding(MESSAGES, filter, sort=_BY_ARRIVAL, limit=limit or 0, projection=_SIZE, hint=hint)
+                for filter in filters
+            ]
+        )
+        ids = _fitting(sorted(chain(*parts), key=_seq)[:limit], max_bytes)
         if not ids:
             return []
         places = {id: place for place, id in enumerate(ids)}
@@ -112,12 +120,20 @@ class _Lane:
 
     @property
     def order(self) -> str:
-        """The index by arrival."""
+        """An index by arrival."""
         return "message_of_account" if self.recipient is None else "message_of_recipient"
 
-    def in_order(self) -> Document:
-        """What finds them in that index."""
-        return {"account": self.account} if self.recipient is None else {"recipient": self.recipient}
+    def seen(self, now: float) -> list[Document]:
+        """
+        What finds those that can be seen, in that index, each by one.
+
+        A recipient has never more than a full queue; an account may have so many, and those that were delayed are
+        found apart: few of them are due and have not been handed out.
+        """
+        if self.recipient is not None:
+            return [{"recipient": self.recipient, **visible(now)}]
+        fresh = {"account": self.account, "expires_at": {"$gt": now}}
+        return [{**fresh, "due_at": {"$exists": False}}, {**fresh, "due_at": {"$lte": now}}]
 
     def within(self, more: Document) -> Document:
         """What finds those of them that match, in an index of something else."""
@@ -139,26 +155,20 @@ async def status(t: Transaction, account: str, recipient_did: str | None, now: f
             MESSAGES, [{"$match": {**held, "expires_at": {"$gt": now}}}, _summing(1, "$size")], hint="message_delayed"
         ),
         *[
-            finding(
-                MESSAGES,
-                lane.in_order() | _visible(now),
-                sort={"seq": way},
-                limit=1,
-                projection=_RECEIVED,
-                hint=lane.order,
-            )
+            finding(MESSAGES, some, sort={"seq": way}, limit=1, projection=_RECEIVED, hint=lane.order)
+            for some in lane.seen(now)
             for way in (1, -1)
         ],
     )
-    first, last = counts[3:]
-    if not first:
+    ends = sorted(chain(*counts[3:]), key=_seq)
+    if not ends:
         return QueueStatus(0, 0)
     (messages, size), *hidden = [_sums(some) for some in counts[:3]]
     return QueueStatus(
         messages - sum(number for number, _ in hidden),
         size - sum(number for _, number in hidden),
-        first[0]["received_at"],
-        last[0]["received_at"],
+        ends[0]["received_at"],
+        ends[-1]["received_at"],
     )
 
 
@@ -192,6 +202,8 @@ async def next_due(server: Server, now: float) -> float | None:
 
 async def _lane(t: Transaction, account: str, recipient_did: str | None) -> _Lane | None:
     """None when there is no such account, or it has no such recipient."""
+    if not is_storable(account) or not is_storable(recipient_did or ""):
+        return None
     owners = await t.find(ACCOUNTS, {"did": account}, projection=_ID)
     if not owners:
         return None
@@ -202,7 +214,8 @@ async def _lane(t: Transaction, account: str, recipient_did: str | None) -> _Lan
     return _Lane(number, recipients[0]["_id"]) if recipients else None
 
 
-def _visible(now: float) -> Document:
+def visible(now: float) -> Document:
+    """What finds the messages that can be seen at a time."""
     return {"expires_at": {"$gt": now}, "$or": [{"due_at": {"$exists": False}}, {"due_at": {"$lte": now}}]}
 
 
@@ -212,6 +225,11 @@ def _summing(number: object, size: object) -> Document:
 
 def _sums(found: Sequence[Document]) -> tuple[int, int]:
     return (found[0]["number"], found[0]["bytes"]) if found else (0, 0)
+
+
+def _seq(document: Document) -> Timestamp:
+    seq: Timestamp = document["seq"]
+    return seq
 
 
 def _fitting(documents: Iterable[Document], max_bytes: int) -> list[str]:

@@ -14,6 +14,7 @@ from bson import ObjectId
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Reason, Removed
 from mediatord.store.mongo.aftermath import Aftermath
+from mediatord.store.mongo.clocks import agreeing
 from mediatord.store.mongo.collections import ACCOUNTS, MESSAGES, RECIPIENTS
 from mediatord.store.mongo.cursors import finding
 from mediatord.store.mongo.names import NameBook, Names
@@ -77,7 +78,10 @@ class Removing:
         return await operations.transact(remove, deadline, look_after, tries=tries)
 
     async def expire(self, server: Server, now: float, limit: int) -> list[Removed]:
-        """Those that have expired, the first first; not all at once, so that little is in anybody's way."""
+        """
+        Those that have expired, the first first; not all at once, so that little is in anybody's way. None while the
+        server has another time than this host: who is wrong would remove what has not expired.
+        """
         expired: list[Removed] = []
         give_up = server.clock.seconds() + _EXPIRING
         while len(expired) < limit:
@@ -86,7 +90,7 @@ class Removing:
             try:
                 await server.transact(
                     "expire",
-                    partial(self._expire, some, now=now, limit=number),
+                    partial(self._expire, some, {"$expr": agreeing(server.clock.seconds())}, now=now, limit=number),
                     undo=partial(self._aftermath.look, removed=some),
                 )
             except StoreUnavailable:
@@ -98,11 +102,13 @@ class Removing:
                 break
         return expired
 
-    async def _expire(self, expired: list[Removed], transaction: Transaction, now: float, limit: int) -> None:
+    async def _expire(
+        self, expired: list[Removed], condition: Document, transaction: Transaction, now: float, limit: int
+    ) -> None:
         """:param expired: becomes what has expired."""
         order = {"expires_at": 1, "seq": 1}
         found = await transaction.find(
-            MESSAGES, {"expires_at": {"$lte": now}}, sort=order, limit=limit, projection=OUTLINE
+            MESSAGES, {"expires_at": {"$lte": now}, **condition}, sort=order, limit=limit, projection=OUTLINE
         )
         names = await self._book.look_up(transaction.query, found)
         transaction.later(taking_out(found))

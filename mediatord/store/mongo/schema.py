@@ -137,6 +137,7 @@ class Schema:
     async def _mend(
         self, operations: Operations, collection: Collection, existing: Existing | None, clock: IReactorTime
     ) -> None:
+        new = existing is None
         if existing is None:
             await _try(operations, {"create": collection.name}, _soon(clock), {_NAMESPACE_EXISTS})
             existing = {}
@@ -147,13 +148,14 @@ class Schema:
             if not _absent(index, existing):
                 if await self._is_overtaken(operations, clock):
                     continue
-                if _is_timed_otherwise(index, existing):
-                    await _change_expiry(operations, collection, index, _soon(clock))
-                    continue
                 await _clear_the_way(operations, collection, index, existing, _soon(clock))
             wanted.append({**index.definition(), "name": index.name})
         if wanted:
-            body = {"createIndexes": collection.name, "indexes": wanted}
+            if not new:
+                names = ", ".join(index["name"] for index in wanted)
+                _log.info("building indexes of {name}: {names}", name=collection.name, names=names)
+            # Members that are away catch up; by default all of them would be waited for.
+            body = {"createIndexes": collection.name, "indexes": wanted, "commitQuorum": "majority"}
             await _try(operations, body, clock.seconds() + _SLOW, _ALTERED_MEANWHILE)
 
 
@@ -164,8 +166,13 @@ def _soon(clock: IReactorTime) -> float:
 async def _look(
     operations: Operations, collections: Sequence[Collection], deadline: float
 ) -> dict[str, Existing | None]:
-    """The definitions of all indexes by collection and name; None for a collection that is not there."""
-    questions = [Request({"listIndexes": one.name, "cursor": {"batchSize": 1000}}) for one in collections]
+    """
+    The definitions of all indexes by collection and name; None for a collection that is not there.
+
+    One of ours that is still being built is none yet: to make it is to wait for it.
+    """
+    how: Document = {"includeBuildUUIDs": True, "cursor": {"batchSize": 1000}}
+    questions = [Request({"listIndexes": one.name, **how}) for one in collections]
     replies = await operations.all(questions, deadline)
     there: dict[str, Existing | None] = {}
     for collection, reply in zip(collections, replies, strict=True):
@@ -174,8 +181,17 @@ async def _look(
                 raise reply
             there[collection.name] = None
         else:
-            there[collection.name] = {one["name"]: _definition(one) for one in reply["cursor"]["firstBatch"]}
+            found = [one for one in reply["cursor"]["firstBatch"] if not _is_being_built(one, collection)]
+            specs = [one.get("spec", one) for one in found]
+            there[collection.name] = {spec["name"]: _definition(spec) for spec in specs}
     return there
+
+
+def _is_being_built(found: Document, collection: Collection) -> bool:
+    if "buildUUID" not in found:
+        return False
+    definition = _definition(found["spec"])
+    return any(_same(index.definition(), definition) for index in collection.indexes)
 
 
 def _definition(index: Document) -> Document:
@@ -201,14 +217,6 @@ def _absent(index: Index, existing: Existing) -> bool:
     return not _in_the_way(index, existing)
 
 
-def _is_timed_otherwise(index: Index, existing: Existing) -> bool:
-    """Whether all that is different is when documents may be deleted."""
-    present = existing.get(index.name)
-    if present is None or index.expire_after is None:
-        return False
-    return _same(_timeless(index.definition()), _timeless(present))
-
-
 async def _clear_the_way(
     operations: Operations, collection: Collection, index: Index, existing: Existing, deadline: float
 ) -> None:
@@ -221,11 +229,6 @@ def _in_the_way(index: Index, existing: Existing) -> list[str]:
     """Indexes of this name, or that are the same but for their name, which no collection may have two of."""
     definition = _timeless(index.definition())
     return [name for name, one in existing.items() if name == index.name or _same(definition, _timeless(one))]
-
-
-async def _change_expiry(operations: Operations, collection: Collection, index: Index, deadline: float) -> None:
-    change = {"name": index.name, "expireAfterSeconds": index.expire_after}
-    await _try(operations, {"collMod": collection.name, "index": change}, deadline, {_INDEX_MISSING})
 
 
 def _timeless(definition: Document) -> Document:

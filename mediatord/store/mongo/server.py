@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
+from mediatord.deadline import PATIENCE, request_began
 from mediatord.errors import StoreUnavailable
 from mediatord.store.batches import Observer
+from mediatord.store.mongo.asking import Asking
 from mediatord.store.mongo.availability import Availability
 from mediatord.store.mongo.cursors import aggregating, finding
 from mediatord.store.mongo.faults import Faults
@@ -19,10 +21,9 @@ from mediatord.store.mongo.link import Link
 from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.pulse import beating
 from mediatord.store.mongo.replies import UNSTORABLE, Duplicate, Kept, Refused, Unreachable
-from mediatord.store.mongo.requests import Document, Request, deleting, inserting, modifying, updating
-from mediatord.store.mongo.sessions import sessions_of
+from mediatord.store.mongo.requests import deleting, inserting, modifying, updating
 from mediatord.store.mongo.transaction import Transaction
-from mediatord.store.mongo.transactions import Undo, Work
+from mediatord.store.mongo.transactions import Undo
 
 if TYPE_CHECKING:
     from mediatord.store.mongo.uri import MongoAddress
@@ -42,18 +43,18 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Seconds that an operation may take in all.
-PATIENCE = 2.5
+# Of the time that an operation may take, what has to be left of it.
+_LEAST = 0.1
 # Seconds for leaving nothing behind when it is closed, and between attempts to undo something.
 _FINISHING = 1.0
 _SETTLING = 0.1
 _CONNECTIONS = 10
 
 
-class Server:
+class Server(Asking):
     """
     Operations end within :data:`PATIENCE` and a moment, whatever the server does, and at once while it is known not
-    to answer. They fail with StoreUnavailable unless something else is said.
+    to answer; those for one request do so all together.
 
     :param clock: a reactor: what it is told to call later must be called without anybody's help.
     :param observe: told what each operation took, in seconds, by its name.
@@ -112,107 +113,25 @@ class Server:
         """Whether something may have been done that was said to have failed, and is yet to be undone."""
         return self._operations.transactions.doubtful
 
-    async def command(self, name: str, body: Document, *, database: str = "", limited: bool = True) -> Document:
-        """
-        One command that does no harm when it is done twice.
-
-        :param name: of the operation, for the metric.
-        :param limited: whether the command knows `maxTimeMS`.
-        :raise Duplicate: a unique index has this value already.
-        """
-        request = Request(body, database=database)
-        return await self.operate(name, lambda ops, deadline: ops.command(request, deadline, limited=limited))
-
-    async def find(
-        self,
-        name: str,
-        collection: str,
-        filter: Document,
-        *,
-        sort: Document | None = None,
-        limit: int = 0,
-        skip: int = 0,
-        projection: Document | None = None,
-        hint: str | None = None,
-    ) -> list[Document]:
-        """:param limit: 0 for all."""
-        question = finding(collection, filter, sort=sort, limit=limit, skip=skip, projection=projection, hint=hint)
-        return await self.ask(name, question)
-
-    async def aggregate(self, name: str, collection: str, pipeline: Sequence[Document]) -> list[Document]:
-        return await self.ask(name, aggregating(collection, pipeline))
-
-    async def ask(
-        self, name: str, question: Request, *, since: float | None = None, prompt: bool = False
-    ) -> list[Document]:
-        """
-        What one of `finding` and `aggregating` finds; see :meth:`operate`.
-
-        :param prompt: it takes no time, and is not to wait for what does.
-        """
-        return await self.operate(
-            name, lambda ops, deadline: ops.query(question, deadline, prompt=prompt), since=since
-        )
-
-    async def write(self, name: str, requests: Sequence[Request]) -> list[Document]:
-        """
-        Write what does no harm when it is written twice, one document at a time and durably; see `inserting`,
-        `updating` and `deleting`. Each document of them is written or not, whatever becomes of the others.
-
-        :raise Duplicate: a unique index has this value already.
-        """
-        return await self.operate(name, lambda ops, deadline: ops.write(requests, deadline))
-
-    async def find_and_modify(
-        self,
-        name: str,
-        collection: str,
-        filter: Document,
-        change: Document | Sequence[Document] | None,
-        *,
-        upsert: bool = False,
-        new: bool = False,
-        sort: Document | None = None,
-        projection: Document | None = None,
-    ) -> Document | None:
-        """
-        Change one document, or remove it if `change` is None, durably; what it was, or is now if `new`. It must do no
-        harm when that is done twice.
-        """
-        request = modifying(collection, filter, change, upsert=upsert, new=new, sort=sort, projection=projection)
-        (reply,) = await self.write(name, [request])
-        found: Document | None = reply["value"]
-        return found
-
-    async def transact(self, name: str, work: Work[T], *, undo: Undo | None = None, reading: bool = False) -> T:
-        """
-        Do all of `work` or nothing, durably; it is called again when something was in its way, so it must have no
-        other effect. A MediatorError that it raises is the answer and undoes what it wrote, but not in a
-        :class:`Kept`.
-
-        :param undo: when nobody knows whether it was done: called once the server answers again, to undo by our own
-            ids what may have been. What it returns is called when that is durable.
-        :param reading: it only reads, which must not hold up what writes.
-        :raise Duplicate: a unique index has this value already.
-        """
-        return await self.operate(name, lambda ops, deadline: ops.transact(work, deadline, undo, reading=reading))
-
     def owe(self, undo: Undo) -> None:
         """Have something undone, or done after all, once the server answers; see :meth:`~.Transactions.owe`."""
         self._operations.transactions.owe(undo)
 
     async def operate(
-        self, name: str, work: Callable[[Operations, float], Awaitable[T]], *, since: float | None = None
+        self,
+        name: str,
+        work: Callable[[Operations, float], Awaitable[T]],
+        *,
+        since: float | None = None,
+        until: float | None = None,
     ) -> T:
-        """
-        Do something by a deadline, as one operation.
-
-        :param since: when it was asked for, if that was before.
-        """
+        """What would hardly be done in the time that is left is not begun, so that nobody has to undo it."""
         now = self.clock.seconds()
-        if not self.answers or (since is not None and now >= since + PATIENCE):
+        since = now if since is None else since
+        until = request_began(since) + PATIENCE if until is None else until
+        if not self.answers or until - now < _LEAST * PATIENCE:
             raise StoreUnavailable
-        return await self._counted(self._operate(name, work, now if since is None else since))
+        return await self._counted(self._operate(name, work, since, until))
 
     def failed(self, name: str, error: Unreachable | Refused) -> None:
         """Something could not be done: say so, and find out whether anything can."""
@@ -229,10 +148,6 @@ class Server:
         else:
             self._faults.report(name, error)
 
-    async def beat(self, name: str) -> None:
-        """A write, since a server that has lost its majority can still be read."""
-        await self.write(name, beating())
-
     @property
     def owner(self) -> str:
         """Whose our sessions are."""
@@ -242,13 +157,11 @@ class Server:
         """Begin transactions from now on in sessions of this owner, which :meth:`end_sessions` can end."""
         self._operations.transactions.sessions.belong_to(owner)
 
-    async def end_sessions(self, owner: str) -> None:
-        """Undo what a process has begun and, having died, will not commit; else it is in the way for a minute."""
-        await self.command("end_sessions", {"killSessions": sessions_of(owner)}, database="admin", limited=False)
-
-    async def _operate(self, name: str, work: Callable[[Operations, float], Awaitable[T]], since: float) -> T:
+    async def _operate(
+        self, name: str, work: Callable[[Operations, float], Awaitable[T]], since: float, until: float
+    ) -> T:
         try:
-            return await work(self._operations, since + PATIENCE)
+            return await work(self._operations, until)
         except (Unreachable, Refused) as error:
             self.failed(name, error)
             raise StoreUnavailable from None

@@ -19,6 +19,7 @@ _REST = 5.0
 # than those that it had before.
 _A_SECOND = 1_000_000
 _NAMED = 256
+_LEFT = 1_000
 _NAMESPACE = uuid.UUID("6f4ad6f2-02f5-4f2e-9d7e-3a6d1c3f6b0a")
 
 
@@ -29,10 +30,12 @@ class Session:
 
     :param id: as it is sent.
     :param owner: of the process.
+    :param named: whether its id is made from that of the owner.
     """
 
     id: Document
     owner: str
+    named: bool
     number: int
     rested_at: float = 0.0
 
@@ -48,9 +51,10 @@ class Sessions:
     server that has forgotten one, which it does after half an hour, takes it for a new one.
 
     Their ids are made from that of the process: when it has died, another can make the same and end what is left.
+    While very many are in use, more are made, each to be used once.
 
     :ivar owner: what their ids are made from.
-    :ivar made: ids of all that there have been.
+    :ivar made: ids of all that there have been, of those for once only the latest in which something may go on.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -59,7 +63,12 @@ class Sessions:
         self._numbers = count()
         self._free: list[Session] = []
         self._resting: deque[Session] = deque()
-        self.made: list[Document] = []
+        self._named: list[Document] = []
+        self._for_once: deque[Document] = deque(maxlen=_LEFT)
+
+    @property
+    def made(self) -> list[Document]:
+        return [*self._named, *self._for_once]
 
     def belong_to(self, owner: str) -> None:
         """Sessions from now on are those of a process of this id."""
@@ -74,22 +83,28 @@ class Sessions:
             return self._free.pop()
         if self._resting and self._resting[0].rested_at <= now:
             return self._resting.popleft()
-        number = next(self._numbers)
-        id = _id(uuid.uuid4() if number >= _NAMED else _uuid(self.owner, number))
-        session = Session(id, self.owner, int(now * _A_SECOND))
-        self.made.append(session.id)
-        return session
+        return self._make(now)
 
     def give_back(self, session: Session) -> None:
         """Its transaction is over, or is to be ended by the next."""
-        if session.owner == self.owner:
+        if session.named and session.owner == self.owner:
             self._free.append(session)
 
     def lay_aside(self, session: Session) -> None:
         """The server may still be at it, and would let another transaction wait."""
-        if session.owner == self.owner:
+        if not session.named:
+            self._for_once.append(session.id)
+        elif session.owner == self.owner:
             session.rested_at = self._clock.seconds() + _REST
             self._resting.append(session)
+
+    def _make(self, now: float) -> Session:
+        number = next(self._numbers)
+        named = number < _NAMED
+        id = _id(_uuid(self.owner, number) if named else uuid.uuid4())
+        if named:
+            self._named.append(id)
+        return Session(id, self.owner, named, int(now * _A_SECOND))
 
 
 def sessions_of(owner: str) -> list[Document]:

@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
-from mediatord.store.mongo.collections import RECIPIENTS
-from mediatord.store.mongo.decentrl_schema import PARTIES
-from mediatord.store.mongo.requests import Document
+from mediatord.store.mongo.collections import MESSAGES, RECIPIENTS
+from mediatord.store.mongo.cursors import aggregating
+from mediatord.store.mongo.decentrl_schema import PARTIES, PENDING
+from mediatord.store.mongo.operations import Operations
+from mediatord.store.mongo.requests import Document, Request
 from mediatord.store.mongo.server import Server
+
+# Seconds that it may take, as nobody's mail depends on it.
+_PATIENCE = 1.5
+# Queues of a half that are looked at, and of the longest of them those that may be parts of one, beside those asked
+# for: a DID that has changed hands has several.
+_LOOKED_AT = 50_000
+_PARTS = 1_000
 
 
 async def queue_sizes(server: Server, top: int) -> tuple[list[tuple[str, int]], int]:
-    """The `top` largest with their DIDs, and the sum of all others."""
-    both = [
-        *_counted("messages"),
-        {"$unionWith": {"coll": PARTIES, "pipeline": _counted("pending")}},
-        {"$group": {"_id": "$did", "number": {"$sum": "$number"}}},
-    ]
-    total = [{"$group": {"_id": None, "number": {"$sum": "$number"}}}]
-    if top <= 0:
-        return [], _number(await server.aggregate("queue_sizes", RECIPIENTS, [*both, *total]))
-    largest = [{"$sort": {"number": -1, "_id": 1}}, {"$limit": top}]
-    (found,) = await server.aggregate(
-        "queue_sizes", RECIPIENTS, [*both, {"$facet": {"largest": largest, "all": total}}]
+    """
+    The `top` largest with their DIDs, and the sum of all others.
+
+    Of more queues than are looked at, the largest among those; the sum is always that of all.
+    """
+
+    async def look(operations: Operations, deadline: float) -> tuple[list[tuple[str, int]], int]:
+        total = 0
+        for collection in (MESSAGES, PENDING.name):
+            # The server knows how many documents it has.
+            total += (await operations.command(Request({"count": collection}), deadline, prompt=True))["n"]
+        found = await operations.query(_largest(top), deadline) if top > 0 else []
+        sizes = [(one["_id"], one["number"]) for one in found]
+        return sizes, max(total - sum(number for _, number in sizes), 0)
+
+    return await server.operate("queue_sizes", look, until=server.clock.seconds() + _PATIENCE)
+
+
+def _largest(top: int) -> Request:
+    return aggregating(
+        RECIPIENTS,
+        [
+            *_counted("messages", top),
+            {"$unionWith": {"coll": PARTIES, "pipeline": _counted("pending", top)}},
+            {"$group": {"_id": "$did", "number": {"$sum": "$number"}}},
+            {"$sort": {"number": -1, "_id": 1}},
+            {"$limit": top},
+        ],
     )
-    sizes = [(one["_id"], one["number"]) for one in found["largest"]]
-    return sizes, _number(found["all"]) - sum(number for _, number in sizes)
 
 
-def _counted(counter: str) -> list[Document]:
-    """Those that something waits for, with how much that is."""
+def _counted(counter: str, top: int) -> list[Document]:
+    """The largest of those that something waits for, with how much that is."""
     return [
         {"$match": {"waited_for": {"$exists": True}}},
+        {"$limit": _LOOKED_AT},
         {"$project": {"_id": 0, "did": 1, "number": f"${counter}"}},
+        {"$sort": {"number": -1}},
+        {"$limit": top + _PARTS},
     ]
-
-
-def _number(found: list[Document]) -> int:
-    return found[0]["number"] if found else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, gatherResults
@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.errors import RecipientUnknown, TooLarge
+from mediatord.errors import RecipientUnknown, StoreUnavailable, TooLarge
 from mediatord.interfaces import (
     Account,
     Action,
@@ -31,6 +31,7 @@ from mediatord.interfaces.decentrl import Caps, IDecentrlStore
 from mediatord.store.batches import Bounds
 from mediatord.store.mongo import accounts, cluster_schema, decentrl_schema, queues, sizes
 from mediatord.store.mongo.aftermath import Aftermath, Tell
+from mediatord.store.mongo.clocks import Clocks
 from mediatord.store.mongo.cluster import MongoCluster
 from mediatord.store.mongo.collections import COLLECTIONS
 from mediatord.store.mongo.decentrl import MongoDecentrl
@@ -38,17 +39,20 @@ from mediatord.store.mongo.deposits import Depositing
 from mediatord.store.mongo.duplicates import begin, retried
 from mediatord.store.mongo.gathering import Gathering
 from mediatord.store.mongo.marks import Pushed, delivered_by, mark_delivered, mark_pending, release_delivered
+from mediatord.store.mongo.messages_by_id import FindingMessages
 from mediatord.store.mongo.names import NameBook
 from mediatord.store.mongo.nonces import Claim, Claiming, Nonces, Releases
 from mediatord.store.mongo.owners import Entry
 from mediatord.store.mongo.ownership import Ownership
 from mediatord.store.mongo.queue_finder import QueueFinder
 from mediatord.store.mongo.queues import Queues, TakingDue
+from mediatord.store.mongo.readers import Readers
 from mediatord.store.mongo.removals import Removal, Removing
 from mediatord.store.mongo.rows import Order
 from mediatord.store.mongo.schema import Migration, Schema
-from mediatord.store.mongo.server import Server
+from mediatord.store.mongo.server import Server, Transaction
 from mediatord.store.mongo.transactions import Work
+from mediatord.store.texts import storable
 
 T = TypeVar("T")
 
@@ -87,7 +91,7 @@ class MongoStore:
         self._gathering = Gathering(server, at_once=_AT_ONCE, bounds=_BOUNDS)
         self._claims = Gathering(server, at_once=_CLAIMS_AT_ONCE, bounds=_BOUNDS)
         self._entry = Entry(server)
-        book = NameBook()
+        self._book = book = NameBook()
         self._queues = Queues(book)
         aftermath = Aftermath(tell)
         self._depositing = Depositing(limits, QueueFinder(), aftermath)
@@ -96,9 +100,11 @@ class MongoStore:
         self._releases = Releases(server)
         self._claiming = Claiming(self._nonces, self._releases)
         self._ownership = Ownership(server)
-        self._decentrl = MongoDecentrl(server, clock, caps, self._nonces)
+        self._readers = Readers(server)
+        self._clocks = Clocks(server)
+        self._decentrl = MongoDecentrl(server, clock, caps, self._nonces, self._clocks, aftermath)
         self.decentrl: IDecentrlStore = self._decentrl
-        self.cluster: IClusterStore = MongoCluster(server)
+        self.cluster: IClusterStore = MongoCluster(server, self._clocks)
 
     def open(self) -> Deferred[None]:
         return begin(self._open())
@@ -122,6 +128,8 @@ class MongoStore:
         return deposited.addCallback(lambda one: one[0])
 
     def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
+        if self._clocks.differ:
+            return fail(StoreUnavailable())  # it would expire too early, or not be found where its recipient is
         now = self._clock.seconds()
         orders = [Order(one.recipient_did, one.payloads, now, one.expires_at, one.due_at) for one in deposits]
         if not self._depositing.possible(orders):
@@ -136,34 +144,41 @@ class MongoStore:
         self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
     ) -> Deferred[list[StoredMessage]]:
         now = self._clock.seconds()
-        return self._limited(
-            "fetch", limit, lambda t: self._queues.fetch(t, account, recipient_did, now, limit, max_bytes)
-        )
+
+        def fetch(t: Transaction) -> Awaitable[list[StoredMessage]]:
+            return self._queues.fetch(t, account, recipient_did, now, limit, max_bytes)
+
+        return self._readers.read("fetch", account, _for_any(limit, fetch))
 
     def status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
         now = self._clock.seconds()
-        return self._read("status", lambda t: queues.status(t, account, recipient_did, now))
+        return self._readers.read("status", account, lambda t: queues.status(t, account, recipient_did, now))
 
     def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
-        now, wanted = self._clock.seconds(), tuple(ids)
-        return self._limited("find", len(wanted), lambda t: self._queues.find(t, wanted, now))
+        known = storable(ids)
+        if not known:
+            return self._limited("find", 0, _nothing)
+        finding = FindingMessages(self._queues, self._book, known, self._clock.seconds())
+        return begin(self._server.operate("find", finding))
 
     def arrived(self, accounts: Sequence[str], window: Window, *, limit: int) -> Deferred[list[Arrival]]:
         dids = tuple(accounts)
         return self._limited("arrived", limit, lambda t: queues.arrived(t, dids, window, limit))
 
     def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
-        return self._gathering.submit("mark_delivered", mark_delivered, Pushed(tuple(ids), node), frozenset(ids))
+        pushed = Pushed(storable(ids), node)
+        return self._gathering.submit("mark_delivered", mark_delivered, pushed, frozenset(pushed.ids))
 
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
-        return self._gathering.submit("mark_pending", mark_pending, tuple(ids), frozenset(ids))
+        known = storable(ids)
+        return self._gathering.submit("mark_pending", mark_pending, known, frozenset(known))
 
     def remove(self, ids: Sequence[str]) -> Deferred[list[Removed]]:
-        removal = Removal(tuple(ids))
+        removal = Removal(storable(ids))
         return self._gathering.submit("remove", self._removing, removal, frozenset(removal.ids), removal.size)
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
-        removal = Removal(tuple(ids), account)
+        removal = Removal(storable(ids), account)
         keys = {account, *removal.ids}
         return self._gathering.submit("acknowledge", self._removing, removal, keys, removal.size)
 
@@ -174,6 +189,8 @@ class MongoStore:
         return begin(queues.next_due(self._server, self._clock.seconds()))
 
     def take_due(self, limit: int) -> Deferred[list[StoredMessage]]:
+        if self._clocks.differ:
+            return fail(StoreUnavailable())  # who knows what is due
         now = self._clock.seconds()
         taking = TakingDue(self._queues, now, limit)
         return begin(retried(lambda: self._server.transact("take_due", taking, undo=taking.undo)))

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, fail
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -22,7 +22,8 @@ Work = Callable[[Transaction], Awaitable[T]]
 Settled = Callable[[], None]
 Undo = Work[Settled | None]
 
-# Transactions that are open at a time; more would keep the server from all of them.
+# Transactions that are open at a time, of those that write and of those that read only; more would keep the server
+# from all of them.
 _AT_ONCE = 32
 _DOUBTS = 1_000
 # Seconds that a server is given to end one.
@@ -46,7 +47,8 @@ class Transactions:
         self._database = database
         self._faults = faults
         self._on_doubt = on_doubt
-        self._slots = DeferredSemaphore(_AT_ONCE)
+        self._writing_slots = DeferredSemaphore(_AT_ONCE)
+        self._reading_slots = DeferredSemaphore(_AT_ONCE)
         self._doubts: deque[tuple[Session, Undo]] = deque()
         self._settling = False
         self.sessions = Sessions(clock)
@@ -75,7 +77,8 @@ class Transactions:
         :raise Refused: the server said no.
         :raise Unreachable: time is up.
         """
-        await self._slots.acquire()
+        slots = self._reading_slots if reading else self._writing_slots
+        await self._slot(slots, deadline)
         run = _Run(self.sessions.take(), self._link.reading if reading else self._link.writing)
         try:
             answer = await self._transact(run, work, deadline, tries)
@@ -86,7 +89,7 @@ class Transactions:
             self._let_go(run)
             raise
         finally:
-            self._slots.release()
+            slots.release()
         self._let_go(run)
         return answer
 
@@ -112,6 +115,14 @@ class Transactions:
                 await self._settle_one(deadline)
         finally:
             self._settling = False
+
+    async def _slot(self, slots: DeferredSemaphore, deadline: float) -> None:
+        """:raise Unreachable: none was free in time."""
+        acquired = slots.acquire()
+        if not acquired.called:
+            left = max(deadline - self._clock.seconds(), 0.0)
+            acquired.addTimeout(left, self._clock, lambda _, __: fail(Unreachable("time is up")))
+        await acquired
 
     async def _settle_one(self, deadline: float) -> None:
         session, undo = self._doubts[0]

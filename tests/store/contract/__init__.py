@@ -8,7 +8,7 @@ A backend's test cases are `class XTests(MakesX, DepositContract, TestCase)` and
 from tests.store.contract.accounts import AccountContract
 from tests.store.contract.allowances import AllowanceContract
 from tests.store.contract.arrivals import ArrivalContract
-from tests.store.contract.cluster import ClusterContract, ClusterTurnContract
+from tests.store.contract.cluster import ClusterContract, ClusterIdentityContract, ClusterTurnContract
 from tests.store.contract.cluster_presence import ClusterDeliveryContract, ClusterPresenceContract
 from tests.store.contract.decentrl_archive import DecentrlArchiveCapContract, DecentrlTagContract
 from tests.store.contract.decentrl_arrivals import DecentrlArrivalContract
@@ -31,6 +31,7 @@ __all__ = [
     "ArrivalContract",
     "ClusterContract",
     "ClusterDeliveryContract",
+    "ClusterIdentityContract",
     "ClusterPresenceContract",
     "ClusterTurnContract",
     "DecentrlArchiveCapContract",

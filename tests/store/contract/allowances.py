@@ -47,14 +47,15 @@ class AllowanceContract(ClusterStoreContract):
 
     async def test_window(self) -> None:
         """What was taken counts for a period, and the wait is for as much of it as is needed."""
-        period = 2 * self.short
+        half = self.roomy
+        period = 2 * half
         self.assertEqual(await self.take(6, period=period), 0.0)
-        await self.pass_time(self.short)
+        await self.pass_time(half)
         self.assertEqual(await self.take(4, period=period), 0.0)
-        self.assert_wait(await self.take(1, period=period), self.short, period)
-        self.assert_wait(await self.take(6, period=period), self.short, period)
+        self.assert_wait(await self.take(1, period=period), half, period)
+        self.assert_wait(await self.take(6, period=period), half, period)
         self.assert_wait(await self.take(7, period=period), period, period)
-        await self.pass_time(self.short + period / 100)
+        await self.pass_time(half + period / 100)
         self.assertEqual(await self.take(6, period=period), 0.0)
         self.assertGreater(await self.take(1, period=period), 0.0)
 

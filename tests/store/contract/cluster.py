@@ -8,7 +8,7 @@ from math import inf
 from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import ClusterRefused, ClusterSecretDiffers, Node, NodeNameTaken
+from mediatord.interfaces import ClusterIdentityDiffers, ClusterRefused, ClusterSecretDiffers, Node, NodeNameTaken
 from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
 
 
@@ -240,6 +240,36 @@ class ClusterContract(ClusterStoreContract):
                 await asked
 
 
+class ClusterIdentityContract(ClusterStoreContract):
+    """Promises of `IClusterStore` about who the mediator is, where others than workers of one daemon can be nodes."""
+
+    async def test_identity_differs(self) -> None:
+        """Who is another mediator than a live node is refused, whatever its name; a wrong secret is worse."""
+        await self.cluster.join(a_node("a", identity=b"one"), LONG)
+        for name in ("a", "b"):
+            with self.assertRaises(ClusterIdentityDiffers):
+                await self.neighbour.cluster.join(a_node(name, boot="X", identity=b"two"), LONG)
+        with self.assertRaises(ClusterSecretDiffers):
+            await self.neighbour.cluster.join(a_node("b", seal=b"other", identity=b"two"), LONG)
+        await self.neighbour.cluster.join(a_node("b", identity=b"one"), LONG)
+        self.assertEqual([node.identity for node in await self.cluster.nodes()], [b"one", b"one"])
+
+    async def test_one_that_does_not_say(self) -> None:
+        """It is let in, and in nobody's way."""
+        await self.cluster.join(a_node("a"), LONG)
+        await self.neighbour.cluster.join(a_node("b", identity=b"one"), LONG)
+        await self.cluster.join(a_node("c"), LONG)
+        self.assertEqual([node.identity for node in await self.cluster.nodes()], [b"", b"one", b""])
+
+    async def test_new_identity(self) -> None:
+        """When no node is live, or only oneself, there may be another."""
+        await self.cluster.join(a_node("a", identity=b"one"), self.short)
+        await self.outlive()
+        await self.cluster.join(a_node("b", identity=b"two"), LONG)
+        await self.cluster.join(a_node("b", identity=b"three"), LONG)
+        self.assertEqual([node.identity for node in await self.cluster.nodes()], [b"three"])
+
+
 class ClusterTurnContract(ClusterStoreContract):
     """Promises of `IClusterStore` about turns."""
 
@@ -273,9 +303,9 @@ class ClusterTurnContract(ClusterStoreContract):
 
     async def test_refusal_takes_nothing(self) -> None:
         """Who is refused does not keep the holder from losing its turn in time."""
-        await self.hold("A", lease=self.short)
+        await self.hold("A", lease=self.roomy)
         await self.hold("B")
-        await self.outlive()
+        await self.pass_time(self.roomy)
         self.assertIs(await self.hold("C"), True)
 
     async def test_drop(self) -> None:

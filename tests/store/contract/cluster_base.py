@@ -31,6 +31,11 @@ class ClusterStoreContract(StoreContract):
         await self.neighbour.close()
         await super().tearDown()
 
+    @property
+    def roomy(self) -> float:
+        """Seconds of a lease in which something has to be done before it is over, though time may pass by itself."""
+        return 5 * self.short
+
     async def join(self, *names: str, lease: float = LONG) -> None:
         """Nodes that live as long as the test, unless a lease is given."""
         for name in names:
@@ -45,6 +50,8 @@ class ClusterStoreContract(StoreContract):
         return self.pass_time(self.short)
 
 
-def a_node(name: str, boot: str | None = None, seal: bytes = SEAL, address: str | None = None) -> Node:
+def a_node(
+    name: str, boot: str | None = None, seal: bytes = SEAL, address: str | None = None, identity: bytes = b""
+) -> Node:
     """A node whose boot is its name in capitals unless it is given."""
-    return Node(name, boot or name.upper(), address or f"tcp:host={name}:port=7070", seal)
+    return Node(name, boot or name.upper(), address or f"tcp:host={name}:port=7070", seal, identity)

@@ -145,13 +145,13 @@ class ClusterDeliveryContract(ClusterStoreContract):
     async def test_open(self) -> None:
         """When a process starts, all is pending but what live nodes have delivered."""
         await self.join("a")
-        await self.join("b", lease=self.short)
+        await self.join("b", lease=self.roomy)
         await self.store.mark_delivered(["m"], node="A")
         await self.store.mark_delivered(["n"], node="B")
         await self.store.mark_delivered(["o"])
         await self.open_another()
         self.assertEqual(await self.delivered(), ["m", "n"])
-        await self.outlive()
+        await self.pass_time(self.roomy)
         await self.open_another()
         self.assertEqual(await self.delivered(), ["m"])
         self.assertEqual(await self.store.mark_pending(["m", "n", "o"]), ["m"])

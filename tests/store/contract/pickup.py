@@ -119,6 +119,21 @@ class PickupContract(StoreContract):
         await self.store.acknowledge(ALICE, ["a"])
         self.assertEqual(await self.waiting(), ["b"])
 
+    async def test_half_a_character(self) -> None:
+        """What no text has is an id that nobody knows, and a DID that nobody has."""
+        await self.put("a", "b")
+        half = "\ud800"
+        self.assertEqual(await self.store.acknowledge(ALICE, [half]), [])
+        await self.store.mark_delivered([half, "a"])
+        self.assertEqual(await self.store.mark_pending([half, "a"]), ["a"])
+        self.assertEqual([one.id for one in await self.store.find([half, "a"])], ["a"])
+        self.assertEqual(await self.store.find([half]), [])
+        for account, did in ((ALICE, half), (half, None), (half, INBOX)):
+            self.assertEqual(await self.waiting(account, did), [])
+            self.assertEqual(await self.store.status(account, did), NOTHING)
+        self.assertEqual([one.id for one in await self.store.acknowledge(ALICE, [half, "a"])], ["a"])
+        self.assertEqual([one.id for one in await self.store.remove([half, "b"])], ["b"])
+
     async def test_room_after_acknowledgement(self) -> None:
         """What was acknowledged takes no room any more, however it went."""
         await self.put("a", "b", "c", data=b"x" * 333)

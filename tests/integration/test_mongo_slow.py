@@ -1,0 +1,89 @@
+"""A daemon whose MongoDB server is slow: each thing asked of it is done in time, and all of a request is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from mediatord.protocol import jsontext
+from mediatord.wallet.mediation import PICKUP, Problem
+from mediatord.wallet.socket import connect
+from tests.integration.residents import JSON, Door, Resident
+from tests.integration.test_mongo_start import ANSWER_SECONDS, ask, on_mongodb
+from tests.integration.traffic import enrolled, letters
+from tests.mongod import ReplicaSet, mongod_binary
+from tests.web.premises import Answered
+
+reactor: Any = _reactor
+
+
+class SlowTests(TestCase):
+    """What is held up, and for how long, is such that a request would be answered after more than 3 s."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        """A daemon with an account and a registered identity."""
+        mongod_binary()
+        self.servers = ReplicaSet()
+        self.addCleanup(self.servers.close)
+        await deferToThread(self.servers.open)
+        self.daemon = on_mongodb(self.servers.uri("mediatord"))
+        self.addCleanup(self.daemon.clean)
+        await deferToThread(self.daemon.start)
+        self.bob = await enrolled(self.daemon, reactor)
+
+    def held(self, milliseconds: int, *commands: str) -> Any:
+        """While inside, these commands take so long."""
+        return self.servers.failpoint(*commands, blockConnection=True, blockTimeMS=milliseconds)
+
+    async def post(self, body: bytes) -> Answered:
+        """What a message is answered."""
+        return await deferToThread(ask, self.daemon, "POST", "/didcomm", body)
+
+    def assert_unavailable(self, answered: Answered) -> None:
+        """It may be tried again later. Whether that was said in time was seen to when it was asked."""
+        self.assertEqual(answered.status, 503, answered.body)
+        self.assertGreater(int(answered.headers["retry-after"]), 0)
+
+    async def test_a_forward(self) -> None:
+        """Finding its recipient takes 1.7 s, and so would keeping it: it is not kept."""
+        (letter,) = letters(self.bob, "slow", 1)
+        with self.held(1_700, "aggregate", "commitTransaction"):
+            self.assert_unavailable(await self.post(letter.body))
+        self.assertEqual((await self.bob.status()).message_count, 0)
+        self.assertEqual((await self.post(letter.body)).status, 202)
+        self.assertEqual((await self.bob.status()).message_count, 1)
+
+    async def test_a_question(self) -> None:
+        """Remembering it takes 0.8 s, and looking 2.4 s: the very same may be asked again."""
+        _, question = self.bob.pack(f"{PICKUP}/status-request", {})
+        with self.held(800, "commitTransaction", "aggregate"):
+            self.assert_unavailable(await self.post(question))
+        self.assertEqual((await self.post(question)).status, 200)
+
+    async def test_a_question_on_a_socket(self) -> None:
+        """Each message on it has so much time, and an answer."""
+        socket = await connect(reactor, self.bob)
+        with self.held(800, "commitTransaction", "aggregate"):
+            asked: Deferred[Any] = Deferred.fromCoroutine(socket.status())
+            asked.addTimeout(ANSWER_SECONDS, reactor)
+            problem = await self.assertFailure(asked, Problem)
+        self.assertEqual(problem.code, "e.p.me.res.storage")
+        self.assertEqual((await socket.status()).message_count, 0)
+        await socket.close()
+
+    async def test_a_command(self) -> None:
+        """Claiming its nonce takes 2.4 s, and looking 0.8 s."""
+        await deferToThread(self._command)
+
+    def _command(self) -> None:
+        resident = Resident(Door(self.daemon), "alice")
+        resident.register()
+        with self.held(800, "commitTransaction", "find"):
+            answered = ask(self.daemon, "POST", "/", resident.command({"type": "QUERY_EVENTS"}), JSON)
+            self.assert_unavailable(answered)
+            self.assertEqual(jsontext.loads_object(answered.body)["code"], "UNAVAILABLE")
+        self.assertEqual(resident.get("QUERY_EVENTS")["payload"]["events"], [])
