@@ -39,6 +39,7 @@ class Metrics:
     :ivar expired: +1 for every payload dropped at the end of its time.
     :ivar evicted: +1 for every payload dropped to make room.
     :ivar active_connections: open sockets.
+    :ivar storage_is_up: whether the store answered when last asked.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Metrics:
         self.expired = _counter(registry, "messages_expired", "Payloads dropped at the end of their time")
         self.evicted = _counter(registry, "messages_evicted", "Payloads dropped to make room for newer ones")
         self.active_connections = _gauge(registry, "active_connections", "Open sockets")
+        self.storage_is_up = False
         self._storage_up = _gauge(registry, "storage_up", "Whether the store answers")
         self._queue_size = _gauge(registry, "message_queue_size", "Waiting messages of the largest queues", "did")
         self._queues: frozenset[str] = frozenset()
@@ -69,7 +71,7 @@ class Metrics:
             cache(store.labels),
         )
         self._cluster_nodes = _gauge(registry, "cluster_nodes", "Live nodes, this one among them")
-        self._stale_presence = _counter(registry, "cluster_stale_presence", "Sockets of a node that is gone")
+        self._stale_presence = _counter(registry, "cluster_stale_presence", "Sockets that are not where they were")
         self._hints = _histogram(
             registry, "cluster_hint_duration", "From a message for another node to its answer", _STORE_BUCKETS
         )
@@ -104,7 +106,7 @@ class Metrics:
         self._hints.observe(seconds)
 
     def stale_presence(self) -> None:
-        """A node that is gone was still said to have sockets of a DID."""
+        """A socket is not where it was said to be, or was remembered to be."""
         self._stale_presence.inc()
 
     def cluster_refused(self, reason: str) -> None:
@@ -117,6 +119,7 @@ class Metrics:
 
     def storage_up(self, up: bool) -> None:
         """Whether the store answered when last asked."""
+        self.storage_is_up = up
         self._storage_up.set(up)
 
     def queue_sizes(self, largest: Iterable[tuple[str, int]], other: int) -> None:

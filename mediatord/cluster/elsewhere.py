@@ -2,152 +2,184 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from mediatord.cluster.hint import Hint
+from mediatord.cluster.reminders import Reminders
+from mediatord.cluster.trails import Trails
+from mediatord.cluster.way import Sender, Way
+from mediatord.cluster.whereabouts import Whereabouts
 from mediatord.errors import StoreUnavailable
 from mediatord.faults import without_text
-from mediatord.interfaces import IClusterStore, Node, Presence, StoredMessage
+from mediatord.interfaces import Node, Presence, StoredMessage
 from mediatord.interfaces.decentrl import PendingEvent
 
 _log = Logger()
 
-# DIDs of one question to the store, and such questions at the same time.
-CHUNK = 500
-AT_ONCE = 4
+# Seconds that a question to the store comes after hints that did not wait for its answer: so it is in nobody's way,
+# and there is one for many.
+LATER = 0.05
 
 
-class Sender(Protocol):
-    """What takes hints for other nodes."""
+class Told(Protocol):
+    """What counts."""
 
-    def put(self, node: Node, hint: Hint) -> Deferred[bool]:
-        """Fires with whether a socket of that node took it; never fails."""
+    def stale_presence(self) -> None:
+        """A node was said to hold sockets, and is gone or holds none."""
+
+    def cluster_push(self, outcome: Literal["dropped"]) -> None:
+        """A hint came to this end."""
 
 
-class Whereabouts:
+@dataclass(slots=True)
+class _Lane:
     """
-    Asks the store who holds sockets of a DID, for all that comes in one turn of the reactor together.
+    Hints of one DID that the store has not answered for.
 
-    Answers for one DID come in the order of the questions.
+    :param ways: in order.
+    :param offered: boots that all of them were offered to.
     """
 
-    def __init__(self, clock: IReactorTime, store: IClusterStore) -> None:
-        self._clock = clock
-        self._store = store
-        self._wanted: dict[str, list[Deferred[list[Presence]]]] = {}
-        self._asked: set[str] = set()
-        self._asking = 0
-        self._begin: IDelayedCall | None = None
+    ways: dict[Way, None] = field(default_factory=dict)
+    offered: frozenset[str] = frozenset()
 
-    def of(self, did: str) -> Deferred[list[Presence]]:
-        """
-        All that is known of a DID.
+    def add(self, way: Way, nodes: Sequence[Node]) -> None:
+        """:param nodes: where sockets were seen last."""
+        self.ways[way] = None
+        self.offer(nodes)
+        way.offer(nodes)
 
-        :raise StoreUnavailable: that cannot be known.
-        """
-        found: Deferred[list[Presence]] = Deferred()
-        self._wanted.setdefault(did, []).append(found)
-        self._arm()
-        return found
-
-    def _arm(self) -> None:
-        if self._wanted and self._begin is None and self._asking < AT_ONCE:
-            self._begin = self._clock.callLater(0, self._ask)
-
-    def _ask(self) -> None:
-        self._begin = None
-        while self._asking < AT_ONCE:
-            dids = list(islice((did for did in self._wanted if did not in self._asked), CHUNK))
-            if not dids:
-                break
-            self._asked.update(dids)
-            waiting = {did: self._wanted.pop(did) for did in dids}
-            self._asking += 1
-            asked = self._store.whereabouts(dids)
-            asked.addBoth(self._answered, waiting)
-            asked.addErrback(lambda failure: _log.failure("looking for sockets failed", without_text(failure)))
-
-    def _answered(self, found: object, waiting: dict[str, list[Deferred[list[Presence]]]]) -> None:
-        self._asking -= 1
-        self._asked.difference_update(waiting)
-        self._arm()
-        if not isinstance(found, list):
-            for one in _all(waiting.values()):
-                one.errback(found)  # type: ignore[arg-type]  # a Failure
-            return
-        places: dict[str, list[Presence]] = {did: [] for did in waiting}
-        for place in found:
-            places[place.did].append(place)
-        for did, deferreds in waiting.items():
-            for one in deferreds:
-                one.callback(places[did])
+    def offer(self, nodes: Sequence[Node]) -> None:
+        """All go to these nodes, so that none is overtaken there by one that comes later."""
+        boots = frozenset(node.boot for node in nodes)
+        if not boots <= self.offered:
+            for way in self.ways:
+                way.offer(nodes)
+        self.offered = boots
 
 
 class Elsewhere:
     """
     What routing and delivery know of other nodes. None of its Deferreds fails.
 
+    A hint goes at once to the nodes where sockets of its DID were seen last. The store is asked all the same, after
+    what the hint is about is stored, and those that hold sockets by then and have no hint yet get one. So a socket
+    that has just come, anywhere, is found as if nothing was remembered. Hints of a DID go to each node in order.
+
     :param boot: ours.
-    :param stale: told of each record of a node that is gone.
     """
 
-    def __init__(self, boot: str, whereabouts: Whereabouts, sender: Sender, stale: Stale) -> None:
+    def __init__(self, clock: IReactorTime, boot: str, whereabouts: Whereabouts, sender: Sender, told: Told) -> None:
+        self._clock = clock
         self._boot = boot
         self._whereabouts = whereabouts
         self._sender = sender
-        self._stale = stale
+        self._told = told
+        self._trails = Trails(clock)
+        self._reminders = Reminders(clock, self._remind, lambda: told.cluster_push("dropped"))
+        self._lanes: dict[str, _Lane] = {}
+        # Those of them that the store is yet to be asked for.
+        self._ahead: list[Way] = []
+        self._question: IDelayedCall | None = None
+        self._over = False
 
     def message(self, message: StoredMessage) -> Deferred[bool]:
         """Fires with whether a socket of another node took a message."""
-        return self._hint(Hint("messages", message.id, message.account, len(message.payload)))
+        return self._begin(Way(Hint("messages", message.id, message.account, len(message.payload)), self._sender))
 
     def event(self, event: PendingEvent) -> Deferred[bool]:
         """Fires with whether a socket of another node took an event."""
-        return self._hint(Hint("events", event.id, event.recipient_did, len(event.payload)))
+        return self._begin(Way(Hint("events", event.id, event.recipient_did, len(event.payload)), self._sender))
 
     def contracts(self, did: str) -> Deferred[bool]:
-        """Fires with whether a socket of another node was told that the contracts of `did` have changed."""
-        return self._hint(Hint("contracts", did, did))
+        """
+        Fires with whether a socket of another node was told that the contracts of `did` have changed. Who cannot be
+        told now is told later.
+        """
+        return self._begin(Way(Hint("contracts", did, did), self._sender, self._owe))
 
-    def _hint(self, hint: Hint) -> Deferred[bool]:
-        taken = Deferred.fromCoroutine(self._tell(hint))
-        taken.addErrback(_not_taken)
-        return taken
+    def keep(self, live: Collection[str]) -> None:
+        """
+        These nodes are live.
 
-    async def _tell(self, hint: Hint) -> bool:
-        places = await self._whereabouts.of(hint.lane)
-        taken: Sequence[bool] = await gatherResults([self._sender.put(node, hint) for node in self._live(places)])
-        return any(taken)
+        :param live: boots.
+        """
+        self._trails.keep(live)
 
-    def _live(self, places: Iterable[Presence]) -> Iterable[Node]:
-        for place in places:
-            if place.boot == self._boot:
-                continue
-            if place.node is None:
-                self._stale.stale_presence()
-            else:
-                yield place.node
+    def end(self) -> None:
+        """Wait for nothing more, and begin nothing by itself."""
+        self._over = True
+        self._reminders.end()
+        ahead, self._ahead = self._ahead, []
+        if self._question is not None:
+            self._question.cancel()
+            self._question = None
+        for way in ahead:
+            self._end(way, None)
 
+    def _begin(self, way: Way) -> Deferred[bool]:
+        did = way.hint.lane
+        nodes = () if self._over else self._trails.recall(did)
+        self._lanes.setdefault(did, _Lane()).add(way, nodes)
+        if nodes:
+            self._ahead.append(way)
+            if self._question is None:
+                self._question = self._clock.callLater(LATER, self._ask_for_those_ahead)
+        else:
+            self._ask(way)
+        return way.taken
 
-class Stale(Protocol):
-    """What counts stale records."""
+    def _ask_for_those_ahead(self) -> None:
+        self._question = None
+        ahead, self._ahead = self._ahead, []
+        for way in ahead:
+            self._ask(way)
 
-    def stale_presence(self) -> None:
-        """The node is gone, and its record not yet."""
+    def _ask(self, way: Way) -> None:
+        found = self._whereabouts.of(way.hint.lane)
+        found.addCallbacks(self._found, self._not_found, callbackArgs=(way,), errbackArgs=(way,))
+        found.addErrback(lambda failure: _log.failure("hinting at a message failed", without_text(failure)))
 
+    def _found(self, places: Sequence[Presence], way: Way) -> None:
+        did = way.hint.lane
+        others = [place for place in places if place.boot != self._boot]
+        nodes = [place.node for place in others if place.node is not None]
+        stale = len(others) - len(nodes) + len(way.sent - {place.boot for place in others})
+        for _ in range(stale):
+            self._told.stale_presence()
+        self._trails.note(did, nodes)
+        self._lanes[did].offer(nodes)
+        self._end(way, nodes)
 
-def _all(groups: Iterable[list[Deferred[list[Presence]]]]) -> Iterable[Deferred[list[Presence]]]:
-    return (one for group in groups for one in group)
+    def _not_found(self, failure: Failure, way: Way) -> None:
+        """The message is in the store, and is found there when the catch-up round comes."""
+        if not failure.check(StoreUnavailable):
+            _log.failure("looking for sockets failed", without_text(failure))
+        self._end(way, None)
 
+    def _end(self, way: Way, nodes: Sequence[Node] | None) -> None:
+        lane = self._lanes[way.hint.lane]
+        del lane.ways[way]
+        if not lane.ways:
+            del self._lanes[way.hint.lane]
+        way.end(nodes)
 
-def _not_taken(failure: object) -> bool:
-    """The message is in the store, and is found there when the catch-up round comes."""
-    if not failure.check(StoreUnavailable):  # type: ignore[attr-defined]  # a Failure
-        _log.failure("hinting at a message failed", without_text(failure))  # type: ignore[arg-type]
-    return False
+    def _owe(self, way: Way) -> None:
+        if not way.complete:
+            self._reminders.owe(way.hint.lane, way.told)
+
+    def _remind(self, did: str, told: Collection[str]) -> None:
+        self._begin(Way(Hint("contracts", did, did), self._sender, self._reminded, told))
+
+    def _reminded(self, way: Way) -> None:
+        if way.complete:
+            self._reminders.paid()
+        else:
+            self._owe(way)

@@ -13,10 +13,18 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from mediatord.cluster.naming import Naming, running
+from mediatord.cluster.naming import Naming, names_of, running
 from mediatord.errors import StoreUnavailable
 from mediatord.faults import Rarely, without_text
-from mediatord.interfaces import ClusterRefused, IClusterStore, Node, NodeNameTaken
+from mediatord.interfaces import (
+    CLOCKS_APART,
+    ClockDiffers,
+    ClusterIdentityDiffers,
+    ClusterRefused,
+    IClusterStore,
+    Node,
+    NodeNameTaken,
+)
 
 _log = Logger()
 
@@ -27,6 +35,11 @@ RENEWAL = 3.0
 RETRY = 1.0
 
 SECRET_DIFFERS = "cluster.secret_file: the nodes that are running have another secret"
+IDENTITY_DIFFERS = (
+    "identity.keys: the nodes that are running have other DIDs; copy keys.jwks of one of them to this host, "
+    "and give all the same public_url"
+)
+BESIDE_WORKERS = "workers: others than the workers of this daemon work on this database"
 
 
 class Followers(Protocol):
@@ -37,6 +50,9 @@ class Followers(Protocol):
 
     def parted(self) -> None:
         """Its lease is over; it tries to join again."""
+
+    def clock_differs(self, refused: ClockDiffers) -> None:
+        """It cannot join, or stay."""
 
     def nodes(self, live: Collection[Node]) -> None:
         """These are the live ones, this one among them."""
@@ -50,7 +66,8 @@ class Means:
     :param probe: the boot that answers where a node said it is; None when none does.
     :param give_up: ends the daemon with a line for the operator.
     :param fall_silent: has nothing more said to the store about sockets; fires when that is sure.
-    :param sole: whether our address was never that of anybody but earlier processes in our place, which are gone.
+    :param sole: whether this is a worker: our address was never that of anybody but earlier processes in our place,
+        which are gone, and our secret is that of the workers of one daemon.
     """
 
     probe: Callable[[Node], Awaitable[str | None]]
@@ -101,7 +118,7 @@ class Membership(Service):
     @property
     def settled(self) -> bool:
         """Whether this node has been a member for so long that all others that are live have come back as well."""
-        return self._since is not None and self._clock.seconds() - self._since >= RENEWAL
+        return self._since is not None and not 0.0 <= self._clock.seconds() - self._since < RENEWAL
 
     def stopService(self) -> Deferred[None]:
         """Leave, so that nobody has to wait until the lease is over; fires when that is done or the store is away."""
@@ -126,8 +143,16 @@ class Membership(Service):
         _log.info("node {name} has joined the cluster", name=self._node.name)
         self._since = self._clock.seconds()
         self._followers.joined()
-        await self._stay()
-        _log.warn("the lease of node {name} is over; it joins again", name=self._node.name)
+        try:
+            await self._stay()
+            _log.warn("the lease of node {name} is over; it joins again", name=self._node.name)
+            self._part()
+        except ClockDiffers as refused:
+            self._followers.clock_differs(refused)
+            self._part()
+            await self._drop()
+
+    def _part(self) -> None:
         self._since = None
         self._followers.parted()
 
@@ -157,12 +182,22 @@ class Membership(Service):
         """
         if isinstance(refused, NodeNameTaken):
             return running(refused.holder) if self._has_joined else await self._naming.contest(refused, asked)
+        why = await self._why(refused)
         if not self._has_joined:
-            return SECRET_DIFFERS
-        if self._warning.count():
-            _log.warn(f"{SECRET_DIFFERS}; this one tries to join them again, until it has")
+            return why
+        if isinstance(refused, ClockDiffers):
+            self._followers.clock_differs(refused)
+        elif self._warning.count():
+            _log.warn(f"{why}; this one tries to join them again, until it has")
         await self._pause(RETRY)
         return ""
+
+    async def _why(self, refused: ClusterRefused) -> str:
+        if isinstance(refused, ClockDiffers):
+            return too_far_apart(refused)
+        if isinstance(refused, ClusterIdentityDiffers):
+            return IDENTITY_DIFFERS
+        return f"{BESIDE_WORKERS}: {await names_of(self._store)}" if self._means.sole else SECRET_DIFFERS
 
     async def _stay(self) -> None:
         """Until the lease is lost."""
@@ -174,15 +209,19 @@ class Membership(Service):
                 if not await self._store.renew(self._node.boot, LEASE):
                     return
                 self._followers.nodes(await self._store.nodes())
-                # As often as that, however long it takes: who sees no renewal takes us for dead.
-                pause = max(0.0, began + RENEWAL - self._clock.seconds())
+                # As often as that, however long it takes: who sees no renewal takes us for dead. Meanwhile the clock
+                # may have been set back.
+                pause = min(max(0.0, began + RENEWAL - self._clock.seconds()), RENEWAL)
             except StoreUnavailable:
                 pause = RETRY
 
     async def _leave(self) -> None:
         await self._means.fall_silent()
-        if self._life is None:
-            return
+        if self._life is not None:
+            await self._drop()
+
+    async def _drop(self) -> None:
+        """Be no node any more, at once: what was pushed is pending again, and turns are those of others."""
         try:
             await self._store.drop(self._node.boot, until=inf)
         except StoreUnavailable:
@@ -190,3 +229,8 @@ class Membership(Service):
 
     def _pause(self, seconds: float) -> Deferred[None]:
         return deferLater(self._clock, seconds, lambda: None)
+
+
+def too_far_apart(refused: ClockDiffers) -> str:
+    """Why nobody can begin here."""
+    return f"{refused}; they may be {CLOCKS_APART:.0f} s apart"

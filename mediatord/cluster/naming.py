@@ -18,6 +18,8 @@ _log = Logger()
 # node takes to renew it.
 LOOK = 1.0
 UNRENEWED = 4.0
+# In place of a name, of whichever works alone: no node of a cluster can have it. Its own name is said as its address.
+ALONE = "(alone)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +102,11 @@ def _misled(holder: Node) -> str:
         f"node: {holder.name} is running already, said to be at {holder.address}, where this node itself answers; "
         "every node needs a name and an address of its own"
     )
+
+
+async def names_of(store: IClusterStore) -> str:
+    """Of the live nodes, for the operator."""
+    try:
+        return ", ".join(one.address if one.name == ALONE else one.name for one in await store.nodes())
+    except StoreUnavailable:
+        return "unknown"

@@ -53,7 +53,7 @@ Ask = Callable[[Node, str, bytes], Awaitable[bytes]]
 class _Waiting:
     hint: Hint
     since: float
-    answered: Deferred[bool] = field(default_factory=Deferred)
+    answered: Deferred[bool | None] = field(default_factory=Deferred)
 
 
 class Peer:
@@ -80,11 +80,11 @@ class Peer:
         self._warning = Rarely(clock)
         self._lost = self._over = False
 
-    def put(self, hint: Hint) -> Deferred[bool]:
-        """Send a hint; fires with whether a socket took what it is about, and never fails."""
+    def put(self, hint: Hint) -> Deferred[bool | None]:
+        """Send a hint; fires with whether a socket took what it is about, None if that is not known; never fails."""
         if len(self._queue) >= MAX_WAITING or (self._queue and self._bytes + hint.weight > MAX_WAITING_BYTES):
             self._told.cluster_push("dropped")
-            return succeed(False)
+            return succeed(None)
         waiting = _Waiting(hint, self._clock.seconds())
         self._queue.append(waiting)
         self._bytes += hint.weight
@@ -185,9 +185,9 @@ class Peer:
         """:param pushed: None when it is not known."""
         now = self._clock.seconds()
         for one in batch:
-            there = pushed is not None and (one.hint.kind, one.hint.name) in pushed
-            self._told.cluster_push("failed" if pushed is None else "pushed" if there else "no_session")
-            if pushed is not None:
+            there = None if pushed is None else (one.hint.kind, one.hint.name) in pushed
+            self._told.cluster_push("failed" if there is None else "pushed" if there else "no_session")
+            if there is not None:
                 self._told.hint_took(now - one.since)
             one.answered.callback(there)
 
@@ -211,11 +211,11 @@ class Peers:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def put(self, node: Node, hint: Hint) -> Deferred[bool]:
+    def put(self, node: Node, hint: Hint) -> Deferred[bool | None]:
         """As :meth:`Peer.put`; at once for a node that is known to be gone, or when this has ended."""
         if self._over or self._gone.get(node.boot, 0.0) > self._clock.seconds():
             self._told.cluster_push("failed")
-            return succeed(False)
+            return succeed(None)
         peer = self._peers.get(node.boot)
         if peer is None:
             peer = self._peers[node.boot] = Peer(self._clock, node, self._ask, self._told, self._is_gone)

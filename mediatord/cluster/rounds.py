@@ -75,6 +75,7 @@ class Sweep:
     :param boot: ours.
     :param mine: whether it is this node's turn.
     :param fell_back: told how many messages are pending again.
+    :param name_of: that of a boot, for the operator.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class Sweep:
         boot: str,
         mine: Callable[[], Awaitable[bool]],
         fell_back: Callable[[int], None],
+        name_of: Callable[[str], str],
     ) -> None:
         self._store = store
         self._boot = boot
         self._mine = mine
         self._fell_back = fell_back
+        self._name_of = name_of
 
     async def round(self) -> None:
         """:raise StoreUnavailable: somebody does it later."""
@@ -97,7 +100,12 @@ class Sweep:
             # Our own lease is for us to take up again.
             if boot != self._boot:
                 count = await self._store.drop(boot)
-                _log.info("node {boot} is gone; {count} messages wait again", boot=boot, count=count)
+                _log.info(
+                    "node {name} (boot {boot}) is gone; {count} messages wait again",
+                    name=self._name_of(boot),
+                    boot=boot,
+                    count=count,
+                )
                 self._fell_back(count)
 
 

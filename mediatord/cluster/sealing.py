@@ -20,9 +20,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.http_headers import Headers
 
 from mediatord.cluster.secret import ClusterKeys
+from mediatord.interfaces import CLOCKS_APART
 
 # Seconds that the clocks of two nodes may be apart.
-WINDOW = 60.0
+WINDOW = CLOCKS_APART
 MAX_NONCES = 100_000
 
 SENDER, RECEIVER, TIME, NONCE, SEAL = (

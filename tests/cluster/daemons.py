@@ -27,7 +27,7 @@ from tests.integration.daemon import PLENTY, merge
 
 reactor: Any = _reactor
 SECRET = b"what the nodes of this cluster know and nobody else"
-PATIENCE = 10.0
+PATIENCE = 30.0
 STEP = 0.01
 
 

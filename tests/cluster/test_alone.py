@@ -6,18 +6,20 @@ from math import inf
 from types import SimpleNamespace
 from typing import Any
 
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.cluster.membership import LEASE as NODE_LEASE
+from mediatord.cluster.naming import ALONE
+from mediatord.cluster.standing import Standing
 from mediatord.config import Config
 from mediatord.errors import StoreUnavailable
 from mediatord.gate import Gate
-from mediatord.interfaces import ClusterSecretDiffers, Node, QueueLimits, StoreRefused
+from mediatord.interfaces import ClockDiffers, ClusterSecretDiffers, Node, QueueLimits, StoreRefused
 from mediatord.store.memory import MemoryStore
-from mediatord.wiring.alone import ENTRY, LEASE, LOOK, RENEWAL, RETURN, Alone, open_among
-from mediatord.wiring.didcomm import live_settings
+from mediatord.wiring.alone import LEASE, LOOK, RENEWAL, RETURN, Alone, open_among
+from mediatord.wiring.didcomm import live_settings, own_turn
 from tests.house import NOW
 
 BEA = Node("bea", "bbbb", "tcp:host=10.0.0.2:port=7070", b"seal")
@@ -33,13 +35,14 @@ class AloneTests(SynchronousTestCase):
         # Somebody else has it open, or it would be empty each time.
         self.successResultOf(self.store.open())
         self.said: list[str] = []
-        self.gate = Gate()
+        self.gate = Gate(self.clock)
         self.gate.startService()
+        self.standing = Standing(self.clock)
 
     def lone(self, boot: str = "aaaa", name: str = "ann") -> Alone:
         """A process that works alone."""
         node = Node(name, boot, "", b"")
-        alone = Alone(self.clock, self.store, node, self.gate, self.said.append)
+        alone = Alone(self.clock, self.store, node, self.gate, self.standing, self.said.append)
         alone.startService()
         return alone
 
@@ -51,7 +54,7 @@ class AloneTests(SynchronousTestCase):
 
     def dead(self, boot: str = "aaaa") -> None:
         """One that was here and was killed."""
-        self.successResultOf(self.store.cluster.join(Node(ENTRY, boot, "ann", b""), LEASE))
+        self.successResultOf(self.store.cluster.join(Node(ALONE, boot, "ann", b""), LEASE))
 
     def boots(self) -> list[str]:
         """Of those that are live."""
@@ -104,6 +107,17 @@ class AloneTests(SynchronousTestCase):
         for backend, node in (("mongodb", "aaaa"), ("sqlite", "")):
             config = Config.model_validate({"storage": {"backend": backend}})
             self.assertEqual(live_settings(base, config).node, node)
+
+    def test_keeps_house(self) -> None:
+        """Unless the store says that it may not, which one on a file need not be asked."""
+        base: Any = SimpleNamespace(reactor=self.clock, store=self.store, node=Node("ann", "aaaa", "", b""))
+        turn = own_turn(base, Config.model_validate({"storage": {"backend": "mongodb"}}))
+        assert turn is not None
+        self.assertIs(self.successResultOf(Deferred.fromCoroutine(turn.is_mine())), True)
+        self.store.cluster.hold = lambda *_: succeed(False)
+        self.clock.advance(LEASE)
+        self.assertIs(self.successResultOf(Deferred.fromCoroutine(turn.is_mine())), False)
+        self.assertIsNone(own_turn(base, Config.model_validate({"storage": {"backend": "sqlite"}})))
 
     def test_a_node_of_a_cluster_beside_it(self) -> None:
         """The same, and the store does not let it in either."""
@@ -158,7 +172,7 @@ class AloneTests(SynchronousTestCase):
 
     def test_cut_off(self) -> None:
         """It comes back by itself; if its place was taken meanwhile, it ends."""
-        for taker, line in ((None, ""), (Node(ENTRY, "dddd", "ann", b""), TAKEN), (BEA, BESIDE)):
+        for taker, line in ((None, ""), (Node(ALONE, "dddd", "ann", b""), TAKEN), (BEA, BESIDE)):
             alone = self.opened()
             renew, join = self.store.cluster.renew, self.store.cluster.join
             self.store.cluster.renew = self.store.cluster.join = lambda *_: fail(StoreUnavailable())
@@ -174,6 +188,27 @@ class AloneTests(SynchronousTestCase):
             self.said.clear()
             if taker is not None:
                 self.successResultOf(self.store.cluster.drop(taker.boot, until=inf))
+
+    def test_a_wrong_clock_at_the_start(self) -> None:
+        """One line, and nobody is served."""
+        self.store.cluster.join = lambda *_: fail(ClockDiffers(4320))
+        refusal = self.failureResultOf(self.lone().open(), StoreRefused)
+        line = "the clock of this host is 1 h 12 min ahead of the MongoDB server's; they may be 60 s apart"
+        self.assertEqual(str(refusal.value), line)
+        self.assertFalse(self.is_served())
+
+    def test_a_wrong_clock_later(self) -> None:
+        """It goes on and says so, until the clock is right, whether its lease was over by then or not."""
+        self.opened()
+        for seconds in (RENEWAL, LEASE + RENEWAL):
+            really = self.store.cluster.renew, self.store.cluster.join
+            self.store.cluster.renew = self.store.cluster.join = lambda *_: fail(ClockDiffers(4320))
+            self.run_for(seconds)
+            trouble = "the clock of this host is 1 h 12 min ahead of the MongoDB server's"
+            self.assertEqual((self.standing.trouble, self.said), (trouble, []))
+            self.store.cluster.renew, self.store.cluster.join = really
+            self.run_for(RENEWAL)
+            self.assertEqual((self.standing.trouble, self.boots(), self.said), ("", ["aaaa"], []))
 
     def test_what_is_in_the_way_of_opening(self) -> None:
         """A store that does not open because of what an earlier process left opens the next time."""

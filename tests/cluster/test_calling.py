@@ -76,8 +76,8 @@ class WireTestCase(TestCase):
         return port
 
     def caller(self, keys: Any, **options: Any) -> Calling:
-        """Another node."""
-        calling = Calling(reactor, "aaaa", Sealing(reactor, keys), **options)
+        """Another node, which is in no hurry unless it is told to be."""
+        calling = Calling(reactor, "aaaa", Sealing(reactor, keys), **{"timeout": 60.0, **options})
         self.addCleanup(calling.close)
         return calling
 

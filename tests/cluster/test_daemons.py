@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import treq
 from twisted.internet.defer import fail
+from twisted.internet.task import deferLater
 from twisted.web.client import Agent
 
-from mediatord.cluster.membership import LEASE, SECRET_DIFFERS
+from mediatord.cluster.membership import IDENTITY_DIFFERS, LEASE, SECRET_DIFFERS
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import StoreRefused
+from mediatord.interfaces import ClockDiffers, StoreRefused
+from mediatord.keyfile import create_keys
 from mediatord.private_file import create_private
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.decentrl.contracting import make_contract
@@ -20,7 +23,7 @@ from mediatord.wallet.decentrl.wallet import Wallet as DecentrlWallet
 from mediatord.wallet.mediator import discover, open_http
 from mediatord.wallet.packing import anoncrypt, forward
 from mediatord.wallet.socket import WalletSocket, connect
-from tests.cluster.daemons import Node, Town, reactor
+from tests.cluster.daemons import PATIENCE, STEP, Node, Town, reactor
 from tests.integration.traffic import marker_of
 
 
@@ -61,7 +64,7 @@ class TwoNodes(Town):
 
     async def text(self, socket: WalletSocket) -> str:
         """What was pushed next."""
-        return marker_of(self.bob, await socket.pushed.get().addTimeout(10, reactor))
+        return marker_of(self.bob, await socket.pushed.get().addTimeout(PATIENCE, reactor))
 
     async def ask(self, node: Node, method: str, path: str) -> tuple[int, bytes]:
         """A plain request."""
@@ -114,7 +117,7 @@ class PushTests(TwoNodes):
         socket = await connect_decentrl(reactor, bob, endpoint=self.b.endpoint())
         self.addCleanup(socket.close)
         await alice.send(bob.did, "hello")
-        frame = await socket.pushed.get().addTimeout(10, reactor)
+        frame = await socket.pushed.get().addTimeout(PATIENCE, reactor)
         self.assertEqual(frame["type"], "PENDING_EVENTS")
 
 
@@ -125,6 +128,19 @@ class RefusalTests(TwoNodes):
         stranger = self.start("c", cluster={"secret_file": str(self.directory / "other.secret")})
         await self.until(lambda: stranger.said)
         self.assertEqual((stranger.said, self.live()), ([SECRET_DIFFERS], ["a", "b"]))
+
+    async def test_other_keys(self) -> None:
+        """As made by `mediatord init` on each host: one line that says what to do."""
+        create_keys(self.directory / "other.jwks")
+        stranger = self.start("c", identity={"keys": str(self.directory / "other.jwks")})
+        await self.until(lambda: stranger.said)
+        self.assertEqual((stranger.said, self.live()), ([IDENTITY_DIFFERS], ["a", "b"]))
+
+    async def test_another_public_url(self) -> None:
+        """Its DIDs lead elsewhere."""
+        stranger = self.start("c", public_url="http://127.0.0.1:1")
+        await self.until(lambda: stranger.said)
+        self.assertEqual((stranger.said, self.live()), ([IDENTITY_DIFFERS], ["a", "b"]))
 
     async def test_same_name(self) -> None:
         """One line that says who has it."""
@@ -194,6 +210,48 @@ class StoreTests(TwoNodes):
         node = self.start("c")
         self.assertEqual(node.said, ["storage.mongodb.uri: no"])
         del store.open
+
+
+class HealthTests(TwoNodes):
+    """Whether a balancer should send wallets to a node."""
+
+    async def detail(self, node: Node) -> str:
+        """What a node has to complain of; empty for nothing."""
+        status, body = await self.ask(node, "GET", "/health")
+        said = json.loads(body)
+        self.assertEqual((status, said["status"]), (503, "error") if "detail" in said else (200, "ok"))
+        return str(said.get("detail", ""))
+
+    async def until_detail(self, node: Node, detail: str) -> None:
+        """Wait until that is what it says."""
+        deadline = reactor.seconds() + PATIENCE
+        while await self.detail(node) != detail:
+            assert reactor.seconds() < deadline, await self.detail(node)
+            await deferLater(reactor, STEP, lambda: None)
+
+    async def test_not_joined(self) -> None:
+        """Not before it is a node: live mode would be refused there."""
+        store: Any = self.store
+        store.cluster.join = lambda *_: fail(StoreUnavailable())
+        node = self.start("c")
+        self.assertEqual(await self.detail(node), "cluster: not joined")
+        self.assertEqual(await self.detail(self.a), "")
+        del store.cluster.join
+        await self.until_detail(node, "")
+        self.assertIn("c", self.live())
+
+    async def test_clock(self) -> None:
+        """It says so as long as it is wrong, and comes back by itself."""
+        store: Any = self.store
+        refused = ClockDiffers(4320)
+        store.cluster.renew = store.cluster.join = lambda *_: fail(refused)
+        await self.until_detail(self.a, str(refused))
+        self.assertNotIn("a", self.live())
+        del store.cluster.renew
+        del store.cluster.join
+        await self.until_detail(self.a, "")
+        self.assertIn("a", self.live())
+        self.assertEqual((self.a.said, self.b.said), ([], []))
 
 
 class UnixTests(TwoNodes):

@@ -11,17 +11,26 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cluster.membership import LEASE, RENEWAL, RETRY, SECRET_DIFFERS, Means, Membership
+from mediatord.cluster.membership import (
+    BESIDE_WORKERS,
+    IDENTITY_DIFFERS,
+    LEASE,
+    RENEWAL,
+    RETRY,
+    SECRET_DIFFERS,
+    Means,
+    Membership,
+)
 from mediatord.cluster.naming import LOOK, UNRENEWED
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Node, QueueLimits
+from mediatord.interfaces import ClockDiffers, Node, QueueLimits
 from mediatord.store.memory import MemoryStore
 from tests.house import NOW
 
 
-def node(name: str = "ann", boot: str = "aaaa", seal: bytes = b"seal") -> Node:
+def node(name: str = "ann", boot: str = "aaaa", seal: bytes = b"seal", identity: bytes = b"we") -> Node:
     """One of several."""
-    return Node(name, boot, f"tcp:host=10.0.0.1:port={len(boot)}", seal)
+    return Node(name, boot, f"tcp:host=10.0.0.1:port={len(boot)}", seal, identity)
 
 
 class MembershipTestCase(SynchronousTestCase):
@@ -60,6 +69,10 @@ class MembershipTestCase(SynchronousTestCase):
     def nodes(self, live: Collection[Node]) -> None:
         """Noted."""
         self.seen.append([one.boot for one in live])
+
+    def clock_differs(self, refused: ClockDiffers) -> None:
+        """Noted."""
+        self.heard.append(f"clock {refused.ahead:+.0f}")
 
     def begin(self) -> None:
         """Start, with a store that is open."""
@@ -175,6 +188,17 @@ class MembershipTests(MembershipTestCase):
         self.pass_time(RENEWAL)
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
 
+    def test_not_settled_without_the_lease(self) -> None:
+        """What is done every few seconds is not done by a node that cannot come back yet."""
+        self.begin()
+        self.pass_time(RENEWAL)
+        self.assertTrue(self.membership.settled)
+        self.successResultOf(self.store.drop("aaaa", until=inf))
+        with self.away("join"):
+            self.pass_time(RENEWAL)
+            self.assertEqual(self.heard, ["joined", "parted"])
+            self.assertFalse(self.membership.settled)
+
     def test_fault(self) -> None:
         """A mistake of ours is logged, and not the end."""
         self.store.join = lambda *args: fail(RuntimeError("boom"))
@@ -204,6 +228,33 @@ class MembershipTests(MembershipTestCase):
         self.pass_time(LEASE + RETRY)
         self.assertEqual((self.heard[2:], self.live()), (["joined"], ["aaaa"]))
 
+    def test_another_identity(self) -> None:
+        """One line that says what to do, and that was it; later it waits until it may join again."""
+        other = node("bea", "bbbb", identity=b"they")
+        self.successResultOf(self.store.join(other, 100))
+        self.begin()
+        self.assertEqual((self.said, self.heard, self.live()), ([IDENTITY_DIFFERS], [], ["bbbb"]))
+        self.assertIn("copy keys.jwks", IDENTITY_DIFFERS)
+        self.successResultOf(self.membership.stopService())
+        self.successResultOf(self.store.drop("bbbb", until=inf))
+        self.membership = self.member(node())
+        self.begin()
+        with self.away("renew", "join"):
+            self.pass_time(LEASE)
+        self.successResultOf(self.store.join(other, LEASE))
+        self.pass_time(LEASE - RETRY)
+        self.assertEqual((len(self.said), self.heard, self.live()), (1, ["joined", "parted"], ["bbbb"]))
+        self.pass_time(2 * RETRY)
+        self.assertEqual((self.heard[2:], self.live()), (["joined"], ["aaaa"]))
+
+    def test_workers_beside_others(self) -> None:
+        """They have no secret file: the line says who is there."""
+        self.successResultOf(self.store.join(node("other-2", "dddd", b"other"), 100))
+        self.successResultOf(self.store.join(node("other-1", "bbbb", b"other"), 100))
+        self.membership = self.member(node(), sole=True)
+        self.begin()
+        self.assertEqual(self.said, [f"{BESIDE_WORKERS}: other-1, other-2"])
+
     def test_renews_on_time(self) -> None:
         """A store that takes its time makes no renewal later."""
         renewed: list[float] = []
@@ -217,6 +268,67 @@ class MembershipTests(MembershipTestCase):
         self.begin()
         self.pass_time(2 * RENEWAL)
         self.assertEqual(renewed, [0, RENEWAL, 2 * RENEWAL])
+
+
+class ClockTests(MembershipTestCase):
+    """The clock of the host, and that of the store's server."""
+
+    @contextmanager
+    def wrong(self, ahead: float) -> Iterator[None]:
+        """The store refuses us."""
+        for operation in ("join", "renew"):
+            setattr(self.store, operation, lambda *_: fail(ClockDiffers(ahead)))
+        yield
+        for operation in ("join", "renew"):
+            delattr(self.store, operation)
+
+    def test_wrong_at_the_start(self) -> None:
+        """One line, and that was it."""
+        with self.wrong(4320):
+            self.begin()
+        (line,) = self.said
+        self.assertTrue(line.startswith("the clock of this host is 1 h 12 min ahead of the MongoDB server's"), line)
+        self.assertIn("60 s", line)
+        self.pass_time(LEASE)
+        self.assertEqual((self.heard, self.live()), ([], []))
+
+    def test_wrong_later(self) -> None:
+        """It is no node and has no turn from then on, without waiting for its lease, until the clock is right."""
+        self.begin()
+        self.successResultOf(self.store.announce("aaaa", ["did:x"]))
+        self.assertIs(self.successResultOf(self.store.hold("turn", "aaaa", 100)), True)
+        with self.wrong(-100):
+            self.pass_time(RENEWAL)
+            self.assertEqual((self.heard[:3], self.live()), (["joined", "clock -100", "parted"], []))
+            self.assertEqual(self.successResultOf(self.store.whereabouts(["did:x"])), [])
+            self.assertIs(self.successResultOf(self.store.hold("turn", "bbbb", 100)), True)
+            self.pass_time(2 * LEASE)
+            self.assertEqual((set(self.heard[3:]), self.live(), self.said), ({"clock -100"}, [], []))
+            self.assertFalse(self.membership.settled)
+        self.pass_time(RETRY)
+        self.assertEqual((self.heard[-1], self.live()), ("joined", ["aaaa"]))
+
+    def test_wrong_when_it_cannot_leave(self) -> None:
+        """Then its lease will be over."""
+        self.begin()
+        with self.wrong(100), self.away("drop"):
+            self.pass_time(RENEWAL)
+            self.assertEqual((self.heard[:3], self.live()), (["joined", "clock +100", "parted"], ["aaaa"]))
+            self.pass_time(LEASE)
+            self.assertEqual(self.live(), [])
+        self.pass_time(RETRY)
+        self.assertEqual((self.heard[-1], self.live()), ("joined", ["aaaa"]))
+
+    def test_wrong_after_an_outage(self) -> None:
+        """Who was a member is not refused for good."""
+        self.begin()
+        with self.away("renew", "join"):
+            self.pass_time(LEASE + RENEWAL)
+        with self.wrong(100):
+            self.pass_time(LEASE)
+            self.assertEqual((set(self.heard[1:]), self.said), ({"clock +100", "parted"}, []))
+        self.pass_time(RETRY)
+        self.assertEqual((self.heard[-1], self.live()), ("joined", ["aaaa"]))
 
 
 class NameTests(MembershipTestCase):

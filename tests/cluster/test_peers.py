@@ -53,11 +53,11 @@ class PeersTestCase(SynchronousTestCase):
         self.asked.append((node, body, answer))
         return await answer
 
-    def put(self, name: str = "m", *, node: Node = BEA, lane: str = "", weight: int = 0) -> Deferred[bool]:
+    def put(self, name: str = "m", *, node: Node = BEA, lane: str = "", weight: int = 0) -> Deferred[bool | None]:
         """One hint, in a lane of its own unless another one is named."""
         return self.peers.put(node, Hint("messages", name, lane or name, weight))
 
-    def many(self, count: int, prefix: str = "m") -> list[Deferred[bool]]:
+    def many(self, count: int, prefix: str = "m") -> list[Deferred[bool | None]]:
         """So many."""
         return [self.put(f"{prefix}{number}") for number in range(count)]
 
@@ -145,7 +145,7 @@ class LimitTests(PeersTestCase):
     def test_full(self) -> None:
         """What is too much is dropped at once, and counted; there is room again when something was answered."""
         hints = self.many(MAX_WAITING)
-        self.assertIs(self.successResultOf(self.put("late")), False)
+        self.assertIsNone(self.successResultOf(self.put("late")))
         self.assertEqual(self.counts.outcomes, {"dropped": 1})
         self.requests()  # two batches have left the queue
         self.assertNoResult(self.put("fits"))
@@ -154,9 +154,16 @@ class LimitTests(PeersTestCase):
     def test_bytes(self) -> None:
         """The messages themselves are in memory meanwhile; but one always fits."""
         self.assertNoResult(self.put("huge", weight=2 * MAX_WAITING_BYTES))
-        self.assertIs(self.successResultOf(self.put("more", weight=1)), False)
+        self.assertIsNone(self.successResultOf(self.put("more", weight=1)))
         self.requests()
         self.assertNoResult(self.put("again", weight=1))
+
+    def test_bytes_that_have_gone(self) -> None:
+        """However much has been sent, only what waits is counted."""
+        self.put("huge", weight=2 * MAX_WAITING_BYTES)
+        self.requests()
+        self.assertNoResult(self.put("again", weight=1))
+        self.assertNoResult(self.put("and again", weight=1))
 
 
 class FailureTests(PeersTestCase):
@@ -170,7 +177,7 @@ class FailureTests(PeersTestCase):
             self.assertEqual(self.requests(), [["m"]])
         self.assertNoResult(hint)
         self.fail_with(CallFailed)
-        self.assertIs(self.successResultOf(hint), False)
+        self.assertIsNone(self.successResultOf(hint))
         self.assertEqual((self.counts.outcomes, self.counts.took), ({"failed": 1}, []))
         self.clock.advance(60)
         self.assertEqual(self.asked, [])
@@ -189,7 +196,7 @@ class FailureTests(PeersTestCase):
         for _ in range(3):
             hint = self.put()
             self.fail_with(Turned)
-            self.assertIs(self.successResultOf(hint), False)
+            self.assertIsNone(self.successResultOf(hint))
         self.assertEqual(self.counts.outcomes, {"failed": 3})
 
     def test_nobody_listens(self) -> None:
@@ -198,7 +205,7 @@ class FailureTests(PeersTestCase):
         for pause in (*PAUSES, 0):
             self.fail_with(NotThere)
             self.clock.advance(pause)
-        self.assertIs(self.successResultOf(hint), False)
+        self.assertIsNone(self.successResultOf(hint))
         hint = self.put()
         self.answer()
         self.assertIs(self.successResultOf(hint), True)
@@ -207,11 +214,11 @@ class FailureTests(PeersTestCase):
         """Another node is there: hints fail at once, those that wait and those that come."""
         hints = self.many(3 * BATCH)
         self.replace()
-        self.assertTrue(all(self.successResultOf(hint) is False for hint in hints))
+        self.assertTrue(all(self.successResultOf(hint) is None for hint in hints))
         self.assertEqual(self.counts.outcomes, {"failed": 3 * BATCH})
         self.assertEqual(len(self.peers), 0)
         self.asked.clear()
-        self.assertIs(self.successResultOf(self.put("late")), False)
+        self.assertIsNone(self.successResultOf(self.put("late")))
         self.assertEqual(self.requests(), [])
         self.assertNoResult(self.put("other", node=CAL))
 
@@ -220,7 +227,7 @@ class FailureTests(PeersTestCase):
         self.put()
         self.replace()
         self.peers.keep({BEA.boot})
-        self.assertIs(self.successResultOf(self.put()), False)
+        self.assertIsNone(self.successResultOf(self.put()))
         self.peers.keep(set())
         self.assertNoResult(self.put())
 
@@ -230,7 +237,7 @@ class FailureTests(PeersTestCase):
         self.replace()
         self.clock.advance(GONE - 0.5)
         self.peers.keep({BEA.boot})
-        self.assertIs(self.successResultOf(self.put()), False)
+        self.assertIsNone(self.successResultOf(self.put()))
         self.clock.advance(0.5)
         hint = self.put()
         self.answer()
@@ -250,7 +257,7 @@ class FailureTests(PeersTestCase):
         self.peers.keep(set())
         self.assertNoResult(hint)
         self.peers.keep(set())
-        self.assertIs(self.successResultOf(hint), False)
+        self.assertIsNone(self.successResultOf(hint))
         self.assertEqual(len(self.peers), 0)
 
     def test_end(self) -> None:
@@ -262,8 +269,8 @@ class FailureTests(PeersTestCase):
         under_way = self.many(3)
         self.peers.end()
         for hint in (waiting, paused, *under_way):
-            self.assertIs(self.successResultOf(hint), False)
-        self.assertIs(self.successResultOf(self.put("late")), False)
+            self.assertIsNone(self.successResultOf(hint))
+        self.assertIsNone(self.successResultOf(self.put("late")))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_end_while_asking(self) -> None:
@@ -273,7 +280,7 @@ class FailureTests(PeersTestCase):
         answer = self.asked[0][2]
         answer._canceller = lambda cancelled: cancelled.errback(CallFailed())
         self.peers.end()
-        self.assertIs(self.successResultOf(hint), False)
+        self.assertIsNone(self.successResultOf(hint))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_fault(self) -> None:
@@ -285,7 +292,7 @@ class FailureTests(PeersTestCase):
         self.peers = Peers(self.clock, broken, self.counts)
         hint = self.put()
         self.clock.advance(0)
-        self.assertIs(self.successResultOf(hint), False)
+        self.assertIsNone(self.successResultOf(hint))
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         self.patch(peers, "write_hints", lambda hints: b"")
         self.assertEqual(self.clock.getDelayedCalls(), [])

@@ -1,170 +1,28 @@
-"""Finding other nodes, taking what they hint at, and what is done every few seconds."""
+"""Taking what other nodes hint at, and what is done every few seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.cluster import rounds
-from mediatord.cluster.elsewhere import AT_ONCE, CHUNK, Elsewhere, Whereabouts
-from mediatord.cluster.hint import Hint
 from mediatord.cluster.inbox import Half
-from mediatord.cluster.rounds import LATE, WINDOW, YOUNG, CatchUp, Rounds, Sweep
+from mediatord.cluster.rounds import CATCH_UP, LATE, WINDOW, YOUNG, CatchUp, Rounds, Sweep
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Arrival, Node, Presence, StoredMessage, Window
-from mediatord.interfaces.decentrl import PendingEvent
+from mediatord.interfaces import Arrival, StoredMessage, Window
 from tests.house import NOW
 
 BOB = "did:x:bob"
-ANN, BEA, CAL = (Node(name, name * 2, "tcp:host=10.0.0.1:port=7070", b"seal") for name in ("ann", "bea", "cal"))
 
 
 def message(id_: str, *, age: float = 10.0) -> StoredMessage:
     """One that waits for Bob, of so many seconds ago."""
     return StoredMessage(id_, BOB, BOB, b"{}", "json", NOW - age, NOW + 1000)
-
-
-class Store:
-    """What is asked of a store for sockets, answered by the test."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[list[str], Deferred[list[Presence]]]] = []
-
-    def whereabouts(self, dids: Sequence[str]) -> Deferred[list[Presence]]:
-        """Noted."""
-        self.asked.append((list(dids), Deferred()))
-        return self.asked[-1][1]
-
-
-class WhereaboutsTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.store = Store()
-        self.finder = Whereabouts(self.clock, cast(Any, self.store))
-
-    def test_one_turn_one_question(self) -> None:
-        """And each is told of its own."""
-        found = {did: self.finder.of(did) for did in ("did:x:a", "did:x:b")}
-        again = self.finder.of("did:x:a")
-        self.clock.advance(0)
-        ((dids, answer),) = self.store.asked
-        self.assertEqual(dids, ["did:x:a", "did:x:b"])
-        here = Presence("did:x:a", ANN.boot, ANN)
-        answer.callback([here])
-        self.assertEqual(self.successResultOf(found["did:x:a"]), [here])
-        self.assertEqual(self.successResultOf(again), [here])
-        self.assertEqual(self.successResultOf(found["did:x:b"]), [])
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-    def test_no_more_than_some_at_once(self) -> None:
-        """Questions are short and few; what comes meanwhile is asked together as soon as one is answered."""
-        found = [self.finder.of(f"did:x:{number}") for number in range(AT_ONCE * CHUNK + 3)]
-        self.clock.advance(0)
-        self.assertEqual([len(dids) for dids, _ in self.store.asked], [CHUNK] * AT_ONCE)
-        self.store.asked[0][1].callback([])
-        self.clock.advance(0)
-        self.assertEqual([len(dids) for dids, _ in self.store.asked], [CHUNK] * AT_ONCE + [3])
-        for _, answer in self.store.asked[1:]:
-            answer.callback([])
-        for one in found:
-            self.assertEqual(self.successResultOf(one), [])
-
-    def test_in_order(self) -> None:
-        """The next question about a DID waits for the answer to the one before; those about others do not."""
-        first = self.finder.of("did:x:a")
-        self.clock.advance(0)
-        second, other = self.finder.of("did:x:a"), self.finder.of("did:x:b")
-        self.clock.advance(0)
-        self.assertEqual([dids for dids, _ in self.store.asked], [["did:x:a"], ["did:x:b"]])
-        self.store.asked[1][1].callback([])
-        self.assertEqual(self.successResultOf(other), [])
-        self.store.asked[0][1].callback([])
-        self.assertEqual(self.successResultOf(first), [])
-        self.assertNoResult(second)
-        self.clock.advance(0)
-        self.store.asked[2][1].callback([])
-        self.assertEqual(self.successResultOf(second), [])
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-    def test_store_away(self) -> None:
-        """Whoever asked is told; the next question is asked all the same."""
-        found = [self.finder.of("did:x:a"), self.finder.of("did:x:b")]
-        self.clock.advance(0)
-        self.store.asked.pop()[1].errback(StoreUnavailable())
-        for one in found:
-            self.failureResultOf(one, StoreUnavailable)
-        again = self.finder.of("did:x:a")
-        self.clock.advance(0)
-        self.store.asked.pop()[1].callback([])
-        self.assertEqual(self.successResultOf(again), [])
-
-
-class ElsewhereTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.places: Deferred[list[Presence]] = succeed([])
-        self.hints: list[tuple[str, Hint]] = []
-        self.taken: dict[str, bool] = {}
-        self.stale = 0
-        self.elsewhere = Elsewhere(ANN.boot, self, self, self)  # type: ignore[arg-type]  # all that is used of them
-
-    def of(self, did: str) -> Deferred[list[Presence]]:
-        """What the test says."""
-        return self.places
-
-    def put(self, node: Node, hint: Hint) -> Deferred[bool]:
-        """Noted."""
-        self.hints.append((node.name, hint))
-        return succeed(self.taken.get(node.name, False))
-
-    def stale_presence(self) -> None:
-        """Counted."""
-        self.stale += 1
-
-    def at(self, *nodes: Node) -> None:
-        """Bob has sockets at these."""
-        self.places = succeed([Presence(BOB, node.boot, node) for node in nodes])
-
-    def test_every_other_node(self) -> None:
-        """Not this one; taken when one of them took it."""
-        self.at(ANN, BEA, CAL)
-        self.taken = {"cal": True}
-        self.assertIs(self.successResultOf(self.elsewhere.message(message("m"))), True)
-        hint = Hint("messages", "m", BOB, 2)
-        self.assertEqual(self.hints, [("bea", hint), ("cal", hint)])
-        self.assertEqual([one.weight for _, one in self.hints], [2, 2])
-
-    def test_kinds(self) -> None:
-        """A message, an event and a change of contracts."""
-        self.at(BEA)
-        self.elsewhere.event(PendingEvent("e", BOB, "did:x:ann", "sealed", NOW))
-        self.elsewhere.contracts(BOB)
-        self.assertEqual([hint for _, hint in self.hints], [Hint("events", "e"), Hint("contracts", BOB)])
-
-    def test_nowhere(self) -> None:
-        """Nobody is told."""
-        self.assertIs(self.successResultOf(self.elsewhere.message(message("m"))), False)
-
-    def test_stale(self) -> None:
-        """A node whose lease is over is counted, and not asked."""
-        self.places = succeed([Presence(BOB, BEA.boot, None)])
-        self.assertIs(self.successResultOf(self.elsewhere.message(message("m"))), False)
-        self.assertEqual((self.stale, self.hints), (1, []))
-
-    def test_store_away(self) -> None:
-        """The message just waits; nothing is logged but what the store says itself."""
-        self.places = fail(StoreUnavailable())
-        self.assertIs(self.successResultOf(self.elsewhere.message(message("m"))), False)
-
-    def test_fault(self) -> None:
-        """A mistake of ours is logged."""
-        self.places = fail(RuntimeError("boom"))
-        self.assertIs(self.successResultOf(self.elsewhere.message(message("m"))), False)
-        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
 
 class Shelf:
@@ -308,6 +166,16 @@ class CatchUpTests(SynchronousTestCase):
         self.round(catch_up)
         self.assertEqual(shelf.questions[-1][1], Window(NOW - LATE, NOW + 200 - YOUNG))
 
+    def test_after_many_rounds(self) -> None:
+        """A round looks back no further than it has to, however long ago the first one was."""
+        shelf = Shelf()
+        catch_up = CatchUp(self.clock, [shelf.half])
+        for _ in range(3):
+            self.round(catch_up)
+            self.clock.advance(CATCH_UP)
+        now = NOW + 2 * CATCH_UP
+        self.assertEqual(shelf.questions[-1][1], Window(now - WINDOW, now - YOUNG))
+
     def test_chunks(self) -> None:
         """However many DIDs there are, and however many messages."""
         self.patch(rounds, "CHUNK", 7)
@@ -362,7 +230,7 @@ class SweepTests(SynchronousTestCase):
         self.dropped: list[str] = []
         self.fell_back: list[int] = []
         self.my_turn = True
-        self.sweep = Sweep(self, "aaaa", self.mine, self.fell_back.append)  # type: ignore[arg-type]
+        self.sweep = Sweep(self, "aaaa", self.mine, self.fell_back.append, lambda boot: boot.upper())  # type: ignore[arg-type]
 
     async def mine(self) -> bool:
         """As the test says."""
@@ -381,6 +249,19 @@ class SweepTests(SynchronousTestCase):
         """All of them but ourselves; what they had pushed is counted as waiting again."""
         self.successResultOf(Deferred.fromCoroutine(self.sweep.round()))
         self.assertEqual((self.dropped, self.fell_back), (["dead", "late"], [3, 3]))
+
+    def test_who_is_gone(self) -> None:
+        """The operator is told by name."""
+        with capturedLogs() as events:
+            self.successResultOf(Deferred.fromCoroutine(self.sweep.round()))
+        said = [formatEvent(event) for event in events]
+        self.assertEqual(
+            said,
+            [
+                "node DEAD (boot dead) is gone; 3 messages wait again",
+                "node LATE (boot late) is gone; 3 messages wait again",
+            ],
+        )
 
     def test_not_our_turn(self) -> None:
         """Somebody else does it."""

@@ -86,6 +86,49 @@ class DecentrlTests(Village):
         self.assertEqual(self.heard(dialogue), [])
         self.assertEqual(self.methods(), ["queue"])
 
+    def test_lost_contract_hint(self) -> None:
+        """A change is told when the nodes reach each other again, however often something has changed: once."""
+        dialogue = self.bob.connect()
+        self.wires.cut = lambda node, path: True
+        self.bob.house = self.a
+        self.bob.befriend(self.alice)
+        self.bob.befriend(self.alice)
+        self.later(60)
+        self.assertEqual(self.heard(dialogue), [])
+        self.wires.cut = lambda node, path: False
+        self.later(SOON)
+        self.assertEqual(self.heard(dialogue), [{"type": "CONTRACTS_UPDATED"}])
+        self.later(60)
+        self.assertEqual(self.heard(dialogue), [])
+
+    def test_contract_hint_without_the_store(self) -> None:
+        """That nobody could say where the sockets are delays it, too."""
+        dialogue = self.bob.connect()
+        cluster: Any = self.store.cluster
+        cluster.whereabouts = lambda dids: fail(StoreUnavailable())
+        self.bob.house = self.a
+        self.bob.befriend(self.alice)
+        self.later(1)
+        self.assertEqual(self.heard(dialogue), [])
+        del cluster.whereabouts
+        self.later(SOON)
+        self.assertEqual(self.heard(dialogue), [{"type": "CONTRACTS_UPDATED"}])
+
+    def test_contract_hint_to_one_of_two(self) -> None:
+        """Who was told is not told again."""
+        third = self.house("c").start()
+        there = self.bob.connect()
+        self.bob.house = third
+        here = self.bob.connect()
+        self.wires.cut = lambda node, path: node.boot == self.b.boot
+        self.bob.house = self.a
+        self.bob.befriend(self.alice)
+        self.later(5)
+        self.assertEqual((len(self.heard(there)), len(self.heard(here))), (0, 1))
+        self.wires.cut = lambda node, path: False
+        self.later(SOON)
+        self.assertEqual((len(self.heard(there)), len(self.heard(here))), (1, 0))
+
     def test_dead_socket_elsewhere(self) -> None:
         """What a socket of another node has taken is no less missing here."""
         there = self.bob.connect()

@@ -1,0 +1,60 @@
+"""What a process says of itself to those who send it work."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.cluster.membership import LEASE
+from mediatord.cluster.standing import NOT_JOINED, Standing
+from mediatord.interfaces import ClockDiffers
+from tests.house import NOW
+
+WRONG = "the clock of this host is 1 h 12 min ahead of the MongoDB server's"
+
+
+class StandingTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.clock.advance(NOW)
+        self.node = Standing(self.clock, LEASE)
+
+    def test_no_node(self) -> None:
+        """There is nothing that it has to join."""
+        self.assertEqual(Standing(self.clock).trouble, "")
+
+    def test_until_it_has_joined(self) -> None:
+        """Nobody needs to be sent to a node that has just begun."""
+        self.assertEqual(self.node.trouble, NOT_JOINED)
+        self.node.joined()
+        self.assertEqual(self.node.trouble, "")
+
+    def test_away(self) -> None:
+        """After an outage of the store all are away for a moment, which is no reason to send nobody anywhere."""
+        self.node.joined()
+        self.node.parted()
+        self.clock.advance(LEASE)
+        self.node.parted()
+        self.assertEqual(self.node.trouble, "")
+        self.clock.advance(1)
+        self.assertEqual(self.node.trouble, NOT_JOINED)
+        self.node.joined()
+        self.assertEqual(self.node.trouble, "")
+
+    def test_clock(self) -> None:
+        """At once, with one warning for each time, whoever it is; and one line when it is over."""
+        for standing in (self.node, Standing(self.clock)):
+            standing.joined()
+            for _ in range(2):
+                with capturedLogs() as events:
+                    for _ in range(3):
+                        standing.clock_differs(ClockDiffers(4320))
+                        standing.parted()
+                        self.assertEqual(standing.trouble, WRONG)
+                    standing.joined()
+                    standing.joined()
+                self.assertEqual(standing.trouble, "")
+                warning, over = events
+                self.assertIn(WRONG, formatEvent(warning))
+                self.assertEqual([event["log_level"].name for event in (warning, over)], ["warn", "info"])
