@@ -9,6 +9,7 @@ the configuration lists them, since wallets carry the mediator's DID inside thei
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -65,6 +66,11 @@ class Identity:
         self._add_web(self.web_did)
         webs = [did for did in former_dids if self._add_former(did)]
         self.decentrl_dids = frozenset((self.web_did, *webs))
+
+    @property
+    def digest(self) -> bytes:
+        """The same for processes that are the same mediator: their DIDs are, which hold keys and public URL."""
+        return sha256(f"{self.did} {self.web_did}".encode()).digest()
 
     @property
     def signing_key(self) -> bytes:

@@ -6,10 +6,14 @@ import os
 import socket
 from collections.abc import Mapping
 
+# What `STATUS=` says of a daemon that takes work, and of one whose store is away.
+SERVING = "serving"
+WAITING = "waiting for the store"
+
 
 def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
     """
-    Send `READY=1`, `STOPPING=1`, `WATCHDOG=1` and the like to the socket that NOTIFY_SOCKET names.
+    Send `READY=1`, `STATUS=serving`, `WATCHDOG=1` and the like to the socket that NOTIFY_SOCKET names.
 
     Never waits and never raises; returns whether it was sent.
     """

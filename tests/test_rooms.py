@@ -18,7 +18,7 @@ ROOT = Path(mediatord.__file__).parent
 
 # From the ground up. A room uses rooms of lower floors only, so that neighbours do not know each other.
 FLOORS = (
-    "errors faults addresses private_file ids notify eventlog outbox presence metrics",
+    "errors faults deadline addresses private_file ids notify eventlog outbox presence metrics steady",
     "wire protocol egress gate tags",
     "interfaces config keyfile invitation outbound",
     "admission cluster identity store resolver journal service turns",

@@ -146,12 +146,13 @@ class _Posting:
     def run(self) -> Outcome:
         """Until the last answer is there."""
         start = perf_counter()
-        if not self._job.requests:
-            self._deadline = start + self._job.seconds
         with select.epoll() as epoll:
             for number, line in self._lines.items():
                 epoll.register(number, select.EPOLLIN)
                 self._send(line)
+            # However late it is by now: every connection has sent something.
+            if not self._job.requests:
+                self._deadline = start + self._job.seconds
             while self._open:
                 events = epoll.poll(_TIMEOUT_SECONDS)
                 if not events:

@@ -7,6 +7,9 @@ Times are seconds since the epoch as float. Every Deferred may fail with
 
 from mediatord.interfaces.accounts import Account, Action, IAccountStore, UpdateResult
 from mediatord.interfaces.cluster import (
+    CLOCKS_APART,
+    ClockDiffers,
+    ClusterIdentityDiffers,
     ClusterRefused,
     ClusterSecretDiffers,
     IClusterStore,
@@ -29,14 +32,18 @@ from mediatord.interfaces.messages import (
     StoredMessage,
     Window,
 )
-from mediatord.interfaces.nonces import INonceCache
+from mediatord.interfaces.nonces import KEPT_BEYOND, INonceCache
 from mediatord.interfaces.resolver import IResolver
 from mediatord.interfaces.store import IStore, StoreRefused
 
 __all__ = [
+    "CLOCKS_APART",
+    "KEPT_BEYOND",
     "Account",
     "Action",
     "Arrival",
+    "ClockDiffers",
+    "ClusterIdentityDiffers",
     "ClusterRefused",
     "ClusterSecretDiffers",
     "Deposit",

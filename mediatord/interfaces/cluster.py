@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
+# Seconds that the clocks of processes that share a store may be apart, from each other and from that of its server.
+CLOCKS_APART = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -18,12 +21,14 @@ class Node:
     :param boot: a random id of this start.
     :param address: where other nodes reach it: a Twisted client endpoint string.
     :param seal: made from the cluster secret, the same for all who know it, and of no use to make messages with.
+    :param identity: a digest of who the mediator is, the same for all that are the same; empty if it does not say.
     """
 
     name: str
     boot: str
     address: str
     seal: bytes = field(repr=False)
+    identity: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +67,60 @@ class ClusterSecretDiffers(ClusterRefused):
         super().__init__("the cluster secret differs from that of the live nodes")
 
 
+class ClusterIdentityDiffers(ClusterRefused):
+    """A live node is another mediator: it has other keys, or another public URL."""
+
+    def __init__(self) -> None:
+        super().__init__("the live nodes have another identity")
+
+
+class ClockDiffers(ClusterRefused):
+    """
+    The clock of this process cannot be relied on, or else that of the store's server.
+
+    :param ahead: seconds that ours is ahead; below 0 if it is behind.
+    """
+
+    def __init__(self, ahead: float) -> None:
+        way = "ahead of" if ahead > 0 else "behind"
+        super().__init__(f"the clock of this host is {_spelled(abs(ahead))} {way} the MongoDB server's")
+        self.ahead = ahead
+
+
+def _spelled(seconds: float) -> str:
+    """The two largest units."""
+    left, parts = round(seconds), []
+    for unit, name in ((86_400, "days"), (3_600, "h"), (60, "min"), (1, "s")):
+        number, left = divmod(left, unit)
+        if number:
+            parts.append(f"{number} {name}")
+    return " ".join(parts[:2])
+
+
 class IClusterStore(Interface):
     """
     Leases of nodes and what hangs on them. Leases are compared by one clock, that of the store's server where there
-    is one. Presence, turns and allowances need not survive a crash of the store; nodes take them up again.
+    is one; who has another time than that, by more than :data:`CLOCKS_APART`, can do nothing that hangs on time.
+    Presence, turns and allowances need not survive a crash of the store; nodes take them up again.
     """
 
     def join(node: Node, lease: float) -> Deferred[None]:
         """
         Become a live node for `lease` seconds. A boot that joined already is renewed, with what is given now.
 
-        :raise ClusterSecretDiffers: another live node has another seal; looked at first.
+        :raise ClockDiffers: looked at first.
+        :raise ClusterSecretDiffers: another live node has another seal; looked at next.
+        :raise ClusterIdentityDiffers: another one has another identity, and both say which. Where only workers of one
+            daemon can be nodes, who have the identity that they were told, it need not be kept.
         :raise NodeNameTaken: another boot of the same name is live.
         """
 
     def renew(boot: str, lease: float) -> Deferred[bool]:
-        """Live for `lease` seconds from now; False, and nothing done, when it was over or dropped: join again."""
+        """
+        Live for `lease` seconds from now; False, and nothing done, when it was over or dropped: join again.
+
+        :raise ClockDiffers: nothing was done.
+        """
 
     def drop(boot: str, *, until: float = 0.0) -> Deferred[int]:
         """
@@ -112,7 +155,7 @@ class IClusterStore(Interface):
     def hold(turn: str, boot: str, lease: float) -> Deferred[bool]:
         """
         Whether it is this node's turn: then nobody else holds it, and it is held for `lease` seconds from now, or
-        until the node is dropped.
+        until the node is dropped. It is nobody's whose clock differs.
         """
 
     def take(key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:

@@ -99,7 +99,7 @@ def _store_services(
     if base.cluster is not None:
         open_store = partial(open_among, base.reactor, base.store, base.gate)
     elif backend == "mongodb":
-        alone = Alone(base.reactor, base.store, base.node, base.gate, give_up)
+        alone = Alone(base.reactor, base.store, base.node, base.gate, base.standing, give_up)
         open_store, beside = alone.open, [alone]
     return [StoreLife(base, open_store, lambda: check_store(backend, path), opened, give_up), *beside]
 

@@ -13,10 +13,14 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from mediatord.cluster.membership import too_far_apart
+from mediatord.cluster.naming import ALONE, names_of
+from mediatord.cluster.standing import Standing
 from mediatord.errors import StoreUnavailable
 from mediatord.faults import without_text
 from mediatord.gate import Gate
 from mediatord.interfaces import (
+    ClockDiffers,
     ClusterRefused,
     ClusterSecretDiffers,
     IClusterStore,
@@ -35,8 +39,6 @@ RENEWAL = 1.0
 LOOK = 0.25
 # Seconds in which those whose leases ended while nobody could reach the store have come back.
 RETURN = 2.0
-# One entry for whichever works alone, with a name that no node of a cluster can have.
-ENTRY = "(alone)"
 
 
 class Alone(Service):
@@ -48,19 +50,27 @@ class Alone(Service):
 
     :param node: this process.
     :param gate: where requests wait until it is known whether this process may serve them.
+    :param standing: told whether its clock can be relied on.
     :param give_up: ends the daemon with a line for the operator.
     """
 
     name = "lone node"
 
     def __init__(
-        self, clock: IReactorTime, store: IStore, node: Node, gate: Gate, give_up: Callable[[str], None]
+        self,
+        clock: IReactorTime,
+        store: IStore,
+        node: Node,
+        gate: Gate,
+        standing: Standing,
+        give_up: Callable[[str], None],
     ) -> None:
         self._clock = clock
         self._store = store
         self._cluster: IClusterStore = store.cluster
-        self._entry = Node(ENTRY, node.boot, node.name, b"")
+        self._entry = Node(ALONE, node.boot, node.name, b"")
         self._gate = gate
+        self._standing = standing
         self._give_up = give_up
         self._leaving = False
         self._life: Deferred[Any] | None = None
@@ -109,6 +119,8 @@ class Alone(Service):
             except NodeNameTaken as taken:
                 if self._clock.seconds() > until:
                     raise StoreRefused(taken_by(taken.holder)) from None
+            except ClockDiffers as refused:
+                raise StoreRefused(too_far_apart(refused)) from None
             except ClusterSecretDiffers:
                 raise StoreRefused(await self._beside()) from None
             await self._pause(LOOK)
@@ -117,26 +129,34 @@ class Alone(Service):
         while True:
             await self._pause(RENEWAL)
             try:
-                if not await self._cluster.renew(self._entry.boot, LEASE):
-                    await self._cluster.join(self._entry, LEASE)
+                refusal = await self._renew()
             except StoreUnavailable:
-                pass
-            except NodeNameTaken as taken:
-                self._give_up(taken_by(taken.holder))
-                return
-            except ClusterRefused:
-                self._give_up(await self._beside())
-                return
+                continue
             except CancelledError:
                 raise
             except Exception:
                 _log.failure("renewing the lease failed", without_text())
+                continue
+            if refusal:
+                self._give_up(refusal)
+                return
+
+    async def _renew(self) -> str:
+        """Why others have its place; empty when it has."""
+        try:
+            if not await self._cluster.renew(self._entry.boot, LEASE):
+                await self._cluster.join(self._entry, LEASE)
+            self._standing.joined()
+        except ClockDiffers as refused:
+            self._standing.clock_differs(refused)
+        except NodeNameTaken as taken:
+            return taken_by(taken.holder)
+        except ClusterRefused:
+            return await self._beside()
+        return ""
 
     async def _beside(self) -> str:
-        try:
-            names = ", ".join(one.name for one in await self._cluster.nodes())
-        except StoreUnavailable:
-            names = "unknown"
+        names = await names_of(self._cluster)
         return f"cluster.listen: null, but nodes of a cluster work on this database: {names}"
 
     async def _end_earlier(self, *, after: float = 0.0) -> None:
@@ -175,7 +195,7 @@ async def _open_among(clock: IReactorTime, store: IStore, gate: Gate) -> None:
     await store.open()
     until = clock.seconds() + LEASE + RENEWAL
     with _held(gate):
-        while lone := [one for one in await store.cluster.nodes() if one.name == ENTRY]:
+        while lone := [one for one in await store.cluster.nodes() if one.name == ALONE]:
             if clock.seconds() > until:
                 raise StoreRefused(taken_by(lone[0]))
             await deferLater(clock, LOOK, lambda: None)

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from mediatord import __version__
 from mediatord.admission import Admission, Allowances
+from mediatord.cluster.standing import Standing
 from mediatord.config import Config
 from mediatord.eventlog.logs import EventFile, SegmentLimits
 from mediatord.eventlog.logs import Origin as LogOrigin
@@ -31,6 +32,10 @@ from mediatord.tags import Tags, load_tag_key
 from mediatord.wiring.cluster import ClusterSide, place_of
 from mediatord.workers import WorkerPlace
 
+_ANOTHER_IDENTITY = (
+    "identity.keys: {path} has changed since the daemon was started: put it back, or restart the daemon"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Base:
@@ -39,6 +44,7 @@ class Base:
 
     :param node: this process, as others may know it.
     :param cluster: None when this is the only process.
+    :param standing: whether this process should be sent work.
     """
 
     reactor: Any
@@ -52,6 +58,7 @@ class Base:
     outbound: Outbound
     node: Node
     cluster: ClusterSide | None
+    standing: Standing
 
 
 def load_identity(config: Config) -> Identity:
@@ -91,9 +98,11 @@ def build_base(
 
     :param worker: what this process has of its supervisor.
     :param store: instead of the one that the configuration names.
-    :raise StartupError: keys, identity or log key cannot be used.
+    :raise StartupError: keys, identity or log key cannot be used, or the identity is not what other workers have.
     """
     identity = load_identity(config)
+    if worker is not None and worker.identity != identity.digest:
+        raise StartupError(_ANOTHER_IDENTITY.format(path=config.identity.keys))
     tags = load_tags(config)
     place = place_of(config, worker)
     origin = LogOrigin(config.node_name, __version__, tags.epoch)
@@ -112,7 +121,7 @@ def build_base(
     node = Node(origin.node, origin.boot, "", b"")
     connections: Connections[Any] = Connections(config.limits.max_connections_per_ip)
     if place is not None:
-        node = Node(origin.node, origin.boot, place.address, place.keys.seal)
+        node = Node(origin.node, origin.boot, place.address, place.keys.seal, identity.digest)
         cluster = ClusterSide(reactor, store, metrics, node, place)
         connections.announce_to(cluster.announcer, reactor)
     return Base(
@@ -123,10 +132,11 @@ def build_base(
         store=store,
         connections=connections,
         admission=_admission(reactor, journal, config, cluster.allowances if cluster else None),
-        gate=Gate(),
+        gate=Gate(reactor),
         outbound=Outbound(reactor, allow_private=config.outbound.allow_private),
         node=node,
         cluster=cluster,
+        standing=cluster.standing if cluster else Standing(reactor),
     )
 
 

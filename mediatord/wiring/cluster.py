@@ -9,17 +9,23 @@ from typing import Any
 from mediatord.admission import Allowances
 from mediatord.cluster.announcing import Announcer
 from mediatord.cluster.calling import Calling
-from mediatord.cluster.elsewhere import Elsewhere, Whereabouts
+from mediatord.cluster.elsewhere import Elsewhere
+from mediatord.cluster.membership import LEASE
 from mediatord.cluster.peers import Peers
 from mediatord.cluster.sealing import Sealing
 from mediatord.cluster.secret import ClusterKeys, derive, read_secret
+from mediatord.cluster.standing import Standing
+from mediatord.cluster.whereabouts import Whereabouts
 from mediatord.config import Config
-from mediatord.interfaces import IStore, Node
+from mediatord.interfaces import ClockDiffers, IStore, Node
 from mediatord.metrics import Metrics
 from mediatord.private_file import PrivateFileError
 from mediatord.service import StartupError
 from mediatord.turns import Turn
 from mediatord.workers import WorkerPlace
+
+# Boots whose names are known after they are gone.
+_KNOWN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class ClusterSide:
     :ivar elsewhere: has other nodes push what is accepted here.
     :ivar turn: whose it is to keep house.
     :ivar allowances: what rate limits have in common.
+    :ivar standing: how things stand between them and us.
     """
 
     def __init__(self, reactor: Any, store: IStore, metrics: Metrics, node: Node, place: Place) -> None:
@@ -78,30 +85,51 @@ class ClusterSide:
         self.sealing = Sealing(reactor, place.keys)
         self.calling = Calling(reactor, node.boot, self.sealing)
         self._metrics = metrics
+        self.standing = Standing(reactor, LEASE)
         self._live = 1
+        self._names: dict[str, str] = {}
         self._peers = Peers(reactor, self.calling.ask, metrics)
         self.announcer = Announcer(reactor, store.cluster, node.boot)
-        self.elsewhere = Elsewhere(node.boot, Whereabouts(reactor, store.cluster), self._peers, metrics)
+        whereabouts = Whereabouts(reactor, store.cluster)
+        self.elsewhere = Elsewhere(reactor, node.boot, whereabouts, self._peers, metrics)
         self.turn = Turn(reactor, store.cluster, node.boot)
         self.allowances = Allowances(reactor, store.cluster, lambda: self._live, secret=place.keys.allowances)
 
     def joined(self) -> None:
         """This node is one of the cluster; see :class:`~mediatord.cluster.membership.Followers`."""
+        self.standing.joined()
         self.announcer.joined()
         tell, self.tell_joined = self.tell_joined, lambda: None
         tell()
 
     def parted(self) -> None:
         """Its lease is over."""
+        self.standing.parted()
         self.announcer.parted()
+
+    def clock_differs(self, refused: ClockDiffers) -> None:
+        """It can be no node."""
+        self.standing.clock_differs(refused)
 
     def nodes(self, live: Collection[Node]) -> None:
         """These are live."""
         self._live = len(live)
         self._metrics.cluster_nodes(len(live))
-        self._peers.keep({node.boot for node in live})
+        for node in live:
+            self._names.pop(node.boot, None)
+            self._names[node.boot] = node.name
+        for boot in list(self._names)[:-_KNOWN]:
+            del self._names[boot]
+        boots = {node.boot for node in live}
+        self._peers.keep(boots)
+        self.elsewhere.keep(boots)
+
+    def name_of(self, boot: str) -> str:
+        """Of a node that is or was here."""
+        return self._names.get(boot, "of an unknown name")
 
     async def stop(self) -> None:
         """Send no more hints; what has not been answered waits in the store."""
+        self.elsewhere.end()
         self._peers.end()
         await self.calling.close()

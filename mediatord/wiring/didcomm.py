@@ -27,6 +27,7 @@ from mediatord.identity import Identity
 from mediatord.ids import new_id, new_message_id
 from mediatord.protocol.didcomm.did import canonical
 from mediatord.resolver import Resolver, WebDIDs
+from mediatord.turns import Turn
 from mediatord.wiring.base import Base
 
 
@@ -94,8 +95,14 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         journal=journal,
         owns=identity.owns,
     )
-    housekeeping = Housekeeping(reactor, store, live, journal, lambda: _gauge(base), turn)
+    housekeeping = Housekeeping(reactor, store, live, journal, lambda: _gauge(base), turn or own_turn(base, config))
     return DIDCommHalf(Mediator(desk, protocols), live, due, housekeeping, endpoints)
+
+
+def own_turn(base: Base, config: Config) -> Turn | None:
+    """Of a process that is alone: nobody else's, nor its own while its clock is not that of the store's server."""
+    alone_on_a_server = config.storage.backend == "mongodb"
+    return Turn(base.reactor, base.store.cluster, base.node.boot) if alone_on_a_server else None
 
 
 def _resolver(base: Base, config: Config) -> Resolver:

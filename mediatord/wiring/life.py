@@ -15,7 +15,7 @@ from twisted.logger import Logger
 from mediatord import __version__
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import StoreRefused
-from mediatord.notify import notify, watchdog_interval
+from mediatord.notify import SERVING, WAITING, notify, watchdog_interval
 from mediatord.service import StartupError
 from mediatord.store.sole_use import SoleUse
 from mediatord.web.websocket import native_masking
@@ -25,6 +25,10 @@ _log = Logger()
 
 # Seconds until a store that did not open is tried again.
 RETRY = 1.0
+# Seconds that the store may take before the daemon counts as up without it; workers have opened their doors by then.
+LATE = 5.0
+# Seconds between looks at how the daemon is.
+_LOOK = 1.0
 
 
 class Endings(Service):
@@ -141,7 +145,10 @@ class StoreLife(Service):
 
 class Signs(Service):
     """
-    Says to the log and to systemd that the daemon takes work, and that it is about to stop.
+    Says to the log and to systemd that the daemon is up, how it is, and that it is about to stop.
+
+    It is up once it serves, or has listened for a while and answers 503: one whose store is away keeps trying, which
+    is no reason to end it.
 
     :param tell: tells systemd.
     """
@@ -152,35 +159,66 @@ class Signs(Service):
         self._base = base
         self._tell = tell
         self._store_open = False
-        self._watchdog: LoopingCall | None = None
+        self._up = False
+        self._told = ""
+        self._late: IDelayedCall | None = None
+        self._watchdog = LoopingCall(tell, "WATCHDOG=1")
+        self._looks = LoopingCall(self._look)
+        self._loops = (self._watchdog, self._looks)
+        for loop in self._loops:
+            loop.clock = base.reactor
 
     def startService(self) -> None:
         super().startService()
         if not native_masking():
             _log.warn("Autobahn runs without its native code: reading from sockets is many times slower")
         self._base.journal.started(__version__)
-        self._look()
+        self._base.reactor.callWhenRunning(self._begin)
 
     def store_opened(self) -> None:
         """The store is open, which may be before or after everything else has started."""
         self._store_open = True
-        self._look()
+        if self.running:
+            self._base.reactor.callWhenRunning(self._begin)
+
+    def _begin(self) -> None:
+        if not self._looks.running:
+            self._looks.start(_LOOK)
+        if self._store_open:
+            self._look()
+            self._be_up()
+        elif self._late is None:
+            self._late = self._base.reactor.callLater(LATE, self._be_up)
+
+    def _be_up(self) -> None:
+        self._cancel()
+        if not self._up:
+            self._up = True
+            self._tell("READY=1")
+            interval = watchdog_interval()
+            if interval is not None:
+                self._watchdog.start(interval)
 
     def _look(self) -> None:
-        if self.running and self._store_open:
-            self._base.reactor.callWhenRunning(self._ready)
+        state = self._state()
+        if state != self._told:
+            self._told = state
+            self._tell(f"STATUS={state}")
 
-    def _ready(self) -> None:
-        self._tell("READY=1")
-        interval = watchdog_interval()
-        if interval is not None:
-            self._watchdog = LoopingCall(self._tell, "WATCHDOG=1")
-            self._watchdog.clock = self._base.reactor
-            self._watchdog.start(interval)
+    def _state(self) -> str:
+        if not self._base.journal.metrics.storage_is_up:
+            return WAITING
+        return self._base.standing.trouble or (SERVING if self._store_open else WAITING)
+
+    def _cancel(self) -> None:
+        if self._late is not None and self._late.active():
+            self._late.cancel()
 
     def stopService(self) -> None:
         super().stopService()
+        self._cancel()
         self._tell("STOPPING=1")
-        if self._watchdog is not None and self._watchdog.running:
-            self._watchdog.stop()
+        for loop in self._loops:
+            if loop.running:
+                loop.stop()
         self._base.journal.stopped(__version__)

@@ -78,6 +78,7 @@ def build_site(
         command=gateway.command,
         public=gateway.public,
         ping_store=lambda: _ping(base),
+        trouble=lambda: base.standing.trouble,
         queue_sizes=lambda: _queue_sizes(base, config.metrics.queue_size_top),
         figures=worker.page if worker else lambda: _figures(base),
         pages=Pages(base.identity.did, base.identity.web_document, config.public_url),

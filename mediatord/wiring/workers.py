@@ -46,7 +46,9 @@ def build_supervisor(
     supervisor = Supervisor(
         reactor,
         Sharing(reactor, config.listen, config.workers),
-        Orders([(one.node_name, one.model_dump_json()) for one in workers], _secret(identity, config)),
+        Orders(
+            [(one.node_name, one.model_dump_json()) for one in workers], _secret(identity, config), identity.digest
+        ),
         check=lambda: check_store(config.storage.backend, config.storage.sqlite.path),
         give_up=give_up,
         patience=Patience(stop=config.drain_timeout),

@@ -29,11 +29,13 @@ class WorkerPlace:
     :param path: of its node-to-node socket.
     :param secret: the same for all workers of a daemon, and at every start.
     :param sockets: one for each of the configuration's `listen`, in that order.
+    :param identity: the digest of the identity that all workers of a daemon have, as long as it runs.
     """
 
     path: str
     secret: bytes = field(repr=False)
     sockets: tuple[Inherited, ...]
+    identity: bytes = field(repr=False)
 
     @property
     def address(self) -> str:
@@ -56,7 +58,8 @@ class Brief:
         """For :meth:`read`."""
         place = self.place
         sockets = [(one.descriptor, int(one.family)) for one in place.sockets]
-        return json.dumps([place.path, place.secret.hex(), sockets, self.settings]).encode("ascii")
+        told = [place.path, place.secret.hex(), sockets, place.identity.hex(), self.settings]
+        return json.dumps(told).encode("ascii")
 
     @classmethod
     def read(cls, raw: bytes) -> Brief:
@@ -65,6 +68,7 @@ class Brief:
 
         :raise ValueError: not all of it, as when the supervisor was killed just then.
         """
-        path, secret, sockets, settings = json.loads(raw)
+        path, secret, sockets, identity, settings = json.loads(raw)
         inherited = tuple(Inherited(descriptor, socket.AddressFamily(family)) for descriptor, family in sockets)
-        return cls(WorkerPlace(path, bytes.fromhex(secret), inherited), settings)
+        place = WorkerPlace(path, bytes.fromhex(secret), inherited, bytes.fromhex(identity))
+        return cls(place, settings)

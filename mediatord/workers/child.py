@@ -16,6 +16,7 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
 import mediatord
+from mediatord.notify import WAITING
 from mediatord.workers.lines import Lines, written
 
 # Descriptors in the worker, besides those of standard output and error, which are ours.
@@ -36,7 +37,8 @@ class Child(ProcessProtocol):
     :param name: of its node.
     :param hear: told what it says, unless that is for this class.
     :param gone: told how it ended.
-    :ivar ready: whether it serves.
+    :ivar ready: whether it is up.
+    :ivar status: how it is.
     :ivar unable: why it could not start, in one line; empty if it did not say so.
     :ivar pid: of the process.
     :ivar missed: heartbeats that it has not answered; below 0 while it may take time to begin.
@@ -52,6 +54,7 @@ class Child(ProcessProtocol):
     ) -> None:
         self.name = name
         self.ready = False
+        self.status = WAITING
         self.unable = ""
         self.missed = missed
         self._hear = hear

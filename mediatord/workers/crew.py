@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
+from mediatord.notify import SERVING
 from mediatord.workers.child import Child
 from mediatord.workers.sockets import Sharing
 
@@ -55,7 +56,7 @@ class _Place:
     """
     :ivar failures: ends since the place was last steady.
     :ivar resting: whether its connections go to others.
-    :ivar served: whether there ever was a worker that was ready.
+    :ivar served: whether there ever was a worker that served.
     :ivar unable: why the last one could not start; empty if it could.
     """
 
@@ -78,6 +79,7 @@ class Crew:
     :param names: of the places.
     :param hear: told what workers say that is not about their being there.
     :param complete: called once, when all are ready.
+    :param changed: called when one of them is better or worse off.
     :param give_up: told why none of them could start at all, in the words of one.
     """
 
@@ -90,6 +92,7 @@ class Crew:
         *,
         hear: Callable[[Child, str, Any], None],
         complete: Callable[[], None],
+        changed: Callable[[], None],
         give_up: Callable[[str], None],
         patience: Patience = Patience(),  # noqa: B008  frozen
     ) -> None:
@@ -99,6 +102,7 @@ class Crew:
         self._places = [_Place(number, name) for number, name in enumerate(names)]
         self._hear_more = hear
         self._complete: Callable[[], None] | None = complete
+        self._changed = changed
         self._give_up = give_up
         self._patience = patience
         self._hearts = LoopingCall(self._beat)
@@ -115,6 +119,11 @@ class Crew:
     def answers(self) -> bool:
         """Whether none of them is late with its heartbeat."""
         return all(child.missed < self._patience.late for child in self)
+
+    @property
+    def status(self) -> str:
+        """How they are, in the words of those that are worst off; where one has gone, how the others are."""
+        return next((child.status for child in self if child.status != SERVING), SERVING)
 
     def start(self) -> None:
         """Have them all begin."""
@@ -159,11 +168,17 @@ class Crew:
         _log.info("worker {name} is process {pid}", name=place.child.name, pid=place.child.pid)
 
     def _hear(self, child: Child, word: str, content: Any) -> None:
-        if word != "ready":
+        if word == "ready":
+            child.ready = True
+            self._count()
+        elif word == "status":
+            child.status = content
+            self._places[self.number(child)].served |= content == SERVING
+            self._changed()
+        else:
             self._hear_more(child, word, content)
-            return
-        child.ready = True
-        self._places[self.number(child)].served = True
+
+    def _count(self) -> None:
         if self._complete is not None and all(place.child and place.child.ready for place in self._places):
             complete, self._complete = self._complete, None
             complete()

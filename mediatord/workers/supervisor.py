@@ -30,10 +30,12 @@ class Orders:
 
     :param workers: name and configuration (as JSON) of each.
     :param secret: they know each other by it.
+    :param identity: a digest of the identity that they have.
     """
 
     workers: Sequence[tuple[str, str]]
     secret: bytes = field(repr=False)
+    identity: bytes = field(repr=False)
 
 
 class Supervisor(Service):
@@ -62,6 +64,7 @@ class Supervisor(Service):
         self._check = check
         self._patience = patience
         self._directory: Path | None = None
+        self._told = ""
         self._watchdog = LoopingCall(self._ping)
         self._watchdog.clock = reactor
         self.crew = Crew(
@@ -71,6 +74,7 @@ class Supervisor(Service):
             [name for name, _ in orders.workers],
             hear=self._hear,
             complete=self._ready,
+            changed=self._tell_status,
             give_up=give_up,
             patience=patience,
         )
@@ -135,6 +139,12 @@ class Supervisor(Service):
         if interval is not None:
             self._watchdog.start(interval)
 
+    def _tell_status(self) -> None:
+        status = self.crew.status
+        if status != self._told:
+            self._told = status
+            notify(f"STATUS={status}")
+
     def _ping(self) -> None:
         if self.crew.answers:
             notify("WATCHDOG=1")
@@ -150,7 +160,8 @@ class Supervisor(Service):
         name, settings = self._orders.workers[number]
         sockets = self._sharing.sockets(number)
         inherited = tuple(Inherited(FIRST_SOCKET + index, family) for index, (_, family) in enumerate(sockets))
-        brief = Brief(WorkerPlace(str(path), self._orders.secret, inherited), settings)
+        place = WorkerPlace(str(path), self._orders.secret, inherited, self._orders.identity)
+        brief = Brief(place, settings)
 
         def ended(child: Child, how: str) -> None:
             self._scrapes.gone(child)

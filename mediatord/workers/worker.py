@@ -36,6 +36,7 @@ LOG_BYTES = 1 << 20
 
 def wind() -> None:
     """Let this process live on for a while, even if it hangs from now on."""
+    # It counts by the monotonic clock: nobody dies because a wall clock is set.
     signal.setitimer(signal.ITIMER_REAL, _ALARM_SECONDS)
 
 
@@ -115,8 +116,11 @@ class Worker(Protocol):
 
     def tell(self, state: str) -> None:
         """What is for systemd, where there is but one process."""
-        if state == "READY=1":
+        name, _, value = state.partition("=")
+        if name == "READY":
             self._say("ready")
+        elif name == "STATUS":
+            self._say("status", value)
 
     def unable(self, line: str) -> None:
         """There is no point in going on, or in beginning at all."""

@@ -1,0 +1,51 @@
+"""A daemon whose clock goes wrong beside a MongoDB whose clock is right."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from tests.integration.cluster import fresh_storage
+from tests.integration.test_lifecycle import ask
+from tests.integration.traffic import enrolled, letters
+from tests.wrong_clock import ClockedDaemon, WrongClock
+
+reactor: Any = _reactor
+
+DAYS = 4 * 86_400.0
+
+
+class AloneTests(TestCase):
+    async def test_set_wrong_and_right(self) -> None:
+        """Health names the clock and nothing is accepted until it is right; what waits is there all the time."""
+        clock = WrongClock()
+        self.addCleanup(clock.remove)
+        daemon = ClockedDaemon(clock, {"storage": fresh_storage(self)})
+        self.addCleanup(daemon.clean)
+        await deferToThread(daemon.start)
+        bob = await enrolled(daemon, reactor)
+        stock = iter(letters(bob, "clock", 6))
+
+        async def leave() -> int:
+            return (await bob.post(next(stock).body)).status
+
+        waiting = 0
+        for ahead, way in ((DAYS, "ahead of"), (-DAYS, "behind")):
+            self.assertEqual(await leave(), 202)
+            waiting += 1
+            clock.set(ahead)
+            await deferToThread(daemon.await_health, 503)
+            _, retry, body = await deferToThread(ask, daemon.port, "GET", "/health")
+            detail = f"the clock of this host is 4 days {way} the MongoDB server's"
+            self.assertEqual((retry, json.loads(body)), ("5", {"status": "error", "detail": detail}))
+            self.assertEqual(await leave(), 503)
+            clock.set(0.0)
+            await deferToThread(daemon.await_health, 200)
+            self.assertEqual((await bob.status()).message_count, waiting)
+        self.assertEqual(await leave(), 202)
+        await deferToThread(daemon.stop)
+        self.assertNotIn("Traceback", daemon.output())
