@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any
 from unittest import SkipTest
@@ -31,11 +32,11 @@ from tests.mongod import ReplicaSet
 from tests.talkers import Talker, Times
 
 # Messages that come before anything else happens.
-_CHAPTER = 60
-# More than this is not "live".
-_LIVE_SECONDS = 5.0
-# For all of it, since the first node was there.
-_WHOLE_SECONDS = 50.0
+_SOME = 60
+# More than this is not "live", even where the machine is busy: what nobody was told of is looked for later.
+_LIVE_SECONDS = 10.0
+# For a chapter; each takes a few seconds where the machine has nothing else to do.
+_CHAPTER_SECONDS = 120.0
 _DATABASE = "mediatord"
 
 
@@ -60,19 +61,25 @@ class Demonstration:
         """
         listening = self._reactor.listenTCP(self._front, self._balancer, interface="127.0.0.1")
         try:
-            await self._meet()
-            await self._talk()
-            await self._lose_a_node()
-            await self._lose_the_primary()
-            await self._lose_everything_once()
-            await self._close_the_books()
+            await self._chapter("Three nodes, one mediator", self._meet)
+            await self._chapter("Alice and Bob talk, each over a socket to another node", self._talk)
+            await self._chapter("The node that Bob is at is killed", self._lose_a_node)
+            await self._chapter("The primary of the database is killed", self._lose_the_primary)
+            await self._chapter("A node and the primary are killed at the same moment", self._lose_everything_once)
+            await self._chapter("What became of the messages", self._close_the_books)
         finally:
             for talker in self._talkers:
                 await talker.stop()
             await maybeDeferred(listening.stopListening)
 
+    async def _chapter(self, title: str, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._say.chapter(title)
+        try:
+            await Deferred.fromCoroutine(tell()).addTimeout(_CHAPTER_SECONDS, self._reactor)
+        except DeferredTimeout:
+            raise Failed(f'"{title}" was not over within {_CHAPTER_SECONDS:.0f} s') from None
+
     async def _meet(self) -> None:
-        self._say.chapter("Three nodes, one mediator")
         ports = ", ".join(f"{self._name(node)} on port {node.port}" for node in self._cluster.nodes)
         self._say.step(f"Nodes: {ports}; a balancer on port {self._front} deals connections out in turn.")
         http = open_http(self._reactor)
@@ -88,25 +95,23 @@ class Demonstration:
             self._talkers.append(Talker(name, wallet, self._front, self._times, self._reactor))
 
     async def _talk(self) -> None:
-        self._say.chapter("Alice and Bob talk, each over a socket to another node")
         alice, bob = self._talkers
         alice.start()
         bob.start()
         alice.talk_to(bob)
         bob.talk_to(alice)
-        await self._times.more(_CHAPTER // 2)
+        await self._times.more(_SOME // 2)
         while self._node_of(alice) is self._node_of(bob):
             self._say.step("The balancer led both to the same node; Bob connects again.")
             await bob.stop()
             bob.start()
-            await self._times.more(_CHAPTER // 2)
+            await self._times.more(_SOME // 2)
         self._say.step(f"Alice is at node {self._where(alice)}, Bob at node {self._where(bob)}.")
         self._times.taken()
         longest = await self._heard("Their messages go from one node to the other.")
         self._say.check("all of them live", longest < _LIVE_SECONDS)
 
     async def _lose_a_node(self) -> None:
-        self._say.chapter("The node that Bob is at is killed")
         _, bob = self._talkers
         node = self._node_of(bob)
         assert node is not None
@@ -118,7 +123,6 @@ class Demonstration:
         self._say.step(f"Node {self._name(node)} is back.")
 
     async def _lose_the_primary(self) -> None:
-        self._say.chapter("The primary of the database is killed")
         primary = await deferToThread(self._servers.primary)
         await deferToThread(self._servers.kill, primary)
         self._say.step(f"Server {primary} is gone. Nodes answer 503 until there is another; wallets try again.")
@@ -129,7 +133,6 @@ class Demonstration:
         self._say.step(f"Server {primary} is back.")
 
     async def _lose_everything_once(self) -> None:
-        self._say.chapter("A node and the primary are killed at the same moment")
         alice, _ = self._talkers
         node = self._node_of(alice) or self._cluster.nodes[0]
         primary = await deferToThread(self._servers.primary)
@@ -142,7 +145,6 @@ class Demonstration:
         self._say.step("Both are back.")
 
     async def _close_the_books(self) -> None:
-        self._say.chapter("What became of the messages")
         for talker in self._talkers:
             await talker.hush()
         for talker in self._talkers:
@@ -154,7 +156,7 @@ class Demonstration:
 
     async def _heard(self, text: str) -> float:
         """Let them talk, and say how that went; seconds that the slowest message took."""
-        await self._times.more(_CHAPTER)
+        await self._times.more(_SOME)
         taken = self._times.taken()
         middle, longest = statistics.median(taken) * 1000, max(taken)
         figures = f"{len(taken)} messages, half of them within {middle:.0f} ms, all within {longest:.1f} s"
@@ -193,9 +195,8 @@ def main() -> int:
 
 async def _run(reactor: Any, servers: ReplicaSet, cluster: Cluster, front: int) -> None:
     try:
-        told = Deferred.fromCoroutine(Demonstration(reactor, servers, cluster, front).tell())
-        await told.addTimeout(_WHOLE_SECONDS, reactor)
-    except (Failed, Problem, DeferredTimeout, AssertionError) as error:
+        await Demonstration(reactor, servers, cluster, front).tell()
+    except (Failed, Problem, AssertionError) as error:
         click.secho(f"The demonstration failed: {error}", fg="red", err=True)
         raise SystemExit(1) from None
     click.echo()

@@ -29,6 +29,7 @@ from mediatord.wallet.throwaway import free_port
 from tests.integration.daemon import PLENTY, Daemon, merge
 from tests.integration.traffic import ROOMY
 from tests.mongod import fresh_database, shared_replica_set
+from tests.wrong_clock import ClockedDaemon, WrongClock
 
 
 class Cluster:
@@ -40,6 +41,7 @@ class Cluster:
     :param settings: what differs from the file that `mediatord init` writes, for all nodes.
     :param via: the port that leads to that of a node, for the other nodes.
     :param public_url: of all; the first node's unless given.
+    :param clocks: what nodes of these names go by.
     :ivar nodes: as they were named.
     """
 
@@ -51,8 +53,10 @@ class Cluster:
         *,
         via: Callable[[int], int] | None = None,
         public_url: str | None = None,
+        clocks: Mapping[str, WrongClock] | None = None,
     ) -> None:
-        self.nodes = [Daemon() for _ in names]
+        known = clocks or {}
+        self.nodes = [ClockedDaemon(known[name]) if name in known else Daemon() for name in names]
         first = self.nodes[0]
         set_up(first.directory, public_url or first.url)
         self.secret = first.directory / "secret"
@@ -76,7 +80,7 @@ class Cluster:
         :raise AssertionError: one of them did not come up.
         """
         with ThreadPoolExecutor(len(self.nodes)) as at_once:
-            list(at_once.map(Daemon.start, self.nodes))
+            list(at_once.map(lambda node: node.start(), self.nodes))
 
     def stop(self) -> None:
         """Stop those that run."""

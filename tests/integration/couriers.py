@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from queue import Empty, SimpleQueue
 from threading import Condition, Event, Thread
@@ -22,8 +23,10 @@ from mediatord.wallet.mediation import Delivered, Problem
 from mediatord.wallet.socket import WalletSocket, connect
 from tests.integration.cluster import at
 from tests.integration.ledger import ClusterLedger
-from tests.integration.traffic import MANY, PATIENCE_SECONDS, Letter, Post
+from tests.integration.traffic import MANY, PATIENCE_SECONDS, Post, sealed
 
+# Who post at the same time.
+COURIERS = 6
 # Between two attempts of one sender, and of one recipient.
 PAUSE_SECONDS = 0.1
 # A letter that is not accepted within so long never will be.
@@ -33,29 +36,40 @@ _END = Delivered("", b"", "json")
 TROUBLE = (Problem, ConnectionClosed, ConnectError, ResponseNeverReceived, DeferredTimeout)
 
 
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """
+    A letter that is to be sent.
+
+    :param letter: by what it goes in the ledger.
+    """
+
+    recipient: Wallet
+    letter: str
+
+
 class Couriers:
     """
-    Threads that post letters to whichever node takes them, each until it is accepted.
+    Threads that post letters to whichever node takes them, each until it is accepted. Every attempt is sealed anew.
 
     :param ports: of the nodes.
     """
 
-    def __init__(self, ports: Sequence[int], ledger: ClusterLedger, count: int = 6) -> None:
+    def __init__(self, ports: Sequence[int], ledger: ClusterLedger) -> None:
         self._ports = ports
         self._ledger = ledger
-        self._count = count
-        self._stock: SimpleQueue[Letter] = SimpleQueue()
+        self._stock: SimpleQueue[Errand] = SimpleQueue()
         self._changed = Condition()
         self._over = Event()
         self._accepted = 0
         self._answers = 0
         self._threads: list[Thread] = []
 
-    def start(self, letters: Iterable[Letter]) -> None:
+    def start(self, errands: Iterable[Errand]) -> None:
         """Begin to send these."""
-        for letter in letters:
-            self._stock.put(letter)
-        self._threads = [Thread(target=self._run, daemon=True) for _ in range(self._count)]
+        for errand in errands:
+            self._stock.put(errand)
+        self._threads = [Thread(target=self._run, daemon=True) for _ in range(COURIERS)]
         for thread in self._threads:
             thread.start()
 
@@ -89,17 +103,17 @@ class Couriers:
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                letter = self._stock.get_nowait()
+                errand = self._stock.get_nowait()
             except Empty:
                 break
-            self._deliver(letter)
+            self._deliver(errand)
         with self._changed:
             self._changed.notify_all()
 
-    def _deliver(self, letter: Letter) -> None:
+    def _deliver(self, errand: Errand) -> None:
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while time.monotonic() < deadline and not self._over.is_set():
-            status = self._post(letter, random.choice(self._ports))
+            status = self._post(errand, random.choice(self._ports))
             with self._changed:
                 self._answers += status is not None
                 self._accepted += status == 202
@@ -108,13 +122,14 @@ class Couriers:
                 return
             self._over.wait(PAUSE_SECONDS)
 
-    def _post(self, letter: Letter, port: int) -> int | None:
+    def _post(self, errand: Errand, port: int) -> int | None:
         connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
         try:
             connection.connect()
         except OSError:
             connection.close()
             return None  # nothing was sent
+        letter = sealed(errand.recipient, self._ledger.attempt(errand.letter))
         post = Post(letter.marker, time.monotonic())
         try:
             connection.request("POST", "/didcomm", letter.body, {"Content-Type": ENCRYPTED_TYPE})
@@ -134,6 +149,7 @@ class Recipient:
     A wallet that stays connected: to another node whenever it loses one. It acknowledges what it gets.
 
     :param ports: of the nodes.
+    :ivar listens_at: the port of the node that pushes to it; None while there is none.
     """
 
     def __init__(self, wallet: Wallet, ports: Sequence[int], ledger: ClusterLedger, reactor: Any) -> None:
@@ -142,6 +158,7 @@ class Recipient:
         self._ledger = ledger
         self._reactor = reactor
         self._running: Deferred[None] | None = None
+        self.listens_at: int | None = None
 
     def start(self) -> None:
         """Begin to listen."""
@@ -185,20 +202,23 @@ class Recipient:
         socket = await self.connect(at(self.wallet, port, self._reactor))
         socket.closed().addCallback(lambda _: socket.pushed.put(_END))
         try:
-            await socket.live()
-            while await self._take_some(socket):
-                pass
+            waiting = (await socket.live()).message_count
+            self.listens_at = port
+            # Only what was there before; all that comes now is pushed.
+            while waiting > 0 and (taken := await self._take_some(socket)):
+                waiting -= taken
             while batch := await _pushes(socket):
                 await self._take(socket, batch)
         finally:
+            self.listens_at = None
             await socket.close()
 
-    async def _take_some(self, way: Wallet | WalletSocket) -> bool:
-        """Whether anything was there."""
+    async def _take_some(self, way: Wallet | WalletSocket) -> int:
+        """How many there were."""
         batch = await way.fetch(MANY)
         if batch:
             await self._take(way, batch)
-        return bool(batch)
+        return len(batch)
 
     async def _take(self, way: Wallet | WalletSocket, batch: Sequence[Delivered]) -> None:
         self._ledger.delivered(self.wallet, batch)

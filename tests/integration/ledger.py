@@ -18,22 +18,25 @@ class Balance:
     """
     What a ledger comes to. All numbers of the last part have to be zero.
 
-    A refused attempt may have been stored all the same, when the store lost its primary in the middle of it; the node
-    takes that back as soon as there is another. A recipient that fetches it before that gets the payload twice.
+    Every attempt to send a letter has a payload of its own: each message is due to one attempt, and none makes up for
+    the loss of another.
 
-    :param letters: payloads that were to be sent.
+    A refused attempt may have been stored all the same, when the store lost its primary in the middle of it; the node
+    takes that back as soon as there is another. A recipient that fetches it before that gets the letter twice.
+
+    :param letters: what was to be sent.
     :param posts: attempts to send one.
     :param accepted: those answered 202.
     :param refused: those answered 503.
     :param cut: those that lost their connection: whether the payload was stored is anybody's guess.
     :param received: messages by id.
-    :param repeated: messages beyond one for each 202 that attempts which were cut account for.
+    :param repeated: attempts that were cut off and came: their letters were sent again.
     :param slowest: seconds that an answer took.
-    :param doubtful: messages that can only be due to an attempt that was refused.
+    :param doubtful: attempts that were refused and came.
 
     :param unsent: letters that were never accepted.
-    :param lost: letters that came less often than they were accepted.
-    :param doubled: messages that nothing accounts for.
+    :param lost: attempts that were accepted and did not come.
+    :param doubled: messages that nothing accounts for: a second one of an attempt, or one that was never sent.
     :param returned: messages that came again after their acknowledgement had been answered.
     :param vanished: messages that came, were never acknowledged, and were gone nevertheless.
     :param left: messages that are still there when everything was acknowledged.
@@ -64,7 +67,7 @@ class Balance:
     def __str__(self) -> str:
         return (
             f"{self.letters} letters in {self.posts} posts: {self.accepted} accepted, {self.refused} refused, "
-            f"{self.cut} cut off; {self.received} messages, {self.repeated} of them repeats after a cut, "
+            f"{self.cut} cut off; {self.received} messages, {self.repeated} of them from posts that were cut off, "
             f"{self.doubtful} doubtful; slowest answer {self.slowest:.1f} s; unsent {self.unsent}, lost {self.lost}, "
             f"doubled {self.doubled}, returned {self.returned}, vanished {self.vanished}, left {self.left}"
         )
@@ -78,14 +81,15 @@ class Acknowledging(Protocol):
 
 class ClusterLedger:
     """
-    Entries are made by senders from their threads and by recipients.
+    Entries are made by senders from their threads and by recipients. Markers are those of attempts.
 
-    :ivar answered: markers of letters that were accepted at least once.
+    :ivar answered: letters that were accepted at least once.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._markers: set[str] = set()
+        self._letters: set[str] = set()
+        self._attempts: Counter[str] = Counter()
         self._posts: list[Post] = []
         self._ids: dict[str, set[str]] = {}
         self._asked: set[str] = set()
@@ -93,16 +97,22 @@ class ClusterLedger:
         self._returned: set[str] = set()
         self.answered: set[str] = set()
 
-    def due(self, markers: Iterable[str]) -> None:
-        """These letters are to be sent."""
-        self._markers.update(markers)
+    def due(self, letters: Iterable[str]) -> None:
+        """These are to be sent."""
+        self._letters.update(letters)
+
+    def attempt(self, letter: str) -> str:
+        """Begin another attempt to send a letter; the marker to be found in this one."""
+        with self._lock:
+            self._attempts[letter] += 1
+            return f"{letter}/{self._attempts[letter]}"
 
     def posted(self, post: Post) -> None:
         """Enter an attempt that is over."""
         with self._lock:
             self._posts.append(post)
             if post.status == 202:
-                self.answered.add(post.marker)
+                self.answered.add(letter_of(post.marker))
 
     def delivered(self, wallet: Wallet, batch: Iterable[Delivered]) -> None:
         """Enter what came, pushed or fetched."""
@@ -122,33 +132,41 @@ class ClusterLedger:
         await way.acknowledge(sorted(ids))
         self._acknowledged |= ids
 
+    def awaited(self) -> set[str]:
+        """The markers of what was accepted and has not come yet."""
+        with self._lock:
+            return {post.marker for post in self._posts if post.status == 202} - self._ids.keys()
+
     def balance(self, left: int) -> Balance:
         """
         Close the books.
 
         :param left: messages that are still in the store.
         """
-        outcomes: dict[int | None, Counter[str]] = {}
-        for post in self._posts:
-            outcomes.setdefault(post.status, Counter())[post.marker] += 1
-        accepted, refused, cut = (outcomes.get(status, Counter()) for status in (202, 503, None))
-        came = Counter({marker: len(ids) for marker, ids in self._ids.items()})
-        beyond = came - accepted
-        unexplained = beyond - cut
+        accepted, refused, cut = (
+            {post.marker for post in self._posts if post.status == status} for status in (202, 503, None)
+        )
+        came = self._ids.keys()
+        received = sum(len(ids) for ids in self._ids.values())
         return Balance(
-            letters=len(self._markers),
+            letters=len(self._letters),
             posts=len(self._posts),
-            accepted=accepted.total(),
-            refused=refused.total(),
-            cut=cut.total(),
-            received=came.total(),
-            repeated=(beyond & cut).total(),
+            accepted=len(accepted),
+            refused=len(refused),
+            cut=len(cut),
+            received=received,
+            repeated=len(cut & came),
             slowest=max((post.took for post in self._posts if post.status is not None), default=0.0),
-            unsent=len(self._markers - self.answered),
-            lost=(accepted - came).total(),
-            doubtful=(unexplained & refused).total(),
-            doubled=(unexplained - refused).total(),
+            unsent=len(self._letters - self.answered),
+            lost=len(accepted - came),
+            doubtful=len(refused & came),
+            doubled=received - len((accepted | refused | cut) & came),
             returned=len(self._returned),
             vanished=len(set[str]().union(*self._ids.values()) - self._asked),
             left=left,
         )
+
+
+def letter_of(marker: str) -> str:
+    """The letter that was to be sent by this attempt."""
+    return marker.rpartition("/")[0]

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from twisted.internet import reactor as _reactor  # noqa: TID251  the nodes are child processes, their sockets are real
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from tests.integration.cluster import at
-from tests.integration.couriers import Couriers, Recipient
+from tests.integration.couriers import COURIERS, PAUSE_SECONDS, Couriers, Errand, Recipient
 from tests.integration.ledger import ClusterLedger
-from tests.integration.traffic import MANY, Letter, enrolled, letters
+from tests.integration.traffic import MANY, PATIENCE_SECONDS, enrolled
 from tests.integration.trouble import Stage
 from tests.mongod import mongod_binary
 
 reactor: Any = _reactor
 
 # `make cluster-test` has more.
-ROUNDS = int(os.environ.get("CLUSTER_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("CLUSTER_ROUNDS", "3"))
 RECIPIENTS = 3
 # In one round, to each recipient.
 LETTERS = 40
+# Within 18 s whatever no hint came for is pushed (docs/operations.md); later if a clock was wrong by 10 s.
+CAUGHT_UP_SECONDS = 30.0
 
 
 class KillTests(TestCase):
     """Troubles one after the other, and the books after each."""
 
-    timeout = 60.0 * max(ROUNDS, 4)
+    timeout = 120.0 * max(ROUNDS, 5)
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         mongod_binary()
@@ -52,13 +56,15 @@ class KillTests(TestCase):
         return recipient
 
     async def test_every_accepted_message_is_acknowledged_once(self) -> None:
-        """None lost, none twice, none left, whoever dies, freezes or is cut off (issue: kill tests)."""
+        """None lost, twice, left or late, whoever dies, freezes or is cut off (issue: kill tests)."""
         for number, name in zip(range(ROUNDS), self.names(), strict=False):
             await self.round(number, name)
             balance = self.ledger.balance(await deferToThread(self.stage.messages))
             print(f"{number + 1:3}. {name}: {balance}")  # noqa: T201  what this is for
             self.assertEqual(balance.owed, 0, str(balance))
-            self.assertLessEqual(balance.doubtful, 1 + balance.refused // 50, str(balance))
+            # What all of them post may be one transaction, of which nobody knows whether it was done.
+            self.assertLessEqual(balance.doubtful, COURIERS + balance.refused // 50, str(balance))
+            self.assertEqual(await deferToThread(self.stage.miscounted), [])
 
     def names(self) -> Iterator[str]:
         """Troubles without end, each as often as the others."""
@@ -67,11 +73,8 @@ class KillTests(TestCase):
 
     async def round(self, number: int, name: str) -> None:
         """One load, and trouble in the midst of it."""
-        stock = await deferToThread(self.stock, number)
-        self.ledger.due(letter.marker for letter in stock)
-        couriers = Couriers(self.stage.ports, self.ledger)
-        self.addCleanup(couriers.stop)
-        couriers.start(stock)
+        stock = self.stock(str(number), LETTERS)
+        couriers = self.couriers(self.stage.ports, stock)
         for recipient in self.recipients:
             recipient.start()
         await deferToThread(couriers.wait_for_accepted, self.random.randrange(len(stock) // 3))
@@ -79,15 +82,47 @@ class KillTests(TestCase):
             await deferToThread(couriers.wait_for_answers, self.random.randrange(5, len(stock) // 3))
         await deferToThread(couriers.join)
         await self.stage.recovered()
+        await self.pushes_go_on(number)
+        await self.all_comes()
         for recipient in self.recipients:
             await recipient.settle()
 
-    def stock(self, number: int) -> list[Letter]:
-        """What is sent in one round, well mixed."""
-        sealed = [
-            letter
+    async def pushes_go_on(self, number: int) -> None:
+        """What each node accepts is pushed by others. It may be a moment until they know again who listens where."""
+        before = await deferToThread(self.stage.pushes)
+        deadline = reactor.seconds() + PATIENCE_SECONDS
+        for attempt in count():
+            for port in before:
+                couriers = self.couriers([port], self.stock(f"{number}-calm-{attempt}-{port}", 1))
+                await deferToThread(couriers.join)
+            pushes = await deferToThread(self.stage.pushes)
+            places = {recipient.listens_at for recipient in self.recipients}
+            if None not in places and all(pushes[port] > before[port] or places == {port} for port in pushes):
+                return
+            self.assertLess(reactor.seconds(), deadline, f"{before}, {pushes}: nodes do not push for each other")
+            await deferLater(reactor, PAUSE_SECONDS)
+
+    async def all_comes(self) -> None:
+        """Nobody has to ask for what was accepted."""
+        deadline = reactor.seconds() + CAUGHT_UP_SECONDS
+        while awaited := self.ledger.awaited():
+            self.assertLess(reactor.seconds(), deadline, f"{sorted(awaited)} were accepted, and are not pushed")
+            await deferLater(reactor, PAUSE_SECONDS)
+
+    def stock(self, prefix: str, number: int) -> list[Errand]:
+        """So many letters to each recipient, well mixed."""
+        errands = [
+            Errand(recipient.wallet, f"{prefix}-{who}-{letter}")
             for who, recipient in enumerate(self.recipients)
-            for letter in letters(recipient.wallet, f"{number}-{who}", LETTERS)
+            for letter in range(number)
         ]
-        self.random.shuffle(sealed)
-        return sealed
+        self.random.shuffle(errands)
+        return errands
+
+    def couriers(self, ports: Sequence[int], stock: Sequence[Errand]) -> Couriers:
+        """They are under way with this."""
+        self.ledger.due(errand.letter for errand in stock)
+        couriers = Couriers(ports, self.ledger)
+        self.addCleanup(couriers.stop)
+        couriers.start(stock)
+        return couriers

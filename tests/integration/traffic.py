@@ -6,21 +6,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
+from math import inf
 from threading import Condition, Event, Thread
 from typing import Any
 
-import yaml
-
-from mediatord.cli.files import set_up
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.mediation import Delivered
 from mediatord.wallet.mediator import Mediator, discover, open_http
 from mediatord.wallet.packing import BASIC_MESSAGE, anoncrypt, compose, forward, wrap
-from tests.integration.daemon import PLENTY, Daemon, merge
+from tests.integration.daemon import Daemon
 
 # A daemon that says nothing for so long is stuck.
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 # All that a mediator puts into one delivery.
 MANY = 100
 
@@ -29,11 +27,9 @@ ROOMY: dict[str, Any] = {"queue": {"max_messages": 1_000_000, "max_bytes": 1_000
 
 
 def prepared(settings: Mapping[str, Any] | None = None) -> Daemon:
-    """A daemon, yet to be started, with its files made here: `mediatord init` takes as long as a start."""
-    daemon = Daemon()
-    set_up(daemon.directory, daemon.url)
-    merged = merge(merge(daemon.configuration(), PLENTY), settings or {})
-    daemon.config.write_text(yaml.safe_dump(merged, sort_keys=False), encoding="utf-8")
+    """A daemon, yet to be started, whose files are there."""
+    daemon = Daemon(settings)
+    daemon.initialise()
     return daemon
 
 
@@ -51,14 +47,14 @@ class Letter:
 
 def letters(recipient: Wallet, prefix: str, count: int) -> list[Letter]:
     """So many letters to one wallet, each with a marker of its own."""
-    mediator = recipient.mediator.did
-    sealed = []
-    for number in range(count):
-        marker = f"{prefix}-{number}"
-        message = compose(BASIC_MESSAGE, {"content": marker}, to=[recipient.did])
-        envelope = anoncrypt(message, recipient.identity.document)
-        sealed.append(Letter(marker, wrap(envelope, recipient.did, [mediator], recipient.book.resolve)))
-    return sealed
+    return [sealed(recipient, f"{prefix}-{number}") for number in range(count)]
+
+
+def sealed(recipient: Wallet, marker: str) -> Letter:
+    """One letter to this wallet."""
+    message = compose(BASIC_MESSAGE, {"content": marker}, to=[recipient.did])
+    envelope = anoncrypt(message, recipient.identity.document)
+    return Letter(marker, wrap(envelope, recipient.did, [recipient.mediator.did], recipient.book.resolve))
 
 
 def parcel(recipient: Wallet, marker: str, size: int) -> Letter:
@@ -100,6 +96,7 @@ class Post:
     One attempt to send a letter.
 
     :param begun: when, on the monotonic clock.
+    :param sent: when all of it was; never, unless :class:`Senders` did.
     :param status: of the answer; None when the connection ended without one.
     :param took: seconds.
     """
@@ -109,6 +106,7 @@ class Post:
     status: int | None = None
     retry_after: str | None = None
     took: float = 0.0
+    sent: float = inf
 
 
 class Senders:
@@ -182,6 +180,7 @@ class Senders:
 
     def _send(self, connection: HTTPConnection, letter: Letter, post: Post) -> None:
         connection.request("POST", "/didcomm", letter.body, {"Content-Type": ENCRYPTED_TYPE})
+        post.sent = time.monotonic()
         response = connection.getresponse()
         with self._changed:
             post.status, post.retry_after = response.status, response.getheader("Retry-After")

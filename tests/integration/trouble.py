@@ -6,20 +6,35 @@ Every trouble is over when its context ends, and everything runs again.
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from pymongo import MongoClient
+from pymongo.collection import Collection
 from twisted.internet.threads import blockingCallFromThread, deferToThread
 
+from mediatord.cluster.calling import TIMEOUT
+from mediatord.cluster.peers import PAUSES
 from tests.integration.cluster import Cluster
+from tests.integration.counters import miscounted
 from tests.integration.daemon import Daemon
+from tests.integration.residents import Door
+from tests.integration.traffic import PATIENCE_SECONDS
 from tests.mongod import ReplicaSet
 from tests.network import Network
+from tests.wrong_clock import WrongClock
 
 DATABASE = "mediatord"
+# By how much a clock is set, in seconds: by less than those of nodes may be apart, and by more.
+STEPS = (-120.0, -10.0, 10.0, 120.0)
+LOOK_SECONDS = 0.1
+# For which a node tries to have another one push something.
+HINT_SECONDS = (len(PAUSES) + 1) * TIMEOUT + sum(PAUSES)
 
 Trouble = Callable[[], AbstractAsyncContextManager[None]]
 
@@ -35,6 +50,7 @@ class Stage:
         self._reactor = reactor
         self._chance = chance
         self._settings = settings
+        self._clock = WrongClock()
         self.network = Network(reactor)
         self.servers = ReplicaSet(3, via=self._way_from_thread)
         self.cluster: Cluster | None = None
@@ -57,7 +73,9 @@ class Stage:
         :raise SkipTest: there is no server to run.
         """
         await deferToThread(self.servers.open)
-        self.cluster = Cluster(self.servers.uri(DATABASE), settings=self._settings, via=self.network.way_to)
+        self.cluster = Cluster(
+            self.servers.uri(DATABASE), settings=self._settings, via=self.network.way_to, clocks={"c": self._clock}
+        )
         await deferToThread(self.cluster.start)
 
     async def close(self) -> None:
@@ -66,6 +84,7 @@ class Stage:
             await deferToThread(self.cluster.clean)
         await deferToThread(self.servers.close)
         await self.network.close()
+        self._clock.remove()
 
     async def recovered(self) -> None:
         """Returns when there is a primary and all nodes are well."""
@@ -75,14 +94,23 @@ class Stage:
 
     def messages(self) -> int:
         """How many are in the store."""
-        client: MongoClient[dict[str, Any]] = self.servers.client
-        return client[DATABASE]["messages"].count_documents({})
+        return self._collection("messages").count_documents({})
+
+    def miscounted(self) -> list[str]:
+        """Counters of the database that do not agree with what is in it."""
+        return miscounted(self.servers.client, DATABASE)
+
+    def pushes(self) -> dict[int, float]:
+        """How many messages other nodes have pushed for each of them, by the port of the latter, since it started."""
+        return {node.port: _pushes(node, "pushed") for node in self.nodes}
 
     @property
     def troubles(self) -> dict[str, Trouble]:
         """By name."""
         return {
             "node killed": self.node_killed,
+            "node frozen": self.node_frozen,
+            "clock of a node set": self.clock_set,
             "primary killed": self.primary_killed,
             "primary stepped down": self.primary_stepped_down,
             "primary frozen": self.primary_frozen,
@@ -90,6 +118,7 @@ class Stage:
             "node cut off from the store": self.node_cut_off,
             "node loses its connections to the store": self.node_loses_connections,
             "two nodes cut off from each other": self.nodes_cut_off,
+            "node cut off from all others": self.node_alone,
         }
 
     @asynccontextmanager
@@ -104,6 +133,26 @@ class Stage:
         finally:
             self.network.open_way(port)
             await deferToThread(node.start)
+
+    @asynccontextmanager
+    async def node_frozen(self) -> AsyncIterator[None]:
+        """One of the nodes stands still until the others have given it up, and does not know about it."""
+        node = self._chance.choice(self.nodes)
+        os.kill(node.pid, signal.SIGSTOP)
+        given_up = deferToThread(self._thaw_when_given_up, node)
+        try:
+            yield
+        finally:
+            await given_up
+
+    @asynccontextmanager
+    async def clock_set(self) -> AsyncIterator[None]:
+        """That of one host is wrong for a while; the node has seen it, and that it is right again."""
+        await deferToThread(self._set_clock, self._chance.choice(STEPS))
+        try:
+            yield
+        finally:
+            await deferToThread(self._set_clock, 0.0)
 
     @asynccontextmanager
     async def primary_killed(self) -> AsyncIterator[None]:
@@ -158,10 +207,47 @@ class Stage:
 
     @asynccontextmanager
     async def nodes_cut_off(self) -> AsyncIterator[None]:
-        """One node tells another nothing, and gets no answer."""
+        """One node tells another nothing, and gets no answer; what it has told arrives in the end."""
         one, other = self._chance.sample(self.nodes, 2)
         with self.network.cut(self._port_of(other), of=[one.pid], silently=True):
             yield
+
+    @asynccontextmanager
+    async def node_alone(self) -> AsyncIterator[None]:
+        """One node reaches no other, until it has given up to tell them something, if there is anything to tell."""
+        node = self._chance.choice(self.nodes)
+        with self.network.cut(*(self._port_of(other) for other in self.nodes), of=[node.pid]):
+            given_up = deferToThread(_wait_for_failure, node)
+            try:
+                yield
+            finally:
+                await given_up
+
+    def _thaw_when_given_up(self, node: Daemon) -> None:
+        name = node.configuration()["node"]
+        nodes = self._collection("nodes")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        try:
+            while nodes.count_documents({"name": name}):
+                assert time.monotonic() < deadline, f"node {name} is frozen, and nobody takes it for dead"
+                time.sleep(LOOK_SECONDS)
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+
+    def _set_clock(self, ahead: float) -> None:
+        node = self.nodes[-1]
+        said = len(node.output())
+        self._clock.set(ahead)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while "the clock of this host was set" not in node.output()[said:]:
+            assert time.monotonic() < deadline, (
+                f"the clock of a node was set, and it does not see it:\n{node.output()}"
+            )
+            time.sleep(LOOK_SECONDS)
+
+    def _collection(self, name: str) -> Collection[dict[str, Any]]:
+        client: MongoClient[dict[str, Any]] = self.servers.client
+        return client[DATABASE][name]
 
     def _port_of(self, node: Daemon) -> int:
         assert self.cluster is not None, "there is no cluster yet"
@@ -169,3 +255,16 @@ class Stage:
 
     def _way_from_thread(self, port: int) -> int:
         return int(blockingCallFromThread(self._reactor, self.network.way_to, port))
+
+
+def _wait_for_failure(node: Daemon) -> None:
+    before = _pushes(node, "failed")
+    deadline = time.monotonic() + HINT_SECONDS
+    while _pushes(node, "failed") == before and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+
+
+def _pushes(node: Daemon, outcome: str) -> float:
+    figure = f'mediator_cluster_pushes_total{{outcome="{outcome}"}} '
+    lines = Door(node).ask("GET", "/metrics").body.decode().splitlines()
+    return sum(float(line.removeprefix(figure)) for line in lines if line.startswith(figure))
