@@ -31,7 +31,8 @@ test: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) ## run the whole test suite
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 durability: $(VENV)/.installed-test ## kill a mediator under load many times over and count what is left
-	@DURABILITY_ROUNDS=40 $(BIN)/python -m pytest tests/integration/test_durability.py
+	@DURABILITY_ROUNDS=40 $(BIN)/python -m pytest tests/integration/test_durability.py \
+	  tests/integration/test_decentrl_durability.py
 
 cluster-test: $(VENV)/.installed-test $(SERVERS) ## kill, freeze and cut off nodes and servers under load, and close the books each time
 	@CLUSTER_ROUNDS=$${CLUSTER_ROUNDS:-50} $(BIN)/python -m pytest -s tests/integration/test_cluster_kills.py

@@ -20,8 +20,8 @@ from mediatord.wallet.throwaway import free_port
 
 ENVIRONMENT = Path(__file__).parents[1] / ".mongod"
 
-START_SECONDS = 30.0
-STOP_SECONDS = 20.0
+START_SECONDS = 60.0
+STOP_SECONDS = 60.0
 # The server is asked this often whether it is there; in between, the wait is for its end.
 _ASK_SECONDS = 0.02
 _MEMORY_DISK = Path("/dev/shm")
@@ -180,6 +180,8 @@ class Mongod:
     def freeze(self) -> None:
         """It keeps its connections and says nothing any more."""
         self._running().send_signal(signal.SIGSTOP)
+        # Only then have all its threads stopped; a busy machine takes a moment.
+        os.waitid(os.P_PID, self._running().pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """It goes on as if no time had passed."""

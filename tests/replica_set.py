@@ -13,14 +13,15 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from pymongo import MongoClient
+from pymongo import MongoClient, timeout
 from pymongo.errors import AutoReconnect
 
 from tests.mongod_process import Directory, Mongod, mongod_binary
 
 NAME = "rs0"
-ELECTED_SECONDS = 30.0
-_COMMAND_SECONDS = 20.0
+ELECTED_SECONDS = 60.0
+_COMMAND_SECONDS = 60.0
+_GOODBYE_SECONDS = 0.5
 _AWAIT_MILLISECONDS = 200
 # A member that says nothing any more is found out about within two seconds.
 _WATCHFUL: dict[str, Any] = {
@@ -137,7 +138,9 @@ class ReplicaSet:
         """End all members, whatever state they are in, and delete their data."""
         client, self._client = self._client, None
         if client is not None:
-            client.close()
+            # It would wait for a server to say goodbye to; at the end of the process there is none any more.
+            with timeout(_GOODBYE_SECONDS):
+                client.close()
         for member in self.members:
             if member.running:
                 member.kill()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
+from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.admission.allowances import PATIENCE, REST
 from mediatord.admission.share import Share
+from mediatord.deadline import PATIENCE as REQUEST
+from mediatord.deadline import one_request, request_began
 from mediatord.errors import RateLimited
 from tests.admissions import DID, NOW, PEER, Processes, fewest_in_a_minute, most_in_a_minute
 
@@ -266,6 +270,37 @@ class OutageTests(SynchronousTestCase):
         self.assertNoResult(self.processes[0].ask())
         self.assertEqual(self.successResultOf(self.processes[0].ask("did:example:other")), 0)
         self.assertEqual(self.processes.cluster.operations, 2)
+
+    def test_a_request_that_is_late(self) -> None:
+        """It waits for what is left of its time, those that ask with it for longer, and the answer counts for all."""
+        self.processes.cluster.slow = True
+        clock, process = self.processes.clock, self.processes[0]
+        with one_request(clock):
+            clock.advance(REQUEST - PATIENCE / 2)
+            late = process.ask()
+        other = process.ask()
+        clock.advance(PATIENCE / 2)
+        self.assertEqual(self.successResultOf(late), 0)
+        self.assertNoResult(other)
+        self.processes.cluster.slow = False
+        self.processes.cluster.let_go()
+        self.assertEqual(self.successResultOf(other), 0)
+        self.assertEqual([process.asks() for _ in range(60)].count(0), 58)
+        self.assertEqual(clock.getDelayedCalls(), [])
+
+    def test_asking_is_no_requests(self) -> None:
+        """Others are waiting for the answer as well."""
+        seen: list[float] = []
+        take = self.processes.cluster.take
+
+        def noting(*args: Any, **options: Any) -> Deferred[float]:
+            seen.append(request_began(inf))
+            return take(*args, **options)
+
+        self.patch(self.processes.cluster, "take", noting)
+        with one_request(self.processes.clock):
+            self.processes[0].asks()
+        self.assertEqual(seen, [inf])
 
     def test_an_answer_that_comes_late(self) -> None:
         """It does no harm, whatever it is."""

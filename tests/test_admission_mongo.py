@@ -64,8 +64,6 @@ class Crowd:
 class SharedLimitTests(MongoCase):
     """Three nodes, each with a store of its own."""
 
-    timeout = 120
-
     async def a_node(self) -> Allowances:
         store = MongoStore(self.a_server(), CLOCK, QueueLimits())
         self.addCleanup(store.close)

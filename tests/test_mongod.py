@@ -20,7 +20,7 @@ from pymongo.errors import OperationFailure
 from tests.mongod import Credentials, ReplicaSet, fresh_database, mongod_binary, shared_replica_set
 from tests.mongod_process import find_mongod
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 # Starts a set, says what there is of it, and waits to be killed.
 _DOOMED = """

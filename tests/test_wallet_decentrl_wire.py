@@ -210,11 +210,13 @@ class ClientTests(HTTPTestCase):
     def test_history_is_encrypted(self) -> None:
         """Nothing of an event or its tags is in what is sent, and it comes back whole (DCTRL-0004 8.9)."""
         self.resource.will_say()
-        self.ask(self.wallet.save_events(Entry(self.wallet.did, "did:x:1", "secret", ("chat",), contract_id="c")))
+        self.ask(
+            self.wallet.save_events(Entry(self.wallet.did, "did:x:1", "secret", ("a hidden tag",), contract_id="c"))
+        )
         (event,) = self.payload["events"]
         self.assertEqual((event["timestamp"], event["contract_id"]), (NOW, "c"))
         self.assertEqual(self.wallet.identity.unseal(event["payload"]), "secret")
-        self.assertNotIn("chat", json.dumps(self.payload))
+        self.assertNotIn("a hidden tag", json.dumps(self.payload))
 
     def test_tags_are_replaced(self) -> None:
         """By the id of the event (DCTRL-0004 8.11)."""

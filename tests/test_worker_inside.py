@@ -31,8 +31,8 @@ from mediatord.workers.worker import LOG_BYTES, PAGE_SECONDS
 from tests.web.premises import Line, Premises, responses
 from tests.web.premises import written as written_request
 
-PATIENCE_SECONDS = 20.0
-PLACE = WorkerPlace("/tmp/1.sock", b"secret", (Inherited(5, socket.AF_INET),))
+PATIENCE_SECONDS = 60.0
+PLACE = WorkerPlace("/tmp/1.sock", b"secret", (Inherited(5, socket.AF_INET),), b"identity")
 
 
 class WorkerTests(SynchronousTestCase):
@@ -60,10 +60,10 @@ class WorkerTests(SynchronousTestCase):
         self.assertEqual(self.said(), [("pong", None)])
 
     def test_states(self) -> None:
-        """Of what systemd would be told, the supervisor wants to know one thing."""
-        for state in ("READY=1", "STOPPING=1", "WATCHDOG=1"):
+        """Of what systemd would be told, the supervisor wants to know what it cannot know by itself."""
+        for state in ("STATUS=a=b", "READY=1", "STOPPING=1", "WATCHDOG=1"):
             self.worker.tell(state)
-        self.assertEqual(self.said(), [("ready", None)])
+        self.assertEqual(self.said(), [("status", "a=b"), ("ready", None)])
 
     def test_rotate(self) -> None:
         """It is passed on."""
@@ -330,7 +330,7 @@ class Base:
     def __init__(self) -> None:
         self.reactor = Clock()
         self.store = Store()
-        self.gate = Gate()
+        self.gate = Gate(self.reactor)
         self.gate.startService()
         self.events = self.journal = self
         self.metrics = Metrics(CollectorRegistry(), version="1")

@@ -29,6 +29,8 @@ reactor: Any = _reactor
 # With room for all that a test connects.
 LOOPBACK = "tcp:0:interface=127.0.0.1:backlog=100"
 CONNECTIONS = 64
+# A connection may be there for the client a little before it is for the server.
+LULL_SECONDS = 0.05
 
 
 class SharingTests(SynchronousTestCase):
@@ -175,7 +177,7 @@ def waiting(listening: socket.socket) -> int:
 
 def accepted(listening: socket.socket) -> Iterator[None]:
     """As long as there are some."""
-    while select.select([listening], [], [], 0)[0]:
+    while select.select([listening], [], [], LULL_SECONDS)[0]:
         try:
             listening.accept()[0].close()
         except BlockingIOError:

@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.config import Config
 from mediatord.keyfile import create_keys
+from mediatord.notify import SERVING, WAITING
 from mediatord.service import StartupError, makeService
 from mediatord.wallet.throwaway import free_port
 from mediatord.wiring.workers import worker_settings
@@ -206,6 +207,7 @@ class SupervisorTests(SynchronousTestCase):
         """Three workers that serve."""
         processes = self.start()
         for process in processes:
+            process.say("status", SERVING)
             process.say("ready")
         self.told_systemd()
         return processes
@@ -282,6 +284,35 @@ class SupervisorTests(SynchronousTestCase):
         self.reactor.advance(0)
         self.alive()[-1].say("ready")
         self.assertEqual(self.told_systemd()[0], "READY=1")
+        self.stop()
+
+    def test_status(self) -> None:
+        """That of who is worst off, each time it is another one."""
+        processes = self.start(2)
+        processes[0].say("status", SERVING)
+        self.assertEqual(self.told_systemd(), [f"STATUS={WAITING}"])
+        processes[1].say("status", WAITING)
+        self.assertEqual(self.told_systemd(), [])
+        processes[1].say("status", SERVING)
+        self.assertEqual(self.told_systemd(), [f"STATUS={SERVING}"])
+        processes[0].say("status", "cluster: not joined")
+        processes[0].end(killed_by=9)
+        self.reactor.advance(0)
+        self.alive()[-1].say("status", SERVING)
+        self.assertEqual(self.told_systemd(), ["STATUS=cluster: not joined", f"STATUS={SERVING}"])
+        self.stop()
+
+    def test_up_without_a_store(self) -> None:
+        """Workers that never served are given up like those that could not start, whatever systemd was told."""
+        processes = self.start(2)
+        for process in processes:
+            process.say("status", WAITING)
+            process.say("ready")
+        self.assertEqual(self.told_systemd(), [f"STATUS={WAITING}", "READY=1", "WATCHDOG=1"])
+        for process in processes:
+            process.say("unable", "no room")
+            process.end(1)
+        self.assertEqual(self.given_up, ["no room"])
         self.stop()
 
     def test_replaced(self) -> None:
@@ -590,7 +621,7 @@ class LinesTests(SynchronousTestCase):
 
     def test_brief(self) -> None:
         """It is read as written, or not at all."""
-        place = WorkerPlace("/tmp/a:b/1.sock", b"\x00\xff", (Inherited(5, socket.AF_INET6),))
+        place = WorkerPlace("/tmp/a:b/1.sock", b"\x00\xff", (Inherited(5, socket.AF_INET6),), b"\x01")
         brief = Brief(place, '{"node":"n"}')
         self.assertEqual(Brief.read(brief.written()), brief)
         self.assertEqual(place.address, r"unix:/tmp/a\:b/1.sock")

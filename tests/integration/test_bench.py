@@ -13,7 +13,7 @@ from mediatord.bench.accounting import Accounting
 from mediatord.bench.circle import Circle, Member, deliveries
 from mediatord.bench.cli import bench
 from mediatord.bench.database import stored_rows
-from mediatord.bench.drive import Load, Server
+from mediatord.bench.drive import Load, Server, post_for
 from mediatord.bench.figures import take_turns
 from mediatord.bench.line import Line
 from mediatord.bench.load import Job, is_complete, read_bodies, requests_of, write_bodies
@@ -128,6 +128,14 @@ def test_commands_are_posted_once(tmp_path: Path) -> None:
     assert [[request[-1:] for request in requests_of(job)] for job in jobs] == [[b"0", b"2", b"4"], [b"1", b"3"]]
     again = requests_of(Job(80, "/", "text/plain", str(tmp_path / "bodies"), 1, offset=3))
     assert [request[-1:] for request in islice(again, 4)] == [b"3", b"4", b"0", b"1"]
+
+
+def test_every_connection_posts_something(tmp_path: Path) -> None:
+    """However short a run is, and however long a busy machine keeps it from beginning."""
+    write_bodies(tmp_path / "bodies", [b"0"])
+    with child("mediatord.bench.stock") as site:
+        load = post_for(Server(site.pid, int(read_line(site)), "/didcomm"), tmp_path / "bodies", 3, seconds=0.0)
+    assert load.statuses == {"202": 3}
 
 
 def test_refused_and_lost_messages_are_failures() -> None:

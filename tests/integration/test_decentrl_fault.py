@@ -14,6 +14,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from tests.citizens import Citizen
+from tests.integration.traffic import PATIENCE_SECONDS
 from tests.web.premises import Premises
 from tests.web.test_decentrl_socket import LOCAL, Client
 
@@ -35,7 +36,7 @@ class FaultTests(TestCase):
         """Status and JSON of an answer, which any page may read."""
 
         def asked() -> tuple[int, Any]:
-            connection = http.client.HTTPConnection(LOCAL, self.number, timeout=10)
+            connection = http.client.HTTPConnection(LOCAL, self.number, timeout=PATIENCE_SECONDS)
             try:
                 connection.request(method, path, body)
                 response = connection.getresponse()

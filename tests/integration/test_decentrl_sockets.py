@@ -24,6 +24,8 @@ from tests.protocol.decentrl.mutations import nested, replaced, spelled, without
 
 BINARY, CONTINUATION = 2, 0
 NONCE = "6f1c1d52-6a0b-4e0e-9a37-0d6f3a1b2c{:02x}"
+# What a registration, a contract, a socket and an event take together, on a machine with other things to do.
+IN_TIME_SECONDS = 5
 # Asked this often whether a registration has expired at last.
 ASK_SECONDS = 0.05
 UPDATED = {"type": "CONTRACTS_UPDATED"}
@@ -329,7 +331,7 @@ class PushTests(SocketTestCase):
         a new registration is enough for pushes to go on (reference 6.5, 11).
         """
         dave = Resident(self.door, "dave")
-        dave.register(expires_at=int(now()) + 2)
+        dave.register(expires_at=int(now()) + IN_TIME_SECONDS)
         dave.befriend(self.alice)
         line = self.socket_of(dave)
         id_ = self.tell(dave, "in time")

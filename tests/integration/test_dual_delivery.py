@@ -21,19 +21,17 @@ from mediatord.wallet.decentrl.replies import PendingEvent, read_pushed
 from mediatord.wallet.decentrl.socket import Socket, connect
 from mediatord.wallet.decentrl.wallet import Entry, Wallet
 from mediatord.wallet.mediator import open_http
-from tests.integration.daemon import STOP_SECONDS, Daemon
-from tests.integration.traffic import prepared
+from tests.integration.daemon import Daemon
+from tests.integration.traffic import PATIENCE_SECONDS, prepared
 
 reactor: Any = _reactor
-PUSH_SECONDS = 10.0
 # A demonstration starts one more mediator.
-DEMO_SECONDS = 60.0
+DEMO_SECONDS = 120.0
 
 
 class TwoMediatorsTestCase(TestCase):
     """With Alice's mediator and Bob's, and wallets that are registered at one of them only."""
 
-    timeout = 50
     first: ClassVar[Daemon]
     second: ClassVar[Daemon]
 
@@ -71,7 +69,7 @@ class TwoMediatorsTestCase(TestCase):
 
     async def push(self, socket: Socket) -> dict[str, Any]:
         """The next frame that comes unasked."""
-        frame: dict[str, Any] = await socket.pushed.get().addTimeout(PUSH_SECONDS, reactor)
+        frame: dict[str, Any] = await socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
         return frame
 
     async def write(self, sender: Wallet, recipient: Wallet, text: str, agreement: Agreement | None = None) -> None:
@@ -244,7 +242,7 @@ class RestartTests(TwoMediatorsTestCase):
             await self.carry(recipient, command)
         socket = await self.online(alice)
         self.first.stop()
-        self.assertEqual(await socket.closed().addTimeout(STOP_SECONDS, reactor), 1001)
+        self.assertEqual(await socket.closed().addTimeout(PATIENCE_SECONDS, reactor), 1001)
         self.second.kill()
         for daemon in (self.first, self.second):
             daemon.start()

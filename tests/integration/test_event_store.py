@@ -21,10 +21,9 @@ from mediatord.wallet.decentrl.wallet import Wallet
 from mediatord.wallet.mediator import open_http
 from tests.foreign.decentrl.stores import ClientFailed, EventStores
 from tests.integration.daemon import Daemon
-from tests.integration.traffic import prepared
+from tests.integration.traffic import PATIENCE_SECONDS, prepared
 
 reactor: Any = _reactor
-PUSH_SECONDS = 10.0
 # Text on which JSON writers differ: beyond ASCII, beyond U+FFFF, and what JavaScript once took for a line end.
 TEXT = 'naïve 😀 \u2028 \x7f \\ "/"'
 
@@ -37,7 +36,6 @@ def event(text: str) -> dict[str, Any]:
 class EventStoreTests(TestCase):
     """What an application of the published client does."""
 
-    timeout = 50
     stores: ClassVar[EventStores]
     daemon: ClassVar[Daemon]
 
@@ -143,7 +141,7 @@ class EventStoreTests(TestCase):
         socket = await connect(reactor, bob)
         self.addCleanup(socket.close)
         self.stores.call("alice", "publishEvent", event("now"), {"recipient": bob.did, "tags": ["chat"]})
-        frame = await socket.pushed.get().addTimeout(PUSH_SECONDS, reactor)
+        frame = await socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
         self.assertEqual((await bob.pending()).total, 1)
         self.assertEqual(self.stores.call("bob", "processPreFetchedPendingEvents", frame["events"]), [event("now")])
         self.assertEqual((await bob.pending()).total, 0)

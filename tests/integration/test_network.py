@@ -17,7 +17,7 @@ from tests.network import Network
 
 reactor: Any = _reactor
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
 
 
 class Echo(Protocol):

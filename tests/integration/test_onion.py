@@ -40,8 +40,6 @@ class OnionTests(TestCase):
     The last one to be wrapped for is Bob, who waits at the second mediator on a live socket.
     """
 
-    timeout = 50
-
     async def start(self, endpoints: dict[str, str] | None = None, **didcomm: Any) -> None:
         """
         Start both.

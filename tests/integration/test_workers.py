@@ -11,17 +11,17 @@ import socket
 import ssl
 import tempfile
 import time
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
+from mediatord.keyfile import create_keys
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.socket import WalletSocket
 from mediatord.wallet.throwaway import free_port
@@ -39,6 +39,7 @@ from tests.integration.traffic import (
     marker_of,
     prepared,
 )
+from tests.service_manager import ServiceManager
 
 __all__ = ["made"]
 
@@ -102,9 +103,18 @@ def await_workers(daemon: Daemon, count: int) -> None:
 
     :raise AssertionError: they do not.
     """
+    await_metrics(daemon.port, mediator_workers_answered=count)
+
+
+def await_metrics(port: int, **expected: float) -> None:
+    """
+    Wait until metrics are these; a worker that is late is not in them.
+
+    :raise AssertionError: they are not.
+    """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while metrics(ask(daemon.port, "GET", "/metrics")[2])["mediator_workers_answered"] != count:
-        assert time.monotonic() < deadline, daemon.output()
+    while (found := metrics(ask(port, "GET", "/metrics")[2])) | expected != found:
+        assert time.monotonic() < deadline, {name: found.get(name) for name in expected}
         time.sleep(LOOK_SECONDS)
 
 
@@ -117,6 +127,13 @@ def opened(daemon: Daemon) -> dict[str, int]:
     return counts
 
 
+def did_at(daemon: Daemon) -> bytes | None:
+    """What whichever worker it is serves as its DID; None where that has just ended."""
+    with contextlib.suppress(OSError, HTTPException):
+        return ask(daemon.port, "GET", "/did")[2]
+    return None
+
+
 def pid_of(daemon: Daemon, node: str) -> int:
     """Of the worker that has this name now, as the supervisor says."""
     lines = [line for line in daemon.output().splitlines() if f"worker {node} is process " in line]
@@ -126,7 +143,9 @@ def pid_of(daemon: Daemon, node: str) -> int:
 class WorkersTests(DaemonTestCase):
     def a_crew(self, settings: dict[str, Any] | None = None) -> Daemon:
         """A daemon of two workers that serve."""
-        daemon = self.a_daemon(merge({"workers": 2, "node": "n"}, settings or {}))
+        # The logs are counted, which a child process must not compress meanwhile.
+        ours = {"workers": 2, "node": "n", "log": {"rotate": {"compress": False}}}
+        daemon = self.a_daemon(merge(ours, settings or {}))
         await_workers(daemon, 2)
         return daemon
 
@@ -162,11 +181,14 @@ class WorkersTests(DaemonTestCase):
                 self.assertEqual(marker_of(recipient.wallet, delivered), letter.marker)
                 await recipient.acknowledge([delivered])
         for _ in range(4):  # whichever worker is asked
-            found = metrics(ask(daemon.port, "GET", "/metrics")[2])
-            self.assertEqual(found["mediator_messages_forwarded_total"], 6)
-            self.assertEqual(found["mediator_messages_delivered_total"], 6)
-            self.assertEqual(found["mediator_active_connections"], 2)
-            self.assertEqual((found["mediator_storage_up"], found["mediator_build_info"]), (1, 1))
+            await_metrics(
+                daemon.port,
+                mediator_messages_forwarded_total=6,
+                mediator_messages_delivered_total=6,
+                mediator_active_connections=2,
+                mediator_storage_up=1,
+                mediator_build_info=1,
+            )
         await self.stop(daemon)
         self.assertEqual([await hers.closed(), await his.closed()], [1001, 1001])
 
@@ -198,6 +220,32 @@ class WorkersTests(DaemonTestCase):
             self.assertFalse(other.log_directory.exists(), other.log_directory)
             daemon.await_health()
             daemon.stop()
+
+    def test_beside_another_daemon(self) -> None:
+        """On one MongoDB database: one line that says whose it is, since there is no secret to be set right."""
+        storage = fresh_storage(self)
+        self.a_crew({"storage": storage})
+        other = prepared({"storage": storage})
+        self.addCleanup(other.clean)
+        status, lines = refused("run", several(other.config, node="q"))
+        line = "mediatord: workers: others than the workers of this daemon work on this database: n-1, n-2"
+        self.assertEqual((status, lines), (1, [line]))
+
+    def test_other_keys(self) -> None:
+        """Should the file have changed, who replaces a worker does not serve; the others go on as who they are."""
+        daemon = self.a_crew()
+        did = ask(daemon.port, "GET", "/did")[2]
+        keys = daemon.directory / "keys.jwks"
+        mine = keys.read_bytes()
+        keys.unlink()
+        create_keys(keys)
+        os.kill(pid_of(daemon, "n-1"), signal.SIGKILL)
+        daemon.await_output(f"identity.keys: {keys} has changed since the daemon was started")
+        await_workers(daemon, 1)
+        self.assertEqual({did_at(daemon) for _ in range(ENOUGH_SOCKETS)} - {None}, {did})
+        keys.write_bytes(mine)
+        await_workers(daemon, 2)
+        self.assertEqual({did_at(daemon) for _ in range(ENOUGH_SOCKETS)} - {None}, {did})
 
     async def test_a_worker_is_killed(self) -> None:
         """
@@ -298,7 +346,7 @@ class WorkersTests(DaemonTestCase):
         self.assertEqual((listeners(daemon.port), path.exists(), sockets.exists()), (0, False, False))
         self.assertNotIn("ended with status", daemon.output())
         for node in ("n-1", "n-2"):
-            (segment,) = (daemon.log_directory / node).glob("events*.jsonl")
+            segment = max((daemon.log_directory / node).glob("events*.jsonl"))
             events = [json.loads(line)["event"] for line in segment.read_text("utf-8").splitlines()]
             self.assertEqual((events[0], events[-1]), ("log.open", "log.close"))
             self.assertIn("proc.stop", events)
@@ -358,20 +406,15 @@ def test_memory_cannot_be_shared(made: Path) -> None:
 
 def test_service_manager_is_told(made: Path, tmp_path: Path) -> None:
     """READY=1 once all serve, STOPPING=1 once, by the one process that systemd knows."""
-    address = str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(address)
-        manager.settimeout(PATIENCE_SECONDS)
-        with running("twistd", several(made), NOTIFY_SOCKET=address) as process:
-            assert manager.recv(100) == b"READY=1"
-            found = metrics(ask(port_of(made), "GET", "/metrics")[2])
-            assert (found["mediator_workers"], found["mediator_workers_answered"]) == (2, 2)
+    with ServiceManager(tmp_path, PATIENCE_SECONDS) as manager:
+        with running("twistd", several(made), NOTIFY_SOCKET=manager.address) as process:
+            assert manager.next() == "READY=1"
+            assert manager.statuses[-1] == "serving"
+            await_metrics(port_of(made), mediator_workers=2, mediator_workers_answered=2)
             process.terminate()
-            assert manager.recv(100) == b"STOPPING=1"
+            assert manager.next() == "STOPPING=1"
             assert process.wait(STOP_SECONDS) == 0
-        manager.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            manager.recv(100)
+        assert manager.silent()
 
 
 def test_interrupted_at_the_terminal(made: Path) -> None:

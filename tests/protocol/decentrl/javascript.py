@@ -27,7 +27,7 @@ const canonical = value =>
 const texts = JSON.parse(require("fs").readFileSync(0, "utf8"));
 process.stdout.write(JSON.stringify(texts.map(text => canonical(JSON.parse(text)))));
 """
-_NODE_SECONDS = 60
+_NODE_SECONDS = 180
 
 _CHARACTERS = [
     *map(chr, range(0x20)),
