@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
@@ -32,15 +34,15 @@ class Rarely:
     def __init__(self, clock: IReactorTime, pause: float = QUIET_SECONDS) -> None:
         self._clock = clock
         self._pause = pause
-        self._next = 0.0
+        self._said = -inf
         self._count = 0
 
     def count(self) -> int:
         """It has happened once more: how often since it was spoken of; 0 when that is not to be said now."""
         self._count += 1
         now = self._clock.seconds()
-        if now < self._next:
+        if 0.0 <= now - self._said < self._pause:
             return 0
-        self._next = now + self._pause
+        self._said = now
         count, self._count = self._count, 0
         return count

@@ -175,15 +175,16 @@ class Connections(Service, Generic[Reader]):
         """
         The sockets that want what comes for `did`.
 
-        :param by: leaves out those that subscribed after this time; only where it is remembered.
+        :param by: leaves out those that subscribed after this time; only where it is remembered, and not those that
+            did so before the clock was set back.
         """
         readers = self._live.get(did)
         if readers is None:
             return []
-        if by == inf:
+        if by == inf or self._clock is None:
             return list(readers.items())
-        since = self._since.get(did, {})
-        return [(session, reader) for session, reader in readers.items() if since.get(session, 0.0) <= by]
+        now, since = self._clock.seconds(), self._since.get(did, {})
+        return [(session, reader) for session, reader in readers.items() if not by < since.get(session, 0.0) <= now]
 
     def live(self, wanted: Callable[[Reader], bool]) -> list[str]:
         """The DIDs that a socket with such a reader wants to have what comes for."""

@@ -60,7 +60,13 @@ class FakeSocket:
 
 
 class Reactor(MemoryReactorClock):
-    """Starts no processes: nobody compresses the log of a test."""
+    """Starts no processes: nobody compresses the log of a test. Its time can be set as that of a daemon is."""
+
+    def set_by(self, seconds: float) -> None:
+        """The clock of the host is set, and timers keep the time that they have left (:mod:`mediatord.steady`)."""
+        self.rightNow += seconds
+        for call in self.calls:
+            call.time += seconds
 
     def spawnProcess(self, *args: object, **options: object) -> None:  # noqa: N802
         """Do nothing."""

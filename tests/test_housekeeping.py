@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.housekeeping import CHUNK, DueTimes, Housekeeping
+from mediatord.didcomm.housekeeping import CHUNK, LONGEST_WAIT, DueTimes, Housekeeping
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Payload, StoredMessage
 from mediatord.turns import LEASE, Turn
@@ -15,8 +16,10 @@ from tests.house import FakeSocket, Guest, House, sealed_forward
 
 
 class HousekeepingTestCase(SynchronousTestCase):
+    ttl = "60s"
+
     def setUp(self) -> None:
-        self.house = House(self, queue={"ttl": "60s"}, limits={"ip_per_minute": 10_000})
+        self.house = House(self, queue={"ttl": self.ttl}, limits={"ip_per_minute": 10_000})
         self.bob = Guest(self.house).enrol()
 
     def forward(self, **headers: Any) -> None:
@@ -202,6 +205,60 @@ class DueTimesTests(HousekeepingTestCase):
         self.assertNoResult(stopped)
         held.callback([])
         self.successResultOf(stopped)
+
+
+class ClockSetTests(HousekeepingTestCase):
+    """Timers keep the time that they have left."""
+
+    ttl = "7d"
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock = self.house.clock
+        self.socket = self.bob.go_live()
+        self.socket.frames.clear()
+
+    def after(self, seconds: float) -> int:
+        """How many messages are pushed in the next seconds, to the very last of them."""
+        self.clock.advance(seconds)
+        count = len(self.socket.frames)
+        self.socket.frames.clear()
+        return count
+
+    def test_delayed_messages_after_a_step_forward(self) -> None:
+        """What is due by then is handed over within a minute, and what comes meanwhile in its time."""
+        self.forward(delay_milli=600_000)
+        self.assertEqual(self.after(10), 0)
+        self.clock.set_by(900)
+        self.forward(delay_milli=3_000)
+        self.assertEqual(self.after(3), 2)
+        self.forward(delay_milli=600_000)
+        self.clock.set_by(900)
+        self.assertEqual(self.after(LONGEST_WAIT), 1)
+
+    def test_delayed_messages_after_a_step_back(self) -> None:
+        """What came before is due by the new time, what comes then in its own."""
+        self.forward(delay_milli=30_000)
+        self.clock.set_by(-600)
+        self.forward(delay_milli=3_000)
+        self.assertEqual(self.after(3), 1)
+        self.assertEqual(self.after(626), 0)
+        self.assertEqual(self.after(1), 1)
+
+    def test_pushes_after_a_step_back(self) -> None:
+        """Those from before are pending again, and do not keep later ones from it."""
+        timeout = self.house.config.queue.delivered_timeout
+        pending = partial(self.house.counter, "mediator_messages_stored_total")
+        self.forward()
+        self.assertEqual((self.after(0), pending()), (1, 0))
+        self.clock.set_by(-86_400)
+        self.forward()
+        self.clock.advance(1)
+        self.assertEqual(pending(), 1)
+        self.clock.advance(timeout - 2)
+        self.assertEqual(pending(), 1)
+        self.clock.advance(1)
+        self.assertEqual(pending(), 2)
 
 
 class Neighbour:

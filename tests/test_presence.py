@@ -216,3 +216,11 @@ class AnnouncedTests(SynchronousTestCase):
         self.connections.unsubscribe(early, PHONE)
         self.connections.subscribe(early, PHONE, "x")
         self.assertEqual(self.connections.subscribers(PHONE, by=19), [(late, "y")])
+
+    def test_since_before_a_clock_was_set_back(self) -> None:
+        """Nobody is left out who has been there all the time."""
+        socket = self.open()
+        self.clock.advance(100)
+        self.connections.subscribe(socket, PHONE, "x")
+        self.clock.rightNow -= 50
+        self.assertEqual(self.connections.subscribers(PHONE, by=49), [(socket, "x")])

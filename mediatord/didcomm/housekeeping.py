@@ -22,6 +22,8 @@ _log = Logger()
 
 CHUNK = 500
 RETRY = 1.0
+# A timer keeps the time that it has left when the clock is set, and what is due then may not wait for that.
+LONGEST_WAIT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,9 @@ class DueTimes(Service):
     """
     Wakes up when the next delayed message becomes visible, and hands it over (reference 4.5).
 
-    It keeps one time and asks the store for everything else, so that any number of messages can wait. Of several
-    nodes, one also looks every few seconds for what came due on a node that is gone.
+    It keeps one timer and asks the store for everything else, once a minute at least while any wait, so that there
+    can be any number of them. Of several nodes, one also looks every few seconds for what came due on a node that is
+    gone.
 
     :param turn: whose it is to look; None when there is one node.
     """
@@ -83,7 +86,6 @@ class DueTimes(Service):
         self._store = store
         self._hand_over = hand_over
         self._timer: IDelayedCall | None = None
-        self._at = 0.0
         self._round: Deferred[None] | None = None
         self._turn = turn
         self._looks = _Loops(clock)
@@ -115,12 +117,15 @@ class DueTimes(Service):
 
     def wait_for(self, due_at: float) -> None:
         """A message was stored that becomes visible then."""
-        if not self.running or (self._timer is not None and self._at <= due_at):
+        if not self.running:
             return
+        now = self._clock.seconds()
+        left = min(max(0.0, due_at - now), LONGEST_WAIT)
         if self._timer is not None:
+            if self._timer.getTime() <= now + left:
+                return
             self._timer.cancel()
-        self._at = due_at
-        self._timer = self._clock.callLater(max(0.0, due_at - self._clock.seconds()), self._due)
+        self._timer = self._clock.callLater(left, self._due)
 
     def _due(self) -> None:
         self._timer = None

@@ -53,9 +53,9 @@ class LiveSettings:
 
 @dataclass(slots=True)
 class _Push:
-    """One message on its way: the sockets it was written to, and when it counts as not delivered."""
+    """One message on its way: when it was written, and to which sockets."""
 
-    deadline: float
+    at: float
     sessions: set[Session] = field(default_factory=set)
 
 
@@ -149,7 +149,7 @@ class Live:
             return False
         before = self._pushes.pop(message.id, None)  # a late look may find what has just been pushed
         sessions = {*took, *(before.sessions if before else ())}
-        self._pushes[message.id] = _Push(self._clock.seconds() + self._settings.timeout, sessions)
+        self._pushes[message.id] = _Push(self._clock.seconds(), sessions)
         for session in took:
             self._by_session.setdefault(session, set()).add(message.id)
             self._journal.pushed(message, session.name, "live")
@@ -176,12 +176,12 @@ class Live:
         return settled
 
     def overdue(self) -> None:
-        """Make pushes pending again that were not acknowledged in time."""
+        """Make pushes pending again that were not acknowledged in time, or are from before the clock was set back."""
         now = self._clock.seconds()
         late = []
         while self._pushes:
             id_, push = next(iter(self._pushes.items()))
-            if push.deadline > now:
+            if 0.0 <= now - push.at < self._settings.timeout:
                 break
             late.append(id_)
             self._take_back(id_)

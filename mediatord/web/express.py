@@ -93,6 +93,7 @@ class ExpressChannel(Protocol):
                 self._wire.pauseProducing()
         else:
             self._since = self._front.clock.seconds()
+            self._begun = min(self._begun, self._since)  # later than now when the clock was set back
             if self._head is not None and self._since - self._begun > self._site.timeOut:
                 self._wire.abortConnection()
             else:
@@ -180,6 +181,7 @@ class ExpressChannel(Protocol):
         """Time is up for a request, or for a client that sends none; or it is not, and then look again."""
         now = self._front.clock.seconds()
         patience = self._front.deadline if self._busy else self._site.timeOut
+        self._since = min(self._since, now)  # as above
         left = self._since + patience - now
         self._timer = self._front.clock.callLater(max(left, 0.001) if left > 0 else patience, self._look)
         if left > 0:

@@ -13,7 +13,7 @@ import txaio
 from autobahn.twisted.websocket import WebSocketServerFactory, WebSocketServerProtocol
 from autobahn.websocket import USES_NVX
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from mediatord.errors import ShuttingDown
@@ -202,6 +202,23 @@ def _host(protocol: Any) -> str:
     return getattr(protocol.transport.getPeer(), "host", "") or ""
 
 
+class _Timers:
+    """
+    Takes the place of Autobahn's batched timer, which puts calls for the same moment on one timer of the reactor.
+
+    When the clock is set, a timer keeps the time that it has left and is at another moment from then on: what is
+    asked for then would find one that fires much earlier or later.
+    """
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+
+    def call_later(self, delay: float, call: Callable[..., None], *args: Any, **options: Any) -> IDelayedCall:
+        """Have something called after so many seconds."""
+        timer: IDelayedCall = self._reactor.callLater(delay, call, *args, **options)
+        return timer
+
+
 class SocketFactory(WebSocketServerFactory):
     """
     Makes sockets for upgraded requests.
@@ -215,6 +232,8 @@ class SocketFactory(WebSocketServerFactory):
         super().__init__(url=None, server="mediatord", reactor=reactor)
         # Autobahn's timers run on this.
         txaio.config.loop = reactor  # type: ignore[attr-defined]  # made at run time
+        # There is no public way: txaio's own takes the moments from the reactor.
+        self._batched_timer = _Timers(reactor)
         self._sockets = sockets
         self.setProtocolOptions(
             maxFramePayloadSize=max_message,

@@ -399,6 +399,17 @@ class ExpressTests(SynchronousTestCase):
         self.rig.house.clock.pump([1.1])
         self.assertEqual(self.line.ended, "aborted")
 
+    def test_a_clock_set_back(self) -> None:
+        """Neither a request that takes too long nor a silent client has more time than that once more."""
+        self.rig.half.answer = lambda body: Deferred()
+        self.channel.dataReceived(post())
+        self.rig.house.clock.set_by(-3600)
+        self.rig.house.clock.pump([10, 10])
+        self.assertEqual(self.answers(), [b"503"])
+        self.rig.house.clock.set_by(-3600)
+        self.rig.house.clock.pump([60, 60])
+        self.assertEqual(self.line.ended, "aborted")
+
     def test_a_fault(self) -> None:
         """500, and the connection lives."""
         self.rig.half.answer = self.rig.decentrl.answer = lambda body: fail(ZeroDivisionError("secret"))
@@ -446,9 +457,11 @@ class DrippingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.rig = Rig(self)
 
-    def drip(self, beginning: bytes) -> str:
+    def drip(self, beginning: bytes, step: float = 0.0) -> str:
         channel, line = self.rig.connect()
         channel.dataReceived(beginning)
+        self.rig.house.clock.set_by(step)
+        channel.dataReceived(b"x")
         for _ in range(5):
             self.rig.house.clock.advance(15)
             if not line.ended:
@@ -458,6 +471,10 @@ class DrippingTests(SynchronousTestCase):
     def test_body(self) -> None:
         """On the short way."""
         self.assertEqual(self.drip(post(b"", Content_Length="900")), "aborted")
+
+    def test_body_when_the_clock_is_set_back(self) -> None:
+        """As long from then on."""
+        self.assertEqual(self.drip(post(b"", Content_Length="900"), step=-3600), "aborted")
 
     def test_head(self) -> None:
         """At twisted.web."""

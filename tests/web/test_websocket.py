@@ -380,6 +380,18 @@ class LifeTests(SocketTestCase):
         self.assertEqual(len(self.premises.base.connections), 0)
         self.assertEqual(self.bob.waiting(), 1)
 
+    def test_a_clock_set_back(self) -> None:
+        """What waits for the same moment by another clock is no reason to ping early, or to give up a peer."""
+        early = self.premises.visitor()
+        self.premises.clock.advance(25)
+        self.premises.clock.set_by(-25)
+        late = self.premises.visitor()
+        self.premises.clock.pump([1] * 29)
+        self.assertEqual([opcode for opcode, _ in early.frames()], [PING_FRAME])
+        self.assertEqual(late.frames(), [])
+        self.premises.clock.pump([1] * 2)
+        self.assertEqual([opcode for opcode, _ in late.frames()], [PING_FRAME])
+
     def test_a_peer_that_answers_stays(self) -> None:
         """An hour of silence is fine for who answers pings; HTTP's own time-out is off by then."""
         visitor = self.premises.visitor()

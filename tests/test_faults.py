@@ -1,0 +1,29 @@
+"""Warnings that are not repeated all the time."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.faults import QUIET_SECONDS, Rarely
+
+
+class RarelyTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.clock.advance(10_000)
+        self.rarely = Rarely(self.clock)
+
+    def test_once_a_minute(self) -> None:
+        """At first, and then with how often it was not said."""
+        self.assertEqual([self.rarely.count() for _ in range(3)], [1, 0, 0])
+        self.clock.advance(QUIET_SECONDS - 1)
+        self.assertEqual(self.rarely.count(), 0)
+        self.clock.advance(1)
+        self.assertEqual(self.rarely.count(), 4)
+
+    def test_a_clock_set_back(self) -> None:
+        """It is said again, instead of never for so long."""
+        self.assertEqual(self.rarely.count(), 1)
+        self.clock.rightNow -= 3600
+        self.assertEqual([self.rarely.count() for _ in range(2)], [1, 0])
