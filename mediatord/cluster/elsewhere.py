@@ -182,4 +182,4 @@ class Elsewhere:
         if way.complete:
             self._reminders.paid()
         else:
-            self._owe(way)
+            self._reminders.owe_still(way.hint.lane, way.told)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -49,10 +49,13 @@ class Followers(Protocol):
         """It is one of the nodes now; nobody knows of its sockets."""
 
     def parted(self) -> None:
-        """Its lease is over; it tries to join again."""
+        """Its lease is over, or may be for all it knows; it tries to join again."""
 
     def clock_differs(self, refused: ClockDiffers) -> None:
         """It cannot join, or stay."""
+
+    def clock_agrees(self) -> None:
+        """It cannot join for another reason."""
 
     def nodes(self, live: Collection[Node]) -> None:
         """These are the live ones, this one among them."""
@@ -137,24 +140,36 @@ class Membership(Service):
                 raise
             except Exception:
                 _log.failure("membership failed", without_text())
+                self._part()
                 await self._pause(RETRY)
 
     async def _be_a_member(self) -> None:
         _log.info("node {name} has joined the cluster", name=self._node.name)
         self._since = self._clock.seconds()
         self._followers.joined()
+        # A timer, as the clock may be set.
+        over = self._clock.callLater(LEASE, self._lose)
         try:
-            await self._stay()
-            _log.warn("the lease of node {name} is over; it joins again", name=self._node.name)
-            self._part()
+            await self._stay(over)
+            self._lose()
         except ClockDiffers as refused:
             self._followers.clock_differs(refused)
             self._part()
             await self._drop()
+        finally:
+            if over.active():
+                over.cancel()
+
+    def _lose(self) -> None:
+        if self._since is not None:
+            _log.warn("the lease of node {name} is over; it joins again as soon as it can", name=self._node.name)
+            self._part()
 
     def _part(self) -> None:
-        self._since = None
-        self._followers.parted()
+        """Once for each time that it was a member."""
+        if self._since is not None:
+            self._since = None
+            self._followers.parted()
 
     async def _join(self) -> bool:
         """Whether that was possible at all."""
@@ -187,8 +202,10 @@ class Membership(Service):
             return why
         if isinstance(refused, ClockDiffers):
             self._followers.clock_differs(refused)
-        elif self._warning.count():
-            _log.warn(f"{why}; this one tries to join them again, until it has")
+        else:
+            self._followers.clock_agrees()
+            if self._warning.count():
+                _log.warn(f"{why}; this one tries to join them again, until it has")
         await self._pause(RETRY)
         return ""
 
@@ -199,15 +216,20 @@ class Membership(Service):
             return IDENTITY_DIFFERS
         return f"{BESIDE_WORKERS}: {await names_of(self._store)}" if self._means.sole else SECRET_DIFFERS
 
-    async def _stay(self) -> None:
-        """Until the lease is lost."""
+    async def _stay(self, over: IDelayedCall) -> None:
+        """
+        Until the store says that the lease is lost, or answers after it was given up.
+
+        :param over: gives it up when nobody knows any more whether others take us for live.
+        """
         pause = 0.0
         while True:
             await self._pause(pause)
             began = self._clock.seconds()
             try:
-                if not await self._store.renew(self._node.boot, LEASE):
+                if not await self._store.renew(self._node.boot, LEASE) or not over.active():
                     return
+                over.reset(LEASE)
                 self._followers.nodes(await self._store.nodes())
                 # As often as that, however long it takes: who sees no renewal takes us for dead. Meanwhile the clock
                 # may have been set back.
@@ -225,7 +247,7 @@ class Membership(Service):
         try:
             await self._store.drop(self._node.boot, until=inf)
         except StoreUnavailable:
-            _log.warn("the store was not available for leaving the cluster; others wait until the lease is over")
+            _log.warn("the store was not available for ending the lease of this node; others wait until it is over")
 
     def _pause(self, seconds: float) -> Deferred[None]:
         return deferLater(self._clock, seconds, lambda: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
@@ -213,7 +214,7 @@ class Peers:
 
     def put(self, node: Node, hint: Hint) -> Deferred[bool | None]:
         """As :meth:`Peer.put`; at once for a node that is known to be gone, or when this has ended."""
-        if self._over or self._gone.get(node.boot, 0.0) > self._clock.seconds():
+        if self._over or self._is_left_out(node.boot):
             self._told.cluster_push("failed")
             return succeed(None)
         peer = self._peers.get(node.boot)
@@ -231,8 +232,7 @@ class Peers:
         for boot in missing & self._missed:
             self._forget(boot)
         self._missed = set(missing)
-        now = self._clock.seconds()
-        self._gone = {boot: until for boot, until in self._gone.items() if boot in live and until > now}
+        self._gone = {boot: at for boot, at in self._gone.items() if boot in live and self._is_left_out(boot)}
 
     def end(self) -> None:
         """Give up everything, for good."""
@@ -240,8 +240,12 @@ class Peers:
         for boot in tuple(self._peers):
             self._forget(boot)
 
+    def _is_left_out(self, boot: str) -> bool:
+        """For no longer than that, even if the clock is set back."""
+        return 0.0 <= self._clock.seconds() - self._gone.get(boot, -inf) < GONE
+
     def _is_gone(self, node: Node) -> None:
-        self._gone[node.boot] = self._clock.seconds() + GONE
+        self._gone[node.boot] = self._clock.seconds()
         if len(self._gone) > MAX_GONE:
             del self._gone[next(iter(self._gone))]
         self._forget(node.boot)

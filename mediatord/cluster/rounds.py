@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,8 +30,8 @@ YOUNG = 3.0
 # before it was written.
 COMMIT = 2.5
 LATE = CLOCKS_DIFFER + COMMIT
-# Seconds that a round looks back; the last is for a round that begins late.
-WINDOW = LATE + CATCH_UP + 5.0
+# Seconds that a round looks back, to before the last but one; the last is for rounds that begin late.
+WINDOW = LATE + 2 * CATCH_UP + 5.0
 
 
 class CatchUp:
@@ -43,22 +44,24 @@ class CatchUp:
     def __init__(self, clock: IReactorTime, halves: Iterable[Half[Any]]) -> None:
         self._clock = clock
         self._halves = tuple(halves)
-        self._last: float | None = None
+        # When the last two that were complete began: by the later one the clock may have been wrong, which is noticed
+        # before there is another.
+        self._rounds: deque[float] = deque(maxlen=2)
 
     async def round(self) -> None:
         """
-        Push what has arrived since the last round that was complete, and a little before it.
+        Push what has arrived since the last round but one that was complete, and a little before it.
 
         :raise StoreUnavailable: the next round looks further back.
         """
         now = self._clock.seconds()
-        since = now - WINDOW if self._last is None else min(now - WINDOW, self._last - LATE)
+        since = min([now - WINDOW, *(began - LATE for began in self._rounds)])
         window = Window(since, now - YOUNG)
         for half in self._halves:
             dids = half.live()
             for start in range(0, len(dids), CHUNK):
                 await self._catch_up(half, dids[start : start + CHUNK], window)
-        self._last = now
+        self._rounds.append(now)
 
     async def _catch_up(self, half: Half[Any], dids: Sequence[str], window: Window) -> None:
         while arrived := await half.arrived(dids, window, CHUNK):

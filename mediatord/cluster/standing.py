@@ -34,11 +34,21 @@ class Standing:
             return self._clock_differs
         if self._joined or self._patience is None:
             return ""
-        return NOT_JOINED if self._clock.seconds() - self._parted_at > self._patience else ""
+        # Who parted in the future has had the clock set back since.
+        return "" if 0.0 <= self._clock.seconds() - self._parted_at <= self._patience else NOT_JOINED
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it is a node, or the only one."""
+        return self._joined
 
     def joined(self) -> None:
         """It is a node, or the only one."""
         self._joined = True
+        self.clock_agrees()
+
+    def clock_agrees(self) -> None:
+        """Whatever else may keep it from being one."""
         if self._clock_differs:
             _log.info("the clock of this host agrees with the MongoDB server's again")
         self._clock_differs = ""
@@ -49,7 +59,7 @@ class Standing:
             self._joined, self._parted_at = False, self._clock.seconds()
 
     def clock_differs(self, refused: ClockDiffers) -> None:
-        """Nor can it be one; said once, until it has joined."""
+        """Nor can it be one; said once, until they agree."""
         if not self._clock_differs:
             _log.warn(f"{refused}: nothing is accepted here, expired or pushed live until they agree")
         self._clock_differs = str(refused)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from twisted.internet.interfaces import IReactorTime
+
 from mediatord.admission import Allowances
 from mediatord.cluster.announcing import Announcer
 from mediatord.cluster.calling import Calling
@@ -17,7 +19,7 @@ from mediatord.cluster.secret import ClusterKeys, derive, read_secret
 from mediatord.cluster.standing import Standing
 from mediatord.cluster.whereabouts import Whereabouts
 from mediatord.config import Config
-from mediatord.interfaces import ClockDiffers, IStore, Node
+from mediatord.interfaces import ClockDiffers, IClusterStore, IStore, Node
 from mediatord.metrics import Metrics
 from mediatord.private_file import PrivateFileError
 from mediatord.service import StartupError
@@ -62,6 +64,17 @@ def place_of(config: Config, worker: WorkerPlace | None = None) -> Place | None:
         raise StartupError(str(error)) from None
 
 
+class _TurnOfMembers(Turn):
+    """Who is no node leaves it to those that are."""
+
+    def __init__(self, clock: IReactorTime, store: IClusterStore, boot: str, standing: Standing) -> None:
+        super().__init__(clock, store, boot)
+        self._standing = standing
+
+    async def is_mine(self) -> bool:
+        return self._standing.is_member and await super().is_mine()
+
+
 class ClusterSide:
     """
     What a daemon knows of other nodes and tells them.
@@ -92,7 +105,7 @@ class ClusterSide:
         self.announcer = Announcer(reactor, store.cluster, node.boot)
         whereabouts = Whereabouts(reactor, store.cluster)
         self.elsewhere = Elsewhere(reactor, node.boot, whereabouts, self._peers, metrics)
-        self.turn = Turn(reactor, store.cluster, node.boot)
+        self.turn = _TurnOfMembers(reactor, store.cluster, node.boot, self.standing)
         self.allowances = Allowances(reactor, store.cluster, lambda: self._live, secret=place.keys.allowances)
 
     def joined(self) -> None:
@@ -110,6 +123,10 @@ class ClusterSide:
     def clock_differs(self, refused: ClockDiffers) -> None:
         """It can be no node."""
         self.standing.clock_differs(refused)
+
+    def clock_agrees(self) -> None:
+        """That is not why it is none."""
+        self.standing.clock_agrees()
 
     def nodes(self, live: Collection[Node]) -> None:
         """These are live."""

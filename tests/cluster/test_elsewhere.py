@@ -440,7 +440,7 @@ class ContractTests(ElsewhereTestCase):
         for second in range(1, 61):
             self.clock.advance(1)
             at += [second] * len(self.sent())
-        self.assertEqual(at, [1, 3, 7, 15, 30, 45, 60])
+        self.assertEqual(at, [1, 2, 4, 8, 16, 31, 46])
         self.assertEqual(at[-1] - at[-2], LONGEST)
 
     def test_socket_gone(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock, deferLater
+from twisted.logger import LogEvent, LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.cluster.membership import (
@@ -33,6 +34,14 @@ def node(name: str = "ann", boot: str = "aaaa", seal: bytes = b"seal", identity:
     return Node(name, boot, f"tcp:host=10.0.0.1:port={len(boot)}", seal, identity)
 
 
+NOT_ENDED = "the store was not available for ending the lease of this node; others wait until it is over"
+
+
+def warnings(events: Sequence[LogEvent]) -> list[str]:
+    """What the operator is warned of."""
+    return [formatEvent(event) for event in events if event["log_level"] is LogLevel.warn]
+
+
 class MembershipTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
@@ -43,6 +52,7 @@ class MembershipTestCase(SynchronousTestCase):
         self.heard: list[str] = []
         self.seen: list[list[str]] = []
         self.said: list[str] = []
+        self.clock_is_wrong = False
         self.probed: list[str] = []
         self.answering: str | None = None
         self.silence: Deferred[None] = succeed(None)
@@ -73,6 +83,11 @@ class MembershipTestCase(SynchronousTestCase):
     def clock_differs(self, refused: ClockDiffers) -> None:
         """Noted."""
         self.heard.append(f"clock {refused.ahead:+.0f}")
+        self.clock_is_wrong = True
+
+    def clock_agrees(self) -> None:
+        """Noted."""
+        self.clock_is_wrong = False
 
     def begin(self) -> None:
         """Start, with a store that is open."""
@@ -142,9 +157,10 @@ class MembershipTests(MembershipTestCase):
     def test_leaves_without_the_store(self) -> None:
         """The lease will be over."""
         self.begin()
-        with self.away("drop"):
+        with self.away("drop"), capturedLogs() as events:
             self.successResultOf(self.membership.stopService())
         self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.assertEqual(warnings(events), [NOT_ENDED])
 
     def test_stops_before_it_joined(self) -> None:
         """Nothing is left to do."""
@@ -172,14 +188,65 @@ class MembershipTests(MembershipTestCase):
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined"]))
 
     def test_store_away_for_long(self) -> None:
-        """The lease is lost; it joins again within a second of the return, and says so."""
+        """The lease is lost, and it says so once; it joins again within a second of the return."""
         self.begin()
-        with self.away("renew", "join"):
-            self.pass_time(2 * LEASE)
-            self.assertEqual((self.live(), self.heard), ([], ["joined"]))
+        with self.away("renew", "join"), capturedLogs() as events:
+            self.pass_time(LEASE - 1)
+            self.assertEqual((self.live(), self.heard, self.membership.settled), (["aaaa"], ["joined"], True))
+            self.pass_time(3 * LEASE)
+            self.assertEqual((self.live(), self.heard, self.membership.settled), ([], ["joined", "parted"], False))
+        self.assertEqual(warnings(events), ["the lease of node ann is over; it joins again as soon as it can"])
+        with capturedLogs() as events:
+            self.pass_time(RETRY)
+        self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
+        self.assertEqual((self.membership.settled, warnings(events)), (False, []))
+        self.pass_time(RENEWAL)
+        self.assertTrue(self.membership.settled)
+
+    def test_answers_lost(self) -> None:
+        """Who cannot know whether others take it for live is no node, and is one again as soon as it knows."""
+        self.begin()
+        self.pass_time(LEASE)
+        renew = self.store.renew
+        self.store.renew = lambda *args: renew(*args).addCallback(lambda _: fail(StoreUnavailable()))
+        self.pass_time(5 * LEASE)
+        self.assertEqual((self.live(), self.heard, self.membership.settled), (["aaaa"], ["joined", "parted"], False))
+        self.store.renew = renew
         self.pass_time(RETRY)
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
-        self.assertFalse(self.membership.settled)
+        self.pass_time(5 * LEASE)
+        self.assertEqual((self.heard[3:], self.membership.settled), ([], True))
+
+    def test_renewal_that_takes_long(self) -> None:
+        """It does not wait for the answer to say that it is none."""
+        late: Deferred[bool] = Deferred()
+        self.store.renew = lambda *_: late
+        self.begin()
+        self.pass_time(LEASE)
+        self.assertEqual(self.heard, ["joined", "parted"])
+        del self.store.renew
+        late.callback(True)
+        self.pass_time(LEASE)
+        self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
+
+    def test_store_away_while_the_clock_is_set(self) -> None:
+        """That makes its lease neither longer nor shorter."""
+        for step in (-30.0, 30.0):
+            self.setUp()
+            self.begin()
+            with self.away("renew", "join"):
+                self.pass_time(LEASE / 2)
+                self.set_clock(step)
+                self.pass_time(LEASE / 2 - 1)
+                self.assertEqual(self.heard, ["joined"])
+                self.pass_time(1)
+                self.assertEqual(self.heard, ["joined", "parted"])
+
+    def set_clock(self, step: float) -> None:
+        """As :mod:`mediatord.steady` has timers follow the clock of the host."""
+        self.clock.rightNow += step
+        for call in self.clock.calls:
+            call.time += step
 
     def test_dropped_by_others(self) -> None:
         """Likewise."""
@@ -207,6 +274,18 @@ class MembershipTests(MembershipTestCase):
         del self.store.join
         self.pass_time(RETRY)
         self.assertEqual(self.heard, ["joined"])
+
+    def test_fault_in_staying(self) -> None:
+        """It is no node until it has joined again."""
+        self.begin()
+        self.store.renew = lambda *args: fail(RuntimeError("boom"))
+        with self.away("join"):
+            self.pass_time(RENEWAL + RETRY)
+            self.assertEqual((self.heard, self.membership.settled), (["joined", "parted"], False))
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+        del self.store.renew
+        self.pass_time(RETRY)
+        self.assertEqual(self.heard, ["joined", "parted", "joined"])
 
     def test_another_secret(self) -> None:
         """One line, and that was it."""
@@ -309,10 +388,12 @@ class ClockTests(MembershipTestCase):
         self.assertEqual((self.heard[-1], self.live()), ("joined", ["aaaa"]))
 
     def test_wrong_when_it_cannot_leave(self) -> None:
-        """Then its lease will be over."""
+        """Then its lease will be over; nothing says that it stops."""
         self.begin()
         with self.wrong(100), self.away("drop"):
-            self.pass_time(RENEWAL)
+            with capturedLogs() as events:
+                self.pass_time(RENEWAL)
+            self.assertEqual(warnings(events), [NOT_ENDED])
             self.assertEqual((self.heard[:3], self.live()), (["joined", "clock +100", "parted"], ["aaaa"]))
             self.pass_time(LEASE)
             self.assertEqual(self.live(), [])
@@ -329,6 +410,20 @@ class ClockTests(MembershipTestCase):
             self.assertEqual((set(self.heard[1:]), self.said), ({"clock +100", "parted"}, []))
         self.pass_time(RETRY)
         self.assertEqual((self.heard[-1], self.live()), ("joined", ["aaaa"]))
+
+    def test_right_again_and_refused(self) -> None:
+        """Then it is not the clock that is in the way."""
+        self.begin()
+        with self.wrong(100):
+            self.pass_time(RENEWAL)
+            self.assertTrue(self.clock_is_wrong)
+            self.successResultOf(self.store.drop("aaaa", until=inf))
+        self.successResultOf(self.store.join(node("bea", "bbbb", b"other"), 2 * LEASE))
+        self.pass_time(RETRY)
+        self.assertEqual((self.clock_is_wrong, self.said, self.live()), (False, [], ["bbbb"]))
+        with self.wrong(100):
+            self.pass_time(RETRY)
+            self.assertTrue(self.clock_is_wrong)
 
 
 class NameTests(MembershipTestCase):

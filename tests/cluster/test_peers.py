@@ -243,6 +243,17 @@ class FailureTests(PeersTestCase):
         self.answer()
         self.assertIs(self.successResultOf(hint), True)
 
+    def test_gone_before_the_clock_was_set_back(self) -> None:
+        """For no longer than that."""
+        for is_live in (lambda: None, lambda: self.peers.keep({BEA.boot})):
+            self.put()
+            self.replace()
+            self.clock.rightNow -= 7200
+            is_live()
+            hint = self.put()
+            self.answer()
+            self.assertIs(self.successResultOf(hint), True)
+
     def replace(self) -> None:
         """Let the oldest request be answered by another boot."""
         self.clock.advance(0)

@@ -166,6 +166,21 @@ class CatchUpTests(SynchronousTestCase):
         self.round(catch_up)
         self.assertEqual(shelf.questions[-1][1], Window(NOW - LATE, NOW + 200 - YOUNG))
 
+    def test_after_a_wrong_clock(self) -> None:
+        """By the last round before that is noticed it may have been any time; it looked back to the one before."""
+        for step in (7200.0, 200.0, -7200.0):
+            clock = Clock()
+            clock.advance(NOW)
+            shelf = Shelf()
+            catch_up = CatchUp(clock, [shelf.half])
+            self.round(catch_up)
+            clock.rightNow += step
+            self.round(catch_up)
+            clock.rightNow -= step
+            clock.advance(300)
+            self.round(catch_up)
+            self.assertEqual(shelf.questions[-1][1], Window(NOW + min(step, 0) - LATE, NOW + 300 - YOUNG))
+
     def test_after_many_rounds(self) -> None:
         """A round looks back no further than it has to, however long ago the first one was."""
         shelf = Shelf()

@@ -42,6 +42,24 @@ class StandingTests(SynchronousTestCase):
         self.node.joined()
         self.assertEqual(self.node.trouble, "")
 
+    def test_clock_set_back(self) -> None:
+        """That makes it no longer."""
+        self.node.joined()
+        self.node.parted()
+        self.clock.rightNow -= 7200
+        self.clock.advance(LEASE + 1)
+        self.assertEqual(self.node.trouble, NOT_JOINED)
+
+    def test_clock_right_again(self) -> None:
+        """What else is in the way is said then, and no longer the clock."""
+        self.node.joined()
+        self.node.clock_differs(ClockDiffers(4320))
+        self.node.parted()
+        self.clock.advance(LEASE + 1)
+        self.assertEqual(self.node.trouble, WRONG)
+        self.node.clock_agrees()
+        self.assertEqual(self.node.trouble, NOT_JOINED)
+
     def test_clock(self) -> None:
         """At once, with one warning for each time, whoever it is; and one line when it is over."""
         for standing in (self.node, Standing(self.clock)):

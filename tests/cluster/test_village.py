@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -10,6 +11,7 @@ from mediatord import presence
 from mediatord.cluster.membership import LEASE, RENEWAL
 from mediatord.cluster.naming import UNRENEWED
 from mediatord.cluster.rounds import CATCH_UP, LATE, SWEEP, WINDOW, YOUNG
+from mediatord.cluster.standing import NOT_JOINED
 from mediatord.didcomm.exchange import Origin
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol.didcomm import signed
@@ -18,6 +20,7 @@ from tests.cluster.village import NodeHouse, Village
 from tests.house import MP, FakeSocket, Guest, sealed_forward
 
 SOON = CATCH_UP + YOUNG + 1
+OF_MEMBERS = ("join", "renew", "drop", "nodes", "lapsed", "announce", "withdraw", "whereabouts", "hold")
 
 
 class DIDCommVillage(Village):
@@ -408,6 +411,54 @@ class NodeDeathTests(DIDCommVillage):
         self.assertEqual(self.texts(socket), ["hello"])
         self.forward(self.a, "next")
         self.assertEqual(self.texts(socket), ["next"])
+
+    def test_cannot_renew(self) -> None:
+        """
+        A node that others take for gone says so itself, though it can reach the store, and comes back. Meanwhile
+        others keep house.
+        """
+        self.later(RENEWAL)
+        one = next(house for house in self.houses if self.get(house.cluster.turn.is_mine()))
+        (other,) = (house for house in self.houses if house is not one)
+        names = [other.config.node_name]
+        socket, standing = self.live_at(one), one.base.standing
+        self.forward(one, "pushed")
+        self.assertEqual((self.texts(socket), standing.trouble), (["pushed"], ""))
+        renew = self.store.cluster.renew
+        self.store.cluster.renew = lambda boot, lease: (
+            fail(StoreUnavailable()) if boot == one.boot else renew(boot, lease)
+        )
+        self.later(2 * LEASE + SWEEP + RENEWAL)
+        self.assertEqual((self.live(), standing.trouble, one.membership.settled), (names, NOT_JOINED, False))
+        self.assertTrue(self.get(other.cluster.turn.is_mine()))
+        found = self.successResultOf(self.store.fetch(self.bob.did, None, limit=9, max_bytes=99_999))
+        self.assertEqual([message.status for message in found], ["pending"])
+        del self.store.cluster.renew
+        self.later(RENEWAL)
+        self.assertEqual((self.live(), standing.trouble, self.places()), (["a", "b"], "", [one.config.node_name]))
+        self.forward(other)
+        self.assertEqual(self.texts(socket), ["hello"])
+
+    def test_store_away_from_all(self) -> None:
+        """However long: all are back within 3 s of its return, with their sockets, and push nothing again."""
+        for seconds in (LEASE - RENEWAL, LEASE + 1, 6 * LEASE):
+            here, there = self.live_at(self.a), self.live_at(self.b)
+            self.forward(self.a, "before")
+            self.assertEqual((self.texts(here), self.texts(there)), (["before"], ["before"]))
+            with ExitStack() as outage:
+                for operation in OF_MEMBERS:
+                    outage.enter_context(self.a.failing(operation, StoreUnavailable()))
+                self.later(seconds)
+            self.later(RENEWAL)
+            self.assertEqual((self.live(), self.places()), (["a", "b"], ["a", "b"]))
+            self.assertEqual([house.base.standing.trouble for house in self.houses], ["", ""])
+            self.forward(self.a, "after")
+            self.assertEqual((self.texts(here), self.texts(there)), (["after"], ["after"]))
+            self.later(2 * SOON)
+            self.assertEqual((self.texts(here), self.texts(there)), ([], []))
+            for house, socket in ((self.a, here), (self.b, there)):
+                house.base.connections.closed(socket)
+            self.later(1)
 
     def test_replaced(self) -> None:
         """A node of that name that starts after a crash takes the place of the old one before its lease is over."""
