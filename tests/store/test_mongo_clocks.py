@@ -20,25 +20,12 @@ from mediatord.store.mongo.uri import read_uri
 from tests.mongod import shared_replica_set
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
+from tests.store.mongo import HostClock
 from tests.store.test_mongo import MakesMongo
 
 DAYS = 4 * 86_400.0
 # What asking may take without that a clock that is hardly right counts as wrong, or the other way round.
 ASKING = 5.0
-
-
-class HostClock:
-    """The reactor's, but for the time that it says."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def seconds(self) -> float:
-        """As a test has set it."""
-        return float(cast(Any, reactor).seconds()) + self.ahead
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(reactor, name)
 
 
 class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
@@ -136,6 +123,56 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             await self.put("m")
             self.assertEqual(await self.waiting(), ["m"])
             self.assertEqual(len(await self.store.acknowledge(ALICE, ["m"])), 1)
+
+    async def test_nothing_is_told(self) -> None:
+        """Nobody is told that nothing waits, nor that he is not registered, because all seems to have expired."""
+        await self.put("m")
+        store, decentrl = self.store, self.store.decentrl
+        for ahead in (DAYS, -DAYS):
+            await self.join("a")
+            await self.notice(ahead)
+            self.clock.advance(ahead)
+            for asked in (
+                self.waiting,
+                lambda: store.status(ALICE, None),
+                lambda: store.find(["m"]),
+                lambda: decentrl.registered_until(ALICE),
+                lambda: decentrl.admit(Guard(b"nonce", NOON + HOUR, ALICE)),
+            ):
+                with self.assertRaises(StoreUnavailable):
+                    await asked()
+            self.host.ahead = 0
+            self.clock.advance(-ahead)
+            self.assertIs(await self.cluster.renew("A", LONG), True)
+            self.assertEqual(await self.waiting(), ["m"])
+            self.assertEqual((await store.status(ALICE, None)).message_count, 1)
+            self.assertEqual([one.id for one in await store.find(["m"])], ["m"])
+            self.assertIsNone(await decentrl.registered_until(ALICE))
+
+    async def test_nothing_comes_due(self) -> None:
+        """Not even before it is noticed; whoever asks is told to ask again, unless nothing seems to be due."""
+        await self.put("m", ttl=2 * HOUR, delay=HOUR)
+        for ahead in (DAYS, -DAYS):
+            self.host.ahead = ahead
+            self.assertEqual(await self.store.take_due(9), [])
+        self.clock.advance(HOUR)
+        for ahead in (DAYS, -DAYS):
+            self.host.ahead = ahead
+            with self.assertRaises(StoreUnavailable):
+                await self.store.take_due(9)
+        self.host.ahead = CLOCKS_APART - ASKING
+        self.assertEqual([one.id for one in await self.store.take_due(9)], ["m"])
+
+    async def test_nothing_is_accepted_before_it_is_noticed(self) -> None:
+        """A clock that was just set may be wrong: only when it was found to agree once more."""
+        await self.join("a")
+        for ahead in (DAYS, -DAYS, CLOCKS_APART / 2):
+            self.host.ahead = ahead
+            with self.assertRaises(StoreUnavailable):
+                await self.put("m")
+        self.assertIs(await self.cluster.renew("A", LONG), True)
+        await self.put("m")
+        self.assertEqual(await self.waiting(), ["m"])
 
 
 class TextTests(SynchronousTestCase):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import UTC
 
 from mediatord.interfaces import CLOCKS_APART, ClockDiffers
 from mediatord.store.mongo.requests import Document
 from mediatord.store.mongo.server import Server
+
+# Seconds by which ours may be set, or be corrected between two looks, without being doubted.
+_HARDLY_SET = 1.0
 
 
 def agreeing(now: float) -> Document:
@@ -23,25 +28,48 @@ def agreeing(now: float) -> Document:
 
 class Clocks:
     """
-    :ivar differ: what was found when somebody last looked.
+    What is known of the two.
+
+    :param steady: seconds since any time, which nobody can set.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, steady: Callable[[], float] = time.monotonic) -> None:
         self._server = server
-        self.differ = False
+        self._steady = steady
+        self._differ = False
+        self._agreed_at: float | None = None
+
+    @property
+    def differ(self) -> bool:
+        """Whether they do, or may do since ours was set after it was last found to agree."""
+        return self._differ or self._was_set
+
+    @property
+    def standing(self) -> float:
+        """Where ours stands against one that nobody can set."""
+        return self._server.wall.seconds() - self._steady()
+
+    def agreed(self, standing: float) -> None:
+        """They were found to agree when ours stood like this."""
+        self._differ, self._agreed_at = False, standing
 
     def agreeing(self) -> Document:
         """As of now; see :func:`agreeing`."""
-        return agreeing(self._server.clock.seconds())
+        return agreeing(self._server.wall.seconds())
 
     async def compare(self) -> None:
         """:raise ClockDiffers: they are too far apart."""
-        asked = self._server.clock.seconds()
+        asked, standing = self._server.wall.seconds(), self.standing
         hello = await self._server.command("clock", {"hello": 1}, database="admin")
-        answered = self._server.clock.seconds()
+        answered = self._server.wall.seconds()
         theirs = hello["localTime"].replace(tzinfo=UTC).timestamp()
         # It looked at its clock between the two.
         ahead = asked - theirs if asked > theirs else min(answered - theirs, 0.0)
-        self.differ = abs(ahead) > CLOCKS_APART
-        if self.differ:
+        if abs(ahead) > CLOCKS_APART:
+            self._differ = True
             raise ClockDiffers(ahead)
+        self.agreed(standing)
+
+    @property
+    def _was_set(self) -> bool:
+        return self._agreed_at is not None and abs(self.standing - self._agreed_at) > _HARDLY_SET

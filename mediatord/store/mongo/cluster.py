@@ -100,13 +100,14 @@ class MongoCluster:
         await retried(lambda: self._server.transact("join", join))
 
     async def _renew(self, boot: str, lease: float) -> bool:
+        standing = self._clocks.standing
         live = {"_id": boot, "$expr": {"$and": [_IS_LIVE, self._clocks.agreeing()]}}
         update = {"q": live, "u": [{"$set": {"until": _until(lease)}}]}
         (reply,) = await self._server.write("renew", updating(NODES, [update]))
         if not reply["n"]:
             await self._clocks.compare()
             return False
-        self._clocks.differ = False
+        self._clocks.agreed(standing)
         return True
 
     async def _drop(self, boot: str, until: float) -> int:
