@@ -32,6 +32,7 @@ def open_store(
     observe: Observer = unobserved,
     on_up: Callable[[bool], None] = lambda up: None,
     tell: Callable[[Sequence[Removed]], None] = lambda removed: None,
+    tell_events: Callable[[Sequence[Removed]], None] = lambda removed: None,
 ) -> IStore:
     """
     A store of the chosen kind, yet to be opened.
@@ -44,6 +45,7 @@ def open_store(
     :param observe: told what each operation took; not by `memory`, which takes no time.
     :param on_up: told by `mongodb` whether it can be reached, when that changes.
     :param tell: told by `mongodb` of messages that were removed by what had failed for all that was known.
+    :param tell_events: told the same of events of the Decentrl half.
     :raise ValueError: the backend is not available, or lacks what it needs; the text is for the operator.
     """
     if backend == "memory":
@@ -56,7 +58,7 @@ def open_store(
         runners = Runners(*(ThreadRunner(threads, f"mediatord-store-{name}") for name in names))
         return SQLiteStore(path, reactor, limits, runners, caps=caps, shared=shared, observe=observe)
     if backend == "mongodb":
-        return _open_mongodb(uri, reactor, limits, caps, observe, on_up, tell)
+        return _open_mongodb(uri, reactor, limits, caps, observe, on_up, tell, tell_events)
     raise ValueError(f"there is no backend {backend!r}; choose memory, sqlite or mongodb")
 
 
@@ -68,6 +70,7 @@ def _open_mongodb(
     observe: Observer,
     on_up: Callable[[bool], None],
     tell: Callable[[Sequence[Removed]], None],
+    tell_events: Callable[[Sequence[Removed]], None],
 ) -> IStore:
     try:
         from mediatord.store.mongo.server import Server
@@ -82,7 +85,8 @@ def _open_mongodb(
         address = read_uri(uri)
     except ValueError as error:
         raise ValueError(f"storage.mongodb.uri: {error}") from None
-    return MongoStore(Server(address, reactor, observe=observe, on_up=on_up), reactor, limits, caps=caps, tell=tell)
+    server = Server(address, reactor, observe=observe, on_up=on_up)
+    return MongoStore(server, reactor, limits, caps=caps, tell=tell, tell_events=tell_events)
 
 
 def check_store(backend: str, path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -37,11 +36,38 @@ _ANOTHER_IDENTITY = (
 )
 
 
+class LateNews:
+    """
+    Tells of messages and events that have left their queues although the store had failed to say so.
+
+    :ivar events: told of events that were acknowledged; the Decentrl half's, once there is one.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.events: Callable[[Sequence[Removed]], None] = lambda removed: None
+
+    def tell(self, removed: Sequence[Removed]) -> None:
+        """Messages have."""
+        for one in removed:
+            if one.reason is None:
+                self._journal.acknowledged(one, "pickup")
+            elif one.reason == "ttl":
+                self._journal.expired(one)
+            else:
+                self._journal.evicted(one)
+
+    def tell_events(self, removed: Sequence[Removed]) -> None:
+        """Events have."""
+        self.events(removed)
+
+
 @dataclass(frozen=True, slots=True)
 class Base:
     """
     What everything else stands on.
 
+    :param late: what the store tells of when it becomes known late.
     :param node: this process, as others may know it.
     :param cluster: None when this is the only process.
     :param standing: whether this process should be sent work.
@@ -52,6 +78,7 @@ class Base:
     events: EventFile
     journal: Journal
     store: IStore
+    late: LateNews
     connections: Connections[Any]
     admission: Admission
     gate: Gate
@@ -116,7 +143,8 @@ def build_base(
     )
     metrics = Metrics(CollectorRegistry(), version=__version__, label=tags.did)
     journal = Journal(reactor, events, metrics, tags)
-    store = store or _store(reactor, config, metrics, journal, shared=worker is not None)
+    late = LateNews(journal)
+    store = store or _store(reactor, config, metrics, late, shared=worker is not None)
     cluster = None
     node = Node(origin.node, origin.boot, "", b"")
     connections: Connections[Any] = Connections(config.limits.max_connections_per_ip)
@@ -130,6 +158,7 @@ def build_base(
         events=events,
         journal=journal,
         store=store,
+        late=late,
         connections=connections,
         admission=_admission(reactor, journal, config, cluster.allowances if cluster else None),
         gate=Gate(reactor),
@@ -140,7 +169,7 @@ def build_base(
     )
 
 
-def _store(reactor: Any, config: Config, metrics: Metrics, journal: Journal, *, shared: bool) -> IStore:
+def _store(reactor: Any, config: Config, metrics: Metrics, late: LateNews, *, shared: bool) -> IStore:
     try:
         return open_store(
             config.storage.backend,
@@ -152,21 +181,11 @@ def _store(reactor: Any, config: Config, metrics: Metrics, journal: Journal, *, 
             uri=config.storage.mongodb.uri,
             observe=metrics.store_took,
             on_up=metrics.storage_up,
-            tell=partial(tell_late, journal),
+            tell=late.tell,
+            tell_events=late.tell_events,
         )
     except ValueError as error:
         raise StartupError(str(error)) from None
-
-
-def tell_late(journal: Journal, removed: Sequence[Removed]) -> None:
-    """Messages have left their queues although the store had failed to say so."""
-    for one in removed:
-        if one.reason is None:
-            journal.acknowledged(one, "pickup")
-        elif one.reason == "ttl":
-            journal.expired(one)
-        else:
-            journal.evicted(one)
 
 
 def _caps(config: Config) -> Caps:

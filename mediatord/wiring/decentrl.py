@@ -40,6 +40,7 @@ def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
     clock, journal, store = base.reactor, base.journal, base.store
     directory = Directory(base.identity.decentrl_dids, base.identity.signing_key)
     pushing = Pushing(base.connections, journal, base.cluster.elsewhere if base.cluster else None)
+    base.late.events = pushing.settled
     desk = Desk(
         clock=clock,
         store=store.decentrl,

@@ -6,8 +6,9 @@ import json
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.interfaces import Removed
 from tests.citizens import PRIVATE, Citizen, code_of, two_citizens
-from tests.house import FakeSocket
+from tests.house import NOW, FakeSocket
 
 
 class DeliveryTests(SynchronousTestCase):
@@ -111,6 +112,17 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(self.house.counter("mediator_messages_forwarded_total"), 2)
         self.assertEqual(self.house.counter("mediator_messages_stored_total"), 1)
         self.assertEqual(self.house.counter("mediator_messages_delivered_total"), 2)
+
+    def test_told_late(self) -> None:
+        """What the store says of acknowledgements late is told like what it says in time, and forgotten."""
+        self.bob.befriend(self.alice)
+        queued = json.loads(self.alice.tell(self.bob, "queued").body)["pendingEventId"]
+        self.bob.connect()
+        pushed = json.loads(self.alice.tell(self.bob, "pushed").body)["pendingEventId"]
+        did = self.bob.did
+        self.house.base.late.tell_events([Removed(id_, did, did, 6, NOW, 0) for id_ in (pushed, queued)])
+        self.assertEqual([event["path"] for event in self.house.events("msg.ack")], ["live", "poll"])
+        self.assertFalse(self.house.decentrl.pushing.was_pushed(pushed))
 
 
 class PushTests(SynchronousTestCase):

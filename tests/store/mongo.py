@@ -38,6 +38,20 @@ SOMETIME = 30.0
 PATIENT, IMPATIENT = 10.0, 0.8
 
 
+class HostClock:
+    """The reactor's, but for the time that it says."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def seconds(self) -> float:
+        """As a test has set it."""
+        return float(cast(Any, reactor).seconds()) + self.ahead
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(reactor, name)
+
+
 def begin(work: Coroutine[Any, Any, Any]) -> Deferred[Any]:
     return Deferred.fromCoroutine(work)
 

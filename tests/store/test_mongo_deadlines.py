@@ -187,14 +187,28 @@ class TogetherTests(DeadlineCase):
         gathering = await self.a_gathering()
         asked = [gathering.submit("free", self.last, 0.0, ())]
         before = CLOCK.seconds()
-        for ago in (0.6, 0.3):
+        for ago in (0.2, 0.1):
             with began(ago):
                 asked.append(gathering.submit("request", self.last, 0.0, ()))
         after = CLOCK.seconds()
         await gatherResults(asked)
         ((number, deadline),) = self.batches
         self.assertEqual(number, 3)
-        self.assertTrue(before - 0.6 <= deadline - PATIENCE <= after - 0.6)
+        self.assertTrue(before - 0.2 <= deadline - PATIENCE <= after - 0.2)
+
+    async def test_others_do_not_hurry(self) -> None:
+        """Those with less time left are apart, and still in the order of what they have in common."""
+        gathering = await self.a_gathering()
+        now = CLOCK.seconds()
+        asked = [gathering.submit("free", self.last, 0.0, ())]
+        with began(0.6):
+            asked.append(gathering.submit("request", self.last, 0.0, ["key"]))
+        asked.append(gathering.submit("after it", self.last, 0.0, ["key"]))
+        asked.append(gathering.submit("free", self.last, 0.0, ()))
+        await gatherResults(asked)
+        self.assertEqual([number for number, _ in self.batches], [2, 1, 1])
+        self.assertEqual([deadline >= now + PATIENCE for _, deadline in self.batches], [True, False, True])
+        await gathering.drain()
 
     async def test_the_late_are_left_out(self) -> None:
         """A request that has hardly any time left takes none from the others."""

@@ -12,6 +12,7 @@ from twisted.internet.task import deferLater
 
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Payload, QueueLimits, Removed
+from mediatord.interfaces.decentrl import Contract, Guard, PendingEvent
 from mediatord.store.batches import Bounds
 from mediatord.store.mongo import removals
 from mediatord.store.mongo.gathering import Gathering
@@ -19,6 +20,7 @@ from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.replies import Unreachable
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.mongo.transaction import Transaction
+from tests.store.builders import BOB
 from tests.store.mongo import ALICE, CLOCK, IMPATIENT, INBOX, MongoCase, until
 
 NO_MAJORITY = {"code": 64, "errmsg": "no"}
@@ -151,8 +153,13 @@ class LateTests(MongoCase):
     def tell(self, removed: Sequence[Removed]) -> None:
         self.told += [(one.id, one.reason) for one in removed]
 
+    def tell_events(self, removed: Sequence[Removed]) -> None:
+        self.told += [(f"event {one.id}", one.reason) for one in removed]
+
     async def telling_store(self) -> MongoStore:
-        store = MongoStore(self.a_server(), CLOCK, QueueLimits(max_messages=2), tell=self.tell)
+        store = MongoStore(
+            self.a_server(), CLOCK, QueueLimits(max_messages=2), tell=self.tell, tell_events=self.tell_events
+        )
         self.addCleanup(store.close)
         await store.open()
         await store.grant(ALICE)
@@ -180,6 +187,16 @@ class LateTests(MongoCase):
         await self.in_doubt(lambda: store.acknowledge(ALICE, ["b", "x"]))
         await until(lambda: bool(self.told))
         self.assertEqual((self.told, self.kept()), ([("b", None)], ["a"]))
+
+    async def test_event_acknowledged(self) -> None:
+        """Of events others are told."""
+        decentrl, later = (await self.telling_store()).decentrl, CLOCK.seconds() + 3600
+        contract = Contract("contract", ALICE, BOB, later, b"digest", b"text")
+        await decentrl.save_contract(Guard(b"1", later), contract)
+        await decentrl.deliver(Guard(b"2", later), PendingEvent("e", ALICE, BOB, "payload", CLOCK.seconds()))
+        await self.in_doubt(lambda: decentrl.acknowledge_events(Guard(b"3", later), ALICE, ["e"]))
+        await until(lambda: bool(self.told))
+        self.assertEqual(self.told, [("event e", None)])
 
     async def test_expired(self) -> None:
         """And what has expired."""

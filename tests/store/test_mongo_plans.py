@@ -184,13 +184,14 @@ class PlanTests(MongoCase):
         )
 
     async def test_many_sizes(self) -> None:
-        """Of very many queues some are looked at, and all counted."""
+        """Of very many queues some are looked at, and of very many messages some counted."""
         self.patch(sizes, "_LOOKED_AT", 5)
+        self.patch(sizes, "_COUNTED", 9)
         largest, rest = await self.store.queue_sizes(2)
         self.assertEqual(len(largest), 2)
         self.assertEqual(rest + sum(number for _, number in largest), (OTHERS + 1) * (WAITING + 2))
-        await self.look(2 * 5 + 4, 2 * 5 + 4, queue_sizes=lambda: self.store.queue_sizes(2))
-        await self.look(0, 0, queue_sizes=lambda: self.store.queue_sizes(0))
+        await self.look(2 * 5 + 4 + 9, 2 * 5 + 4, queue_sizes=lambda: self.store.queue_sizes(2))
+        await self.look(9, 0, queue_sizes=lambda: self.store.queue_sizes(0))
 
     async def test_sizes(self) -> None:
         """The largest queues are found among those that are not empty."""
@@ -198,7 +199,8 @@ class PlanTests(MongoCase):
         await self.store.update(ALICE, empty, max_recipients=1000)  # type: ignore[arg-type]  # of a list of pairs
         self.documents["parties"].insert_many([{"did": f"did:example:{n}", "pending": 0} for n in range(200)])
         queues = 2 * (OTHERS + 1)
-        await self.look(queues + 4, queues + 4, queue_sizes=lambda: self.store.queue_sizes(5))
+        keys = queues + 4 + (OTHERS + 1) * (WAITING + 2) + 1
+        await self.look(keys, queues + 4, queue_sizes=lambda: self.store.queue_sizes(5))
 
     async def test_open(self) -> None:
         """Nor does opening it look at more than what was delivered by nodes that are gone."""

@@ -132,6 +132,7 @@ class IndexTests(SchemaCase):
 
     async def test_other_being_built(self) -> None:
         """One that is another makes room, even before it is there."""
+        self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=60)
         self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
         self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
@@ -145,6 +146,46 @@ class IndexTests(SchemaCase):
         await self.assertFailure(other, OperationFailure)
         await opened
         self.assertEqual(self.indexes("things"), self.EXPECTED)
+
+    async def test_longer_than_anybody_waits(self) -> None:
+        """One that takes longer than a start waits goes on, and the next start waits for the same."""
+        self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
+        patience = self.patch(schema_module, "_SLOW", 1.0)
+        hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
+        self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
+        builds: list[Any] = []
+        try:
+            for _ in range(2):
+                with self.assertRaises(StoreUnavailable):
+                    await self.a_server().open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+                builds += [one["buildUUID"] for one in self.described() if "buildUUID" in one]
+        finally:
+            self.servers.client.admin.command({**hang, "mode": "off"})
+        patience.restore()
+        # Both indexes are built in one go.
+        self.assertEqual((len(builds), len(set(builds))), (4, 1))
+        await self.prepare()
+
+    async def test_altered_last(self) -> None:
+        """One that makes room is there while others are built, for those who name it in what they ask."""
+        self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
+        self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=61)
+        hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
+        self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
+        try:
+            opened = self.a_server().open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+            await until(lambda: self.building() == 1)
+            self.assertIn("thing_end", [one.get("name") for one in self.described()])
+        finally:
+            self.servers.client.admin.command({**hang, "mode": "off"})
+        await opened
+        self.assertEqual(self.indexes("things"), self.EXPECTED)
+
+    def described(self) -> list[Any]:
+        """Its indexes, those that are being built too."""
+        reply = self.documents.command({"listIndexes": "things", "includeBuildUUIDs": True})
+        found: list[Any] = reply["cursor"]["firstBatch"]
+        return found
 
     def make_thing_name(self) -> None:
         self.documents["things"].create_index(

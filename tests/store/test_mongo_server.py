@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
 
+from mediatord.deadline import one_request
 from mediatord.errors import RecipientUnknown, StoreUnavailable, TooLarge
-from mediatord.interfaces import StoreRefused
+from mediatord.interfaces import Payload, StoreRefused
+from mediatord.store.batches import unobserved
 from mediatord.store.mongo import inspection
 from mediatord.store.mongo.cursors import aggregating
 from mediatord.store.mongo.requests import LARGEST_DOCUMENT, Request, encoded
-from mediatord.store.mongo.server import Duplicate, Kept, Transaction, inserting, updating
+from mediatord.store.mongo.server import Duplicate, Kept, Server, Transaction, inserting, updating
+from mediatord.store.mongo.uri import read_uri
 from tests.mongod import ReplicaSet
 from tests.mongod_process import Directory, Mongod
-from tests.store.mongo import AT_MOST, BACK, CLOCK, MongoCase, begin, guarded_server, opened, until
+from tests.store.builders import HOUR
+from tests.store.mongo import (
+    ALICE,
+    AT_MOST,
+    BACK,
+    CLOCK,
+    INBOX,
+    HostClock,
+    MongoCase,
+    begin,
+    guarded_server,
+    opened,
+    until,
+)
 
 NOT_PRIMARY = (91, 189, 10107, 11600, 11602, 13435, 13436)
 TRANSIENT = ["TransientTransactionError"]
@@ -385,6 +402,49 @@ class AwayTests(ServerCase):
     async def test_frozen(self) -> None:
         """One that keeps its connections and says nothing."""
         await self.goes_and_comes_back(self.servers.freeze, self.servers.thaw)
+
+    async def test_frozen_and_set_back(self) -> None:
+        """All that was asked, and waits for its turn, fails in time though the clock of this host is set back."""
+        clock = HostClock()
+        server = Server(
+            read_uri(self.servers.uri(self.database)), cast(Any, clock), observe=unobserved, on_up=self.states.append
+        )
+        self.addCleanup(server.close)
+        store = await self.a_store(clock=cast(Any, clock), server=server)
+        await self.elsewhere(self.servers.freeze, 0)
+        try:
+            asked: list[Deferred[Any]] = [
+                store.deposit(INBOX, [Payload("a", b"payload", "json")], expires_at=clock.seconds() + HOUR),
+                store.fetch(ALICE, None, limit=1, max_bytes=1),
+                store.fetch(ALICE, None, limit=1, max_bytes=1),
+                store.account(ALICE),
+                store.claim(b"nonce", clock.seconds() + HOUR),
+            ]
+            await deferLater(CLOCK, 0.3)
+            clock.ahead = -HOUR
+            await gatherResults([begin(self.fails(one)) for one in asked])
+            await until(lambda: not server.answers)
+        finally:
+            await self.elsewhere(self.servers.thaw, 0)
+        await until(lambda: server.answers)
+        self.assertIsNotNone(await store.account(ALICE))
+        with one_request(cast(Any, clock)):
+            self.assertEqual(await store.owner(INBOX), ALICE)
+
+    async def test_counted(self) -> None:
+        """What waits is counted right after a crash, which the server's own count is not."""
+        store = await self.a_store()
+        ids = [f"{number}" for number in range(200)]
+        await self.put(store, *ids)
+        self.servers.client.admin.command("fsync")
+        await store.acknowledge(ALICE, ids[2:])
+        await self.elsewhere(self.servers.kill, 0)
+        await self.elsewhere(self.servers.start, 0)
+        await self.elsewhere(self.servers.primary)
+        self.assertGreater(self.documents.command("count", "messages")["n"], 2)
+        other = await self.a_store()
+        self.assertEqual(await other.queue_sizes(0), ([], 2))
+        self.assertEqual(await other.queue_sizes(1), ([(INBOX, 2)], 0))
 
     async def test_not_there_yet(self) -> None:
         """It may come later than we do, and then is used as soon as it is there."""

@@ -84,6 +84,8 @@ class MongoDecentrl:
         return self._guarded("admit", guard, Admitting())
 
     def registered_until(self, did: str) -> Deferred[float | None]:
+        if self._clocks.differ:
+            return fail(StoreUnavailable())  # it would seem to have expired
         now = self._clock.seconds()
         return self._read("registered_until", partial(_registered_until, did=did, now=now))
 
@@ -108,8 +110,6 @@ class MongoDecentrl:
         return self._guarded("acknowledge_requests", guard, acknowledging)
 
     def deliver(self, guard: Guard, event: PendingEvent) -> Deferred[None]:
-        if self._clocks.differ:
-            return fail(StoreUnavailable())  # it would not be found where its recipient is
         delivering = decentrl_pending.Delivering(event, self._caps, self._clock.seconds())
         return self._guarded("deliver", guard, delivering)
 
@@ -170,6 +170,9 @@ class MongoDecentrl:
     def _guarded(
         self, name: str, guard: Guard, command: Command[T], tell: Callable[[T], None] | None = None
     ) -> Deferred[T]:
+        if self._clocks.differ:
+            # Registrations would seem to have expired; what is kept would not be found where its recipient is.
+            return fail(StoreUnavailable())
         guarded = Guarded(guard, command, self._clock.seconds(), os.urandom(_TOKEN_BYTES), tell)
         return Deferred.fromCoroutine(self._turns.carry_out(name, guarded))
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall
 
-from mediatord.deadline import request_began
 from mediatord.errors import MediatorError, StoreUnavailable
 from mediatord.store.batches import Bounds, log_fault
 from mediatord.store.mongo.operations import Operations
@@ -24,6 +23,8 @@ _TRIES = 2
 # Parts of what an operation may take in all: when the first of those who wait has waited so long, more is refused;
 # and what is for a request that began so long ago is, too, since it would hardly be done in what is left.
 _OVERDUE, _STALE = 0.4, 0.6
+# Seconds between the beginnings of requests that share a batch: it has to be done in the time of the first of them.
+_SPREAD = 0.25
 # When so many wait, batches are larger than they need be: a process that is so busy is slow to go on with one.
 _MANY, _LARGE_BATCH = 2_500, 512
 
@@ -81,6 +82,7 @@ class Gathering:
         self._accepting = False
         self._scheduled = False
         self._look: IDelayedCall | None = None
+        self._look_at = inf
         self._drained: Deferred[None] | None = None
         self._refusals = Refusals(server.clock)
 
@@ -99,7 +101,7 @@ class Gathering:
         :param size: bytes it holds on to while it waits.
         """
         bounds, now = self._bounds, self._clock.seconds()
-        began = request_began(now)
+        began = self._server.began
         if not self._accepting or not self._server.answers or began <= self._stale(now):
             return fail(StoreUnavailable())
         full = len(self._waiting) >= bounds.waiting or self._waiting_bytes + size > bounds.waiting_bytes
@@ -150,10 +152,11 @@ class Gathering:
             return
         now = self._clock.seconds()
         left = max(self._earliest - self._stale(now), 0.0)
-        if self._look is None:
-            self._look = self._clock.callLater(left, self._look_for_stale)
-        elif now + left < self._look.getTime():
-            self._look.reset(left)
+        if self._look is not None and self._look_at <= now + left:
+            return
+        if self._look is not None:
+            self._look.cancel()
+        self._look, self._look_at = self._clock.callLater(left, self._look_for_stale), now + left
 
     def _look_for_stale(self) -> None:
         self._look = None
@@ -177,7 +180,7 @@ class Gathering:
                 self._refusals.refuse(one.answer)
 
     def _next_batch(self) -> list[_Waiting]:
-        """The first that may begin, with as many of its kind as fit."""
+        """The first that may begin, with as many of its kind, and of about its time, as fit."""
         batch: list[_Waiting] = []
         left: deque[_Waiting] = deque()
         blocked: set[Hashable] = set(self._busy)
@@ -186,8 +189,8 @@ class Gathering:
             most = max(most, _LARGE_BATCH)
         while self._waiting and len(batch) < most:
             one = self._waiting.popleft()
-            fits = not batch or (one.together is batch[0].together and size + one.size <= self._bounds.batch_bytes)
-            if fits and blocked.isdisjoint(one.keys):
+            fits = size + one.size <= self._bounds.batch_bytes
+            if (not batch or (fits and _is_akin(one, batch[0]))) and blocked.isdisjoint(one.keys):
                 batch.append(one)
                 size += one.size
             else:
@@ -260,3 +263,8 @@ class Gathering:
         if self._drained is not None and not self._waiting and not self._running:
             drained, self._drained = self._drained, None
             drained.callback(None)
+
+
+def _is_akin(one: _Waiting, other: _Waiting) -> bool:
+    """Whether they are of a kind and have about the same time left."""
+    return one.together is other.together and abs(one.began - other.began) <= _SPREAD

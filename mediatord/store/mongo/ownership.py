@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from twisted.internet.defer import Deferred, fail, succeed
 
-from mediatord.deadline import time_left
 from mediatord.errors import StoreUnavailable
 from mediatord.store.mongo.accounts import asking_for_owners
 from mediatord.store.mongo.server import Server
@@ -38,9 +37,10 @@ class Ownership:
         if account is not None or not is_storable(recipient_did):
             return succeed(account)
         answer: Deferred[str | None] = Deferred()
-        clock = self._server.clock
+        server, clock = self._server, self._server.clock
+        left = max(server.began + server.patience - clock.seconds(), 0.0)
         # Others wait for the same question, which therefore has its own time.
-        answer.addTimeout(time_left(clock), clock, lambda _, __: fail(StoreUnavailable()))
+        answer.addTimeout(left, clock, lambda _, __: fail(StoreUnavailable()))
         if not self._waiting:
             self._since = clock.seconds()
         self._waiting.setdefault(recipient_did, []).append(answer)

@@ -13,8 +13,10 @@ from itertools import chain
 
 from bson import ObjectId, Timestamp
 
+from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Arrival, QueueStatus, StoredMessage, Window
 from mediatord.interfaces.decentrl import LARGEST_SLICE
+from mediatord.store.mongo.clocks import Clocks
 from mediatord.store.mongo.collections import ACCOUNTS, MESSAGES, RECIPIENTS
 from mediatord.store.mongo.cursors import aggregating, finding, within
 from mediatord.store.mongo.names import NameBook
@@ -49,9 +51,20 @@ class Queues:
         wanted = {"_id": {"$in": list(dict.fromkeys(ids))}, **visible(now)}
         return await self._read(t, [wanted], None, LARGEST_SLICE, "_id_")
 
-    async def take_due(self, t: Transaction, now: float, limit: int) -> list[StoredMessage]:
+    async def take_due(self, t: Transaction, now: float, limit: int, agreeing: Document) -> list[StoredMessage]:
+        """
+        :param agreeing: an expression: whether the server has about the same time.
+        :raise StoreUnavailable: it has not, and something seems to be due.
+        """
         due = {"wakes_at": {"$lte": now}, "expires_at": {"$gt": now}}
-        found = await t.find(MESSAGES, due, sort={"wakes_at": 1, "seq": 1}, limit=limit, hint="message_wakes")
+        order, index = {"wakes_at": 1, "seq": 1}, "message_wakes"
+        doubtful = {**due, "$expr": {"$not": [agreeing]}}
+        found, seeming = await t.ask(
+            finding(MESSAGES, due, sort=order, limit=limit, hint=index),
+            finding(MESSAGES, doubtful, limit=1, projection=_ID, hint=index),
+        )
+        if seeming:
+            raise StoreUnavailable()
         if not found:
             return []
         taken = {"_id": {"$in": [one["_id"] for one in found]}}
@@ -91,12 +104,15 @@ class TakingDue:
     """Takes what is due, as the work of a transaction."""
 
     queues: Queues
+    clocks: Clocks
     now: float
     limit: int
     taken: list[StoredMessage] = field(default_factory=list)
 
     async def __call__(self, t: Transaction) -> list[StoredMessage]:
-        self.taken = await self.queues.take_due(t, self.now, self.limit) if self.limit > 0 else []
+        self.taken = []
+        if self.limit > 0:
+            self.taken = await self.queues.take_due(t, self.now, self.limit, self.clocks.agreeing())
         return self.taken
 
     async def undo(self, t: Transaction) -> None:

@@ -90,7 +90,7 @@ class Removing:
             try:
                 await server.transact(
                     "expire",
-                    partial(self._expire, some, {"$expr": agreeing(server.clock.seconds())}, now=now, limit=number),
+                    partial(self._expire, some, {"$expr": agreeing(server.wall.seconds())}, now=now, limit=number),
                     undo=partial(self._aftermath.look, removed=some),
                 )
             except StoreUnavailable:

@@ -35,6 +35,8 @@ Existing = dict[str, Document]
 @dataclass(frozen=True, slots=True)
 class Index:
     """
+    One that is altered gets another name, as nodes of the version before may run beside ours and ask by the old one.
+
     :param keys: fields and their direction.
     :param partial: only documents that match are in it.
     :param expire_after: seconds after the time in its field when the server may delete a document.
@@ -141,22 +143,16 @@ class Schema:
         if existing is None:
             await _try(operations, {"create": collection.name}, _soon(clock), {_NAMESPACE_EXISTS})
             existing = {}
-        wanted: list[Document] = []
+        missing = [index for index in collection.indexes if _absent(index, existing)]
+        await _build(operations, collection, missing, clock, new=new)
+        # Nodes that run have to do without these until they are built, so nothing else is with them.
+        altered: list[Index] = []
         for index in collection.indexes:
-            if not _differs(index, existing):
+            if index in missing or not _differs(index, existing) or await self._is_overtaken(operations, clock):
                 continue
-            if not _absent(index, existing):
-                if await self._is_overtaken(operations, clock):
-                    continue
-                await _clear_the_way(operations, collection, index, existing, _soon(clock))
-            wanted.append({**index.definition(), "name": index.name})
-        if wanted:
-            if not new:
-                names = ", ".join(index["name"] for index in wanted)
-                _log.info("building indexes of {name}: {names}", name=collection.name, names=names)
-            # Members that are away catch up; by default all of them would be waited for.
-            body = {"createIndexes": collection.name, "indexes": wanted, "commitQuorum": "majority"}
-            await _try(operations, body, clock.seconds() + _SLOW, _ALTERED_MEANWHILE)
+            await _clear_the_way(operations, collection, index, existing, _soon(clock))
+            altered.append(index)
+        await _build(operations, collection, altered, clock, new=new)
 
 
 def _soon(clock: IReactorTime) -> float:
@@ -217,6 +213,22 @@ def _absent(index: Index, existing: Existing) -> bool:
     return not _in_the_way(index, existing)
 
 
+async def _build(
+    operations: Operations, collection: Collection, indexes: Sequence[Index], clock: IReactorTime, *, new: bool
+) -> None:
+    """:param new: whether the collection is."""
+    if not indexes:
+        return
+    if not new:
+        names = ", ".join(index.name for index in indexes)
+        _log.info("building indexes of {name}: {names}", name=collection.name, names=names)
+    definitions = [{**index.definition(), "name": index.name} for index in indexes]
+    # Members that are away catch up; by default all of them would be waited for.
+    body = {"createIndexes": collection.name, "indexes": definitions, "commitQuorum": "majority"}
+    # When we give up waiting, the servers go on, and the next start waits for them; with a limit they would give up.
+    await _try(operations, body, clock.seconds() + _SLOW, _ALTERED_MEANWHILE, limited=False)
+
+
 async def _clear_the_way(
     operations: Operations, collection: Collection, index: Index, existing: Existing, deadline: float
 ) -> None:
@@ -235,9 +247,11 @@ def _timeless(definition: Document) -> Document:
     return {name: value for name, value in definition.items() if name != "expireAfterSeconds"}
 
 
-async def _try(operations: Operations, body: Document, deadline: float, harmless: set[int]) -> None:
+async def _try(
+    operations: Operations, body: Document, deadline: float, harmless: set[int], *, limited: bool = True
+) -> None:
     try:
-        await operations.command(operations.durably(Request(body), deadline), deadline)
+        await operations.command(operations.durably(Request(body), deadline), deadline, limited=limited)
     except Refused as error:
         if error.code not in harmless:
             raise

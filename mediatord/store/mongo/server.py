@@ -22,6 +22,7 @@ from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.pulse import beating
 from mediatord.store.mongo.replies import UNSTORABLE, Duplicate, Kept, Refused, Unreachable
 from mediatord.store.mongo.requests import deleting, inserting, modifying, updating
+from mediatord.store.mongo.ticking import Ticking
 from mediatord.store.mongo.transaction import Transaction
 from mediatord.store.mongo.transactions import Undo
 
@@ -56,21 +57,24 @@ class Server(Asking):
     Operations end within :data:`PATIENCE` and a moment, whatever the server does, and at once while it is known not
     to answer; those for one request do so all together.
 
-    :param clock: a reactor: what it is told to call later must be called without anybody's help.
+    :param wall: a reactor: what it is told to call later must be called without anybody's help. Somebody may set its
+        time.
     :param observe: told what each operation took, in seconds, by its name.
     :param on_up: told whether the server answers, at every change.
+    :ivar clock: what deadlines are times of; it goes on when that of the host is set back.
     """
 
     def __init__(
         self,
         address: MongoAddress,
-        clock: IReactorTime,
+        wall: IReactorTime,
         *,
         observe: Observer,
         on_up: Callable[[bool], None],
         connections: int = _CONNECTIONS,
     ) -> None:
-        self.clock = clock
+        self.wall = wall
+        self.clock = clock = Ticking(wall)
         self.observe = observe
         self._address = address
         self._link = Link(address, clock, size=connections)
@@ -109,6 +113,12 @@ class Server(Asking):
         return PATIENCE
 
     @property
+    def began(self) -> float:
+        """When the request began that is being worked on; now if there is none."""
+        now = self.wall.seconds()
+        return self.clock.seconds() - (now - request_began(now))
+
+    @property
     def doubtful(self) -> bool:
         """Whether something may have been done that was said to have failed, and is yet to be undone."""
         return self._operations.transactions.doubtful
@@ -128,7 +138,7 @@ class Server(Asking):
         """What would hardly be done in the time that is left is not begun, so that nobody has to undo it."""
         now = self.clock.seconds()
         since = now if since is None else since
-        until = request_began(since) + PATIENCE if until is None else until
+        until = min(self.began, since) + PATIENCE if until is None else until
         if not self.answers or until - now < _LEAST * PATIENCE:
             raise StoreUnavailable
         return await self._counted(self._operate(name, work, since, until))

@@ -11,6 +11,8 @@ from mediatord.store.mongo.server import Server
 
 # Seconds that it may take, as nobody's mail depends on it.
 _PATIENCE = 1.5
+# Documents of a collection that are counted one by one.
+_COUNTED = 20_000
 # Queues of a half that are looked at, and of the longest of them those that may be parts of one, beside those asked
 # for: a DID that has changed hands has several.
 _LOOKED_AT = 50_000
@@ -21,19 +23,31 @@ async def queue_sizes(server: Server, top: int) -> tuple[list[tuple[str, int]], 
     """
     The `top` largest with their DIDs, and the sum of all others.
 
-    Of more queues than are looked at, the largest among those; the sum is always that of all.
+    Of more queues than are looked at, the largest among those. The sum is always that of all; of very many messages
+    it is what the server says, which may be wrong after it was killed.
     """
 
     async def look(operations: Operations, deadline: float) -> tuple[list[tuple[str, int]], int]:
         total = 0
         for collection in (MESSAGES, PENDING.name):
-            # The server knows how many documents it has.
-            total += (await operations.command(Request({"count": collection}), deadline, prompt=True))["n"]
+            total += await _number(operations, collection, deadline)
         found = await operations.query(_largest(top), deadline) if top > 0 else []
         sizes = [(one["_id"], one["number"]) for one in found]
         return sizes, max(total - sum(number for _, number in sizes), 0)
 
     return await server.operate("queue_sizes", look, until=server.clock.seconds() + _PATIENCE)
+
+
+async def _number(operations: Operations, collection: str, deadline: float) -> int:
+    """How many documents there are."""
+    first = aggregating(collection, [{"$limit": _COUNTED}, {"$count": "n"}], hint="_id_")
+    counted = await operations.query(first, deadline, prompt=True)
+    number: int = counted[0]["n"] if counted else 0
+    if number < _COUNTED:
+        return number
+    # What is said of all of them costs nothing, and may be wrong after a crash of the server.
+    said: int = (await operations.command(Request({"count": collection}), deadline, prompt=True))["n"]
+    return max(said, number)
 
 
 def _largest(top: int) -> Request:

@@ -72,6 +72,7 @@ class MongoStore:
     :param clock: what messages and nonces expire by; leases go by the clock of the server.
     :param migrations: beyond version 1 of the schema.
     :param tell: told what was removed by operations that had failed for all that was known when they ended.
+    :param tell_events: told the same of the Decentrl half.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class MongoStore:
         max_nonces: int = 250_000,
         migrations: Sequence[Migration] = (),
         tell: Tell = lambda removed: None,
+        tell_events: Tell = lambda removed: None,
     ) -> None:
         self._server = server
         self._clock = clock
@@ -102,7 +104,7 @@ class MongoStore:
         self._ownership = Ownership(server)
         self._readers = Readers(server)
         self._clocks = Clocks(server)
-        self._decentrl = MongoDecentrl(server, clock, caps, self._nonces, self._clocks, aftermath)
+        self._decentrl = MongoDecentrl(server, clock, caps, self._nonces, self._clocks, Aftermath(tell_events))
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = MongoCluster(server, self._clocks)
 
@@ -143,6 +145,8 @@ class MongoStore:
     def fetch(
         self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
     ) -> Deferred[list[StoredMessage]]:
+        if self._clocks.differ:
+            return fail(StoreUnavailable())  # what waits would seem to have expired
         now = self._clock.seconds()
 
         def fetch(t: Transaction) -> Awaitable[list[StoredMessage]]:
@@ -151,10 +155,14 @@ class MongoStore:
         return self._readers.read("fetch", account, _for_any(limit, fetch))
 
     def status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
+        if self._clocks.differ:
+            return fail(StoreUnavailable())
         now = self._clock.seconds()
         return self._readers.read("status", account, lambda t: queues.status(t, account, recipient_did, now))
 
     def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
+        if self._clocks.differ:
+            return fail(StoreUnavailable())
         known = storable(ids)
         if not known:
             return self._limited("find", 0, _nothing)
@@ -192,7 +200,7 @@ class MongoStore:
         if self._clocks.differ:
             return fail(StoreUnavailable())  # who knows what is due
         now = self._clock.seconds()
-        taking = TakingDue(self._queues, now, limit)
+        taking = TakingDue(self._queues, self._clocks, now, limit)
         return begin(retried(lambda: self._server.transact("take_due", taking, undo=taking.undo)))
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
