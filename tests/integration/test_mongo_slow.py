@@ -7,33 +7,20 @@ from typing import Any
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
-from twisted.trial.unittest import TestCase
 
 from mediatord.protocol import jsontext
 from mediatord.wallet.mediation import PICKUP, Problem
 from mediatord.wallet.socket import connect
+from tests.integration.one_server import ANSWER_SECONDS, OneServerCase, ask
 from tests.integration.residents import JSON, Door, Resident
-from tests.integration.test_mongo_start import ANSWER_SECONDS, ask, on_mongodb
-from tests.integration.traffic import enrolled, letters
-from tests.mongod import ReplicaSet, mongod_binary
+from tests.integration.traffic import letters
 from tests.web.premises import Answered
 
 reactor: Any = _reactor
 
 
-class SlowTests(TestCase):
+class SlowTests(OneServerCase):
     """What is held up, and for how long, is such that a request would be answered after more than 3 s."""
-
-    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        """A daemon with an account and a registered identity."""
-        mongod_binary()
-        self.servers = ReplicaSet()
-        self.addCleanup(self.servers.close)
-        await deferToThread(self.servers.open)
-        self.daemon = on_mongodb(self.servers.uri("mediatord"))
-        self.addCleanup(self.daemon.clean)
-        await deferToThread(self.daemon.start)
-        self.bob = await enrolled(self.daemon, reactor)
 
     def held(self, milliseconds: int, *commands: str) -> Any:
         """While inside, these commands take so long."""
