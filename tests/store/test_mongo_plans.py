@@ -187,11 +187,16 @@ class PlanTests(MongoCase):
         """Of very many queues some are looked at, and of very many messages some counted."""
         self.patch(sizes, "_LOOKED_AT", 5)
         self.patch(sizes, "_COUNTED", 9)
+        before = self.counted_by_the_server()
         largest, rest = await self.store.queue_sizes(2)
         self.assertEqual(len(largest), 2)
-        self.assertEqual(rest + sum(number for _, number in largest), (OTHERS + 1) * (WAITING + 2))
+        self.assertIn(rest + sum(number for _, number in largest), (before, self.counted_by_the_server()))
         await self.look(2 * 5 + 4 + 9, 2 * 5 + 4, queue_sizes=lambda: self.store.queue_sizes(2))
         await self.look(9, 0, queue_sizes=lambda: self.store.queue_sizes(0))
+
+    def counted_by_the_server(self) -> int:
+        """How many messages and events the server says there are; not for certain, if it has undone anything."""
+        return sum(self.documents[name].estimated_document_count() for name in ("messages", "pending_events"))
 
     async def test_sizes(self) -> None:
         """The largest queues are found among those that are not empty."""

@@ -24,7 +24,7 @@ async def queue_sizes(server: Server, top: int) -> tuple[list[tuple[str, int]], 
     The `top` largest with their DIDs, and the sum of all others.
 
     Of more queues than are looked at, the largest among those. The sum is always that of all; of very many messages
-    it is what the server says, which may be wrong after it was killed.
+    it is what the server says, which may be a little wrong, and more so after it was killed.
     """
 
     async def look(operations: Operations, deadline: float) -> tuple[list[tuple[str, int]], int]:
@@ -45,7 +45,7 @@ async def _number(operations: Operations, collection: str, deadline: float) -> i
     number: int = counted[0]["n"] if counted else 0
     if number < _COUNTED:
         return number
-    # What is said of all of them costs nothing, and may be wrong after a crash of the server.
+    # What is said of all of them costs nothing. It may be wrong after a crash of the server, and by what was undone.
     said: int = (await operations.command(Request({"count": collection}), deadline, prompt=True))["n"]
     return max(said, number)
 
