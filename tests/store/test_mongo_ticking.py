@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.store.mongo.ticking import Ticking
-
-
-class SetClock(Clock):
-    """One that can be set, and whose timers keep the time that they have left."""
-
-    def set(self, step: float) -> None:
-        self.rightNow += step
-        for call in self.calls:
-            call.time += step
+from tests.house import Reactor
 
 
 class TickingTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.wall = SetClock()
+        self.wall = Reactor()
         self.wall.advance(1_000.0)
         self.clock = Ticking(self.wall)
 
     def test_as_it_was(self) -> None:
         """It is that of the reactor, also when that is set forward."""
         for step in (0.0, 2.5, 60.0):
-            self.wall.set(step)
+            self.wall.set_by(step)
             self.assertEqual(self.clock.seconds(), self.wall.seconds())
 
     def test_set_back(self) -> None:
         """It stands still for a moment, and goes on."""
         for _ in range(2):
             before = self.clock.seconds()
-            self.wall.set(-100.0)
+            self.wall.set_by(-100.0)
             self.assertEqual(self.clock.seconds(), before)
             self.wall.advance(3.0)
             self.assertEqual(self.clock.seconds(), before + 3.0)
@@ -44,7 +35,7 @@ class TickingTests(SynchronousTestCase):
         begun = self.clock.seconds()
         self.clock.callLater(2.0, lambda what, how: called.append((self.clock.seconds(), what + how)), "th", how="is")
         self.clock.callLater(1.0, called.clear).cancel()
-        self.wall.set(-100.0)
+        self.wall.set_by(-100.0)
         self.wall.advance(2.0)
         self.assertEqual(called, [(begun + 2.0, "this")])
         self.assertEqual(self.clock.getDelayedCalls(), [])
