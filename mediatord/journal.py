@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sized
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import MediatorError
 from mediatord.eventlog.events import EventLog
-from mediatord.interfaces import Removed
+from mediatord.message_journal import Half, MessageJournal, Path
 from mediatord.metrics import Metrics
+from mediatord.stopwatch import Stopwatch, begin_timing
 from mediatord.tags import Tags
 from mediatord.wire import DecentrlWire, Wire, decentrl_wire_for, wire_for
 
-Path = Literal["live", "pickup", "poll", "http"]
-Method = Literal["live", "queue"]
-Half = Literal["didcomm", "decentrl"]
+__all__ = ["Half", "Journal", "Path", "Told"]
 
 # A century: what is more says nothing about a clock, and might not fit where the log is read.
 _LONGEST_AGE_MS = 3_155_760_000_000
@@ -26,56 +25,56 @@ _LONGEST_AGE_MS = 3_155_760_000_000
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A request that was begun."""
+    """
+    A request that was begun.
+
+    :param began: by a clock that nobody sets.
+    """
 
     request: str
     protocol: Half
     peer: str
     size: int
     began: float
+    crypto: Stopwatch
 
 
-class Carried(Protocol):
-    """
-    A payload on its way to a recipient, in either half.
+@dataclass(slots=True)
+class _Connection:
+    """An open socket: when it was opened, by a clock that nobody sets, and the DID that was bound to it first."""
 
-    :ivar expires_at: None when it waits until it is acknowledged.
-    """
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def recipient_did(self) -> str: ...
-
-    @property
-    def payload(self) -> Sized: ...
-
-    @property
-    def received_at(self) -> float: ...
-
-    @property
-    def expires_at(self) -> float | None: ...
+    began: float
+    did: str | None = None
 
 
-class Journal:
+class Journal(MessageJournal):
     """
     Counts and logs. No method takes a payload, an envelope or a key.
 
-    :ivar metrics: the counters; who only counts may use them directly.
+    What has a line in the log and a counter is counted right before its line is written, one by one: so the counters
+    that stand in the log are those of the lines before (:meth:`Metrics.totals`).
+
+    :param steady: seconds since any time, by a clock that nobody sets.
     """
 
-    def __init__(self, clock: IReactorTime, events: EventLog, metrics: Metrics, tags: Tags) -> None:
-        self._clock = clock
-        self._events = events
-        self._tags = tags
+    def __init__(
+        self,
+        clock: IReactorTime,
+        events: EventLog,
+        metrics: Metrics,
+        tags: Tags,
+        steady: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(clock, events, metrics, tags)
+        self._steady = steady or clock.seconds
+        self._since = self._steady()
         self._requests = 0
-        self.metrics = metrics
+        self._connections: dict[str, _Connection] = {}
 
     def begin(self, protocol: Half, peer: str, size: int) -> Told:
         """A request or frame of `size` bytes came in."""
         self._requests += 1
-        return Told(f"{self._requests:x}", protocol, peer, size, self._clock.seconds())
+        return Told(f"{self._requests:x}", protocol, peer, size, self._steady(), begin_timing())
 
     def end(
         self,
@@ -94,8 +93,8 @@ class Journal:
         :param kind: name of the message type as it is served; what a peer wrote could be anything.
         :param code: what the peer was told, where that is not the code of `fault` in the protocol's table.
         """
-        seconds = max(0.0, self._clock.seconds() - told.began)
-        outcome = "accepted" if fault is None else "failed" if status >= 500 else "rejected"
+        seconds = self._steady() - told.began
+        outcome = "failed" if status >= 500 else "accepted" if fault is None else "rejected"
         self.metrics.request(told.protocol, outcome, seconds)
         if fault is not None:
             self.metrics.rejected(_situation(fault))
@@ -108,7 +107,8 @@ class Journal:
             status=status,
             code=None if fault is None else code or _wire(told.protocol, fault).code,
             size=told.size,
-            dur_ms=round(seconds * 1000, 3),
+            dur_ms=seconds * 1000,
+            crypto_ms=told.crypto.seconds * 1000 or None,
             sender=None if sender is None else self._tags.did(sender),
             peer=self._tags.peer(told.peer) or None,
         )
@@ -117,75 +117,6 @@ class Journal:
         """A request was refused before anybody looked at it."""
         told = self.begin(protocol, peer, size)
         self.end(told, status=_wire(protocol, fault).status, fault=fault, kind=None, sender=None, session=None)
-
-    def accepted(self, message: Carried, sender: str | None, method: Method) -> None:
-        """
-        A payload was stored (UC-021 "Logging").
-
-        :param method: `live` when a socket took it at once, else `queue`.
-        """
-        expires_at = message.expires_at
-        self.metrics.forwarded.inc()
-        if method == "queue":
-            self.metrics.stored.inc()
-        self._events.emit(
-            "msg.accept",
-            msg=self._tags.message(message.id),
-            sender=None if sender is None else self._tags.did(sender),
-            rcpt=self._tags.did(message.recipient_did),
-            size=len(message.payload),
-            ttl_s=None if expires_at is None else round(expires_at - message.received_at),
-            method=method,
-        )
-
-    def fell_back(self, count: int) -> None:
-        """Pushes came to nothing: so many messages are waiting in the queue after all."""
-        self.metrics.stored.inc(count)
-
-    def pushed(self, message: Carried, session: str | None, path: Path) -> None:
-        """A message was handed over, and stays until it is acknowledged."""
-        self._events.emit(
-            "msg.push",
-            msg=self._tags.message(message.id),
-            rcpt=self._tags.did(message.recipient_did),
-            conn=session,
-            path=path,
-            latency_ms=self._age_ms(message.received_at),
-            ok=True,
-        )
-
-    def acknowledged(self, removed: Removed, path: Path) -> None:
-        """A message was delivered and is gone."""
-        self.metrics.delivered.inc()
-        self.metrics.latency(path, max(0.0, self._clock.seconds() - removed.received_at))
-        self._events.emit(
-            "msg.ack",
-            msg=self._tags.message(removed.id),
-            rcpt=self._tags.did(removed.recipient_did),
-            path=path,
-            latency_ms=self._age_ms(removed.received_at),
-        )
-
-    def expired(self, removed: Removed) -> None:
-        """A message was not fetched in time (UC-021 AF-5)."""
-        self.metrics.expired.inc()
-        self._lost("msg.expire", removed, "ttl")
-
-    def evicted(self, removed: Removed) -> None:
-        """A message made room for a newer one (UC-021 AF-4)."""
-        self.metrics.evicted.inc()
-        self._lost("msg.evict", removed, removed.reason or "fifo_count")
-
-    def _lost(self, event: str, removed: Removed, reason: str) -> None:
-        self._events.emit(
-            event,
-            msg=self._tags.message(removed.id),
-            rcpt=self._tags.did(removed.recipient_did),
-            size=removed.size,
-            age_ms=self._age_ms(removed.received_at),
-            reason=reason,
-            pushes=removed.pushes,
-        )
 
     def limited(self, bucket: str, who: str, peer: str, wait: int) -> None:
         """Somebody is over a limit; signature of :data:`mediatord.admission.OnLimit`."""
@@ -213,31 +144,43 @@ class Journal:
             age_ms=None if age_ms is None else int(max(-_LONGEST_AGE_MS, min(_LONGEST_AGE_MS, age_ms))),
         )
 
-    def granted(self, did: str) -> None:
-        """A wallet has mediation."""
-        self._events.emit("acct.grant", did=self._tags.did(did))
+    def granted(self, did: str, half: Half) -> None:
+        """A wallet has mediation, or an identity is registered."""
+        self._events.emit("acct.grant", did=self._tags.did(did), proto=half)
 
-    def denied(self, did: str, reason: str) -> None:
-        """A wallet was refused mediation; `reason` is one fixed word."""
-        self._events.emit("acct.deny", did=self._tags.did(did), reason=reason)
+    def denied(self, did: str, reason: str, half: Half) -> None:
+        """A wallet or an identity was refused that; `reason` is one fixed word."""
+        self._events.emit("acct.deny", did=self._tags.did(did), proto=half, reason=reason)
 
     def registered(self, did: str, added: int, removed: int) -> None:
         """An account changed its recipient DIDs."""
         if added or removed:
-            self._events.emit("acct.update", did=self._tags.did(did), n_added=added, n_removed=removed)
+            self._events.emit(
+                "acct.update",
+                did=self._tags.did(did),
+                proto="didcomm",
+                reason="recipients",
+                n_added=added,
+                n_removed=removed,
+            )
 
     def moved(self, did: str) -> None:
         """An account goes by a new DID."""
-        self._events.emit("acct.update", did=self._tags.did(did), reason="rotated")
+        self._events.emit("acct.update", did=self._tags.did(did), proto="didcomm", reason="rotated")
 
     def connection_opened(self, name: str, peer: str) -> None:
         """A socket finished its handshake."""
+        self._connections[name] = _Connection(self._steady())
         self.metrics.active_connections.inc()
         self._events.emit("conn.open", conn=name, transport="ws", peer=self._tags.peer(peer) or None)
 
     def connection_bound(self, protocol: Half, name: str, did: str) -> None:
         """A DID proved itself on a socket for the first time."""
-        self._events.emit("conn.auth", conn=name, did=self._tags.did(did), proto=protocol)
+        tag = self._tags.did(did)
+        connection = self._connections.get(name)
+        if connection is not None:
+            connection.did = connection.did or tag
+        self._events.emit("conn.auth", conn=name, did=tag, proto=protocol)
 
     def connection_refused(self, name: str, code: str) -> None:
         """A Decentrl socket did not authenticate."""
@@ -247,26 +190,27 @@ class Journal:
         self,
         name: str,
         protocol: Half,
-        lasted: float,
         code: int | None,
         by: Literal["us", "peer"],
         traffic: tuple[int, ...],
     ) -> None:
         """
-        A socket is gone.
+        A socket is gone that was opened before.
 
         :param protocol: what it spoke, or would have.
         :param code: of the close frame that was sent first; 1006 when there was none.
         :param by: who began to close.
         :param traffic: messages in, messages out, bytes in, bytes out.
         """
+        connection = self._connections.pop(name)
         self.metrics.active_connections.dec()
         n_in, n_out, bytes_in, bytes_out = traffic
         self._events.emit(
             "conn.close",
             conn=name,
-            dur_ms=round(lasted * 1000, 3),
+            did=connection.did,
             proto=protocol,
+            dur_ms=(self._steady() - connection.began) * 1000,
             ws_code=code,
             reason=by,
             n_in=n_in,
@@ -275,20 +219,27 @@ class Journal:
             bytes_out=bytes_out,
         )
 
-    def gauge(self, **values: int | None) -> None:
-        """The state, once a minute."""
+    def gauge(self, **values: int | float | None) -> None:
+        """The state, once a minute; and what the counters say."""
         self._events.emit("gauge", **values)
+        self._events.emit("counters", **self.metrics.totals())
 
     def started(self, version: str) -> None:
         """The daemon takes work."""
-        self._events.emit("proc.start", version=version)
+        self._events.emit("proc.start", version=version, reason="start", dur_ms=self._lap_ms())
 
     def stopped(self, version: str) -> None:
-        """The daemon is done."""
-        self._events.emit("proc.stop", version=version, reason="signal")
+        """The daemon is stopping."""
+        self._events.emit("proc.stop", version=version, reason="signal", dur_ms=self._lap_ms())
 
-    def _age_ms(self, since: float) -> int:
-        return max(0, int((self._clock.seconds() - since) * 1000))
+    def reloaded(self, version: str, reason: Literal["ok", "refused", "restart_needed"], seconds: float) -> None:
+        """The configuration was read again, in so many seconds."""
+        self._events.emit("proc.reload", version=version, reason=reason, dur_ms=seconds * 1000)
+
+    def _lap_ms(self) -> float:
+        """Since it was made, or since this was asked last."""
+        before, self._since = self._since, self._steady()
+        return (self._since - before) * 1000
 
 
 def _wire(protocol: Half, fault: MediatorError) -> Wire | DecentrlWire:

@@ -13,6 +13,7 @@ from functools import cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Sample
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -53,6 +54,10 @@ class Metrics:
         self.expired = _counter(registry, "messages_expired", "Payloads dropped at the end of their time")
         self.evicted = _counter(registry, "messages_evicted", "Payloads dropped to make room for newer ones")
         self.active_connections = _gauge(registry, "active_connections", "Open sockets")
+        self._log_dropped = _counter(registry, "log_dropped", "Lines of the event log that were not written")
+        self._log_deleted = _counter(
+            registry, "log_segments_deleted", "Closed segments deleted because of log.rotate.keep"
+        )
         self.storage_is_up = False
         self._storage_up = _gauge(registry, "storage_up", "Whether the store answers")
         self._queue_size = _gauge(registry, "message_queue_size", "Waiting messages of the largest queues", "did")
@@ -64,6 +69,7 @@ class Metrics:
             registry, "delivery_latency", "From acceptance to acknowledgement", _LATENCY_BUCKETS, "method"
         )
         store = _histogram(registry, "store_duration", "Operations of the store", _STORE_BUCKETS, "operation")
+        self._request_counter = requests
         self._requests, self._rejected = cache(requests.labels), cache(rejected.labels)
         self._duration, self._latency, self._store = (
             cache(duration.labels),
@@ -84,6 +90,31 @@ class Metrics:
         """A request or frame was answered, whichever way, `seconds` after it came."""
         self._requests(protocol, outcome).inc()
         self._duration(protocol).observe(seconds)
+
+    def lost(self) -> None:
+        """A line of the event log was not written."""
+        self._log_dropped.inc()
+
+    def deleted(self, segments: int) -> None:
+        """So many closed segments of the event log were the oldest of too many."""
+        self._log_deleted.inc(segments)
+
+    def totals(self) -> dict[str, int]:
+        """What the counters say that the event log can be compared with, as fields of the event `counters`."""
+        totals = {
+            "forwarded": _value(self.forwarded),
+            "stored": _value(self.stored),
+            "delivered": _value(self.delivered),
+            "expired": _value(self.expired),
+            "evicted": _value(self.evicted),
+            "requests_accepted": 0,
+            "requests_rejected": 0,
+            "requests_failed": 0,
+            "connections": _value(self.active_connections),
+        }
+        for sample in _samples(self._request_counter):
+            totals[f"requests_{sample.labels['outcome']}"] += int(sample.value)
+        return totals
 
     def rejected(self, reason: str) -> None:
         """A request or frame was refused. :param reason: name of the situation in words, as `recipient_unknown`."""
@@ -155,6 +186,18 @@ class _WithoutCreationTimes:
         for metric in self._registry.collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
+
+
+def _samples(metric: Counter | Gauge) -> list[Sample]:
+    """What is exposed of it, but for the times at which its series were made."""
+    (family,) = metric.collect()
+    return [sample for sample in family.samples if not sample.name.endswith("_created")]
+
+
+def _value(metric: Counter | Gauge) -> int:
+    """Of one that has no labels."""
+    (sample,) = _samples(metric)
+    return int(sample.value)
 
 
 def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:

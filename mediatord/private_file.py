@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -34,6 +37,41 @@ def create_private(path: Path, content: bytes) -> None:
         raise PrivateFileError(f"{path} is there already and is not overwritten") from None
     except OSError as error:
         raise PrivateFileError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """
+    Write a file of mode 0600 in place of one that is there, of the same owner; after a crash it is either of them.
+
+    :raise PrivateFileError: it cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        create_private(draft, content)
+        before = path.stat()
+        os.chown(draft, before.st_uid, before.st_gid)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise PrivateFileError(f"{path} cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """
+    Keep other processes that do the same from changing a file meanwhile.
+
+    :raise PrivateFileError: its directory cannot be opened.
+    """
+    try:
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise PrivateFileError(f"{path.parent} cannot be opened: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_private(path: Path) -> bytes:

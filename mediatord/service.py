@@ -62,13 +62,21 @@ class OrderedService(MultiService):
 
     :param patience: seconds that stopping may take in all; what is not done by then is left behind.
     :ivar rotate: closes the segments of the event logs.
+    :ivar reload: takes what reads the configuration, applies what can be applied, and closes the segments as well.
     """
 
-    def __init__(self, clock: IReactorTime, patience: float, rotate: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        patience: float,
+        rotate: Callable[[], None] = lambda: None,
+        reload: Callable[[Callable[[], Config]], None] = lambda read: None,
+    ) -> None:
         super().__init__()
         self._clock = clock
         self._patience = patience
         self.rotate = rotate
+        self.reload = reload
 
     def stopService(self) -> Deferred[None]:
         """Fires when everything has stopped, or time is up."""

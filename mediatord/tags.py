@@ -7,19 +7,14 @@ always pseudonyms, of their network and not of themselves.
 
 from __future__ import annotations
 
-import json
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import date
 from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Address, ip_address, ip_network
-from pathlib import Path
 from typing import Literal
 
-from mediatord.private_file import PrivateFileError, create_private, read_private
-
-_KEY_SIZE = 32
 _LONGEST_PLAIN = 80
 _HEAD = 24
 _CACHED = 8192
@@ -27,10 +22,14 @@ _CACHED = 8192
 
 @dataclass(frozen=True, slots=True)
 class TagKey:
-    """:param epoch: which key this is; pseudonyms of different epochs cannot be compared."""
+    """
+    :param epoch: which key this is; pseudonyms of different epochs cannot be compared.
+    :param since: the day (UTC) that it began; None if nobody wrote that down.
+    """
 
     epoch: int
     secret: bytes = field(repr=False)
+    since: date | None = field(default=None, compare=False)
 
 
 class Tags:
@@ -44,6 +43,12 @@ class Tags:
     """
 
     def __init__(self, mode: Literal["plain", "keyed"], key: TagKey) -> None:
+        self._mode = mode
+        self.use(key)
+
+    def use(self, key: TagKey) -> None:
+        """Make tags with this key from now on."""
+        mode = self._mode
         self._secret = key.secret
         self.epoch = key.epoch
         self.did: Callable[[str], str] = _cached(_shortened if mode == "plain" else self._keyed(b"did"))
@@ -77,32 +82,3 @@ def _shortened(text: str) -> str:
 
 def _cached(tag: Callable[[str], str]) -> Callable[[str], str]:
     return lru_cache(_CACHED)(tag)
-
-
-def create_tag_key(path: Path) -> TagKey:
-    """
-    Make `log.key`: a JSON object with `epoch` and `key` in hexadecimal.
-
-    :raise PrivateFileError: it is there already or cannot be written.
-    """
-    key = TagKey(1, secrets.token_bytes(_KEY_SIZE))
-    create_private(path, json.dumps({"epoch": key.epoch, "key": key.secret.hex()}).encode() + b"\n")
-    return key
-
-
-def load_tag_key(path: Path) -> TagKey:
-    """
-    Read `log.key`; where there is none yet, make it.
-
-    :raise PrivateFileError: it cannot be used or made.
-    """
-    if not path.exists():
-        return create_tag_key(path)
-    try:
-        value = json.loads(read_private(path))
-        key = TagKey(int(value["epoch"]), bytes.fromhex(value["key"]))
-    except (ValueError, TypeError, KeyError):
-        raise PrivateFileError(f"{path} is not a key file: expected JSON with epoch and key") from None
-    if not 16 <= len(key.secret) <= 64:
-        raise PrivateFileError(f"{path} holds a key of the wrong size: expected 16 to 64 bytes in hexadecimal")
-    return key

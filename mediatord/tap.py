@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -25,11 +26,15 @@ class Options(usage.Options):
 
     optParameters: ClassVar[list[list[str]]] = [["config", "c", "/etc/mediatord/mediator.yaml", "the configuration"]]
     settings: Config
+    read: Callable[[], Config]
 
     def postOptions(self) -> None:
         """Read the configuration; a mistake costs a line for each and exit status 2."""
+        # twistd may leave this directory.
+        path = Path(self["config"]).absolute()
+        self.read = lambda: load(path)
         try:
-            self.settings = load(Path(self["config"]))
+            self.settings = self.read()
         except ConfigError as error:
             # A UsageError would make twistd print its own manual, and exit with 0.
             _say(*error.problems)
@@ -50,19 +55,24 @@ class Root(MultiService):
         self._say = say
         self._stopping = False
         self._rotate: Callable[[], None] = lambda: None
+        self._reload: Callable[[], None] = lambda: None
         self.failed = False
 
-    def run(self, config: Config, build: Callable[..., OrderedService]) -> None:
+    def run(
+        self, config: Config, build: Callable[..., OrderedService], read: Callable[[], Config] | None = None
+    ) -> None:
         """
         Have the daemon of this configuration as the one child; it starts with the parent.
 
         :param build: is given the reactor, the configuration, and whom to tell that there is no point in going on.
+        :param read: reads the configuration anew; without it, that is not this process's to do.
         """
         try:
             daemon = build(self._reactor, config, give_up=self.give_up)
         except StartupError as error:
             self._leave(str(error))
         self._rotate = daemon.rotate
+        self._reload = partial(daemon.reload, read) if read else daemon.rotate
         daemon.setServiceParent(self)
 
     def privilegedStartService(self) -> None:
@@ -96,14 +106,15 @@ class Root(MultiService):
 
     def _take_signals(self) -> None:
         """
-        SIGTERM and SIGINT stop in order, SIGUSR1 and SIGHUP close the segment of the event log.
+        SIGTERM and SIGINT stop in order, SIGUSR1 closes the segment of the event log, and so does SIGHUP, which has
+        the configuration read as well.
 
         The reactor's own handlers would have twistd end as if killed by the signal; an orderly stop is a success.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._reactor.callFromThread(self._stop))
-        for number in (signal.SIGUSR1, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._reactor.callFromThread(self._rotate))
+        signal.signal(signal.SIGUSR1, lambda *_: self._reactor.callFromThread(self._rotate))
+        signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reload))
 
     def _stop(self) -> None:
         if not self._stopping:
@@ -131,7 +142,7 @@ def makeService(options: Options) -> IService:
 
     keep_steady(reactor)
     root = Root(reactor, _say)
-    root.run(options.settings, build)
+    root.run(options.settings, build, options.read)
     # twistd has no way to end with another status than 0 once the reactor has run.
     atexit.register(lambda: root.failed and _fail())
     return root

@@ -19,7 +19,7 @@ from mediatord.config import load
 from mediatord.invitation import invitation_url
 from mediatord.notify import notify, watchdog_interval
 
-COMMANDS = ("init", "run", "check-config", "did", "invitation", "demo", "status", "bench")
+COMMANDS = ("init", "run", "check-config", "did", "invitation", "demo", "status", "log-keys", "whois", "bench")
 
 Capture = pytest.CaptureFixture[str]
 

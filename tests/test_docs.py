@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import click
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
@@ -81,6 +82,8 @@ def check_mediatord(words: list[str]) -> None:
     command = cli.commands[words[0]] if words and not words[0].startswith("-") else cli
     if words[:1] == ["bench"]:
         command = bench
+    elif words and isinstance(command, click.Group) and words[0] in cli.commands:
+        command = command.commands[words[1]]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= known, words
 

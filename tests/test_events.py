@@ -11,9 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.eventlog.events import ENVELOPE, EVENTS, FIELDS, EventList, checked, json_schema, reference_table
+from mediatord.eventlog.events import (
+    ENVELOPE,
+    EVENTS,
+    FIELDS,
+    EventList,
+    checked,
+    json_schema,
+    reference_table,
+    schema_text,
+)
 from mediatord.private_file import PrivateFileError
-from mediatord.tags import TagKey, Tags, create_tag_key, load_tag_key
+from mediatord.tag_keys import create_tag_key, load_tag_key
+from mediatord.tags import TagKey, Tags
 
 KEY = TagKey(3, b"k" * 32)
 DID = "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR.Vz6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue"
@@ -30,18 +40,21 @@ SCHEMA = {
     "conn.auth": "conn did proto code",
     "conn.close": "conn did proto dur_ms ws_code reason n_in n_out bytes_in bytes_out",
     "req.done": "req conn proto mtype status code size dur_ms crypto_ms sender peer",
-    "msg.accept": "msg req sender rcpt size ttl_s method",
-    "msg.push": "msg rcpt conn path attempt latency_ms ok",
-    "msg.ack": "msg rcpt path latency_ms",
-    "msg.expire": "msg rcpt size age_ms reason pushes",
-    "msg.evict": "msg rcpt size age_ms reason pushes",
-    "msg.remove": "msg rcpt size age_ms reason pushes",
+    "msg.accept": "msg req sender rcpt proto size ttl_s method",
+    "msg.push": "msg rcpt conn proto path attempt latency_ms ok",
+    "msg.ack": "msg rcpt proto path latency_ms",
+    "msg.expire": "msg rcpt proto size age_ms reason pushes",
+    "msg.evict": "msg rcpt proto size age_ms reason pushes",
+    "msg.remove": "msg rcpt proto size age_ms reason pushes",
     "limit.hit": "who limit retry_after_s peer",
     "replay.drop": "sender code age_ms",
-    "acct.grant": "did reason n_added n_removed",
-    "acct.deny": "did reason n_added n_removed",
-    "acct.update": "did reason n_added n_removed",
+    "acct.grant": "did proto reason n_added n_removed",
+    "acct.deny": "did proto reason n_added n_removed",
+    "acct.update": "did proto reason n_added n_removed",
     "gauge": "depth bytes rcpts oldest_ms conns rss fds lag_ms",
+    "counters": (
+        "forwarded stored delivered expired evicted requests_accepted requests_rejected requests_failed connections"
+    ),
 }
 
 
@@ -109,6 +122,12 @@ def test_json_schema() -> None:
         assert set(line["properties"]) == set(ENVELOPE) | set(EVENTS[name].fields)
         assert line["additionalProperties"] is False
     assert len(schema["oneOf"]) == len(EVENTS)
+
+
+def test_schema_file() -> None:
+    """What users read is what is declared; `python -m mediatord.eventlog.events` writes it."""
+    written = Path(__file__).parent.parent / "docs" / "event-log.schema.json"
+    assert written.read_text("utf-8") == schema_text()
 
 
 def test_reference_table() -> None:

@@ -55,7 +55,7 @@ class RoundsTests(HousekeepingTestCase):
 
     def test_the_other_rounds(self) -> None:
         """Nonces are pruned every ten minutes and the gauge is told every minute, also after failures."""
-        for operation, interval in (("prune", 600), ("queue_sizes", 60)):
+        for operation, interval in (("prune", 600), ("waiting", 60)):
             with self.house.failing(operation, RuntimeError("boom")):
                 self.house.clock.advance(interval)
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
@@ -89,13 +89,33 @@ class RoundsTests(HousekeepingTestCase):
         """Once a minute: how much waits, how many sockets, how much memory and how many files (analytics 2.2)."""
         self.forward()
         self.forward()
+        waiting = self.successResultOf(self.house.store.status(self.bob.did, None))
         self.house.socket()
         self.house.clock.advance(59)
         self.assertEqual(self.house.events("gauge"), [])
         self.house.clock.advance(1)
         (event,) = self.house.events("gauge")
-        self.assertEqual((event["depth"], event["conns"]), (2, 1))
+        self.assertEqual((event["depth"], event["conns"], event["rcpts"]), (2, 1, 1))
+        self.assertEqual(event["oldest_ms"], 60_000)
+        self.assertEqual(event["bytes"], waiting.total_bytes)
         self.assertGreater(event["rss"], 1_000_000)
+
+    def test_gauge_without_the_store(self) -> None:
+        """What the process knows by itself is said all the same, and so are the counters."""
+        with self.house.failing("waiting", StoreUnavailable()):
+            self.house.clock.advance(60)
+        (event,) = self.house.events("gauge")
+        self.assertNotIn("depth", event)
+        self.assertEqual(event["conns"], 0)
+        self.assertEqual(len(self.house.events("counters")), 1)
+
+    def test_lag(self) -> None:
+        """The gauge has by how much the reactor was late at worst since the one before, in milliseconds."""
+        clock = self.house.clock
+        clock.pump([1.0] * 10 + [1.25] + [1.0] * 49)
+        self.assertEqual(self.house.events("gauge")[0]["lag_ms"], 250.0)
+        clock.pump([1.0] * 60)
+        self.assertEqual(self.house.events("gauge")[1]["lag_ms"], 0.0)
 
     def test_stopping_waits_for_a_round(self) -> None:
         """A round that is under way ends before the store is closed; no other one begins."""

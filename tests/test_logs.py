@@ -48,6 +48,25 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+class Ledger:
+    """Counts what becomes of a log."""
+
+    def __init__(self) -> None:
+        self.delivered = self.lines = self.segments = 0
+
+    def totals(self) -> dict[str, int]:
+        """One counter will do."""
+        return {"delivered": self.delivered}
+
+    def lost(self) -> None:
+        """A line was not written."""
+        self.lines += 1
+
+    def deleted(self, segments: int) -> None:
+        """So many were too many."""
+        self.segments += segments
+
+
 class EventFileTests(SynchronousTestCase):
     """A log file that is written to by hand, at a time that stands still."""
 
@@ -231,6 +250,44 @@ class EventFileTests(SynchronousTestCase):
         self.assertEqual(lines_of(self.closed()[-1])[0]["segment"] + ".jsonl", names[-1])
         self.assertTrue(all(name >= "events-20270115T1400" for name in names), names)
 
+    def test_clock_set_back(self) -> None:
+        """Names stay different, and what is deleted is what was written first, whatever the names say."""
+        self.restart(limits=SegmentLimits(keep=2))
+        for _ in range(4):
+            self.clock.rightNow -= 7200
+            self.log.emit("proc.start")
+            self.log.rotate()
+        kept = [lines_of(path) for path in self.closed()]
+        newest = max(lines[-1]["seq"] for lines in kept)
+        self.assertEqual(newest + 1, lines_of(self.active)[0]["seq"])
+        self.assertEqual(len(kept), 2)
+        numbers = sorted(line["seq"] for lines in kept for line in lines)
+        self.assertEqual(numbers, list(range(numbers[0], newest + 1)))
+
+    def test_counters(self) -> None:
+        """The last line but one of a segment has the counters, unless the level is above theirs."""
+        ledger = Ledger()
+        self.log.told = ledger
+        self.log.emit("msg.ack", msg="m")
+        ledger.delivered = 1
+        self.log.rotate()
+        (closed,) = self.closed()
+        said = lines_of(closed)
+        self.assertEqual([line["event"] for line in said], ["log.open", "msg.ack", "counters", "log.close"])
+        self.assertEqual((said[2]["delivered"], said[3]["lines"], said[3]["seq_last"]), (1, 4, 4))
+        self.log.limit(SegmentLimits(), "warn")
+        self.log.rotate()
+        self.assertEqual([line["event"] for line in lines_of(self.closed()[-1])], ["log.open", "log.close"])
+
+    def test_deleted_and_counted(self) -> None:
+        """Whoever counts is told how many segments were too many."""
+        ledger = Ledger()
+        self.log.told = ledger
+        self.log.limit(SegmentLimits(keep=2), "info")
+        for _ in range(5):
+            self.log.rotate()
+        self.assertEqual(ledger.segments, 3)
+
     def test_names_never_change(self) -> None:
         """A file that was closed under a name keeps the name and the content for as long as it is there."""
         self.log.rotate()
@@ -350,11 +407,13 @@ class FullDiskTests(SynchronousTestCase):
 
     def test_lost_and_counted(self) -> None:
         """What does not fit in the buffer is lost, newest first, and log.drop says so when there is room again."""
+        self.log.told = ledger = Ledger()
         with full_disk():
             self.emit(200)
             self.clock.advance(5)
         lost = self.log.dropped
         self.assertGreater(lost, 100)
+        self.assertEqual(ledger.lines, lost)
         self.clock.advance(1)
         written = lines_of(self.active)
         self.assertEqual((written[-1]["event"], written[-1]["dropped"]), ("log.drop", lost))

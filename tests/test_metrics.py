@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from mediatord.eventlog.events import EVENTS
 from mediatord.metrics import CONTENT_TYPE, Metrics
 
 # Name in the contract -> its labels.
@@ -28,6 +29,8 @@ CONTRACT = {
     "mediator_cluster_stale_presence_total": set(),
     "mediator_cluster_refused_total": {"reason"},
     "mediator_build_info": {"version"},
+    "mediator_log_dropped_total": set(),
+    "mediator_log_segments_deleted_total": set(),
 }
 
 
@@ -89,6 +92,43 @@ def test_counting() -> None:
     assert value(metrics, "mediator_rejected_total", reason="e.p.msg") == 2
     assert value(metrics, "mediator_active_connections") == 0
     assert value(metrics, "mediator_build_info", version="1.2.3") == 1
+
+
+def test_totals() -> None:
+    """What the event log is compared with: every counter as it is shown, requests of both halves together."""
+    metrics = a_metrics()
+    nothing = metrics.totals()
+    assert set(nothing) == set(EVENTS["counters"].fields) and set(nothing.values()) == {0}
+    for number, counter in enumerate(
+        (metrics.forwarded, metrics.stored, metrics.delivered, metrics.expired, metrics.evicted), 1
+    ):
+        counter.inc(number)
+    metrics.active_connections.inc(2)
+    metrics.active_connections.dec()
+    for half, outcome in (("didcomm", "accepted"), ("decentrl", "accepted"), ("decentrl", "rejected")):
+        metrics.request(half, outcome, 0.1)
+    metrics.request("didcomm", "failed", 0.1)
+    assert metrics.totals() == {
+        "forwarded": 1,
+        "stored": 2,
+        "delivered": 3,
+        "expired": 4,
+        "evicted": 5,
+        "requests_accepted": 2,
+        "requests_rejected": 1,
+        "requests_failed": 1,
+        "connections": 1,
+    }
+
+
+def test_log() -> None:
+    """What was lost of the event log, and what was deleted."""
+    metrics = a_metrics()
+    metrics.lost()
+    metrics.lost()
+    metrics.deleted(3)
+    assert value(metrics, "mediator_log_dropped_total") == 2
+    assert value(metrics, "mediator_log_segments_deleted_total") == 3
 
 
 def test_requests() -> None:

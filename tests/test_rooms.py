@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+import analytics
 import mediatord
 from mediatord.errors import MediatorError
 from mediatord.wire import DECENTRL_WIRE, SOCKET_WIRE, WIRE
@@ -18,10 +19,11 @@ ROOT = Path(mediatord.__file__).parent
 
 # From the ground up. A room uses rooms of lower floors only, so that neighbours do not know each other.
 FLOORS = (
-    "errors faults deadline addresses private_file ids notify eventlog outbox presence metrics steady",
+    "errors faults deadline addresses private_file ids notify eventlog outbox presence metrics steady stopwatch",
     "wire protocol egress gate tags",
-    "interfaces config keyfile invitation outbound",
-    "admission cluster identity store resolver journal service turns",
+    "interfaces config keyfile tag_keys invitation outbound",
+    "admission cluster identity store resolver message_journal service turns",
+    "journal",
     "didcomm decentrl workers",
     "web",
     "wiring",
@@ -35,6 +37,16 @@ OUTSIDE = {
 CONFIGURED = {"service", "wiring", "tap", "cli"}
 # The one import that points up, inside makeService, which is the way in for those who embed the daemon.
 WAY_IN = ("service", "wiring")
+
+ANALYTICS = Path(analytics.__file__).parent
+# What the batch jobs share with the daemon: the declaration of the events and the format of a line, and small things.
+SHARED = {"mediatord.eventlog", "mediatord.__version__", "mediatord.private_file", "mediatord.tags"}
+# Runs before there is a Java for Spark, or without any.
+BEFORE_SPARK = "cli errors java job session settings tables".split()
+# The one module that asks Java itself, and the one that starts and ends it.
+ASKS_JAVA = {"files.py", "session.py"}
+# Jobs that need a few rows to go on: for each epoch of the daemon's key, for each start of a node a day.
+ASKS_FIRST = {name: {"collect"} for name in ("ledger.py", "reconciliation.py", "sessions.py")}
 
 IMPURE = set(
     "asyncio concurrent http io logging multiprocessing os pathlib random select shutil signal socket sqlite3 "
@@ -59,6 +71,11 @@ def room_of(path: Path) -> str:
 def sources() -> list[Path]:
     """All of ours."""
     return sorted(ROOT.rglob("*.py"))
+
+
+def analysts() -> list[Path]:
+    """All of the batch jobs."""
+    return sorted(ANALYTICS.rglob("*.py"))
 
 
 @cache
@@ -132,6 +149,66 @@ def test_nothing_imports_the_tests_or_the_analytics() -> None:
     """The contract with analytics is the schema of the events, not code."""
     foreign = {one.module.split(".")[0] for path in sources() for one in imports(path)}
     assert not foreign & {"tests", "analytics"}
+
+
+def test_analytics_knows_little_of_the_daemon() -> None:
+    """The declaration of the events, how tags and files with secrets are made, its version; and no test."""
+    used = {".".join(one.module.split(".")[:2]) for path in analysts() for one in imports(path)}
+    assert {module for module in used if module.split(".")[0] in {"mediatord", "tests", "twisted"}} <= SHARED
+
+
+@pytest.mark.parametrize("name", BEFORE_SPARK)
+def test_spark_is_imported_once_there_is_a_java(name: str) -> None:
+    """What runs before knows pyspark for its types only, and so does all that it imports at once."""
+    waiting, seen = [f"analytics.{name}"], set[str]()
+    while waiting:
+        path = module_file(waiting.pop())
+        if path and path not in seen:
+            seen.add(path)
+            imported = _at_once(Path(path))
+            assert [one for one in imported if one.split(".")[0] in {"pyspark", "py4j"}] == [], path
+            waiting += imported
+
+
+def module_file(module: str) -> str | None:
+    """The file of ours that `analytics.x` or `analytics.x.name` stands for."""
+    here = ANALYTICS.parent / module.replace(".", "/")
+    found = (here.with_suffix(".py"), here / "__init__.py", here.parent.with_suffix(".py"))
+    inside = [path for path in found if path.is_relative_to(ANALYTICS) and path.exists()]
+    return str(inside[0]) if inside else None
+
+
+def _at_once(path: Path) -> set[str]:
+    """Modules that are imported when a file is, and not for types alone or by a function."""
+    tree = ast.parse(path.read_text("utf-8"))
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
+    ]
+    return {one.module for one in _imports(path, tree, "") if not one.function}
+
+
+@pytest.mark.parametrize("path", analysts(), ids=lambda path: path.stem)
+def test_jobs_are_frames_in_and_frames_out(path: Path) -> None:
+    """
+    No RDDs, no code of Python for each row, no schema that is guessed; Java is asked in one place.
+
+    Jobs begin no query themselves, but for few small ones, and depend on neither clock nor chance.
+    """
+    banned = {"rdd", "udf", "pandas_udf", "inferSchema", "mapInPandas", "applyInPandas", "mapInArrow", "foreach"}
+    if path.name not in ASKS_JAVA:
+        banned |= {"_jvm", "_jsc", "_jdf", "_jsparkSession"}
+    if path.parent.name == "jobs":
+        banned |= {"collect", "toPandas", "toLocalIterator", "rand", "current_timestamp", "now"}
+        banned -= ASKS_FIRST.get(path.name, set())
+    tree = ast.parse(path.read_text("utf-8"))
+    named = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    named |= {one.module.rpartition(".")[2] for one in imports(path) if one.module.startswith("pyspark.")}
+    named |= {
+        "inferSchema" for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == "inferSchema"
+    }
+    assert sorted(named & banned) == []
 
 
 def test_the_global_reactor() -> None:

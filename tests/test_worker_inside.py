@@ -72,6 +72,13 @@ class WorkerTests(SynchronousTestCase):
         self.hears("rotate")
         self.assertEqual(rotated, ["rotated"])
 
+    def test_reload(self) -> None:
+        """It is passed on, with what became of the configuration."""
+        reloaded: list[tuple[str, str]] = []
+        self.worker.reload = lambda settings, outcome: reloaded.append((settings, outcome))
+        self.hears("reload", ["{}", "ok"])
+        self.assertEqual(reloaded, [("{}", "ok")])
+
     def test_unable(self) -> None:
         """Why there is no point in going on; before there is a connection, it goes straight into the pipe."""
         self.worker.unable("no room")

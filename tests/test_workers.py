@@ -16,7 +16,7 @@ from twisted.logger import LogEvent, globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.config import Config
+from mediatord.config import Config, ConfigError
 from mediatord.keyfile import create_keys
 from mediatord.notify import SERVING, WAITING
 from mediatord.service import StartupError, makeService
@@ -510,6 +510,42 @@ class SupervisorTests(SynchronousTestCase):
         processes = self.all_ready()
         self.service.rotate()
         self.assertEqual([process.orders() for process in processes], [[("rotate", None)]] * 3)
+        self.stop()
+
+    def test_reload(self) -> None:
+        """Every worker is given its own settings with what can be applied, and so is who replaces one of them."""
+        processes = self.all_ready()
+        other = self.config(log={"level": "warn"}, queue={"ttl": 60.0})
+        self.service.reload(lambda: other)
+        for number, process in enumerate(processes, 1):
+            ((word, (settings, outcome)),) = process.orders()
+            self.assertEqual((word, outcome), ("reload", "restart_needed"))
+            read = Config.model_validate_json(settings)
+            self.assertEqual((read.node, read.log.level, read.queue.ttl), (f"n-{number}", "warn", Config().queue.ttl))
+            self.assertEqual(
+                settings,
+                Config.model_validate_json(process.brief.settings)
+                .model_copy(update={"log": read.log})
+                .model_dump_json(),
+            )
+        processes[1].end(killed_by=9)
+        self.reactor.advance(0)
+        replaced = Config.model_validate_json(self.reactor.spawned[-1].brief.settings)
+        self.assertEqual((replaced.node, replaced.log.level), ("n-2", "warn"))
+        self.assertEqual(self.lines[0], "the configuration was read again; a restart is needed for queue.ttl")
+        self.stop()
+
+    def test_refused_reload(self) -> None:
+        """Workers go on as before, and begin a segment."""
+        processes = self.all_ready()
+
+        def wrong() -> Config:
+            raise ConfigError(["mediator.yaml: wrong"])
+
+        self.service.reload(wrong)
+        for process in processes:
+            ((word, (settings, outcome)),) = process.orders()
+            self.assertEqual((word, settings, outcome), ("reload", process.brief.settings, "refused"))
         self.stop()
 
     def test_figures(self) -> None:

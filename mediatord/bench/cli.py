@@ -11,6 +11,7 @@ from mediatord.bench.commanding import measure_commands
 from mediatord.bench.elsewhere import measure_elsewhere
 from mediatord.bench.figures import Table
 from mediatord.bench.forwarding import measure_forwarding
+from mediatord.bench.log import measure_log
 from mediatord.bench.memory import measure_memory
 from mediatord.bench.nodes import measure_mongodb, measure_nodes
 from mediatord.bench.opening import measure_opening
@@ -27,6 +28,7 @@ _MEASURES: dict[str, Callable[[Plan], Table]] = {
     "opening": measure_opening,
     "forward": measure_forwarding,
     "command": measure_commands,
+    "log": measure_log,
     "push": measure_push,
     "sockets": measure_sockets,
     "memory": measure_memory,

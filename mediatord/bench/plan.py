@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DEFAULT_SCENARIOS = ("opening", "forward", "command", "push", "sockets", "memory")
+DEFAULT_SCENARIOS = ("opening", "forward", "command", "log", "push", "sockets", "memory")
 # Those that need a MongoDB replica set.
 ON_MONGODB = ("mongodb", "nodes", "elsewhere", "presence")
 # Filling a large store takes minutes: that has to be asked for, too.

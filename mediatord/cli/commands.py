@@ -13,6 +13,7 @@ import click
 
 from mediatord import __version__
 from mediatord.cli.files import SetupError, set_up
+from mediatord.cli.pseudonyms import log_keys, whois
 from mediatord.cli.status import Unreachable, ask_status
 from mediatord.config import Config, ConfigError, load
 from mediatord.config.values import split_url
@@ -187,6 +188,10 @@ def bench(arguments: tuple[str, ...]) -> int:
 
     status = measure.main(list(arguments), prog_name="mediatord bench", standalone_mode=False)
     return status if isinstance(status, int) else 0
+
+
+cli.add_command(log_keys)
+cli.add_command(whois)
 
 
 def _check_store(config: Config) -> None:

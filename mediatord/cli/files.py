@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from mediatord.config import Config, render
 from mediatord.keyfile import create_keys
-from mediatord.tags import create_tag_key
+from mediatord.tag_keys import create_tag_key
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 

@@ -186,7 +186,7 @@ class Rotation(Section):
     """When a log segment is closed, and how many are kept."""
 
     bytes: Annotated[int, Field(strict=True, ge=65_536), _explain("a segment of this size is closed")] = 67_108_864
-    keep: Annotated[Count, _explain("closed segments; older ones are deleted")] = 30
+    keep: Annotated[Count, _explain("closed segments; older ones are deleted")] = 120
     compress: Annotated[Switch, _explain("gzip closed segments")] = True
 
 
@@ -201,6 +201,7 @@ class Log(Section):
     dids: Annotated[
         Literal["plain", "keyed"], _explain("plain | keyed (pseudonyms; recommended): DIDs and message ids")
     ] = "plain"
+    key_days: Annotated[Natural, _explain("pseudonyms are made with a new key after so many days; 0: never")] = 90
 
 
 class MetricsAccess(Section):

@@ -19,7 +19,9 @@ from mediatord.interfaces.decentrl import Guard, IDecentrlStore
 from mediatord.journal import Journal
 from mediatord.protocol.decentrl.commands import Command
 from mediatord.protocol.decentrl.signing import verify_bytes
+from mediatord.stopwatch import timed
 
+_verify = timed(verify_bytes)
 # Seconds by which a nonce outlives the last moment at which its command is within the window.
 _MARGIN = 1.0
 
@@ -44,10 +46,11 @@ class Authentication:
         self._journal = journal
         self._window = window
 
-    async def prove(self, command: Command) -> Order:
+    async def prove(self, command: Command, request: str) -> Order:
         """
         The order that a command is, to be carried out under its guard.
 
+        :param request: id of the request that it came with.
         :raise TimestampOutOfRange: it was made too long ago, or will be made too long from now.
         :raise DuplicateNonce: it is forged, and came before.
         :raise SenderNotFound: its sender does not resolve.
@@ -64,7 +67,7 @@ class Authentication:
         except MediatorError:
             await self._store.admit(Guard(nonce, until))
             raise
-        return Order(command, key, nonce, until)
+        return Order(command, request, key, nonce, until)
 
     def check_time(self, timestamp_ms: float) -> None:
         """:raise TimestampOutOfRange: off by more than the window; off by exactly that is fine."""
@@ -88,7 +91,7 @@ class Authentication:
         key = self._directory.signing_key(did, key_id)
         if key is None:
             raise SenderSigningKeyNotFound
-        if not verify_bytes(signed, signature, key):
+        if not _verify(signed, signature, key):
             raise InvalidSignature
         return key
 

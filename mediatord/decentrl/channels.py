@@ -13,6 +13,9 @@ from mediatord.protocol.decentrl.canonical import plain_number
 from mediatord.protocol.decentrl.public import event_signature_holds
 from mediatord.protocol.decentrl.queries import read_public_query
 from mediatord.protocol.decentrl.shapes import LONGEST_DID, DeletePublicEvent, PublishPublicEvent
+from mediatord.stopwatch import timed
+
+_signature_holds = timed(event_signature_holds)
 
 
 class Channels:
@@ -25,7 +28,7 @@ class Channels:
         """PUBLISH_PUBLIC_EVENT, signed by the key that the command is signed with."""
         desk = self._desk
         guard = await desk.own(order)
-        signed = event_signature_holds(
+        signed = _signature_holds(
             publish.event,
             publish.tags,
             publish.timestamp,

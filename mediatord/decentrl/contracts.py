@@ -20,6 +20,9 @@ from mediatord.protocol.decentrl.shapes import (
     RequestCommunicationContract,
     SaveCommunicationContract,
 )
+from mediatord.stopwatch import timed
+
+_signatures_hold = timed(signatures_hold)
 
 
 class Contracts:
@@ -104,7 +107,7 @@ class Contracts:
         :raise InvalidCommand: it is longer than any contract.
         """
         signed: Mapping[str, Any] = order.command.document["signed_communication_contract"]
-        if not signatures_hold(signed, self._desk.directory.signing_key):
+        if not _signatures_hold(signed, self._desk.directory.signing_key):
             await self._desk.refuse(guard, InvalidContractSignatures())
         text = jsontext.dumps(signed)
         if len(text) > LONGEST_CONTRACT:

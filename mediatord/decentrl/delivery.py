@@ -25,7 +25,10 @@ class Delivery:
         event = PendingEvent(desk.new_id(), recipient, order.sender, payload, desk.clock.seconds())
         await desk.store.deliver(order.guard(recipient=recipient), event)
         desk.pushing.pending(
-            event, lambda pushed: desk.journal.accepted(event, order.sender, "live" if pushed else "queue")
+            event,
+            lambda pushed: desk.journal.accepted(
+                order.request, event, order.sender, "live" if pushed else "queue", "decentrl"
+            ),
         )
         return {"pendingEventId": event.id}
 
@@ -35,6 +38,8 @@ class Delivery:
         found = await self._desk.store.pending_events(
             order.sender, query.filter.sender_did, slice_of(query.pagination)
         )
+        for one in found.items:
+            self._desk.journal.pushed(one, [None], "poll", "decentrl")
         items = [{"id": one.id, "payload": one.payload, "sender_did": one.sender_did} for one in found.items]
         return page("pending_events", items, found, query.pagination)
 

@@ -39,12 +39,14 @@ class Order:
     """
     A command whose sender is proven, and what it is remembered by.
 
+    :param request: id of the request that it came with, in the log.
     :param key: Ed25519 public key that the command is signed with.
     :param nonce: what stands for the pair of nonce and sender.
     :param until: when the nonce may be forgotten.
     """
 
     command: Command
+    request: str
     key: bytes = field(repr=False)
     nonce: bytes
     until: float

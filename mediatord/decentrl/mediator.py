@@ -83,7 +83,7 @@ class Mediator:
             await self._admission.before_reading(peer, len(raw))
             await self._admission.command(peer, len(raw))
             command = self._parse(raw, peer)
-            order = await self._prove(command, peer, len(raw))
+            order = await self._prove(command, told, peer)
             body = {"type": "SUCCESS", **await self._carry_out(order, peer, len(raw))}
             reply = Reply(200, jsontext.dumps(body))
         except MediatorError as error:
@@ -115,16 +115,16 @@ class Mediator:
             self._admission.in_vain(peer, len(raw))
             raise
 
-    async def _prove(self, command: Command, peer: str, size: int) -> Order:
+    async def _prove(self, command: Command, told: Told, peer: str) -> Order:
         try:
-            return await self._authentication.prove(command)
+            return await self._authentication.prove(command, told.request)
         except (StoreUnavailable, RateLimited):
             raise
         except MediatorError as error:
             if isinstance(error, DuplicateNonce):
                 # It is forged: whose it is said to be is not who sent it.
                 self._desk.journal.replayed("decentrl", None, error)
-            self._admission.in_vain(peer, size)
+            self._admission.in_vain(peer, told.size)
             raise
 
     async def _carry_out(self, order: Order, peer: str, size: int) -> dict[str, Any]:

@@ -81,8 +81,8 @@ class Pushing:
         shown = {"id": event.id, "sender_did": event.sender_did, "payload": event.payload}
         frame = jsontext.dumps({"type": "PENDING_EVENTS", "events": [shown]})
         took = [session for session, _ in subscribers if session.send(frame)]
-        for session in took:
-            self._journal.pushed(event, session.name, "live")
+        if took:
+            self._journal.pushed(event, [session.name for session in took], "live", "decentrl")
         return self._taken(bool(took), event, here=True)
 
     def was_pushed(self, id_: str) -> bool:
@@ -104,7 +104,7 @@ class Pushing:
         for one in removed:
             was_pushed = one.id in self._pushed
             self._pushed.pop(one.id, None)
-            self._journal.acknowledged(one, "live" if was_pushed else "poll")
+            self._journal.acknowledged(one, "live" if was_pushed else "poll", "decentrl")
 
     def _taken(self, pushed: bool, event: PendingEvent, *, here: bool) -> bool:
         if pushed:

@@ -21,6 +21,10 @@ from mediatord.protocol.decentrl.contracts import (
 from mediatord.protocol.decentrl.did import parse_did
 from mediatord.protocol.decentrl.sealing import decode_public_key, new_pair, open_sealed, shared_secret
 from mediatord.protocol.decentrl.shapes import RequestCommunicationContract
+from mediatord.stopwatch import timed
+
+_new_pair, _countersign = timed(new_pair), timed(countersign)
+_signature_holds = timed(request_signature_holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,11 @@ class Registration:
             registration = self._read(order, request)
         except MediatorError as error:
             if isinstance(error, UnauthorizedCommand):
-                self._desk.journal.denied(order.sender, "policy")
+                self._desk.journal.denied(order.sender, "policy", "decentrl")
             await self._desk.refuse(order.guard(), error)
         now = self._desk.clock.seconds()
-        _, encryption_key = new_pair()  # no event is ever exchanged under it, so the private half is not kept
-        signed = countersign(
+        _, encryption_key = _new_pair()  # no event is ever exchanged under it, so the private half is not kept
+        signed = _countersign(
             registration,
             mediator_did=order.command.recipient_did,
             encryption_key=encryption_key,
@@ -75,7 +79,7 @@ class Registration:
             text=text,
         )
         await self._desk.store.save_contract(order.guard(), contract)
-        self._desk.journal.granted(order.sender)
+        self._desk.journal.granted(order.sender, "decentrl")
         return {
             "code": "MEDIATOR_REGISTRATION_SUCCESS",
             "payload": {"signed_communication_contract": jsontext.verbatim(text)},
@@ -97,7 +101,7 @@ class Registration:
         if not contract["expires_at"] > self._desk.clock.seconds():
             raise InvalidCommand
         key = self._desk.directory.signing_key(order.sender, contract["requestor_signing_key_id"])
-        if key is None or not request_signature_holds(registration, key):
+        if key is None or not _signature_holds(registration, key):
             raise InvalidContractSignatures
         if not self._serves(order.sender):
             raise UnauthorizedCommand
@@ -110,7 +114,7 @@ class Registration:
             raise InvalidCommand from None
         for private in self._settings.prekeys:
             try:
-                return open_sealed(request.encrypted_contract_request, shared_secret(private, public))
+                return _open(request.encrypted_contract_request, private, public)
             except ValueError:
                 continue
         raise InvalidCommand
@@ -120,3 +124,9 @@ class Registration:
         if settings.allowed is not None and did not in settings.allowed:
             return False
         return not settings.own_only or self._desk.directory.owns(parse_did(did).mediator_did)
+
+
+@timed
+def _open(sealed: str, private: bytes, public: bytes) -> bytes:
+    """:raise ValueError: it was not sealed for this key."""
+    return open_sealed(sealed, shared_secret(private, public))

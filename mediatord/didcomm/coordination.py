@@ -63,16 +63,16 @@ class Coordination:
         wording = WORDING[received.message.type.major]
         allowed = self._registration.allowed
         if allowed is not None and correspondent.did not in allowed:
-            self._journal.denied(correspondent.did, "policy")
+            self._journal.denied(correspondent.did, "policy", "didcomm")
             return Answer(wording.type("mediate-deny"), {})
         try:
             await self._store.grant(correspondent.did)
         except NotEnrolled:
-            self._journal.denied(correspondent.did, "rotated")
+            self._journal.denied(correspondent.did, "rotated", "didcomm")
             return Answer(wording.type("mediate-deny"), {})
         if correspondent.draft03:
             await self._store.mark_draft03(correspondent.did)
-        self._journal.granted(correspondent.did)
+        self._journal.granted(correspondent.did, "didcomm")
         routing_did = self._names.routing_did(did_of(correspondent.own_kid))
         return Answer(wording.type("mediate-grant"), grant_body(wording, routing_did))
 

@@ -221,7 +221,7 @@ class EndpointDelivery:
         for target in targets:
             if await self._attempt(message, target):
                 for removed in await self._store.remove([message.id]):
-                    self._journal.acknowledged(removed, "http")
+                    self._journal.acknowledged(removed, "http", "didcomm")
                 return True
         return False
 

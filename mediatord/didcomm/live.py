@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -53,9 +53,16 @@ class LiveSettings:
 
 @dataclass(slots=True)
 class _Push:
-    """One message on its way: when it was written, and to which sockets."""
+    """
+    One message on its way.
+
+    :param at: when it was written.
+    :param sessions: to which sockets.
+    """
 
     at: float
+    recipient_did: str
+    received_at: float
     sessions: set[Session] = field(default_factory=set)
 
 
@@ -149,10 +156,10 @@ class Live:
             return False
         before = self._pushes.pop(message.id, None)  # a late look may find what has just been pushed
         sessions = {*took, *(before.sessions if before else ())}
-        self._pushes[message.id] = _Push(self._clock.seconds(), sessions)
+        self._pushes[message.id] = _Push(self._clock.seconds(), message.recipient_did, message.received_at, sessions)
         for session in took:
             self._by_session.setdefault(session, set()).add(message.id)
-            self._journal.pushed(message, session.name, "live")
+        self._journal.pushed(message, [session.name for session in took], "live", "didcomm")
         self._remember(message.id)
         with on_its_own():
             _watch(self._store.mark_delivered([message.id], node=self._settings.node))
@@ -178,12 +185,12 @@ class Live:
     def overdue(self) -> None:
         """Make pushes pending again that were not acknowledged in time, or are from before the clock was set back."""
         now = self._clock.seconds()
-        late = []
+        late = {}
         while self._pushes:
             id_, push = next(iter(self._pushes.items()))
             if 0.0 <= now - push.at < self._settings.timeout:
                 break
-            late.append(id_)
+            late[id_] = push
             self._take_back(id_)
         self._fall_back(late)
 
@@ -196,13 +203,13 @@ class Live:
 
     def _session_closed(self, session: Session) -> None:
         self._bound.pop(session, None)
-        lost = []
+        lost = {}
         for id_ in self._by_session.pop(session, set()):
             push = self._pushes[id_]
             push.sessions.discard(session)
             if not push.sessions:
                 del self._pushes[id_]
-                lost.append(id_)
+                lost[id_] = push
         self._fall_back(lost)
 
     def _remember(self, id_: str) -> None:
@@ -228,10 +235,14 @@ class Live:
             if not ids:
                 del self._by_session[session]
 
-    def _fall_back(self, ids: Sequence[str]) -> None:
+    def _fall_back(self, pushes: Mapping[str, _Push]) -> None:
         """UC-021 AF-6: what was pushed in vain is in the queue again."""
-        if ids:
-            _watch(self._store.mark_pending(ids).addCallback(lambda back: self._journal.fell_back(len(back))))
+        if pushes:
+            _watch(self._store.mark_pending(list(pushes)).addCallback(self._fell_back, pushes))
+
+    def _fell_back(self, ids: Iterable[str], pushes: Mapping[str, _Push]) -> None:
+        for id_ in ids:
+            self._journal.fell_back(id_, pushes[id_].recipient_did, pushes[id_].received_at)
 
 
 def _watch(done: Deferred[None]) -> None:

@@ -121,7 +121,7 @@ class Mediator:
         received: Received | None = None
         try:
             received = await self._open(raw, origin)
-            reply = await self._serve(received, origin)
+            reply = await self._serve(told, received, origin)
         except MediatorError as error:
             reply = self._desk.packing.refuse(error, received)
         except Exception:
@@ -153,9 +153,9 @@ class Mediator:
             admission.in_vain(origin.peer)
             raise
 
-    async def _serve(self, received: Received, origin: Origin) -> Reply:
+    async def _serve(self, told: Told, received: Received, origin: Origin) -> Reply:
         if received.message.type.key == FORWARD_KEY:
-            await self._protocols.routing.forward(received, origin)
+            await self._protocols.routing.forward(told, received, origin)
             return ACCEPTED
         account = await self._account(received)
         self._desk.admission.has_allowance(account.did if account else None, origin.peer)

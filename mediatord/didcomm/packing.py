@@ -12,7 +12,10 @@ from mediatord.protocol.didcomm.did import did_of
 from mediatord.protocol.didcomm.envelope import seal_anoncrypt, seal_authcrypt
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, PLAIN_TYPE, Draft, Message
 from mediatord.protocol.didcomm.small import PROBLEM_REPORT
+from mediatord.stopwatch import timed
 from mediatord.wire import wire_for
+
+_seal_anoncrypt, _seal_authcrypt = timed(seal_anoncrypt), timed(seal_authcrypt)
 
 
 class Packing:
@@ -30,8 +33,8 @@ class Packing:
         """The draft encrypted to `to`, authenticated unless `to` cannot read that (reference 1.10)."""
         plaintext = draft.plaintext(sender=did_of(to.own_kid), to=to.name, created_time=self._now())
         if to.draft03:
-            return seal_anoncrypt(plaintext, [(to.kid, to.key)])
-        return seal_authcrypt(plaintext, (to.own_kid, to.own_key), [(to.kid, to.key)])
+            return _seal_anoncrypt(plaintext, [(to.kid, to.key)])
+        return _seal_authcrypt(plaintext, (to.own_kid, to.own_key), [(to.kid, to.key)])
 
     def plain(self, draft: Draft) -> bytes:
         """The draft in the clear, for a peer there is no key of."""

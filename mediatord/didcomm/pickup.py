@@ -10,7 +10,7 @@ from mediatord.didcomm.exchange import Answer, Correspondent, Origin, Received
 from mediatord.didcomm.live import Live
 from mediatord.errors import LiveModeUnsupported, NotEnrolled
 from mediatord.interfaces import Account, IStore
-from mediatord.journal import Journal
+from mediatord.journal import Journal, Path
 from mediatord.presence import Connections, TooManyDIDs
 from mediatord.protocol.didcomm.forward import registered_names
 from mediatord.protocol.didcomm.pickup import (
@@ -76,7 +76,7 @@ class Pickup:
         if not messages:
             return await self._status(account, origin, named, recipient)
         for message in messages:
-            self._journal.pushed(message, origin.session.name if origin.session else None, "pickup")
+            self._journal.pushed(message, [origin.session.name if origin.session else None], "pickup", "didcomm")
         attachments = tuple(
             delivery_attachment(message.id, message.payload, message.form, self._settings.form)
             for message in messages
@@ -90,7 +90,8 @@ class Pickup:
             removed = await self._store.acknowledge(account.did, ids)
             pushed = self._live.settle(one.id for one in removed)
             for one in removed:
-                self._journal.acknowledged(one, "live" if self._live.was_live(one, pushed) else "pickup")
+                path: Path = "live" if self._live.was_live(one, pushed) else "pickup"
+                self._journal.acknowledged(one, path, "didcomm")
         return await self._status(account, origin, None, None)
 
     async def live_delivery_change(self, received: Received, account: Account, origin: Origin) -> Answer:

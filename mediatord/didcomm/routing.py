@@ -25,7 +25,7 @@ from mediatord.errors import (
     Unsupported,
 )
 from mediatord.interfaces import Deposit, Deposited, IStore, Payload, StoredMessage
-from mediatord.journal import Journal
+from mediatord.journal import Journal, Told
 from mediatord.protocol.didcomm import envelope as jwe
 from mediatord.protocol.didcomm.did import did_of
 from mediatord.protocol.didcomm.forward import (
@@ -136,7 +136,7 @@ class Routing:
         self._settings = settings
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
-    async def forward(self, received: Received, origin: Origin) -> None:
+    async def forward(self, told: Told, received: Received, origin: Origin) -> None:
         """
         Store every payload of a forward, then push it; done once that is durable.
 
@@ -146,7 +146,7 @@ class Routing:
         plans = await self._plan(received, origin, _Descent())
         deposited = await self._deposit([await self._ready(plan) for plan in plans])
         for one in deposited:
-            self._hand_over(one, received)
+            self._hand_over(told, one, received)
 
     async def _plan(self, received: Received, origin: Origin, descent: _Descent) -> list[_Plan]:
         message = received.message
@@ -236,22 +236,22 @@ class Routing:
             )
         ]
 
-    def _hand_over(self, deposited: Deposited, received: Received) -> None:
+    def _hand_over(self, told: Told, deposited: Deposited, received: Received) -> None:
         """From here on it is durable: whatever fails, the sender is told so and the message waits."""
         journal, deliveries = self._route.journal, self._route.deliveries
         for evicted in deposited.evicted:
             journal.evicted(evicted)
         deliveries.settle([evicted.id for evicted in deposited.evicted])
         for message in deposited.messages:
-            tell = partial(self._accepted, message, received.sender)
+            tell = partial(self._accepted, told, message, received.sender)
             if message.due_at is None:
                 deliveries.hand_over(message, tell)
             else:
                 tell(False)
                 deliveries.wait_for(message.due_at)
 
-    def _accepted(self, message: StoredMessage, sender: str | None, pushed: bool) -> None:
-        self._route.journal.accepted(message, sender, "live" if pushed else "queue")
+    def _accepted(self, told: Told, message: StoredMessage, sender: str | None, pushed: bool) -> None:
+        self._route.journal.accepted(told.request, message, sender, "live" if pushed else "queue", "didcomm")
 
     async def _wrapped(self, opaque: Opaque, recipient: str) -> Opaque:
         data, form = opaque

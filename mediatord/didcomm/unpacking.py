@@ -20,8 +20,12 @@ from mediatord.protocol.didcomm import signed
 from mediatord.protocol.didcomm.did import DIDDocument, canonical, did_of
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.message import Message, read_message
+from mediatord.stopwatch import timed
 
 MAX_LAYERS = 3
+
+_open_envelope = timed(jwe.open_envelope)
+_verify, _verify_from_prior = timed(signed.verify), timed(signed.verify_from_prior)
 
 KeyFinder = Callable[[str], PrivateKey | None]
 
@@ -71,7 +75,7 @@ class Unpacking:
                 raise SenderMismatch
             sender = found or sender
             layer = envelope if found or sender is None else layer
-            inner = jwe.open_envelope(
+            inner = _open_envelope(
                 envelope, kid, key, found.key if found else None, draft03=bool(found and found.draft03)
             )
             value = _object(inner)
@@ -126,7 +130,7 @@ class Unpacking:
         method = document.authentication_key(kid)
         if method is None:
             raise SenderUnresolvable
-        return _object(signed.verify(value, kid, method.key)), canonical(did_of(kid))
+        return _object(_verify(value, kid, method.key)), canonical(did_of(kid))
 
     async def keep(self, correspondent: Correspondent) -> None:
         """Remember the DID of an account, so that its short form will do from now on (reference 8.4)."""
@@ -150,7 +154,7 @@ class Unpacking:
             method = document.authentication_key(claim.kid)
             if method is None:
                 raise SenderMismatch
-            signed.verify_from_prior(message.from_prior, method.key)
+            _verify_from_prior(message.from_prior, method.key)
         except (Undecryptable, NotAMessage, ValueError):
             raise SenderMismatch from None
         return canonical(claim.iss)

@@ -13,7 +13,9 @@ from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS
 from mediatord.protocol.didcomm.envelope import seal_anoncrypt
 from mediatord.protocol.didcomm.forward import forward_of
 from mediatord.protocol.didcomm.keys import PublicKey
+from mediatord.stopwatch import timed
 
+_seal_anoncrypt = timed(seal_anoncrypt)
 # One for each routing key of an endpoint, and one for the mediator it stands behind.
 MAX_WRAPS = MAX_ROUTING_KEYS + 1
 MAX_WRAPPED = 8_388_608
@@ -55,7 +57,7 @@ class Wrapping:
             plaintext = draft.plaintext(sender=None, to=did_of(routing_key), created_time=int(self._clock.seconds()))
             if len(plaintext) > MAX_WRAPPED:
                 raise Unwrappable
-            payload = seal_anoncrypt(plaintext, keys)
+            payload = _seal_anoncrypt(plaintext, keys)
             next_ = routing_key
         return payload
 

@@ -8,6 +8,8 @@ that :mod:`mediatord.tags` makes of them. Payloads, envelopes, keys and signatur
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -39,22 +41,27 @@ ENVELOPE: dict[str, tuple[Kind, str]] = {
 
 # One meaning per name, wherever it appears.
 FIELDS: dict[str, tuple[Kind, str]] = {
-    "age_ms": ("integer", "how old the message or the timestamp was"),
-    "attempt": ("integer", "the first push is 1"),
-    "bytes": ("integer", "payload bytes in all queues"),
+    "age_ms": ("integer", "milliseconds: how old the message or the timestamp was"),
+    "attempt": ("integer", "how often this process has handed the message over: the first time is 1"),
+    "bytes": ("integer", "bytes of payload in all queues"),
     "bytes_in": ("integer", "bytes received on the connection"),
     "bytes_out": ("integer", "bytes sent on the connection"),
     "code": ("string", "problem or error code; absent when all was well"),
     "conn": ("string", "random id of a connection"),
-    "conns": ("integer", "open sockets"),
-    "crypto_ms": ("number", "part of dur_ms spent opening and sealing envelopes"),
+    "connections": ("integer", "open sockets: conn.open less conn.close"),
+    "conns": ("integer", "open sockets of this process"),
+    "crypto_ms": ("number", "milliseconds: the part of dur_ms spent on envelopes, signatures and keys"),
+    "delivered": ("integer", "since the start of the process: msg.ack"),
     "depth": ("integer", "messages in all queues"),
     "did": ("string", "tag of an account or sender"),
     "dropped": ("integer", "lines that were not written"),
-    "dur_ms": ("number", "how long it took"),
-    "fds": ("integer", "open file descriptors"),
-    "lag_ms": ("number", "how late the reactor was"),
-    "latency_ms": ("number", "since the message was accepted"),
+    "dur_ms": ("number", "milliseconds: how long it took"),
+    "evicted": ("integer", "since the start of the process: msg.evict"),
+    "expired": ("integer", "since the start of the process: msg.expire"),
+    "fds": ("integer", "open file descriptors of this process"),
+    "forwarded": ("integer", "since the start of the process: msg.accept"),
+    "lag_ms": ("number", "milliseconds: how late the reactor was at worst since the gauge before"),
+    "latency_ms": ("number", "milliseconds since the message was accepted"),
     "limit": ("string", "which limit"),
     "lines": ("integer", "lines in the segment, this one included"),
     "method": ("string", "where an accepted message went: live, queue or http"),
@@ -64,8 +71,8 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "n_in": ("integer", "messages received on the connection"),
     "n_out": ("integer", "messages sent on the connection"),
     "n_removed": ("integer", "recipient DIDs removed"),
-    "ok": ("boolean", "whether it went out"),
-    "oldest_ms": ("integer", "age of the oldest message"),
+    "ok": ("boolean", "whether it went out; if not, the message waits in the queue"),
+    "oldest_ms": ("integer", "milliseconds: age of the oldest message in all queues"),
     "path": ("string", "how it was delivered: live, pickup, poll or http"),
     "peer": ("string", "keyed hash of the network of the address: /24 or /48"),
     "proto": ("string", "didcomm or decentrl"),
@@ -74,7 +81,10 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "rcpts": ("integer", "recipients with waiting messages"),
     "reason": ("string", "why, as a short fixed word"),
     "req": ("string", "id of a request, as in the reply"),
-    "retry_after_s": ("integer", "when trying again makes sense"),
+    "requests_accepted": ("integer", "since the start of the process: req.done without code, status below 500"),
+    "requests_failed": ("integer", "since the start of the process: req.done with status 500 or more"),
+    "requests_rejected": ("integer", "since the start of the process: req.done with code, status below 500"),
+    "retry_after_s": ("integer", "seconds until trying again makes sense"),
     "rss": ("integer", "resident bytes of the process"),
     "schema": ("integer", "version of this schema"),
     "segment": ("string", "name that the file will have once closed, without suffix"),
@@ -83,6 +93,7 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "seq_last": ("integer", "seq of the last line"),
     "size": ("integer", "bytes of the payload or body"),
     "status": ("integer", "HTTP status"),
+    "stored": ("integer", "since the start of the process: msg.accept by queue, and msg.push that is not ok"),
     "transport": ("string", "ws or http"),
     "ttl_s": ("integer", "seconds until the message expires"),
     "version": ("string", "of mediatord"),
@@ -100,8 +111,8 @@ class Event:
     level: Level = "info"
 
 
-_STORED = ("msg", "rcpt", "size", "age_ms", "reason", "pushes")
-_REGISTERED = ("did", "reason", "n_added", "n_removed")
+_STORED = ("msg", "rcpt", "proto", "size", "age_ms", "reason", "pushes")
+_REGISTERED = ("did", "proto", "reason", "n_added", "n_removed")
 
 EVENTS: dict[str, Event] = {
     "log.open": Event(("version", "schema", "segment"), "first line of a segment"),
@@ -121,13 +132,13 @@ EVENTS: dict[str, Event] = {
         "one HTTP request or WebSocket frame was answered, whichever way",
     ),
     "msg.accept": Event(
-        ("msg", "req", "sender", "rcpt", "size", "ttl_s", "method"), "a message was accepted for a recipient"
+        ("msg", "req", "sender", "rcpt", "proto", "size", "ttl_s", "method"), "a message was accepted for a recipient"
     ),
     "msg.push": Event(
-        ("msg", "rcpt", "conn", "path", "attempt", "latency_ms", "ok"),
+        ("msg", "rcpt", "conn", "proto", "path", "attempt", "latency_ms", "ok"),
         "a message was handed over, not yet acknowledged",
     ),
-    "msg.ack": Event(("msg", "rcpt", "path", "latency_ms"), "a message was acknowledged: delivered"),
+    "msg.ack": Event(("msg", "rcpt", "proto", "path", "latency_ms"), "a message was acknowledged: delivered"),
     "msg.expire": Event(_STORED, "a message was dropped at the end of its time", "warn"),
     "msg.evict": Event(_STORED, "a message was dropped to make room", "warn"),
     "msg.remove": Event(_STORED, "a message was removed by its owner or the operator"),
@@ -138,6 +149,20 @@ EVENTS: dict[str, Event] = {
     "acct.update": Event(_REGISTERED, "recipient DIDs were added or removed"),
     "gauge": Event(
         ("depth", "bytes", "rcpts", "oldest_ms", "conns", "rss", "fds", "lag_ms"), "the state, once a minute"
+    ),
+    "counters": Event(
+        (
+            "forwarded",
+            "stored",
+            "delivered",
+            "expired",
+            "evicted",
+            "requests_accepted",
+            "requests_rejected",
+            "requests_failed",
+            "connections",
+        ),
+        "the counters of Prometheus: once a minute, before each log.close, and at the end",
     ),
 }
 
@@ -178,22 +203,21 @@ class EventList:
 
 def checked(event: str, fields: dict[str, object]) -> dict[str, object]:
     """
-    The fields that have a value; `fields` itself where nothing is to be left out.
+    `fields`, without those that have no value, and with numbers rounded.
 
     :raise TypeError: as :meth:`EventLog.emit`.
     """
     # A program has few call sites: what each of them passes is looked at once.
     shape = (event, *fields, *map(type, fields.values()))
-    as_they_are = _SEEN.get(shape)
-    if as_they_are is None:
-        as_they_are = _SEEN[shape] = _inspect(event, fields)
-    if as_they_are:
-        return fields
-    return {
-        name: _milliseconds(value) if type(value) is float else value
-        for name, value in fields.items()
-        if value is not None
-    }
+    changes = _SEEN.get(shape)
+    if changes is None:
+        changes = _SEEN[shape] = _inspect(event, fields)
+    empty, floats = changes
+    for name in floats:
+        fields[name] = _milliseconds(fields[name])  # type: ignore[arg-type]  # as its shape says
+    for name in empty:
+        del fields[name]
+    return fields
 
 
 def _milliseconds(value: float) -> float:
@@ -203,12 +227,12 @@ def _milliseconds(value: float) -> float:
     return round(value, 3)
 
 
-# Bounded by the declarations: only what they allow is kept.
-_SEEN: dict[tuple[object, ...], bool] = {}
+# By event, names and types: the names that have no value, and those of floats. Bounded by the declarations: only what
+# they allow is kept.
+_SEEN: dict[tuple[object, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 
-def _inspect(event: str, fields: Mapping[str, object]) -> bool:
-    """Whether these fields can be written as they are: none is None or a float."""
+def _inspect(event: str, fields: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     kinds = _CHECKS.get(event)
     if kinds is None:
         raise TypeError(f"{event} is not a declared event")
@@ -218,7 +242,8 @@ def _inspect(event: str, fields: Mapping[str, object]) -> bool:
             raise TypeError(f"{event} has no field {name}")
         if value is not None and type(value) not in kind:
             raise TypeError(f"{event}.{name} is a {type(value).__name__}")
-    return not any(value is None or type(value) is float for value in fields.values())
+    empty = tuple(name for name, value in fields.items() if value is None)
+    return empty, tuple(name for name, value in fields.items() if type(value) is float)
 
 
 def json_schema() -> dict[str, Any]:
@@ -237,6 +262,11 @@ def json_schema() -> dict[str, Any]:
     }
 
 
+def schema_text() -> str:
+    """The same as a file."""
+    return json.dumps(json_schema(), indent=1) + "\n"
+
+
 def reference_table() -> str:
     """All events and their fields as a reStructuredText list table."""
     rows = ["   * - event\n     - level\n     - fields\n     - meaning"]
@@ -244,3 +274,7 @@ def reference_table() -> str:
         fields = ", ".join(f"``{field}``" for field in event.fields)
         rows.append(f"   * - ``{name}``\n     - {event.level}\n     - {fields}\n     - {event.meaning}")
     return ".. list-table::\n   :header-rows: 1\n\n" + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(schema_text())

@@ -24,7 +24,7 @@ def log_line(head: bytes, fields: Mapping[str, object]) -> bytes:
     if not fields:
         return head + b"}\n"
     try:
-        whole = head + b"," + orjson.dumps(fields)[1:] + b"\n"
+        whole = b"%b,%b" % (head, orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)[1:])
         if len(whole) <= LONGEST_LINE and whole.isascii():
             return whole
     except orjson.JSONEncodeError:  # half of a surrogate pair, or a number beyond 64 bits

@@ -10,8 +10,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from twisted.application.service import Service
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -51,8 +52,21 @@ class SegmentLimits:
     """
 
     size: int = 67_108_864
-    keep: int = 30
+    keep: int = 120
     buffer: int = 4_194_304
+
+
+class Told(Protocol):
+    """Who counts what becomes of the log, and what the log is about."""
+
+    def totals(self) -> Mapping[str, int]:
+        """Fields of the event `counters`."""
+
+    def lost(self) -> None:
+        """A line was not written."""
+
+    def deleted(self, segments: int) -> None:
+        """So many closed segments were the oldest of too many."""
 
 
 class EventFile(Service):
@@ -62,6 +76,8 @@ class EventFile(Service):
     :param level: events below it are not written, `log.*` excepted.
     :param seal: given every closed segment, to flush it to disk or compress it; nothing by default.
     :ivar dropped: lines lost since the start.
+    :ivar told: asked for what the event `counters` says at the end of each segment, and told of losses; None for
+        nobody.
     """
 
     name = "log"
@@ -84,10 +100,7 @@ class EventFile(Service):
         self._segments = Segments(directory, origin.node, origin.boot)
         self._sink = LineSink(self._segments.active, limits.buffer)
         self._segment = _Segment("", 0)
-        self._heads = {
-            name: line_head(name, event.level, node=origin.node, boot=origin.boot, epoch=origin.epoch)
-            for name, event in EVENTS.items()
-        }
+        self._heads = _heads(origin)
         self._written = {name for name, event in EVENTS.items() if _is_written(name, event.level, level)}
         self._second, self._prefix = -1, b""
         self._seq = 0
@@ -95,6 +108,7 @@ class EventFile(Service):
         self._flush_call: IDelayedCall | None = None
         self._hour_call: IDelayedCall | None = None
         self.dropped = 0
+        self.told: Told | None = None
 
     def startService(self) -> None:
         """
@@ -104,7 +118,7 @@ class EventFile(Service):
         """
         now = self._clock.seconds()
         left = self._segments.prepare(now)
-        self._segments.prune(self._limits.keep)
+        self._prune()
         self._sink.open()
         Service.startService(self)
         self._open_segment()
@@ -133,7 +147,7 @@ class EventFile(Service):
         if event not in self._written:
             return
         if not self.running:
-            self.dropped += 1
+            self._lost()
             return
         self._append(event, present)
         if len(self._sink.pending) >= _FLUSH_AT and not self._sink.blocked:
@@ -155,8 +169,19 @@ class EventFile(Service):
         closed = self._close_segment()
         self._open_segment()
         if closed is not None:
-            self._segments.prune(self._limits.keep)
+            self._prune()
             self._seal(closed)
+
+    def use_epoch(self, epoch: int) -> None:
+        """Tags are made with another key from now on: begin a segment."""
+        self._origin = replace(self._origin, epoch=epoch)
+        self._heads = _heads(self._origin)
+        self.rotate()
+
+    def limit(self, limits: SegmentLimits, level: Level) -> None:
+        """Go on with other limits, but for the buffer, and with another level."""
+        self._limits = limits
+        self._written = {name for name, event in EVENTS.items() if _is_written(name, event.level, level)}
 
     def _append(self, event: str, fields: Mapping[str, object]) -> None:
         self._seq += 1
@@ -164,9 +189,19 @@ class EventFile(Service):
         if self._sink.add(line):
             self._segment.lines += 1
         else:
-            self.dropped += 1
+            self._lost()
             self._segment.dropped += 1
             self._unreported += 1
+
+    def _lost(self) -> None:
+        self.dropped += 1
+        if self.told is not None:
+            self.told.lost()
+
+    def _prune(self) -> None:
+        deleted = self._segments.prune(self._limits.keep)
+        if deleted and self.told is not None:
+            self.told.deleted(deleted)
 
     def _timestamp(self) -> bytes:
         now = self._clock.seconds()
@@ -210,6 +245,8 @@ class EventFile(Service):
         The last line is missing if the disk is full just now: readers take that for a crash.
         """
         segment = self._segment
+        if self.told is not None and "counters" in self._written:
+            self._append("counters", self.told.totals())
         last = {"seq_first": segment.seq_first, "seq_last": self._seq + 1, "lines": segment.lines + 1}
         self._append("log.close", {**last, "dropped": segment.dropped})
         self._sink.flush()
@@ -240,6 +277,13 @@ class _Segment:
     seq_first: int
     lines: int = 0
     dropped: int = 0
+
+
+def _heads(origin: Origin) -> dict[str, bytes]:
+    return {
+        name: line_head(name, event.level, node=origin.node, boot=origin.boot, epoch=origin.epoch)
+        for name, event in EVENTS.items()
+    }
 
 
 def _is_written(name: str, level: Level, threshold: Level) -> bool:

@@ -19,14 +19,14 @@ class Sealer:
     """
     Seals one segment after the other. A failure is logged; the segment then stays as it is until the next start.
 
-    :param compress: whether segments are compressed, or only flushed to disk.
+    :ivar compress: whether segments are compressed, or only flushed to disk.
     """
 
     _log = Logger()
 
     def __init__(self, reactor: IReactorProcess, compress: bool = True) -> None:
         self._reactor = reactor
-        self._options = ["--gzip"] if compress else []
+        self.compress = compress
         self._waiting: deque[Path] = deque()
         self._busy = False
 
@@ -41,7 +41,7 @@ class Sealer:
         self._busy = True
         path = self._waiting.popleft()
         # -I: the directory of the program, which is this package, must not shadow the standard library.
-        command = [sys.executable, "-I", seal.__file__, str(path), *self._options]
+        command = [sys.executable, "-I", seal.__file__, str(path), *(["--gzip"] if self.compress else [])]
         try:
             self._reactor.spawnProcess(_Sealing(self, path), sys.executable, command, env={})
         except OSError as error:

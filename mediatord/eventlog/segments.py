@@ -69,16 +69,25 @@ class Segments:
         return target
 
     def prune(self, keep: int) -> int:
-        """Delete all closed segments but the newest, as far as possible; returns how many those are."""
+        """
+        Delete all closed segments but the newest, as far as possible; returns how many those are.
+
+        Those of this boot are newer than all others, and newer the higher their number, whatever the clock said.
+        """
         files: dict[str, list[Path]] = {}
         for path in self._closed_files():
             files.setdefault(path.name.split(".jsonl")[0], []).append(path)
-        old = sorted(files)[: max(0, len(files) - keep)]
+        old = sorted(files, key=self._age)[: max(0, len(files) - keep)]
         for name in old:
             for path in files[name]:
                 with contextlib.suppress(OSError):
                     path.unlink()
         return len(old)
+
+    def _age(self, name: str) -> tuple[bool, str]:
+        """To sort names by, oldest first."""
+        _, ours, number = name.rpartition(f"-{self._node}-{self._boot}-")
+        return (True, number) if ours else (False, name)
 
     def _closed_files(self) -> list[Path]:
         return [path for path in self._directory.iterdir() if _CLOSED.fullmatch(path.name)]

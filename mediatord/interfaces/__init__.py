@@ -30,6 +30,7 @@ from mediatord.interfaces.messages import (
     Removed,
     Status,
     StoredMessage,
+    Waiting,
     Window,
 )
 from mediatord.interfaces.nonces import KEPT_BEYOND, INonceCache
@@ -67,5 +68,6 @@ __all__ = [
     "StoreRefused",
     "StoredMessage",
     "UpdateResult",
+    "Waiting",
     "Window",
 ]

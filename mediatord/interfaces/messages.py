@@ -143,6 +143,23 @@ class QueueLimits:
     max_bytes: int = 67_108_864
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """
+    All that waits, messages and pending events, whether visible or not.
+
+    :param messages: of very many, what the store's server says, which may be a little wrong.
+    :param bytes: of their payloads; None, like `recipients`, where finding out would be too much work.
+    :param recipients: queues that are not empty; who has one in each half counts twice.
+    :param oldest_received_at: of what arrived first; None when nothing waits.
+    """
+
+    messages: int
+    bytes: int | None
+    recipients: int | None
+    oldest_received_at: float | None
+
+
 class IMessageStore(Interface):
     """Opaque messages waiting for their recipients, in order of arrival."""
 
@@ -228,3 +245,9 @@ class IMessageStore(Interface):
 
     def queue_sizes(top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         """The `top` largest queues as (recipient DID, messages), largest first, and the sum of all others."""
+
+    def waiting() -> Deferred[Waiting]:
+        """
+        All that waits for anybody. Asked every minute: what it costs depends on the number of recipients, and of
+        those only up to some, never on that of messages.
+        """

@@ -26,6 +26,7 @@ from mediatord.interfaces import (
     Removed,
     StoredMessage,
     UpdateResult,
+    Waiting,
     Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
@@ -35,6 +36,7 @@ from mediatord.store.memory_decentrl import DecentrlContents, MemoryDecentrl
 from mediatord.store.memory_messages import Messages
 from mediatord.store.memory_nonces import Nonces
 from mediatord.store.memory_queues import Lane, Queue
+from mediatord.store.waiting import both
 
 T = TypeVar("T")
 
@@ -183,6 +185,11 @@ class MemoryStore:
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         return self._answer(lambda contents, now: contents.messages.ranking.top(top))
+
+    def waiting(self) -> Deferred[Waiting]:
+        return self._answer(
+            lambda contents, now: both(contents.messages.waiting(), contents.decentrl.pending.waiting())
+        )
 
     def account(self, did: str) -> Deferred[Account | None]:
         def account(contents: _Contents, now: float) -> Account | None:

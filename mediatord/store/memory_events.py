@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from mediatord.errors import OverQuota, PublicEventNotFound, TooLarge
-from mediatord.interfaces import Arrival, Removed, Window
+from mediatord.interfaces import Arrival, Removed, Waiting, Window
 from mediatord.interfaces.decentrl import (
     LARGEST_SLICE,
     Caps,
@@ -38,12 +38,22 @@ class _Usage:
 
 
 class _Room:
-    """How much is kept for whom, and that it is not more than allowed."""
+    """
+    How much is kept for whom, and that it is not more than allowed.
+
+    :ivar total: of all.
+    """
 
     def __init__(self, items: int, size: int) -> None:
         self._items = items
         self._size = size
         self._usage: dict[str, _Usage] = {}
+        self.total = _Usage()
+
+    @property
+    def users(self) -> int:
+        """How many it is kept for."""
+        return len(self._usage)
 
     def check(self, did: str, items: int, size: int) -> None:
         """:raise OverQuota: so much more would be too much. What is less than before is never too much."""
@@ -54,8 +64,9 @@ class _Room:
     def take(self, did: str, items: int, size: int) -> None:
         """Count so much more, or less."""
         usage = self._usage.setdefault(did, _Usage())
-        usage.items += items
-        usage.size += size
+        for one in (usage, self.total):
+            one.items += items
+            one.size += size
         if not usage.items:
             del self._usage[did]
 
@@ -76,6 +87,13 @@ class Pending:
         self._shelves.add(did, event, [("sender", event.sender_did)])
         self._room.take(did, 1, size)
         self._ranking.change(did, 1)
+
+    def waiting(self) -> Waiting:
+        """All of them."""
+        oldest = self._shelves.first()
+        return Waiting(
+            self._room.total.items, self._room.total.size, self._room.users, oldest.received_at if oldest else None
+        )
 
     def find(self, recipient: str, sender: str | None, part: Slice) -> Found[PendingEvent]:
         search = Search() if sender is None else Search(([("sender", sender)],))

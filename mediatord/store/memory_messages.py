@@ -7,7 +7,17 @@ from hashlib import sha256
 from itertools import accumulate, count
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Arrival, Deposited, Payload, QueueLimits, Reason, Removed, StoredMessage, Window
+from mediatord.interfaces import (
+    Arrival,
+    Deposited,
+    Payload,
+    QueueLimits,
+    Reason,
+    Removed,
+    StoredMessage,
+    Waiting,
+    Window,
+)
 from mediatord.interfaces.decentrl import LARGEST_SLICE
 from mediatord.store.deadlines import Deadlines
 from mediatord.store.memory_queues import Entry, Lane, Mailbox, Queue
@@ -26,6 +36,8 @@ class Messages:
         self._due: Deadlines[int] = Deadlines()
         self._turning: Deadlines[int] = Deadlines()  # when an entry is next shown or hidden
         self._delivered: dict[str, dict[int, None]] = {}
+        self._queues = 0
+        self._size = 0
         self.ranking = Ranking()
 
     def turn(self, now: float) -> None:
@@ -52,6 +64,11 @@ class Messages:
             self._add(entry)
         evicted = [self._remove(entry, reason) for entry, reason in victims]
         return Deposited(tuple(entry.message() for entry in incoming), (*evicted, *oversize))
+
+    def waiting(self) -> Waiting:
+        """All of them."""
+        oldest = next(iter(self._entries.values()), None)
+        return Waiting(len(self._entries), self._size, self._queues, oldest.received_at if oldest else None)
 
     def fetch(self, lane: Lane, *, limit: int, max_bytes: int) -> list[StoredMessage]:
         """The oldest that are shown and fit, but at least one."""
@@ -171,6 +188,8 @@ class Messages:
         entry.seq = seq = next(self._places)
         self._entries[seq] = entry
         self._seqs[entry.payload.id] = seq
+        self._size += entry.size
+        self._queues += not entry.queue.lane.entries
         for lane in entry.lanes():
             lane.add(entry)
         digest = sha256(entry.payload.data).hexdigest()
@@ -210,7 +229,9 @@ class Messages:
         del mailbox.digests[digest][seq]
         if not mailbox.digests[digest]:
             del mailbox.digests[digest]
+        self._size -= entry.size
         if not entry.queue.lane.entries:
+            self._queues -= 1
             mailbox.queues.pop(entry.queue.did, None)
         self.ranking.change(entry.queue.did, -1)
         for deadlines in (self._expiry, self._due, self._turning):

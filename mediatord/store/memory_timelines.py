@@ -167,6 +167,11 @@ class Shelves(Generic[Item]):
         holder, place = self._places.get(id, (None, None))
         return None if place is None or holder != owner else self._timelines[owner][place]
 
+    def first(self) -> Item | None:
+        """What arrived first of all that is there."""
+        owner, place = next(iter(self._places.values()), (None, None))
+        return None if owner is None or place is None else self._timelines[owner][place]
+
     def find_all(self, ids: Iterable[str]) -> list[Item]:
         """What is there with these ids, whoever owns it, in order of arrival."""
         known = [self._places[id] for id in dict.fromkeys(ids) if id in self._places]

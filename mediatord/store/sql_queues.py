@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any
 
-from mediatord.interfaces import QueueStatus, StoredMessage
+from mediatord.interfaces import QueueStatus, StoredMessage, Waiting
 from mediatord.store.sql_accounts import account_id
 from mediatord.store.sql_rows import VALUES_AT_A_TIME, marks_clause, pieces
 from mediatord.store.texts import is_storable
+from mediatord.store.waiting import both
 
 # CROSS JOIN, because the order of the tables is never to be chosen otherwise.
 _MESSAGE = """
@@ -158,6 +159,25 @@ def queue_sizes(connection: Connection, top: int) -> tuple[list[tuple[str, int]]
     in_both = _IN_BOTH_BY_QUEUE if queues < holdings else _IN_BOTH_BY_HOLDING
     largest = connection.execute(_SIZES.format(in_both=in_both), {"top": max(top, 0)}).fetchall()
     return largest, messages + pending - sum(number for _, number in largest)
+
+
+def waiting(connection: Connection) -> Waiting:
+    """Reads the same tables of counters from end to end, and of what waits the first."""
+    queues = connection.execute(
+        """
+        SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0), count(*),
+            (SELECT received_at FROM message WHERE seq = (SELECT min(seq) FROM message)) FROM queue
+        """
+    ).fetchone()
+    messages, size, recipients, received_at = connection.execute(
+        """
+        SELECT coalesce(sum(pending), 0), coalesce(sum(pending_bytes), 0), count(*),
+            (SELECT received_at FROM pending_event WHERE seq = (SELECT min(seq) FROM pending_event))
+            FROM holding WHERE pending > 0
+        """
+    ).fetchone()
+    events = Waiting(messages, size, recipients, None if received_at is None else float(received_at))
+    return both(Waiting(*queues), events)
 
 
 def _scope(connection: Connection, account: str, recipient_did: str | None, now: float) -> _Scope | None:

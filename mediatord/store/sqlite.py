@@ -27,6 +27,7 @@ from mediatord.interfaces import (
     Removed,
     StoredMessage,
     UpdateResult,
+    Waiting,
     Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
@@ -170,6 +171,9 @@ class SQLiteStore:
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         return self._file.survey("queue_sizes", lambda c: sql_queues.queue_sizes(c, top))
+
+    def waiting(self) -> Deferred[Waiting]:
+        return self._file.survey("waiting", sql_queues.waiting)
 
     def account(self, did: str) -> Deferred[Account | None]:
         return self._read("account", lambda c: sql_accounts.account(c, did))

@@ -68,7 +68,7 @@ class Front:
     connections: Connections[Any]
     sockets: WebSocketResource
     turned_away: Callable[[Half, str, MediatorError], None]
-    metrics_allow: Sequence[Network] = ()
+    metrics_allow: Callable[[], Sequence[Network]] = tuple
     deadline: float = 10.0
 
 
@@ -290,7 +290,7 @@ class MetricsPath(Leaf):
     def get(self, request: Request) -> int | bytes:
         """The metrics, or 403: they name recipients."""
         client = self._front.peers.client(*addresses(request))
-        if not is_within(client, self._front.metrics_allow):
+        if not is_within(client, self._front.metrics_allow()):
             return finish(request, Answer(403, b'{"status":"error","detail":"forbidden"}', JSON))
 
         async def scraped() -> Answer:

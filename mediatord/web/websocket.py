@@ -90,7 +90,7 @@ class MediatorSocket(WebSocketServerProtocol):
         self._serving = False
         self._reading = True
         self._fragments = 0
-        self._opened_at = 0.0
+        self._opened = False
         self._line: Any = None
         self._traffic = [0, 0, 0, 0]
 
@@ -110,7 +110,7 @@ class MediatorSocket(WebSocketServerProtocol):
         self._line = self.transport
         self._line.unregisterProducer()
         self._line.registerProducer(self._outbox, True)
-        self._opened_at = self._sockets.clock.seconds()
+        self._opened = True
         self._sockets.journal.connection_opened(self.name, self.client)
         self._sockets.connections.opened(self)
         self._speech.begin()
@@ -186,13 +186,12 @@ class MediatorSocket(WebSocketServerProtocol):
         What was received before is served all the same: a sender of forwards may say what it has to and leave.
         """
         self._outbox.stopProducing()
-        if self._opened_at:
-            lasted = self._sockets.clock.seconds() - self._opened_at
-            self._opened_at = 0.0
+        if self._opened:
+            self._opened = False
             ours = self.localCloseCode if self.closedByMe else None
             by: Literal["us", "peer"] = "us" if ours is not None else "peer"
             self._sockets.journal.connection_closed(
-                self.name, self._speech.half, lasted, ours or code, by, tuple(self._traffic)
+                self.name, self._speech.half, ours or code, by, tuple(self._traffic)
             )
             self._speech.end()
         self._sockets.connections.closed(self)

@@ -50,7 +50,7 @@ def build(
     base = build_base(reactor, config, worker=worker.place if worker else None, store=store)
     didcomm, decentrl = build_didcomm(base, config), build_decentrl(base, config)
     site = build_site(base, didcomm, decentrl, config, worker)
-    root = OrderedService(reactor, config.drain_timeout, base.events.rotate)
+    root = OrderedService(reactor, config.drain_timeout, base.events.rotate, base.reloading.reload)
     signs = Signs(base, worker.tell if worker else notify)
     doors: list[Service] = [*listeners(reactor, config, site, worker)]
     ready: Callable[[], None] = signs.store_opened
@@ -68,9 +68,11 @@ def build(
     children: list[Service] = [
         *_sole_users(config, shared=worker is not None or store is not None),
         base.events,
+        base.epochs,
         *_store_services(base, config, opened, give_up),
         *membership,
         didcomm.due,
+        didcomm.lag,
         didcomm.housekeeping,
         Endings("outgoing requests", lambda: _stop_outgoing(base, didcomm)),
         *node,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -12,7 +14,7 @@ from mediatord import __version__
 from mediatord.admission import Admission, Allowances
 from mediatord.cluster.standing import Standing
 from mediatord.config import Config
-from mediatord.eventlog.logs import EventFile, SegmentLimits
+from mediatord.eventlog.logs import EventFile
 from mediatord.eventlog.logs import Origin as LogOrigin
 from mediatord.eventlog.sealing import Sealer
 from mediatord.gate import Gate
@@ -27,8 +29,11 @@ from mediatord.presence import Connections
 from mediatord.private_file import PrivateFileError
 from mediatord.service import StartupError
 from mediatord.store import open_store
-from mediatord.tags import Tags, load_tag_key
+from mediatord.tag_keys import renewed_tag_key
+from mediatord.tags import Tags
 from mediatord.wiring.cluster import ClusterSide, place_of
+from mediatord.wiring.epochs import Epochs, day_of
+from mediatord.wiring.reloading import Reloading, segment_limits
 from mediatord.workers import WorkerPlace
 
 _ANOTHER_IDENTITY = (
@@ -51,7 +56,7 @@ class LateNews:
         """Messages have."""
         for one in removed:
             if one.reason is None:
-                self._journal.acknowledged(one, "pickup")
+                self._journal.acknowledged(one, "pickup", "didcomm")
             elif one.reason == "ttl":
                 self._journal.expired(one)
             else:
@@ -67,9 +72,11 @@ class Base:
     """
     What everything else stands on.
 
+    :param reloading: has the settings that may change while it runs.
     :param late: what the store tells of when it becomes known late.
     :param node: this process, as others may know it.
     :param cluster: None when this is the only process.
+    :param steady: seconds since any time, by a clock that nobody sets.
     :param standing: whether this process should be sent work.
     """
 
@@ -77,6 +84,8 @@ class Base:
     identity: Identity
     events: EventFile
     journal: Journal
+    reloading: Reloading
+    epochs: Epochs
     store: IStore
     late: LateNews
     connections: Connections[Any]
@@ -85,6 +94,7 @@ class Base:
     outbound: Outbound
     node: Node
     cluster: ClusterSide | None
+    steady: Callable[[], float]
     standing: Standing
 
 
@@ -105,20 +115,30 @@ def load_identity(config: Config) -> Identity:
         raise StartupError(str(error)) from None
 
 
-def load_tags(config: Config) -> Tags:
+def log_key(config: Config) -> Path:
+    """Where the keys of the event log are."""
+    return config.identity.keys.with_name("log.key")
+
+
+def load_tags(config: Config, now: float) -> Tags:
     """
-    What stands for DIDs in the log; its key is made if there is none.
+    What stands for DIDs in the log; its key is made if there is none, or if the last one is too old.
 
     :raise StartupError: the key cannot be used.
     """
     try:
-        return Tags(config.log.dids, load_tag_key(config.identity.keys.with_name("log.key")))
+        return Tags(config.log.dids, renewed_tag_key(log_key(config), day_of(now), config.log.key_days))
     except PrivateFileError as error:
         raise StartupError(str(error)) from None
 
 
 def build_base(
-    reactor: Any, config: Config, *, worker: WorkerPlace | None = None, store: IStore | None = None
+    reactor: Any,
+    config: Config,
+    *,
+    worker: WorkerPlace | None = None,
+    store: IStore | None = None,
+    steady: Callable[[], float] = monotonic,
 ) -> Base:
     """
     Make the rooms that everything else uses.
@@ -130,19 +150,19 @@ def build_base(
     identity = load_identity(config)
     if worker is not None and worker.identity != identity.digest:
         raise StartupError(_ANOTHER_IDENTITY.format(path=config.identity.keys))
-    tags = load_tags(config)
+    tags = load_tags(config, reactor.seconds())
     place = place_of(config, worker)
     origin = LogOrigin(config.node_name, __version__, tags.epoch)
+    sealer = Sealer(reactor, config.log.rotate.compress)
     events = EventFile(
-        config.log.directory,
-        reactor,
-        origin,
-        limits=SegmentLimits(config.log.rotate.bytes, config.log.rotate.keep),
-        level=config.log.level,
-        seal=Sealer(reactor, config.log.rotate.compress),
+        config.log.directory, reactor, origin, limits=segment_limits(config), level=config.log.level, seal=sealer
     )
-    metrics = Metrics(CollectorRegistry(), version=__version__, label=tags.did)
-    journal = Journal(reactor, events, metrics, tags)
+    metrics = Metrics(CollectorRegistry(), version=__version__, label=lambda did: tags.did(did))
+    events.told = metrics
+    journal = Journal(reactor, events, metrics, tags, steady)
+    reloading = Reloading(config, events, sealer, journal, steady)
+    epochs = Epochs(reactor, log_key(config), tags, events, lambda: reloading.config.log.key_days)
+    reloading.look_for_key = epochs.look
     late = LateNews(journal)
     store = store or _store(reactor, config, metrics, late, shared=worker is not None)
     cluster = None
@@ -157,6 +177,8 @@ def build_base(
         identity=identity,
         events=events,
         journal=journal,
+        reloading=reloading,
+        epochs=epochs,
         store=store,
         late=late,
         connections=connections,
@@ -165,6 +187,7 @@ def build_base(
         outbound=Outbound(reactor, allow_private=config.outbound.allow_private),
         node=node,
         cluster=cluster,
+        steady=steady,
         standing=cluster.standing if cluster else Standing(reactor),
     )
 

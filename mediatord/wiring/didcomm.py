@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
-import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from mediatord.config import Config
 from mediatord.didcomm.coordination import Coordination, OwnNames, Registration
@@ -29,6 +26,7 @@ from mediatord.protocol.didcomm.did import canonical
 from mediatord.resolver import Resolver, WebDIDs
 from mediatord.turns import Turn
 from mediatord.wiring.base import Base
+from mediatord.wiring.gauges import Lag, gauge
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,7 @@ class DIDCommHalf:
     due: DueTimes
     housekeeping: Housekeeping
     endpoints: EndpointDelivery
+    lag: Lag
 
 
 def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
@@ -95,8 +94,11 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         journal=journal,
         owns=identity.owns,
     )
-    housekeeping = Housekeeping(reactor, store, live, journal, lambda: _gauge(base), turn or own_turn(base, config))
-    return DIDCommHalf(Mediator(desk, protocols), live, due, housekeeping, endpoints)
+    lag = Lag(reactor, base.steady)
+    housekeeping = Housekeeping(
+        reactor, store, live, journal, lambda: gauge(base, lag), turn or own_turn(base, config)
+    )
+    return DIDCommHalf(Mediator(desk, protocols), live, due, housekeeping, endpoints, lag)
 
 
 def own_turn(base: Base, config: Config) -> Turn | None:
@@ -146,30 +148,3 @@ def _failover_settings(config: Config) -> FailoverSettings:
 def _routing_did(identity: Identity) -> Callable[[str], str]:
     """Who addressed us by our did:web is given that to hand out, everybody else the present did:peer."""
     return lambda addressed: identity.web_did if addressed == identity.web_did else identity.did
-
-
-async def _gauge(base: Base) -> None:
-    largest, other = await base.store.queue_sizes(0)
-    base.journal.gauge(
-        depth=other + sum(size for _, size in largest),
-        conns=len(base.connections),
-        rss=_resident(),
-        fds=_descriptors(),
-    )
-
-
-def _resident() -> int | None:
-    """Resident bytes of this process; None where there is no /proc."""
-    try:
-        pages = Path("/proc/self/statm").read_text("ascii").split()[1]
-    except OSError:
-        return None
-    return int(pages) * resource.getpagesize()
-
-
-def _descriptors() -> int | None:
-    """Open file descriptors of this process; None where there is no /proc."""
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return None

@@ -79,7 +79,7 @@ def build_site(
         public=gateway.public,
         ping_store=lambda: _ping(base),
         trouble=lambda: base.standing.trouble,
-        queue_sizes=lambda: _queue_sizes(base, config.metrics.queue_size_top),
+        queue_sizes=lambda: _queue_sizes(base),
         figures=worker.page if worker else lambda: _figures(base),
         pages=Pages(base.identity.did, base.identity.web_document, config.public_url),
         metrics=base.journal.metrics,
@@ -87,7 +87,7 @@ def build_site(
         connections=base.connections,
         sockets=WebSocketResource(SocketFactory(base.reactor, sockets, largest)),
         turned_away=gateway.turned_away,
-        metrics_allow=config.metrics.allow,
+        metrics_allow=lambda: base.reloading.config.metrics.allow,
     )
     return MediatorSite(front, largest, 4 * config.limits.max_connections_per_ip)
 
@@ -105,5 +105,6 @@ async def _figures(base: Base) -> bytes:
     return base.journal.metrics.render()
 
 
-async def _queue_sizes(base: Base, top: int) -> None:
+async def _queue_sizes(base: Base) -> None:
+    top = base.reloading.config.metrics.queue_size_top
     base.journal.metrics.queue_sizes(*await base.store.queue_sizes(top))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from twisted.application.service import MultiService, Service
 from twisted.internet.defer import Deferred, DeferredList
@@ -19,6 +19,7 @@ from mediatord.identity import Identity
 from mediatord.service import Listener, OrderedService
 from mediatord.store import check_store
 from mediatord.wiring.base import Base, load_identity, load_tags
+from mediatord.wiring.reloading import Outcome, read_again
 from mediatord.workers import Adopting, Orders, Patience, Sharing, Supervisor, Worker
 
 _log = Logger()
@@ -41,8 +42,8 @@ def build_supervisor(
     :raise StartupError: what would keep every worker from starting: keys, identity, log key, an endpoint.
     """
     identity = load_identity(config)
-    load_tags(config)
-    workers = [worker_settings(config, number) for number in range(1, config.workers + 1)]
+    load_tags(config, reactor.seconds())
+    workers = _all_settings(config)
     supervisor = Supervisor(
         reactor,
         Sharing(reactor, config.listen, config.workers),
@@ -53,10 +54,27 @@ def build_supervisor(
         give_up=give_up,
         patience=Patience(stop=config.drain_timeout),
     )
-    root = OrderedService(reactor, config.drain_timeout + 1.0, supervisor.rotate)
+    reload = _Rereading(config, supervisor)
+    root = OrderedService(reactor, config.drain_timeout + 1.0, supervisor.rotate, reload)
     for child in (*before, supervisor):
         child.setServiceParent(root)
     return root
+
+
+class _Rereading:
+    """Reads the configuration for all workers, and has them apply what can be applied."""
+
+    def __init__(self, config: Config, supervisor: Supervisor) -> None:
+        self._config = config
+        self._supervisor = supervisor
+
+    def __call__(self, read: Callable[[], Config]) -> None:
+        self._config, outcome = read_again(self._config, read)
+        self._supervisor.reload([one.model_dump_json() for one in _all_settings(self._config)], outcome)
+
+
+def _all_settings(config: Config) -> list[Config]:
+    return [worker_settings(config, number) for number in range(1, config.workers + 1)]
 
 
 def worker_settings(config: Config, number: int) -> Config:
@@ -129,6 +147,9 @@ class Doors(MultiService):
 def put_to_work(worker: Worker, base: Base) -> None:
     """Let the supervisor ask for what this process does only when it is asked."""
     worker.rotate = base.events.rotate
+    worker.reload = lambda settings, outcome: base.reloading.apply(
+        Config.model_validate_json(settings), cast(Outcome, outcome)
+    )
     worker.measure = _Measuring(base)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,18 @@ class Supervisor(Service):
         """Have every worker close the segment of its event log."""
         for child in self.crew:
             child.send("rotate")
+
+    def reload(self, settings: Sequence[str], outcome: str) -> None:
+        """
+        Have every worker go by other settings, and close the segment of its event log.
+
+        :param settings: configuration (as JSON) of each, also for those that are to replace one of them.
+        :param outcome: what became of the configuration that was read.
+        """
+        named = zip(self._orders.workers, settings, strict=True)
+        self._orders = replace(self._orders, workers=[(name, new) for (name, _), new in named])
+        for child in self.crew:
+            child.send("reload", [settings[self.crew.number(child)], outcome])
 
     def stopService(self) -> Deferred[None]:
         """Take no more connections, and have the workers stop. Fires when they are gone."""

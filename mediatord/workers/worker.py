@@ -93,12 +93,14 @@ class Worker(Protocol):
     :param orphaned: called when the supervisor is gone before this process has left; does not return.
     :ivar place: what makes it one of several.
     :ivar rotate: closes the segment of the event log.
+    :ivar reload: takes a configuration (as JSON) and what became of the one that was read.
     :ivar measure: brings what is measured on demand up to date, and renders it.
     """
 
     def __init__(self, reactor: Any, place: WorkerPlace, orphaned: Callable[[], None]) -> None:
         self.place = place
         self.rotate: Callable[[], None] = lambda: None
+        self.reload: Callable[[str, str], None] = lambda settings, outcome: None
         self.measure: Callable[[], Awaitable[bytes]] | None = None
         self._reactor = reactor
         self._orphaned = orphaned
@@ -177,6 +179,8 @@ class Worker(Protocol):
             self._say("pong")
         elif word == "rotate":
             self.rotate()
+        elif word == "reload":
+            self.reload(*content)
         elif word == "report":
             Deferred.fromCoroutine(self._report(content)).addErrback(_not_reported)
         elif word == "page":

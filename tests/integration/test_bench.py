@@ -36,7 +36,7 @@ def test_tiny_run_measures_everything(tmp_path: Path) -> None:
     found = json.loads(results.read_text())
     assert status == 0
     assert found["plan"]["clients"] == 3
-    assert [scenario["failures"] for scenario in found["scenarios"]] == [[], [], [], [], []]
+    assert [scenario["failures"] for scenario in found["scenarios"]] == [[], [], [], [], [], []]
     forwarding, commands = found["scenarios"][1:3]
     assert forwarding["rows"]["1k  mediatord, durable"]["msg/s"] > 0
     assert forwarding["targets"][0]["goal"] == 0.5
@@ -46,6 +46,10 @@ def test_tiny_run_measures_everything(tmp_path: Path) -> None:
     ]
     assert all(row["msg/s"] > 0 for row in commands["rows"].values())
     assert [target["goal"] for target in commands["targets"]] == [0.45, 0.45]
+    log = found["scenarios"][3]
+    # A line of the request and one of the message; none without the log, a gauge of that minute aside.
+    assert round(log["rows"]["1k  event log on"]["lines"]) == 2
+    assert round(log["rows"]["1k  event log off"]["lines"]) == 0
 
 
 def test_pages_are_read_from_both_histories(tmp_path: Path) -> None:

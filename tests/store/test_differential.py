@@ -175,6 +175,8 @@ class Stores(RuleBasedStateMachine):
         assert lengths[0] == lengths[1] and rest[0] == rest[1], answers
         (memory, none), (other, nothing) = self.answers(lambda store: store.queue_sizes(99))
         assert (dict(memory), none) == (dict(other), nothing) and none == 0
+        here, there = self.answers(lambda store: store.waiting())
+        assert (here.messages, here.bytes, here.recipients) == (there.messages, there.bytes, there.recipients)
 
     @rule(key=keys, ttl=spans, release=st.booleans())
     def claim(self, key: bytes, ttl: float, release: bool) -> None:

@@ -194,6 +194,19 @@ class PlanTests(MongoCase):
         await self.look(2 * 5 + 4 + 9, 2 * 5 + 4, queue_sizes=lambda: self.store.queue_sizes(2))
         await self.look(9, 0, queue_sizes=lambda: self.store.queue_sizes(0))
 
+    async def test_all_that_waits(self) -> None:
+        """Of what waits the first is read, and of queues the counters, of only so many; the rest is not said."""
+        self.patch(sizes, "_COUNTED", 9)
+        queues = 2 * (OTHERS + 1)
+        known = await self.store.waiting()
+        self.assertEqual(known.recipients, queues)
+        await self.look(queues + 9 + 4, queues + 2, waiting=lambda: self.store.waiting())
+        self.patch(sizes, "_LOOKED_AT", 5)
+        unknown = await self.store.waiting()
+        self.assertEqual((unknown.bytes, unknown.recipients), (None, None))
+        self.assertEqual(unknown.oldest_received_at, known.oldest_received_at)
+        await self.look(2 * 6 + 9 + 4, 2 * 6 + 2, waiting=lambda: self.store.waiting())
+
     def counted_by_the_server(self) -> int:
         """How many messages and events the server says there are; not for certain, if it has undone anything."""
         return sum(self.documents[name].estimated_document_count() for name in ("messages", "pending_events"))

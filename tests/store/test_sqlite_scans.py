@@ -44,7 +44,7 @@ class PlanTests(SynchronousTestCase):
         # What the triggers do is traced as a comment and cannot be explained apart.
         scans = {detail.replace(" COVERING", "") for detail in plans if detail.startswith("SCAN")}
         allowed = {
-            # queue_sizes
+            # queue_sizes and waiting
             "SCAN queue",
             "SCAN longest",
             "SCAN c",
@@ -90,6 +90,7 @@ class PlanTests(SynchronousTestCase):
         sql_queues.next_due(connection, NOON)
         sql_queues.take_due(connection, NOON + 10, 9)
         sql_queues.queue_sizes(connection, 9)
+        sql_queues.waiting(connection)
         sql_messages.acknowledge(connection, ALICE, ["b", sha256(b"x").hexdigest()])
         sql_messages.expire(connection, NOON + 60, 9)
         sql_accounts.move(connection, ALICE, BOB)

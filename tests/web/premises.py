@@ -15,7 +15,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol import jsontext
-from mediatord.tags import Tags, load_tag_key
+from mediatord.tag_keys import load_tag_key
+from mediatord.tags import Tags
 from mediatord.wiring import build_site
 from tests.house import PEER, House
 from tests.web.fakes import FakeDecentrl

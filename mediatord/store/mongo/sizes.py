@@ -1,13 +1,15 @@
-"""Which queues are the longest, those of both halves together."""
+"""Which queues are the longest, and what waits in all of them, those of both halves together."""
 
 from __future__ import annotations
 
+from mediatord.interfaces import Waiting
 from mediatord.store.mongo.collections import MESSAGES, RECIPIENTS
-from mediatord.store.mongo.cursors import aggregating
+from mediatord.store.mongo.cursors import aggregating, finding
 from mediatord.store.mongo.decentrl_schema import PARTIES, PENDING
 from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.requests import Document, Request
 from mediatord.store.mongo.server import Server
+from mediatord.store.waiting import both
 
 # Seconds that it may take, as nobody's mail depends on it.
 _PATIENCE = 1.5
@@ -36,6 +38,46 @@ async def queue_sizes(server: Server, top: int) -> tuple[list[tuple[str, int]], 
         return sizes, max(total - sum(number for _, number in sizes), 0)
 
     return await server.operate("queue_sizes", look, until=server.clock.seconds() + _PATIENCE)
+
+
+async def waiting(server: Server) -> Waiting:
+    """
+    All that waits. Of more queues in a half than are looked at it is not said how many those are and what is in them.
+    The first message is the one with the lowest id, which begins with the time.
+    """
+
+    async def look(operations: Operations, deadline: float) -> Waiting:
+        messages = await _waiting(
+            operations, MESSAGES, _together(RECIPIENTS, "recipient_waited_for", "bytes"), deadline
+        )
+        summing = _together(PARTIES, "party_waited_for", PENDING.bytes)
+        return both(messages, await _waiting(operations, PENDING.name, summing, deadline))
+
+    return await server.operate("waiting", look, until=server.clock.seconds() + _PATIENCE)
+
+
+async def _waiting(operations: Operations, collection: str, summing: Request, deadline: float) -> Waiting:
+    number = await _number(operations, collection, deadline)
+    first = finding(collection, {}, sort={"_id": 1}, limit=1, projection={"received_at": 1}, hint="_id_")
+    oldest = await operations.query(first, deadline, prompt=True)
+    received_at = oldest[0]["received_at"] if oldest else None
+    (together,) = await operations.query(summing, deadline) or [{"bytes": 0, "queues": 0}]
+    if together["queues"] > _LOOKED_AT:
+        return Waiting(number, None, None, received_at)
+    return Waiting(number, together["bytes"], together["queues"], received_at)
+
+
+def _together(collection: str, index: str, size: str) -> Request:
+    """How many queues are not empty, and the bytes in them."""
+    return aggregating(
+        collection,
+        [
+            {"$match": {"waited_for": {"$exists": True}}},
+            {"$limit": _LOOKED_AT + 1},
+            {"$group": {"_id": None, "bytes": {"$sum": f"${size}"}, "queues": {"$sum": 1}}},
+        ],
+        hint=index,
+    )
 
 
 async def _number(operations: Operations, collection: str, deadline: float) -> int:

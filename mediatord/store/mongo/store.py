@@ -25,6 +25,7 @@ from mediatord.interfaces import (
     Removed,
     StoredMessage,
     UpdateResult,
+    Waiting,
     Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
@@ -205,6 +206,9 @@ class MongoStore:
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         return begin(sizes.queue_sizes(self._server, top))
+
+    def waiting(self) -> Deferred[Waiting]:
+        return begin(sizes.waiting(self._server))
 
     def account(self, did: str) -> Deferred[Account | None]:
         return begin(accounts.account(self._server, did))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mediatord.errors import ContractNotFound, OverQuota, RecipientNotRegistered
-from mediatord.interfaces import Removed
+from mediatord.interfaces import Removed, Waiting
 from mediatord.interfaces.decentrl import LARGEST_SLICE, Caps, Guard, PendingEvent
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.base import INBOX
@@ -230,6 +230,20 @@ class DecentrlPendingContract(DecentrlContract):
         for number, text in enumerate(LARGE_TEXTS):
             await self.send(f"p{number}", payload=text)
         await self.too_large(lambda part: self.decentrl.pending_events(ALICE, None, part))
+
+    async def test_waiting(self) -> None:
+        """Events count like messages, and the oldest of both is the oldest."""
+        await self.send("a", "b", to=ALICE, payload="xy")
+        first = await self.store.waiting()
+        self.assertEqual((first.messages, first.bytes, first.recipients), (2, 4, 1))
+        assert first.oldest_received_at is not None
+        self.clock.advance(5)
+        await self.put("m", data=b"x" * 7)
+        self.assertEqual(await self.store.waiting(), Waiting(3, 11, 2, first.oldest_received_at))
+        await self.acknowledge("a", "b")
+        later = await self.store.waiting()
+        self.assertEqual((later.messages, later.bytes, later.recipients), (1, 7, 1))
+        assert later.oldest_received_at is not None and later.oldest_received_at > first.oldest_received_at
 
     async def test_queue_sizes(self) -> None:
         """What waits for a DID is part of its queue, together with messages of the other half."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from mediatord.interfaces import QueueStatus, Removed
+from mediatord.interfaces import QueueStatus, Removed, Waiting
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
@@ -152,6 +152,21 @@ class PickupContract(StoreContract):
         self.assertEqual(await self.store.queue_sizes(0), ([], 6))
         await self.store.acknowledge(BOB, ["c", "d", "e"])
         self.assertEqual(await self.store.queue_sizes(9), ([(INBOX, 2), ("did:key:third", 1)], 0))
+
+    async def test_waiting(self) -> None:
+        """All that waits for anybody, also what is delayed or has expired, until it is gone."""
+        self.assertEqual(await self.store.waiting(), Waiting(0, 0, 0, None))
+        await self.register(BOB, OTHER)
+        await self.put("a", "b", data=b"x" * 10)
+        self.clock.advance(5)
+        await self.put("c", data=b"x" * 7, to=OTHER)
+        self.assertEqual(await self.store.waiting(), Waiting(3, 27, 2, NOON))
+        await self.store.acknowledge(ALICE, ["a"])
+        self.assertEqual(await self.store.waiting(), Waiting(2, 17, 2, NOON))
+        await self.store.acknowledge(ALICE, ["b"])
+        self.assertEqual(await self.store.waiting(), Waiting(1, 7, 1, NOON + 5))
+        await self.store.acknowledge(BOB, ["c"])
+        self.assertEqual(await self.store.waiting(), Waiting(0, 0, 0, None))
 
     async def test_queue_sizes_of_a_did_that_changed_hands(self) -> None:
         """A DID appears once, with all that waits for it, whoever has it now."""

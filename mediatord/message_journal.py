@@ -1,0 +1,168 @@
+"""What became of messages, told once to the counters of Prometheus and to the event log."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence, Sized
+from typing import Literal, Protocol
+
+from twisted.internet.interfaces import IReactorTime
+
+from mediatord.eventlog.events import EventLog
+from mediatord.interfaces import Removed
+from mediatord.metrics import Metrics
+from mediatord.tags import Tags
+
+Path = Literal["live", "pickup", "poll", "http"]
+Method = Literal["live", "queue"]
+Half = Literal["didcomm", "decentrl"]
+
+# Messages whose pushes are counted until they are gone, those that were pushed last.
+_MAX_PUSHED = 100_000
+
+
+class Carried(Protocol):
+    """
+    A payload on its way to a recipient, in either half.
+
+    :ivar expires_at: None when it waits until it is acknowledged.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def recipient_did(self) -> str: ...
+
+    @property
+    def payload(self) -> Sized: ...
+
+    @property
+    def received_at(self) -> float: ...
+
+    @property
+    def expires_at(self) -> float | None: ...
+
+
+class MessageJournal:
+    """
+    The part of :class:`~mediatord.journal.Journal` that is about messages.
+
+    :ivar metrics: the counters; who only counts what has no line may use them directly.
+    """
+
+    def __init__(self, clock: IReactorTime, events: EventLog, metrics: Metrics, tags: Tags) -> None:
+        self._clock = clock
+        self._events = events
+        self._tags = tags
+        self._attempts: OrderedDict[str, int] = OrderedDict()
+        self.metrics = metrics
+
+    def accepted(self, request: str, message: Carried, sender: str | None, method: Method, half: Half) -> None:
+        """
+        A payload was stored (UC-021 "Logging").
+
+        :param request: id of the request that it came with.
+        :param method: `live` when a socket took it at once, else `queue`.
+        """
+        expires_at = message.expires_at
+        self.metrics.forwarded.inc()
+        if method == "queue":
+            self.metrics.stored.inc()
+        self._events.emit(
+            "msg.accept",
+            msg=self._tags.message(message.id),
+            req=request,
+            sender=None if sender is None else self._tags.did(sender),
+            rcpt=self._tags.did(message.recipient_did),
+            proto=half,
+            size=len(message.payload),
+            ttl_s=None if expires_at is None else round(expires_at - message.received_at),
+            method=method,
+        )
+
+    def pushed(self, message: Carried, sessions: Sequence[str | None], path: Path, half: Half) -> None:
+        """
+        A message was handed over, and stays until it is acknowledged.
+
+        :param sessions: names of the sockets that took it; None where it was asked for without one.
+        """
+        attempt = self._attempts.pop(message.id, 0) + 1
+        self._attempts[message.id] = attempt
+        if len(self._attempts) > _MAX_PUSHED:
+            self._attempts.popitem(last=False)
+        tag, rcpt = self._tags.message(message.id), self._tags.did(message.recipient_did)
+        latency_ms = self._age_ms(message.received_at)
+        for session in sessions:
+            self._events.emit(
+                "msg.push",
+                msg=tag,
+                rcpt=rcpt,
+                conn=session,
+                proto=half,
+                path=path,
+                attempt=attempt,
+                latency_ms=latency_ms,
+                ok=True,
+            )
+
+    def fell_back(self, id_: str, recipient_did: str, received_at: float) -> None:
+        """A push came to nothing: the message waits in the queue after all (UC-021 AF-6)."""
+        self.metrics.stored.inc()
+        self._events.emit(
+            "msg.push",
+            msg=self._tags.message(id_),
+            rcpt=self._tags.did(recipient_did),
+            proto="didcomm",
+            path="live",
+            attempt=self._attempts.get(id_),
+            latency_ms=self._age_ms(received_at),
+            ok=False,
+        )
+
+    def others_fell_back(self, count: int) -> None:
+        """So many pushes of a node that is gone came to nothing; which ones is not known here."""
+        for _ in range(count):
+            self.metrics.stored.inc()
+            self._events.emit("msg.push", proto="didcomm", path="live", ok=False)
+
+    def acknowledged(self, removed: Removed, path: Path, half: Half) -> None:
+        """A message was delivered and is gone."""
+        self._attempts.pop(removed.id, None)
+        self.metrics.delivered.inc()
+        self.metrics.latency(path, max(0.0, self._clock.seconds() - removed.received_at))
+        self._events.emit(
+            "msg.ack",
+            msg=self._tags.message(removed.id),
+            rcpt=self._tags.did(removed.recipient_did),
+            proto=half,
+            path=path,
+            latency_ms=self._age_ms(removed.received_at),
+        )
+
+    def expired(self, removed: Removed) -> None:
+        """A message was not fetched in time (UC-021 AF-5)."""
+        self.metrics.expired.inc()
+        self._lost("msg.expire", removed, "ttl")
+
+    def evicted(self, removed: Removed) -> None:
+        """A message made room for a newer one (UC-021 AF-4)."""
+        self.metrics.evicted.inc()
+        self._lost("msg.evict", removed, removed.reason or "fifo_count")
+
+    def _lost(self, event: str, removed: Removed, reason: str) -> None:
+        """Only messages of the DIDComm half are lost: what the other one keeps waits until it is acknowledged."""
+        self._attempts.pop(removed.id, None)
+        self._events.emit(
+            event,
+            msg=self._tags.message(removed.id),
+            rcpt=self._tags.did(removed.recipient_did),
+            proto="didcomm",
+            size=removed.size,
+            age_ms=self._age_ms(removed.received_at),
+            reason=reason,
+            pushes=removed.pushes,
+        )
+
+    def _age_ms(self, since: float) -> int:
+        return max(0, int((self._clock.seconds() - since) * 1000))

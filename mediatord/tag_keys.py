@@ -1,0 +1,132 @@
+"""
+`log.key`: the keys that tags are made with, one an epoch.
+
+The file is JSON: an object with `epoch` and `key` in hexadecimal, or, once there was more than one, `keys`, a list of
+such objects with `since`, the day (UTC) that each began. Without a key nobody can tell whom the pseudonyms of
+its epoch stand for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from twisted.logger import Logger
+
+from mediatord.private_file import PrivateFileError, create_private, locked, read_private, replace_private
+from mediatord.tags import TagKey
+
+_log = Logger()
+
+_KEY_SIZE = 32
+
+
+def create_tag_key(path: Path) -> TagKey:
+    """
+    Make `log.key`.
+
+    :raise PrivateFileError: it is there already or cannot be written.
+    """
+    key = TagKey(1, secrets.token_bytes(_KEY_SIZE))
+    create_private(path, json.dumps({"epoch": key.epoch, "key": key.secret.hex()}).encode() + b"\n")
+    return key
+
+
+def load_tag_key(path: Path) -> TagKey:
+    """
+    The key of the present epoch; where there is no `log.key` yet, it is made.
+
+    :raise PrivateFileError: it cannot be used or made.
+    """
+    return read_tag_keys(path)[-1] if path.exists() else create_tag_key(path)
+
+
+def renewed_tag_key(path: Path, today: date, days: int) -> TagKey:
+    """
+    As :func:`load_tag_key`, in a new epoch if the present one has lasted so many days. Several processes may do this.
+    Where no key can be added, the present one goes on, and the operator is told.
+
+    :param days: 0 for an epoch that lasts.
+    """
+    key = load_tag_key(path)
+    if not _is_over(key, today, days):
+        return key
+    try:
+        with locked(path):
+            keys = read_tag_keys(path)
+            if _is_over(keys[-1], today, days):
+                keys = _with_another(path, keys, today)
+            return keys[-1]
+    except PrivateFileError as error:
+        _log.error("the key of the event log stays the same: {reason}", reason=str(error))
+        return key
+
+
+def begin_epoch(path: Path, today: date) -> TagKey:
+    """
+    Add a key, which is that of the present epoch from now on.
+
+    :raise PrivateFileError: the file cannot be used or written.
+    """
+    with locked(path):
+        return _with_another(path, read_tag_keys(path), today)[-1]
+
+
+def forget_epoch(path: Path, epoch: int) -> None:
+    """
+    Delete the key of an epoch that is over.
+
+    :raise PrivateFileError: there is none, or it is in use; the file cannot be used or written.
+    """
+    with locked(path):
+        keys = read_tag_keys(path)
+        if epoch == keys[-1].epoch:
+            raise PrivateFileError(f"the key of epoch {epoch} is in use; begin another one first")
+        left = [key for key in keys if key.epoch != epoch]
+        if len(left) == len(keys):
+            raise PrivateFileError(f"{path} has no key of epoch {epoch}")
+        _write(path, left)
+
+
+def read_tag_keys(path: Path) -> list[TagKey]:
+    """
+    All keys, those of earlier epochs first. One that does not say since when it is in use is as old as the file.
+
+    :raise PrivateFileError: the file cannot be used.
+    """
+    try:
+        value = json.loads(read_private(path))
+        keys = [_read(one) for one in (value["keys"] if "keys" in value else [value])]
+        written = datetime.fromtimestamp(os.stat(path).st_mtime, UTC).date()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise PrivateFileError(f"{path} is not a key file: expected JSON with epoch and key") from None
+    if not keys or len({key.epoch for key in keys}) < len(keys):
+        raise PrivateFileError(f"{path} is not a key file: expected one key for each epoch")
+    if not all(16 <= len(key.secret) <= 64 for key in keys):
+        raise PrivateFileError(f"{path} holds a key of the wrong size: expected 16 to 64 bytes in hexadecimal")
+    return sorted((replace(key, since=key.since or written) for key in keys), key=lambda key: key.epoch)
+
+
+def _read(value: dict[str, Any]) -> TagKey:
+    since = value.get("since")
+    return TagKey(int(value["epoch"]), bytes.fromhex(value["key"]), since and date.fromisoformat(since))
+
+
+def _is_over(key: TagKey, today: date, days: int) -> bool:
+    return bool(days) and key.since is not None and (today - key.since).days >= days
+
+
+def _with_another(path: Path, keys: list[TagKey], today: date) -> list[TagKey]:
+    keys = [*keys, TagKey(keys[-1].epoch + 1, secrets.token_bytes(_KEY_SIZE), today)]
+    _write(path, keys)
+    return keys
+
+
+def _write(path: Path, keys: list[TagKey]) -> None:
+    listed = [{"epoch": key.epoch, "key": key.secret.hex(), "since": str(key.since)} for key in keys]
+    replace_private(path, json.dumps({"keys": listed}, indent=1).encode() + b"\n")

@@ -1,0 +1,218 @@
+"""The counters are those of the lines of the event log, always and exactly (analytics contract 2.2, J4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema_rs
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import StoreUnavailable
+from mediatord.eventlog.events import json_schema
+from mediatord.eventlog.logs import SegmentLimits
+from tests.citizens import Citizen, Dialogue
+from tests.house import MP, PING, Guest, sealed_forward
+from tests.tally import counted, misstated, read_lines
+from tests.web.premises import Premises
+
+GARBAGE = b"no envelope"
+SCHEMA = jsonschema_rs.validator_for(json_schema())
+
+
+class CountersTests(SynchronousTestCase):
+    """A mediator with traffic of both halves over every transport; after each step everything is counted anew."""
+
+    def start(self, **settings: Any) -> None:
+        limits = {"ip_per_minute": 10_000, "did_per_minute": 10_000, **settings.pop("limits", {})}
+        self.house = Premises(self, limits=limits, **settings)
+        self.bob = Guest(self.house).enrol()
+
+    def check(self) -> dict[str, int]:
+        """All agree: the metrics now, every line `counters` in the log, and the lines counted anew."""
+        self.house.base.events.rotate()
+        lines = read_lines(self.house.config.log.directory)
+        self.assertEqual([line["seq"] for line in lines], list(range(1, len(lines) + 1)))
+        self.assertEqual([line for line in lines if not SCHEMA.is_valid(line)], [])
+        self.assertEqual(misstated(lines), [])
+        totals = counted(lines)
+        self.assertEqual(self.house.base.journal.metrics.totals(), totals)
+        return totals
+
+    def grown(self, before: dict[str, int], **by: int) -> dict[str, int]:
+        """By so much the counters differ from `before`, those of requests aside."""
+        after = self.check()
+        grown = {name: after[name] - before[name] for name in after if not name.startswith("requests")}
+        self.assertEqual({name: number for name, number in grown.items() if number}, by)
+        return after
+
+    def forward(self, *payloads: bytes, **headers: Any) -> int:
+        """Somebody sends Bob something; the status."""
+        return self.house.post(sealed_forward(self.house, self.bob.did, *payloads, **headers)).status
+
+    def test_didcomm(self) -> None:
+        """Queued, fetched, acknowledged, refused, evicted, expired; over HTTP, plain and not so plain."""
+        self.start(queue={"max_messages": 3, "ttl": "600s"})
+        now = self.check()
+        self.assertEqual(self.forward(self.bob.letter(), self.bob.letter()), 202)
+        now = self.grown(now, forwarded=2, stored=2)
+        self.bob.answer(f"{MP}/messages-received", {"message_id_list": [self.bob.fetch()[0].id]})
+        now = self.grown(now, delivered=1)
+        self.forward(self.bob.letter(), self.bob.letter(), self.bob.letter())
+        now = self.grown(now, forwarded=3, stored=3, evicted=1)
+        self.forward(self.bob.letter(), delay_milli=5_000)
+        self.house.clock.advance(6)
+        now = self.grown(now, forwarded=1, stored=1, evicted=1)
+        self.house.clock.pump([15.0] * 45)
+        now = self.grown(now, expired=3)
+        for raw in (GARBAGE, self.bob.pack(PING), sealed_forward(self.house, "did:web:nobody.example", b"{}")):
+            self.house.post(raw)
+            self.house.post(raw, Expect="nothing")  # which twisted.web answers
+            self.house.request("POST", "/didcomm", raw, {"Content-Type": "text/plain"})
+        self.house.request("POST", "/didcomm", b"x" * 2_000_000)
+        with self.house.failing("deposit", StoreUnavailable()):
+            self.assertEqual(self.forward(self.bob.letter()), 503)
+        with self.house.failing("owner", RuntimeError("of ours")):
+            self.assertEqual(self.forward(self.bob.letter()), 500)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+        after = self.grown(now)
+        self.assertEqual(after["requests_failed"], 2)
+        self.assertGreater(after["requests_rejected"], 3)
+
+    def test_pushes(self) -> None:
+        """To one socket and to two, in vain, again and again; sockets that go; a store that takes no mark."""
+        self.start(queue={"delivered_timeout": "60s"})
+        now = self.check()
+        sockets = [self.bob.go_live(), self.bob.go_live()]
+        self.forward(self.bob.letter())
+        now = self.grown(now, forwarded=1)
+        self.house.clock.pump([1.0] * 61)
+        now = self.grown(now, stored=1)
+        self.house.clock.pump([1.0] * 122)
+        now = self.grown(now)
+        self.forward(self.bob.letter(), self.bob.letter())
+        for socket in sockets:
+            self.house.base.connections.closed(socket)
+        now = self.grown(now, forwarded=2, stored=2)
+        self.bob.go_live()
+        self.forward(self.bob.letter())
+        with self.house.failing("mark_pending", StoreUnavailable()):
+            self.house.clock.pump([1.0] * 61)
+        now = self.grown(now, forwarded=1)
+        lost = [line for line in self.lines("msg.push") if not line["ok"]]
+        self.assertEqual([line["attempt"] for line in lost], [1, 1, 1])
+        self.assertEqual({(line["proto"], line["path"]) for line in lost}, {("didcomm", "live")})
+        accepted = {line["msg"]: line["rcpt"] for line in self.lines("msg.accept")}
+        self.assertEqual([accepted[line["msg"]] for line in lost], [line["rcpt"] for line in lost])
+        self.house.base.journal.others_fell_back(2)
+        self.grown(now, stored=2)
+
+    def test_sockets(self) -> None:
+        """Connections are open until they are closed, whatever was said on them."""
+        self.start()
+        now = self.check()
+        one, two = self.house.visitor(), self.house.visitor("/ws")
+        now = self.grown(now, connections=2)
+        one.send(GARBAGE)
+        one.send(self.bob.pack(PING, return_route="all"))
+        two.send(GARBAGE)
+        self.house.settle()
+        one.line.hang_up()
+        two.line.hang_up()
+        now = self.grown(now, connections=-2)
+        self.house.upgrade(**{"Sec-WebSocket-Version": "7"})
+        self.grown(now)
+        closed = self.lines("conn.close")[0]
+        self.assertEqual((closed["did"], closed["n_in"]), (self.house.tag(self.bob.did), 2))
+
+    def test_decentrl(self) -> None:
+        """Events that are pushed and polled, commands that are refused, sockets that do not authenticate."""
+        self.start()
+        alice, bob = Citizen(self.house, "alice"), Citizen(self.house, "bob")
+        now = self.check()
+        for one in (alice, bob):
+            one.register()
+        alice.befriend(bob)
+        self.assertEqual(bob.tell(alice).status, 200)
+        now = self.grown(now, forwarded=1, stored=1)
+        (event,) = alice.pending()
+        alice.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[event["id"]])
+        now = self.grown(now, delivered=1)
+        alice.connect()
+        bob.tell(alice)
+        now = self.grown(now, forwarded=1)
+        alice.pending()
+        pushes = [(line["path"], line["attempt"], line["proto"]) for line in self.lines("msg.push")]
+        self.assertEqual(pushes, [("poll", 1, "decentrl"), ("live", 1, "decentrl"), ("poll", 2, "decentrl")])
+        command = bob.command({"type": "QUERY_EVENTS"})
+        for raw in (command, command, GARBAGE):
+            self.house.post(raw, "/")
+        Dialogue(self.house).say(GARBAGE)
+        Dialogue(self.house)
+        self.house.clock.advance(11)
+        self.house.request("GET", f"/public/{bob.did}")
+        with self.house.failing("deliver", StoreUnavailable()):
+            self.assertEqual(bob.tell(alice).status, 503)
+        after = self.grown(now)
+        self.assertEqual(after["requests_failed"], 1)
+        self.assertLessEqual({line["req"] for line in self.lines("msg.accept")}, self.requests())
+
+    def requests(self) -> set[str]:
+        """Ids of all requests."""
+        return {line["req"] for line in self.lines("req.done")}
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        """Of one kind."""
+        self.house.settle()
+        return [line for line in read_lines(self.house.config.log.directory) if line["event"] == event]
+
+    def test_rotation_in_the_middle(self) -> None:
+        """A segment that ends after any line of a long turn."""
+        self.start()
+        self.house.base.events.limit(SegmentLimits(size=1), "info")
+        socket = self.bob.go_live()
+        for _ in range(8):
+            self.forward(*[self.bob.letter() for _ in range(32)])
+        self.house.base.connections.closed(socket)
+        self.check()
+        self.assertGreater(len(self.lines("counters")), 8)
+
+    def test_once_a_minute(self) -> None:
+        """With the gauge; and before every last line of a segment."""
+        self.start()
+        self.house.clock.pump([60.0] * 3)
+        events = [line["event"] for line in read_lines(self.house.config.log.directory)]
+        self.assertEqual(events[-6:], ["gauge", "counters"] * 3)
+        self.check()
+        events = [line["event"] for line in read_lines(self.house.config.log.directory)]
+        self.assertEqual(events[-3:], ["counters", "log.close", "log.open"])
+
+    def test_level(self) -> None:
+        """Above info there is nothing that they could be compared with, and they are not written."""
+        self.start(log={"level": "warn"})
+        self.forward(self.bob.letter())
+        self.house.clock.advance(60)
+        self.house.base.events.rotate()
+        self.assertEqual(self.lines("counters"), [])
+
+
+class TimeTests(SynchronousTestCase):
+    """What of a request's time was spent on envelopes and signatures."""
+
+    def test_crypto(self) -> None:
+        """Is in the request's line, is no more than the whole, and is left out where there was none."""
+        house = Premises(self)
+        bob = Guest(house).enrol()
+        citizen = Citizen(house, "carol")
+        citizen.register()
+        house.request("GET", f"/public/{citizen.did}")
+        house.post(GARBAGE)
+        bob.go_live()
+        house.post(sealed_forward(house, bob.did, bob.letter()))
+        lines = house.events("req.done")
+        self.assertGreater(len([line for line in lines if line["proto"] == "didcomm" and "crypto_ms" in line]), 3)
+        (registration,) = [line for line in lines if line.get("mtype") == "REQUEST_COMMUNICATION_CONTRACT"]
+        self.assertGreater(registration["crypto_ms"], 0.0)
+        (page,) = [line for line in lines if line.get("mtype") == "GET_PUBLIC"]
+        self.assertNotIn("crypto_ms", page)
+        (garbage,) = [line for line in lines if "code" in line]
+        self.assertNotIn("crypto_ms", garbage)

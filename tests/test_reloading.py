@@ -1,0 +1,113 @@
+"""Reading the configuration again while the daemon runs (analytics contract 4.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.logger import formatEvent
+from twisted.logger._capture import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.config import Config, ConfigError
+from mediatord.wiring.reloading import changed
+from tests.web.premises import Premises
+
+
+class ReloadingTests(SynchronousTestCase):
+    """A daemon whose configuration is in the test's hand."""
+
+    def setUp(self) -> None:
+        self.house = Premises(self, log={"rotate": {"keep": 5}})
+
+    def other(self, **sections: Any) -> Config:
+        """The configuration with other values in some sections."""
+        values = self.house.config.model_dump()
+        for name, changes in sections.items():
+            values[name] = {**values[name], **changes} if isinstance(values[name], dict) else changes
+        return Config.model_validate(values)
+
+    def reload(self, read: Any) -> list[str]:
+        """What is said."""
+        with capturedLogs() as said:
+            self.house.base.reloading.reload(read)
+        return [formatEvent(event) for event in said]
+
+    def outcome(self) -> str:
+        """What the last line about it says; it is followed by the end of the segment."""
+        event = self.house.events("proc.reload")[-1]
+        self.assertGreaterEqual(event["dur_ms"], 0)
+        reason: str = event["reason"]
+        return reason
+
+    def test_applied(self) -> None:
+        """The level and the segments of the log, and who sees how much of the metrics."""
+        self.assertEqual(self.house.request("GET", "/metrics", peer="127.0.0.1").status, 200)
+        changes = {"allow": ("192.0.2.0/24",), "queue_size_top": 1}
+        new = self.other(metrics=changes, log={"rotate": {"keep": 1, "bytes": 70_000, "compress": False}})
+        self.assertEqual(self.reload(lambda: new), ["the configuration was read again"])
+        self.assertEqual(self.outcome(), "ok")
+        self.assertEqual(self.house.request("GET", "/metrics", peer="127.0.0.1").status, 403)
+        self.assertEqual(self.house.request("GET", "/metrics", peer="192.0.2.9").status, 200)
+        for _ in range(3):
+            self.house.base.events.rotate()
+        self.assertEqual(len(list(self.house.config.log.directory.glob("events-*"))), 1)
+        self.assertEqual(self.house.counter("mediator_log_segments_deleted_total"), 3)
+
+    def test_level(self) -> None:
+        """From now on only what is as grave is written."""
+        self.reload(lambda: self.other(log={"level": "warn"}))
+        self.house.base.journal.granted("did:web:a", "didcomm")
+        self.house.base.journal.denied("did:web:a", "policy", "didcomm")
+        self.assertEqual(self.house.events("acct.grant"), [])
+        self.assertEqual(len(self.house.events("acct.deny")), 1)
+        self.reload(lambda: self.other(log={"level": "info"}))
+        self.assertEqual(self.outcome(), "ok")
+
+    def test_restart_needed(self) -> None:
+        """What cannot be applied is named and left as it was; what can is applied all the same."""
+        new = self.other(queue={"ttl": 60.0}, node="other", log={"level": "warn", "dids": "keyed"})
+        said = self.reload(lambda: new)
+        self.assertEqual(
+            said, ["the configuration was read again; a restart is needed for node, queue.ttl, log.dids"]
+        )
+        self.assertEqual(self.house.base.reloading.config.log.level, "warn")
+        self.assertEqual(self.house.base.reloading.config.queue.ttl, self.house.config.queue.ttl)
+        back = self.reload(lambda: self.house.config)
+        self.assertEqual((back, self.outcome()), (["the configuration was read again"], "ok"))
+
+    def test_restart_needed_is_written(self) -> None:
+        """Also where the log says so."""
+        self.reload(lambda: self.other(node="other"))
+        self.assertEqual(self.outcome(), "restart_needed")
+
+    def test_refused(self) -> None:
+        """What is wrong is said in one line, and nothing changes; the log begins a segment all the same."""
+
+        def wrong() -> Config:
+            raise ConfigError(["mediator.yaml:3: log.level: expected info", "mediator.yaml:9: more"])
+
+        said = self.reload(wrong)
+        self.assertEqual(
+            said,
+            [
+                "the configuration was not taken, nothing has changed: mediator.yaml:3: log.level: expected info "
+                "(and 1 more; mediatord check-config lists all)"
+            ],
+        )
+        self.assertEqual(self.outcome(), "refused")
+        self.assertIs(self.house.base.reloading.config, self.house.config)
+        self.assertEqual(len(self.house.events("log.open")), 2)
+
+
+def test_changed() -> None:
+    """Every setting by its name, in the order of the file; what the operator names is one setting."""
+    one = Config()
+    other = Config.model_validate(
+        {
+            "didcomm": {"failover": "configured", "endpoints": {"did:web:a.example": "https://a.example/inbox"}},
+            "storage": {"mongodb": {"uri": "mongodb://u:secret@127.0.0.1/mediatord"}},
+            "workers": 2,
+        }
+    )
+    assert changed(one, one) == []
+    assert changed(one, other) == ["storage.mongodb.uri", "didcomm.failover", "didcomm.endpoints", "workers"]

@@ -1,0 +1,217 @@
+"""Keys of pseudonyms, one an epoch: made, renewed and forgotten (analytics contract 2.6)."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import formatEvent
+from twisted.logger._capture import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.private_file import PrivateFileError
+from mediatord.tag_keys import (
+    begin_epoch,
+    create_tag_key,
+    forget_epoch,
+    load_tag_key,
+    read_tag_keys,
+    renewed_tag_key,
+)
+from mediatord.tags import Tags
+from mediatord.wiring import build
+from mediatord.wiring.epochs import day_of
+from tests.house import NOW, Guest, House, sealed_forward
+from tests.tally import read_lines
+from tests.test_cli import call, one_line
+
+TODAY = date(2026, 11, 21)
+DID = "did:web:alice.example"
+
+
+def aged(path: Path, days: int) -> None:
+    """Make the file as old as that, counted from today."""
+    moment = (TODAY - date(1970, 1, 1)).days * 86_400 - days * 86_400
+    os.utime(path, (moment, moment))
+
+
+def test_one_key_lasts(tmp_path: Path) -> None:
+    """A single key is as old as its file, which stays as it is until that is too old."""
+    path = tmp_path / "log.key"
+    first = create_tag_key(path)
+    content = path.read_bytes()
+    aged(path, 89)
+    assert renewed_tag_key(path, TODAY, 90).secret == first.secret
+    aged(path, 1000)
+    assert renewed_tag_key(path, TODAY, 0).epoch == 1
+    assert path.read_bytes() == content
+
+
+def test_renewed(tmp_path: Path) -> None:
+    """After so many days there is another key, for as long again; the old ones stay, in a file of our own eyes."""
+    path = tmp_path / "log.key"
+    first = create_tag_key(path)
+    aged(path, 90)
+    second = renewed_tag_key(path, TODAY, 90)
+    assert (second.epoch, second.since) == (2, TODAY)
+    assert second.secret != first.secret
+    assert renewed_tag_key(path, TODAY + timedelta(days=89), 90) == second == load_tag_key(path)
+    third = renewed_tag_key(path, TODAY + timedelta(days=90), 90)
+    assert [(key.epoch, key.since) for key in read_tag_keys(path)] == [
+        (1, TODAY - timedelta(days=90)),
+        (2, TODAY),
+        (3, third.since),
+    ]
+    assert read_tag_keys(path)[0].secret == first.secret
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["log.key"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_owner(tmp_path: Path) -> None:
+    """What root rotates is still the daemon's to read."""
+    path = tmp_path / "log.key"
+    create_tag_key(path)
+    os.chown(path, 12345, 23456)
+    begin_epoch(path, TODAY)
+    assert (path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o777) == (12345, 23456, 0o600)
+
+
+def test_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be written, as systemd may have it, the daemon goes on with the key that there is."""
+
+    def read_only(path: Path, content: bytes) -> None:
+        raise PrivateFileError(f"{path} cannot be written: Read-only file system")
+
+    path = tmp_path / "log.key"
+    create_tag_key(path)
+    aged(path, 500)
+    monkeypatch.setattr("mediatord.tag_keys.replace_private", read_only)
+    with capturedLogs() as said:
+        assert renewed_tag_key(path, TODAY, 90).epoch == 1
+    assert "Read-only file system" in formatEvent(said[0])
+
+
+def test_clock_set_back(tmp_path: Path) -> None:
+    """A key of tomorrow is good enough."""
+    path = tmp_path / "log.key"
+    create_tag_key(path)
+    begin_epoch(path, TODAY)
+    assert renewed_tag_key(path, TODAY - timedelta(days=400), 90).epoch == 2
+
+
+def test_forget(tmp_path: Path) -> None:
+    """A key that is over can be deleted, the present one cannot; the next epoch never has a number again."""
+    path = tmp_path / "log.key"
+    create_tag_key(path)
+    with pytest.raises(PrivateFileError, match="in use"):
+        forget_epoch(path, 1)
+    begin_epoch(path, TODAY)
+    forget_epoch(path, 1)
+    assert [key.epoch for key in read_tag_keys(path)] == [2]
+    with pytest.raises(PrivateFileError, match="no key of epoch 1"):
+        forget_epoch(path, 1)
+    assert begin_epoch(path, TODAY).epoch == 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"keys": []}, {"keys": [{"epoch": 1}]}, {"keys": 7}, [], {"keys": [{"epoch": 1, "key": "00" * 32}] * 2}, "keys"],
+)
+def test_bad_file(value: Any, tmp_path: Path) -> None:
+    """What is no list of keys is refused in one line."""
+    path = tmp_path / "log.key"
+    path.write_text(json.dumps(value))
+    path.chmod(0o600)
+    with pytest.raises(PrivateFileError, match="is not a key file"):
+        read_tag_keys(path)
+
+
+class EpochsTests(SynchronousTestCase):
+    """A daemon over months."""
+
+    def setUp(self) -> None:
+        self.house = House(self, log={"dids": "keyed", "key_days": 2})
+        self.path = self.house.config.identity.keys.with_name("log.key")
+        os.utime(self.path, (NOW, NOW))
+        self.epochs = self.house.base.epochs
+        self.epochs.startService()
+        self.addCleanup(self.epochs.stopService)
+
+    def days(self, number: int) -> None:
+        """So many pass, hour by hour."""
+        self.house.clock.pump([3600.0] * (24 * number))
+
+    def test_midnight(self) -> None:
+        """After two days everything is tagged with another key, in a segment of its own."""
+        before = self.house.base.journal
+        before.granted(DID, "didcomm")
+        self.days(3)
+        self.house.base.journal.granted(DID, "didcomm")
+        lines = [line for line in self.house.events("acct.grant")]
+        self.assertEqual([line["epoch"] for line in lines], [1, 2])
+        keys = read_tag_keys(self.path)
+        self.assertEqual([line["did"] for line in lines], [Tags("keyed", key).did(DID) for key in keys])
+        self.assertEqual([key.since for key in keys], [day_of(NOW), day_of(NOW) + timedelta(days=2)])
+        opened = {line["segment"]: line["epoch"] for line in self.house.events("log.open")}
+        self.assertEqual(sorted(opened.values())[0], 1)
+        all_lines = read_lines(self.house.config.log.directory)
+        self.assertEqual([line["seq"] for line in all_lines], list(range(1, len(all_lines) + 1)))
+
+    def test_label(self) -> None:
+        """The label of the queue size follows."""
+        bob = Guest(self.house).enrol()
+        self.house.receive(sealed_forward(self.house, bob.did, bob.letter()))
+        begin_epoch(self.path, day_of(NOW))
+        self.epochs.look()
+        self.house.base.journal.metrics.queue_sizes([(bob.did, 1)], 0)
+        tag = Tags("keyed", load_tag_key(self.path)).did(bob.did)
+        self.assertEqual(self.house.counter("mediator_message_queue_size", did=tag), 1)
+
+    def test_reload(self) -> None:
+        """A key that the operator has added is used from a SIGHUP on."""
+        begin_epoch(self.path, day_of(NOW))
+        self.house.base.reloading.reload(lambda: self.house.config)
+        self.assertEqual(self.house.events("log.open")[-1]["epoch"], 2)
+
+    def test_unusable(self) -> None:
+        """A file that cannot be used is said so, and the key stays."""
+        self.path.chmod(0o644)
+        with capturedLogs() as said:
+            self.epochs.look()
+        self.assertIn("open to others", formatEvent(said[0]))
+        self.assertEqual(self.house.base.events._origin.epoch, 1)
+
+
+def test_at_start(tmp_path: Path) -> None:
+    """A daemon that starts begins another epoch if the present one is over, and all its lines say so."""
+    test = SynchronousTestCase()
+    house = House(test)
+    path = house.config.identity.keys.with_name("log.key")
+    os.utime(path, (NOW - 91 * 86_400, NOW - 91 * 86_400))
+    clock = MemoryReactorClock()
+    clock.advance(NOW)
+    build(clock, house.config.model_copy(update={"node": "other"}), give_up=print)
+    assert [key.epoch for key in read_tag_keys(path)] == [1, 2]
+    test.doCleanups()
+
+
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys are listed, rotated and forgotten; mistakes are one line and status 1."""
+    assert call("init", "--dir", str(tmp_path / "m")) == 0
+    config = ["--config", str(tmp_path / "m" / "mediator.yaml")]
+    capsys.readouterr()
+    assert call("log-keys", "rotate", *config) == 0
+    assert call("log-keys", "list", *config) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["1", "2"]
+    assert call("log-keys", "forget", "2", *config) == 1
+    assert "in use" in one_line(capsys)
+    assert call("log-keys", "forget", "1", *config) == 0
+    capsys.readouterr()
+    assert call("log-keys", "list", *config) == 0
+    assert capsys.readouterr().out.startswith("2  since 20")
