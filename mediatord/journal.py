@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from twisted.internet.interfaces import IReactorTime
@@ -41,10 +41,15 @@ class Told:
 
 @dataclass(slots=True)
 class _Connection:
-    """An open socket: when it was opened, by a clock that nobody sets, and the DID that was bound to it first."""
+    """
+    An open socket.
+
+    :param began: when it was opened, by a clock that nobody sets.
+    :param did: bound to it first; its tag depends on when it is asked for.
+    """
 
     began: float
-    did: str | None = None
+    did: str | None = field(default=None, repr=False)
 
 
 class Journal(MessageJournal):
@@ -176,11 +181,10 @@ class Journal(MessageJournal):
 
     def connection_bound(self, protocol: Half, name: str, did: str) -> None:
         """A DID proved itself on a socket for the first time."""
-        tag = self._tags.did(did)
         connection = self._connections.get(name)
         if connection is not None:
-            connection.did = connection.did or tag
-        self._events.emit("conn.auth", conn=name, did=tag, proto=protocol)
+            connection.did = connection.did or did
+        self._events.emit("conn.auth", conn=name, did=self._tags.did(did), proto=protocol)
 
     def connection_refused(self, name: str, code: str) -> None:
         """A Decentrl socket did not authenticate."""
@@ -208,7 +212,7 @@ class Journal(MessageJournal):
         self._events.emit(
             "conn.close",
             conn=name,
-            did=connection.did,
+            did=None if connection.did is None else self._tags.did(connection.did),
             proto=protocol,
             dur_ms=(self._steady() - connection.began) * 1000,
             ws_code=code,

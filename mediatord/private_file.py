@@ -61,14 +61,17 @@ def locked(path: Path) -> Iterator[None]:
     """
     Keep other processes that do the same from changing a file meanwhile.
 
-    :raise PrivateFileError: its directory cannot be opened.
+    :raise PrivateFileError: its directory cannot be opened or locked.
     """
     try:
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise PrivateFileError(f"{path.parent} cannot be opened: {error.strerror}") from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise PrivateFileError(f"{path.parent} cannot be locked: {error.strerror}") from None
         yield
     finally:
         os.close(descriptor)

@@ -43,17 +43,23 @@ def load_tag_key(path: Path) -> TagKey:
 
     :raise PrivateFileError: it cannot be used or made.
     """
-    return read_tag_keys(path)[-1] if path.exists() else create_tag_key(path)
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise PrivateFileError(f"{path} cannot be read: {error.strerror}") from None
+    return read_tag_keys(path)[-1] if there else create_tag_key(path)
 
 
-def renewed_tag_key(path: Path, today: date, days: int) -> TagKey:
+def renewed_tag_key(path: Path, today: date, days: int, *, make: bool = False) -> TagKey:
     """
-    As :func:`load_tag_key`, in a new epoch if the present one has lasted so many days. Several processes may do this.
+    The key of the present epoch, of a new one if that has lasted so many days. Several processes may do this.
     Where no key can be added, the present one goes on, and the operator is told.
 
     :param days: 0 for an epoch that lasts.
+    :param make: where there is no `log.key`, as :func:`load_tag_key`.
+    :raise PrivateFileError: there is none, or it cannot be used or made.
     """
-    key = load_tag_key(path)
+    key = load_tag_key(path) if make else read_tag_keys(path)[-1]
     if not _is_over(key, today, days):
         return key
     try:
@@ -118,7 +124,8 @@ def _read(value: dict[str, Any]) -> TagKey:
 
 
 def _is_over(key: TagKey, today: date, days: int) -> bool:
-    return bool(days) and key.since is not None and (today - key.since).days >= days
+    # Also one that a clock which was wrong has put far ahead.
+    return bool(days) and key.since is not None and abs((today - key.since).days) >= days
 
 
 def _with_another(path: Path, keys: list[TagKey], today: date) -> list[TagKey]:

@@ -39,6 +39,7 @@ class Tags:
     :ivar did: callable, the tag of a DID.
     :ivar message: callable, the tag of a message id.
     :ivar peer: callable, the tag of the network of an IP address; None for what is no address, a UNIX socket say.
+    :ivar key: that tags are made with.
     :ivar epoch: of the key.
     """
 
@@ -49,16 +50,18 @@ class Tags:
     def use(self, key: TagKey) -> None:
         """Make tags with this key from now on."""
         mode = self._mode
-        self._secret = key.secret
+        self.key = key
         self.epoch = key.epoch
         self.did: Callable[[str], str] = _cached(_shortened if mode == "plain" else self._keyed(b"did"))
         self.message: Callable[[str], str] = _shortened if mode == "plain" else self._keyed(b"msg")
         self.peer: Callable[[str], str | None] = lru_cache(_CACHED)(self._peer)
 
     def _keyed(self, purpose: bytes) -> Callable[[str], str]:
+        key = self.key
+
         def pseudonym(text: str) -> str:
             return blake2b(
-                text.encode("utf-8", "surrogatepass"), digest_size=16, key=self._secret, person=purpose
+                text.encode("utf-8", "surrogatepass"), digest_size=16, key=key.secret, person=purpose
             ).hexdigest()
 
         return pseudonym

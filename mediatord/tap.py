@@ -32,9 +32,9 @@ class Options(usage.Options):
         """Read the configuration; a mistake costs a line for each and exit status 2."""
         # twistd may leave this directory.
         path = Path(self["config"]).absolute()
-        self.read = lambda: load(path)
+        self.read = lambda: load(path, may_be_empty=False)
         try:
-            self.settings = self.read()
+            self.settings = load(path)
         except ConfigError as error:
             # A UsageError would make twistd print its own manual, and exit with 0.
             _say(*error.problems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Coroutine, Iterator
@@ -88,6 +89,7 @@ class House:
         self.clock.advance(NOW)
         self.config = Config.model_validate({"storage": {"backend": "memory"}, **settings}).resolved(directory)
         self.base = build_base(self.clock, self.config, steady=self.clock.seconds)
+        os.utime(directory / "log.key", (NOW, NOW))  # which is how old its key is
         self.half = build_didcomm(self.base, self.config)
         self.decentrl = build_decentrl(self.base, self.config)
         self.store = self.base.store

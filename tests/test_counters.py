@@ -187,12 +187,28 @@ class CountersTests(SynchronousTestCase):
         self.assertEqual(events[-3:], ["counters", "log.close", "log.open"])
 
     def test_level(self) -> None:
-        """Above info there is nothing that they could be compared with, and they are not written."""
+        """Above info there is nothing that they could be compared with, nor when the level is lower again."""
         self.start(log={"level": "warn"})
-        self.forward(self.bob.letter())
-        self.house.clock.advance(60)
-        self.house.base.events.rotate()
+        for level in ("warn", "info", "debug"):
+            self.house.base.events.limit(SegmentLimits(), level)
+            self.forward(self.bob.letter())
+            self.house.clock.advance(60)
+            self.house.base.events.rotate()
         self.assertEqual(self.lines("counters"), [])
+        self.assertEqual(len(self.lines("msg.accept")), 2)
+
+    def test_above_info_for_a_while(self) -> None:
+        """What was written before stays, and is right."""
+        self.start()
+        self.forward(self.bob.letter())
+        self.house.base.events.rotate()
+        for level in ("warn", "info"):
+            self.house.base.events.limit(SegmentLimits(), level)
+            self.forward(self.bob.letter())
+            self.house.clock.advance(60)
+        lines = read_lines(self.house.config.log.directory)
+        self.assertEqual(misstated(lines), [])
+        self.assertEqual([line["forwarded"] for line in lines if line["event"] == "counters"], [1])
 
 
 class TimeTests(SynchronousTestCase):

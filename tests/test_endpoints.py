@@ -319,6 +319,27 @@ class FailoverTests(SynchronousTestCase):
         self.assertEqual(len(self.house.clock.getDelayedCalls()), timers)
         self.assertEqual(bob.waiting(), 2)
 
+    def test_stopping_while_it_is_removed(self) -> None:
+        """What was taken counts as delivered, as the store removes it all the same; stopping waits for that."""
+        bob = self.start()
+        self.forward(bob.did, bob.letter())
+        remove, removing = self.house.store.remove, Deferred[None]()
+
+        async def slowly(ids: list[str]) -> Any:
+            removed = await remove(ids)
+            await removing
+            return removed
+
+        self.patch(self.house.store, "remove", slowly)
+        answer(self.office.one(), 200)
+        stopped = self.house.half.endpoints.stop()
+        self.assertNoResult(stopped)
+        removing.callback(None)
+        self.successResultOf(stopped)
+        self.assertEqual(len(self.house.events("msg.ack")), 1)
+        self.assertEqual(self.house.counter("mediator_messages_delivered_total"), 1)
+        self.assertEqual(bob.waiting(), 0)
+
 
 class WrappingTests(SynchronousTestCase):
     """Extra routing keys, told to the operator out of band, and rewrapping (reference 4.6)."""

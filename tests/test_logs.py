@@ -18,6 +18,7 @@ import pytest
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IReactorProcess
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
@@ -275,9 +276,10 @@ class EventFileTests(SynchronousTestCase):
         said = lines_of(closed)
         self.assertEqual([line["event"] for line in said], ["log.open", "msg.ack", "counters", "log.close"])
         self.assertEqual((said[2]["delivered"], said[3]["lines"], said[3]["seq_last"]), (1, 4, 4))
-        self.log.limit(SegmentLimits(), "warn")
-        self.log.rotate()
-        self.assertEqual([line["event"] for line in lines_of(self.closed()[-1])], ["log.open", "log.close"])
+        for level in ("warn", "info"):
+            self.log.limit(SegmentLimits(), level)
+            self.log.rotate()
+            self.assertEqual([line["event"] for line in lines_of(self.closed()[-1])], ["log.open", "log.close"])
 
     def test_deleted_and_counted(self) -> None:
         """Whoever counts is told how many segments were too many."""
@@ -451,21 +453,38 @@ class FullDiskTests(SynchronousTestCase):
         self.log.stopService()
 
     def test_full_at_rotation(self) -> None:
-        """If there is no room for the first line of a segment it is written first when there is."""
-        with full_disk():
+        """
+        If there is no room for the first line of a segment it is written first when there is; the last line of the
+        one before is lost, which is counted and said.
+        """
+        self.log.told = ledger = Ledger()
+        self.emit(1)
+        with full_disk(), capturedLogs() as said:
             self.log.rotate()
             self.emit(1)
         self.clock.advance(1)
-        self.assertEqual([line["event"] for line in lines_of(self.active)], ["log.open", "msg.ack"])
+        written = lines_of(self.active)
+        self.assertEqual([line["event"] for line in written], ["log.open", "msg.ack", "log.drop"])
+        self.assertEqual((written[-1]["dropped"], self.log.dropped, ledger.lines), (2, 2, 2))
+        self.assertEqual(
+            [formatEvent(one) for one in said], ["2 lines of the event log were lost: the disk did not take them"]
+        )
         self.log.stopService()
 
     def test_stop_meanwhile(self) -> None:
-        """Stopping does not wait for the disk and raises nothing; what is there keeps its whole lines."""
-        with full_disk():
+        """
+        Stopping does not wait for the disk and raises nothing; what is there keeps its whole lines, and what is
+        not is counted and said.
+        """
+        with full_disk(), capturedLogs() as said:
             self.emit(1)
             self.log.stopService()
         (closed,) = self.directory.iterdir()
         self.assertEqual([line["event"] for line in lines_of(closed)], ["log.open"])
+        self.assertEqual(self.log.dropped, 2)
+        self.assertEqual(
+            [formatEvent(one) for one in said], ["2 lines of the event log were lost: the disk did not take them"]
+        )
 
 
 @pytest.mark.parametrize("text", ["m" * 10_000, "é" * 3000, "\x01" * 3000, "𝄞" * 3000, "\ud800" * 3000])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from twisted.logger import formatEvent
 from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.config import Config, ConfigError
-from mediatord.wiring.reloading import changed
+from mediatord.config import Config, ConfigError, load
+from mediatord.wiring.reloading import changed, read_again
 from tests.web.premises import Premises
 
 
@@ -97,6 +99,42 @@ class ReloadingTests(SynchronousTestCase):
         self.assertEqual(self.outcome(), "refused")
         self.assertIs(self.house.base.reloading.config, self.house.config)
         self.assertEqual(len(self.house.events("log.open")), 2)
+
+
+class FilesTests(SynchronousTestCase):
+    """A daemon and its file."""
+
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = Path(directory.name) / "mediator.yaml"
+        self.text = "public_url: https://m.example\nlog: {rotate: {keep: 500}}\nstorage: {sqlite: {path: a.db}}\n"
+        self.config = self.read(self.text)
+
+    def read(self, text: str) -> Config:
+        self.path.write_text(text)
+        return load(self.path, {}, may_be_empty=False)
+
+    def again(self, text: str) -> tuple[int, str, str]:
+        """How many segments are kept when the file is this, what becomes of it, and what is said."""
+        with capturedLogs() as said:
+            config, outcome = read_again(self.config, lambda: self.read(text))
+        (event,) = said
+        return config.log.rotate.keep, outcome, formatEvent(event)
+
+    def test_caught_while_written(self) -> None:
+        """Of a file of which only the beginning is there, nothing is applied."""
+        for text in ("", "# new\n"):
+            self.assertEqual(self.again(text)[:2], (500, "refused"))
+        gone = "it says nothing of storage.sqlite.path any more; restart if that is meant"
+        refused = f"the configuration was not taken, nothing has changed: {gone}"
+        self.assertEqual(self.again(self.text[: self.text.index("log:")]), (500, "refused", refused))
+
+    def test_other_values(self) -> None:
+        """What is said otherwise, if only as it is by default, and what nobody had said, is no such thing."""
+        by_default = self.text.replace("a.db", str(Config().storage.sqlite.path)).replace("500", "7")
+        self.assertEqual(self.again(by_default)[:2], (7, "restart_needed"))
+        self.assertEqual(self.again("public_url: https://m.example\nstorage: {sqlite: {path: a.db}}\n")[1], "ok")
 
 
 def test_changed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from datetime import date, timedelta
@@ -98,11 +99,35 @@ def test_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_clock_set_back(tmp_path: Path) -> None:
-    """A key of tomorrow is good enough."""
+    """A key of tomorrow is good enough; one from when the clock was far ahead does not last until then."""
     path = tmp_path / "log.key"
     create_tag_key(path)
     begin_epoch(path, TODAY)
-    assert renewed_tag_key(path, TODAY - timedelta(days=400), 90).epoch == 2
+    assert renewed_tag_key(path, TODAY - timedelta(days=89), 90).epoch == 2
+    assert renewed_tag_key(path, TODAY - timedelta(days=400), 90).epoch == 3
+
+
+def test_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be locked, as on some network file systems, the daemon goes on with the key that there is."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    path = tmp_path / "log.key"
+    create_tag_key(path)
+    monkeypatch.setattr("mediatord.private_file.fcntl.flock", refuse)
+    with pytest.raises(PrivateFileError, match="cannot be locked: No locks available"):
+        begin_epoch(path, TODAY)
+    with capturedLogs() as said:
+        assert renewed_tag_key(path, TODAY + timedelta(days=500), 90).epoch == 1
+    assert "cannot be locked" in formatEvent(said[0])
+
+
+def test_no_such_path(tmp_path: Path) -> None:
+    """A path that cannot even be looked at is a line for the operator."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PrivateFileError, match="File name too long"):
+        load_tag_key(tmp_path / ("x" * 300) / "log.key")
 
 
 def test_forget(tmp_path: Path) -> None:
@@ -138,7 +163,6 @@ class EpochsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.house = House(self, log={"dids": "keyed", "key_days": 2})
         self.path = self.house.config.identity.keys.with_name("log.key")
-        os.utime(self.path, (NOW, NOW))
         self.epochs = self.house.base.epochs
         self.epochs.startService()
         self.addCleanup(self.epochs.stopService)
@@ -179,13 +203,58 @@ class EpochsTests(SynchronousTestCase):
         self.house.base.reloading.reload(lambda: self.house.config)
         self.assertEqual(self.house.events("log.open")[-1]["epoch"], 2)
 
+    def said(self) -> str:
+        """The one line when it is looked for the key."""
+        with capturedLogs() as said:
+            self.epochs.look()
+        (event,) = said
+        return formatEvent(event)
+
     def test_unusable(self) -> None:
         """A file that cannot be used is said so, and the key stays."""
         self.path.chmod(0o644)
-        with capturedLogs() as said:
-            self.epochs.look()
-        self.assertIn("open to others", formatEvent(said[0]))
+        self.assertIn("open to others", self.said())
         self.assertEqual(self.house.base.events._origin.epoch, 1)
+
+    def test_missing(self) -> None:
+        """A running daemon makes no key that it would not use itself."""
+        self.path.unlink()
+        self.assertIn("stays the same", self.said())
+        self.assertFalse(self.path.exists())
+
+    def test_another_of_the_same_epoch(self) -> None:
+        """Is said, and not used: what it stands for could not be told from what the other one does."""
+        before = self.house.base.journal._tags.did(DID)
+        self.path.unlink()
+        create_tag_key(self.path)
+        os.utime(self.path, (NOW, NOW))
+        self.assertIn("another key of epoch 1", self.said())
+        self.assertEqual(self.house.base.journal._tags.did(DID), before)
+
+    def test_closed_in_another_epoch(self) -> None:
+        """A connection that outlives a key ends with the pseudonym of the epoch of that line."""
+        journal = self.house.base.journal
+        journal.connection_opened("c", "192.0.2.1")
+        journal.connection_bound("didcomm", "c", DID)
+        key = begin_epoch(self.path, day_of(NOW))
+        self.epochs.look()
+        journal.connection_closed("c", "didcomm", 1000, "peer", (0, 0, 0, 0))
+        (closed,) = self.house.events("conn.close")
+        self.assertEqual((closed["epoch"], closed["did"]), (2, Tags("keyed", key).did(DID)))
+
+    def test_looking_fails(self) -> None:
+        """Whatever comes of it, it is looked again the next day, the configuration is applied and segments begin."""
+
+        def fail() -> int:
+            raise ZeroDivisionError
+
+        self.patch(self.epochs, "_days", fail)
+        self.house.base.reloading.reload(lambda: self.house.config)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertEqual(len(self.house.events("log.open")), 2)
+        for _ in range(2):
+            with self.assertRaises(ZeroDivisionError):  # which the reactor would have caught
+                self.days(2)
 
 
 def test_at_start(tmp_path: Path) -> None:

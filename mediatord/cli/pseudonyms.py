@@ -52,9 +52,13 @@ def rotate_keys(path: Path) -> None:
 @click.argument("epoch", type=int)
 @_config_option
 def forget_key(epoch: int, path: Path) -> None:
-    """Delete the key of an epoch: nobody can tell any more whom its pseudonyms stand for."""
+    """
+    Delete the key of an epoch: nobody can tell any more whom its pseudonyms stand for.
+
+    A daemon that runs and still uses it goes on with it until it has read the file again (SIGHUP).
+    """
     forget_epoch(log_key(load(path)), epoch)
-    click.echo(f"epoch {epoch} is forgotten")
+    click.echo(f"epoch {epoch} is forgotten; a daemon that still uses its key does so until a SIGHUP")
 
 
 @click.command()

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
+from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from mediatord.cluster.inbox import Half
@@ -22,8 +22,9 @@ _log = Logger()
 
 CATCH_UP = 15.0
 SWEEP = 2.0
-# DIDs, and messages, of one question to the store.
+# DIDs, and messages, of one question to the store; messages that are told of in one go.
 CHUNK = 500
+_BREATH = 0.01
 # Seconds: what is younger may just be on its way.
 YOUNG = 3.0
 # Seconds that a message is in the store later, at most, than its time says here: that is from another clock, and from
@@ -75,20 +76,24 @@ class Sweep:
     """
     Ends the nodes whose lease is over: what they had pushed and nobody has acknowledged is pending again.
 
+    Of very many, some are told at a time with breaths between them, as each may take a line of the event log.
+
     :param boot: ours.
     :param mine: whether it is this node's turn.
-    :param fell_back: told how many messages are pending again.
+    :param fell_back: told of so many messages that they are pending again.
     :param name_of: that of a boot, for the operator.
     """
 
     def __init__(
         self,
+        clock: IReactorTime,
         store: IClusterStore,
         boot: str,
         mine: Callable[[], Awaitable[bool]],
         fell_back: Callable[[int], None],
         name_of: Callable[[str], str],
     ) -> None:
+        self._clock = clock
         self._store = store
         self._boot = boot
         self._mine = mine
@@ -109,7 +114,13 @@ class Sweep:
                     boot=boot,
                     count=count,
                 )
-                self._fell_back(count)
+                await self._tell(count)
+
+    async def _tell(self, count: int) -> None:
+        for told in range(0, count, CHUNK):
+            if told:
+                await deferLater(self._clock, _BREATH, lambda: None)
+            self._fell_back(min(CHUNK, count - told))
 
 
 class Rounds(Service):

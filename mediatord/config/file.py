@@ -52,11 +52,12 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
+def load(path: str | Path, environ: Mapping[str, str] | None = None, *, may_be_empty: bool = True) -> Config:
     """
     Read and check a file; the paths in it are relative to its directory.
 
     :param environ: variables `MEDIATORD_…` that override keys; those of the process by default.
+    :param may_be_empty: whether a file without any key is one.
     :raise ConfigError: with everything that is wrong.
     """
     path = Path(path)
@@ -65,6 +66,8 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror or 'cannot be read'}"]) from None
     tree = read_tree(raw, str(path))
+    if tree.complete and not (tree.values or may_be_empty):
+        raise ConfigError([f"{path}: expected keys with values; there are none"])
     if tree.complete:
         read_environment(tree, os.environ if environ is None else environ, Config)
     problems = list(tree.problems)

@@ -11,7 +11,7 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -36,6 +36,9 @@ from mediatord.config.values import (
 def _explain(text: str) -> Any:
     """A field's explanation, in the place where the template looks for it."""
     return Field(description=text)
+
+
+_Some = TypeVar("_Some", bound="Section")
 
 
 class Section(BaseModel):
@@ -290,14 +293,16 @@ class Config(Section):
 
     def resolved(self, base: Path) -> Config:
         """The same with every relative path taken to be relative to `base`."""
-        sqlite = self.storage.sqlite
-        storage = {"sqlite": sqlite.model_copy(update={"path": base / sqlite.path})}
-        secret = self.cluster.secret_file
-        return self.model_copy(
-            update={
-                "identity": self.identity.model_copy(update={"keys": base / self.identity.keys}),
-                "storage": self.storage.model_copy(update=storage),
-                "log": self.log.model_copy(update={"directory": base / self.log.directory}),
-                "cluster": self.cluster.model_copy(update={"secret_file": secret and base / secret}),
-            }
+        sqlite, secret = self.storage.sqlite, self.cluster.secret_file
+        return _with(
+            self,
+            identity=_with(self.identity, keys=base / self.identity.keys),
+            storage=_with(self.storage, sqlite=_with(sqlite, path=base / sqlite.path)),
+            log=_with(self.log, directory=base / self.log.directory),
+            cluster=_with(self.cluster, secret_file=secret and base / secret),
         )
+
+
+def _with(model: _Some, **values: Any) -> _Some:
+    """The same with other values; what nobody had set still counts as not set."""
+    return model.model_construct(model.model_fields_set, **{**{name: value for name, value in model}, **values})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredSemaphore
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -153,6 +153,7 @@ class EndpointDelivery:
         self._post = post
         self._journal = journal
         self._under_way: set[Deferred[None]] = set()
+        self._ending: set[Deferred[None]] = set()
         self._slots = DeferredSemaphore(AT_ONCE)
         self._waiting: dict[str, tuple[int, int]] = {}
         self._held = 0
@@ -195,10 +196,11 @@ class EndpointDelivery:
         begun.addErrback(lambda failure: _log.failure("delivery to an endpoint failed", without_text(failure)))
         begun.addBoth(lambda _: self._under_way.discard(begun))
 
-    def stop(self) -> None:
-        """Give up what is under way; everything is still queued."""
+    def stop(self) -> Deferred[Any]:
+        """Give up what is under way, and still queued; fires when what was taken is removed and acknowledged."""
         for work in tuple(self._under_way):
             work.cancel()
+        return DeferredList(list(self._ending))
 
     async def _deliver(self, message: StoredMessage) -> None:
         try:
@@ -220,10 +222,23 @@ class EndpointDelivery:
     async def _try_each(self, message: StoredMessage, targets: Sequence[Target]) -> bool:
         for target in targets:
             if await self._attempt(message, target):
-                for removed in await self._store.remove([message.id]):
-                    self._journal.acknowledged(removed, "http", "didcomm")
+                await self._end(message)
                 return True
         return False
+
+    def _end(self, message: StoredMessage) -> Deferred[None]:
+        """Remove what was taken and tell so; whoever waits for that may give up, and it is done all the same."""
+        told: Deferred[None] = Deferred()
+        ending: Deferred[None] = Deferred.fromCoroutine(self._remove(message))
+        self._ending.add(ending)
+        ending.addErrback(lambda failure: _log.failure("delivery to an endpoint failed", without_text(failure)))
+        ending.addBoth(lambda _: self._ending.discard(ending))
+        ending.addBoth(told.callback)
+        return told
+
+    async def _remove(self, message: StoredMessage) -> None:
+        for removed in await self._store.remove([message.id]):
+            self._journal.acknowledged(removed, "http", "didcomm")
 
     async def _attempt(self, message: StoredMessage, target: Target) -> bool:
         try:

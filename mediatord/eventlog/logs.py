@@ -73,7 +73,7 @@ class EventFile(Service):
     """
     Writes events to `events.jsonl` while it runs; implements :class:`~mediatord.eventlog.events.EventLog`.
 
-    :param level: events below it are not written, `log.*` excepted.
+    :param level: events below it are not written, `log.*` excepted; nor, once that was above info, is `counters`.
     :param seal: given every closed segment, to flush it to disk or compress it; nothing by default.
     :ivar dropped: lines lost since the start.
     :ivar told: asked for what the event `counters` says at the end of each segment, and told of losses; None for
@@ -101,7 +101,8 @@ class EventFile(Service):
         self._sink = LineSink(self._segments.active, limits.buffer)
         self._segment = _Segment("", 0)
         self._heads = _heads(origin)
-        self._written = {name for name, event in EVENTS.items() if _is_written(name, event.level, level)}
+        self._comparable = True
+        self._write_from(level)
         self._second, self._prefix = -1, b""
         self._seq = 0
         self._unreported = 0
@@ -181,7 +182,14 @@ class EventFile(Service):
     def limit(self, limits: SegmentLimits, level: Level) -> None:
         """Go on with other limits, but for the buffer, and with another level."""
         self._limits = limits
+        self._write_from(level)
+
+    def _write_from(self, level: Level) -> None:
+        """Once lines were left out because of the level, the counters say more than those that are there."""
         self._written = {name for name, event in EVENTS.items() if _is_written(name, event.level, level)}
+        self._comparable = self._comparable and "counters" in self._written
+        if not self._comparable:
+            self._written.discard("counters")
 
     def _append(self, event: str, fields: Mapping[str, object]) -> None:
         self._seq += 1
@@ -197,6 +205,14 @@ class EventFile(Service):
         self.dropped += 1
         if self.told is not None:
             self.told.lost()
+
+    def _give_up(self, lines: int) -> None:
+        """The disk took no more of a segment that is closed now."""
+        for _ in range(lines):
+            self._lost()
+        self._unreported += lines
+        if lines:
+            self._log.warn("{lines} lines of the event log were lost: the disk did not take them", lines=lines)
 
     def _prune(self) -> None:
         deleted = self._segments.prune(self._limits.keep)
@@ -250,7 +266,7 @@ class EventFile(Service):
         last = {"seq_first": segment.seq_first, "seq_last": self._seq + 1, "lines": segment.lines + 1}
         self._append("log.close", {**last, "dropped": segment.dropped})
         self._sink.flush()
-        self._sink.close()
+        self._give_up(self._sink.close())
         try:
             return self._segments.close(segment.name)
         except OSError as error:

@@ -50,10 +50,12 @@ class LineSink:
             self.blocked = True
         return not self.blocked
 
-    def close(self) -> None:
-        """Close the file; what could not be written is given up."""
+    def close(self) -> int:
+        """Close the file; what could not be written is given up: so many lines, one that is torn included."""
+        given_up = self.pending.count(b"\n")
         self.pending.clear()
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None
         self.size = 0
+        return given_up

@@ -107,5 +107,5 @@ def _store_services(
 
 
 async def _stop_outgoing(base: Base, half: DIDCommHalf) -> None:
-    half.endpoints.stop()
+    await half.endpoints.stop()
     await base.outbound.close()

@@ -127,7 +127,8 @@ def load_tags(config: Config, now: float) -> Tags:
     :raise StartupError: the key cannot be used.
     """
     try:
-        return Tags(config.log.dids, renewed_tag_key(log_key(config), day_of(now), config.log.key_days))
+        key = renewed_tag_key(log_key(config), day_of(now), config.log.key_days, make=True)
+        return Tags(config.log.dids, key)
     except PrivateFileError as error:
         raise StartupError(str(error)) from None
 

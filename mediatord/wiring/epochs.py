@@ -62,7 +62,11 @@ class Epochs(Service):
             self._timer = None
 
     def look(self) -> None:
-        """Go by the key of the present epoch, and begin a segment of the event log with it if it is another one."""
+        """
+        Go by the key of the present epoch, and begin a segment of the event log with it if it is another one.
+
+        Where there is no key, or another one of the same epoch, the one that is in use stays.
+        """
         try:
             key = renewed_tag_key(self._path, day_of(self._clock.seconds()), self._days())
         except PrivateFileError as error:
@@ -71,14 +75,20 @@ class Epochs(Service):
         if key.epoch != self._tags.epoch:
             self._tags.use(key)
             self._events.use_epoch(key.epoch)
+        elif key != self._tags.key:
+            _log.warn(
+                "{path} has another key of epoch {epoch} than the one in use, which stays until a restart",
+                path=self._path,
+                epoch=key.epoch,
+            )
 
     def _wait(self) -> None:
         left = _DAY - self._clock.seconds() % _DAY
         self._timer = self._clock.callLater(min(left, _LONGEST_WAIT), self._again)
 
     def _again(self) -> None:
+        self._wait()
         today = day_of(self._clock.seconds())
         if today != self._looked:
             self._looked = today
             self.look()
-        self._wait()

@@ -45,7 +45,8 @@ def build_node(
     uses = {HINTS_PATH: inbox.hints, PROBE_PATH: probed}
     serving = Serving(clock, boot, cluster.sealing, uses, base.journal.metrics.cluster_refused)
     catch_up = CatchUp(clock, (messages, events))
-    sweep = Sweep(base.store.cluster, boot, cluster.turn.is_mine, base.journal.others_fell_back, cluster.name_of)
+    journal, turn = base.journal, cluster.turn
+    sweep = Sweep(clock, base.store.cluster, boot, turn.is_mine, journal.others_fell_back, cluster.name_of)
     return [
         Rounds(clock, lambda: membership.settled, ((catch_up.round, CATCH_UP), (sweep.round, SWEEP))),
         Endings("hints", cluster.stop),

@@ -17,6 +17,7 @@ _log = Logger()
 
 Outcome = Literal["ok", "refused", "restart_needed"]
 
+_HINT = "mediatord check-config lists all"
 # What counts from now on; everything else is as it was when the daemon was started.
 _APPLICABLE_LOG = ("level", "rotate", "key_days")
 _APPLICABLE = ("metrics", *(f"log.{name}" for name in _APPLICABLE_LOG))
@@ -26,6 +27,8 @@ def read_again(config: Config, read: Callable[[], Config]) -> tuple[Config, Outc
     """
     The configuration that counts from now on, and what became of it; both are told to the operator in a line.
 
+    A file that is caught while it is written may say nothing of what it said before: it is not taken.
+
     :param config: the one that counts so far.
     :param read: reads it anew.
     """
@@ -33,18 +36,22 @@ def read_again(config: Config, read: Callable[[], Config]) -> tuple[Config, Outc
         new = read()
     except ConfigError as error:
         more = len(error.problems) - 1
-        hint = f" (and {more} more; mediatord check-config lists all)" if more else ""
-        _log.error(
-            "the configuration was not taken, nothing has changed: {why}{hint}", why=error.problems[0], hint=hint
-        )
-        return config, "refused"
+        return _refused(config, error.problems[0] + (f" (and {more} more; {_HINT})" if more else ""))
     left = [key for key in changed(config, new) if not _is_applicable(key)]
+    gone = [key for key in left if _is_set(config, key) and not _is_set(new, key)]
+    if gone:
+        return _refused(config, f"it says nothing of {', '.join(gone)} any more; restart if that is meant")
     if left:
         _log.warn("the configuration was read again; a restart is needed for {keys}", keys=", ".join(left))
     else:
         _log.info("the configuration was read again")
     log = config.log.model_copy(update={name: getattr(new.log, name) for name in _APPLICABLE_LOG})
     return config.model_copy(update={"log": log, "metrics": new.metrics}), "restart_needed" if left else "ok"
+
+
+def _refused(config: Config, why: str) -> tuple[Config, Outcome]:
+    _log.error("the configuration was not taken, nothing has changed: {why}", why=why)
+    return config, "refused"
 
 
 def changed(one: Config, other: Config) -> list[str]:
@@ -67,6 +74,16 @@ def _is_section(key: str) -> bool:
     for name in key.split("."):
         model = model.model_fields[name].annotation
     return hasattr(model, "model_fields")
+
+
+def _is_set(config: Config, key: str) -> bool:
+    """Whether the operator has said what it is, be that what it is by default."""
+    model: Any = config
+    for name in key.split("."):
+        if name not in model.model_fields_set:
+            return False
+        model = getattr(model, name)
+    return True
 
 
 def _is_applicable(key: str) -> bool:
@@ -106,7 +123,10 @@ class Reloading:
         self.config = config
         self._events.limit(segment_limits(config), config.log.level)
         self._sealer.compress = config.log.rotate.compress
-        self.look_for_key()
+        try:
+            self.look_for_key()
+        except Exception:
+            _log.failure("looking for the key of the event log failed")
         self._journal.reloaded(__version__, outcome, self._steady() - began)
         self._events.rotate()
 

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.cluster import rounds
 from mediatord.cluster.inbox import Half
-from mediatord.cluster.rounds import CATCH_UP, LATE, WINDOW, YOUNG, CatchUp, Rounds, Sweep
+from mediatord.cluster.rounds import CATCH_UP, CHUNK, LATE, WINDOW, YOUNG, CatchUp, Rounds, Sweep
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Arrival, StoredMessage, Window
 from tests.house import NOW
@@ -245,7 +245,9 @@ class SweepTests(SynchronousTestCase):
         self.dropped: list[str] = []
         self.fell_back: list[int] = []
         self.my_turn = True
-        self.sweep = Sweep(self, "aaaa", self.mine, self.fell_back.append, lambda boot: boot.upper())  # type: ignore[arg-type]
+        self.number = 3
+        self.clock = Clock()
+        self.sweep = Sweep(self.clock, self, "aaaa", self.mine, self.fell_back.append, lambda boot: boot.upper())  # type: ignore[arg-type]
 
     async def mine(self) -> bool:
         """As the test says."""
@@ -258,12 +260,21 @@ class SweepTests(SynchronousTestCase):
     def drop(self, boot: str) -> Deferred[int]:
         """Noted."""
         self.dropped.append(boot)
-        return succeed(3)
+        return succeed(self.number)
 
     def test_round(self) -> None:
         """All of them but ourselves; what they had pushed is counted as waiting again."""
         self.successResultOf(Deferred.fromCoroutine(self.sweep.round()))
         self.assertEqual((self.dropped, self.fell_back), (["dead", "late"], [3, 3]))
+
+    def test_very_many(self) -> None:
+        """No turn of the reactor tells of more than a few, and all are told of."""
+        self.gone, self.number = ["dead"], 2 * CHUNK + 1
+        round_ = Deferred.fromCoroutine(self.sweep.round())
+        self.assertEqual(self.fell_back, [CHUNK])
+        self.clock.pump([0.01] * 2)
+        self.successResultOf(round_)
+        self.assertEqual(self.fell_back, [CHUNK, CHUNK, 1])
 
     def test_who_is_gone(self) -> None:
         """The operator is told by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
@@ -200,12 +201,15 @@ class PlanTests(MongoCase):
         queues = 2 * (OTHERS + 1)
         known = await self.store.waiting()
         self.assertEqual(known.recipients, queues)
-        await self.look(queues + 9 + 4, queues + 2, waiting=lambda: self.store.waiting())
-        self.patch(sizes, "_LOOKED_AT", 5)
+        await self.look(2 * queues + 9 + 4, queues + 2, waiting=lambda: self.store.waiting())
+        namespace = f"{self.documents.name}.recipients"
+        with self.servers.failpoint("aggregate", errorCode=50, namespace=namespace):  # it would be late
+            self.assertEqual(await self.store.waiting(), replace(known, bytes=None, recipients=None))
+        self.patch(sizes, "_SUMMED", 5)
         unknown = await self.store.waiting()
         self.assertEqual((unknown.bytes, unknown.recipients), (None, None))
         self.assertEqual(unknown.oldest_received_at, known.oldest_received_at)
-        await self.look(2 * 6 + 9 + 4, 2 * 6 + 2, waiting=lambda: self.store.waiting())
+        await self.look(6 + 9 + 4, 2, waiting=lambda: self.store.waiting())
 
     def counted_by_the_server(self) -> int:
         """How many messages and events the server says there are; not for certain, if it has undone anything."""

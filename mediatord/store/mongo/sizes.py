@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mediatord.interfaces import Waiting
 from mediatord.store.mongo.collections import MESSAGES, RECIPIENTS
 from mediatord.store.mongo.cursors import aggregating, finding
 from mediatord.store.mongo.decentrl_schema import PARTIES, PENDING
 from mediatord.store.mongo.operations import Operations
+from mediatord.store.mongo.replies import Refused, Unreachable
 from mediatord.store.mongo.requests import Document, Request
 from mediatord.store.mongo.server import Server
 from mediatord.store.waiting import both
@@ -19,6 +22,12 @@ _COUNTED = 20_000
 # for: a DID that has changed hands has several.
 _LOOKED_AT = 50_000
 _PARTS = 1_000
+# Queues of a half whose bytes are added up each time that what waits is asked for.
+_SUMMED = 5_000
+_HALVES = (
+    (RECIPIENTS, "recipient_waited_for", "bytes"),
+    (PARTIES, "party_waited_for", PENDING.bytes),
+)
 
 
 async def queue_sizes(server: Server, top: int) -> tuple[list[tuple[str, int]], int]:
@@ -42,42 +51,43 @@ async def queue_sizes(server: Server, top: int) -> tuple[list[tuple[str, int]], 
 
 async def waiting(server: Server) -> Waiting:
     """
-    All that waits. Of more queues in a half than are looked at it is not said how many those are and what is in them.
-    The first message is the one with the lowest id, which begins with the time.
+    All that waits. Where a half has more queues than are added up, or that would take too long, it is not said how
+    many those are and what is in them. The first message is the one with the lowest id, which begins with the time.
     """
 
     async def look(operations: Operations, deadline: float) -> Waiting:
-        messages = await _waiting(
-            operations, MESSAGES, _together(RECIPIENTS, "recipient_waited_for", "bytes"), deadline
-        )
-        summing = _together(PARTIES, "party_waited_for", PENDING.bytes)
-        return both(messages, await _waiting(operations, PENDING.name, summing, deadline))
+        messages = await _waiting(operations, MESSAGES, deadline)
+        known = both(messages, await _waiting(operations, PENDING.name, deadline))
+        try:
+            return await _added_up(operations, known, deadline)
+        except (Unreachable, Refused):
+            return known
 
     return await server.operate("waiting", look, until=server.clock.seconds() + _PATIENCE)
 
 
-async def _waiting(operations: Operations, collection: str, summing: Request, deadline: float) -> Waiting:
+async def _waiting(operations: Operations, collection: str, deadline: float) -> Waiting:
     number = await _number(operations, collection, deadline)
     first = finding(collection, {}, sort={"_id": 1}, limit=1, projection={"received_at": 1}, hint="_id_")
     oldest = await operations.query(first, deadline, prompt=True)
-    received_at = oldest[0]["received_at"] if oldest else None
-    (together,) = await operations.query(summing, deadline) or [{"bytes": 0, "queues": 0}]
-    if together["queues"] > _LOOKED_AT:
-        return Waiting(number, None, None, received_at)
-    return Waiting(number, together["bytes"], together["queues"], received_at)
+    return Waiting(number, None, None, oldest[0]["received_at"] if oldest else None)
 
 
-def _together(collection: str, index: str, size: str) -> Request:
-    """How many queues are not empty, and the bytes in them."""
-    return aggregating(
-        collection,
-        [
-            {"$match": {"waited_for": {"$exists": True}}},
-            {"$limit": _LOOKED_AT + 1},
-            {"$group": {"_id": None, "bytes": {"$sum": f"${size}"}, "queues": {"$sum": 1}}},
-        ],
-        hint=index,
-    )
+async def _added_up(operations: Operations, known: Waiting, deadline: float) -> Waiting:
+    """With what is in the queues and how many those are, unless they are too many."""
+    queues = size = 0
+    for collection, index, _ in _HALVES:
+        # By the index alone.
+        some: list[Document] = [{"$match": {"waited_for": True}}, {"$limit": _SUMMED + 1}, {"$count": "n"}]
+        counted = await operations.query(aggregating(collection, some, hint=index), deadline)
+        if counted and counted[0]["n"] > _SUMMED:
+            return known
+    for collection, index, name in _HALVES:
+        total: Document = {"$group": {"_id": None, "bytes": {"$sum": f"${name}"}, "queues": {"$sum": 1}}}
+        summed = aggregating(collection, [{"$match": {"waited_for": True}}, total], hint=index)
+        for one in await operations.query(summed, deadline):
+            queues, size = queues + one["queues"], size + one["bytes"]
+    return replace(known, bytes=size, recipients=queues)
 
 
 async def _number(operations: Operations, collection: str, deadline: float) -> int:
