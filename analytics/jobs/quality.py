@@ -1,0 +1,218 @@
+"""
+J0, second half: how far the logs of a day can be relied on.
+
+Every start of a node numbers its lines from 1, so what is missing is known to the line: the numbers between the
+highest one of the days before and the highest one of the day that no event has. Before the first day of a node there
+are no books: there, the start that comes first may have begun with any number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from analytics.doubles import block, mark
+from analytics.intake import REMARKS, STATES
+from analytics.job import Job, Span
+from analytics.parsing import CAUSES
+from analytics.schema import known_events
+from analytics.segments import STEM
+from analytics.settings import Settings
+from analytics.tables import TABLES
+from mediatord.eventlog.events import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+# Days after which a start that was silent is no longer remembered.
+_HISTORY_DAYS = 40
+
+_TOTALS = {
+    "lines": "lines of the segments of the day, whatever became of them",
+    "events": "events of the day, wherever they stood",
+}
+_OF_EVENTS = {
+    "misdated": "events whose own time is over a day from the day of their segment; they count in that day",
+    "unknown_event": "events that this version does not know; kept, and counted nowhere else",
+    "unknown_version": "events of another version of the schema; taken as if they were of this one",
+    "dropped": "lines that the daemon says it could not write; their numbers are missing too",
+}
+_OF_STARTS = {
+    "seq_missing": "numbers of a start that no line has: lines were lost, or are not here yet",
+    "doubled_left": "events whose number another event has, in segments of several days or read on several nights",
+    "stepped_back": "minutes that begin with a lower number than the one before ended with: the clock went back",
+}
+_OF_SEGMENTS = {
+    "unfinished": "last lines of growing segments that had no end yet; not in quarantine",
+    "doubled": "lines left out because their number was there already",
+    "lines_lost": "lines that log.close counts and that are not in the segment, as far as they exceed those that are",
+}
+KINDS: dict[str, str] = {
+    **_TOTALS,
+    **CAUSES,
+    **_OF_SEGMENTS,
+    **_OF_STARTS,
+    **_OF_EVENTS,
+    **{f"segments_{state}": meaning for state, meaning in STATES.items() if state != "closed"},
+    **{f"segments_{remark}": meaning for remark, meaning in REMARKS.items()},
+}
+"""What `kind` in quality_daily says, each in a sentence. Kinds that were not met have no row, but for the totals."""
+
+_BOOT = ("dt", "node", "boot")
+
+
+def transform(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
+    """Quality of each day of the span."""
+    marks = _marks(tables["events"]).persist()
+    inputs = tables["inputs"]
+    boots = _boots(marks, tables["boots_daily"], inputs)
+    kinds = [_event_kinds(marks), _boot_kinds(boots), _segment_kinds(inputs), _causes(tables["quarantine"])]
+    rows = reduce(_union, kinds).groupBy("dt", "node", "kind").agg(_sum("n"))
+    columns = TABLES["boots_daily"].struct().names
+    return {"boots_daily": boots.select(*columns), "quality_daily": _shown(rows)}
+
+
+def _marks(events: DataFrame) -> DataFrame:
+    """A row for each 64 numbers of each minute: all that is wanted of the events, from one look at them."""
+    from pyspark.sql import functions as F
+
+    minute = F.date_trunc("minute", "ts").alias("minute")
+    return events.groupBy(*_BOOT, minute, block().alias("block")).agg(
+        F.count(F.lit(1)).alias("n"),
+        mark().alias("mask"),
+        F.min("seq").alias("seq_first"),
+        F.max("seq").alias("seq_last"),
+        F.count_if(F.col("dt") != F.to_date("ts")).alias("misdated"),
+        F.count_if(~F.col("event").isin(known_events())).alias("unknown_event"),
+        F.count_if(F.col("v") != SCHEMA_VERSION).alias("unknown_version"),
+        F.sum(F.when(F.col("event") == "log.drop", F.col("dropped"))).alias("dropped"),
+    )
+
+
+def _boots(marks: DataFrame, history: DataFrame, inputs: DataFrame) -> DataFrame:
+    """`boots_daily`, and `distinct`: numbers that were seen."""
+    from pyspark.sql import functions as F
+
+    blocks = marks.groupBy(*_BOOT, "block").agg(
+        _sum("n"),
+        F.bit_count(F.bit_or("mask")).alias("distinct"),
+        F.min("seq_first").alias("seq_first"),
+        F.max("seq_last").alias("seq_last"),
+        F.min("minute").alias("begin"),
+    )
+    days = blocks.groupBy(*_BOOT).agg(
+        _sum("n"),
+        _sum("distinct"),
+        F.min("seq_first").alias("seq_first"),
+        F.max("seq_last").alias("seq_last"),
+        F.min("begin").alias("begin"),
+    )
+    return (
+        _with_missing(days, history)
+        .join(_stepped_back(marks), list(_BOOT), "left")
+        .join(_doubled(inputs), list(_BOOT), "left")
+        .fillna(0, ["stepped_back", "doubled"])
+    )
+
+
+def _with_missing(days: DataFrame, history: DataFrame) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    before = history.groupBy("node", "boot").agg(F.max("seq_last").alias("seq_before"))
+    nodes = history.select("node", F.lit(True).alias("has_books")).distinct()
+    earlier = Window.partitionBy("node", "boot").orderBy("dt").rowsBetween(Window.unboundedPreceding, -1)
+    # In order of time; starts of the same minute by their numbers.
+    order = Window.partitionBy("node").orderBy("dt", "begin", "seq_first", "boot")
+    known = F.greatest(F.max("seq_last").over(earlier), F.col("seq_before"))
+    is_first = F.col("has_books").isNull() & (F.row_number().over(order) == 1)
+    start = F.coalesce(known, F.when(is_first, F.col("seq_first") - 1).otherwise(F.lit(0)))
+    frame = days.join(before, ["node", "boot"], "left").join(nodes, "node", "left")
+    span = F.greatest("seq_last", "start") - F.col("start")
+    return frame.withColumn("start", start).withColumn("missing", F.greatest(span - F.col("distinct"), F.lit(0)))
+
+
+def _stepped_back(marks: DataFrame) -> DataFrame:
+    """By start and day, how many minutes."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    minutes = marks.groupBy(*_BOOT, "minute").agg(F.min("seq_first").alias("low"), F.max("seq_last").alias("high"))
+    before = F.lag("high").over(Window.partitionBy(*_BOOT).orderBy("minute"))
+    back = minutes.withColumn("back", F.col("low") < before)
+    return back.groupBy(*_BOOT).agg(F.count_if("back").alias("stepped_back"))
+
+
+def _doubled(inputs: DataFrame) -> DataFrame:
+    named = inputs.withColumns({"node": _in_stem(2), "boot": _in_stem(3)})
+    return named.groupBy(*_BOOT).agg(_sum("doubled"))
+
+
+def _event_kinds(marks: DataFrame) -> DataFrame:
+    sums = {"events": "n", **{kind: kind for kind in _OF_EVENTS}}
+    return _melted(marks.groupBy("dt", "node").agg(*(_sum(column, kind) for kind, column in sums.items())), sums)
+
+
+def _boot_kinds(boots: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    left = boots.withColumns({"doubled_left": F.col("n") - F.col("distinct"), "seq_missing": F.col("missing")})
+    return _melted(left.groupBy("dt", "node").agg(*(_sum(kind) for kind in _OF_STARTS)), _OF_STARTS)
+
+
+def _segment_kinds(inputs: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    lost = F.greatest(F.col("lines_said") - F.col("lines"), F.lit(0))
+    named = inputs.withColumns({"node": _in_stem(2), "lines_lost": lost})
+    sums = {"lines": None, **_OF_SEGMENTS}
+    counts = _melted(named.groupBy("dt", "node").agg(*(_sum(kind) for kind in sums)), sums)
+    words = F.split(F.concat_ws(" ", "state", "remarks"), " ")
+    states = named.select("dt", "node", F.explode(words).alias("word"), F.lit(1).cast("bigint").alias("n"))
+    states = states.where(~F.col("word").isin("", "closed"))
+    return counts.unionByName(states.select("dt", "node", F.concat(F.lit("segments_"), "word").alias("kind"), "n"))
+
+
+def _causes(quarantine: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    rows = quarantine.groupBy("dt", _in_stem(2).alias("node"), F.col("cause").alias("kind"))
+    return rows.agg(F.count(F.lit(1)).alias("n"))
+
+
+def _melted(frame: DataFrame, kinds: Mapping[str, object]) -> DataFrame:
+    return frame.unpivot(["dt", "node"], list(kinds), "kind", "n")
+
+
+def _shown(rows: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    n = F.coalesce("n", F.lit(0).cast("bigint"))
+    return rows.select("dt", "node", "kind", n.alias("n")).where((F.col("n") > 0) | F.col("kind").isin(list(_TOTALS)))
+
+
+def _in_stem(group: int) -> Column:
+    """Node (2) or start (3) by the name of a segment; group 1 is the time."""
+    from pyspark.sql import functions as F
+
+    return F.regexp_extract("stem", STEM, group)
+
+
+def _sum(column: str, name: str | None = None) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.sum(column).alias(name or column)
+
+
+def _union(one: DataFrame, other: DataFrame) -> DataFrame:
+    return one.unionByName(other)
+
+
+JOB = Job(
+    "quality",
+    reads=("events", "inputs", "quarantine"),
+    makes=("boots_daily", "quality_daily"),
+    transform=transform,
+    recalls={"boots_daily": _HISTORY_DAYS},
+)

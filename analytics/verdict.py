@@ -1,0 +1,37 @@
+"""Whether the logs of a span can be relied on: what exit status 4 stands for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analytics.job import Span
+from analytics.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def broken(warehouse: Warehouse, span: Span) -> list[str]:
+    """
+    Sentences, one for each day and kind, in order; none if all is well.
+
+    Broken is what means that messages or log lines are gone: a ledger that does not balance, endings of messages that
+    no log accepted, counters of the daemon that differ from its lines, and gaps in `seq`. Everything else that is
+    counted, overdue messages, doubled or damaged lines say, is shown and no more.
+    """
+    from pyspark.sql import functions as F
+
+    def wrong(table: str, kind: str, count: Column) -> DataFrame:
+        amount = F.sum(count)
+        frame = warehouse.read(table, span).groupBy("dt").agg(amount.alias("n"))
+        return frame.where("n > 0").select("dt", F.lit(kind).alias("kind"), "n")
+
+    rows = (
+        wrong("ledger_daily", "messages that the ledger cannot account for", F.abs("difference"))
+        .unionAll(wrong("ledger_daily", "messages that ended and that no log accepted", F.col("orphans")))
+        .unionAll(
+            wrong("reconciliation_daily", "between the daemon's counters and its log lines", F.abs("difference"))
+        )
+        .unionAll(wrong("boots_daily", "log lines are missing", F.col("missing")))
+    )
+    return [f"{row.dt}: {row.n} {row.kind}" for row in rows.orderBy("dt", "kind").toLocalIterator()]

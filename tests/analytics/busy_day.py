@@ -1,0 +1,378 @@
+"""A day in which everything happened: rows as the jobs make them, put together by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from math import exp, log, sin, tau
+from typing import Any
+
+from analytics.facts import RunFacts
+from analytics.job import Span
+from analytics.metrics import METRICS
+from analytics.report.reading import WANTED, Day
+from analytics.settings import Settings
+from analytics.tables import TABLES
+
+DAY = date(2026, 11, 20)  # a Friday
+HOSTILE = "<script>alert('no')</script>"
+FORMULA = "=1+1"
+
+Rows = dict[str, list[dict[str, Any]]]
+
+FACTS = RunFacts(
+    run_id="20261121T010000Z-1f2e3d",
+    version="0.1.0",
+    span=Span(DAY - timedelta(2), DAY),
+    now=datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC),
+    final_until=DAY - timedelta(2),
+    inputs=72,
+    input_bytes=2_900_000_000,
+    seconds={"discover": 0.4, "ingest": 46.2},
+)
+
+
+def complete(table: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the day with all declared columns; what is not given is null."""
+    assert row.keys() <= {column.name for column in TABLES[table].columns}, (table, row)
+    types = {column.name: column.type for column in TABLES[table].columns}
+    filled = {name: row.get(name) for name in types} | {"dt": row.get("dt", DAY)}
+    # The whole numbers that are easy to write above.
+    return {
+        name: float(value) if types[name] == "double" and value is not None else value
+        for name, value in filled.items()
+    }
+
+
+def busy_hour(hour: int, dt: date) -> float:
+    """Messages of an hour: more by day, fewer at weekends, a little more each week."""
+    growth = 1 + 0.004 * (dt - DAY).days
+    return round(4000 * growth * (0.6 if dt.weekday() > 4 else 1) * (1 + 0.8 * sin(tau * (hour - 9) / 24)))
+
+
+def hour_of(hour: int, dt: date) -> dict[str, float]:
+    busy = busy_hour(hour, dt)
+    bad = dt == DAY and hour in (14, 15)
+    return {
+        "messages_accepted": busy * (0.2 if bad else 1),
+        "messages_acknowledged": busy * (0.1 if bad else 0.97),
+        "messages_lost": 180.0 if bad else 0.0,
+        "requests": busy * 2.4,
+        "requests_refused": busy * (0.4 if bad else 0.02),
+        "limit_hits": 40.0 if bad else 0.0,
+        "latency_live_p95_ms": 900.0 if bad else 14 + hour / 10,
+        "latency_pickup_p95_ms": 7_200_000.0 + 100_000 * hour,
+        "depth_max": 12_000 + busy / 4 + (9000 if bad else 0),
+    }
+
+
+def series() -> Rows:
+    days = [DAY - timedelta(n) for n in range(28, -1, -1)]
+    hourly = [
+        {"dt": dt, "hour": hour, "metric": metric, "value": value}
+        for dt in days
+        for hour in range(24)
+        # An hour without logs.
+        if (dt, hour) != (DAY, 4)
+        for metric, value in hour_of(hour, dt).items()
+    ]
+    past = [DAY - timedelta(n) for n in range(55, -1, -1)]
+    totals = {dt: sum(busy_hour(hour, dt) for hour in range(24)) for dt in past}
+    shares = {
+        "messages_accepted": 1.0,
+        "bytes_accepted": 2500.0,
+        "connections_peak": 0.02,
+        "depth_max": 0.15,
+        "messages_lost": 0.0004,
+    }
+    daily = [
+        {"dt": dt, "metric": metric, "value": round(totals[dt] * by)} for metric, by in shares.items() for dt in past
+    ]
+    ahead = [
+        {"metric": metric, "day": day, "value": value, "low": value * 0.92, "high": value * (1.08 + 0.003 * n)}
+        for metric, by in shares.items()
+        if METRICS[metric].capacity
+        for n in range(1, 31)
+        for day in [DAY + timedelta(n)]
+        for value in [by * sum(busy_hour(hour, day) for hour in range(24))]
+    ]
+    error = {"held_back": 7, "trained_on": 49, "mape": 0.031, "naive_mape": 0.064, "inside": 6 / 7}
+    return {
+        "series_hourly": hourly,
+        "series_daily": daily,
+        "forecast": ahead,
+        "forecast_error": [{"metric": metric, **error} for metric in shares if METRICS[metric].capacity],
+    }
+
+
+def histogram() -> Rows:
+    middles = {"live": 12.0, "pickup": 1_500_000.0, "poll": 400_000.0}
+    found = [
+        {
+            "hour": 9,
+            "node": "a",
+            "metric": "push",
+            "path": path,
+            "bucket": middle + n,
+            "n": round(9000 * exp(-n * n / 5000)),
+        }
+        for path, ms in middles.items()
+        for middle in [int(log(ms) / log(1.02))]
+        for n in range(-150, 151, 2)
+    ]
+    percentiles = {"p50_ms": 12.0, "p90_ms": 40.0, "p95_ms": 66.0, "p99_ms": 910.0, "max_ms": 45_000.0}
+    daily = [
+        {"node": node, "metric": metric, "path": path, "n": 60_000, **percentiles}
+        for node in ("*", "a")
+        for metric, path in (("push", "live"), ("push", "pickup"), ("push", "*"), ("ack", "*"), ("request", "*"))
+    ]
+    return {"latency_hist": found, "latency_daily": daily}
+
+
+def messages() -> Rows:
+    ledger = {"opening": 11_900, "accepted": 96_000, "acked": 93_800, "expired": 210, "evicted": 150, "removed": 40}
+    past = [{**ledger, "dt": DAY - timedelta(n), "open": 13_700, "orphans": 0, "difference": 0} for n in range(1, 9)]
+    today = {**ledger, "open": 13_697, "difference": 3, "orphans": 2, "before_books": 0, "again": 17, "overdue": 1}
+    lost = [
+        ("ttl", "1 <4K", "8 3d+", False, 160),
+        ("fifo_count", "2 <16K", "6 <1d", True, 150),
+        ("ttl", "0 <1K", "8 3d+", True, 50),
+    ]
+    keys = ("reason", "size_class", "age_class", "pushed", "n")
+    states = {"acked": 93_800, "expired": 210, "evicted": 150, "removed": 40, "open": 13_697}
+    return {
+        "ledger_daily": [*past, today],
+        "lost_daily": [{**dict(zip(keys, row, strict=True)), "bytes": row[-1] * 3000} for row in lost],
+        "messages_daily": [
+            {"proto": "didcomm", "state": state, "age_class": "2 <1m", "pushes_class": "1", "n": n, "bytes": n * 2500}
+            for state, n in states.items()
+        ],
+        "traffic_daily": [
+            {"node": node, "proto": "didcomm", "event": event, "n": 48_000, "bytes": 120_000_000}
+            for node in ("a", "b")
+            for event in ("req.done", "msg.accept", "msg.push", "msg.ack")
+        ],
+        "anomalies": [
+            {
+                "hour": hour,
+                "metric": "messages_lost",
+                "value": 180.0,
+                "expected": 0.0,
+                "spread": 1.0,
+                "z": 180.0,
+                "samples": 4,
+                "baseline": "hour_of_week",
+                "reason": f"Messages lost: 180 in the hour from {hour}:00 UTC; usual at that hour on a Friday is 0 "
+                "(the middle of 4 samples). That is 180.0 times the usual spread of 1 above it.",
+            }
+            for hour in (14, 15)
+        ],
+    }
+
+
+def logs() -> Rows:
+    counted = {"node": "a", "counted": 96_000, "logged": 96_000, "difference": 0}
+    return {
+        "quality_daily": [
+            {"node": "a", "kind": "lines", "n": 9_600_000},
+            {"node": "a", "kind": "events", "n": 9_599_799},
+            {"node": "a", "kind": "misdated", "n": 201},
+            {"node": HOSTILE, "kind": "unknown_event", "n": 3},
+        ],
+        "boots_daily": [
+            {
+                "node": "a",
+                "boot": "b1",
+                "seq_first": 1,
+                "seq_last": 9,
+                "n": 9,
+                "missing": 0,
+                "doubled": 0,
+                "stepped_back": 0,
+            },
+            {
+                "node": HOSTILE,
+                "boot": "b2",
+                "seq_first": 1,
+                "seq_last": 9,
+                "n": 9,
+                "missing": 5,
+                "doubled": 1,
+                "stepped_back": 0,
+            },
+        ],
+        "inputs": [
+            {
+                "stem": f"s{n}",
+                "bytes": 64_000_000,
+                "packed": "gzip",
+                "state": "closed",
+                "lines": 400_000,
+                "corrupt": int(n == 3),
+            }
+            for n in range(24)
+        ],
+        "reconciliation_daily": [
+            {**counted, "counter": "mediator_messages_forwarded_total"},
+            {**counted, "counter": 'mediator_requests_total{outcome="failed"}', "difference": 4},
+        ],
+    }
+
+
+def load() -> Rows:
+    gauges = {
+        "depth_max": 13_000,
+        "bytes_max": 30_000_000,
+        "oldest_ms_max": 250_000_000,
+        "conns_max": 900,
+        "lag_ms_max": 41.5,
+    }
+    error = {
+        "proto": "didcomm",
+        "mtype": "https://didcomm.org/routing/2.0/forward",
+        "status": 400,
+        "n": 900,
+        "share": 0.01,
+    }
+    ended = {
+        "n": 4000,
+        "dur_p50_ms": 610_000.0,
+        "dur_p95_ms": 7_300_000.0,
+        "n_in": 9,
+        "n_out": 8,
+        "bytes_in": 90_000,
+        "bytes_out": 80_000,
+    }
+    sockets = {"opened": 9100, "authenticated": 9000, "closed": 9050, "unclosed": 2, "storm_minutes": 3, "peak": 880}
+    return {
+        "queue_hourly": [{"hour": hour, "node": "a", **gauges} for hour in range(24)],
+        "queue_risk": [
+            {
+                "rank": n,
+                "rcpt": f"{n:032x}",
+                "waiting": 990 - n,
+                "bytes": 2_000_000,
+                "per_day": 12.5,
+                "days_to_cap": 0.8,
+                "days_to_ttl": 1.2,
+            }
+            for n in range(1, 9)
+        ],
+        "errors_daily": [
+            {**error, "code": "e.p.me.res.not-found", "senders": 61, "is_new": False},
+            {**error, "code": "e.p.xfer.cant-use-endpoint", "senders": None, "is_new": True},
+            {**error, "mtype": HOSTILE, "code": f"{HOSTILE}$x^2$", "senders": 7, "is_new": True},
+            {**error, "mtype": FORMULA, "code": "", "senders": 7, "is_new": False, "n": 1},
+        ],
+        "error_senders": [{"rank": 1, "sender": "ab" * 16, "n": 300, "codes": 2, "worst": "e.p.me.res.not-found"}],
+        "limits_daily": [
+            {"limit": "per_peer", "hits": 80, "who_n": 6, "bursts": 9, "longest_burst_s": 320.5, "share": 0.002}
+        ],
+        "limits_top": [{"rank": 1, "who": "cd" * 16, "limit": "per_peer", "hits": 70, "bursts": 3}],
+        "replay_daily": [{"code": "DUPLICATE_NONCE", "age_class": "skew", "n": 9, "senders": None, "on_nodes": 0}],
+        "sessions_daily": [
+            {"node": "a", "proto": "didcomm", "ws_code": code, "reason": "peer", **ended}
+            for code in (1000, 1001, 1006)
+        ],
+        "sockets_daily": [{"node": node, **sockets} for node in ("a", "b")],
+        "concurrency_10m": [
+            {
+                "node": node,
+                "at": datetime(2026, 11, 20, n // 6, n % 6 * 10, tzinfo=UTC),
+                "peak": 500 + n,
+                "at_end": 500,
+            }
+            for node in ("a", "b")
+            for n in range(144)
+        ],
+        "node_compare": [
+            {
+                "node": HOSTILE,
+                "metric": "request_p95_ms",
+                "value": 90.0,
+                "median": 30.0,
+                "ratio": 3.0,
+                "flagged": True,
+            },
+            {
+                "node": "a",
+                "metric": "requests",
+                "value": 110_000.0,
+                "median": 100_000.0,
+                "ratio": 1.1,
+                "flagged": False,
+            },
+        ],
+        "cost_daily": [
+            {
+                "proto": "didcomm",
+                "mtype": mtype,
+                "size_class": "1 <4K",
+                "n": 9000,
+                "dur_ms": 81_000.0,
+                "crypto_ms": 60_000.0,
+                "dur_p50_ms": 4.0,
+                "dur_p95_ms": 21.0,
+            }
+            for mtype in ("https://didcomm.org/routing/2.0/forward", HOSTILE)
+        ],
+    }
+
+
+def people() -> Rows:
+    def top(name: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "rank": n,
+                name: "others" if n == 12 else f"{n * 7919:032x}",
+                "n": 9000 // n,
+                "bytes": 9_000_000 // n,
+                "partners": None if n == 12 else 40 - n,
+            }
+            for n in range(1, 13)
+        ]
+
+    monday = DAY - timedelta(DAY.weekday())
+    return {
+        "top_senders": top("sender"),
+        "top_recipients": top("rcpt"),
+        "concentration_daily": [
+            {"side": side, "members": 8000, "n": 96_000, "top_share": 0.22, "gini": 0.61}
+            for side in ("sender", "rcpt")
+        ],
+        "dormant_daily": [{"dormant": 310, "waiting": 4100, "bytes": 10_000_000, "active": 5100, "fresh": 44}],
+        "retention_weekly": [
+            {
+                "epoch": 3,
+                "cohort": monday - timedelta(7 * age),
+                "week": week,
+                "members": 300,
+                "active": 290 - 20 * week,
+            }
+            for age in range(6)
+            for week in range(age + 1)
+        ],
+    }
+
+
+BUSY: Rows = {
+    table: [complete(table, row) for row in rows]
+    for part in (series(), histogram(), messages(), logs(), load(), people())
+    for table, rows in part.items()
+}
+
+
+def known(rows: Rows) -> Day:
+    """The day as :func:`analytics.report.reading.read` finds it in tables with these rows."""
+    found = {name: list(rows.get(name, [])) for name in WANTED}
+    if inputs := found["inputs"]:
+        total = {name: sum(row[name] for row in inputs) for name in ("bytes", "lines", "corrupt")}
+        found["inputs"] = [{"dt": DAY, "state": "closed", "packed": "gzip", "segments": len(inputs), **total}]
+    found["latency_hist"] = [
+        {name: row[name] for name in ("dt", "metric", "path", "bucket", "n")} for row in found["latency_hist"]
+    ]
+    peaks = {row["at"]: row["peak"] for row in found["concurrency_10m"]}
+    found["concurrency_10m"] = [
+        {"dt": DAY, "at_hour": at.hour + at.minute / 60, "peak": 2 * peak} for at, peak in peaks.items()
+    ]
+    return Day(DAY, Settings(), FACTS, found)

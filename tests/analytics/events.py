@@ -1,0 +1,71 @@
+"""Rows of the table `events` and others for tests of the jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from analytics.job import Job, Span
+from analytics.schema import events_struct
+from analytics.settings import Settings
+from analytics.tables import TABLES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DAY = date(2026, 11, 16)
+_SEQ = count(1)
+
+
+def at(day: int, hour: float = 0, minute: float = 0, second: float = 0) -> datetime:
+    """A time so many days after the first."""
+    return datetime(DAY.year, DAY.month, DAY.day, tzinfo=UTC) + timedelta(
+        days=day, hours=hour, minutes=minute, seconds=second
+    )
+
+
+def day(n: int) -> date:
+    """So many days after the first."""
+    return DAY + timedelta(n)
+
+
+def event(ts: datetime, name: str, **fields: Any) -> dict[str, Any]:
+    """A row of `events`; node a, boot b, epoch 1, the next seq and the day of `ts` unless given."""
+    own = {"dt": ts.date(), "batch": ts.date(), "stem": "s", "v": 1, "seq": next(_SEQ), "node": "a", "boot": "b"}
+    return {**own, "level": "info", "epoch": 1, "ts": ts, "event": name, **fields}
+
+
+def events(spark: SparkSession, rows: Iterable[Mapping[str, Any]]) -> DataFrame:
+    """The table `events`; what a row does not have is null."""
+    struct = events_struct()
+    return spark.createDataFrame([tuple(row.get(name) for name in struct.names) for row in rows], struct)
+
+
+def table(spark: SparkSession, name: str, rows: Iterable[Mapping[str, Any]] = ()) -> DataFrame:
+    """A table of :data:`TABLES`; what a row does not have is null."""
+    struct = TABLES[name].struct()
+    return spark.createDataFrame([tuple(row.get(name) for name in struct.names) for row in rows], struct)
+
+
+def run(job: Job, tables: Mapping[str, DataFrame], span: Span) -> dict[str, list[dict[str, Any]]]:
+    """What a job makes, each table sorted by its key, with exactly the columns and types that are declared."""
+    made = job.transform(tables, Settings(), span)
+    assert set(made) == set(job.makes)
+    rows = {}
+    for name, frame in made.items():
+        declared = TABLES[name]
+        assert dict(frame.dtypes) == {column.name: column.type for column in declared.columns}, name
+        key = declared.key or tuple(frame.columns)
+        found = [row.asDict() for row in frame.select(*declared.struct().names).collect()]
+        rows[name] = sorted(found, key=lambda row: tuple(str(row[column]) for column in key))
+        assert len({tuple(row[column] for column in key) for row in rows[name]}) == len(found), f"{name}: key"
+        assert all(row["dt"] in span for row in found), (name, sorted({str(row["dt"]) for row in found}))
+    return rows
+
+
+def plans(job: Job, tables: Mapping[str, DataFrame], span: Span) -> str:
+    """The physical plans of all that a job makes."""
+    made = job.transform(tables, Settings(), span)
+    return "\n".join(frame._jdf.queryExecution().executedPlan().toString() for frame in made.values())

@@ -1,0 +1,79 @@
+"""Tables for the tests of jobs, made from what a case is about; all other columns are null."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from analytics.job import Job, Span
+from analytics.schema import events_struct
+from analytics.settings import Settings
+from analytics.tables import TABLES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+DAY = date(2026, 11, 16)
+"""A Monday."""
+
+
+def day(number: int) -> date:
+    """So many days after :data:`DAY`."""
+    return DAY + timedelta(number)
+
+
+def at(number: int = 0, hour: int = 0, minute: int = 0, second: float = 0) -> datetime:
+    """A time of :func:`day`."""
+    return datetime.combine(day(number), datetime.min.time(), UTC) + timedelta(
+        hours=hour, minutes=minute, seconds=second
+    )
+
+
+def event(name: str, ts: datetime | None = None, **fields: Any) -> dict[str, Any]:
+    """A row of `events`, on the day of its time, which is the beginning of :data:`DAY` unless told."""
+    ts = ts or at()
+    return {"dt": ts.date(), "ts": ts, "event": name, "node": "a", "epoch": 1, **fields}
+
+
+def events(spark: SparkSession, *rows: Mapping[str, Any]) -> DataFrame:
+    """The table `events`."""
+    return _frame(spark, events_struct(), rows)
+
+
+def table(spark: SparkSession, name: str, *rows: Mapping[str, Any]) -> DataFrame:
+    """A declared table, of :data:`DAY` unless a row says otherwise."""
+    return _frame(spark, TABLES[name].struct(), rows)
+
+
+def made(
+    job: Job, span: Span, settings: Settings | None = None, **frames: DataFrame
+) -> dict[str, list[dict[str, Any]]]:
+    """What a job makes, as rows in the order of each table's key; columns and types are those declared."""
+    return {name: rows(name, frame) for name, frame in job.transform(frames, settings or Settings(), span).items()}
+
+
+def rows(name: str, frame: DataFrame) -> list[dict[str, Any]]:
+    """Rows of a table in the order of its key."""
+    struct = TABLES[name].struct()
+    found = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+    declared = {field.name: field.dataType.simpleString() for field in struct.fields}
+    assert {
+        column: "bigint" if declared.get(column) == "bigint" and kind == "int" else kind
+        for column, kind in found.items()
+    } == declared
+    return [row.asDict() for row in frame.select(struct.names).orderBy(*TABLES[name].key).collect()]
+
+
+def brief(rows: list[dict[str, Any]], *columns: str) -> list[tuple[Any, ...]]:
+    """These columns of rows."""
+    return [tuple(row[column] for column in columns) for row in rows]
+
+
+def _frame(spark: SparkSession, struct: StructType, rows: tuple[Mapping[str, Any], ...]) -> DataFrame:
+    unknown = {name for row in rows for name in row} - set(struct.names)
+    assert not unknown, unknown
+    return spark.createDataFrame(
+        [tuple({"dt": DAY, **row}.get(name) for name in struct.names) for row in rows], struct
+    )

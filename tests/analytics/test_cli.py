@@ -1,0 +1,173 @@
+"""The command line of the analysis: arguments, one line for every mistake, exit statuses, signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import click
+import pytest
+
+import analytics
+from analytics import arguments
+from analytics.cli import cli, main
+from analytics.errors import FAILED, WRONG_USAGE
+from analytics.job import Span
+
+ROOT = Path(analytics.__file__).parents[1]
+YESTERDAY = datetime.now(UTC).date() - timedelta(1)
+
+
+def told(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a command in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    status = ended.value.code
+    assert isinstance(status, int)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("nightly --logs LOGS", "Missing option '--out'."),
+        ("nightly --out OUT", "Missing option '--logs'."),
+        ("nightly --logs LOGS --out OUT --what", "No such option '--what'."),
+        ("nightly --logs LOGS --out OUT more", "Got unexpected extra argument (more)"),
+        ("nightly --logs LOGS/nope --out OUT", "--logs LOGS/nope: no such directory"),
+        ("nightly --logs LOGS --logs file:LOGS/nope --out OUT", "--logs file:LOGS/nope: no such directory"),
+        ("nightly --logs LOGS --out LOGS/file", "--out LOGS/file: cannot be written: File exists"),
+        ("nightly --logs LOGS --out OUT --scratch LOGS/file", "--scratch LOGS/file: cannot be written: File exists"),
+        (
+            "nightly --logs LOGS --out OUT --textfile LOGS/file/a.prom",
+            "--textfile in LOGS/file: cannot be written: File exists",
+        ),
+        ("nightly --logs LOGS --out OUT --day 2999-01-01", "Invalid value for '--day': 2999-01-01 is in the future"),
+        (
+            "nightly --logs LOGS --out OUT --day 20261120",
+            "Invalid value for '--day': '20261120' is no day; write one as 2026-11-20",
+        ),
+        (
+            "nightly --logs LOGS --out OUT --from 2026-02-30",
+            "Invalid value for '--from': '2026-02-30' is no day; write one as 2026-11-20",
+        ),
+        (
+            "nightly --logs LOGS --out OUT --from 2026-11-09 --to 2026-11-08",
+            "--to 2026-11-08 is before --from 2026-11-09",
+        ),
+        ("nightly --logs LOGS --out OUT --to 2026-11-08", "--to needs --from"),
+        (
+            "nightly --logs LOGS --out OUT --day 2026-11-08 --to 2026-11-08",
+            "--day does not go with --from and --to",
+        ),
+        (
+            "nightly --logs LOGS --out OUT --memory 4gb",
+            "Invalid value for '--memory': '4gb' is no size; write one as 512m or 4g",
+        ),
+        ("nightly --logs LOGS --out OUT --conf spark.x", "--conf spark.x: write KEY=VALUE"),
+        ("nightly --logs LOGS --out OUT --settings LOGS/nope", "LOGS/nope: No such file or directory"),
+        (
+            "nightly --logs LOGS --out s3a://bucket/out",
+            "--keys is needed: keys are not kept beside results that are elsewhere",
+        ),
+        ("knightly", "No such command 'knightly'."),
+        ("pseudonyms forget --keys OUT/keys", "Missing argument 'EPOCH'."),
+    ],
+)
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, given: str, line: str) -> None:
+    """With status 2, before Spark is there."""
+    (tmp_path / "file").write_text("")
+    places = {"LOGS": str(tmp_path), "OUT": str(tmp_path / "out")}
+
+    def placed(text: str) -> str:
+        return re.sub("LOGS|OUT", lambda found: places[found[0]], text)
+
+    status, out, err = told(capsys, *placed(given).split())
+    assert (status, out) == (WRONG_USAGE, "")
+    assert err.startswith(f"mediatord-analytics: {placed(line)}")
+    assert err.count("\n") == 1
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """And nothing at all is an error with the same text."""
+    status, out, _ = told(capsys, "--help")
+    assert status == 0
+    for name in cli.commands:
+        assert f"  {name}" in out
+    assert told(capsys)[0] == WRONG_USAGE
+
+
+def test_spans() -> None:
+    """Yesterday; a day; several; several until yesterday."""
+    first, last = date(2026, 11, 1), date(2026, 11, 9)
+    assert arguments.span_of(None, None, None) == Span(YESTERDAY, YESTERDAY)
+    assert arguments.span_of(first, None, None) == Span(first, first)
+    assert arguments.span_of(None, first, last) == Span(first, last)
+    assert arguments.span_of(None, YESTERDAY, None) == Span(YESTERDAY, YESTERDAY)
+    assert arguments.day(arguments.today().isoformat()) == arguments.today()
+
+
+def test_sizes_and_places() -> None:
+    """Sizes as Java has them, paths as Spark has them."""
+    assert [arguments.size_bytes(text) for text in ("0", "7", "2k", "512M", "1g", "1t")] == [
+        0, 7, 2048, 512 << 20, 1 << 30, 1 << 40,
+    ]  # fmt: skip
+    with pytest.raises(click.BadParameter):
+        arguments.size_bytes("1.5g")
+    assert arguments.local_path("a/b") == Path("a/b")
+    assert arguments.local_path("file:/a/b") == arguments.local_path("file:///a/b") == Path("/a/b")
+    assert arguments.local_path("hdfs://a/b") is arguments.local_path("s3a://a/b") is None
+    assert arguments.settings_of(["a.b=c=d", "e="]) == {"a.b": "c=d", "e": ""}
+
+
+def test_what_needs_no_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Columns, the schema of a line, settings, and the keys of pseudonyms."""
+    assert told(capsys, "schema")[1].startswith("dt ")
+    assert "opening" in told(capsys, "schema", "ledger_daily")[1]
+    assert '"$schema"' in told(capsys, "schema", "line")[1]
+    assert told(capsys, "schema", "nope")[0] == WRONG_USAGE
+    assert told(capsys, "settings")[1] == (ROOT / "etc/analytics.yaml").read_text("utf-8")
+    assert told(capsys, "pseudonyms", "list", "--keys", f"{tmp_path}/keys") == (0, "", "")
+    status, _, err = told(capsys, "pseudonyms", "forget", "--keys", f"{tmp_path}/keys", "7")
+    assert status == FAILED and err.count("\n") == 1
+
+
+def a_night(tmp_path: Path, *more: str) -> subprocess.Popen[str]:
+    """`python -m analytics nightly` over an empty directory."""
+    (tmp_path / "logs").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "analytics", "nightly", "--logs", tmp_path / "logs", "--out", tmp_path / "out", *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+
+
+def test_sigterm_while_spark_starts(tmp_path: Path) -> None:
+    """One line and the status of a process that was stopped."""
+    process = a_night(tmp_path)
+    assert process.stderr
+    assert process.stderr.readline().startswith("Spark starts on Java ")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate()
+    assert (process.returncode, err) == (128 + signal.SIGTERM, "mediatord-analytics: stopped by SIGTERM\n")
+
+
+def test_a_failure_of_spark_is_one_line(tmp_path: Path) -> None:
+    """The stack of Java is for those who ask."""
+    mistake = ("--conf", "spark.driver.port=none", "--memory", "512m")
+    _, err = (process := a_night(tmp_path, *mistake)).communicate()
+    assert process.returncode == FAILED
+    _, line = err.splitlines()
+    assert line.startswith("mediatord-analytics: ") and "spark.driver.port" in line
+    _, err = (process := a_night(tmp_path, *mistake, "--debug")).communicate()
+    assert process.returncode == FAILED
+    assert "Traceback" in err and "\tat org.apache.spark" in err and err.splitlines()[-1] == line

@@ -1,0 +1,148 @@
+"""`demo` and `goals` as commands: what they refuse, and that the figures of `goals` are judged as they should be."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import click
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from analytics.demo import demo, prepared
+from analytics.errors import AnalyticsError
+from analytics.goals.judging import Figures, judged
+from analytics.goals.measuring import differences
+from analytics.goals.running import measured, run
+from analytics.sample.bulk import BulkTruth, generate_bulk
+
+
+@pytest.fixture(scope="module")
+def bulk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BulkTruth]:
+    """24 000 lines."""
+    directory = tmp_path_factory.mktemp("bulk")
+    return directory, generate_bulk(directory, 0.04, processes=2)
+
+
+def test_lines_in_bulk_are_known_exactly(bulk: tuple[Path, BulkTruth]) -> None:
+    directory, truth = bulk
+    events: Counter[str] = Counter()
+    damaged, missing, accepted, ended = 0, 0, set(), Counter[str]()
+    for node in sorted(path for path in directory.iterdir() if path.is_dir()):
+        last = here = 0
+        for segment in sorted(node.iterdir()):
+            for line in segment.read_bytes().splitlines():
+                try:
+                    event = orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    damaged += 1
+                    continue
+                events[event["event"]] += 1
+                last, here = event["seq"], here + 1
+                if event["event"] == "msg.accept":
+                    accepted.add(event["msg"])
+                elif event["event"] in ("msg.ack", "msg.expire", "msg.evict", "msg.remove"):
+                    ended[event["event"]] += event["msg"] in accepted
+                    accepted.discard(event["msg"])
+        missing += last - here
+    assert (events, damaged, missing) == (truth.events, truth.damaged, truth.missing)
+    assert len(accepted) == truth.open
+    assert sorted(ended.values()) == sorted(truth.ended.values())
+    assert sum(events.values()) + damaged == truth.lines == 24_000
+
+
+def test_lines_in_bulk_are_made_once(bulk: tuple[Path, BulkTruth]) -> None:
+    directory, truth = bulk
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("events-*")}
+    assert generate_bulk(directory, 0.04) == truth
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("events-*")} == before
+    with pytest.raises(ValueError, match="holds other files"):
+        generate_bulk(directory, 0.05)
+
+
+def test_the_scan_counts_every_line(bulk: tuple[Path, BulkTruth]) -> None:
+    directory, truth = bulk
+    scan = measured("scan", logs=str(directory))
+    assert scan["events"] == dict(truth.events)
+    assert scan["damaged"] == truth.damaged
+
+
+def test_a_child_is_timed_and_weighed() -> None:
+    hungry = "import time; held = b'x' * 150_000_000; time.sleep(1)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hungry!r}])"
+    weighed = run(["-c", child])
+    assert weighed.peak > 150_000_000
+    assert weighed.seconds >= 1
+    with pytest.raises(AnalyticsError, match="status 3: what is wrong"):
+        run(["-c", "import sys; print('what is wrong', file=sys.stderr); sys.exit(3)"])
+
+
+def test_figures_are_judged() -> None:
+    figures = Figures(scan=10, night=49, ingest=43, ingest_small=10, parse=20, declared=10, inferred=18)
+    figures.cold_ingest, figures.after_ingest, figures.ingest_alone, figures.peak = 40, 25, 70, 2**31
+    figures.wrong, figures.unequal = ["open: 3, not 4"], ["ledger_daily"]
+    results = {result.name: result.met for result in judged(figures, timed=True)}
+    assert results == {
+        "G1": True,
+        "G2": True,
+        "G3": True,
+        "G4": True,
+        "G5": False,
+        "G6": True,
+        "G7": True,
+        "G8": False,
+        "G9": False,
+    }
+    untimed = {result.name: result.met for result in judged(figures, timed=False)}
+    assert {name for name, met in untimed.items() if met is None} == {"G1", "G2", "G3", "G4", "G5", "G6", "G7"}
+
+
+def test_a_difference_from_the_truth_is_named() -> None:
+    truth = BulkTruth(lines=3, events=Counter({"msg.accept": 2}), accepted=2, open=2)
+    said = {
+        "events": {"msg.accept": 2},
+        "damaged": 0,
+        "missing": 0,
+        "accepted": 2,
+        "open": 2,
+        "orphans": 0,
+        "difference": 0,
+        "again": 0,
+        "acked": 0,
+        "expired": 0,
+        "evicted": 0,
+        "removed": 0,
+        "drift": {},
+    }
+    assert differences(said, truth) == []
+    assert differences({**said, "open": 1, "drift": {"x": 1}}, truth) == [
+        "open: 1, not 2",
+        "counters: {'x': 1}, not {}",
+    ]
+
+
+def test_a_demo_replaces_only_what_a_demo_left(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "thesis.txt").write_text("ten years")
+    with pytest.raises(AnalyticsError, match="holds something else"):
+        prepared(theirs)
+    assert (theirs / "thesis.txt").exists()
+    ours = prepared(tmp_path / "ours")
+    (ours / "results").mkdir()
+    assert not (prepared(ours) / "results").exists()
+
+
+@pytest.mark.parametrize("given", [["--days", "1"], ["--messages", "0"], ["--nonsense"]])
+def test_wrong_arguments_are_one_line(given: list[str]) -> None:
+    assert isinstance(demo, click.Command)
+    ended = CliRunner().invoke(demo, given)
+    assert ended.exit_code == 2
+    assert "Error:" in ended.output
+
+
+def test_tasks_speak_json(bulk: tuple[Path, BulkTruth]) -> None:
+    ended = run(["-m", "analytics.goals.tasks", "duck", json.dumps({"logs": str(bulk[0]), "threads": 2})])
+    assert set(json.loads(ended.output)) == {"ingest", "query_raw", "query_parquet"}

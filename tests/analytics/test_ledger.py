@@ -1,0 +1,271 @@
+"""The message ledger, against books kept in plain Python."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from analytics.job import Span
+from analytics.jobs.ledger import JOB
+from tests.analytics.events import at, day, event, events, plans, run, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Row = dict[str, Any]
+DAYS = 5
+COLUMNS = ("opening", "accepted", "acked", "expired", "evicted", "removed", "open", "again")
+ENDS = {"acked": "msg.ack", "expired": "msg.expire", "evicted": "msg.evict", "removed": "msg.remove"}
+
+
+def accept(ts: datetime, msg: str, **fields: Any) -> Row:
+    own = {"rcpt": "r1", "proto": "didcomm", "size": 100, "ttl_s": 86_400, "method": "queue"}
+    return event(ts, "msg.accept", msg=msg, **{**own, **fields})
+
+
+def end(ts: datetime, state: str, msg: str, since: datetime, **fields: Any) -> Row:
+    ms = int((ts - since).total_seconds() * 1000)
+    own = {"latency_ms": float(ms)} if state == "acked" else {"age_ms": ms, "size": 100, "reason": state}
+    return event(ts, ENDS[state], msg=msg, **{"rcpt": "r1", **own, **fields})
+
+
+def push(ts: datetime, msg: str, **fields: Any) -> Row:
+    return event(ts, "msg.push", msg=msg, rcpt="r1", **{"latency_ms": 1.0, "ok": True, **fields})
+
+
+class Books:
+    """What a client would write down, message by message."""
+
+    def __init__(self, seed: int, messages: int) -> None:
+        self.lines: list[Row] = []
+        self.accepted: Counter[int] = Counter()
+        self.ended: Counter[tuple[int, str]] = Counter()
+        self.again: Counter[int] = Counter()
+        self.open: dict[int, dict[str, int]] = {n: {} for n in range(DAYS)}
+        chance = random.Random(seed)
+        for number in range(messages):
+            self._live(f"m{number}", chance)
+        # Lines come in no order.
+        chance.shuffle(self.lines)
+
+    def _live(self, msg: str, chance: random.Random) -> None:
+        seconds = chance.uniform(0, DAYS * 86_400 - 1)
+        born = at(0, second=seconds)
+        state = chance.choices([*ENDS, ""], [70, 8, 8, 4, 10])[0]
+        lasted = chance.expovariate(1 / 300) if chance.random() < 0.6 else chance.uniform(0, 2 * 86_400)
+        node, size = chance.choice("abc"), chance.randrange(1, 5000)
+        self.lines.append(accept(born, msg, node=node, size=size, rcpt=chance.choice(["hot", "hot", "r2"])))
+        pushed = [born + timedelta(seconds=lasted * share) for share in chance.choices([0.1, 0.5, 0.9], k=2)]
+        self.lines += [push(ts, msg) for ts in pushed if ts < at(DAYS)]
+        self.lines.append(push(born, msg, ok=False))
+        gone = born + timedelta(seconds=lasted)
+        first = int(seconds // 86_400)
+        last = int((seconds + lasted) // 86_400) if state else DAYS
+        self.accepted[first] += 1
+        for n in range(first, min(last, DAYS)):
+            self.open[n][msg] = sum(ts < at(n + 1) for ts in pushed)
+        if last < DAYS and state:
+            self.lines.append(end(gone, state, msg, born, node=chance.choice("abc")))
+            self.ended[last, state] += 1
+            self._redeliver(msg, born, gone, last, state, chance)
+
+    def _redeliver(
+        self, msg: str, born: datetime, gone: datetime, last: int, state: str, chance: random.Random
+    ) -> None:
+        later = gone + timedelta(seconds=chance.uniform(1, 7200))
+        if state == "acked" and chance.random() < 0.1 and later < at(DAYS):
+            self.lines += [push(later, msg), end(later, "acked", msg, born)]
+            self.again[(later - at(0)).days] += 1
+
+    def ledger(self) -> list[dict[str, int]]:
+        rows = []
+        for n in range(DAYS):
+            row = {state: self.ended[n, state] for state in ENDS}
+            row |= {"opening": len(self.open[n - 1]) if n else 0, "accepted": self.accepted[n]}
+            rows.append(row | {"open": len(self.open[n]), "again": self.again[n]})
+        return rows
+
+
+def tables(spark: SparkSession, lines: list[Row], before: dict[str, list[Row]] | None = None) -> dict[str, Any]:
+    past = before or {}
+    return {
+        "events": events(spark, lines),
+        "open": table(spark, "open", past.get("open", [])),
+        "ledger_daily": table(spark, "ledger_daily", past.get("ledger_daily", [])),
+    }
+
+
+@pytest.fixture(autouse=True)
+def no_cache(spark: SparkSession) -> Iterator[None]:
+    yield
+    spark.catalog.clearCache()
+
+
+def test_five_days_at_once_and_in_parts_agree_with_the_truth(spark: SparkSession) -> None:
+    books = Books(seed=5, messages=1500)
+    span = Span(day(0), day(DAYS - 1))
+    whole = run(JOB, tables(spark, books.lines), span)
+
+    assert [{name: row[name] for name in COLUMNS} for row in whole["ledger_daily"]] == books.ledger()
+    for row in whole["ledger_daily"]:
+        assert row["difference"] == row["orphans"] == row["before_books"] == row["across_epochs"] == 0
+    found = {n: {row["msg"]: row["pushes"] for row in whole["open"] if row["dt"] == day(n)} for n in range(DAYS)}
+    assert found == books.open
+    for row in whole["ledger_daily"]:
+        states = Counter[str]()
+        for part in whole["messages_daily"]:
+            states[part["state"]] += part["n"] if part["dt"] == row["dt"] else 0
+        assert states == Counter({state: row[state] for state in (*ENDS, "open") if row[state]})
+        lost = sum(part["n"] for part in whole["lost_daily"] if part["dt"] == row["dt"])
+        assert lost == row["expired"] + row["evicted"] + row["removed"]
+
+    daily: dict[str, list[Row]] = {name: [] for name in JOB.makes}
+    for span in (Span(day(0), day(0)), Span(day(1), day(1)), Span(day(2), day(4))):
+        recalled = [row for row in books.lines if row["dt"] in span.widened(before=3)]
+        made = run(JOB, tables(spark, recalled, daily), span)
+        for name, rows in made.items():
+            daily[name] += rows
+    assert daily == whole
+
+
+def test_a_late_file_heals_the_books(spark: SparkSession) -> None:
+    books = Books(seed=6, messages=600)
+    span = Span(day(0), day(DAYS - 1))
+    late = [row for row in books.lines if row["event"] == "msg.accept" and row["node"] == "a"][::5]
+    missing = [row for row in books.lines if row not in late]
+
+    broken = run(JOB, tables(spark, missing), span)["ledger_daily"]
+    healed = run(JOB, tables(spark, books.lines), span)["ledger_daily"]
+
+    ended = {row["msg"] for row in books.lines if row["event"] in ENDS.values()}
+    assert sum(row["orphans"] for row in broken) == len({row["msg"] for row in late} & ended) > 0
+    assert all(row["difference"] == 0 for row in broken + healed)
+    assert [{name: row[name] for name in COLUMNS} for row in healed] == books.ledger()
+
+
+def test_what_a_day_can_hold(spark: SparkSession) -> None:
+    noon, soon = at(1, 12), at(1, 13)
+    lines = [
+        # Acknowledged before the acceptance was logged, around midnight.
+        accept(at(1, 0, 0, 0.2), "early", ttl_s=None),
+        end(at(0, 23, 59, 59.9), "acked", "early", at(0, 23, 59, 59.8)),
+        push(at(0, 23, 59, 59.85), "early"),
+        # The same of the next day: not yet known.
+        end(at(1, 23, 59, 59.9), "acked", "tomorrow's", at(1, 23, 59, 59.8)),
+        # All on the day before, of which only the last minutes are looked at.
+        accept(at(0, 23, 58), "past"),
+        end(at(0, 23, 59), "acked", "past", at(0, 23, 58)),
+        end(at(1, 0, 1), "acked", "past", at(0, 23, 58)),
+        # A second ending of what ended on the day before, and one of nobody knows what.
+        accept(at(0, 3), "known"),
+        end(at(0, 4), "acked", "known", at(0, 3)),
+        end(noon, "acked", "known", at(0, 3)),
+        end(noon, "expired", "unknown", at(0, 3)),
+        # Accepted before the books were opened.
+        end(noon, "acked", "ancient", at(-9, 3)),
+        # Two endings: the first one counts; two acceptances: once.
+        accept(noon, "twice", proto="decentrl", size=None),
+        accept(noon, "twice", proto="decentrl", size=7),
+        end(soon, "evicted", "twice", noon, reason="fifo_bytes"),
+        end(at(1, 14), "acked", "twice", noon),
+        # Lost after three pushes, without a word why.
+        accept(noon, "lost", size=2000),
+        *(push(soon, "lost") for _ in range(3)),
+        end(at(1, 23), "removed", "lost", noon, reason=None),
+        # Open for long: one overdue, one for ever, one in time, and one carried that ended.
+        accept(noon, "brief", ttl_s=3600),
+        # Its clock had lost the day.
+        {**accept(at(-400), "misdated"), "dt": day(1)},
+        event(noon, "msg.ack"),
+        event(noon, "msg.accept"),
+        event(noon, "req.done"),
+        end(soon, "acked", "carried", at(-1)),
+    ]
+    carried = {"dt": day(0), "rcpt": "r9", "proto": "decentrl", "node": "z", "size": 5, "pushes": 4, "epoch": 1}
+    before: dict[str, list[Row]] = {
+        "open": [
+            {**carried, "msg": "carried", "accepted_at": at(-1)},
+            {**carried, "msg": "for ever", "accepted_at": at(-2), "ttl_s": None},
+            # Of a day that has long been followed by another.
+            {**carried, "dt": day(-1), "msg": "older", "accepted_at": at(-2)},
+        ],
+        "ledger_daily": [{"dt": day(n), "books": day(-1)} for n in (-1, 0)],
+    }
+
+    made = run(JOB, tables(spark, lines, before), Span(day(1), day(1)))
+
+    assert made["ledger_daily"] == [
+        {"dt": day(1), "opening": 2, "accepted": 5, "acked": 2, "expired": 0, "evicted": 1, "removed": 1, "open": 3}
+        | {"difference": 0, "orphans": 1, "before_books": 1, "again": 4, "overdue": 1}
+        | {"across_epochs": 0, "ended_across_epochs": 0, "books": day(-1)}
+    ]
+    own = {"dt": day(1), "rcpt": "r1", "proto": "didcomm", "node": "a", "size": 100, "epoch": 1, "pushes": 0}
+    assert made["open"] == [
+        {**own, "msg": "brief", "accepted_at": noon.replace(tzinfo=None), "ttl_s": 3600},
+        {**carried, "dt": day(1), "msg": "for ever", "accepted_at": at(-2).replace(tzinfo=None), "ttl_s": None},
+        {**own, "msg": "misdated", "accepted_at": at(1).replace(tzinfo=None), "ttl_s": 86_400},
+    ]
+    assert made["lost_daily"] == [
+        {
+            "dt": day(1),
+            "reason": "",
+            "size_class": "1 <4K",
+            "age_class": "6 <1d",
+            "pushed": True,
+            "n": 1,
+            "bytes": 2000,
+        },
+        {"dt": day(1), "reason": "fifo_bytes", "size_class": "0 <1K", "age_class": "5 <6h", "pushed": False}
+        | {"n": 1, "bytes": 7},
+    ]
+    assert [tuple(row.values())[1:] for row in made["messages_daily"]] == [
+        ("decentrl", "acked", "7 <3d", "2-4", 1, 5),
+        ("decentrl", "evicted", "5 <6h", "0", 1, 7),
+        ("decentrl", "open", "8 3d+", "2-4", 1, 5),
+        ("didcomm", "acked", "0 <1s", "1", 1, 100),
+        ("didcomm", "open", "6 <1d", "0", 1, 100),
+        ("didcomm", "open", "7 <3d", "0", 1, 100),
+        ("didcomm", "removed", "6 <1d", "2-4", 1, 2000),
+    ]
+
+
+def test_a_day_without_anything(spark: SparkSession) -> None:
+    made = run(JOB, tables(spark, []), Span(day(0), day(1)))
+
+    assert [row["dt"] for row in made["ledger_daily"]] == [day(0), day(1)]
+    assert {value for row in made["ledger_daily"] for value in row.values()} == {0, day(0), day(1)}
+    assert {row["books"] for row in made["ledger_daily"]} == {day(0)}
+    assert made["open"] == made["messages_daily"] == made["lost_daily"] == []
+
+
+@pytest.mark.parametrize("rcpt, gone", [("a" * 32, 2), ("did:key:z6Mk", 0)])
+def test_a_new_key_does_not_break_the_balance(spark: SparkSession, rcpt: str, gone: int) -> None:
+    """What is open when the key changes ends under another tag, unless tags are plain."""
+    new = {"rcpt": rcpt, "epoch": 2}
+    lines = [
+        accept(at(0, 12), "old tag", rcpt=rcpt, ttl_s=86_400),
+        accept(at(0, 13), "older tag", rcpt=rcpt, ttl_s=None),
+        accept(at(1, 12), "new", **new),
+        end(at(1, 13), "acked", "new", at(1, 12), **new),
+        end(at(1, 14), "acked", "new tag", at(0, 12), **new),
+    ]
+
+    made = run(JOB, tables(spark, lines), Span(day(0), day(9)))["ledger_daily"]
+
+    assert all(row["difference"] == 0 for row in made)
+    assert [row["open"] for row in made] == ([2, *[1] * 6, *[0] * 3] if gone else [2] * 10)
+    assert [row["across_epochs"] for row in made] == ([0, 1, *[0] * 5, 1, 0, 0] if gone else [0] * 10)
+    assert sum(row["ended_across_epochs"] for row in made) == (1 if gone else 0)
+    assert sum(row["orphans"] for row in made) == (0 if gone else 1)
+
+
+def test_plans(spark: SparkSession) -> None:
+    found = plans(JOB, tables(spark, [accept(at(0), "m")]), Span(day(0), day(0)))
+
+    assert "HashAggregate" in found
+    assert not any(name in found for name in ("CartesianProduct", "BatchEvalPython", "Window"))

@@ -1,0 +1,392 @@
+"""A run in full, with an ingest and jobs of a few lines: what is read, computed, published, and left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from analytics import lock, nightly, runs
+from analytics.errors import BROKEN, FAILED, FINE, NO_INPUT, AnalyticsError
+from analytics.facts import RunFacts
+from analytics.files import Files
+from analytics.job import Job, Span
+from analytics.nightly import Outcome, Request, Steps
+from analytics.sample import generate
+from analytics.sample.spec import Spec
+from analytics.schema import events_struct
+from analytics.segments import Discovery, Segment
+from analytics.settings import Settings
+from analytics.tables import TABLES
+from analytics.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+Frames = Mapping[str, "DataFrame"]
+
+FIRST = date(2026, 11, 16)
+SETTINGS = Settings()
+
+
+def day(number: int) -> date:
+    """So many days after the first one."""
+    return FIRST + timedelta(number)
+
+
+# A segment of this mediator is a file `<batch>.<name>`; each line is the day of an event.
+
+
+def discover(files: Files, log_dirs: Sequence[str]) -> Discovery:
+    segments = []
+    for folder in log_dirs:
+        for file in files.list(folder):
+            name = file.path.rpartition("/")[2]
+            batch = date.fromisoformat(name.partition(".")[0])
+            segments.append(
+                Segment(
+                    stem=name,
+                    path=file.path,
+                    size=file.size,
+                    modified=file.modified,
+                    packed="plain",
+                    active=False,
+                    node="a",
+                    batch=batch,
+                )
+            )
+    return Discovery(segments=segments, findings=Counter(), warnings=[])
+
+
+def ingest(spark: SparkSession, files: Files, segments: Sequence[Segment], staging: str) -> None:
+    events, inputs = [], []
+    for segment in segments:
+        lines = files.read(segment.path).decode().split()
+        inputs.append({"dt": segment.batch, "stem": segment.stem, "path": segment.path, "state": "closed"})
+        inputs[-1] |= {"bytes": segment.size, "modified": segment.modified, "lines": len(lines)}
+        inputs[-1] |= dict.fromkeys(("corrupt", "unfinished", "doubled"), 0)
+        for seq, line in enumerate(lines):
+            at = date.fromisoformat(line)
+            events.append({"dt": at, "batch": segment.batch, "stem": segment.stem, "seq": seq, "event": "msg.accept"})
+    for name, rows, struct, partitions in (
+        ("events", events, events_struct(), ["dt", "batch"]),
+        ("inputs", inputs, TABLES["inputs"].struct(), ["dt"]),
+    ):
+        tuples = [tuple(row.get(column) for column in struct.names) for row in rows]
+        frame = spark.createDataFrame(tuples, struct).coalesce(1)
+        frame.write.partitionBy(*partitions).parquet(f"{staging}/{name}")
+
+
+def boots(tables: Frames, settings: Settings, span: Span) -> dict[str, DataFrame]:
+    counted = tables["events"].groupBy("dt").agg(F.count("*").alias("n"))
+    empty = {name: F.lit(0) for name in ("seq_first", "seq_last", "missing", "doubled", "stepped_back")}
+    return {"boots_daily": counted.withColumns({"node": F.lit("a"), "boot": F.lit("b"), **empty})}
+
+
+def ledger(tables: Frames, settings: Settings, span: Span) -> dict[str, DataFrame]:
+    """Nothing is ever delivered: what is open grows from day to day."""
+    before = tables["ledger_daily"].where(F.col("dt") == F.lit(span.first - timedelta(1))).select("open")
+    days = F.explode(F.sequence(F.lit(span.first), F.lit(span.last)))
+    each = before.sparkSession.range(1).select(days.alias("dt")).join(before, how="left")
+    accepted = tables["boots_daily"].select("dt", F.col("n").alias("accepted"))
+    so_far = Window.orderBy("dt")
+    frame = each.join(accepted, "dt", "left").fillna(0, ["open", "accepted"])
+    frame = frame.withColumn("open", F.col("open") + F.sum("accepted").over(so_far))
+    frame = frame.withColumn("opening", F.col("open") - F.col("accepted"))
+    types = {field.name: field.dataType for field in TABLES["ledger_daily"].struct().fields}
+    rest = {name: F.lit(0).cast(kind) for name, kind in types.items() if name not in frame.columns}
+    return {
+        "ledger_daily": frame.withColumns(
+            {k: F.lit(None).cast(types[k]) if k == "books" else v for k, v in rest.items()}
+        )
+    }
+
+
+BOOTS = Job("boots", reads=("events",), makes=("boots_daily",), transform=boots)
+LEDGER = Job("ledger", reads=("boots_daily",), makes=("ledger_daily",), transform=ledger, recalls={"ledger_daily": 1})
+
+
+def report(files: Files, warehouse: Warehouse, out: str, at: date, settings: Settings, facts: RunFacts) -> str:
+    path = f"{out}/report/{at}/index.html"
+    files.write(path, str(facts.span).encode())
+    return path
+
+
+def textfile(warehouse: Warehouse, at: date, path: str, facts: RunFacts) -> None:
+    Path(path).write_text(str(at))
+
+
+STEPS = Steps(discover, ingest, (BOOTS, LEDGER), lambda request: lambda table, frame: frame, report, textfile)
+
+
+class World:
+    """Logs and results in one place."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.files = Files(spark)
+        self.logs = folder / "logs"
+        self.out = folder / "out"
+        self.scratch = folder
+        self.told: list[str] = []
+        self.logs.mkdir()
+
+    def segment(self, batch: int, name: str, *events: int) -> Path:
+        """Write one; its events are given by their days."""
+        path = self.logs / f"{day(batch)}.{name}"
+        path.write_text("\n".join(str(day(number)) for number in events))
+        return path
+
+    def run(
+        self, first: int, last: int | None = None, out: Path | None = None, steps: Steps = STEPS, **rest: Any
+    ) -> Outcome:
+        """A run of these days."""
+        span = Span(day(first), day(first if last is None else last))
+        request = Request([str(self.logs)], str(out or self.out), span, SETTINGS, str(self.scratch), "", **rest)
+        return nightly.run(self.spark, self.files, request, self.told.append, steps)
+
+    def ledger(self, out: Path | None = None) -> dict[int, tuple[int, int, int]]:
+        """Opening, accepted and open by day."""
+        rows = Warehouse(self.spark, self.files, str(out or self.out)).read("ledger_daily", Span(day(-5), day(20)))
+        return {(row.dt - FIRST).days: (row.opening, row.accepted, row.open) for row in rows.collect()}
+
+    def manifest(self, outcome: Outcome) -> dict[str, Any]:
+        said: dict[str, Any] = json.loads((self.out / "runs" / f"{outcome.run_id}.json").read_text())
+        return said
+
+    def content(self) -> dict[str, str]:
+        """Digest of everything published."""
+        paths = [path for name in ("tables", "report") for path in (self.out / name).rglob("*") if path.is_file()]
+        return {str(path): blake2b(path.read_bytes()).hexdigest() for path in paths}
+
+    def rows(self) -> dict[str, list[str]]:
+        """Digests of the files of each partition; their names are random."""
+        found: dict[str, list[str]] = {}
+        for path, digest in sorted(self.content().items()):
+            found.setdefault(str(Path(path).parent), []).append(digest)
+        return {folder: sorted(digests) for folder, digests in found.items()}
+
+
+@pytest.fixture
+def world(spark: SparkSession, tmp_path: Path) -> World:
+    return World(spark, tmp_path)
+
+
+def test_nights_late_input_and_back_fill(world: World, tmp_path: Path) -> None:
+    """
+    Night after night, with a late segment and one whose file is gone by then, makes the same as all at once.
+
+    A second run of the last night reads nothing and makes the same bytes.
+    """
+    world.segment(0, "x", 0, 0, 1)
+    world.segment(1, "x", 1)
+    assert world.run(0).exit_status == FINE
+    assert world.ledger() == {0: (0, 2, 2)}
+    second = world.run(1, textfile=str(tmp_path / "m.prom"))
+    assert world.ledger() == {0: (0, 2, 2), 1: (2, 2, 4)}
+    assert [one["stem"] for one in world.manifest(second)["inputs"]] == [f"{day(1)}.x"]
+    assert (tmp_path / "m.prom").read_text() == str(day(1))
+
+    before = world.rows()
+    again = world.run(1)
+    assert world.manifest(again)["inputs"] == []
+    reports = str(world.out / "report")
+    assert {k: v for k, v in world.rows().items() if not k.startswith(reports)} == {
+        k: v for k, v in before.items() if not k.startswith(reports)
+    }
+
+    gone = world.logs / f"{day(1)}.x"
+    aside = gone.rename(tmp_path / gone.name)
+    world.segment(1, "late", 1, 1, 2)
+    world.segment(2, "x", 2)
+    late = world.run(2, textfile=str(tmp_path / "m.prom"))
+    assert world.ledger() == {0: (0, 2, 2), 1: (2, 4, 6), 2: (6, 2, 8)}
+    said = world.manifest(late)
+    assert (said["span"], said["kept"], said["final_through"]) == (
+        [str(day(1)), str(day(2))],
+        {str(day(1)): 1},
+        str(FIRST),
+    )
+    # The report of the day before was made again with its tables.
+    assert (world.out / "report" / str(day(1)) / "index.html").read_text() == str(Span(day(1), day(2)))
+
+    aside.rename(gone)
+    assert world.run(0, 2, out=tmp_path / "at once").exit_status == FINE
+    assert world.ledger(tmp_path / "at once") == world.ledger()
+
+    # An old day once more, with more input: what is based on it is told, and the figures for alerts stay.
+    world.segment(0, "very late", 0)
+    assert world.run(0, textfile=str(tmp_path / "m.prom")).warnings == (
+        [f"days after {FIRST} were made from older figures: {nightly.COMMAND} --from {day(1)} --to {day(2)}"]
+    )
+    assert (tmp_path / "m.prom").read_text() == str(day(2))
+
+
+def test_a_failed_run_changes_nothing(world: World) -> None:
+    """The last job fails, a job makes what it should not, the report fails: what is published stays, bit for bit."""
+    world.segment(0, "x", 0)
+    world.run(0)
+    before = world.content()
+    world.segment(0, "late", 0)
+
+    def failing(tables: Frames, settings: Settings, span: Span) -> dict[str, DataFrame]:
+        frame = ledger(tables, settings, span)["ledger_daily"]
+        return {"ledger_daily": frame.withColumn("open", F.assert_true(F.lit(False)).cast("bigint"))}
+
+    with pytest.raises(AnalyticsError, match="job ledger: .*'false' is not true"):
+        world.run(0, steps=replace(STEPS, jobs=(BOOTS, replace(LEDGER, transform=failing))))
+
+    def broken_report(*_: object) -> str:
+        raise OSError("no ink")
+
+    with pytest.raises(AnalyticsError, match="report: no ink"):
+        world.run(0, steps=replace(STEPS, report=broken_report))
+    assert world.content() == before
+    assert sorted(path.name for path in world.out.iterdir()) == ["report", "runs", "tables"]
+    said = [json.loads(path.read_text()) for path in sorted((world.out / "runs").iterdir())]
+    assert sorted((one["exit_status"], one.get("error", "")[:6]) for one in said) == [
+        (FINE, ""),
+        (FAILED, "job le"),
+        (FAILED, "report"),
+    ]
+
+
+class Stopped(BaseException):
+    """As by a signal."""
+
+
+class StoppedFiles(Files):
+    """Files of a process that is stopped when it moves the first directory."""
+
+    def move(self, source: str, target: str) -> None:
+        raise Stopped
+
+
+def test_a_run_that_is_stopped_while_it_publishes(world: World) -> None:
+    """The next one brings it to its end, and finds it there."""
+    world.segment(0, "x", 0)
+    world.files = StoppedFiles(world.spark)
+    with pytest.raises(Stopped):
+        world.run(0)
+    assert not (world.out / "tables").exists()
+    world.files = Files(world.spark)
+    outcome = world.run(1)
+    assert outcome.exit_status == NO_INPUT
+    assert "brought an interrupted publication to its end" in world.told
+    assert world.ledger() == {0: (0, 1, 1)}
+    assert sorted(path.name for path in world.out.iterdir()) == ["report", "runs", "tables"]
+
+
+def test_no_input(world: World) -> None:
+    """Nothing is written, and the exit status says so, unless that is fine; a gap between days is."""
+    world.segment(0, "x", 0)
+    outcome = world.run(1)
+    assert (outcome.exit_status, outcome.report_path) == (NO_INPUT, "")
+    assert list(outcome.warnings) == [f"no log segments for {day(1)} in {world.logs}"]
+    assert world.run(1, allow_empty=True).exit_status == FINE
+    assert list(world.out.iterdir()) == []
+    world.segment(2, "x", 2)
+    world.run(0, 2)
+    assert world.ledger() == {0: (0, 1, 1), 1: (1, 0, 1), 2: (1, 1, 2)}
+
+
+def test_too_little_room(world: World) -> None:
+    """It is told before anything is written."""
+    world.segment(0, "x", 0)
+    with pytest.raises(AnalyticsError, match="MiB free, about .* MiB needed"):
+        world.run(0, keep_free=1 << 60)
+    assert list(world.out.iterdir()) == []
+
+
+def test_integrity_broken(world: World) -> None:
+    """It is published, and said by day and kind."""
+    world.segment(0, "x", 0)
+
+    def broken(tables: Frames, settings: Settings, span: Span) -> dict[str, DataFrame]:
+        frame = ledger(tables, settings, span)["ledger_daily"]
+        return {
+            "ledger_daily": frame.withColumns(
+                {"difference": F.lit(-2).cast("bigint"), "overdue": F.lit(1).cast("bigint")}
+            )
+        }
+
+    outcome = world.run(0, steps=replace(STEPS, jobs=(BOOTS, replace(LEDGER, transform=broken))))
+    assert outcome.exit_status == BROKEN
+    assert outcome.broken == [f"{FIRST}: 2 messages that the ledger cannot account for"]
+    assert world.ledger() == {0: (0, 1, 1)}
+
+
+def test_settings_that_changed_are_said(world: World) -> None:
+    """So that nobody compares what cannot be compared."""
+    before = {"settings": {**SETTINGS.model_dump(), "top": 7}, "code_version": "0.0.1", "schema_version": 1}
+    changes = runs.changes(before, SETTINGS)
+    assert "top was 7, is 20" in changes
+    assert any(line.startswith("code_version was 0.0.1, is ") for line in changes)
+    assert len(changes) == 2
+
+
+def holder(**other: Any) -> bytes:
+    me = {"host": socket.gethostname(), "pid": os.getpid(), "since": datetime.now(UTC).isoformat()}
+    return json.dumps({**me, "life": lock._life(os.getpid()), **other}).encode()
+
+
+@pytest.mark.parametrize(
+    ("other", "held"),
+    [
+        ({}, True),
+        ({"life": "an earlier process of this id"}, False),
+        ({"pid": 2**22 + 1}, False),
+        ({"host": "elsewhere"}, True),
+        ({"host": "elsewhere", "since": "2026-11-19T00:00:00+00:00"}, False),
+    ],
+)
+def test_one_run_at_a_time(world: World, other: dict[str, Any], held: bool) -> None:
+    """A lock counts while its process lives; of one elsewhere a day is believed."""
+    path = f"{world.out}/{lock.PREFIX}other.json"
+    world.files.write(path, holder(**other))
+    if held:
+        with pytest.raises(
+            AnalyticsError, match=r"another run is writing here: process \d+ on .* delete .*other.json"
+        ):
+            world.run(0)
+        assert Path(path).exists()
+    else:
+        assert world.run(0).exit_status == NO_INPUT
+        assert not Path(path).exists()
+    assert not list(world.out.glob("runs"))
+
+
+def test_back_fill_and_nights_with_all_jobs(spark: SparkSession, tmp_path: Path) -> None:
+    """Made logs, everything real: two nights one by one and both at once have the same rows, and each key once."""
+    generate(tmp_path / "logs", Spec(first_day=FIRST, days=2, nodes=("a", "b"), messages_per_day=40, incidents=False))
+    files = Files(spark)
+    found: dict[str, dict[str, list[Row]]] = {}
+    for out, spans in {
+        "nights": [Span(day(0), day(0)), Span(day(1), day(1))],
+        "at once": [Span(day(0), day(1))],
+    }.items():
+        for span in spans:
+            request = Request(
+                [str(tmp_path / "logs")], str(tmp_path / out), span, SETTINGS, str(tmp_path), str(tmp_path / "keys")
+            )
+            outcome = nightly.run(spark, files, request, lambda line: None)
+            assert (outcome.exit_status, outcome.warnings) == (FINE, [])
+        warehouse, both = Warehouse(spark, files, str(tmp_path / out)), Span(day(-5), day(5))
+        found[out] = {name: sorted(warehouse.read(name, both).collect(), key=repr) for name in TABLES}
+    different = [name for name in TABLES if found["nights"][name] != found["at once"][name]]
+    assert different == []
+    assert len(found["nights"]["ledger_daily"]) == 2
+    for name, table in TABLES.items():
+        keys = [tuple(row[column] for column in table.key) for row in found["nights"][name]]
+        assert not table.key or len(set(keys)) == len(keys), name

@@ -1,0 +1,111 @@
+"""What is read again and which days are computed, from what was read before."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+
+from analytics import plan
+from analytics.job import Span
+from analytics.plan import Known
+from analytics.segments import Segment
+
+D = date(2026, 11, 20)
+THEN = datetime(2026, 11, 21, 1, 2, 3, 456000, tzinfo=UTC)
+THEN_MS = 1795222923456
+
+
+def a_segment(name: str, batch: date = D, size: int = 100, modified: datetime = THEN) -> Segment:
+    return Segment(
+        stem=name,
+        path=f"/logs/{name}.jsonl",
+        size=size,
+        modified=modified,
+        packed="plain",
+        active=False,
+        node="a",
+        batch=batch,
+    )
+
+
+def read_before(batch: date = D, size: int = 100, complete: bool = False) -> Known:
+    return Known(batch, size, THEN_MS, complete)
+
+
+def ago(days: int) -> date:
+    return D - timedelta(days)
+
+
+def test_a_changed_batch_is_read_again() -> None:
+    """In full, but for a segment that was complete and looks different: its rows stay, whatever became of it."""
+    segments = [
+        a_segment("same"),
+        a_segment("new"),
+        a_segment("longer", size=101),
+        a_segment("later", modified=THEN + timedelta(milliseconds=1)),
+        a_segment("packed since", size=10),
+    ]
+    known = {segment.stem: read_before(complete=segment.stem == "packed since") for segment in segments}
+    del known["new"]
+    made = plan.make(Span(D, D), 2, segments, known)
+    assert [segment.stem for segment in made.read] == ["same", "new", "longer", "later"]
+    assert made.kept == {D: ["packed since"]}
+
+
+def test_what_makes_a_batch_change() -> None:
+    """Size and time of its segments, unless they were complete."""
+    whole, half = read_before(complete=True), read_before()
+    later = THEN + timedelta(milliseconds=1)
+    for segment, before, changed in (
+        (a_segment("s"), None, True),
+        (a_segment("s"), half, False),
+        (a_segment("s", size=101), half, True),
+        (a_segment("s", modified=later), half, True),
+        (a_segment("s", size=10, modified=later), whole, False),
+    ):
+        known = {} if before is None else {"s": before}
+        assert plan.make(Span(D, D), 0, [segment], known).batches == ([D] if changed else [])
+
+
+def test_nothing_changed() -> None:
+    """Then nothing is read, and only the days asked for are computed."""
+    made = plan.make(Span(D, D), 2, [a_segment("same")], {"same": read_before()})
+    assert (made.read, made.kept, made.batches) == ([], {}, [])
+    assert plan.computed(Span(D, D), made.window, []) == Span(D, D)
+
+
+def test_a_segment_whose_file_is_gone_stays() -> None:
+    """Its batch got a late segment: what was read of the others is carried over."""
+    known = {"gone": read_before(ago(1)), "other day": read_before(D)}
+    made = plan.make(Span(D, D), 2, [a_segment("late", ago(1))], known)
+    assert made.kept == {ago(1): ["gone"]}
+
+
+def test_the_window() -> None:
+    """The days asked for and the look-back; what changed before it is told, what comes after is not looked at yet."""
+    segments = [a_segment(f"{n}", ago(n)) for n in range(5)]
+    made = plan.make(Span(ago(1), D), 1, segments, {"4": read_before(ago(4))})
+    assert made.window == Span(ago(2), D)
+    assert made.batches == [ago(2), ago(1), D]
+    assert made.outside == [ago(3)]
+
+
+def test_days_are_computed_from_the_first_affected_one_on() -> None:
+    """Without a gap; days before the window stay as they are."""
+    window = Span(ago(2), D)
+    assert plan.computed(Span(D, D), window, [ago(2)]) == Span(ago(2), D)
+    assert plan.computed(Span(D, D), window, [ago(3), ago(1)]) == Span(ago(1), D)
+    assert plan.computed(Span(D, D), window, [D + timedelta(1)]) == Span(D, D)
+
+
+def test_warnings_name_the_command() -> None:
+    """For days before the window that changed, and for later ones that were made from older figures."""
+    changed = plan.make(Span(D, D), 1, [a_segment("late", ago(1)), a_segment("too late", ago(5))], {})
+    assert plan.warnings(changed, Span(ago(1), D), [ago(2), ago(1)], [], "run") == [
+        "2 days before 2026-11-19 have new input that was not looked at: run --from 2026-11-15 --to 2026-11-20"
+    ]
+    later = [D + timedelta(1), D + timedelta(2)]
+    assert plan.warnings(changed, Span(ago(1), D), [], later, "run")[1:] == [
+        "days after 2026-11-20 were made from older figures: run --from 2026-11-21 --to 2026-11-22"
+    ]
+    unchanged = plan.make(Span(D, D), 1, [], {})
+    assert plan.warnings(unchanged, Span(D, D), [], later, "run") == []

@@ -1,0 +1,208 @@
+"""The Spark session of a run: where it listens, what wins over its defaults, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from analytics import java, session
+from analytics.errors import AnalyticsError
+
+ROOT = Path(session.__file__).parents[1]
+_LISTENING = "0A"
+
+# Prints what it was asked for as JSON, then does as it is told.
+PROGRAM = """
+import json, os, sys
+from analytics import java, session
+java.use(java.find_java())
+asked = json.loads(sys.argv[1])
+with session.running(session.SessionOptions(**asked["options"])) as spark:
+    context = spark.sparkContext
+    told = {name: context.getConf().get(name) for name in asked["settings"]}
+    told["heap"] = spark._jvm.java.lang.Runtime.getRuntime().maxMemory()
+    told["master"] = context.master
+    told["count"] = spark.range(10).repartition(4).count()
+    print(json.dumps(told), flush=True)
+    exec(asked["then"])
+"""
+
+
+def start(*settings: str, then: str = "", environ: dict[str, str] | None = None, **options: object) -> Running:
+    """A process with a session. :param then: what it does, once it has said which `settings` it has."""
+    asked = json.dumps({"options": options, "settings": settings, "then": then})
+    return Running(
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, asked],
+            cwd=ROOT,
+            env={**os.environ, **(environ or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    )
+
+
+class Running:
+    """A process with a session, and all that it starts."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout
+        self.process = process
+        line = process.stdout.readline()
+        if not line:
+            pytest.fail(f"no session: {process.communicate()[1]}")
+        self.told = json.loads(line)
+        self.family = list(family(process.pid))
+
+    def ended(self) -> tuple[int, str]:
+        """Its status and what it wrote to standard error; everything that it started has ended."""
+        _, stderr = self.process.communicate()
+        assert [pid for pid in self.family if lives(pid)] == []
+        return self.process.returncode, stderr
+
+
+def lives(pid: int) -> bool:
+    """Whether it is there, and not only waiting for somebody to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process, its children, and theirs."""
+    if lives(pid):
+        yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield from family(int(child))
+
+
+def listening(pids: list[int]) -> set[str]:
+    """Addresses, as /proc has them, that these processes take connections on."""
+    sockets = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                sockets.add(os.readlink(descriptor))
+            except FileNotFoundError:
+                continue
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in sockets:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def test_local_mode(tmp_path: Path) -> None:
+    """Loopback only, its pages too; temporary files in one place; quiet; and at the end nothing is left."""
+    running = start(
+        "spark.ui.enabled",
+        "spark.sql.session.timeZone",
+        "spark.sql.parquet.compression.codec",
+        "spark.local.dir",
+        then="input()",
+        memory="512m",
+        scratch=str(tmp_path),
+        ui=True,
+    )
+    told = running.told
+    assert told["spark.ui.enabled"] == "true"
+    assert told["spark.sql.session.timeZone"] == "UTC"
+    assert told["spark.sql.parquet.compression.codec"] == "zstd"
+    assert 400 << 20 < told["heap"] <= 512 << 20
+    assert Path(told["spark.local.dir"]).parent == tmp_path
+    assert len(running.family) > 1
+    addresses = listening(running.family)
+    assert addresses and addresses <= LOOPBACK
+    # Nothing of it is anywhere else.
+    java_process = running.family[-1]
+    opened = [os.readlink(one) for one in Path(f"/proc/{java_process}/fd").iterdir()]
+    assert [path for path in opened if path.startswith("/tmp/") and not path.startswith(str(tmp_path))] == []
+    assert running.process.stdin
+    running.process.stdin.write("\n")
+    running.process.stdin.flush()
+    assert running.ended() == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_configured_wins(tmp_path: Path) -> None:
+    """spark-defaults.conf and the options of spark-submit, but for what results depend on."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.driver.memory 640m\n"
+        "spark.sql.shuffle.partitions=3\n"
+        "spark.ui.enabled false\n"
+        "spark.sql.session.timeZone Asia/Tokyo\n"
+        "spark.master local[1]\n"
+    )
+    (tmp_path / "log4j2.properties").write_text("rootLogger.level = off\nstatus = off\n")
+    running = start(
+        "spark.sql.shuffle.partitions",
+        "spark.sql.parquet.compression.codec",
+        "spark.sql.session.timeZone",
+        "spark.app.name",
+        "spark.sql.objectHashAggregate.sortBased.fallbackThreshold",
+        environ={
+            "SPARK_CONF_DIR": str(tmp_path),
+            "PYSPARK_SUBMIT_ARGS": "--conf spark.sql.parquet.compression.codec=snappy pyspark-shell",
+        },
+        settings={"spark.app.name": "mine"},
+        then="raise SystemExit(3)",
+    )
+    assert 500 << 20 < running.told.pop("heap") <= 640 << 20
+    assert running.told == {
+        "master": "local[1]",
+        "count": 10,
+        "spark.sql.shuffle.partitions": "3",
+        "spark.sql.parquet.compression.codec": "snappy",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.app.name": "mine",
+        "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
+    }
+    assert running.ended()[0] == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_java_ends_with_the_process(tmp_path: Path, number: signal.Signals) -> None:
+    """In the middle of a query, and before the process does; no file is left."""
+    then = (
+        "import signal\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "print('busy', flush=True)\n"
+        "spark.range(10**15).selectExpr('sum(id * id % 7)').collect()"
+    )
+    running = start(then=then, memory="512m", scratch=str(tmp_path))
+    assert running.process.stdout and running.process.stdout.readline() == "busy\n"
+    running.process.send_signal(number)
+    assert running.ended()[0] != 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_java_that_does_not_start(tmp_path: Path) -> None:
+    """Is told in a line, with the reason that Java gives."""
+    java.use(java.find_java())
+    options = session.SessionOptions(memory="100000g", scratch=str(tmp_path))
+    with pytest.raises(AnalyticsError, match="^Java does not start: .*heap"), session.running(options):
+        pytest.fail("with a heap that no machine has")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_default_memory() -> None:
+    """At most half of what there is."""
+    megabytes = int(session.default_memory().removesuffix("m"))
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < megabytes <= min(4096, total // 2**21)
