@@ -21,7 +21,7 @@ SERVERS := .mongod/.installed
 endif
 
 .PHONY: help run test durability cluster-test cluster-demo demo lint types bench bench-mongodb clean
-.PHONY: analytics analytics-demo analytics-cluster-test bench-analytics
+.PHONY: analytics analytics-demo analytics-test analytics-cluster-test bench-analytics
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -51,6 +51,9 @@ analytics: $(VENV)/.installed-analytics ## analyse what `make run` logged yester
 
 analytics-demo: $(VENV)/.installed-analytics ## make up a month of logs with incidents, analyse it, show what was found
 	@$(BIN)/mediatord-analytics demo $(ARGS)
+
+analytics-test: $(VENV)/.installed-test ## run a made-up month and other long work through all jobs and compare every number
+	@ANALYTICS_LONG=1 $(BIN)/python -m pytest tests/analytics/test_incidents.py tests/analytics/test_nightly.py
 
 analytics-cluster-test: $(VENV)/.installed-test ## run a night on a Spark cluster of several processes on loopback
 	@ANALYTICS_CLUSTER=1 $(BIN)/python -m pytest tests/analytics/test_analytics_cluster.py

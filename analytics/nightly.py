@@ -146,10 +146,15 @@ class _Run:
         kept_bytes = self._warehouse.event_bytes(batch for batch, stems in todo.kept.items() if stems)
         disk.check(self._files, disk.needs(todo.read, kept_bytes), request.out, request.scratch, request.keep_free)
         try:
-            return self._written(todo)
+            outcome, newest = self._written(todo)
         except BaseException as error:
             self._record(error)
             raise
+        if request.textfile is not None and newest:
+            # A failure from here on is one of the textfile alone.
+            with self._step("textfile"):
+                self._steps.textfile(self._warehouse, request.span.last, request.textfile, self._facts())
+        return outcome
 
     def _planned(self, segments: Sequence[Segment]) -> plan.Plan:
         batches = {segment.batch for segment in segments if segment.batch <= self._request.span.last}
@@ -163,8 +168,8 @@ class _Run:
             day in span for day in self._warehouse.days("events")
         )
 
-    def _written(self, todo: plan.Plan) -> Outcome:
-        """All that writes to disk."""
+    def _written(self, todo: plan.Plan) -> tuple[Outcome, bool]:
+        """All that writes to the directory of results; also whether no later day is there."""
         manifest = self._manifest
         affected = self._ingest(todo)
         span = manifest.span = plan.computed(manifest.asked, todo.window, affected)
@@ -187,7 +192,7 @@ class _Run:
             manifest.broken = verdict.broken(self._warehouse, span)
         with self._step("report"):
             reports = self._reports()
-        return self._published(reports, newest=not later)
+        return self._published(reports), not later
 
     def _ingest(self, todo: plan.Plan) -> set[date]:
         """:return: days that have events of changed batches, before or now."""
@@ -216,15 +221,13 @@ class _Run:
             )
         return [f"report/{day}" for day in days]
 
-    def _published(self, reports: Sequence[str], newest: bool) -> Outcome:
-        request, manifest, day = self._request, self._manifest, self._request.span.last
+    def _published(self, reports: Sequence[str]) -> Outcome:
+        manifest = self._manifest
         status = BROKEN if manifest.broken else FINE
         with self._step("publish"):
-            path = runs.path(request.out, manifest.run_id)
+            path = runs.path(self._request.out, manifest.run_id)
             self._warehouse.publish(path, manifest.encode(status), reports)
-        if request.textfile is not None and newest:
-            self._steps.textfile(self._warehouse, day, request.textfile, self._facts())
-        report = f"{request.out}/report/{day}/index.html"
+        report = f"{self._request.out}/report/{manifest.asked.last}/index.html"
         return Outcome(status, manifest.run_id, report, manifest.broken, manifest.warnings)
 
     def _facts(self) -> RunFacts:
@@ -262,5 +265,5 @@ class _Run:
 
     def _tell(self, name: str, seconds: float) -> None:
         self._count += 1
-        total = len(self._steps.jobs) + 5
+        total = len(self._steps.jobs) + 5 + (self._request.textfile is not None)
         self._progress(f"[{self._count:2}/{total}] {name:<16} {seconds:6.1f} s")

@@ -195,7 +195,16 @@ _ALL = (
             "bigint",
             "messages that ended without having been accepted in any log since the books were opened",
         ),
-        ("before_books", "bigint", "the same, but accepted before the books were opened, by their own age"),
+        (
+            "around_crash",
+            "bigint",
+            "messages that ended whose acceptance was lost with the last moment of a start that was killed",
+        ),
+        (
+            "before_books",
+            "bigint",
+            "messages that ended and were accepted before the books were opened, by their age",
+        ),
         ("again", "bigint", "further lines that accept or end a message once more; not counted elsewhere"),
         ("overdue", "bigint", "open more than an hour past the end of their time: vanished"),
         (

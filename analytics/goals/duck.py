@@ -79,7 +79,8 @@ def totals(tables: Path) -> Mapping[str, Any]:
     events = database.execute(f"SELECT event, count(*) FROM {_stored(tables / 'events')} GROUP BY event").fetchall()
     ledger = one(
         "ledger_daily",
-        "accepted, acked, expired, evicted, removed, open, orphans + before_books AS orphans, difference, again",
+        "accepted, acked, expired, evicted, removed, open, orphans + around_crash + before_books AS orphans,"
+        " difference, again",
     )
     drift = database.execute(
         f"SELECT counter, sum(difference)::BIGINT FROM {_stored(tables / 'reconciliation_daily')}"

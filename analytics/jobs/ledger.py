@@ -9,7 +9,8 @@ line say otherwise, it counts as `again`, and as nothing else. An ending without
 
 * the message was, by its own age, accepted before the books were opened (`before_books`), or
 * it may have been accepted under an earlier key, which gave it another tag (`ended_across_epochs`), or
-* the acceptance is in the logs of the days before, so that the message had ended already (`again`).
+* the acceptance is in the logs of the days before, so that the message had ended already (`again`), or
+* it was accepted in the last moment of a start that was killed, before the line was written (`around_crash`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pyspark.sql import functions as F
 
 from analytics.classes import age_class, pushes_class, size_class
 from analytics.job import Job, Span
+from analytics.jobs.crashes import near_crash
 from analytics.jobs.lives import EARLY, ENDINGS, STATES, lives, pushes_on, summary
 from analytics.settings import Settings
 from analytics.times import DAY, SECOND, day_of, micros
@@ -43,7 +45,17 @@ _LOSSES = dict(tuple(ENDINGS.items())[1:])
 _OUT = (*STATES, "across_epochs", "open")
 _ENTRY = "array<struct<dt: date, entry: string, n: bigint>>"
 _STANDING = "array<struct<dt: date, state: string, age_class: string, pushes_class: string>>"
-_ENTRIES = ("opening", "accepted", *_OUT, "orphans", "before_books", "again", "overdue", "ended_across_epochs")
+_ENTRIES = (
+    "opening",
+    "accepted",
+    *_OUT,
+    "orphans",
+    "around_crash",
+    "before_books",
+    "again",
+    "overdue",
+    "ended_across_epochs",
+)
 
 
 def ledger(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> dict[str, DataFrame]:
@@ -143,12 +155,14 @@ def _strays(small: DataFrame, events: DataFrame, epochs: Sequence[_Epoch], opene
         fits = (F.col("ending_epoch") > epoch.number) & (F.col("since") <= epoch.latest + EARLY)
         earlier = earlier | F.coalesce(fits, F.lit(False))
     excuse = F.when(F.col("since") < micros(opened) + EARLY, "before_books").when(earlier, "ended_across_epochs")
-    named = strays.select("msg", F.col("ended_on").alias("dt"), excuse.alias("excuse"))
-    suspects = named.where(F.col("excuse").isNull()).select("msg")
+    named = strays.select("msg", "since", F.col("ended_on").alias("dt"), excuse.alias("excuse"))
+    suspects = named.where(F.col("excuse").isNull()).select("msg", "since")
     accepted = events.where((F.col("event") == "msg.accept") & (F.col("dt") < F.lit(span.first))).select("msg")
-    had_ended = accepted.join(suspects, "msg").distinct().withColumn("entry", F.lit("again"))
-    entry = F.coalesce("excuse", "entry", F.lit("orphans"))
-    return named.join(had_ended, "msg", "left").select("dt", entry.alias("entry"), F.lit(1).alias("n"))
+    had_ended = accepted.join(suspects, "msg").select("msg").distinct().withColumn("entry", F.lit("again"))
+    untold = near_crash(suspects, events).withColumn("crash", F.lit("around_crash"))
+    entry = F.coalesce("excuse", "entry", "crash", F.lit("orphans"))
+    known = named.join(had_ended, "msg", "left").join(untold, "msg", "left")
+    return known.select("dt", entry.alias("entry"), F.lit(1).alias("n"))
 
 
 def _accepted(events: DataFrame, span: Span) -> DataFrame:

@@ -98,6 +98,11 @@ def integrity(known: Day) -> Section:
             "Orphans",
             "Messages that ended without any log of their acceptance since the books were opened.",
         ),
+        (
+            "around_crash",
+            "Around a crash",
+            "Ended, but accepted in the last moment of a daemon that was killed before it could log that.",
+        ),
         ("overdue", "Overdue", "Open for over an hour past the end of their time: they vanished without a line."),
         ("again", "Ended again", "Further endings of messages that had ended already; counted nowhere else."),
         ("before_books", "Before the books", "Ended, and accepted before the first logs that were analysed."),

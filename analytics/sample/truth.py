@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from analytics.sample.counting import counted
+from analytics.sample.counting import CONNECTIONS, counted
 from analytics.sample.spec import DAY, Spec
 
 # An hour after the end of its time a message that is still open has vanished.
@@ -20,7 +20,7 @@ _ENDINGS = {"msg.ack": "acked", "msg.expire": "expired", "msg.evict": "evicted",
 
 @dataclass(slots=True)
 class Ledger:
-    """A day as `ledger_daily` has it; `orphans` are those of `before_books` too."""
+    """A day as `ledger_daily` has it; `orphans` are all that ended without a line that accepted them."""
 
     opening: int = 0
     accepted: int = 0
@@ -56,7 +56,7 @@ class DayTruth:
     :ivar drift: (node, counter) to how much more the daemon counted than it logged; no entry where that is 0.
     :ivar lost: reason to messages that were never delivered.
     :ivar sockets: node to opened, authenticated, closed.
-    :ivar unclosed: node to sockets that starts which ended on this day left open.
+    :ivar unclosed: node to sockets that starts which ended on this day left open: lines that say opened less closed.
     :ivar limits: limit to hits.
     :ivar replays: code to refusals.
     :ivar errors: (proto, mtype, status, code) to requests.
@@ -137,7 +137,6 @@ class Tally:
         self._open: dict[str, float] = {}
         self._ended: set[str] = set()
         self._last_seq: dict[tuple[str, str], int] = {}
-        self._sockets: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._logged: Counter[tuple[str, str, str]] = Counter()
         self._drift: dict[tuple[str, str, str], int] = {}
 
@@ -169,9 +168,9 @@ class Tally:
     def boot_ended(self, node: str, boot: str, at: float) -> None:
         """A process is gone, in whichever way."""
         self._turn_to(at)
-        left = self._sockets.pop((node, boot), None)
-        if left:
-            self._day.unclosed[node] += len(left)
+        left = self._logged[node, boot, CONNECTIONS]
+        if left > 0:
+            self._day.unclosed[node] += left
 
     def finish(self, end: float) -> dict[date, DayTruth]:
         """All days before this moment."""
@@ -233,7 +232,6 @@ class Tally:
 
     def _opened(self, node: str, boot: str, fields: Mapping[str, Any]) -> None:
         self._day.sockets[node]["opened"] += 1
-        self._sockets[node, boot].add(fields["conn"])
 
     def _authenticated(self, node: str, boot: str, fields: Mapping[str, Any]) -> None:
         if "code" not in fields:
@@ -241,7 +239,6 @@ class Tally:
 
     def _closed(self, node: str, boot: str, fields: Mapping[str, Any]) -> None:
         self._day.sockets[node]["closed"] += 1
-        self._sockets[node, boot].discard(fields["conn"])
 
     def _request(self, node: str, boot: str, fields: Mapping[str, Any]) -> None:
         if "code" in fields or fields["status"] >= 400:

@@ -132,7 +132,16 @@ def histogram() -> Rows:
 def messages() -> Rows:
     ledger = {"opening": 11_900, "accepted": 96_000, "acked": 93_800, "expired": 210, "evicted": 150, "removed": 40}
     past = [{**ledger, "dt": DAY - timedelta(n), "open": 13_700, "orphans": 0, "difference": 0} for n in range(1, 9)]
-    today = {**ledger, "open": 13_697, "difference": 3, "orphans": 2, "before_books": 0, "again": 17, "overdue": 1}
+    today = {
+        **ledger,
+        "open": 13_697,
+        "difference": 3,
+        "orphans": 2,
+        "around_crash": 4,
+        "before_books": 0,
+        "again": 17,
+        "overdue": 1,
+    }
     lost = [
         ("ttl", "1 <4K", "8 3d+", False, 160),
         ("fifo_count", "2 <16K", "6 <1d", True, 150),

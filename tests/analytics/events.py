@@ -14,6 +14,7 @@ from analytics.tables import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 DAY = date(2026, 11, 16)
 _SEQ = count(1)
@@ -39,14 +40,19 @@ def event(ts: datetime, name: str, **fields: Any) -> dict[str, Any]:
 
 def events(spark: SparkSession, rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     """The table `events`; what a row does not have is null."""
-    struct = events_struct()
-    return spark.createDataFrame([tuple(row.get(name) for name in struct.names) for row in rows], struct)
+    return _frame(spark, events_struct(), rows)
 
 
 def table(spark: SparkSession, name: str, rows: Iterable[Mapping[str, Any]] = ()) -> DataFrame:
     """A table of :data:`TABLES`; what a row does not have is null."""
-    struct = TABLES[name].struct()
-    return spark.createDataFrame([tuple(row.get(name) for name in struct.names) for row in rows], struct)
+    return _frame(spark, TABLES[name].struct(), rows)
+
+
+def _frame(spark: SparkSession, struct: StructType, rows: Iterable[Mapping[str, Any]]) -> DataFrame:
+    found = [tuple(row.get(name) for name in struct.names) for row in rows]
+    frame = spark.createDataFrame(found, struct)
+    # Else each action unpickles all rows anew.
+    return frame.coalesce(1).localCheckpoint() if found else frame
 
 
 def run(job: Job, tables: Mapping[str, DataFrame], span: Span) -> dict[str, list[dict[str, Any]]]:

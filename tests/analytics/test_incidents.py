@@ -95,7 +95,10 @@ def test_the_ledger_is_exact_before_and_after_the_late_segment(month: Month) -> 
 
 def _ledger(rows: list[Row]) -> dict[date, dict[str, int]]:
     same = ("opening", "accepted", "acked", "expired", "evicted", "removed", "open", "again", "overdue")
-    return {row.dt: {**{name: row[name] for name in same}, "orphans": row.orphans + row.before_books} for row in rows}
+    return {
+        row.dt: {**{name: row[name] for name in same}, "orphans": row.orphans + row.around_crash + row.before_books}
+        for row in rows
+    }
 
 
 def _true_ledger(days: Mapping[date, DayTruth]) -> dict[date, dict[str, int]]:
