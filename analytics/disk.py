@@ -13,7 +13,7 @@ from analytics.files import Files
 if TYPE_CHECKING:
     from analytics.segments import Segment
 
-# Measured on synthetic logs; real ones pack less well, so with a reserve.
+# As measured once on made-up logs; real ones pack less well, so with a reserve.
 PACKED = 10
 PARQUET = 1 / 6
 SHUFFLE = 1 / 4

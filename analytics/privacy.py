@@ -25,7 +25,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
@@ -168,15 +168,6 @@ class Pseudonyms:
             raise AnalyticsError(str(error)) from None
         except OSError as error:
             raise AnalyticsError(f"{self._path} cannot be written: {error.strerror}") from None
-
-
-def default_path(environ: Mapping[str, str]) -> Path:
-    """Where the key file is unless told: the state directory of the service, or that of the user."""
-    service = environ.get("STATE_DIRECTORY", "").partition(":")[0]
-    if service:
-        return Path(service, "pseudonyms.json")
-    state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME") or Path.home(), ".local", "state")
-    return Path(state, "mediatord-analytics", "pseudonyms.json")
 
 
 def unless_few(count: Column, k: int, value: Column | None = None) -> Column:

@@ -6,11 +6,11 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
-from analytics.segments import Segment
 
 from analytics import disk
 from analytics.disk import Needs
 from analytics.errors import FAILED, AnalyticsError
+from analytics.segments import Segment
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from analytics.errors import AnalyticsError
 from analytics.job import Job, Span
 from analytics.jobs import cost, errors_by_code, limits, nodes, queues, recipients, replay, retention, talkers
-from analytics.privacy import FORGOTTEN, Pseudonyms, default_path, disclose
+from analytics.privacy import FORGOTTEN, Pseudonyms, disclose
 from analytics.settings import Settings
 from analytics.tables import TABLES
 from mediatord.tags import TagKey, Tags
@@ -150,14 +150,6 @@ def test_no_place_for_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(AnalyticsError, match="cannot be written: Not a directory"):
         Pseudonyms(tmp_path / "file" / "state" / "keys", EPOCH_DAYS).of(day(0))
-
-
-def test_default_path() -> None:
-    """The first state directory of the service, else the user's."""
-    service = {"STATE_DIRECTORY": "/var/lib/a:/var/lib/b", "HOME": "/root"}
-    assert default_path(service) == Path("/var/lib/a/pseudonyms.json")
-    assert default_path({"XDG_STATE_HOME": "/s"}) == Path("/s/mediatord-analytics/pseudonyms.json")
-    assert default_path({"HOME": "/h"}) == Path("/h/.local/state/mediatord-analytics/pseudonyms.json")
 
 
 def test_too_few_individuals(spark: SparkSession, path: Path) -> None:
