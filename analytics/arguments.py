@@ -17,7 +17,7 @@ from analytics.job import Span
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 # Bytes of plain text up to which Java is better not asked to compile; how many times smaller packed ones are.
-_SMALL = 256 * 2**20
+_SMALL = 64 * 2**20
 _PACKED = 10
 Command = TypeVar("Command", bound=Callable[..., Any])
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)

@@ -68,7 +68,7 @@ def prepared(directory: Path | None) -> Path:
 
 def _analysed(place: Path, truth: Truth) -> tuple[str, list[str]]:
     """All days at once; then the last one again, as late segments have arrived. The report, and what was found."""
-    with session.running(session.SessionOptions(small=True)) as spark:
+    with session.running(session.SessionOptions()) as spark:
         from analytics import nightly
         from analytics.files import Files
         from analytics.sample.findings import find

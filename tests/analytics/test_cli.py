@@ -171,3 +171,19 @@ def test_a_failure_of_spark_is_one_line(tmp_path: Path) -> None:
     _, err = (process := a_night(tmp_path, *mistake, "--debug")).communicate()
     assert process.returncode == FAILED
     assert "Traceback" in err and "\tat org.apache.spark" in err and err.splitlines()[-1] == line
+
+
+def test_what_little_input_is(tmp_path: Path) -> None:
+    """Segments of the days, packed ones as they would be unpacked; what is elsewhere is never little."""
+    days = Span(date(2026, 11, 18), date(2026, 11, 20))
+    assert arguments.are_small([str(tmp_path)], days)
+    assert not arguments.are_small([str(tmp_path), "hdfs:///logs"], days)
+    os.truncate(_made(tmp_path / "events-20261117T000000Z-a-b-000001.jsonl"), 1 << 30)
+    assert arguments.are_small([str(tmp_path)], days)
+    os.truncate(_made(tmp_path / "events-20261118T000000Z-a-b-000002.jsonl.gz"), 8 << 20)
+    assert not arguments.are_small([str(tmp_path)], days)
+
+
+def _made(path: Path) -> Path:
+    path.touch()
+    return path
