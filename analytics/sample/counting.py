@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mediatord.eventlog.events import EVENTS
+
 CONNECTIONS = "connections"
-NAMES = (
-    "forwarded",
-    "stored",
-    "delivered",
-    "expired",
-    "evicted",
-    "requests_accepted",
-    "requests_rejected",
-    "requests_failed",
-    CONNECTIONS,
-)
+NAMES = EVENTS["counters"].fields
 _ALWAYS: dict[str, tuple[tuple[str, int], ...]] = {
     "msg.ack": (("delivered", 1),),
     "msg.expire": (("expired", 1),),
