@@ -1,7 +1,7 @@
 """
 J0: segments into the tables `events`, `quarantine` and `inputs`.
 
-Everything is parsed once and written to Parquet as it comes, damaged lines beside events; all counting is done there,
+Everything is parsed and written to Parquet as it comes, damaged lines beside events; all counting is done there,
 as counts from raw JSON depend on the columns that a query selects. That a file is unreadable, or needs the careful
 way of :mod:`analytics.parsing`, is known only then: it is marked, and the pass is repeated. That is rare.
 
@@ -118,11 +118,14 @@ class _Ingestion:
         return not doubtful
 
     def _parse(self) -> None:
-        frames = []
+        """Frequent events go to files of their own, which have the columns of those only."""
+        narrow: list[DataFrame] = []
+        wide: list[DataFrame] = []
         for (batch, careful, partial), paths in self._ways().items():
-            read = parsing.careful if careful else parsing.quick
-            frames.append(parsing.shaped(read(self._spark, paths, damaged=partial), batch))
-        if frames:
+            ways = ((wide, parsing.careful),) if careful else ((narrow, parsing.frequent), (wide, parsing.others))
+            for frames, read in ways:
+                frames.append(parsing.shaped(read(self._spark, paths, damaged=partial), batch))
+        for frames in filter(None, (narrow, wide)):
             _write(reduce(_union, frames), self._parsed, "fate", "dt", "batch")
 
     def _ways(self) -> Mapping[tuple[date, bool, bool], list[str]]:

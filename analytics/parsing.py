@@ -1,10 +1,13 @@
 """
 From lines of text to rows: what is an event and what is not, without a look at any file but by Spark.
 
-Two ways lead there. The quick one is Spark's JSON reader, which cannot do everything: of two whole objects glued into
-one line it sees only the first, of an array it makes several rows, and a record separator before a line makes the
-line unreadable. The careful one takes lines as text and sees each of them; it costs nearly twice the time, so only
-segments that need it go that way.
+Two ways lead there. The quick one is Spark's JSON reader for lines of the frequent events (:func:`frequent`); the few
+other lines (:func:`others`) are taken as text. The reader cannot do everything: of two whole objects glued into one
+line it sees only the first, of an array it makes several rows, and a record separator before a line makes the line
+unreadable. The careful way (:func:`careful`) takes all lines as text and sees each of them; it costs three times as
+much, so only segments that need it go that way.
+
+Which lines are whose, text alone decides: the first thing in it that looks like the name of an event.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
-from analytics.schema import CORRUPT, line_struct
+from analytics.schema import CORRUPT, FREQUENT, frequent_struct, line_struct
 from mediatord.eventlog.events import ENVELOPE
 
 if TYPE_CHECKING:
@@ -38,26 +41,49 @@ CAUSES = {
 LINE = 4096
 _SEPARATOR = "\x1e"
 _TIME_LENGTH = len("2026-11-20T00:00:00.000000Z")
+_EVENT = '"event":'
 _OPTIONS = {"columnNameOfCorruptRecord": CORRUPT, "mode": "PERMISSIVE", "allowSingleQuotes": "false"}
 
 
-def quick(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False) -> DataFrame:
+def frequent(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False) -> DataFrame:
     """
-    Columns of :func:`analytics.schema.line_struct` and `stem`. Blank lines are no lines.
+    Lines of the frequent events: columns of :func:`analytics.schema.frequent_struct` and `stem`.
 
     :param damaged: read what can be read, as far as it goes.
     """
-    reader = spark.read.schema(line_struct()).options(**_OPTIONS, lineSep="\n", ignoreCorruptFiles=damaged)
-    return reader.json(_escaped(paths)).select("*", _stem())
+    from pyspark.sql import functions as F
+
+    reader = spark.read.schema(frequent_struct()).options(**_OPTIONS, lineSep="\n", ignoreCorruptFiles=damaged)
+    text, event = F.col(CORRUPT), F.col("event")
+    own = F.when(text.isNull(), event.isin(*FREQUENT)).otherwise(_is_frequent(text))
+    return reader.json(_escaped(paths)).where(own).select("*", _stem())
+
+
+def others(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False) -> DataFrame:
+    """All other lines but blank ones: columns of :func:`analytics.schema.line_struct` and `stem`."""
+    from pyspark.sql import functions as F
+
+    rows = _by_line(_lines(spark, paths, damaged, " \t\r").where(~_is_frequent(F.col("line"))))
+    # By the name of another field they are whose they are not: then the reader has them.
+    return rows.where(F.col(CORRUPT).isNotNull() | ~F.coalesce(F.col("event").isin(*FREQUENT), F.lit(False)))
 
 
 def careful(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False) -> DataFrame:
-    """The same, one row for every line that is not blank; record separators do not matter."""
+    """All lines but blank ones; columns as :func:`others`. Record separators do not matter."""
+    return _by_line(_lines(spark, paths, damaged, f"{_SEPARATOR} \t\r"))
+
+
+def _lines(spark: SparkSession, paths: Sequence[str], damaged: bool, around: str) -> DataFrame:
     from pyspark.sql import functions as F
 
     reader = spark.read.options(lineSep="\n", ignoreCorruptFiles=damaged)
-    text = reader.text(_escaped(paths)).select(F.btrim("value", F.lit(f"{_SEPARATOR} \t\r")).alias("line"), _stem())
-    parsed = text.where("line <> ''").select(
+    return reader.text(_escaped(paths)).select(F.btrim("value", F.lit(around)).alias("line"), _stem())
+
+
+def _by_line(lines: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    parsed = lines.where("line <> ''").select(
         "line", "stem", F.from_json("line", line_struct(), _OPTIONS).alias("parsed")
     )
     line = F.col("line")
@@ -68,9 +94,19 @@ def careful(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False)
     return parsed.select(*parts, damage.alias(CORRUPT), "stem")
 
 
+def _is_frequent(line: Column) -> Column:
+    """Whether the first event that a line names is a frequent one; never null."""
+    from pyspark.sql import functions as F
+
+    room = len(' ""') + max(map(len, FREQUENT))
+    after = F.substr(line, F.instr(line, _EVENT) + len(_EVENT), F.lit(room))
+    name = F.substring_index(F.ltrim(after, F.lit(' "')), '"', 1)
+    return line.contains(_EVENT) & name.isin(*FREQUENT)
+
+
 def shaped(frame: DataFrame, batch: date) -> DataFrame:
     """
-    The columns of `events`, and `fate`: :data:`EVENT`, or what a line is instead.
+    The columns of `events` that lines may have, and `fate`: :data:`EVENT`, or what a line is instead.
 
     So that one pass makes both, a line that is no event is a row as well, with its text in `reason` if it is
     :data:`DAMAGED`, the text of its time there if that is the fault.
@@ -80,17 +116,25 @@ def shaped(frame: DataFrame, batch: date) -> DataFrame:
     from pyspark.sql import functions as F
 
     own = F.lit(batch)
-    time = F.when(F.length("ts") == _TIME_LENGTH, F.col("ts").try_cast("timestamp"))
+    time = _time(F.col("ts"))
     framed = frame.withColumns({"at": time, "fate": _fate(frame, time)})
     day = F.to_date("at")
     near = day.between(F.lit(batch - timedelta(1)), F.lit(batch + timedelta(1)))
     reason = (
         F.when(F.col("fate") == DAMAGED, F.col(CORRUPT))
         .when(F.col("fate") == TIME, F.col("ts"))
-        .otherwise(F.col("reason"))
+        .otherwise(F.col("reason") if "reason" in frame.columns else None)
     )
     columns = {"reason": reason, "ts": F.col("at"), "batch": own, "dt": F.when(near, day).otherwise(own)}
     return framed.withColumns(columns).drop("at", CORRUPT)
+
+
+def _time(text: Column) -> Column:
+    """Null if it is not as it should be. Spark is told nothing of the Z: it would take it for one zone of many."""
+    from pyspark.sql import functions as F
+
+    is_utc = (F.length(text) == _TIME_LENGTH) & text.endswith("Z") & (F.substring(text, 21, 6).try_cast("int") >= 0)
+    return F.when(is_utc, F.substring(text, 1, _TIME_LENGTH - 1).try_cast("timestamp"))
 
 
 def quarantined(rows: DataFrame) -> DataFrame:
@@ -155,7 +199,9 @@ def _cause(line: Column) -> Column:
 def _stem() -> Column:
     from pyspark.sql import functions as F
 
-    return F.substring_index("_metadata.file_name", ".jsonl", 1).alias("stem")
+    # The column _metadata has it too, and costs a copy of every row.
+    name = F.substring_index(F.input_file_name(), "/", -1)
+    return F.substring_index(name, ".jsonl", 1).alias("stem")
 
 
 def _escaped(paths: Sequence[str]) -> list[str]:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 # What the JSON reader puts the text of a damaged line into.
 CORRUPT = "_corrupt_record"
 
+# Nearly all lines are of these. Only their own fields are read of them: Spark takes its time for every column it is
+# asked for, be there a value or not.
+FREQUENT = ("req.done", "msg.accept", "msg.push", "msg.ack")
+
 _SQL_TYPES: dict[Kind, str] = {"string": "string", "integer": "bigint", "number": "double", "boolean": "boolean"}
 _NARROWER = {"v": "int", "epoch": "int", "ts": "timestamp"}
 
@@ -49,6 +53,14 @@ def line_struct() -> StructType:
         [StructField(field.name, StringType()) if field.name in texts else field for field in fields]
         + [StructField(CORRUPT, StringType())]
     )
+
+
+def frequent_struct() -> StructType:
+    """What of :func:`line_struct` a line of the :data:`FREQUENT` events may have."""
+    from pyspark.sql.types import StructType
+
+    names = {*ENVELOPE, *(name for event in FREQUENT for name in EVENTS[event].fields), CORRUPT}
+    return StructType([field for field in line_struct().fields if field.name in names])
 
 
 def known_events() -> list[str]:

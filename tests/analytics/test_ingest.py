@@ -189,6 +189,43 @@ def test_damaged_lines(bench: Bench) -> None:
     assert bench.made.corrupt == 2 * len(DAMAGED) and bench.made.lines == 2 * (1 + len(DAMAGED) + len(ACCEPTED))
 
 
+def test_damaged_lines_of_frequent_events(bench: Bench) -> None:
+    """They are read by themselves, and end up the same; what is no field of theirs is not looked at."""
+    stem, lines = Writer().segment(1)
+    frequent = [
+        (cause, line.replace(b"gauge", b"msg.ack").replace(b"lag_ms", b"latency_ms")) for cause, line in DAMAGED
+    ]
+    bad = [(cause, line) for cause, line in frequent if b"size" not in line]
+    fine = [envelope(event="msg.ack", seq=50, depth="12"), envelope(event="msg.push", seq=51, latency_ms=2)]
+    bench.put(f"{stem}.jsonl", [*lines[:2], *(line for _, line in bad), *fine])
+    tables = bench.run()
+    # `g\xff\xfege` is no name of theirs, and so nothing of it was replaced.
+    assert Counter(row["cause"] for row in tables["quarantine"]) == Counter(cause for cause, _ in bad)
+    events = sorted((row["seq"], row["event"], row["latency_ms"], row["depth"]) for row in tables["events"])
+    assert events[2:] == [(50, "msg.ack", None, None), (51, "msg.push", 2.0, None)]
+
+
+def test_whose_a_line_is(bench: Bench) -> None:
+    """Each line is read once, by whatever it says its event is; two names in one are sorted out line by line."""
+    odd, even = Writer("odd"), Writer("even")
+    stem, lines = odd.segment(5)
+    lines[1] = lines[1].replace(b'"event":"', b'"event" :  "')
+    lines[2] = lines[2].replace(b"event", b"\\u0065vent")
+    lines[3] = lines[3].replace(b'"v":1', b'"reason":"\\"event\\":\\"gauge\\"","v":1')
+    lines[4] = lines[4].replace(b'"v":1', b'"event":"gauge","v":1')
+    bench.put(f"{stem}.jsonl", lines)
+    other, twice = even.segment(2)
+    twice[1] = twice[1].rstrip().rstrip(b"}") + b',"event":"gauge"}\n'
+    bench.put(f"{other}.jsonl", twice)
+    tables = bench.run()
+    found: dict[str, list[str]] = {stem: [], other: []}
+    for row in sorted(tables["events"], key=lambda row: row["seq"]):
+        found[row["stem"]].append(row["event"])
+    assert found[stem] == ["log.open", *["msg.ack"] * 5, "log.close"]
+    assert found[other] == ["log.open", "gauge", "msg.ack", "log.close"]
+    assert not tables["quarantine"]
+
+
 def test_what_the_quick_way_does_not_see(bench: Bench) -> None:
     """Whole lines glued into one and arrays are found to be damaged, as log.close says how many lines there were."""
     stem, lines = Writer().segment(6)
@@ -311,8 +348,8 @@ def test_plans(bench: Bench) -> None:
     stem, lines = Writer().segment(1)
     bench.put(f"{stem}.jsonl", lines)
     paths = [segment.path for segment in bench.segments()]
-    both = [read(bench.spark, paths) for read in (parsing.quick, parsing.careful)]
-    shaped = parsing.shaped(both[0].unionByName(both[1]), DAY.date())
+    both = [read(bench.spark, paths) for read in (parsing.frequent, parsing.others)]
+    shaped = parsing.shaped(both[0].unionByName(both[1], allowMissingColumns=True), DAY.date())
     for frame in (shaped, parsing.quarantined(shaped), doubles.marks(shaped)):
         assert "Python" not in plan(frame) and "CartesianProduct" not in plan(frame)
     bench.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, TimestampType
 
-from analytics.schema import CORRUPT, event_columns, events_struct, line_struct
+from analytics.schema import CORRUPT, FREQUENT, event_columns, events_struct, frequent_struct, line_struct
 from mediatord.eventlog.events import ENVELOPE, EVENTS, FIELDS, json_schema
 
 JSON_TYPES = {
@@ -50,3 +50,12 @@ def test_schemas_of_spark(spark: SparkSession) -> None:
     assert parsed["ts"].dataType == StringType()
     assert stored["ts"].dataType == TimestampType()
     assert all(parsed[name] == stored[name] for name in parsed.names if name not in ("ts", CORRUPT))
+
+
+def test_fields_of_frequent_events(spark: SparkSession) -> None:
+    """Of lines that are read by themselves every field is read that they may have, as of all others."""
+    frequent, whole = frequent_struct(), line_struct()
+    for event in FREQUENT:
+        assert {*ENVELOPE, *EVENTS[event].fields} <= set(frequent.names)
+    assert all(frequent[name] == whole[name] for name in frequent.names)
+    assert len(frequent) < len(whole) / 2
