@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -121,19 +120,23 @@ class _Ingestion:
         """Frequent events go to files of their own, which have the columns of those only."""
         narrow: list[DataFrame] = []
         wide: list[DataFrame] = []
-        for (batch, careful, partial), paths in self._ways().items():
+        for (careful, partial), readings in self._ways().items():
+            paths = [path for reading in readings for path in reading.paths]
+            batches = {reading.segment.batch for reading in readings}
+            # Not one query for each: Spark would compile them all.
+            batch = batches.pop() if len(batches) == 1 else None
             ways = ((wide, parsing.careful),) if careful else ((narrow, parsing.frequent), (wide, parsing.others))
             for frames, read in ways:
                 frames.append(parsing.shaped(read(self._spark, paths, damaged=partial), batch))
         for frames in filter(None, (narrow, wide)):
             _write(reduce(_union, frames), self._parsed, "fate", "dt", "batch")
 
-    def _ways(self) -> Mapping[tuple[date, bool, bool], list[str]]:
-        """Files to be read by batch, whether carefully, and whether damaged."""
-        ways: defaultdict[tuple[date, bool, bool], list[str]] = defaultdict(list)
+    def _ways(self) -> Mapping[tuple[bool, bool], list[Reading]]:
+        """What there is to read by whether carefully, and whether damaged."""
+        ways: defaultdict[tuple[bool, bool], list[Reading]] = defaultdict(list)
         for reading in self.readings:
             if reading.paths:
-                ways[reading.segment.batch, reading.careful, reading.partial] += reading.paths
+                ways[reading.careful, reading.partial].append(reading)
         return ways
 
     def _count(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import date, timedelta
+from datetime import date
 from typing import TYPE_CHECKING
 
 from analytics.schema import CORRUPT, FREQUENT, frequent_struct, line_struct
@@ -104,22 +104,22 @@ def _is_frequent(line: Column) -> Column:
     return line.contains(_EVENT) & name.isin(*FREQUENT)
 
 
-def shaped(frame: DataFrame, batch: date) -> DataFrame:
+def shaped(frame: DataFrame, batch: date | None) -> DataFrame:
     """
     The columns of `events` that lines may have, and `fate`: :data:`EVENT`, or what a line is instead.
 
     So that one pass makes both, a line that is no event is a row as well, with its text in `reason` if it is
     :data:`DAMAGED`, the text of its time there if that is the fault.
 
-    :param batch: of all rows.
+    :param batch: of all rows; None: what the names of their segments say.
     """
     from pyspark.sql import functions as F
 
-    own = F.lit(batch)
+    own = _begun() if batch is None else F.lit(batch)
     time = _time(F.col("ts"))
     framed = frame.withColumns({"at": time, "fate": _fate(frame, time)})
     day = F.to_date("at")
-    near = day.between(F.lit(batch - timedelta(1)), F.lit(batch + timedelta(1)))
+    near = F.abs(F.date_diff(day, own)) <= 1
     reason = (
         F.when(F.col("fate") == DAMAGED, F.col(CORRUPT))
         .when(F.col("fate") == TIME, F.col("ts"))
@@ -127,6 +127,15 @@ def shaped(frame: DataFrame, batch: date) -> DataFrame:
     )
     columns = {"reason": reason, "ts": F.col("at"), "batch": own, "dt": F.when(near, day).otherwise(own)}
     return framed.withColumns(columns).drop("at", CORRUPT)
+
+
+def _begun() -> Column:
+    """The day in the name of a segment."""
+    from pyspark.sql import functions as F
+
+    begin = len("events-")
+    parts = ((begin + 1, 4), (begin + 5, 2), (begin + 7, 2))
+    return F.make_date(*(F.substring("stem", start, size).cast("int") for start, size in parts))
 
 
 def _time(text: Column) -> Column:
