@@ -32,6 +32,8 @@ _SETTINGS = {
     # Rows go where they belong without being sorted first: a task has a writer for each partition it meets.
     "spark.sql.maxConcurrentOutputFileWriters": "16",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # A task takes many small segments: each one writes a file for every day that it meets.
+    "spark.sql.files.openCostInBytes": "131072",
 }
 _WRITING = {
     "compression": "zstd",

@@ -63,35 +63,32 @@ def others(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False) 
     """All other lines but blank ones: columns of :func:`analytics.schema.line_struct` and `stem`."""
     from pyspark.sql import functions as F
 
-    rows = _by_line(_lines(spark, paths, damaged, " \t\r").where(~_is_frequent(F.col("line"))))
+    rows = _by_line(_lines(spark, paths, damaged).where(~_is_frequent(F.col("value"))), " \t\r")
     # By the name of another field they are whose they are not: then the reader has them.
     return rows.where(F.col(CORRUPT).isNotNull() | ~F.coalesce(F.col("event").isin(*FREQUENT), F.lit(False)))
 
 
 def careful(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False) -> DataFrame:
     """All lines but blank ones; columns as :func:`others`. Record separators do not matter."""
-    return _by_line(_lines(spark, paths, damaged, f"{_SEPARATOR} \t\r"))
+    return _by_line(_lines(spark, paths, damaged), f"{_SEPARATOR} \t\r")
 
 
-def _lines(spark: SparkSession, paths: Sequence[str], damaged: bool, around: str) -> DataFrame:
-    from pyspark.sql import functions as F
-
+def _lines(spark: SparkSession, paths: Sequence[str], damaged: bool) -> DataFrame:
     reader = spark.read.options(lineSep="\n", ignoreCorruptFiles=damaged)
-    return reader.text(_escaped(paths)).select(F.btrim("value", F.lit(around)).alias("line"), _stem())
+    return reader.text(_escaped(paths)).select("value", _stem())
 
 
-def _by_line(lines: DataFrame) -> DataFrame:
+def _by_line(lines: DataFrame, around: str) -> DataFrame:
+    """:param around: characters that do not matter before and after a line."""
     from pyspark.sql import functions as F
 
-    parsed = lines.where("line <> ''").select(
-        "line", "stem", F.from_json("line", line_struct(), _OPTIONS).alias("parsed")
-    )
+    whole = lines.select("stem", F.btrim("value", F.lit(around)).alias("line")).where("line <> ''")
+    # An array of one: what reads several of its fields would parse the line for each.
+    parsed = F.inline(F.array(F.from_json("line", line_struct(), _OPTIONS)))
     line = F.col("line")
-    whole = line.startswith("{") & line.endswith("}") & ~line.contains('}{"v":') & F.is_valid_utf8(line)
-    parts = [F.col("parsed")[name].alias(name) for name in line_struct().names if name != CORRUPT]
-    # What is no object at all may come back as null instead of as a damaged row.
-    damage = F.when(~whole | F.col("parsed").isNull(), line).otherwise(F.col("parsed")[CORRUPT])
-    return parsed.select(*parts, damage.alias(CORRUPT), "stem")
+    is_whole = line.startswith("{") & line.endswith("}") & ~line.contains('}{"v":') & F.is_valid_utf8(line)
+    damage = F.when(is_whole, F.col(CORRUPT)).otherwise(line)
+    return whole.select("line", "stem", parsed).withColumn(CORRUPT, damage).drop("line")
 
 
 def _is_frequent(line: Column) -> Column:
