@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from analytics import doubles, parsing
 from analytics.files import Files
 from analytics.intake import Reading, prepare, rechecked
+from analytics.parquet import append
 from analytics.schema import events_struct
 from analytics.segments import Segment
 from analytics.tables import TABLES
@@ -34,12 +35,6 @@ _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # A task takes many small segments: each one writes a file for every day that it meets.
     "spark.sql.files.openCostInBytes": "131072",
-}
-_WRITING = {
-    "compression": "zstd",
-    # Nobody else looks at a staging directory: rows may be written to where they stay.
-    "mapreduce.fileoutputcommitter.algorithm.version": "2",
-    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
 
 
@@ -92,9 +87,9 @@ class _Ingestion:
         self._write_events()
         if rows := self._others():
             frame = parsing.quarantined(rows[0]).coalesce(1)
-            _write(frame, f"{self._staging}/quarantine", "dt")
+            append(frame, f"{self._staging}/quarantine", "dt")
         inputs = self._spark.createDataFrame([one.row() for one in self.readings], TABLES["inputs"].struct())
-        _write(inputs.coalesce(1), f"{self._staging}/inputs", "dt")
+        append(inputs.coalesce(1), f"{self._staging}/inputs", "dt")
         for name in ("parsed", "growing"):
             self._files.delete(f"{self._staging}/{name}")
 
@@ -131,7 +126,7 @@ class _Ingestion:
             for frames, read in ways:
                 frames.append(parsing.shaped(read(self._spark, paths, damaged=partial), batch))
         for frames in filter(None, (narrow, wide)):
-            _write(reduce(_union, frames), self._parsed, "fate", "dt", "batch")
+            append(reduce(_union, frames), self._parsed, "fate", "dt", "batch")
 
     def _ways(self) -> Mapping[tuple[bool, bool], list[Reading]]:
         """What there is to read by whether carefully, and whether damaged."""
@@ -202,7 +197,7 @@ class _Ingestion:
                 reading.events -= reading.doubled
             once = rows.where(~F.col("again")).drop("again")
             frame = doubles.untouched(events, blocks).unionByName(once)
-            _write(frame, f"{self._staging}/events", "dt", "batch")
+            append(frame, f"{self._staging}/events", "dt", "batch")
 
     def _events(self) -> Iterator[DataFrame]:
         """The events that were parsed, if there are any."""
@@ -228,10 +223,6 @@ def _n() -> Column:
 
 def _union(one: DataFrame, other: DataFrame) -> DataFrame:
     return one.unionByName(other)
-
-
-def _write(frame: DataFrame, path: str, *partitions: str) -> None:
-    frame.write.mode("append").options(**_WRITING).partitionBy(*partitions).parquet(path)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from analytics.declared import TableMistake, arranged, declared
 from analytics.files import Files
 from analytics.job import Span
 from analytics.journal import STAGING, Move
+from analytics.parquet import append
 from analytics.schema import events_table
 from analytics.tables import TABLES, Table
 
@@ -25,12 +26,6 @@ COMPUTED = "ledger_daily"
 # What ingest makes: a batch of segments is replaced as a whole.
 BATCHED = ("events", "quarantine", "inputs")
 TABLES_AND_EVENTS: dict[str, Table] = {**TABLES, "events": events_table()}
-_WRITING = {
-    "compression": "zstd",
-    # Nobody else looks at a staging directory: rows may be written to where they stay.
-    "mapreduce.fileoutputcommitter.algorithm.version": "2",
-    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-}
 
 
 class Warehouse:
@@ -177,8 +172,7 @@ class Warehouse:
 
     def _append(self, frame: DataFrame, name: str) -> None:
         columns = ("dt", "batch") if name == "events" else ("dt",)
-        path = f"{self._out}/{self._new(name)}"
-        frame.write.mode("append").options(**_WRITING).partitionBy(*columns).parquet(path)
+        append(frame, f"{self._out}/{self._new(name)}", *columns)
 
     def _unless_staged(self, events: DataFrame, batch: date) -> DataFrame:
         days = sorted(self.days_by_batch([batch], staged=True)[batch])

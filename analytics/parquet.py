@@ -1,0 +1,20 @@
+"""Writing Parquet to where nobody looks yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_OPTIONS = {
+    "compression": "zstd",
+    # Nobody else looks at a staging directory: rows may be written to where they stay.
+    "mapreduce.fileoutputcommitter.algorithm.version": "2",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+
+
+def append(frame: DataFrame, path: str, *partitions: str) -> None:
+    """Add the rows to a staged table at `path`, in a directory for each value of the columns `partitions`."""
+    frame.write.mode("append").options(**_OPTIONS).partitionBy(*partitions).parquet(path)
