@@ -7,7 +7,8 @@ line it sees only the first, of an array it makes several rows, and a record sep
 unreadable. The careful way (:func:`careful`) takes all lines as text and sees each of them; it costs three times as
 much, so only segments that need it go that way.
 
-Which lines are whose, text alone decides: the first thing in it that looks like the name of an event.
+A line that is JSON belongs to the way of its event, another one to that of the only thing in its text that looks like
+the name of an event.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from analytics.schema import CORRUPT, FREQUENT, frequent_struct, line_struct
@@ -64,8 +67,11 @@ def others(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False) 
     from pyspark.sql import functions as F
 
     rows = _by_line(_lines(spark, paths, damaged).where(~_is_frequent(F.col("value"))), " \t\r")
-    # By the name of another field they are whose they are not: then the reader has them.
-    return rows.where(F.col(CORRUPT).isNotNull() | ~F.coalesce(F.col("event").isin(*FREQUENT), F.lit(False)))
+    damage = F.col(CORRUPT)
+    # Of damage to a field that no frequent event has, the reader knows nothing.
+    narrow = F.from_json(damage, frequent_struct(), _OPTIONS)
+    understood = F.when(damage.isNull(), F.col("event")).when(narrow[CORRUPT].isNull(), narrow["event"])
+    return rows.where(~F.coalesce(understood.isin(*FREQUENT), F.lit(False)))
 
 
 def careful(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False) -> DataFrame:
@@ -92,13 +98,13 @@ def _by_line(lines: DataFrame, around: str) -> DataFrame:
 
 
 def _is_frequent(line: Column) -> Column:
-    """Whether the first event that a line names is a frequent one; never null."""
+    """Whether the only event that a line names is a frequent one; never null."""
     from pyspark.sql import functions as F
 
-    room = len(' ""') + max(map(len, FREQUENT))
-    after = F.substr(line, F.instr(line, _EVENT) + len(_EVENT), F.lit(room))
-    name = F.substring_index(F.ltrim(after, F.lit(' "')), '"', 1)
-    return line.contains(_EVENT) & name.isin(*FREQUENT)
+    before, after = (F.substring_index(line, _EVENT, count) for count in (1, -1))
+    is_only = F.octet_length(before) + len(_EVENT) + F.octet_length(after) == F.octet_length(line)
+    names = (after.startswith(f'"{name}"') for name in FREQUENT)
+    return is_only & reduce(or_, names)
 
 
 def shaped(frame: DataFrame, batch: date | None) -> DataFrame:
