@@ -84,7 +84,7 @@ class _Watch(Thread):
 
     def run(self) -> None:
         while not self._over.wait(_EVERY_S):
-            self._peak = max(self._peak, _resident(self._pid))
+            self._peak = max(self._peak, resident(self._pid))
 
     def stop(self) -> int:
         """Its peak."""
@@ -93,13 +93,19 @@ class _Watch(Thread):
         return self._peak
 
 
-def _resident(pid: int, parent_size: int = 0) -> int:
-    """Bytes of a process and all below it; one that was just forked still shares the memory of its parent."""
+def resident(pid: int, parent: tuple[int, ...] = (0, 0)) -> int:
+    """
+    Bytes of a process and all below it.
+
+    :param parent: pages that its parent has, all and resident. One that was just forked has those very pages.
+    """
     try:
-        size, resident = map(int, Path(f"/proc/{pid}/statm").read_text().split()[:2])
+        size, held = map(int, Path(f"/proc/{pid}/statm").read_text().split()[:2])
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     except (OSError, ValueError):  # it has just ended
         return 0
-    own = 0 if size == parent_size else resident * os.sysconf("SC_PAGE_SIZE")
-    return own + sum(_resident(child, size) for child in children)
+    # The parent goes on meanwhile, and pages of files are not the child's before it looks at them.
+    is_forked = abs(size - parent[0]) < 0.01 * parent[0] and abs(held - parent[1]) < 0.1 * parent[1]
+    own = 0 if is_forked else held * os.sysconf("SC_PAGE_SIZE")
+    return own + sum(resident(child, (size, held)) for child in children)
