@@ -221,7 +221,7 @@ def _merged(rows: Sequence[Row], column: str, title: str) -> Row:
 def _together(name: str, values: Sequence[Any]) -> Any:
     there = [value for value in values if value is not None]
     if name in _SUMS:
-        return sum(there)
+        return sum(there) if there else None
     if name in _LEAST:
         return min(there, default=None)
     return values[0] if isinstance(values[0], str) and set(values) == {values[0]} else None

@@ -102,7 +102,7 @@ _ALL = (
         ("lines_said", "bigint", "lines by its own log.close; null without one"),
         ("unfinished", "bigint", "1 if its last line had no end yet, as it was still written; not in quarantine"),
         ("doubled", "bigint", "lines left out as another one of the batch has their node, boot and seq"),
-        ("remarks", "string", "conflict, separators, or both by a blank: see docs/analytics.md"),
+        ("remarks", "string", "conflict, separators, shrunk, by blanks: see docs/analytics.md"),
         key="stem",
     ),
     _table(
@@ -113,13 +113,15 @@ _ALL = (
         ("seq_first", "bigint", "lowest seq of the day"),
         ("seq_last", "bigint", "highest seq of the day"),
         ("n", "bigint", "events of the day"),
-        ("missing", "bigint", "seq not seen between the day before, or the start, and the last of the day"),
+        ("missing", "bigint", "seq up to the last of the day, from the last of all days before, that no event has"),
         ("doubled", "bigint", "events whose seq was there already; they count once everywhere"),
         (
             "stepped_back",
             "bigint",
-            "minutes that begin with a lower seq than the one before ended with: the clock went back",
+            "minutes that begin with a lower seq than the one before ended with, or a day did: the clock went back",
         ),
+        ("last_at", "timestamp", "time of its last line of the day"),
+        ("stopped", "boolean", "whether it stopped in order on the day: it logged proc.stop"),
         key="node boot",
     ),
     _table(
@@ -213,7 +215,7 @@ _ALL = (
             "written off: accepted under an earlier key epoch and past their time, as their ending has another tag",
         ),
         ("ended_across_epochs", "bigint", "endings without an acceptance under their own key epoch"),
-        ("books", "date", "the day the books were opened: the first of an unbroken row of days"),
+        ("books", "date", "the day the books were opened: the first with events in an unbroken row of days"),
         key="",
     ),
     _table(
@@ -298,12 +300,17 @@ _ALL = (
         (
             "at_risk",
             "bigint",
-            "messages that expire within the next day unless fetched, or exceed queue.max_messages at that slope",
+            "messages that expire within the next day unless fetched, or exceed queue.max_messages at that slope if"
+            " there is one",
         ),
         ("waiting", "bigint", "messages open at the end of the day"),
         BYTES,
-        ("per_day", "double", "by how many more messages wait than a day before: accepted less ended"),
-        ("days_to_cap", "double", "days until queue.max_messages at that slope; null: never"),
+        (
+            "per_day",
+            "double",
+            "by how many more messages wait than a day before: accepted less ended; null: no books of that day",
+        ),
+        ("days_to_cap", "double", "days until queue.max_messages at that slope; null: never, or no slope"),
         ("days_to_ttl", "double", "days from the end of the day until the first of them expires; null: never"),
         key="rank",
         pseudonyms="rcpt",
@@ -496,7 +503,12 @@ _ALL = (
         "node_compare",
         "each node against the fleet",
         NODE,
-        ("metric", "string", "what is compared, with its unit: see :data:`analytics.jobs.nodes.METRICS`"),
+        (
+            "metric",
+            "string",
+            "what is compared, with its unit: see :data:`analytics.jobs.nodes.METRICS`; push_live_p95_ms is the 95th"
+            " percentile of live pushes, request_p95_ms of requests",
+        ),
         ("value", "double", "of the node; of a count 0 where it had none"),
         ("median", "double", "of all nodes"),
         ("ratio", "double", "value by median, each at least what is worth comparing"),
@@ -506,7 +518,7 @@ _ALL = (
     # J12
     _table(
         "series_hourly",
-        "the fleet's figures that anomalies are looked for in",
+        "the fleet's figures that anomalies are looked for in; counts are 0 in hours between logs",
         HOUR,
         ("metric", "string", "name, with its unit"),
         ("value", "double", "of the hour"),

@@ -11,46 +11,51 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from analytics.times import SECOND, happened
+from analytics.times import SECOND
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+# Longer than messages wait, as they tell of a crash only when they end.
+REMEMBERED_DAYS = 40
 # How far from the last line of a start its last acceptances may be.
 _MOMENT = 10 * SECOND
-# Every start writes some of these, and they are few.
-_MARKS = ("log.open", "log.close", "counters", "proc.start", "proc.stop")
 
 
-def near_crash(messages: DataFrame, events: DataFrame) -> DataFrame:
+def near_crash(messages: DataFrame, boots: DataFrame) -> DataFrame:
     """
     Messages that were accepted in the last moment of a start of any node that was killed.
 
-    :param messages: msg, and since: when it was accepted, microseconds.
-    :param events: of all days in which to look for starts.
+    :param messages: msg; since: when it was accepted, microseconds; dt: the day it ended on.
+    :param boots: `boots_daily` of all days in which to look. Only what was known by the end of `dt` counts.
     :return: msg, each once.
     """
-    ends = _crashes(events).withColumn("block", F.explode(F.sequence(*(_block("at") + n for n in (-1, 1)))))
+    ends = _crashes(boots).withColumn("block", F.explode(F.sequence(*(_block("at") + n for n in (-1, 1)))))
     found = messages.withColumn("block", _block("since")).join(F.broadcast(ends), "block")
-    return found.where(F.abs(F.col("since") - F.col("at")) <= _MOMENT).select("msg").distinct()
+    near = (F.abs(F.col("since") - F.col("at")) <= _MOMENT) & (F.col("known_on") <= F.col("dt"))
+    return found.where(near).select("msg").distinct()
 
 
 def _block(time: str) -> Column:
     return F.floor(F.col(time) / _MOMENT)
 
 
-def _crashes(events: DataFrame) -> DataFrame:
-    """`at`: the last line, microseconds, of each start without proc.stop that another one of the node followed."""
-    start = ("node", "boot")
-    marks = events.where(F.col("event").isin(*_MARKS)).select(*start, "event", happened(events).alias("began"))
-    starts = marks.groupBy(*start).agg(
-        F.min("began").alias("began"), F.max(F.col("event") == "proc.stop").alias("stopped")
+def _crashes(boots: DataFrame) -> DataFrame:
+    """
+    Starts without proc.stop that another one of the node followed.
+
+    :return: at: the last line, microseconds; known_on: the day on which the next one began.
+    """
+    starts = boots.groupBy("node", "boot").agg(
+        F.unix_micros(F.max("last_at")).alias("at"), F.max("stopped").alias("stopped"), F.min("dt").alias("began_on")
     )
     # One look at the starts, rather than a join with themselves.
-    nodes = starts.groupBy("node").agg(
-        F.max("began").alias("latest"), F.collect_list(F.struct("boot", "began", "stopped")).alias("starts")
-    )
-    each = nodes.select("node", "latest", F.inline("starts"))
-    killed = each.where(~F.col("stopped") & (F.col("began") < F.col("latest"))).select(*start)
-    lines = events.select(*start, happened(events).alias("at"))
-    return lines.join(F.broadcast(killed), list(start)).groupBy(*start).agg(F.max("at").alias("at")).select("at")
+    in_order = F.sort_array(F.collect_list(F.struct("at", "stopped", "began_on"))).alias("starts")
+    nodes = starts.where(F.col("at").isNotNull()).groupBy("node").agg(in_order)
+    each = F.transform("starts", lambda start, place: F.struct(
+        start.at.alias("at"),
+        start.stopped.alias("stopped"),
+        F.get("starts", place + 1).began_on.alias("known_on"),
+    ))  # fmt: skip
+    killed = ~F.col("stopped") & F.col("known_on").isNotNull()
+    return nodes.select(F.inline(each)).where(killed).select("at", "known_on")

@@ -7,7 +7,8 @@ opening comes from the snapshot of the day before, accepted from a count of line
 A message's first acceptance and first ending count. Ids are never given out twice, and a message ends once; should a
 line say otherwise, it counts as `again`, and as nothing else. An ending without an acceptance is an orphan, unless
 
-* the message was, by its own age, accepted before the books were opened (`before_books`), or
+* the message was, by its own age, accepted before the books were opened, on the first day that has events
+  (`before_books`), or
 * it may have been accepted under an earlier key, which gave it another tag (`ended_across_epochs`), or
 * the acceptance is in the logs of the days before, so that the message had ended already (`again`), or
 * it was accepted in the last moment of a start that was killed, before the line was written (`around_crash`).
@@ -26,7 +27,7 @@ from pyspark.sql import functions as F
 
 from analytics.classes import age_class, pushes_class, size_class
 from analytics.job import Job, Span
-from analytics.jobs.crashes import near_crash
+from analytics.jobs import crashes
 from analytics.jobs.lives import EARLY, ENDINGS, STATES, lives, pushes_on, summary
 from analytics.settings import Settings
 from analytics.times import DAY, SECOND, day_of, micros
@@ -61,7 +62,7 @@ _ENTRIES = (
 def ledger(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> dict[str, DataFrame]:
     """`ledger_daily`, `messages_daily`, `lost_daily` and `open`."""
     events = tables["events"]
-    before, opened = _before(tables["ledger_daily"], span)
+    before, opened = _before(tables["ledger_daily"], events, span)
     opening = tables["open"].where(F.col("dt") == F.lit(before))
     small = summary(lives(events, opening, span), span).persist()
     epochs = _epochs(small, span)
@@ -70,7 +71,7 @@ def ledger(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> d
         opening.select(F.lit(span.first).alias("dt"), F.lit("opening").alias("entry"), F.lit(1).alias("n")),
         _accepted(events, span),
         _entries(followed, span),
-        _strays(small, events, epochs, opened, span),
+        _strays(small, tables, epochs, opened, span),
     ]
     return {
         "ledger_daily": _books(entries, opened, span),
@@ -80,12 +81,18 @@ def ledger(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> d
     }
 
 
-def _before(ledger_daily: DataFrame, span: Span) -> tuple[date | None, date]:
-    """The last day before the span that has books, None if there is none, and the day those were opened."""
+def _before(ledger_daily: DataFrame, events: DataFrame, span: Span) -> tuple[date | None, date]:
+    """The last day before the span that has books, None if there is none, and the day that books were opened."""
     past = ledger_daily.where(F.col("dt") < F.lit(span.first))
     row = past.agg(F.max("dt").alias("dt"), F.max_by("books", "dt").alias("books")).first()
     assert row is not None
-    return row.dt, row.books or span.first
+    return row.dt, row.books or _first_day(events, span)
+
+
+def _first_day(events: DataFrame, span: Span) -> date:
+    """The first day of the span that has events, or of the span if none has."""
+    row = events.where(F.col("dt") >= F.lit(span.first)).agg(F.min("dt").alias("dt")).first()
+    return row.dt if row and row.dt else span.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,9 @@ def _superseded(epochs: Sequence[_Epoch]) -> Column:
     return later
 
 
-def _strays(small: DataFrame, events: DataFrame, epochs: Sequence[_Epoch], opened: date, span: Span) -> DataFrame:
+def _strays(
+    small: DataFrame, tables: Mapping[str, DataFrame], epochs: Sequence[_Epoch], opened: date, span: Span
+) -> DataFrame:
     """Endings without an acceptance, as entries of the books."""
     strays = small.where(F.col("one").isNotNull()).select("ended_on", "one.*")
     strays = strays.where(F.col("accepted_at").isNull() & (F.col("ended_on") <= F.lit(span.last)))
@@ -156,10 +165,11 @@ def _strays(small: DataFrame, events: DataFrame, epochs: Sequence[_Epoch], opene
         earlier = earlier | F.coalesce(fits, F.lit(False))
     excuse = F.when(F.col("since") < micros(opened) + EARLY, "before_books").when(earlier, "ended_across_epochs")
     named = strays.select("msg", "since", F.col("ended_on").alias("dt"), excuse.alias("excuse"))
-    suspects = named.where(F.col("excuse").isNull()).select("msg", "since")
+    suspects = named.where(F.col("excuse").isNull()).select("msg", "since", "dt")
+    events = tables["events"]
     accepted = events.where((F.col("event") == "msg.accept") & (F.col("dt") < F.lit(span.first))).select("msg")
     had_ended = accepted.join(suspects, "msg").select("msg").distinct().withColumn("entry", F.lit("again"))
-    untold = near_crash(suspects, events).withColumn("crash", F.lit("around_crash"))
+    untold = crashes.near_crash(suspects, tables["boots_daily"]).withColumn("crash", F.lit("around_crash"))
     entry = F.coalesce("excuse", "entry", "crash", F.lit("orphans"))
     known = named.join(had_ended, "msg", "left").join(untold, "msg", "left")
     return known.select("dt", entry.alias("entry"), F.lit(1).alias("n"))
@@ -283,5 +293,10 @@ JOB = Job(
     # `open` comes last: by then it is known how little the others left to look at.
     makes=("ledger_daily", "messages_daily", "lost_daily", "open"),
     transform=ledger,
-    recalls={"events": _ENDED_DAYS, "open": REMEMBERED_DAYS, "ledger_daily": REMEMBERED_DAYS},
+    recalls={
+        "events": _ENDED_DAYS,
+        "open": REMEMBERED_DAYS,
+        "ledger_daily": REMEMBERED_DAYS,
+        "boots_daily": crashes.REMEMBERED_DAYS,
+    },
 )

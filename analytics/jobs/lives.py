@@ -61,7 +61,7 @@ def lives(events: DataFrame, opening: DataFrame, span: Span) -> DataFrame:
         F.sum(F.when(F.col("push_on") < 0, F.col("pushes"))).alias("early"),
         *(F.sum(F.when(F.col("push_on") <= day, F.col("pushes"))).alias(f"p{day}") for day in days),
     )
-    return _settled(grouped, span).where(~F.col("past") | (F.col("surplus") > 0))
+    return _settled(grouped, span).where(~F.col("past") | (F.col("repeats") + F.col("surplus") > 0))
 
 
 def _lines(events: DataFrame, span: Span) -> DataFrame:
@@ -147,7 +147,8 @@ def _settled(grouped: DataFrame, span: Span) -> DataFrame:
         "ending_epoch",
         "since",
         F.array(*pushes).alias("pushes"),
-        F.greatest(F.col("accepts") - F.when(carried, 0).otherwise(1), F.lit(0)).alias("repeats"),
+        # Of those in the span; the first one came before it if the message was open then, or has ended.
+        F.greatest(F.col("accepts") - F.when(carried | past, 0).otherwise(1), F.lit(0)).alias("repeats"),
         day_of(F.col("repeated_at")).alias("repeated_on"),
         F.when(past, F.col("recent_endings")).otherwise(F.greatest(F.col("endings") - 1, F.lit(0))).alias("surplus"),
         day_of(F.greatest("surplus_at", F.lit(start))).alias("surplus_on"),

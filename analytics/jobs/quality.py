@@ -2,8 +2,9 @@
 J0, second half: how far the logs of a day can be relied on.
 
 Every start of a node numbers its lines from 1, so what is missing is known to the line: the numbers between the
-highest one of the days before and the highest one of the day that no event has. Before the first day of a node there
-are no books: there, the start that comes first may have begun with any number.
+highest one of the days before and the highest one of the day that no event has. As clocks are set back, also at
+midnight, an event of a later day may have one of them. Before the first day of a node there are no books: there, the
+start that comes first may have begun with any number.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _OF_EVENTS = {
 _OF_STARTS = {
     "seq_missing": "numbers of a start that no line has: lines were lost, or are not here yet",
     "doubled_left": "events whose number another event has, in segments of several days or read on several nights",
-    "stepped_back": "minutes that begin with a lower number than the one before ended with: the clock went back",
+    "stepped_back": "minutes that begin with a lower number than the one before ended with, or a day did: the clock"
+    " went back",
 }
 _OF_SEGMENTS = {
     "unfinished": "last lines of growing segments that had no end yet; not in quarantine",
@@ -66,7 +68,7 @@ def transform(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -
     """Quality of each day of the span."""
     marks = _marks(tables["events"]).persist()
     inputs = tables["inputs"]
-    boots = _boots(marks, tables["boots_daily"], inputs)
+    boots = _boots(marks, tables["boots_daily"], inputs).persist()
     kinds = [_event_kinds(marks), _boot_kinds(boots), _segment_kinds(inputs), _causes(tables["quarantine"])]
     rows = reduce(_union, kinds).groupBy("dt", "node", "kind").agg(_sum("n"))
     columns = TABLES["boots_daily"].struct().names
@@ -83,6 +85,8 @@ def _marks(events: DataFrame) -> DataFrame:
         mark().alias("mask"),
         F.min("seq").alias("seq_first"),
         F.max("seq").alias("seq_last"),
+        F.max(F.when(F.col("dt") == F.to_date("ts"), F.col("ts"))).alias("last_at"),
+        F.max(F.col("event") == "proc.stop").alias("stopped"),
         F.count_if(F.col("dt") != F.to_date("ts")).alias("misdated"),
         F.count_if(~F.col("event").isin(known_events())).alias("unknown_event"),
         F.count_if(F.col("v") != SCHEMA_VERSION).alias("unknown_version"),
@@ -94,29 +98,29 @@ def _boots(marks: DataFrame, history: DataFrame, inputs: DataFrame) -> DataFrame
     """`boots_daily`, and `distinct`: numbers that were seen."""
     from pyspark.sql import functions as F
 
-    blocks = marks.groupBy(*_BOOT, "block").agg(
-        _sum("n"),
-        F.bit_count(F.bit_or("mask")).alias("distinct"),
-        F.min("seq_first").alias("seq_first"),
-        F.max("seq_last").alias("seq_last"),
-        F.min("minute").alias("begin"),
-    )
-    days = blocks.groupBy(*_BOOT).agg(
-        _sum("n"),
-        _sum("distinct"),
-        F.min("seq_first").alias("seq_first"),
-        F.max("seq_last").alias("seq_last"),
-        F.min("begin").alias("begin"),
-    )
-    return (
-        _with_missing(days, history)
-        .join(_stepped_back(marks), list(_BOOT), "left")
-        .join(_doubled(inputs), list(_BOOT), "left")
-        .fillna(0, ["stepped_back", "doubled"])
-    )
+    blocks = marks.groupBy(*_BOOT, "block").agg(F.bit_or("mask").alias("mask"), *_lines("minute"))
+    days = blocks.groupBy(*_BOOT).agg(F.sum(F.bit_count("mask")).alias("distinct"), *_lines("begin"))
+    days = _with_start(days, history)
+    rows = days
+    for part in (_found(blocks, days), _minutes(marks), _doubled(inputs)):
+        rows = rows.join(part, list(_BOOT), "left")
+    rows = rows.fillna(0, ["found", "doubled"])
+    missing = F.greatest("seq_last", "start") - F.col("start") - F.col("found")
+    # Across midnight by the numbers of all days before, as their minutes may not be at hand.
+    over_midnight = F.when(F.col("low") < F.col("start"), 1).otherwise(0)
+    return rows.withColumns({"missing": missing, "stepped_back": F.col("back") + over_midnight})
 
 
-def _with_missing(days: DataFrame, history: DataFrame) -> DataFrame:
+def _lines(begin: str) -> list[Column]:
+    """Aggregates: how many lines, their first and last number, and the times of those."""
+    from pyspark.sql import functions as F
+
+    latest = (F.max(name).alias(name) for name in ("seq_last", "last_at", "stopped"))
+    return [_sum("n"), F.min("seq_first").alias("seq_first"), F.min(begin).alias("begin"), *latest]
+
+
+def _with_start(days: DataFrame, history: DataFrame) -> DataFrame:
+    """With `start`: the highest number before those of the day."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -128,20 +132,34 @@ def _with_missing(days: DataFrame, history: DataFrame) -> DataFrame:
     known = F.greatest(F.max("seq_last").over(earlier), F.col("seq_before"))
     is_first = F.col("has_books").isNull() & (F.row_number().over(order) == 1)
     start = F.coalesce(known, F.when(is_first, F.col("seq_first") - 1).otherwise(F.lit(0)))
-    frame = days.join(before, ["node", "boot"], "left").join(nodes, "node", "left")
-    span = F.greatest("seq_last", "start") - F.col("start")
-    return frame.withColumn("start", start).withColumn("missing", F.greatest(span - F.col("distinct"), F.lit(0)))
+    return days.join(before, ["node", "boot"], "left").join(nodes, "node", "left").withColumn("start", start)
 
 
-def _stepped_back(marks: DataFrame) -> DataFrame:
-    """By start and day, how many minutes."""
+def _found(blocks: DataFrame, days: DataFrame) -> DataFrame:
+    """By start and day: how many numbers from the one after `start` to `seq_last` any event has, of whatever day."""
+    from pyspark.sql import functions as F
+
+    seen = blocks.groupBy("node", "boot", "block").agg(F.bit_or("mask").alias("mask"))
+    first = F.shiftleft("block", 6)
+    low = F.greatest(F.col("start") + 1 - first, F.lit(0)).cast("int")
+    high = F.least(F.col("seq_last") - first, F.lit(63)).cast("int")
+    rows = seen.join(F.broadcast(days.select(*_BOOT, "start", "seq_last")), ["node", "boot"]).where(low <= high)
+    # Without the bits below, then without those above.
+    bits = F.call_function("shiftleft", F.call_function("shiftrightunsigned", "mask", low), 63 - high + low)
+    return rows.groupBy(*_BOOT).agg(F.sum(F.bit_count(bits)).alias("found"))
+
+
+def _minutes(marks: DataFrame) -> DataFrame:
+    """By start and day: how many minutes go `back` on the day, and the lowest number of the first one, `low`."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     minutes = marks.groupBy(*_BOOT, "minute").agg(F.min("seq_first").alias("low"), F.max("seq_last").alias("high"))
     before = F.lag("high").over(Window.partitionBy(*_BOOT).orderBy("minute"))
-    back = minutes.withColumn("back", F.col("low") < before)
-    return back.groupBy(*_BOOT).agg(F.count_if("back").alias("stepped_back"))
+    goes_back = minutes.withColumn("goes_back", F.col("low") < before)
+    return goes_back.groupBy(*_BOOT).agg(
+        F.count_if("goes_back").alias("back"), F.min_by("low", "minute").alias("low")
+    )
 
 
 def _doubled(inputs: DataFrame) -> DataFrame:

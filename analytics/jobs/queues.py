@@ -33,23 +33,31 @@ def hourly(events: DataFrame) -> DataFrame:
     )
 
 
-def risk(waiting: DataFrame, capacity: int, count: int, span: Span) -> DataFrame:
+def risk(waiting: DataFrame, books: DataFrame, capacity: int, count: int, span: Span) -> DataFrame:
     """
     `queue_risk`: the `count` most urgent queues of each day.
 
     What a queue grew by is the difference of two days' open messages: by the ledger that is accepted less ended,
-    with every message counted once, however often it was handed over or acknowledged.
+    with every message counted once, however often it was handed over or acknowledged. Without books of the day
+    before nobody knows what waited then: there is no slope, and at risk is only what expires.
 
     :param waiting: `open`, of the span and the day before it.
+    :param books: `ledger_daily` of the same days.
     :param capacity: messages that a queue holds.
     """
-    grown = _queues(waiting).withColumn("per_day", F.col("waiting") - F.coalesce("before", F.lit(0)))
-    present = grown.where((F.col("waiting") > 0) & F.col("dt").between(span.first, span.last))
-    judged = present.withColumn(
+    after_books = books.where(F.col("books") <= F.col("dt")).select(
+        F.date_add("dt", 1).alias("dt"), F.lit(True).alias("has_slope")
+    )
+    queues = _queues(waiting).where((F.col("waiting") > 0) & F.col("dt").between(span.first, span.last))
+    grown = queues.join(F.broadcast(after_books), "dt", "left").withColumn(
+        "per_day", F.when(F.col("has_slope"), F.col("waiting") - F.coalesce("before", F.lit(0)))
+    )
+    # The greatest of 0 and null is 0.
+    judged = grown.withColumn(
         "at_risk", F.col("expiring") + F.greatest(F.lit(0), F.col("waiting") + F.col("per_day") - capacity)
     ).withColumns({"days_to_cap": _days_to_cap(capacity), "per_day": F.col("per_day").cast("double")})
     order = (F.desc("at_risk"), F.desc("waiting"), F.desc("bytes"), F.asc("rcpt"))
-    return top(judged, count, *order).drop("before", "expiring")
+    return top(judged, count, *order).drop("before", "expiring", "has_slope")
 
 
 def _queues(waiting: DataFrame) -> DataFrame:
@@ -83,8 +91,8 @@ def _days_to_cap(capacity: int) -> Column:
 def _transform(frames: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
     return {
         "queue_hourly": hourly(frames["events"]),
-        "queue_risk": risk(frames["open"], settings.queue_max_messages, settings.top, span),
+        "queue_risk": risk(frames["open"], frames["ledger_daily"], settings.queue_max_messages, settings.top, span),
     }
 
 
-JOB = Job("queues", ("events",), ("queue_hourly", "queue_risk"), _transform, recalls={"open": 1})
+JOB = Job("queues", ("events",), ("queue_hourly", "queue_risk"), _transform, recalls={"open": 1, "ledger_daily": 1})

@@ -1,4 +1,9 @@
-"""J12, first part: the fleet's figures by hour and by day (:data:`analytics.metrics.METRICS`), a row for each."""
+"""
+J12, first part: the fleet's figures by hour and by day (:data:`analytics.metrics.METRICS`), a row for each.
+
+An hour in which no node logged anything, between hours with logs, is an outage: nothing was accepted, so its counts
+are 0. The hours before the first logs and after the last ones say nothing: there may be logs that are not here.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +30,36 @@ _LATENCIES = {"latency_live_p95_ms": ("live",), "latency_pickup_p95_ms": ("picku
 
 
 def _transform(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> dict[str, DataFrame]:
-    hours = _hours(tables).persist()
+    hours = _hours(tables, tables["series_hourly"].select("dt", "hour"))
     hourly = hours.join(_latency(tables["latency_hist"], *_HOUR), [*_HOUR], "left")
     daily = _days(hours).join(_latency(tables["latency_hist"], "dt"), "dt", "left")
     daily = daily.join(tables["inputs"].groupBy("dt").agg(F.sum("bytes").alias("log_bytes")), "dt", "left")
     return {"series_hourly": _rows(hourly, *_HOUR), "series_daily": _rows(daily, "dt")}
 
 
-def _hours(tables: Mapping[str, DataFrame]) -> DataFrame:
-    """A row for each hour that any node logged something in, a column for each metric but latencies."""
+def _hours(tables: Mapping[str, DataFrame], before: DataFrame) -> DataFrame:
+    """
+    A row for each hour that any node logged something in, and those of outages; a column for each metric but
+    latencies.
+
+    :param before: the hours of the day before the span.
+    """
     sources = [_traffic(tables["traffic_hourly"]), _gauges(tables["queue_hourly"]), _rare(tables["events"])]
     together = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), sources)
     names = [name for name in together.columns if name not in _HOUR]
     # Each column comes from one source: all other rows of the hour are null.
-    hours = together.groupBy(*_HOUR).agg(*(F.max(name).alias(name) for name in names))
+    logged = together.groupBy(*_HOUR).agg(*(F.max(name).alias(name) for name in names)).persist()
+    hours = _without_gaps(logged.select(*_HOUR), before).join(logged, [*_HOUR], "left")
     counts = {name: F.coalesce(name, F.lit(0)) for name in names if METRICS[name].kind == "count"}
     return _with_share(hours.withColumns(counts))
+
+
+def _without_gaps(logged: DataFrame, before: DataFrame) -> DataFrame:
+    """These hours, and those that lie between two of the same day, or between one of the day before and the first."""
+    days = logged.groupBy("dt").agg(F.min("hour").alias("first"), F.max("hour").alias("last"))
+    after = logged.unionByName(before).select(F.date_add("dt", 1).alias("dt"), F.lit(0).alias("midnight")).distinct()
+    hours = F.sequence(F.coalesce("midnight", "first"), "last")
+    return days.join(after, "dt", "left").select("dt", F.explode(hours).alias("hour"))
 
 
 def _traffic(traffic: DataFrame) -> DataFrame:
@@ -119,4 +138,5 @@ JOB = Job(
     reads=("traffic_hourly", "queue_hourly", "latency_hist", "inputs", "events"),
     makes=("series_hourly", "series_daily"),
     transform=_transform,
+    recalls={"series_hourly": 1},
 )

@@ -6,11 +6,12 @@ it has stopped. They count as `unclosed` on that day: a crash, or lost lines.
 
 The most open at a time is found in two levels: within each ten minutes, where many hands can work, then over the few
 sums of those. It begins with what was open at the end of the day before; where nobody knows, with as many as must
-have been open for those that closed.
+have been open for those that closed: by how long they were open, and as there are never fewer than none.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
@@ -40,8 +41,12 @@ def sessions(tables: Mapping[str, DataFrame], settings: Settings, span: Span) ->
     events = tables["events"].where(F.col("dt") >= F.lit(span.first))
     before = tables["concurrency_10m"].where(F.col("dt") == F.lit(span.widened(before=1).first))
     opening = {row.node: row.n for row in before.groupBy("node").agg(F.max_by("at_end", "at").alias("n")).collect()}
-    left = list(_left_open(_starts(events).collect(), opening))
-    tens = _concurrency(events, left, opening, span).persist()
+    starts = _starts(events, span).collect()
+    older = Counter[str]()
+    for row in starts:
+        older[row.node] += 0 if row.began or row.node in opening else row.older
+    left = list(_left_open(starts, {**older, **opening}))
+    tens = _concurrency(events, left, opening, older, span).persist()
     return {
         "sessions_daily": _ended(events),
         "sockets_daily": _sockets(events, left, tens),
@@ -76,9 +81,13 @@ def _ended(events: DataFrame) -> DataFrame:
     return totals.join(durations, list(_KEY), "left")
 
 
-def _starts(events: DataFrame) -> DataFrame:
-    """A row for each start of a node: when it was first and last heard of, what it left open, whether it stopped."""
+def _starts(events: DataFrame, span: Span) -> DataFrame:
+    """
+    A row for each start of a node: when it was first and last heard of, what it left open, whether it stopped, how
+    many sockets closed that are older than the span.
+    """
     event, at = F.col("event"), happened(events)
+    opened = at - (F.col("dur_ms") * 1000).cast("bigint")
     few = event.isin("conn.open", "conn.close", "proc.start", "proc.stop") | (F.col("seq") == 1)
     return (
         events.where(few & F.col("boot").isNotNull())
@@ -87,6 +96,7 @@ def _starts(events: DataFrame) -> DataFrame:
             F.min(at).alias("first"),
             F.max(at).alias("last"),
             F.sum(_delta()).alias("net"),
+            F.count_if((event == "conn.close") & (opened < micros(span.first))).alias("older"),
             F.max(event == "proc.stop").alias("stopped"),
             F.max((F.col("seq") == 1) | (event == "proc.start")).alias("began"),
         )
@@ -119,15 +129,25 @@ def _left_open(starts: Iterable[Row], opening: Mapping[str, int]) -> Iterator[tu
 
 
 def _concurrency(
-    events: DataFrame, left: list[tuple[str, int, int]], opening: Mapping[str, int], span: Span
+    events: DataFrame,
+    left: list[tuple[str, int, int]],
+    opening: Mapping[str, int],
+    older: Mapping[str, int],
+    span: Span,
 ) -> DataFrame:
-    """`concurrency_10m`: of each node and day with a line about a socket, or with an open one."""
+    """
+    `concurrency_10m`: of each node and day with a line about a socket, or with an open one.
+
+    :param opening: node to sockets that were open before the span, of those nodes of which that is known.
+    :param older: node to sockets that were open then at least, of the others.
+    """
     lines = events.where(F.col("event").isin("conn.open", "conn.close")).select(
         _node(), happened(events).alias("at"), "seq", _delta().cast("bigint").alias("delta")
     )
     spark = events.sparkSession
     gone = spark.createDataFrame([(node, at, -n) for node, at, n in left], "node string, at bigint, delta bigint")
-    known = spark.createDataFrame(list(opening.items()), "node string, opening bigint")
+    levels = [*((node, n, 0) for node, n in opening.items()), *((node, None, n) for node, n in older.items() if n)]
+    known = spark.createDataFrame(levels, "node string, opening bigint, older bigint")
     changes = lines.unionByName(gone.withColumn("seq", F.lit(None).cast("bigint")))
     return _levels(_buckets(changes), known, span)
 
@@ -155,7 +175,7 @@ def _levels(buckets: DataFrame, known: DataFrame, span: Span) -> DataFrame:
     node, day = Window.partitionBy("node"), Window.partitionBy("node", "dt")
     change, net = F.sum(F.coalesce("net", F.lit(0))).over(upto), F.coalesce("net", F.lit(0))
     lowest = F.min(F.col("before") + F.coalesce("fall", F.lit(0))).over(node)
-    start = F.coalesce("opening", F.greatest(-F.col("lowest"), F.lit(0)))
+    start = F.coalesce("opening", F.greatest(-F.col("lowest"), "older", F.lit(0)))
     return (
         grid.withColumn("before", change - net)
         .withColumn("lowest", lowest)

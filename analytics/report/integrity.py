@@ -197,7 +197,9 @@ def quality(known: Day) -> Section:
 
 
 def _logged(known: Day) -> int:
-    return len(known.hours("requests"))
+    """Hours with a gauge, or a request at least: of those without any log the counts are 0."""
+    requests = known.hours("requests")
+    return len(known.hours("depth_max").keys() | {hour for hour, n in requests.items() if n})
 
 
 def _starts(known: Day) -> Grid:

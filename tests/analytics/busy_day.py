@@ -66,15 +66,16 @@ def hour_of(hour: int, dt: date) -> dict[str, float]:
     }
 
 
+NO_LOGS = {name: 0.0 for name in hour_of(4, DAY) if METRICS[name].kind == "count"}
+
+
 def series() -> Rows:
     days = [DAY - timedelta(n) for n in range(28, -1, -1)]
     hourly = [
         {"dt": dt, "hour": hour, "metric": metric, "value": value}
         for dt in days
         for hour in range(24)
-        # An hour without logs.
-        if (dt, hour) != (DAY, 4)
-        for metric, value in hour_of(hour, dt).items()
+        for metric, value in (NO_LOGS if (dt, hour) == (DAY, 4) else hour_of(hour, dt)).items()
     ]
     past = [DAY - timedelta(n) for n in range(55, -1, -1)]
     totals = {dt: sum(busy_hour(hour, dt) for hour in range(24)) for dt in past}

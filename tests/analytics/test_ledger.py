@@ -97,7 +97,19 @@ def tables(spark: SparkSession, lines: list[Row], before: dict[str, list[Row]] |
         "events": events(spark, lines),
         "open": table(spark, "open", past.get("open", [])),
         "ledger_daily": table(spark, "ledger_daily", past.get("ledger_daily", [])),
+        "boots_daily": table(spark, "boots_daily", past.get("boots_daily", boots(lines))),
     }
+
+
+def boots(lines: list[Row]) -> list[Row]:
+    """What another job makes of the lines."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in sorted(lines, key=lambda row: row["ts"]):
+        name = {column: row[column] for column in ("dt", "node", "boot")}
+        known = found.setdefault(tuple(name.values()), {**name, "stopped": False})
+        known["last_at"] = row["ts"]
+        known["stopped"] |= row["event"] == "proc.stop"
+    return list(found.values())
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +173,10 @@ def test_what_a_day_can_hold(spark: SparkSession) -> None:
         accept(at(0, 23, 58), "past"),
         end(at(0, 23, 59), "acked", "past", at(0, 23, 58)),
         end(at(1, 0, 1), "acked", "past", at(0, 23, 58)),
+        # Accepted once more, of which only the first acceptance is looked at.
+        accept(at(0, 23, 40), "reborn"),
+        end(at(0, 23, 41), "acked", "reborn", at(0, 23, 40)),
+        accept(noon, "reborn"),
         # A second ending of what ended on the day before, and one of nobody knows what.
         accept(at(0, 3), "known"),
         end(at(0, 4), "acked", "known", at(0, 3)),
@@ -201,7 +217,7 @@ def test_what_a_day_can_hold(spark: SparkSession) -> None:
 
     assert made["ledger_daily"] == [
         {"dt": day(1), "opening": 2, "accepted": 5, "acked": 2, "expired": 0, "evicted": 1, "removed": 1, "open": 3}
-        | {"difference": 0, "orphans": 1, "around_crash": 0, "before_books": 1, "again": 4, "overdue": 1}
+        | {"difference": 0, "orphans": 1, "around_crash": 0, "before_books": 1, "again": 5, "overdue": 1}
         | {"across_epochs": 0, "ended_across_epochs": 0, "books": day(-1)}
     ]
     own = {"dt": day(1), "rcpt": "r1", "proto": "didcomm", "node": "a", "size": 100, "epoch": 1, "pushes": 0}
@@ -245,17 +261,55 @@ def test_acceptances_lost_with_a_killed_start_are_no_orphans(spark: SparkSession
         event(stopped, "log.open", node="c", boot="stopped"),
         event(stopped, "proc.stop", node="c", boot="stopped"),
         event(at(1, 9, 1), "log.open", node="c", boot="after"),
-        end(at(1, 12), "acked", "just after", killed + timedelta(seconds=9.9), node="b"),
-        end(at(2, 12), "expired", "just before", killed - timedelta(seconds=9.9), node="b"),
-        end(at(1, 12), "acked", "too late", killed + timedelta(seconds=10.2)),
-        end(at(1, 12), "acked", "in order", stopped),
-        end(at(1, 12), "acked", "running", at(1, 10)),
+        end(at(1, 12), "acked", "just after", killed + timedelta(seconds=9.9), boot="next"),
+        end(at(2, 12), "expired", "just before", killed - timedelta(seconds=9.9), boot="next"),
+        end(at(1, 12), "acked", "too late", killed + timedelta(seconds=10.2), boot="next"),
+        end(at(1, 12), "acked", "in order", stopped, boot="next"),
+        end(at(1, 12), "acked", "running", at(1, 10), boot="next"),
     ]
 
     made = run(JOB, tables(spark, lines, {"ledger_daily": [{"dt": day(0), "books": day(0)}]}), Span(day(1), day(2)))
 
     rows = made["ledger_daily"]
     assert [(row["around_crash"], row["orphans"], row["difference"]) for row in rows] == [(1, 3, 0), (1, 0, 0)]
+
+
+def test_a_killed_start_is_remembered_for_as_long_as_messages_wait(spark: SparkSession) -> None:
+    """A night knows what a back-fill of all days knows, and no more."""
+    lines = [
+        event(at(0, 12), "req.done", boot="killed"),
+        event(at(0, 12, 1), "log.open", boot="next"),
+        end(at(5, 12), "expired", "long lost", at(0, 12), boot="next"),
+        # Killed before midnight: on the day itself nobody knows yet that it does not go on.
+        event(at(1, 23, 40), "req.done", node="b", boot="dead"),
+        event(at(2, 0, 0, 1), "log.open", node="b", boot="anew"),
+        end(at(1, 23, 58), "acked", "early", at(1, 23, 40), boot="next"),
+        end(at(2, 1), "acked", "late", at(1, 23, 40), boot="next"),
+    ]
+
+    def night(first: int, last: int) -> list[tuple[int, int]]:
+        recalled = [row for row in lines if row["dt"] in Span(day(first), day(last)).widened(before=3)]
+        known = [row for row in boots(lines) if row["dt"] <= day(last)]
+        before = [{"dt": day(n), "books": day(-9)} for n in range(-1, first)]
+        made = run(
+            JOB, tables(spark, recalled, {"ledger_daily": before, "boots_daily": known}), Span(day(first), day(last))
+        )
+        return [(row["around_crash"], row["orphans"]) for row in made["ledger_daily"]]
+
+    whole = night(0, 5)
+
+    assert whole == [(0, 0), (0, 1), (1, 0), (0, 0), (0, 0), (1, 0)]
+    assert [night(1, 1), night(5, 5)] == [whole[1:2], whole[5:]]
+
+
+def test_books_open_on_the_first_day_that_has_events(spark: SparkSession) -> None:
+    """Days without logs before it, in a back-fill, make no orphans of what was accepted in them."""
+    lines = [end(at(3, 1), "acked", "old", at(2, 20)), accept(at(3, 2), "m"), end(at(3, 3), "acked", "m", at(3, 2))]
+
+    made = run(JOB, tables(spark, lines), Span(day(0), day(4)))["ledger_daily"]
+
+    assert [(row["before_books"], row["orphans"]) for row in made] == [(0, 0), (0, 0), (0, 0), (1, 0), (0, 0)]
+    assert {row["books"] for row in made} == {day(3)}
 
 
 def test_a_day_without_anything(spark: SparkSession) -> None:

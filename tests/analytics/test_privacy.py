@@ -181,20 +181,27 @@ def test_too_few_individuals(spark: SparkSession, path: Path) -> None:
 
 
 def test_one_party_many_times(spark: SparkSession, path: Path) -> None:
-    """Individuals count, not rows; what differs among those merged is null, days to a loss are the first's."""
+    """
+    Individuals count, not rows; what differs among those merged is null, days to a loss are the first's. What is not
+    known of any of them is no number.
+    """
     names = Pseudonyms(path, EPOCH_DAYS)
     hits = [{"rank": rank, "who": "did:x:a", "limit": f"l{rank}", "hits": 5, "bursts": 2} for rank in (1, 2, 3)]
     merged = rows("limits_top", _disclosed("limits_top", table(spark, "limits_top", *hits), names, k=3))
     assert brief(merged, "rank", "who", "limit", "hits", "bursts") == [(1, "fewer than 3", None, 15, 6)]
     risk = [
-        {"rank": rank, "rcpt": f"did:x:{rank}", "at_risk": 1, "waiting": 2, "per_day": 0.5, "days_to_cap": days}
+        {"rank": rank, "rcpt": f"did:x:{rank}", "at_risk": 1, "waiting": 2, "per_day": 0.5}
+        | {"bytes": 3, "days_to_cap": days}
         for rank, days in ((1, 4.5), (2, None), (3, 1.5))
     ]
     (row,) = rows("queue_risk", _disclosed("queue_risk", table(spark, "queue_risk", *risk), names, k=4))
     assert row == {
-        "dt": day(0), "rank": 1, "rcpt": "fewer than 4", "at_risk": 3, "waiting": 6, "bytes": 0, "per_day": 1.5,
+        "dt": day(0), "rank": 1, "rcpt": "fewer than 4", "at_risk": 3, "waiting": 6, "bytes": 9, "per_day": 1.5,
         "days_to_cap": 1.5, "days_to_ttl": None,
     }  # fmt: skip
+    first_day = [one | {"per_day": None} for one in risk]
+    (row,) = rows("queue_risk", _disclosed("queue_risk", table(spark, "queue_risk", *first_day), names, k=4))
+    assert (row["waiting"], row["per_day"]) == (6, None)
 
 
 def test_too_few_partners(spark: SparkSession, path: Path) -> None:

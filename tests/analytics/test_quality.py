@@ -114,6 +114,32 @@ def test_kinds_of_a_day(spark: SparkSession) -> None:
     assert made["boots_daily"][0]["stepped_back"] == 3
 
 
+def test_a_clock_that_is_set_back_over_midnight(spark: SparkSession) -> None:
+    """Lines of the next day that came before the last ones of a day are not missing on either."""
+
+    def made(rows: list[dict[str, Any]], span: Span, history: list[dict[str, Any]] | None = None) -> list[Any]:
+        tables = {name: table(spark, name) for name in ("inputs", "quarantine")}
+        tables |= {"events": events(spark, rows), "boots_daily": table(spark, "boots_daily", history or [])}
+        return run(JOB, tables, span)["boots_daily"]
+
+    # Lines 100 to 300 are of the next day, but for 290, and 201 stands on both; 150, 280 and 320 were lost.
+    before = [event(at(0, 23, 59), "gauge", seq=seq) for seq in range(1, 100)]
+    after = [event(at(1, 0, 0, 1), "gauge", seq=seq) for seq in range(100, 300) if seq not in (150, 280, 290)]
+    late = [event(at(0, 23, 59, 58), "gauge", seq=seq) for seq in (201, 290)]
+    rest = [
+        event(at(1, 0, 1), "proc.stop" if seq == 340 else "gauge", seq=seq) for seq in range(300, 341) if seq != 320
+    ]
+
+    both = made([*before, *after, *late, *rest], Span(day(0), day(1)))
+
+    figures = ("seq_last", "missing", "stepped_back", "last_at", "stopped")
+    assert [tuple(row[name] for name in figures) for row in both] == [
+        (290, 2, 0, at(0, 23, 59, 58).replace(tzinfo=None), False),
+        (340, 1, 1, at(1, 0, 1).replace(tzinfo=None), True),
+    ]
+    assert made([*after, *rest], Span(day(1), day(1)), both[:1]) == both[1:]
+
+
 def test_nothing_at_all(spark: SparkSession) -> None:
     """A day without any input has no rows."""
     tables = {"events": events(spark, [])} | {

@@ -10,7 +10,7 @@ from analytics.settings import Settings
 from tests.analytics.frames import at, brief, day, event, events, made, rows, table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 HOUR_S = 3600
 
@@ -25,7 +25,8 @@ def test_gauges_of_an_hour(spark: SparkSession) -> None:
         event("gauge", at(0, 2, 0), depth=1, node="b"),
         event("req.done", at(0, 3), size=10),
     )
-    found = made(JOB, Span(day(0), day(0)), events=gauges, open=table(spark, "open"))
+    empty = table(spark, "open")
+    found = made(JOB, Span(day(0), day(0)), events=gauges, open=empty, ledger_daily=_books(spark))
     assert found["queue_risk"] == []
     first, second = found["queue_hourly"]
     assert first == {
@@ -54,24 +55,47 @@ def test_urgency(spark: SparkSession) -> None:
         *_messages("emptied", 0, 3),
         {"dt": day(1), "msg": "?", "rcpt": None, "size": 3},
     )
-    found = rows("queue_risk", risk(waiting, 10, 20, Span(day(1), day(1))))
+    books = _books(spark, 0, 1)
+    found = rows("queue_risk", risk(waiting, books, 10, 20, Span(day(1), day(1))))
     columns = ("rank", "rcpt", "waiting", "bytes", "per_day", "at_risk", "days_to_cap", "days_to_ttl")
     assert brief(found, *columns) == [
         (1, "expiring", 4, 20, 4.0, 3, 1.5, 0.0),
         (2, "growing", 8, 80, 4.0, 2, 0.5, None),
         (3, "emptying", 7, 70, -3.0, 0, None, None),
     ]
-    both = rows("queue_risk", risk(waiting, 10, 1, Span(day(0), day(1))))
+    both = rows("queue_risk", risk(waiting, books, 10, 1, Span(day(0), day(1))))
     assert brief(both, "dt", "rank", "rcpt", "per_day") == [
-        (day(0), 1, "emptying", 10.0),
+        (day(0), 1, "emptying", None),
         (day(1), 1, "expiring", 4.0),
+    ]
+
+
+def test_no_slope_without_books_of_the_day_before(spark: SparkSession) -> None:
+    """What waited on a day that was not analysed, or came before all logs, is not known: nothing says it grew."""
+    lasting = [row for number in (1, 3, 4) for row in _messages("constant", number, 6)]
+    due = _messages("due", 3, 2, ttl_s=HOUR_S, accepted_at=at(3, 23))
+    # The first day is one before the logs begin, the third one was left out.
+    books = _books(spark, 0, 1, 3, 4, opened=1)
+
+    found = rows("queue_risk", risk(table(spark, "open", *lasting, *due), books, 10, 20, Span(day(0), day(4))))
+
+    columns = ("dt", "rcpt", "waiting", "per_day", "at_risk", "days_to_cap")
+    assert brief(found, *columns) == [
+        (day(1), "constant", 6, None, 0, None),
+        (day(3), "due", 2, None, 2, None),
+        (day(3), "constant", 6, None, 0, None),
+        (day(4), "constant", 6, 0.0, 0, None),
     ]
 
 
 def test_only_the_largest_leave_a_partition(spark: SparkSession) -> None:
     """Each partition of candidates is cut down to the rows wanted before a day is brought together."""
-    plan = risk(table(spark, "open"), 10, Settings().top, Span(day(0), day(0)))
+    plan = risk(table(spark, "open"), _books(spark), 10, Settings().top, Span(day(0), day(0)))
     assert "WindowGroupLimit" in plan._jdf.queryExecution().toString()
+
+
+def _books(spark: SparkSession, *days: int, opened: int = 0) -> DataFrame:
+    return table(spark, "ledger_daily", *({"dt": day(number), "books": day(opened)} for number in days))
 
 
 def _messages(rcpt: str, on: int, count: int, **fields: Any) -> list[dict[str, Any]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
 from pyspark.testing import assertDataFrameEqual
 
 from analytics.declared import declared
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MONDAY = date(2026, 11, 16)
 TUESDAY = date(2026, 11, 17)
+THURSDAY = date(2026, 11, 19)
 
 _EVENTS = "dt date, ts timestamp, event string, code string, status bigint"
 
@@ -58,7 +60,7 @@ def given(spark: SparkSession) -> dict[str, DataFrame]:
             traffic(9, "msg.remove", 4),
             traffic(9, "req.done", 200),
             traffic(10, "req.done", 99),
-            traffic(3, "req.done", 5, dt=TUESDAY),
+            traffic(0, "req.done", 5, dt=TUESDAY),
         ),
         # Nothing but gauges from 11 to 12: a quiet hour of a node that is up. None at all from 12 on.
         "queue_hourly": rows(
@@ -75,6 +77,7 @@ def given(spark: SparkSession) -> dict[str, DataFrame]:
             *(pushed("live", 100, 19), pushed("live", 300, 1), pushed("pickup", 500, 10), pushed("poll", 600, 10)),
             *(pushed("live", 400, 19, hour=10), pushed("live", 900, 1000, metric="ack"), pushed("http", 900, 1000)),
         ),
+        "series_hourly": rows(spark, "series_hourly"),
         "inputs": rows(
             spark,
             "inputs",
@@ -103,7 +106,7 @@ def p95(bucket: int) -> float:
     return round(float(1.02 ** (bucket + 0.5)), 6)
 
 
-# A column for each hour that something was logged in: Monday 9, 10, 11 and Tuesday 3.
+# A column for each hour that something was logged in: Monday 9, 10, 11 and Tuesday 0.
 HOURS: dict[str, tuple[float | None, float | None, float | None, float | None]] = {
     "messages_accepted": (100, 0, 0, 0),
     "messages_acknowledged": (80, 0, 0, 0),
@@ -147,10 +150,10 @@ DAYS: dict[str, tuple[float | None, float | None]] = {
 
 
 def test_series(spark: SparkSession) -> None:
-    """A node that is up and has nothing to do makes zeros; where nobody logged there is no row."""
+    """A node that is up and has nothing to do makes zeros; before and after all logs there is no row."""
     made = JOB.transform(given(spark), Settings(), Span(MONDAY, TUESDAY))
 
-    hours = ((MONDAY, 9), (MONDAY, 10), (MONDAY, 11), (TUESDAY, 3))
+    hours = ((MONDAY, 9), (MONDAY, 10), (MONDAY, 11), (TUESDAY, 0))
     hourly = [
         {"dt": dt, "hour": hour, "metric": metric, "value": float(value)}
         for metric, values in HOURS.items()
@@ -166,6 +169,39 @@ def test_series(spark: SparkSession) -> None:
     for name, expected in (("series_hourly", hourly), ("series_daily", daily)):
         assertDataFrameEqual(declared(made[name], TABLES[name], JOB.name), rows(spark, name, *expected))
     assert set(DAYS) == set(METRICS)
+
+
+def test_counts_of_an_outage_are_zero(spark: SparkSession) -> None:
+    """
+    Hours between logs of a day, or of the day before, count as nothing done; what is no count is not known of them. A
+    night knows what a back-fill does.
+    """
+
+    def hourly(span: Span, *lines: dict[str, Any], before: DataFrame | None = None) -> DataFrame:
+        tables = {name: frame.limit(0) for name, frame in given(spark).items()}
+        tables |= {
+            "queue_hourly": rows(spark, "queue_hourly", *lines),
+            "series_hourly": before or tables["series_hourly"],
+        }
+        return declared(JOB.transform(tables, Settings(), span)["series_hourly"], TABLES["series_hourly"], JOB.name)
+
+    nights = {
+        MONDAY: [gauge(20, "a", 1, 5, 1.0), gauge(22, "a", 1, 5, 1.0)],
+        TUESDAY: [gauge(2, "a", 1, 5, 1.0, TUESDAY)],
+        THURSDAY: [gauge(9, "a", 1, 5, 1.0, THURSDAY)],
+    }
+    whole = hourly(Span(MONDAY, THURSDAY), *(line for lines in nights.values() for line in lines)).localCheckpoint()
+
+    def hours(metric: str) -> list[tuple[date, int, float]]:
+        return sorted((row.dt, row.hour, row.value) for row in whole.where(F.col("metric") == metric).collect())
+
+    found = [(MONDAY, 20), (MONDAY, 21), (MONDAY, 22), (TUESDAY, 0), (TUESDAY, 1), (TUESDAY, 2), (THURSDAY, 9)]
+    assert hours("requests") == [(*hour, 0.0) for hour in found]
+    assert hours("depth_max") == [(*hour, 5.0) for hour in found if hour[1] not in (21, 0, 1)]
+    for night, lines in nights.items():
+        before = whole.where(F.col("dt") == F.lit(night - timedelta(1)))
+        of_night = whole.where(F.col("dt") == F.lit(night))
+        assertDataFrameEqual(hourly(Span(night, night), *lines, before=before), of_night)
 
 
 def test_nothing_gives_nothing(spark: SparkSession) -> None:

@@ -115,6 +115,30 @@ def test_what_a_day_can_hold(spark: SparkSession) -> None:
     assert len(made["concurrency_10m"]) == 144 * len(ends)
 
 
+def test_sockets_from_before_the_books(spark: SparkSession) -> None:
+    """On the first day, those that were opened before it are told by how long they were open."""
+    day_ms = 86_400_000.0
+    lines = [
+        *(event(at(0, 1, second=n), "conn.open") for n in range(10)),
+        *(event(at(0, 2, second=n), "conn.close", dur_ms=day_ms) for n in range(5)),
+        *(event(at(0, 3, second=n), "conn.close", dur_ms=60_000.0) for n in range(3)),
+        event(at(0, 4), "log.open", boot="next", seq=1),
+        # A start that has its first line here has no older ones, whatever its clock says.
+        event(at(0, 0), "log.open", node="c", seq=1),
+        event(at(0, 1), "conn.open", node="c"),
+        event(at(0, 2), "conn.close", node="c", dur_ms=day_ms),
+    ]
+
+    made = run(JOB, tables(spark, lines), Span(day(0), day(0)))
+    spark.catalog.clearCache()
+
+    assert [(row["node"], row["unclosed"], row["peak"]) for row in made["sockets_daily"]] == [
+        ("a", 7, 15),
+        ("c", 0, 1),
+    ]
+    assert [row["at_end"] for row in made["concurrency_10m"] if row["node"] == "a"][5:26:6] == [5, 15, 10, 7]
+
+
 def test_how_sockets_ended(spark: SparkSession) -> None:
     ended = {"proto": "didcomm", "ws_code": 1000, "reason": "peer", "n_in": 1, "n_out": 2, "bytes_in": 3}
     lines = [event(at(0, n / 10), "conn.close", dur_ms=float(n), **ended, bytes_out=4) for n in range(1, 101)]
