@@ -53,7 +53,7 @@ analytics-demo: $(VENV)/.installed-analytics ## make up a month of logs with inc
 	@$(BIN)/mediatord-analytics demo $(ARGS)
 
 analytics-test: $(VENV)/.installed-test ## run a made-up month and other long work through all jobs and compare every number
-	@ANALYTICS_LONG=1 $(BIN)/python -m pytest tests/analytics/test_incidents.py tests/analytics/test_nightly.py
+	@ANALYTICS_LONG=1 $(BIN)/python -m pytest tests/analytics/test_incidents.py tests/analytics/test_nightly.py tests/analytics/test_stopping.py
 
 analytics-cluster-test: $(VENV)/.installed-test ## run a night on a Spark cluster of several processes on loopback
 	@ANALYTICS_CLUSTER=1 $(BIN)/python -m pytest tests/analytics/test_analytics_cluster.py

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import click
 
 from analytics.job import Span
+from analytics.places import local_path
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 # Bytes of plain text up to which Java is better not asked to compile; how many times smaller packed ones are.
 _SMALL = 64 * 2**20
 _PACKED = 10
 Command = TypeVar("Command", bound=Callable[..., Any])
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 
 def day(text: str) -> date:
@@ -84,22 +84,14 @@ def settings_of(pairs: Sequence[str]) -> Mapping[str, str]:
     return {key.strip(): value for key, _, value in split}
 
 
-def local_path(url: str) -> Path | None:
-    """Where a path without a scheme, or with that of files, is on this machine; None for others."""
-    scheme = _SCHEME.match(url)
-    if scheme is None:
-        return Path(url)
-    return Path(re.sub(r"^//(?=/)", "", url[scheme.end() :])) if scheme[1].lower() == "file" else None
-
-
-def check_readable(urls: Sequence[str]) -> None:
+def check_readable(option: str, urls: Sequence[str]) -> None:
     """:raise UsageError: one on this machine is no directory that can be read."""
     for url in urls:
         path = local_path(url)
         if path and not path.is_dir():
-            raise click.UsageError(f"--logs {url}: no such directory")
+            raise click.UsageError(f"{option} {url}: no such directory")
         if path and not os.access(path, os.R_OK | os.X_OK):
-            raise click.UsageError(f"--logs {url}: cannot be read")
+            raise click.UsageError(f"{option} {url}: cannot be read")
 
 
 def are_small(urls: Sequence[str], days: Span) -> bool:

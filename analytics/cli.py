@@ -8,12 +8,10 @@ Spark is imported once there is a Java to run it.
 
 from __future__ import annotations
 
-import signal
+import logging
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
@@ -21,16 +19,10 @@ import click
 from analytics.commands import COMMANDS
 from analytics.errors import FAILED, WRONG_USAGE, AnalyticsError, reason
 from analytics.java import JavaNotFound
+from analytics.stop import STOP, Stopped
 from mediatord import __version__
 
 _PROGRAM = "mediatord-analytics"
-
-
-class _Stopped(BaseException):
-    """A signal came. :param number: of the signal."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,8 +41,11 @@ def main(given: Sequence[str] | None = None) -> NoReturn:
 
 
 def _status_of(given: list[str]) -> int:
+    debug = "--debug" in given
+    # What libraries say by the way, some of them about every call that a signal cut short.
+    logging.basicConfig(handlers=[logging.StreamHandler() if debug else logging.NullHandler()])
     try:
-        with _stoppable():
+        with STOP.listening():
             status = cli.main(given, prog_name=_PROGRAM, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
@@ -58,12 +53,10 @@ def _status_of(given: list[str]) -> int:
         return WRONG_USAGE
     except click.ClickException as error:
         return _complain(error.format_message(), error.exit_code)
-    except _Stopped as stopped:
-        return _complain(f"stopped by {signal.Signals(stopped.number).name}", 128 + stopped.number)
-    except (click.Abort, KeyboardInterrupt):
-        return _complain("interrupted", 128 + signal.SIGINT)
+    except Stopped as stopped:
+        return _complain(str(stopped), stopped.exit_status)
     except Exception as error:
-        return _failed(error, "--debug" in given)
+        return _failed(error, debug)
 
 
 def _failed(error: Exception, debug: bool) -> int:
@@ -74,24 +67,11 @@ def _failed(error: Exception, debug: bool) -> int:
         return error.exit_status
     if isinstance(error, AnalyticsError):
         return _complain(str(error), error.exit_status)
+    if isinstance(error, OSError) and error.filename:
+        return _complain(f"{error.filename}: {error.strerror}", FAILED)
     return _complain(f"{type(error).__name__}: {reason(error)}", FAILED)
 
 
 def _complain(text: str, status: int) -> int:
     click.echo(f"{_PROGRAM}: {' '.join(text.split())}", err=True)
     return status
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM end what is going on as an error would, Java included."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)
-        raise _Stopped(number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

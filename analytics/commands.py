@@ -15,6 +15,7 @@ import click
 
 from analytics import arguments, java, session, settings_file
 from analytics.demo import demo
+from analytics.places import local_path
 from analytics.sample import Spec, generate
 from analytics.settings import Settings
 
@@ -83,7 +84,7 @@ _key_file = click.option(
 
 def _keys_of(keys: Path | None, out: str) -> Path:
     """:raise UsageError: there is no default, since the results are elsewhere."""
-    here = arguments.local_path(out)
+    here = local_path(out)
     if keys is None and here is None:
         raise click.UsageError("--keys is needed: keys are not kept beside results that are elsewhere")
     return keys or Path(here or "", "pseudonyms.keys")
@@ -143,13 +144,18 @@ def _check_places(options: Mapping[str, Any]) -> None:
 
     :raise UsageError: it is not there, or cannot be written to.
     """
-    if not session.submitted() and session.is_local(options["master"] or "local"):
-        arguments.check_readable(options["logs"])
+    if _is_here(options):
+        arguments.check_readable("--logs", options["logs"])
         arguments.check_writable("--out", options["out"])
     if options["scratch"]:
         arguments.check_writable("--scratch", options["scratch"])
     if options["textfile"]:
         arguments.check_writable("--textfile in", str(Path(options["textfile"]).absolute().parent))
+
+
+def _is_here(options: Mapping[str, Any]) -> bool:
+    """Whether paths without a scheme are those of this machine."""
+    return not session.submitted() and session.is_local(options["master"] or "local")
 
 
 def _reported(outcome: Outcome, show: bool) -> int:
@@ -159,7 +165,7 @@ def _reported(outcome: Outcome, show: bool) -> int:
         _tell(f"broken: {broken}")
     if outcome.report_path:
         click.echo(outcome.report_path)
-        path = arguments.local_path(outcome.report_path)
+        path = local_path(outcome.report_path)
         if show and path:
             webbrowser.open(path.absolute().as_uri())
     return outcome.exit_status
@@ -176,6 +182,11 @@ def _reported(outcome: Outcome, show: bool) -> int:
 def prune(**options: Any) -> None:
     """Delete tables, reports and segments that were kept long enough."""
     wanted = settings_file.load(options["settings_path"])
+    if _is_here(options):
+        arguments.check_readable("--out", [options["out"]])
+        arguments.check_readable("--logs", options["logs"])
+    if options["scratch"]:
+        arguments.check_writable("--scratch", options["scratch"])
     with _spark(options) as spark:
         from analytics import plan, segments
         from analytics import prune as pruning
@@ -202,6 +213,7 @@ def prune(**options: Any) -> None:
 @click.option("--incidents/--no-incidents", default=True, show_default=True, help="Plant those that fit in.")
 def sample(directory: Path, first: date | None, days: int, messages: int, seed: int, incidents: bool) -> None:
     """Make up logs in the daemon's own format, for trying things out."""
+    arguments.check_writable("--dir", str(directory))
     begin = first or arguments.today() - timedelta(days)
     truth = generate(directory, Spec(begin, days, seed, messages_per_day=messages, incidents=incidents))
     for day, facts in truth.days.items():

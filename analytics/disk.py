@@ -41,14 +41,16 @@ def needs(segments: Iterable[Segment], kept_bytes: int = 0) -> Needs:
 
 def check(files: Files, needed: Needs, out: str, scratch: str, keep_free: int) -> None:
     """
-    Both may be on the same disk, so each has to have room for both where they show the same free space.
+    Both may be on the same disk, or show the same free space as they are of one pool: then both have to have room.
 
     :param scratch: a directory of this machine.
     :param keep_free: bytes that have to stay free.
     :raise AnalyticsError: there is too little room.
     """
-    free_out, free_scratch = files.free_bytes(out), files.free_bytes(Path(scratch).absolute().as_uri())
-    together = needed.out + needed.scratch if free_out == free_scratch else 0
+    spill = Path(scratch).absolute().as_uri()
+    free_out, free_scratch = files.free_bytes(out), files.free_bytes(spill)
+    is_shared = free_out == free_scratch or files.disk(out) == files.disk(spill)
+    together = needed.out + needed.scratch if is_shared else 0
     for path, free, need in ((out, free_out, needed.out), (scratch, free_scratch, needed.scratch)):
         wanted = max(need, together) + keep_free
         if free < wanted:

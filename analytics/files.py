@@ -127,11 +127,16 @@ class Files:
         """Bytes that may still be written where a path is or will be; very many on an object store."""
         system, path = self._at(url)
         with _named(url):
-            while not system.exists(path):
-                path = path.getParent()
+            there = _nearest(system, path)
             if _is_local(system):
-                return shutil.disk_usage(path.toUri().getPath()).free
-            return int(system.getStatus(path).getRemaining())
+                return shutil.disk_usage(there.toUri().getPath()).free
+            return int(system.getStatus(there).getRemaining())
+
+    def disk(self, url: str) -> int | None:
+        """Which disk of this machine a path is or will be on; None for other machines."""
+        system, path = self._at(url)
+        with _named(url):
+            return os.stat(_nearest(system, path).toUri().getPath()).st_dev if _is_local(system) else None
 
     def _at(self, url: str) -> tuple[Any, Any]:
         """The file system of a path and the path in full."""
@@ -139,6 +144,13 @@ class Files:
             path = self._hadoop.Path(url)
             system = path.getFileSystem(self._configuration)
             return system, system.makeQualified(path)
+
+
+def _nearest(system: Any, path: Any) -> Any:
+    """The path, or the first one above it that is there."""
+    while not system.exists(path):
+        path = path.getParent()
+    return path
 
 
 def _fill(system: Any, path: Any, data: bytes) -> None:

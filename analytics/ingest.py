@@ -24,6 +24,7 @@ from analytics.intake import Reading, prepare, rechecked
 from analytics.parquet import append
 from analytics.schema import events_struct
 from analytics.segments import Segment
+from analytics.stop import STOP
 from analytics.tables import TABLES
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class _Ingestion:
         try:
             self._parse()
         except (PySparkException, Py4JJavaError):
+            STOP.check()
             again = [rechecked(self._spark, self._files, reading) for reading in self.readings]
             if again == self.readings:
                 raise

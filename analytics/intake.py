@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from analytics.errors import AnalyticsError
 from analytics.files import Files
-from analytics.segments import PACKINGS, Segment
+from analytics.segments import PACKINGS, Segment, told
 from analytics.tables import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+CLOSED, CRASHED, ACTIVE, EMPTY, UNREAD, VANISHED = "closed", "crashed", "active", "empty", "unread", "vanished"
+SHRUNK = "shrunk"
 STATES = {
-    "closed": "segments that were closed in order",
-    "crashed": "segments without log.close: the daemon was killed, or the end of the file is lost",
-    "active": "segments that are still written: the rest is read the next time",
+    CLOSED: "segments that were closed in order",
+    CRASHED: "segments without log.close: the daemon was killed, or the end of the file is lost",
+    ACTIVE: "segments that are still written: the rest is read the next time",
     "partial": "segments in a damaged archive, read as far as it goes",
-    "empty": "segments without a byte",
-    "unread": "segments not read: unknown suffix, or the content is not what the suffix says",
-    "vanished": "segments that were gone when they were to be read",
+    EMPTY: "segments without a byte",
+    UNREAD: "segments not read: unknown suffix, or the content is not what the suffix says",
+    VANISHED: "segments that were gone when they were to be read",
 }
 REMARKS = {
     "conflict": "segments of which there is another file that differs",
     "separators": "segments with record separators (0x1E) before lines; read all the same",
+    SHRUNK: "segments that show less than when they were read before; what was read then stays",
 }
 
 _SEPARATOR = b"\x1e"
@@ -75,12 +79,19 @@ class Reading:
     @property
     def doubtful(self) -> bool:
         """Whether it was read quickly, and that has not shown every line as it is."""
-        said = self.lines if self.lines_said is None else self.lines_said
-        return not self.careful and (self.separators or said != self.lines)
+        return not self.careful and (self.separators or not self._adds_up())
+
+    def _adds_up(self) -> bool:
+        """By its own log.close; without one by the numbers of its events, which have a gap where one is not seen."""
+        if self.lines_said is not None:
+            return self.lines_said == self.lines
+        if self.seq_first is None or self.seq_last is None:
+            return True
+        return self.seq_last - self.seq_first + 1 == self.events
 
     def final_state(self) -> str:
         """One of :data:`STATES`."""
-        return self.state or ("closed" if self.closed else "crashed")
+        return self.state or (CLOSED if self.closed else CRASHED)
 
     def row(self) -> tuple[Any, ...]:
         """Of the table `inputs`."""
@@ -101,7 +112,7 @@ class Reading:
             "lines_said": self.lines_said,
             "unfinished": self.unfinished,
             "doubled": self.doubled,
-            "remarks": " ".join(name for name in REMARKS if remarks[name]),
+            "remarks": " ".join(name for name, found in remarks.items() if found),
         }
         return tuple(row[column.name] for column in TABLES["inputs"].columns)
 
@@ -112,22 +123,40 @@ def prepare(files: Files, segment: Segment, scratch: str) -> Reading:
 
     :param scratch: directory for what was written so far of a growing file, as whole lines.
     """
-    if not segment.size:
-        return Reading(segment, state="empty")
-    if segment.packed not in PACKINGS.values():
-        return Reading(segment, state="unread")
+    if not segment.active:
+        return _closed(files, segment)
     try:
-        if segment.active:
-            return _snapshot(files, segment, scratch)
+        return _snapshot(files, segment, scratch)
+    except AnalyticsError:
+        if files.exists(segment.path):
+            raise
+        return _successor(files, segment)
+
+
+def _closed(files: Files, segment: Segment) -> Reading:
+    if not segment.size:
+        return Reading(segment, state=EMPTY)
+    if segment.packed not in PACKINGS.values():
+        return Reading(segment, state=UNREAD)
+    try:
         head = files.read(segment.path, _LONGEST_MAGIC)
     except AnalyticsError:
         if files.exists(segment.path):
             raise
         return _successor(files, segment)
     if not (head.startswith(_MAGIC[segment.packed]) if segment.packed in _MAGIC else not head.startswith(_PACKED)):
-        return Reading(segment, state="unread")
+        return Reading(segment, state=UNREAD)
     separators = head.startswith(_SEPARATOR)
     return Reading(segment, [segment.path], careful=separators, separators=separators)
+
+
+def warnings(inputs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """About segments of which nothing was read now, by rows of `inputs`, as sentences for the operator."""
+    stems: defaultdict[str, list[str]] = defaultdict(list)
+    for row in inputs:
+        stems[SHRUNK if SHRUNK in row["remarks"].split() else row["state"]].append(row["stem"])
+    meanings = {UNREAD: STATES[UNREAD], VANISHED: STATES[VANISHED], SHRUNK: REMARKS[SHRUNK]}
+    return [told(meaning, stems[kind]) for kind, meaning in meanings.items() if kind in stems]
 
 
 def rechecked(spark: SparkSession, files: Files, reading: Reading) -> Reading:
@@ -153,17 +182,17 @@ def _is_readable(spark: SparkSession, path: str) -> bool:
 
 
 def _successor(files: Files, segment: Segment) -> Reading:
-    """A segment whose file is gone was packed, most likely."""
+    """A segment whose file is gone was packed, most likely; or there is another file of it elsewhere."""
     base = segment.path.rpartition("/")[0]
-    for suffix, packed in PACKINGS.items():
-        path = f"{base}/{segment.stem}.jsonl{suffix}"
+    beside = [f"{base}/{segment.stem}.jsonl{suffix}" for suffix in PACKINGS]
+    for path in (*beside, *segment.others):
         if path != segment.path and files.exists(path):
             found = files.list(path)[0]
-            changed = replace(
-                segment, path=path, size=found.size, modified=found.modified, packed=packed, active=False
-            )
-            return Reading(changed, [path])
-    return Reading(segment, state="vanished")
+            suffix = path.rpartition(".jsonl")[2]
+            packed = PACKINGS.get(suffix, suffix[1:])
+            changed = replace(segment, path=path, size=found.size, modified=found.modified, packed=packed)
+            return _closed(files, replace(changed, active=False))
+    return Reading(segment, state=VANISHED)
 
 
 def _snapshot(files: Files, segment: Segment, scratch: str) -> Reading:
@@ -179,4 +208,4 @@ def _snapshot(files: Files, segment: Segment, scratch: str) -> Reading:
         if whole:
             paths.append(f"{scratch}/{segment.stem}.jsonl.{len(paths):06d}")
             files.write(paths[-1], whole + end)
-    return Reading(segment, paths, state="active", careful=True, unfinished=int(bool(rest)))
+    return Reading(segment, paths, state=ACTIVE, careful=True, unfinished=int(bool(rest)))

@@ -13,6 +13,7 @@ from typing import Any
 
 from analytics.errors import AnalyticsError
 from analytics.files import Files
+from analytics.places import local_path
 
 PREFIX = "_lock-"
 # A process elsewhere cannot be asked whether it lives. No run takes that long.
@@ -38,8 +39,18 @@ def held(files: Files, out: str, run_id: str) -> Iterator[None]:
                 _pass_by(files, f"{out}/{name}")
         yield
     finally:
-        with suppress(AnalyticsError):
-            files.delete(path)
+        _give_back(files, path)
+
+
+def _give_back(files: Files, path: str) -> None:
+    """Delete one's own lock, on this machine without Java if that is gone. Elsewhere it stays then."""
+    try:
+        files.delete(path)
+    except Exception:
+        local = local_path(path)
+        if local:
+            with suppress(OSError):
+                local.unlink()
 
 
 def _pass_by(files: Files, path: str) -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from analytics import disk, lock, plan, runs, verdict
+from analytics import disk, intake, lock, plan, runs, verdict
 from analytics.declared import TableMistake
-from analytics.errors import BROKEN, FAILED, FINE, NO_INPUT, AnalyticsError
+from analytics.errors import BROKEN, FAILED, FINE, NO_INPUT, AnalyticsError, reason
 from analytics.facts import RunFacts
 from analytics.files import Files
 from analytics.job import Job, Span
 from analytics.journal import recover
-from analytics.pipeline import Disclose, Pipeline, reason
+from analytics.pipeline import Disclose, Pipeline
 from analytics.settings import Settings
+from analytics.stop import STOP, Stop
 from analytics.warehouse import COMPUTED, Warehouse
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Request:
     :param keep_free: bytes that are to stay free on disk.
     :param explain: tell the plan of each table.
     :param jobs_at_a_time: how many jobs run at the same time.
+    :param stop: whether a signal came.
     """
 
     logs: Sequence[str]
@@ -57,6 +59,7 @@ class Request:
     keep_free: int = 0
     explain: bool = False
     jobs_at_a_time: int = 3
+    stop: Stop = STOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ def run(
     Until all is done everything published stays as it was, whatever happens; then it is replaced at once.
 
     :raise AnalyticsError: it failed, or another run is going on.
+    :raise Stopped: a signal came, and nothing was published; or all was.
     """
     run_id = runs.new_id(datetime.now(UTC))
     with lock.held(files, request.out, run_id):
@@ -131,6 +135,8 @@ class _Run:
         self._steps = steps
         self._warehouse = Warehouse(spark, files, request.out, run_id)
         self._manifest = runs.Manifest(run_id, request.span, request.span, request.settings)
+        self._known: Mapping[str, plan.Known] = {}
+        self._status = FINE
         self._count = 0
 
     def outcome(self) -> Outcome:
@@ -141,8 +147,24 @@ class _Run:
             todo = self._planned(found.segments)
         if not self._has_input(found.segments):
             days = " to ".join(dict.fromkeys([str(request.span.first), str(request.span.last)]))
-            warnings = [f"no log segments for {days} in {', '.join(request.logs)}", *manifest.warnings]
-            return Outcome(FINE if request.allow_empty else NO_INPUT, manifest.run_id, warnings=warnings)
+            manifest.warnings.insert(0, f"no log segments for {days} in {', '.join(request.logs)}")
+            self._status = FINE if request.allow_empty else NO_INPUT
+            if not todo.batches:
+                return Outcome(self._status, manifest.run_id, warnings=manifest.warnings)
+            self._ask_for_earlier_days(todo)
+            todo = self._planned(found.segments)
+        return self._made(todo)
+
+    def _ask_for_earlier_days(self, todo: plan.Plan) -> None:
+        """Those up to the last one that late segments of the look-back change, and all that were made since."""
+        first, asked = todo.batches[-1], self._request.span
+        based = [day for day in self._warehouse.days(COMPUTED) if first < day <= asked.last]
+        span = Span(first, max([first, *based]))
+        self._request = replace(self._request, span=span)
+        self._manifest.asked = self._manifest.span = span
+
+    def _made(self, todo: plan.Plan) -> Outcome:
+        request = self._request
         kept_bytes = self._warehouse.event_bytes(batch for batch, stems in todo.kept.items() if stems)
         disk.check(self._files, disk.needs(todo.read, kept_bytes), request.out, request.scratch, request.keep_free)
         try:
@@ -159,8 +181,8 @@ class _Run:
     def _planned(self, segments: Sequence[Segment]) -> plan.Plan:
         batches = {segment.batch for segment in segments if segment.batch <= self._request.span.last}
         segments = [segment for segment in segments if segment.batch in batches]
-        known = plan.known(self._warehouse, batches)
-        return plan.make(self._request.span, self._request.settings.look_back_days, segments, known)
+        self._known = plan.known(self._warehouse, batches)
+        return plan.make(self._request.span, self._request.settings.look_back_days, segments, self._known)
 
     def _has_input(self, segments: Sequence[Segment]) -> bool:
         span = self._request.span
@@ -200,15 +222,34 @@ class _Run:
         if not todo.batches:
             return set()
         with self._step("ingest"):
-            self._steps.ingest(self._spark, self._files, todo.read, warehouse.staging)
+            warehouse.staged_batches(todo.batches)
+            todo, looks = self._staged(todo)
             for batch, stems in todo.kept.items():
                 if stems:
-                    warehouse.keep(batch, stems)
+                    warehouse.keep(batch, stems, looks)
                     manifest.kept[str(batch)] = len(stems)
+            manifest.warnings += intake.warnings([*manifest.inputs, *looks])
             before = warehouse.event_days(todo.batches)
-            warehouse.staged_batches(todo.batches)
-            manifest.inputs = warehouse.inputs({segment.stem for segment in todo.read})
         return before | warehouse.event_days(todo.batches, staged=True)
+
+    def _staged(self, todo: plan.Plan) -> tuple[plan.Plan, list[dict[str, Any]]]:
+        """
+        Ingest, and once more without the segments that show less than was read of them before. That is rare.
+
+        :return: with those among the kept ones, and as which rows of `inputs` they were found, if they were.
+        """
+        looks: list[dict[str, Any]] = []
+        while todo.read:
+            self._steps.ingest(self._spark, self._files, todo.read, self._warehouse.staging)
+            rows = self._warehouse.inputs({segment.stem for segment in todo.read})
+            shrunk = plan.shrunk(rows, self._known)
+            if not shrunk:
+                self._manifest.inputs = rows
+                break
+            looks += [row for row in shrunk if row["state"] != intake.VANISHED]
+            self._warehouse.discard()
+            todo = todo.keeping({row["stem"] for row in shrunk})
+        return todo, looks
 
     def _reports(self) -> list[str]:
         """Of the last day, and of days before it that have one already."""
@@ -223,7 +264,7 @@ class _Run:
 
     def _published(self, reports: Sequence[str]) -> Outcome:
         manifest = self._manifest
-        status = BROKEN if manifest.broken else FINE
+        status = BROKEN if manifest.broken else self._status
         with self._step("publish"):
             path = runs.path(self._request.out, manifest.run_id)
             self._warehouse.publish(path, manifest.encode(status), reports)
@@ -244,15 +285,20 @@ class _Run:
         )
 
     def _record(self, error: BaseException) -> None:
-        """A failed run leaves its manifest, if there is room for it, and nothing else."""
-        with suppress(AnalyticsError):
+        """A failed run leaves its manifest, if there is room for it and Java still there, and nothing else."""
+        path, stopped = runs.path(self._request.out, self._manifest.run_id), self._request.stop.came
+        # What comes on top of the error would only hide it.
+        with suppress(Exception):
             self._warehouse.discard()
-        with suppress(AnalyticsError):
-            path = runs.path(self._request.out, self._manifest.run_id)
-            self._files.write(path, self._manifest.encode(FAILED, reason(error)))
+        with suppress(Exception):
+            status, text = (stopped.exit_status, str(stopped)) if stopped else (FAILED, reason(error))
+            # One that is there says that all was published.
+            if not self._files.exists(path):
+                self._files.write(path, self._manifest.encode(status, text))
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
+        self._request.stop.check()
         began = perf_counter()
         try:
             yield

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from analytics.declared import TableMistake
-from analytics.errors import AnalyticsError
+from analytics.errors import AnalyticsError, reason
 from analytics.job import Job, Span
 from analytics.runs import Made
 from analytics.settings import Settings
@@ -48,7 +48,8 @@ class Pipeline:
         threads = ThreadPoolExecutor(at_a_time, "job")
         try:
             while waiting or going:
-                for job in _ready(waiting, list(going.values())):
+                # No more than can begin: one that comes before the rest may be ready by the time that another ends.
+                for job in _ready(waiting, list(going.values()))[: at_a_time - len(going)]:
                     waiting.remove(job)
                     going[threads.submit(self._made, job)] = job
                 for done in wait(going, return_when=FIRST_COMPLETED).done:
@@ -85,13 +86,6 @@ class Pipeline:
         if table.pseudonyms:
             frame = self.disclose(table, frame)
         return self.warehouse.stage(name, frame, self.span, job.name)
-
-
-def reason(error: BaseException) -> str:
-    """The innermost cause that an error names, as one line: Java's come with their whole stack."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    causes = [line.partition("Caused by: ")[2] for line in lines if line.startswith("Caused by: ")]
-    return causes[-1] if causes else lines[0]
 
 
 def _ready(waiting: Sequence[Job], going: Sequence[Job]) -> list[Job]:

@@ -2,20 +2,21 @@
 Which segments a run reads again, and which days it computes.
 
 The window of a run is the days asked for and the `look_back_days` before them. A batch, the segments with the same
-day in their names, is changed if one of its segments is new, or not as it was when it was read. Days that have events
-of a changed batch, before or after, are computed again, and all days from the first of them to the last one asked
-for: the ledger carries open messages on from day to day. A back-fill so makes the rows that nightly runs make one by
-one.
+day in their names, is changed if one of its segments is new, or not as it was when it was read, or was gone then.
+Days that have events of a changed batch, before or after, are computed again, and all days from the first of them to
+the last one asked for: the ledger carries open messages on from day to day. A back-fill so makes the rows that
+nightly runs make one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analytics.errors import AnalyticsError
+from analytics.intake import ACTIVE, SHRUNK, VANISHED
 from analytics.job import Span
 
 if TYPE_CHECKING:
@@ -30,13 +31,23 @@ class Known:
 
     :param size: bytes of the file.
     :param modified_ms: when it was changed last, milliseconds since the epoch.
+    :param packed: as :class:`analytics.segments.Segment` says it.
+    :param state: one of :data:`analytics.intake.STATES`.
+    :param lines: events that it has, doubled ones too: lines that were whole.
     :param complete: it was closed, and every line was there and whole: such a segment never changes again.
+    :param shrunk: the lines are those of an earlier file, which had more of them.
+    :param deleted: prune has deleted its events.
     """
 
     batch: date
     size: int
     modified_ms: int
-    complete: bool
+    packed: str
+    state: str
+    lines: int
+    complete: bool = False
+    shrunk: bool = False
+    deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,7 @@ class Plan:
     :param window: the days asked for and the look-back.
     :param read: segments to read.
     :param kept: stems that were read before and are to stay as they are, by changed batch.
-    :param outside: batches before the window that changed, or were never read.
+    :param outside: batches before the window that have input which was never looked at.
     """
 
     window: Span
@@ -58,13 +69,21 @@ class Plan:
         """Those that changed, in order."""
         return sorted(self.kept)
 
+    def keeping(self, stems: Collection[str]) -> Plan:
+        """The same, but what was read of these segments before stays."""
+        kept = {batch: list(there) for batch, there in self.kept.items()}
+        for segment in self.read:
+            if segment.stem in stems:
+                kept[segment.batch].append(segment.stem)
+        return replace(
+            self,
+            read=[segment for segment in self.read if segment.stem not in stems],
+            kept={batch: sorted(there) for batch, there in kept.items()},
+        )
+
 
 def known(warehouse: Warehouse, batches: Iterable[date]) -> dict[str, Known]:
-    """
-    What was read of these batches before, by stem: one row for each segment.
-
-    Segments whose events are gone, deleted by prune, count as never read.
-    """
+    """What was read of these batches before, by stem."""
     from pyspark.sql import functions as F
 
     there = sorted(set(batches) & set(warehouse.days("inputs")))
@@ -78,15 +97,29 @@ def known(warehouse: Warehouse, batches: Iterable[date]) -> dict[str, Known]:
             "stem",
             "bytes",
             F.unix_millis("modified").alias("modified_ms"),
+            "packed",
+            "state",
+            F.expr("lines - corrupt - unfinished").alias("whole"),
+            "doubled",
             F.expr("state = 'closed' AND corrupt + unfinished = 0 AND lines = lines_said").alias("complete"),
-            F.expr("lines > corrupt + unfinished + doubled").alias("has_events"),
+            F.contains("remarks", F.lit(SHRUNK)).alias("shrunk"),
         )
         .toLocalIterator()
     )
     return {
-        row.stem: Known(row.dt, row.bytes, row.modified_ms, bool(row.complete))
+        row.stem: Known(
+            batch=row.dt,
+            size=row.bytes,
+            modified_ms=row.modified_ms,
+            packed=row.packed,
+            state=row.state,
+            lines=row.whole,
+            complete=bool(row.complete),
+            shrunk=bool(row.shrunk),
+            deleted=row.whole > row.doubled and not events[row.dt],
+        )
         for row in rows
-        if events.get(row.dt) or not row.has_events
+        if row.dt in events
     }
 
 
@@ -96,21 +129,42 @@ def make(asked: Span, look_back_days: int, segments: Sequence[Segment], read_bef
 
     Of segments whose files are gone, deleted to save room, and of those that were complete and look different now,
     packed or damaged, what was read stays: nothing is ever replaced by less, and late segments lose nothing.
+
+    Batches of which prune has deleted the events are read again if they are asked for and all their segments are
+    still there.
     """
     window = asked.widened(before=look_back_days)
-    changed = {segment.batch for segment in segments if is_changed(segment, read_before.get(segment.stem))}
+    changed = [segment for segment in segments if is_changed(segment, read_before.get(segment.stem))]
+    deleted = {stem: one.batch for stem, one in read_before.items() if one.deleted}
+    lost = {deleted[stem] for stem in deleted.keys() - {segment.stem for segment in segments}}
+    again = {segment.batch for segment in changed}.union(deleted.values()) - lost
     read = [
         segment
         for segment in segments
-        if segment.batch in changed and segment.batch in window and not _stays(segment, read_before.get(segment.stem))
+        if segment.batch in again and segment.batch in window and not _stays(segment, read_before.get(segment.stem))
     ]
     stems = {segment.stem for segment in read}
     kept = {
         batch: sorted(stem for stem, one in read_before.items() if one.batch == batch and stem not in stems)
         for batch in {segment.batch for segment in read}
     }
-    outside = sorted(batch for batch in changed if batch < window.first)
-    return Plan(window, read, kept, outside)
+    outside = {segment.batch for segment in changed if segment.stem not in deleted and segment.batch < window.first}
+    return Plan(window, read, kept, sorted(outside))
+
+
+def shrunk(inputs: Iterable[Mapping[str, Any]], read_before: Mapping[str, Known]) -> list[dict[str, Any]]:
+    """
+    Those rows of `inputs` that show fewer whole lines than the tables have of their segments, with the remark that
+    says so if there is a file.
+    """
+    found = []
+    for row in inputs:
+        before = read_before.get(row["stem"])
+        lines = row["lines"] - row["corrupt"] - row["unfinished"]
+        if before is not None and not before.deleted and lines < before.lines:
+            remarks = row["remarks"] if row["state"] == VANISHED else f"{row['remarks']} {SHRUNK}".strip()
+            found.append({**row, "remarks": remarks})
+    return found
 
 
 def computed(asked: Span, window: Span, affected: Iterable[date]) -> Span:
@@ -154,14 +208,18 @@ def warnings(plan: Plan, span: Span, affected: Iterable[date], later: Iterable[d
 
 
 def is_changed(segment: Segment, before: Known | None) -> bool:
-    """Whether a segment is new, or was read before it was complete and looks different now."""
-    return before is None or (not before.complete and _differs(segment, before))
+    """Whether a segment is new, or was not read, or was read before it was complete and looks different now."""
+    if before is None or before.state == VANISHED:
+        return True
+    return not before.complete and _differs(segment, before)
 
 
 def _stays(segment: Segment, before: Known | None) -> bool:
-    return before is not None and before.complete and _differs(segment, before)
+    return before is not None and before.complete and not before.deleted and _differs(segment, before)
 
 
 def _differs(segment: Segment, before: Known) -> bool:
     modified_ms = round(segment.modified.timestamp() * 1000)
-    return (segment.size, modified_ms) != (before.size, before.modified_ms)
+    is_closed_since = before.state == ACTIVE and not segment.active
+    same = (before.size, before.modified_ms, before.packed)
+    return is_closed_since or (segment.size, modified_ms, segment.packed) != same

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from analytics import lock, runs
 from analytics.files import Files
+from analytics.intake import CLOSED, CRASHED, EMPTY
 from analytics.job import Job
 from analytics.journal import recover
 from analytics.plan import Known, is_changed
@@ -90,7 +91,8 @@ def stale(
     for segment in segments:
         before = known.get(segment.stem)
         if segment.batch < reference - timedelta(settings.keep_logs_days) and before and _read(segment, before):
-            yield Stale(segment.path, f"segment of {segment.batch}")
+            for path in (segment.path, *segment.others):
+                yield Stale(path, f"segment of {segment.batch}")
 
 
 def _outputs(files: Files, out: str, first: date) -> Iterator[Stale]:
@@ -105,8 +107,10 @@ def _outputs(files: Files, out: str, first: date) -> Iterator[Stale]:
 
 
 def _read(segment: Segment, before: Known) -> bool:
-    """Whether all that is in a segment is in the tables."""
-    return not segment.active and not is_changed(segment, before)
+    """Whether all that is in the files of a segment is in the tables, or was."""
+    if segment.active or segment.conflict or before.shrunk:
+        return False
+    return before.state in (CLOSED, CRASHED, EMPTY) and not is_changed(segment, before)
 
 
 def _before(days: Sequence[date], first: date) -> list[date]:

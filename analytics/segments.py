@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 
 from analytics.errors import AnalyticsError
@@ -45,6 +45,7 @@ class Segment:
     :param active: it is still written.
     :param batch: the day in its name.
     :param conflict: there is a file of the same segment that differs.
+    :param others: further files of a closed segment, the best one first.
     """
 
     stem: str
@@ -56,6 +57,7 @@ class Segment:
     node: str
     batch: date
     conflict: bool = False
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +103,13 @@ class _Search:
     def result(self, found: Iterable[FileInfo]) -> Discovery:
         """What these files are."""
         closed: defaultdict[str, list[Segment]] = defaultdict(list)
-        active = []
+        active: defaultdict[str, list[Segment]] = defaultdict(list)
         for file in found:
             segment = self._classified(file)
-            if segment is not None and segment.active:
-                active.append(segment)
-            elif segment is not None:
-                closed[segment.stem].append(segment)
-        chosen = {stem: self._chosen(files) for stem, files in closed.items()}
-        for segment in active:  # it may have been closed while we looked
-            chosen.setdefault(segment.stem, segment)
+            if segment is not None:
+                (active if segment.active else closed)[segment.stem].append(segment)
+        # What still grew may have been closed while we looked.
+        chosen = {stem: self._chosen(files) for stem, files in {**active, **closed}.items()}
         findings = Counter({kind: len(paths) for kind, paths in self._kinds.items()})
         return Discovery([chosen[stem] for stem in sorted(chosen)], findings, self._warnings())
 
@@ -160,10 +159,9 @@ class _Search:
             best = gzip if fits else plain
         else:
             best = plain or gzip or max(by_packing.values(), key=lambda one: (one.packed == "zstd", one.packed))
-        self._kinds["conflict" if conflict else "copy"] += [one.path for one in candidates if one is not best]
-        if not conflict:
-            return best
-        return Segment(**{name: getattr(best, name) for name in best.__slots__} | {"conflict": True})
+        rest = sorted((one for one in candidates if one is not best), key=_worth, reverse=True)
+        self._kinds["conflict" if conflict else "copy"] += [one.path for one in rest]
+        return replace(best, conflict=conflict, others=tuple(one.path for one in rest if not one.active))
 
     def _unpacked_size(self, segment: Segment) -> int:
         """By the last four bytes; -1 if it has none."""
@@ -171,12 +169,18 @@ class _Search:
         return int.from_bytes(end, "little") if end else -1
 
     def _warnings(self) -> list[str]:
-        return [
-            f"{len(paths)} {FINDINGS[kind]}: {', '.join(paths[:_NAMED_AT_MOST])}"
-            + (", ..." if len(paths) > _NAMED_AT_MOST else "")
-            for kind, paths in sorted(self._kinds.items())
-            if kind != "copy"
-        ]
+        return [told(FINDINGS[kind], paths) for kind, paths in sorted(self._kinds.items()) if kind != "copy"]
+
+
+def told(meaning: str, names: Sequence[str]) -> str:
+    """A sentence for the operator: how many there are of what, and the first of them by name."""
+    more = ", ..." if len(names) > _NAMED_AT_MOST else ""
+    return f"{len(names)} {meaning}: {', '.join(names[:_NAMED_AT_MOST])}{more}"
+
+
+def _worth(one: Segment) -> tuple[bool, int, str]:
+    """What can be read before what cannot, large before small."""
+    return one.packed in PACKINGS.values(), one.size, one.path
 
 
 def _said(line: bytes) -> str:

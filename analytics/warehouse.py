@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ PUBLISHED = "tables"
 COMPUTED = "ledger_daily"
 # What ingest makes: a batch of segments is replaced as a whole.
 BATCHED = ("events", "quarantine", "inputs")
+# What a row of `inputs` says about the file; the other columns say what was read of it.
+_OF_FILE = ("path", "bytes", "modified", "packed", "state", "remarks")
 TABLES_AND_EVENTS: dict[str, Table] = {**TABLES, "events": events_table()}
 
 
@@ -127,15 +129,18 @@ class Warehouse:
         """Ingest has written these batches, all rows of them: what is published of them will be gone."""
         self._batches = frozenset(batches)
 
-    def keep(self, batch: date, stems: Sequence[str]) -> None:
-        """Carry over into staging what was read of these segments of a batch before, but for lines that are there."""
-        from pyspark.sql import functions as F
+    def keep(self, batch: date, stems: Sequence[str], looks: Sequence[Mapping[str, Any]] = ()) -> None:
+        """
+        Carry over into staging what was read of these segments of a batch before, but for lines that are there: they
+        count as doubled.
 
-        for name in BATCHED:
-            partitions = self._partitions(name, batch)
-            if partitions:
-                frame = self._parquet(name, _old(name), partitions).where(F.col("stem").isin(*stems))
-                self._append(self._unless_staged(frame, batch) if name == "events" else frame, name)
+        :param looks: rows of `inputs`; what they say about the files of their segments is staged instead.
+        """
+        again = self._keep_events(batch, stems)
+        for frame in self._read_of("quarantine", batch, stems):
+            self._append(frame, "quarantine")
+        for frame in self._read_of("inputs", batch, stems):
+            self._append(self._shown(frame, looks, again), "inputs")
 
     def publish(self, manifest_path: str, manifest: bytes, further: Iterable[str]) -> None:
         """
@@ -174,14 +179,46 @@ class Warehouse:
         columns = ("dt", "batch") if name == "events" else ("dt",)
         append(frame, f"{self._out}/{self._new(name)}", *columns)
 
-    def _unless_staged(self, events: DataFrame, batch: date) -> DataFrame:
+    def _read_of(self, name: str, batch: date, stems: Sequence[str]) -> Iterator[DataFrame]:
+        """What is published of these segments, if there is anything of the batch."""
+        from pyspark.sql import functions as F
+
+        if partitions := self._partitions(name, batch):
+            yield self._parquet(name, _old(name), partitions).where(F.col("stem").isin(*stems))
+
+    def _keep_events(self, batch: date, stems: Sequence[str]) -> dict[str, int]:
+        """:return: by segment, how many lines are not kept as they are staged already."""
+        again: dict[str, int] = {}
         days = sorted(self.days_by_batch([batch], staged=True)[batch])
-        if not days:
-            return events
-        base = self._new("events")
-        staged = self._parquet("events", base, [f"{base}/dt={day}/batch={batch}" for day in days])
-        line = ["node", "boot", "seq"]
-        return events.join(staged.select(line), line, "left_anti")
+        base, line = self._new("events"), ["node", "boot", "seq"]
+        for events in self._read_of("events", batch, stems):
+            kept = events
+            if days:
+                staged = self._parquet("events", base, [f"{base}/dt={day}/batch={batch}" for day in days]).select(
+                    line
+                )
+                counts = events.join(staged, line, "left_semi").groupBy("stem").count()
+                again = {row["stem"]: row["count"] for row in counts.toLocalIterator()}
+                kept = events.join(staged, line, "left_anti")
+            self._append(kept, "events")
+        return again
+
+    def _shown(self, inputs: DataFrame, looks: Sequence[Mapping[str, Any]], again: Mapping[str, int]) -> DataFrame:
+        """These rows with so many more doubled lines, and what is said about files."""
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import StructType
+
+        struct = TABLES["inputs"].struct()
+        names = ("stem", *_OF_FILE)
+        of_file = self._spark.createDataFrame(
+            [tuple(row[name] for name in names) for row in looks], StructType([struct[name] for name in names])
+        )
+        counts = self._spark.createDataFrame(list(again.items()), "stem string, again bigint")
+        frame = inputs.join(F.broadcast(of_file).alias("now"), "stem", "left")
+        frame = frame.join(F.broadcast(counts), "stem", "left")
+        columns = {name: F.coalesce(f"now.{name}", inputs[name]) for name in _OF_FILE}
+        columns["doubled"] = inputs["doubled"] + F.coalesce("again", F.lit(0))
+        return frame.select(*(columns.get(name, inputs[name]).alias(name) for name in struct.names)).coalesce(1)
 
     def _kept(self, name: str, span: Span) -> list[str]:
         """Published partitions of a span that stay."""

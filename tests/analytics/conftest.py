@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OPTIONS = session.SessionOptions(master="local[2]", memory="1g", small=True)
 
 # Whole months through all jobs: minutes on a slow machine.
-LONG = ("test_incidents.py", "test_back_fill_and_nights_with_all_jobs")
+LONG = ("test_incidents.py", "test_back_fill_and_nights_with_all_jobs", "test_stopped_at_any_moment")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

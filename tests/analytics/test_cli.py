@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
@@ -18,6 +17,7 @@ from analytics import arguments
 from analytics.cli import cli, main
 from analytics.errors import FAILED, WRONG_USAGE
 from analytics.job import Span
+from analytics.places import local_path
 
 ROOT = Path(analytics.__file__).parents[1]
 YESTERDAY = datetime.now(UTC).date() - timedelta(1)
@@ -76,6 +76,10 @@ def told(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, str, str
             "nightly --logs LOGS --out s3a://bucket/out",
             "--keys is needed: keys are not kept beside results that are elsewhere",
         ),
+        ("prune --out LOGS/nope", "--out LOGS/nope: no such directory"),
+        ("prune --out LOGS --logs LOGS/nope", "--logs LOGS/nope: no such directory"),
+        ("prune --out LOGS --scratch LOGS/file", "--scratch LOGS/file: cannot be written: File exists"),
+        ("sample --dir LOGS/file/logs", "--dir LOGS/file/logs: cannot be written: Not a directory"),
         ("knightly", "No such command 'knightly'."),
         ("pseudonyms forget --keys OUT/keys", "Missing argument 'EPOCH'."),
     ],
@@ -92,6 +96,13 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert (status, out) == (WRONG_USAGE, "")
     assert err.startswith(f"mediatord-analytics: {placed(line)}")
     assert err.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_used_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Its path comes first, whoever wanted it."""
+    (tmp_path / "file").touch()
+    status, _, err = told(capsys, "demo", "--dir", f"{tmp_path}/file/demo")
+    assert (status, err) == (FAILED, f"mediatord-analytics: {tmp_path}/file/demo: Not a directory\n")
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,9 +131,9 @@ def test_sizes_and_places() -> None:
     ]  # fmt: skip
     with pytest.raises(click.BadParameter):
         arguments.size_bytes("1.5g")
-    assert arguments.local_path("a/b") == Path("a/b")
-    assert arguments.local_path("file:/a/b") == arguments.local_path("file:///a/b") == Path("/a/b")
-    assert arguments.local_path("hdfs://a/b") is arguments.local_path("s3a://a/b") is None
+    assert local_path("a/b") == Path("a/b")
+    assert local_path("file:/a/b") == local_path("file:///a/b") == Path("/a/b")
+    assert local_path("hdfs://a/b") is local_path("s3a://a/b") is None
     assert arguments.settings_of(["a.b=c=d", "e="]) == {"a.b": "c=d", "e": ""}
 
 
@@ -149,16 +160,6 @@ def a_night(tmp_path: Path, *more: str) -> subprocess.Popen[str]:
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-
-
-def test_sigterm_while_spark_starts(tmp_path: Path) -> None:
-    """One line and the status of a process that was stopped."""
-    process = a_night(tmp_path)
-    assert process.stderr
-    assert process.stderr.readline().startswith("Spark starts on Java ")
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate()
-    assert (process.returncode, err) == (128 + signal.SIGTERM, "mediatord-analytics: stopped by SIGTERM\n")
 
 
 def test_a_failure_of_spark_is_one_line(tmp_path: Path) -> None:

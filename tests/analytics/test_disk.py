@@ -6,10 +6,12 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from analytics import disk
 from analytics.disk import Needs
 from analytics.errors import FAILED, AnalyticsError
+from analytics.files import Files
 from analytics.segments import Segment
 
 MIB = 1 << 20
@@ -25,6 +27,9 @@ class Room:
     def free_bytes(self, url: str) -> int:
         [found] = [free for name, free in self._free.items() if f"/{name}" in url]
         return found
+
+    def disk(self, url: str) -> str:
+        return url
 
 
 def a_segment(size: int, packed: str) -> Segment:
@@ -69,6 +74,22 @@ def test_too_little_room_is_one_line(out: int, scratch: int, keep_free: int, tol
     with pytest.raises(AnalyticsError) as caught:
         disk.check(room, needed, "/out", "/scratch", keep_free)  # type: ignore[arg-type]
     assert (str(caught.value), caught.value.exit_status) == (told, FAILED)
+
+
+def test_one_disk_has_to_have_room_for_both(spark: SparkSession, tmp_path: Path) -> None:
+    """It is one whatever somebody else has written on it between two looks."""
+
+    class Busy(Files):
+        looks = 0
+
+        def free_bytes(self, url: str) -> int:
+            self.looks += 1
+            return 4 * GIB - self.looks * MIB
+
+    with pytest.raises(AnalyticsError, match="4095 MiB free, about 5120 MiB needed"):
+        disk.check(Busy(spark), Needs(3 * GIB, 2 * GIB), str(tmp_path / "not yet"), str(tmp_path), 0)
+    assert Files(spark).disk(tmp_path.as_uri()) != Files(spark).disk("/proc")
+    assert Files(spark).disk("hdfs://127.0.0.1/logs") is None
 
 
 def test_a_relative_scratch_is_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

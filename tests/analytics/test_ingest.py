@@ -155,7 +155,9 @@ def test_damaged_lines(bench: Bench) -> None:
 
     Unknown events, versions and fields are events; a time far from the batch is put into its day.
     """
-    quick, ours = Writer("quick").segment(0)
+    gapless = Writer("quick")
+    gapless.seq = 898
+    quick, ours = gapless.segment(0)
     careful, theirs = Writer("careful").segment(0)
     bad = [line for _, line in DAMAGED]
     bench.put(f"{quick}.jsonl", [ours[0], *bad, b"\n", *ACCEPTED])
@@ -191,7 +193,9 @@ def test_damaged_lines(bench: Bench) -> None:
 
 def test_damaged_lines_of_frequent_events(bench: Bench) -> None:
     """They are read by themselves, and end up the same; what is no field of theirs is not looked at."""
-    stem, lines = Writer().segment(1)
+    gapless = Writer()
+    gapless.seq = 47
+    stem, lines = gapless.segment(1)
     frequent = [
         (cause, line.replace(b"gauge", b"msg.ack").replace(b"lag_ms", b"latency_ms")) for cause, line in DAMAGED
     ]
@@ -217,12 +221,17 @@ def test_whose_a_line_is(bench: Bench) -> None:
     other, twice = even.segment(2)
     twice[1] = twice[1].rstrip().rstrip(b"}") + b',"event":"gauge"}\n'
     bench.put(f"{other}.jsonl", twice)
+    # Without log.close nothing else tells how many lines there were.
+    crashed, last = Writer("last").segment(1)
+    last[1] = last[1].rstrip().rstrip(b"}") + b',"event":"gauge"}\n'
+    bench.put(f"{crashed}.jsonl", last[:-1])
     tables = bench.run()
-    found: dict[str, list[str]] = {stem: [], other: []}
+    found: dict[str, list[str]] = {stem: [], other: [], crashed: []}
     for row in sorted(tables["events"], key=lambda row: row["seq"]):
         found[row["stem"]].append(row["event"])
     assert found[stem] == ["log.open", *["msg.ack"] * 5, "log.close"]
     assert found[other] == ["log.open", "gauge", "msg.ack", "log.close"]
+    assert found[crashed] == ["log.open", "gauge"]
     assert not tables["quarantine"]
 
 
@@ -236,6 +245,18 @@ def test_what_the_quick_way_does_not_see(bench: Bench) -> None:
     assert sorted(row["cause"] for row in tables["quarantine"]) == ["glued", "not_json"]
     (row,) = tables["inputs"]
     assert (row["state"], row["lines"], row["lines_said"], row["remarks"]) == ("closed", 7, 8, "separators")
+
+
+def test_what_the_quick_way_does_not_see_without_log_close(bench: Bench) -> None:
+    """Then the numbers tell: where one is missing, lines are looked at one by one."""
+    stem, lines = Writer().segment(8)
+    array = b"[" + lines[6].rstrip() + b"," + lines[7].rstrip() + b"]\n"
+    bench.put(f"{stem}.jsonl", [*lines[:3], lines[3].rstrip() + lines[4], lines[5], array, lines[8]])
+    tables = bench.run()
+    assert sorted(row["seq"] for row in tables["events"]) == [1, 2, 3, 6, 9]
+    assert sorted(row["cause"] for row in tables["quarantine"]) == ["glued", "glued"]
+    (row,) = tables["inputs"]
+    assert (row["state"], row["lines"], row["lines_said"]) == ("crashed", 7, None)
 
 
 def test_files_that_are_not_whole(bench: Bench) -> None:
@@ -302,7 +323,7 @@ def test_files_that_vanish(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
         content = read(files, url, limit, offset)
         if late in url:
             bench.put(f"{late}.jsonl.gz", gzip.compress(b"".join(rest)))
-            (bench.logs / f"{late}.jsonl").unlink()
+            (bench.logs / f"{late}.jsonl").unlink(missing_ok=True)
         return content
 
     monkeypatch.setattr(Files, "read", last_look)
@@ -312,6 +333,19 @@ def test_files_that_vanish(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
         gone: ("vanished", "plain", 0),
         late: ("closed", "gzip", len(rest)),
     }
+
+
+def test_another_file_of_a_segment_that_vanishes(bench: Bench) -> None:
+    """It is read instead, wherever it is."""
+    stem, lines = Writer().segment(3)
+    bench.put(f"a/{stem}.jsonl", lines)
+    bench.put(f"b/{stem}.jsonl.xz", b"whatever")
+    bench.put(f"c/{stem}.jsonl", lines)
+    segments = bench.segments()
+    Path(segments[0].path.removeprefix("file:")).unlink()
+    tables = bench.run(segments)
+    (row,) = tables["inputs"]
+    assert (row["state"], row["lines"], row["path"] != segments[0].path) == ("closed", len(lines), True)
 
 
 def test_doubled_lines(bench: Bench) -> None:

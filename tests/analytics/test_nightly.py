@@ -17,12 +17,13 @@ import pytest
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from analytics import lock, nightly, runs
+from analytics import lock, nightly, plan, runs
 from analytics.errors import BROKEN, FAILED, FINE, NO_INPUT, AnalyticsError
 from analytics.facts import RunFacts
 from analytics.files import Files
 from analytics.job import Job, Span
 from analytics.nightly import Outcome, Request, Steps
+from analytics.prune import prune
 from analytics.sample import generate
 from analytics.sample.spec import Spec
 from analytics.schema import events_struct
@@ -75,7 +76,7 @@ def ingest(spark: SparkSession, files: Files, segments: Sequence[Segment], stagi
         lines = files.read(segment.path).decode().split()
         inputs.append({"dt": segment.batch, "stem": segment.stem, "path": segment.path, "state": "closed"})
         inputs[-1] |= {"bytes": segment.size, "modified": segment.modified, "lines": len(lines)}
-        inputs[-1] |= dict.fromkeys(("corrupt", "unfinished", "doubled"), 0)
+        inputs[-1] |= dict.fromkeys(("corrupt", "unfinished", "doubled"), 0) | {"packed": "plain", "remarks": ""}
         for seq, line in enumerate(lines):
             at = date.fromisoformat(line)
             events.append({"dt": at, "batch": segment.batch, "stem": segment.stem, "seq": seq, "event": "msg.accept"})
@@ -91,6 +92,7 @@ def ingest(spark: SparkSession, files: Files, segments: Sequence[Segment], stagi
 def boots(tables: Frames, settings: Settings, span: Span) -> dict[str, DataFrame]:
     counted = tables["events"].groupBy("dt").agg(F.count("*").alias("n"))
     empty = {name: F.lit(0) for name in ("seq_first", "seq_last", "missing", "doubled", "stepped_back")}
+    empty |= {name: F.lit(None) for name in ("last_at", "stopped")}
     return {"boots_daily": counted.withColumns({"node": F.lit("a"), "boot": F.lit("b"), **empty})}
 
 
@@ -291,14 +293,53 @@ def test_a_run_that_is_stopped_while_it_publishes(world: World) -> None:
 def test_no_input(world: World) -> None:
     """Nothing is written, and the exit status says so, unless that is fine; a gap between days is."""
     world.segment(0, "x", 0)
-    outcome = world.run(1)
+    outcome = world.run(3)
     assert (outcome.exit_status, outcome.report_path) == (NO_INPUT, "")
-    assert list(outcome.warnings) == [f"no log segments for {day(1)} in {world.logs}"]
-    assert world.run(1, allow_empty=True).exit_status == FINE
+    assert list(outcome.warnings) == [f"no log segments for {day(3)} in {world.logs}"]
+    assert world.run(3, allow_empty=True).exit_status == FINE
     assert list(world.out.iterdir()) == []
     world.segment(2, "x", 2)
     world.run(0, 2)
     assert world.ledger() == {0: (0, 1, 1), 1: (1, 0, 1), 2: (1, 1, 2)}
+
+
+def test_no_input_but_late_segments_of_the_days_before(world: World, tmp_path: Path) -> None:
+    """Those days are made again, and the exit status is that of a day without input."""
+    for number in (0, 1):
+        world.segment(number, "x", number)
+    world.run(0, 1)
+    world.segment(0, "late", 0)
+    outcome = world.run(2, textfile=str(tmp_path / "m.prom"))
+    assert (outcome.exit_status, list(outcome.warnings)) == (
+        NO_INPUT,
+        [f"no log segments for {day(2)} in {world.logs}"],
+    )
+    assert world.ledger() == {0: (0, 2, 2), 1: (2, 1, 3)}
+    said = world.manifest(outcome)
+    assert (said["asked"], said["span"], said["exit_status"]) == (
+        [str(day(0)), str(day(1))],
+        [str(day(0)), str(day(1))],
+        NO_INPUT,
+    )
+    assert (tmp_path / "m.prom").read_text() == str(day(1))
+    again = world.run(2)
+    assert (again.exit_status, again.report_path) == (NO_INPUT, "")
+
+
+def test_events_that_prune_deleted(world: World) -> None:
+    """Their segments are no new input, whatever is warned of, and prune deletes them."""
+    for number in (0, 60):
+        path = world.segment(number, "x", number)
+        assert world.run(number).exit_status == FINE
+    files, out = world.files, str(world.out)
+    prune(Warehouse(world.spark, files, out), files, out, SETTINGS, ())
+    assert [path.name for path in (world.out / "tables" / "events").iterdir()] == [f"dt={day(60)}"]
+    assert world.run(60).warnings == []
+    segments = discover(files, [str(world.logs)]).segments
+    warehouse = Warehouse(world.spark, files, out)
+    known = plan.known(warehouse, {segment.batch for segment in segments})
+    assert prune(warehouse, files, out, SETTINGS, (), segments, known) == 1
+    assert list(world.logs.iterdir()) == [path]
 
 
 def test_too_little_room(world: World) -> None:

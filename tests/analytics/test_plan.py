@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 from analytics import plan
 from analytics.job import Span
@@ -27,8 +29,9 @@ def a_segment(name: str, batch: date = D, size: int = 100, modified: datetime = 
     )
 
 
-def read_before(batch: date = D, size: int = 100, complete: bool = False) -> Known:
-    return Known(batch, size, THEN_MS, complete)
+def read_before(batch: date = D, size: int = 100, **rest: Any) -> Known:
+    usual: dict[str, Any] = {"packed": "plain", "state": "crashed", "lines": 10}
+    return Known(batch, size, THEN_MS, **usual | rest)
 
 
 def ago(days: int) -> date:
@@ -52,7 +55,7 @@ def test_a_changed_batch_is_read_again() -> None:
 
 
 def test_what_makes_a_batch_change() -> None:
-    """Size and time of its segments, unless they were complete."""
+    """Size, time and form of its segments, unless they were complete; whatever was gone or still grew then."""
     whole, half = read_before(complete=True), read_before()
     later = THEN + timedelta(milliseconds=1)
     for segment, before, changed in (
@@ -61,6 +64,11 @@ def test_what_makes_a_batch_change() -> None:
         (a_segment("s", size=101), half, True),
         (a_segment("s", modified=later), half, True),
         (a_segment("s", size=10, modified=later), whole, False),
+        (a_segment("s"), read_before(state="vanished"), True),
+        (a_segment("s"), read_before(state="unread"), False),
+        (a_segment("s"), read_before(state="unread", packed="gzip"), True),
+        (replace(a_segment("s"), active=True), read_before(state="active"), False),
+        (a_segment("s"), read_before(state="active"), True),
     ):
         known = {} if before is None else {"s": before}
         assert plan.make(Span(D, D), 0, [segment], known).batches == ([D] if changed else [])
@@ -87,6 +95,44 @@ def test_the_window() -> None:
     assert made.window == Span(ago(2), D)
     assert made.batches == [ago(2), ago(1), D]
     assert made.outside == [ago(3)]
+
+
+def test_segments_whose_events_were_deleted() -> None:
+    """They are no new input; asked for they are read again, if none of their batch is missing."""
+    segments = [a_segment(name, ago(9)) for name in ("one", "two")]
+    known = {segment.stem: read_before(ago(9), complete=True, deleted=True) for segment in segments}
+    changed = [replace(segments[0], size=101), segments[1]]
+    for found in (segments, changed):
+        made = plan.make(Span(D, D), 2, found, known)
+        assert (made.batches, made.outside) == ([], [])
+    assert plan.make(Span(ago(9), D), 2, changed, known).read == changed
+    for found in (segments[:1], [*segments[:1], a_segment("late", ago(9))]):
+        made = plan.make(Span(ago(9), D), 2, found, known)
+        assert (made.batches, made.read) == ([], [])
+
+
+def test_what_shows_less_than_before() -> None:
+    """Fewer whole lines than the tables have: those stay, in the plan too."""
+
+    def row(stem: str, lines: int, corrupt: int = 0, state: str = "crashed") -> dict[str, Any]:
+        return {"stem": stem, "lines": lines, "corrupt": corrupt, "unfinished": 0, "state": state, "remarks": ""}
+
+    known = {name: read_before() for name in ("same", "less", "damaged", "gone")}
+    rows = [row("same", 10), row("less", 9), row("damaged", 11, 2), row("gone", 0, state="vanished")]
+    deleted = {"deleted": read_before(deleted=True)}
+    found = plan.shrunk([*rows, row("new", 0), row("deleted", 9)], {**known, **deleted})
+    assert [(one["stem"], one["remarks"]) for one in found] == [
+        ("less", "shrunk"),
+        ("damaged", "shrunk"),
+        ("gone", ""),
+    ]
+    made = plan.make(
+        Span(D, D), 2, [a_segment(name) for name in ("same", "less", "new")], {**known, "z": read_before()}
+    )
+    assert made.kept == {D: ["damaged", "gone", "z"]}
+    made = made.keeping({one["stem"] for one in found})
+    assert [segment.stem for segment in made.read] == ["same", "new"]
+    assert made.kept == {D: ["damaged", "gone", "less", "z"]}
 
 
 def test_days_are_computed_from_the_first_affected_one_on() -> None:

@@ -89,29 +89,39 @@ def test_what_jobs_recall_stays(spark: SparkSession, out: Path) -> None:
 
 
 def test_segments_that_were_read(spark: SparkSession, out: Path, tmp_path: Path) -> None:
-    """Only those given, old enough, and read as they are now; the last manifest stays."""
+    """Only those given, old enough, read in full and as they are now; with all their files."""
 
-    def segment(name: str, days: int, size: int = 1, active: bool = False) -> Segment:
+    def put(name: str) -> str:
         path = tmp_path / "logs" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("x")
-        return Segment(name, str(path), size, THEN, "plain", active, "a", ago(days))
+        return str(path)
 
-    segments = [
-        segment("old", 8),
+    def segment(name: str, days: int = 9, size: int = 1, **rest: Any) -> Segment:
+        return Segment(name, put(name), size, THEN, "plain", rest.pop("active", False), "a", ago(days), **rest)
+
+    def read(state: str, **rest: bool) -> Known:
+        return Known(ago(9), 1, THEN_MS, "plain", state, 1, **rest)
+
+    deleted = {"old": "closed", "killed": "crashed", "without a byte": "empty"}
+    unsure = {"not readable": "unread", "was gone": "vanished", "half an archive": "partial", "still grew": "active"}
+    known = {name: read(state) for name, state in {**deleted, **unsure}.items()}
+    segments = [segment(name) for name in known]
+    known |= {name: read("crashed") for name in ("young", "changed", "growing", "differs")}
+    known |= {"had more": read("crashed", shrunk=True), "events deleted": read("closed", deleted=True)}
+    segments += [
         segment("young", 7),
-        segment("never read", 9),
-        segment("changed", 9, size=2),
-        segment("growing", 9, active=True),
+        segment("never read"),
+        segment("changed", size=2),
+        segment("growing", active=True),
+        segment("differs", conflict=True, others=(put("differs.gz"),)),
+        segment("had more"),
+        segment("events deleted", others=(put("copy"),)),
     ]
-    known = {one.stem: Known(one.batch, 1, THEN_MS, complete=False) for one in segments if one.stem != "never read"}
     pruned(spark, out, segments=segments, known=known)
-    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
-        "changed",
-        "growing",
-        "never read",
-        "young",
-    ]
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == sorted(
+        [*unsure, "young", "never read", "changed", "growing", "differs", "differs.gz", "had more"]
+    )
 
 
 def test_not_while_a_run_is_going_on(spark: SparkSession, out: Path) -> None:

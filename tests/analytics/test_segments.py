@@ -59,6 +59,9 @@ def test_a_segment_counts_once(files: Files, tmp_path: Path) -> None:
     assert names(found) == [f"{whole}.jsonl.gz", f"{half}.jsonl", f"{copied}.jsonl", f"{differs}.jsonl"]
     assert [segment.conflict for segment in found.segments] == [False, True, False, True]
     assert found.segments[3].size == sum(map(len, last))
+    first, _, copy, _ = (segment.others for segment in found.segments)
+    further = [path.removeprefix(f"file:{tmp_path}/") for path in (*first, *copy)]
+    assert further == [f"{whole}.jsonl", f"backup/{copied}.jsonl"]
     assert found.findings == {"copy": 2, "conflict": 2}
     assert len(found.warnings) == 1 and "backup" in found.warnings[0]
 
@@ -77,6 +80,27 @@ def test_the_growing_file(files: Files, tmp_path: Path) -> None:
     assert [(segment.stem, segment.active) for segment in found.segments[:2]] == [(stem, True), (closed, False)]
     assert found.segments[2].stem.endswith("-unknown-unknown-000000") and found.segments[2].active
     assert found.findings == {"nameless": 1}
+
+
+def test_copies_of_a_growing_file(files: Files, tmp_path: Path) -> None:
+    """The larger one is read, wherever it is found first; nothing, once it was closed, that stayed behind."""
+    one, two = Writer("a"), Writer("b")
+    stem, lines = one.segment(9)
+    for number, name in ((2, "1"), (5, "2"), (5, "3"), (4, "4")):
+        write(tmp_path, f"{name}/events.jsonl", lines[:number])
+    closed, others = two.segment(1)
+    write(tmp_path, "5/events.jsonl", others[:-1])
+    write(tmp_path, f"6/{closed}.jsonl", others)
+    found = discover(files, [str(tmp_path)])
+    growing, whole = found.segments
+    assert (growing.stem, growing.size, growing.conflict, growing.others) == (
+        stem,
+        len(b"".join(lines[:5])),
+        True,
+        (),
+    )
+    assert (whole.stem, whole.active) == (closed, False)
+    assert found.findings == {"conflict": 3}
 
 
 def test_what_is_no_segment(files: Files, tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from analytics import java, session
 from analytics.errors import AnalyticsError
+from tests.analytics.processes import family, lives
 
 ROOT = Path(session.__file__).parents[1]
 _LISTENING = "0A"
@@ -68,23 +69,6 @@ class Running:
         _, stderr = self.process.communicate()
         assert [pid for pid in self.family if lives(pid)] == []
         return self.process.returncode, stderr
-
-
-def lives(pid: int) -> bool:
-    """Whether it is there, and not only waiting for somebody to ask how it ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def family(pid: int) -> Iterator[int]:
-    """A process, its children, and theirs."""
-    if lives(pid):
-        yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            yield from family(int(child))
 
 
 def listening(pids: list[int]) -> set[str]:
@@ -190,6 +174,19 @@ def test_java_ends_with_the_process(tmp_path: Path, number: signal.Signals) -> N
     running.process.send_signal(number)
     assert running.ended()[0] != 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_java_that_is_killed(tmp_path: Path) -> None:
+    """By the system, when memory is short: that is told, and not what became of the call that was going on."""
+    (tmp_path / "java.log").touch()
+    process = subprocess.Popen(["sleep", "inf"])
+    gateway, error = SimpleNamespace(proc=process), AnalyticsError("a job: connection refused")
+    assert session._in_words(error, gateway, str(tmp_path)) is error
+    process.kill()
+    process.wait()
+    told = session._in_words(error, gateway, str(tmp_path))
+    assert str(told) == "Java ended by signal 9: it says nothing; --memory gives it more"
+    assert "connection refused" in told.__notes__[0]
 
 
 def test_java_that_does_not_start(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from analytics import settings_file
 from analytics.cli import cli
 from analytics.errors import WRONG_USAGE, AnalyticsError
 from analytics.settings import Settings
+from analytics.stop import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "systemd"
@@ -53,6 +55,13 @@ def test_the_service_is_fenced_in() -> None:
     for key in fences - {"RestartPreventExitStatus"}:
         assert service[key] == daemon[key], key
     assert {"MemoryMax", "Nice", "TasksMax"} <= service.keys()
+
+
+def test_stopping_the_service() -> None:
+    """The signal goes to the program and not to Java, which it needs to clean up; in time before all are killed."""
+    service = unit("mediatord-analytics.service")
+    assert (service["KillMode"], service["SuccessExitStatus"]) == (["mixed"], [str(128 + signal.SIGTERM)])
+    assert int(service["TimeoutStopSec"][0]) > 4 * PATIENCE_S
 
 
 def test_the_timer() -> None:

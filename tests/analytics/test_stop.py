@@ -1,0 +1,86 @@
+"""What a signal does: at once where nothing is torn by it, else in order and by another thread."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from threading import Event, current_thread, main_thread
+
+import pytest
+
+from analytics.stop import Stop, Stopped
+
+
+@pytest.fixture
+def stop() -> Iterator[Stop]:
+    """One that takes the signals of this process."""
+    made = Stop()
+    with made.listening():
+        yield made
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_by_itself_a_signal_interrupts(stop: Stop, number: signal.Signals, status: int) -> None:
+    """Once: what is cleaned up then is not interrupted again."""
+    with pytest.raises(Stopped, match=f"^stopped by {number.name}$") as caught:
+        signal.raise_signal(number)
+    assert (stop.came, caught.value.exit_status) == (caught.value, status)
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(Stopped, match=number.name):
+        stop.check()
+
+
+def test_what_asks_java_is_not_interrupted(stop: Stop) -> None:
+    """Another thread halts it; when it has ended, in an error or not, the signal is told."""
+    halted, by, reached, killed = Event(), [], [], Event()
+
+    def halt() -> None:
+        by.append(current_thread())
+        halted.set()
+
+    with pytest.raises(Stopped, match="SIGTERM"), stop.halting(halt, killed.set):
+        signal.raise_signal(signal.SIGTERM)
+        halted.wait()
+        reached.append("the end")
+        raise RuntimeError("the query was cancelled")
+    assert reached and by[0] is not main_thread() and not killed.is_set()
+
+
+def test_an_end_that_does_not_come_is_forced(stop: Stop) -> None:
+    """After some time."""
+    killed = Event()
+    with pytest.raises(Stopped), stop.halting(killed.wait, killed.set, patience_s=0.01):
+        signal.raise_signal(signal.SIGTERM)
+        killed.wait()
+
+
+def test_a_second_signal_forces_the_end(stop: Stop) -> None:
+    """Whoever presses the keys again does not want to wait; the status stays that of the first."""
+    killed = Event()
+    with pytest.raises(Stopped, match="SIGTERM"), stop.halting(killed.wait, killed.set, patience_s=1e6):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        killed.wait()
+
+
+def test_halting_that_hangs_when_all_is_over(stop: Stop) -> None:
+    """It is waited for, and then ended by force."""
+    killed = Event()
+    with pytest.raises(Stopped), stop.halting(killed.wait, killed.set, patience_s=0.01):
+        signal.raise_signal(signal.SIGTERM)
+    assert killed.is_set()
+
+
+def test_without_a_signal(stop: Stop) -> None:
+    """Nothing is halted, errors stay as they are, and the handlers of before come back."""
+    called = Event()
+    with stop.halting(called.set, called.set):
+        pass
+    with pytest.raises(RuntimeError, match="its own"), stop.halting(called.set, called.set):
+        raise RuntimeError("its own")
+    stop.check()
+    assert not called.is_set()
+    before = signal.getsignal(signal.SIGTERM)
+    with Stop().listening():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
