@@ -51,7 +51,7 @@ _LOCAL_DEFAULTS = {
     "spark.ui.enabled": "false",
 }
 
-# Pauses do not matter here, work does: the default collector takes a fifth more of it, and a third more memory.
+# Pauses do not matter here, work does: the default collector took about a fifth more of it, in single runs.
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _COLLECTOR = "-XX:+UseParallelGC"
 # Where there is little to do, Java would spend most of the time on compiling what then runs once: two thirds of it.
