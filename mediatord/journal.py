@@ -14,6 +14,7 @@ from mediatord.eventlog.events import EventLog
 from mediatord.message_journal import Half, MessageJournal, Path
 from mediatord.metrics import Metrics
 from mediatord.stopwatch import Stopwatch, begin_timing
+from mediatord.synthetic import ITSELF
 from mediatord.tags import Tags
 from mediatord.wire import DecentrlWire, Wire, decentrl_wire_for, wire_for
 
@@ -60,6 +61,7 @@ class Journal(MessageJournal):
     that stand in the log are those of the lines before (:meth:`Metrics.totals`).
 
     :param steady: seconds since any time, by a clock that nobody sets.
+    :ivar on_refusal: told of requests that were refused or failed: protocol, situation in words, and code.
     """
 
     def __init__(
@@ -69,10 +71,12 @@ class Journal(MessageJournal):
         metrics: Metrics,
         tags: Tags,
         steady: Callable[[], float] | None = None,
+        is_own: Callable[[str], bool] = lambda did: False,
     ) -> None:
-        super().__init__(clock, events, metrics, tags)
+        super().__init__(clock, events, metrics, tags, is_own)
         self._steady = steady or clock.seconds
         self._since = self._steady()
+        self.on_refusal: Callable[[Half, str, str], None] = lambda protocol, situation, code: None
         self._requests = 0
         self._connections: dict[str, _Connection] = {}
 
@@ -98,11 +102,15 @@ class Journal(MessageJournal):
         :param kind: name of the message type as it is served; what a peer wrote could be anything.
         :param code: what the peer was told, where that is not the code of `fault` in the protocol's table.
         """
+        if told.peer == ITSELF:
+            return
         seconds = self._steady() - told.began
         outcome = "failed" if status >= 500 else "accepted" if fault is None else "rejected"
         self.metrics.request(told.protocol, outcome, seconds)
         if fault is not None:
             self.metrics.rejected(_situation(fault))
+        if fault is not None or outcome == "failed":
+            self.on_refusal(told.protocol, *_reason(told.protocol, fault, code))
         self._events.emit(
             "req.done",
             req=told.request,
@@ -151,7 +159,8 @@ class Journal(MessageJournal):
 
     def granted(self, did: str, half: Half) -> None:
         """A wallet has mediation, or an identity is registered."""
-        self._events.emit("acct.grant", did=self._tags.did(did), proto=half)
+        if not self.is_own(did):
+            self._events.emit("acct.grant", did=self._tags.did(did), proto=half)
 
     def denied(self, did: str, reason: str, half: Half) -> None:
         """A wallet or an identity was refused that; `reason` is one fixed word."""
@@ -159,7 +168,7 @@ class Journal(MessageJournal):
 
     def registered(self, did: str, added: int, removed: int) -> None:
         """An account changed its recipient DIDs."""
-        if added or removed:
+        if (added or removed) and not self.is_own(did):
             self._events.emit(
                 "acct.update",
                 did=self._tags.did(did),
@@ -175,12 +184,16 @@ class Journal(MessageJournal):
 
     def connection_opened(self, name: str, peer: str) -> None:
         """A socket finished its handshake."""
+        if peer == ITSELF:
+            return
         self._connections[name] = _Connection(self._steady())
         self.metrics.active_connections.inc()
         self._events.emit("conn.open", conn=name, transport="ws", peer=self._tags.peer(peer) or None)
 
     def connection_bound(self, protocol: Half, name: str, did: str) -> None:
         """A DID proved itself on a socket for the first time."""
+        if self.is_own(did):
+            return
         connection = self._connections.get(name)
         if connection is not None:
             connection.did = connection.did or did
@@ -206,7 +219,9 @@ class Journal(MessageJournal):
         :param by: who began to close.
         :param traffic: messages in, messages out, bytes in, bytes out.
         """
-        connection = self._connections.pop(name)
+        connection = self._connections.pop(name, None)
+        if connection is None:  # the daemon's own
+            return
         self.metrics.active_connections.dec()
         n_in, n_out, bytes_in, bytes_out = traffic
         self._events.emit(
@@ -230,14 +245,18 @@ class Journal(MessageJournal):
 
     def started(self, version: str) -> None:
         """The daemon takes work."""
+        self.metrics.reloaded(self._clock.seconds(), True)
         self._events.emit("proc.start", version=version, reason="start", dur_ms=self._lap_ms())
 
     def stopped(self, version: str) -> None:
         """The daemon is stopping."""
         self._events.emit("proc.stop", version=version, reason="signal", dur_ms=self._lap_ms())
 
-    def reloaded(self, version: str, reason: Literal["ok", "refused", "restart_needed"], seconds: float) -> None:
-        """The configuration was read again, in so many seconds."""
+    def reloaded(
+        self, version: str, reason: Literal["ok", "refused", "restart_needed"], seconds: float, *, success: bool
+    ) -> None:
+        """The configuration was read again, in so many seconds. :param success: whether all files could be used."""
+        self.metrics.reloaded(self._clock.seconds(), success)
         self._events.emit("proc.reload", version=version, reason=reason, dur_ms=seconds * 1000)
 
     def _lap_ms(self) -> float:
@@ -248,6 +267,13 @@ class Journal(MessageJournal):
 
 def _wire(protocol: Half, fault: MediatorError) -> Wire | DecentrlWire:
     return wire_for(fault) if protocol == "didcomm" else decentrl_wire_for(fault)
+
+
+def _reason(protocol: Half, fault: MediatorError | None, code: str | None) -> tuple[str, str]:
+    """The situation in words, and what the peer was told of it."""
+    if fault is None:
+        return "internal_error", code or ""
+    return _situation(fault), code or _wire(protocol, fault).code
 
 
 def _situation(fault: MediatorError) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Literal, Protocol
 
 from twisted.internet.interfaces import IReactorTime
@@ -48,15 +48,28 @@ class MessageJournal:
     """
     The part of :class:`~mediatord.journal.Journal` that is about messages.
 
+    :param is_own: whether a DID is one of those that the daemon writes to itself with, which is not to be told of.
     :ivar metrics: the counters; who only counts what has no line may use them directly.
     """
 
-    def __init__(self, clock: IReactorTime, events: EventLog, metrics: Metrics, tags: Tags) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        events: EventLog,
+        metrics: Metrics,
+        tags: Tags,
+        is_own: Callable[[str], bool] = lambda did: False,
+    ) -> None:
         self._clock = clock
         self._events = events
         self._tags = tags
         self._attempts: OrderedDict[str, int] = OrderedDict()
         self.metrics = metrics
+        self.is_own = is_own
+
+    def tag(self, did: str) -> str:
+        """What stands for a DID in the log."""
+        return self._tags.did(did)
 
     def accepted(self, request: str, message: Carried, sender: str | None, method: Method, half: Half) -> None:
         """
@@ -65,6 +78,8 @@ class MessageJournal:
         :param request: id of the request that it came with.
         :param method: `live` when a socket took it at once, else `queue`.
         """
+        if self.is_own(message.recipient_did):
+            return
         expires_at = message.expires_at
         self.metrics.forwarded.inc()
         if method == "queue":
@@ -87,6 +102,8 @@ class MessageJournal:
 
         :param sessions: names of the sockets that took it; None where it was asked for without one.
         """
+        if self.is_own(message.recipient_did):
+            return
         attempt = self._attempts.pop(message.id, 0) + 1
         self._attempts[message.id] = attempt
         if len(self._attempts) > _MAX_PUSHED:
@@ -108,6 +125,8 @@ class MessageJournal:
 
     def fell_back(self, id_: str, recipient_did: str, received_at: float) -> None:
         """A push came to nothing: the message waits in the queue after all (UC-021 AF-6)."""
+        if self.is_own(recipient_did):
+            return
         self.metrics.stored.inc()
         self._events.emit(
             "msg.push",
@@ -128,6 +147,8 @@ class MessageJournal:
 
     def acknowledged(self, removed: Removed, path: Path, half: Half) -> None:
         """A message was delivered and is gone."""
+        if self.is_own(removed.recipient_did):
+            return
         self._attempts.pop(removed.id, None)
         self.metrics.delivered.inc()
         self.metrics.latency(path, max(0.0, self._clock.seconds() - removed.received_at))
@@ -142,22 +163,28 @@ class MessageJournal:
 
     def expired(self, removed: Removed) -> None:
         """A message was not fetched in time (UC-021 AF-5)."""
-        self.metrics.expired.inc()
-        self._lost("msg.expire", removed, "ttl")
+        if not self.is_own(removed.recipient_did):
+            self.metrics.expired.inc()
+            self._lost("msg.expire", removed, "ttl")
 
     def evicted(self, removed: Removed) -> None:
         """A message made room for a newer one (UC-021 AF-4)."""
-        self.metrics.evicted.inc()
-        self._lost("msg.evict", removed, removed.reason or "fifo_count")
+        if not self.is_own(removed.recipient_did):
+            self.metrics.evicted.inc()
+            self._lost("msg.evict", removed, removed.reason or "fifo_count")
 
-    def _lost(self, event: str, removed: Removed, reason: str) -> None:
-        """Only messages of the DIDComm half are lost: what the other one keeps waits until it is acknowledged."""
+    def purged(self, removed: Removed, half: Half) -> None:
+        """The operator has removed a message."""
+        self._lost("msg.remove", removed, "purged", half)
+
+    def _lost(self, event: str, removed: Removed, reason: str, half: Half = "didcomm") -> None:
+        """By itself only the DIDComm half loses messages: what the other one keeps waits until it is acknowledged."""
         self._attempts.pop(removed.id, None)
         self._events.emit(
             event,
             msg=self._tags.message(removed.id),
             rcpt=self._tags.did(removed.recipient_did),
-            proto="didcomm",
+            proto=half,
             size=removed.size,
             age_ms=self._age_ms(removed.received_at),
             reason=reason,

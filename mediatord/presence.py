@@ -10,6 +10,8 @@ from twisted.application.service import Service
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 
+from mediatord.synthetic import ITSELF
+
 Reader = TypeVar("Reader")
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=Hashable)
@@ -61,7 +63,8 @@ class _Alone:
 
 class Connections(Service, Generic[Reader]):
     """
-    Every open socket, and for each DID the sockets that want its messages pushed.
+    Every open socket, and for each DID the sockets that want its messages pushed; its length leaves out the daemon's
+    own.
 
     A DID may have several sockets and a socket several DIDs. `Reader` is whatever the protocol half needs to write
     to that DID on that socket.
@@ -86,7 +89,7 @@ class Connections(Service, Generic[Reader]):
         self._draining = False
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._sessions) - self._per_peer.get(ITSELF, 0)
 
     def __contains__(self, session: Session) -> bool:
         return session in self._sessions
@@ -98,7 +101,11 @@ class Connections(Service, Generic[Reader]):
 
     def has_room(self, peer: str) -> bool:
         """Whether one more socket from `peer` is within its limit."""
-        return self._per_peer.get(peer, 0) < self._max_per_peer
+        return peer == ITSELF or self._per_peer.get(peer, 0) < self._max_per_peer
+
+    def limit(self, max_per_peer: int) -> None:
+        """Let one address hold so many from now on; who has more keeps them."""
+        self._max_per_peer = max_per_peer
 
     def on_close(self, callback: Callable[[Session], None]) -> None:
         """Have `callback` told of every socket that is gone."""

@@ -99,6 +99,9 @@ class RoundsTests(HousekeepingTestCase):
         self.assertEqual(event["oldest_ms"], 60_000)
         self.assertEqual(event["bytes"], waiting.total_bytes)
         self.assertGreater(event["rss"], 1_000_000)
+        self.assertEqual(self.house.counter("mediator_messages_waiting"), 2)
+        oldest = self.house.counter("mediator_oldest_message_timestamp_seconds")
+        self.assertEqual(oldest, self.house.clock.seconds() - 60)
 
     def test_gauge_without_the_store(self) -> None:
         """What the process knows by itself is said all the same, and so are the counters."""
@@ -116,6 +119,8 @@ class RoundsTests(HousekeepingTestCase):
         self.assertEqual(self.house.events("gauge")[0]["lag_ms"], 250.0)
         clock.pump([1.0] * 60)
         self.assertEqual(self.house.events("gauge")[1]["lag_ms"], 0.0)
+        self.assertEqual(self.house.counter("mediator_reactor_lag_seconds_count"), 120)
+        self.assertEqual(self.house.counter("mediator_reactor_lag_seconds_sum"), 0.25)
 
     def test_stopping_waits_for_a_round(self) -> None:
         """A round that is under way ends before the store is closed; no other one begins."""

@@ -160,6 +160,52 @@ class Waiting:
     oldest_received_at: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """
+    What waits and came in one span of time.
+
+    :param messages: messages and pending events; at least so many if that is not all.
+    :param bytes: of their payloads; None where finding out would be too much work.
+    :param exact: whether it is all.
+    """
+
+    messages: int
+    bytes: int | None
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LongQueue:
+    """
+    All that waits for a DID, in both halves.
+
+    :param oldest_received_at: of what arrived first; None when it is gone by now.
+    """
+
+    recipient_did: str
+    messages: int
+    bytes: int
+    oldest_received_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """
+    What waits, by age and by queue, whether visible or not.
+
+    :param messages: all messages and pending events; of very many, as in :class:`Waiting`.
+    :param bytes: of their payloads; None where finding out would be too much work.
+    :param cohorts: the youngest first, one for each bound and one for what is older than the last.
+    :param largest: the largest queues, largest first.
+    """
+
+    messages: int
+    bytes: int | None
+    cohorts: tuple[Cohort, ...]
+    largest: tuple[LongQueue, ...]
+
+
 class IMessageStore(Interface):
     """Opaque messages waiting for their recipients, in order of arrival."""
 
@@ -250,4 +296,14 @@ class IMessageStore(Interface):
         """
         All that waits for anybody. Asked every minute: what it costs depends on the number of recipients, and of
         those only up to some, never on that of messages.
+        """
+
+    def backlog(bounds: Sequence[float], top: int) -> Deferred[Backlog]:
+        """
+        What waits by the time that it came, and the `top` largest queues. Only so much of each cohort is counted: the
+        cost depends on the number of recipients, and of those only up to some, not on that of messages.
+
+        :param bounds: times, latest first: of the first cohort came at the first of them or later, of the next at the
+            second or later and before the first, and so on. What is kept on disk is found by its ids, which begin
+            with the time (:func:`~mediatord.ids.new_message_id`).
         """

@@ -78,7 +78,7 @@ def _open_mongodb(
     except ImportError as error:
         if error.name is None or error.name.startswith("mediatord"):
             raise
-        raise ValueError('storage.backend mongodb needs pip install "mediatord[mongo]"') from None
+        raise ValueError('storage.backend mongodb needs pip install "mediatord[mongodb]"') from None
     from mediatord.store.mongo.uri import read_uri
 
     try:

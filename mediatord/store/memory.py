@@ -15,11 +15,13 @@ from mediatord.interfaces import (
     Account,
     Action,
     Arrival,
+    Backlog,
     ClusterRefused,
     Deposit,
     Deposited,
     IClusterStore,
     IStore,
+    LongQueue,
     Payload,
     QueueLimits,
     QueueStatus,
@@ -30,6 +32,7 @@ from mediatord.interfaces import (
     Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
+from mediatord.store.backlog import earliest, together
 from mediatord.store.memory_accounts import Accounts
 from mediatord.store.memory_cluster import ClusterContents, MemoryCluster
 from mediatord.store.memory_decentrl import DecentrlContents, MemoryDecentrl
@@ -68,6 +71,17 @@ class _Contents:
         if holder is None:
             raise RecipientUnknown()
         return holder.mailbox.queue(recipient_did)
+
+    def backlog(self, bounds: Sequence[float], top: int) -> Backlog:
+        """As :meth:`~mediatord.interfaces.IMessageStore.backlog`, of both halves."""
+        halves = self.messages, self.decentrl.pending
+        largest = []
+        for did, number in self.messages.ranking.top(max(top, 0))[0]:
+            (size, at), (other_size, other_at) = [half.queue(did) for half in halves]
+            largest.append(LongQueue(did, number, size + other_size, earliest(at, other_at)))
+        totals = [half.waiting() for half in halves]
+        cohorts = [half.cohorts(bounds) for half in halves]
+        return together(cohorts, [(total.messages, total.bytes) for total in totals], largest)
 
 
 @implementer(IStore)
@@ -190,6 +204,9 @@ class MemoryStore:
         return self._answer(
             lambda contents, now: both(contents.messages.waiting(), contents.decentrl.pending.waiting())
         )
+
+    def backlog(self, bounds: Sequence[float], top: int) -> Deferred[Backlog]:
+        return self._answer(lambda contents, now: contents.backlog(bounds, top))
 
     def account(self, did: str) -> Deferred[Account | None]:
         def account(contents: _Contents, now: float) -> Account | None:

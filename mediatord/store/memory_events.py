@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from mediatord.errors import OverQuota, PublicEventNotFound, TooLarge
-from mediatord.interfaces import Arrival, Removed, Waiting, Window
+from mediatord.interfaces import Arrival, Cohort, Removed, Waiting, Window
 from mediatord.interfaces.decentrl import (
     LARGEST_SLICE,
     Caps,
@@ -19,7 +19,8 @@ from mediatord.interfaces.decentrl import (
     Slice,
     StoredEvent,
 )
-from mediatord.store.memory_messages import first_arrivals
+from mediatord.store.backlog import completed, grouped
+from mediatord.store.memory_messages import LOOKED_AT, first_arrivals
 from mediatord.store.memory_timelines import Label, Search, Shelves
 from mediatord.store.ranking import Ranking
 
@@ -54,6 +55,10 @@ class _Room:
     def users(self) -> int:
         """How many it is kept for."""
         return len(self._usage)
+
+    def size(self, did: str) -> int:
+        """Bytes that are kept for one DID."""
+        return self._usage[did].size if did in self._usage else 0
 
     def check(self, did: str, items: int, size: int) -> None:
         """:raise OverQuota: so much more would be too much. What is less than before is never too much."""
@@ -94,6 +99,17 @@ class Pending:
         return Waiting(
             self._room.total.items, self._room.total.size, self._room.users, oldest.received_at if oldest else None
         )
+
+    def cohorts(self, bounds: Sequence[float]) -> list[Cohort]:
+        """All of them by the time that they came."""
+        found = ((event.received_at, _size(event.payload)) for event in self._shelves.newest())
+        total = self._room.total
+        return completed(grouped(found, bounds, LOOKED_AT), total.items, total.size)
+
+    def queue(self, did: str) -> tuple[int, float | None]:
+        """Bytes that wait for a DID, and since when."""
+        oldest = self._shelves.of(did).find(Search(), Slice(0, 1)).items
+        return self._room.size(did), oldest[0].received_at if oldest else None
 
     def find(self, recipient: str, sender: str | None, part: Slice) -> Found[PendingEvent]:
         search = Search() if sender is None else Search(([("sender", sender)],))

@@ -9,6 +9,7 @@ from itertools import accumulate, count
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import (
     Arrival,
+    Cohort,
     Deposited,
     Payload,
     QueueLimits,
@@ -19,9 +20,13 @@ from mediatord.interfaces import (
     Window,
 )
 from mediatord.interfaces.decentrl import LARGEST_SLICE
+from mediatord.store.backlog import completed, earliest, grouped
 from mediatord.store.deadlines import Deadlines
-from mediatord.store.memory_queues import Entry, Lane, Mailbox, Queue
+from mediatord.store.memory_queues import Entry, Lane, Mailbox, Occupied, Queue
 from mediatord.store.ranking import Ranking
+
+# Messages, and events, that are looked at to tell how old what waits is: it is done in the reactor's thread.
+LOOKED_AT = 20_000
 
 
 class Messages:
@@ -36,7 +41,7 @@ class Messages:
         self._due: Deadlines[int] = Deadlines()
         self._turning: Deadlines[int] = Deadlines()  # when an entry is next shown or hidden
         self._delivered: dict[str, dict[int, None]] = {}
-        self._queues = 0
+        self._occupied = Occupied()
         self._size = 0
         self.ranking = Ranking()
 
@@ -68,7 +73,18 @@ class Messages:
     def waiting(self) -> Waiting:
         """All of them."""
         oldest = next(iter(self._entries.values()), None)
-        return Waiting(len(self._entries), self._size, self._queues, oldest.received_at if oldest else None)
+        return Waiting(len(self._entries), self._size, len(self._occupied), oldest.received_at if oldest else None)
+
+    def cohorts(self, bounds: Sequence[float]) -> list[Cohort]:
+        """All of them by the time that they came."""
+        found = ((entry.received_at, entry.size) for entry in reversed(self._entries.values()))
+        return completed(grouped(found, bounds, LOOKED_AT), len(self._entries), self._size)
+
+    def queue(self, did: str) -> tuple[int, float | None]:
+        """Bytes that wait for a DID, whoever has it or had it, and since when."""
+        lanes = [queue.lane for queue in self._occupied.of(did)]
+        times = [next(iter(lane.entries.values())).received_at for lane in lanes]
+        return sum([lane.size for lane in lanes]), earliest(*times)
 
     def fetch(self, lane: Lane, *, limit: int, max_bytes: int) -> list[StoredMessage]:
         """The oldest that are shown and fit, but at least one."""
@@ -189,7 +205,7 @@ class Messages:
         self._entries[seq] = entry
         self._seqs[entry.payload.id] = seq
         self._size += entry.size
-        self._queues += not entry.queue.lane.entries
+        self._occupied.add(entry.queue)
         for lane in entry.lanes():
             lane.add(entry)
         digest = sha256(entry.payload.data).hexdigest()
@@ -231,7 +247,7 @@ class Messages:
             del mailbox.digests[digest]
         self._size -= entry.size
         if not entry.queue.lane.entries:
-            self._queues -= 1
+            self._occupied.discard(entry.queue)
             mailbox.queues.pop(entry.queue.did, None)
         self.ranking.change(entry.queue.did, -1)
         for deadlines in (self._expiry, self._due, self._turning):

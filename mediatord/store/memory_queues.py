@@ -115,3 +115,32 @@ class Queue:
     mailbox: Mailbox
     did: str
     lane: Lane = field(default_factory=Lane)
+
+
+class Occupied:
+    """Queues that are not empty, by DID: one that has changed hands may have several."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, dict[Queue, None]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, queue: Queue) -> None:
+        """It is not empty."""
+        of_did = self._queues.setdefault(queue.did, {})
+        self._count += queue not in of_did
+        of_did[queue] = None
+
+    def discard(self, queue: Queue) -> None:
+        """It is empty."""
+        of_did = self._queues[queue.did]
+        del of_did[queue]
+        self._count -= 1
+        if not of_did:
+            del self._queues[queue.did]
+
+    def of(self, did: str) -> list[Queue]:
+        """All of a DID."""
+        return list(self._queues.get(did, ()))

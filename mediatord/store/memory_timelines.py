@@ -172,6 +172,10 @@ class Shelves(Generic[Item]):
         owner, place = next(iter(self._places.values()), (None, None))
         return None if owner is None or place is None else self._timelines[owner][place]
 
+    def newest(self) -> Iterator[Item]:
+        """All that is there, what arrived last first."""
+        return (self._timelines[owner][place] for owner, place in reversed(self._places.values()))
+
     def find_all(self, ids: Iterable[str]) -> list[Item]:
         """What is there with these ids, whoever owns it, in order of arrival."""
         known = [self._places[id] for id in dict.fromkeys(ids) if id in self._places]

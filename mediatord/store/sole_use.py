@@ -7,6 +7,10 @@ import os
 from pathlib import Path
 
 
+class InUse(ValueError):
+    """Another process has it; the text is for the operator."""
+
+
 class SoleUse:
     """
     A lock on a file beside the database, which the system lets go of when this process ends, however it does.
@@ -24,7 +28,8 @@ class SoleUse:
         """
         Lock it.
 
-        :raise ValueError: another process has, or the file cannot be made; the text is for the operator.
+        :raise InUse: another process has.
+        :raise ValueError: the file cannot be made; the text is for the operator.
         """
         descriptor = None
         try:
@@ -33,8 +38,9 @@ class SoleUse:
         except OSError as error:
             if descriptor is not None:
                 os.close(descriptor)
-            reason = "another daemon does" if isinstance(error, BlockingIOError) else error.strerror
-            raise ValueError(f"cannot use the database {self._path}: {reason}") from None
+            if isinstance(error, BlockingIOError):
+                raise InUse(f"cannot use the database {self._path}: another daemon does") from None
+            raise ValueError(f"cannot use the database {self._path}: {error.strerror}") from None
         self._descriptor = descriptor
 
     def release(self) -> None:

@@ -79,14 +79,14 @@ class Saving:
             if room.items and owner not in parties:
                 room.party = enter_party(connection, owner)
         arrivals = [
-            _Arrival(event, rooms[one.owner].party.id, event.sender_did == one.owner)
+            NewEvent(event, rooms[one.owner].party.id, event.sender_did == one.owner)
             for one, outcome in zip(savings, outcomes, strict=True)
             if outcome.error is None
             for event in one.events
         ]
-        _insert(connection, arrivals)
+        insert_arrivals(connection, arrivals)
         counted = [(room.party.id, room.items, room.size) for room in rooms.values() if room.items]
-        insert_rows(connection, _COUNT, counted, _COUNTED)
+        count_arrivals(connection, counted)
         return outcomes
 
 
@@ -139,7 +139,7 @@ def _read(connection: Connection, seqs: Sequence[int]) -> list[StoredEvent]:
     return found
 
 
-class _Arrival(NamedTuple):
+class NewEvent(NamedTuple):
     """An event on its way into the tables."""
 
     event: StoredEvent
@@ -173,7 +173,8 @@ class _Arrival(NamedTuple):
         )
 
 
-def _insert(connection: Connection, arrivals: Collection[_Arrival]) -> None:
+def insert_arrivals(connection: Connection, arrivals: Collection[NewEvent]) -> None:
+    """Without counting them for their owners."""
     if not arrivals:
         return
     labels = [one.labels() for one in arrivals]
@@ -184,3 +185,8 @@ def _insert(connection: Connection, arrivals: Collection[_Arrival]) -> None:
     insert_entries(
         connection, [Entry(ids[label], one.event.timestamp, seq) for seq, one, some in placed for label in some]
     )
+
+
+def count_arrivals(connection: Connection, counted: Sequence[tuple[int, int, int]]) -> None:
+    """So many more events and bytes, by the number of their owner."""
+    insert_rows(connection, _COUNT, counted, _COUNTED)

@@ -17,6 +17,7 @@ from mediatord.interfaces import (
     Account,
     Action,
     Arrival,
+    Backlog,
     Deposit,
     Deposited,
     IClusterStore,
@@ -34,6 +35,7 @@ from mediatord.interfaces.decentrl import Caps, IDecentrlStore
 from mediatord.store import (
     sql_accounts,
     sql_arrivals,
+    sql_backlog,
     sql_contracts,
     sql_deposits,
     sql_messages,
@@ -174,6 +176,10 @@ class SQLiteStore:
 
     def waiting(self) -> Deferred[Waiting]:
         return self._file.survey("waiting", sql_queues.waiting)
+
+    def backlog(self, bounds: Sequence[float], top: int) -> Deferred[Backlog]:
+        times = tuple(bounds)
+        return self._file.survey("backlog", lambda c: sql_backlog.backlog(c, times, top))
 
     def account(self, did: str) -> Deferred[Account | None]:
         return self._read("account", lambda c: sql_accounts.account(c, did))

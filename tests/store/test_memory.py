@@ -58,6 +58,9 @@ class MemoryDecentrlRequestTests(MakesMemory, contract.DecentrlRequestContract, 
 class MemoryDecentrlDeliveryTests(MakesMemory, contract.DecentrlDeliveryContract, TestCase): ...
 
 
+class MemoryBacklogTests(MakesMemory, contract.BacklogContract, TestCase): ...
+
+
 class MemoryDecentrlPendingTests(MakesMemory, contract.DecentrlPendingContract, TestCase): ...
 
 

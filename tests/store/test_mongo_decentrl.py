@@ -45,6 +45,9 @@ class MongoDecentrlRequestTests(MakesMongo, contract.DecentrlRequestContract, Te
 class MongoDecentrlDeliveryTests(MakesMongo, contract.DecentrlDeliveryContract, TestCase): ...
 
 
+class MongoBacklogTests(MakesMongo, contract.BacklogContract, TestCase): ...
+
+
 class MongoDecentrlPendingTests(MakesMongo, contract.DecentrlPendingContract, TestCase): ...
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
 
-from mediatord.interfaces import Deposit, Window
-from mediatord.store.mongo import marks, sizes
+from mediatord.ids import new_message_id
+from mediatord.interfaces import Cohort, Deposit, Window
+from mediatord.store.mongo import backlog, marks, sizes
 from tests.store.builders import ALICE, HOUR, NOON, PromptClock, a_payload
 from tests.store.mongo import MongoCase, begin
 
@@ -210,6 +211,26 @@ class PlanTests(MongoCase):
         self.assertEqual((unknown.bytes, unknown.recipients), (None, None))
         self.assertEqual(unknown.oldest_received_at, known.oldest_received_at)
         await self.look(6 + 9 + 4, 2, waiting=lambda: self.store.waiting())
+
+    async def test_backlog(self) -> None:
+        """Of each age so many keys are counted, and of few messages the bytes; of each queue the first is read."""
+        self.patch(sizes, "_COUNTED", 9)
+        self.patch(backlog, "_COUNTED", 9)
+        self.patch(backlog, "_WEIGHED", 5)
+        aged = tuple(a_payload(new_message_id(NOON - 10)) for _ in "ab")
+        await self.store.deposit(mine(0), aged, expires_at=NOON + HOUR)
+        size = sum(len(payload.data) for payload in aged)
+        bounds = [NOON, NOON - 5]
+        # All that was there before has ids that come after those of any time.
+        before = self.counted_by_the_server()
+        cohorts = (await self.store.backlog(bounds, 0)).cohorts
+        self.assertEqual(cohorts[1:], (Cohort(0, 0), Cohort(2, size)))
+        self.assertIsNone(cohorts[0].bytes)
+        self.assertIn(cohorts[0].messages + 2, (before, self.counted_by_the_server()))
+        ages = 2 * (9 + 3) + 2 * 3
+        await self.look(ages, 2, by_age=lambda: self.store.backlog(bounds, 0))
+        queues = 2 * (OTHERS + 1)
+        await self.look(ages + queues + 4 + 3 * 3, 2 + queues + 4 + 3, all=lambda: self.store.backlog(bounds, 3))
 
     def counted_by_the_server(self) -> int:
         """How many messages and events the server says there are; not for certain, if it has undone anything."""

@@ -59,6 +59,9 @@ class SQLiteDecentrlRequestTests(MakesSQLite, contract.DecentrlRequestContract, 
 class SQLiteDecentrlDeliveryTests(MakesSQLite, contract.DecentrlDeliveryContract, TestCase): ...
 
 
+class SQLiteBacklogTests(MakesSQLite, contract.BacklogContract, TestCase): ...
+
+
 class SQLiteDecentrlPendingTests(MakesSQLite, contract.DecentrlPendingContract, TestCase): ...
 
 

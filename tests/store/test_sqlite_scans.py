@@ -14,6 +14,7 @@ from mediatord.store import (
     sql_accounts,
     sql_allowances,
     sql_arrivals,
+    sql_backlog,
     sql_cluster,
     sql_messages,
     sql_nonces,
@@ -49,6 +50,8 @@ class PlanTests(SynchronousTestCase):
             "SCAN longest",
             "SCAN c",
             "SCAN recipient USING INDEX recipient_left_over",
+            # as many messages of one age as are counted
+            "SCAN (subquery-1)",
             # in order, up to a limit
             "SCAN nonce",
             "SCAN allowance",
@@ -65,6 +68,7 @@ class PlanTests(SynchronousTestCase):
             "SCAN CONSTANT ROW",
         }
         self.assertEqual(scans - allowed, set())
+        self.assertIn("SEARCH message USING COVERING INDEX sqlite_autoindex_message_1 (id>? AND id<?)", plans)
         self.assertIn("SEARCH m USING INDEX message_of_account (account_id=?)", plans)
         # What came lately, or was handed out lately; everything else may wait as long as it likes.
         self.assertIn("SEARCH m USING INDEX message_of_account (account_id=? AND seq>?)", plans)
@@ -91,6 +95,7 @@ class PlanTests(SynchronousTestCase):
         sql_queues.take_due(connection, NOON + 10, 9)
         sql_queues.queue_sizes(connection, 9)
         sql_queues.waiting(connection)
+        sql_backlog.backlog(connection, [NOON, NOON - 5], 9)
         sql_messages.acknowledge(connection, ALICE, ["b", sha256(b"x").hexdigest()])
         sql_messages.expire(connection, NOON + 60, 9)
         sql_accounts.move(connection, ALICE, BOB)

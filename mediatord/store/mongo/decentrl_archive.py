@@ -46,37 +46,44 @@ class Saving:
     async def decide(self, scene: Scene) -> Change[None]:
         """:raise OverQuota: they would be too much."""
         party = scene.party
-        documents = [self._document(event, party.key) for event in self.events]
+        documents = [document_of(event, party.key, processed=event.sender_did == self.did) for event in self.events]
         size = sum([document["size"] + document["tags_size"] for document in documents])
         if not party.has_room(self.caps, len(documents), size):
             raise OverQuota()
-        payloads = [
-            {
-                "_id": event.id,
-                "sender_did": event.sender_did,
-                "recipient_did": event.recipient_did,
-                "contract_id": event.contract_id,
-                "payload": event.payload,
-            }
-            for event in self.events
-        ]
+        payloads = [payload_of(event) for event in self.events]
         return Change([*exchanging(STORED, party, come=documents), *inserting(STORED.payloads, payloads)], None)
 
-    def _document(self, event: StoredEvent, key: bytes) -> Document:
-        processed = event.sender_did == self.did
-        return {
-            "_id": event.id,
-            "party": key,
-            "labels": [
-                *_labels(event, key),
-                *([] if processed else _labels(event, key, unprocessed=True)),
-            ],
-            "at": float(event.timestamp),
-            "tags": list(event.tags),
-            "tags_size": size_of(*event.tags),
-            "size": size_of(event.payload),
-            "seq": Timestamp(0, 0),
-        }
+
+def document_of(event: StoredEvent, key: bytes, *, processed: bool) -> Document:
+    """
+    An event without what is long in it, which :func:`payload_of` has.
+
+    :param key: of its owner.
+    """
+    return {
+        "_id": event.id,
+        "party": key,
+        "labels": [
+            *_labels(event, key),
+            *([] if processed else _labels(event, key, unprocessed=True)),
+        ],
+        "at": float(event.timestamp),
+        "tags": list(event.tags),
+        "tags_size": size_of(*event.tags),
+        "size": size_of(event.payload),
+        "seq": Timestamp(0, 0),
+    }
+
+
+def payload_of(event: StoredEvent) -> Document:
+    """What is long in an event, and what nobody looks for."""
+    return {
+        "_id": event.id,
+        "sender_did": event.sender_did,
+        "recipient_did": event.recipient_did,
+        "contract_id": event.contract_id,
+        "payload": event.payload,
+    }
 
 
 def _labels(event: StoredEvent, key: bytes, *, unprocessed: bool = False) -> list[bytes]:

@@ -43,27 +43,40 @@ class Publishing:
     async def decide(self, scene: Scene) -> Change[None]:
         """:raise OverQuota: it would be one too many."""
         event, party = self.event, scene.party
-        size, tags_size = size_of(event.event), size_of(*event.tags)
-        if not party.has_room(self.caps, 1, size + tags_size):
+        document = document_of(event, party.key)
+        if not party.has_room(self.caps, 1, document["size"] + document["tags_size"]):
             raise OverQuota()
-        channel = [] if event.channel_id is None else [label_of(party.key, Kind.CHANNEL, event.channel_id)]
-        document = {
-            "_id": event.id,
-            "party": party.key,
-            "labels": [label_of(party.key, Kind.ALL), *channel, *group_of(party.key, Kind.TAG, *event.tags)],
-            "at": float(event.timestamp),
-            "tags": list(event.tags),
-            "tags_size": tags_size,
-            "size": size,
-            "seq": Timestamp(0, 0),
-        }
-        payload = {
-            "_id": event.id,
-            "event": event.event,
-            "signature": event.event_signature,
-            "channel": event.channel_id,
-        }
+        payload = payload_of(event)
         return Change([*exchanging(PUBLIC, party, come=[document]), *inserting(PUBLIC.payloads, [payload])], None)
+
+
+def document_of(event: PublicEvent, key: bytes) -> Document:
+    """
+    An event without what is long in it, which :func:`payload_of` has.
+
+    :param key: of its publisher.
+    """
+    channel = [] if event.channel_id is None else [label_of(key, Kind.CHANNEL, event.channel_id)]
+    return {
+        "_id": event.id,
+        "party": key,
+        "labels": [label_of(key, Kind.ALL), *channel, *group_of(key, Kind.TAG, *event.tags)],
+        "at": float(event.timestamp),
+        "tags": list(event.tags),
+        "tags_size": size_of(*event.tags),
+        "size": size_of(event.event),
+        "seq": Timestamp(0, 0),
+    }
+
+
+def payload_of(event: PublicEvent) -> Document:
+    """What is long in an event, and what nobody looks for."""
+    return {
+        "_id": event.id,
+        "event": event.event,
+        "signature": event.event_signature,
+        "channel": event.channel_id,
+    }
 
 
 @dataclass(frozen=True, slots=True)

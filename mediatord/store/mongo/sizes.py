@@ -15,7 +15,7 @@ from mediatord.store.mongo.server import Server
 from mediatord.store.waiting import both
 
 # Seconds that it may take, as nobody's mail depends on it.
-_PATIENCE = 1.5
+PATIENCE = 1.5
 # Documents of a collection that are counted one by one.
 _COUNTED = 20_000
 # Queues of a half that are looked at, and of the longest of them those that may be parts of one, beside those asked
@@ -41,12 +41,12 @@ async def queue_sizes(server: Server, top: int) -> tuple[list[tuple[str, int]], 
     async def look(operations: Operations, deadline: float) -> tuple[list[tuple[str, int]], int]:
         total = 0
         for collection in (MESSAGES, PENDING.name):
-            total += await _number(operations, collection, deadline)
+            total += await number_of(operations, collection, deadline)
         found = await operations.query(_largest(top), deadline) if top > 0 else []
         sizes = [(one["_id"], one["number"]) for one in found]
         return sizes, max(total - sum(number for _, number in sizes), 0)
 
-    return await server.operate("queue_sizes", look, until=server.clock.seconds() + _PATIENCE)
+    return await server.operate("queue_sizes", look, until=server.clock.seconds() + PATIENCE)
 
 
 async def waiting(server: Server) -> Waiting:
@@ -63,11 +63,11 @@ async def waiting(server: Server) -> Waiting:
         except (Unreachable, Refused):
             return known
 
-    return await server.operate("waiting", look, until=server.clock.seconds() + _PATIENCE)
+    return await server.operate("waiting", look, until=server.clock.seconds() + PATIENCE)
 
 
 async def _waiting(operations: Operations, collection: str, deadline: float) -> Waiting:
-    number = await _number(operations, collection, deadline)
+    number = await number_of(operations, collection, deadline)
     first = finding(collection, {}, sort={"_id": 1}, limit=1, projection={"received_at": 1}, hint="_id_")
     oldest = await operations.query(first, deadline, prompt=True)
     return Waiting(number, None, None, oldest[0]["received_at"] if oldest else None)
@@ -90,7 +90,7 @@ async def _added_up(operations: Operations, known: Waiting, deadline: float) -> 
     return replace(known, bytes=size, recipients=queues)
 
 
-async def _number(operations: Operations, collection: str, deadline: float) -> int:
+async def number_of(operations: Operations, collection: str, deadline: float) -> int:
     """How many documents there are."""
     first = aggregating(collection, [{"$limit": _COUNTED}, {"$count": "n"}], hint="_id_")
     counted = await operations.query(first, deadline, prompt=True)
@@ -106,8 +106,8 @@ def _largest(top: int) -> Request:
     return aggregating(
         RECIPIENTS,
         [
-            *_counted("messages", top),
-            {"$unionWith": {"coll": PARTIES, "pipeline": _counted("pending", top)}},
+            *longest("messages", top),
+            {"$unionWith": {"coll": PARTIES, "pipeline": longest("pending", top)}},
             {"$group": {"_id": "$did", "number": {"$sum": "$number"}}},
             {"$sort": {"number": -1, "_id": 1}},
             {"$limit": top},
@@ -115,12 +115,16 @@ def _largest(top: int) -> Request:
     )
 
 
-def _counted(counter: str, top: int) -> list[Document]:
-    """The largest of those that something waits for, with how much that is."""
+def longest(counter: str, top: int, more: Document | None = None) -> list[Document]:
+    """
+    The largest of those that something waits for, with how much that is, as stages of a pipeline.
+
+    :param more: what else is to be told of each, as a projection.
+    """
     return [
         {"$match": {"waited_for": {"$exists": True}}},
         {"$limit": _LOOKED_AT},
-        {"$project": {"_id": 0, "did": 1, "number": f"${counter}"}},
+        {"$project": {"_id": 0, "did": 1, "number": f"${counter}", **(more or {})}},
         {"$sort": {"number": -1}},
         {"$limit": top + _PARTS},
     ]

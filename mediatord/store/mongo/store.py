@@ -15,6 +15,7 @@ from mediatord.interfaces import (
     Account,
     Action,
     Arrival,
+    Backlog,
     Deposit,
     Deposited,
     IClusterStore,
@@ -30,7 +31,7 @@ from mediatord.interfaces import (
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
 from mediatord.store.batches import Bounds
-from mediatord.store.mongo import accounts, cluster_schema, decentrl_schema, queues, sizes
+from mediatord.store.mongo import accounts, backlog, cluster_schema, decentrl_schema, queues, sizes
 from mediatord.store.mongo.aftermath import Aftermath, Tell
 from mediatord.store.mongo.clocks import Clocks
 from mediatord.store.mongo.cluster import MongoCluster
@@ -209,6 +210,9 @@ class MongoStore:
 
     def waiting(self) -> Deferred[Waiting]:
         return begin(sizes.waiting(self._server))
+
+    def backlog(self, bounds: Sequence[float], top: int) -> Deferred[Backlog]:
+        return begin(backlog.backlog(self._server, tuple(bounds), top))
 
     def account(self, did: str) -> Deferred[Account | None]:
         return begin(accounts.account(self._server, did))

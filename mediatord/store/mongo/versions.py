@@ -17,6 +17,8 @@ from mediatord.store.mongo.requests import updating
 _log = Logger(namespace="mediatord.store")
 
 _SCHEMA = "schema"
+# There while an import into the database is under way, or was interrupted.
+IMPORTING = "importing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +27,22 @@ class Version:
     :param number: 1 if nothing is recorded.
     :param heading_for: the version that somebody has begun to bring it to, or the number.
     :param readable_from: the oldest version that can use it, and will be able to.
+    :param importing: whether an import into it has begun and is not finished.
     """
 
     number: int = 1
     heading_for: int = 1
     readable_from: int = 1
     recorded: bool = False
+    importing: bool = False
 
     def check(self, ours: int) -> None:
-        """:raise StoreRefused: a mediatord of our version must not use it."""
+        """:raise StoreRefused: a mediatord of our version must not use it, or nobody yet."""
+        if self.importing:
+            raise StoreRefused(
+                "cannot use the MongoDB database: an import into it is not finished: "
+                "run it again, or drop the database"
+            )
         if self.readable_from > ours:
             raise StoreRefused(
                 f"cannot use the MongoDB database: its schema is version {self.heading_for}, "
@@ -48,7 +57,7 @@ async def read_version(operations: Operations, deadline: float) -> Version:
     if not found:
         return Version()
     number, ahead = found[0]["version"], found[0].get("upgrading_to", 0)
-    return Version(number, max(number, ahead), found[0]["readable_from"], recorded=True)
+    return Version(number, max(number, ahead), found[0]["readable_from"], True, IMPORTING in found[0])
 
 
 async def announce_version(operations: Operations, version: Version, deadline: float) -> None:

@@ -8,6 +8,7 @@ A backend's test cases are `class XTests(MakesX, DepositContract, TestCase)` and
 from tests.store.contract.accounts import AccountContract
 from tests.store.contract.allowances import AllowanceContract
 from tests.store.contract.arrivals import ArrivalContract
+from tests.store.contract.backlog import BacklogContract
 from tests.store.contract.cluster import ClusterContract, ClusterIdentityContract, ClusterTurnContract
 from tests.store.contract.cluster_presence import ClusterDeliveryContract, ClusterPresenceContract
 from tests.store.contract.decentrl_archive import DecentrlArchiveCapContract, DecentrlTagContract
@@ -29,6 +30,7 @@ __all__ = [
     "AccountContract",
     "AllowanceContract",
     "ArrivalContract",
+    "BacklogContract",
     "ClusterContract",
     "ClusterDeliveryContract",
     "ClusterIdentityContract",

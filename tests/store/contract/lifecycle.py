@@ -46,6 +46,7 @@ class LifecycleContract(StoreContract):
             store.next_due(),
             store.take_due(1),
             store.queue_sizes(1),
+            store.backlog([NOON], 1),
             store.account(ALICE),
             store.grant(ALICE),
             store.mark_draft03(ALICE),

@@ -1,0 +1,88 @@
+"""What waits by age and by queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mediatord.ids import new_message_id
+from mediatord.interfaces import Backlog, Cohort, LongQueue, QueueLimits
+from mediatord.interfaces.decentrl import Caps
+from tests.store.builders import ALICE, BOB, NOON
+from tests.store.contract.base import INBOX, OTHER
+from tests.store.contract.decentrl_base import DecentrlContract
+
+NOTHING = Cohort(0, 0)
+
+
+class BacklogContract(DecentrlContract):
+    """Promises about what an operator sees of the queues."""
+
+    limits = QueueLimits(max_messages=50, max_bytes=100_000)
+    caps = Caps(pending=50)
+
+    async def arrive(self, *sizes: int, to: str = INBOX) -> list[str]:
+        """Messages of so many bytes, with the ids that the daemon would give them."""
+        ids = [new_message_id(self.clock.seconds()) for _ in sizes]
+        for id, size in zip(ids, sizes, strict=True):
+            await self.put(id, to=to, data=b"x" * size)
+        return ids
+
+    async def cohorts(self, *ages: float) -> Sequence[Cohort]:
+        """Of what is younger than each of these, and of the rest."""
+        now = self.clock.seconds()
+        backlog: Backlog = await self.store.backlog([now - age for age in ages], 0)
+        return backlog.cohorts
+
+    async def test_nothing(self) -> None:
+        """An empty store has empty cohorts, and no queues."""
+        self.assertEqual(await self.store.backlog([NOON, NOON - 5], 3), Backlog(0, 0, (NOTHING,) * 3, ()))
+        self.assertEqual(await self.store.backlog([], 0), Backlog(0, 0, (NOTHING,), ()))
+
+    async def test_ages(self) -> None:
+        """Each bound is the first moment of its cohort; what is delayed or has expired counts until it is gone."""
+        await self.arrive(1, 2)
+        self.clock.advance(10)
+        (acknowledged, _) = await self.arrive(100, 4)
+        self.clock.advance(10)
+        await self.put(new_message_id(self.clock.seconds()), data=b"x" * 8, delay=60, ttl=5)
+        self.assertEqual(await self.cohorts(), (Cohort(5, 115),))
+        self.assertEqual(await self.cohorts(5, 15), (Cohort(1, 8), Cohort(2, 104), Cohort(2, 3)))
+        self.assertEqual(await self.cohorts(10, 20), (Cohort(3, 112), Cohort(2, 3), NOTHING))
+        self.assertEqual(await self.cohorts(0, 9.9), (Cohort(1, 8), NOTHING, Cohort(4, 107)))
+        await self.store.acknowledge(ALICE, [acknowledged])
+        self.clock.advance(1000)
+        self.assertEqual(await self.cohorts(60, 1015), (NOTHING, Cohort(2, 12), Cohort(2, 3)))
+
+    async def test_events(self) -> None:
+        """Events count with the messages."""
+        await self.agree("contract")
+        await self.arrive(5)
+        self.clock.advance(10)
+        await self.send(new_message_id(self.clock.seconds()), payload="é")
+        self.assertEqual(await self.cohorts(5), (Cohort(1, 2), Cohort(1, 5)))
+
+    async def test_largest(self) -> None:
+        """The largest queues come first, with their bytes and since when something waits."""
+        await self.register(BOB, OTHER)
+        await self.agree("contract")
+        await self.arrive(5)
+        self.clock.advance(10)
+        await self.arrive(1, 2, 3, to=OTHER)
+        await self.send(*[new_message_id(self.clock.seconds()) for _ in "ab"], payload="xy")
+        other, alice = LongQueue(OTHER, 3, 6, NOON + 10), LongQueue(ALICE, 2, 4, NOON + 10)
+        for top in (1, 2, 3, 9):
+            backlog = await self.store.backlog([], top)
+            self.assertEqual(backlog.largest, (other, alice, LongQueue(INBOX, 1, 5, NOON))[:top])
+            self.assertEqual((backlog.messages, backlog.bytes), (6, 15))
+
+    async def test_queue_of_both_halves(self) -> None:
+        """What waits for a DID as messages and as events is one queue, also when it has changed hands."""
+        await self.agree("contract")
+        await self.register(BOB, ALICE)
+        await self.arrive(1, to=ALICE)
+        await self.change(BOB, (ALICE, "remove"))
+        await self.register(ALICE, ALICE)
+        self.clock.advance(10)
+        await self.arrive(2, to=ALICE)
+        await self.send(new_message_id(self.clock.seconds()), payload="four")
+        self.assertEqual((await self.store.backlog([], 1)).largest, (LongQueue(ALICE, 3, 7, NOON),))
