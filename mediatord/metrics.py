@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _REQUEST_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _STORE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+_LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # From a wallet that holds a socket to one that comes back when its message is about to expire.
 _LATENCY_BUCKETS = (
     (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -41,6 +42,7 @@ class Metrics:
     :ivar evicted: +1 for every payload dropped to make room.
     :ivar active_connections: open sockets.
     :ivar storage_is_up: whether the store answered when last asked.
+    :ivar ready_now: whether messages get through; None while nobody wants to know, and then there is no such series.
     """
 
     def __init__(
@@ -76,6 +78,13 @@ class Metrics:
             cache(latency.labels),
             cache(store.labels),
         )
+        self._reload = _gauge(registry, "config_last_reload_success", "Whether all of the last reload was taken")
+        self._reloaded_at = _gauge(
+            registry, "config_last_reload_success_timestamp_seconds", "When a reload, or the start, was taken last"
+        )
+        self._expiry = _gauge(
+            registry, "certificate_expiry_timestamp_seconds", "When the certificate of a listener ends", "listener"
+        )
         self._cluster_nodes = _gauge(registry, "cluster_nodes", "Live nodes, this one among them")
         self._stale_presence = _counter(registry, "cluster_stale_presence", "Sockets that are not where they were")
         self._hints = _histogram(
@@ -84,6 +93,15 @@ class Metrics:
         pushes = _counter(registry, "cluster_pushes", "What other nodes were to push, by outcome", "outcome")
         refused = _counter(registry, "cluster_refused", "Node-to-node requests refused, by reason", "reason")
         self._pushes, self._refused = cache(pushes.labels), cache(refused.labels)
+        self._waiting: int | None = None
+        self._oldest: float | None = None
+        self._lag = _histogram(registry, "reactor_lag", "How late the reactor was, every second", _LAG_BUCKETS)
+        ProcessCollector(registry=registry)
+        self.ready_now: Callable[[], bool | None] = lambda: None
+        registry.register(self)
+        self._cycle = _histogram(registry, "ready_cycle_duration", "Readiness cycles that succeeded", _STORE_BUCKETS)
+        failures = _counter(registry, "ready_failures", "Readiness cycles that did not, by stage", "stage")
+        self._failures = cache(failures.labels)
         Info("mediator_build", "The version that is running", registry=registry).info({"version": version})
 
     def request(self, protocol: str, outcome: str, seconds: float) -> None:
@@ -144,6 +162,16 @@ class Metrics:
         """A node-to-node request was refused: it was `malformed`, or because of its `seal`, `time` or `replay`."""
         self._refused(reason).inc()
 
+    def reloaded(self, now: float, success: bool) -> None:
+        """The configuration was read, at the start or later. :param success: whether all of it could be used."""
+        self._reload.set(success)
+        if success:
+            self._reloaded_at.set(now)
+
+    def certificate(self, listener: str, expiry: float) -> None:
+        """A listener has a certificate. :param expiry: when it ends, Unix seconds."""
+        self._expiry.labels(listener).set(expiry)
+
     def cluster_nodes(self, live: int) -> None:
         """So many nodes are live."""
         self._cluster_nodes.set(live)
@@ -152,6 +180,34 @@ class Metrics:
         """Whether the store answered when last asked."""
         self.storage_is_up = up
         self._storage_up.set(up)
+
+    def lag(self, seconds: float) -> None:
+        """The reactor did so late what it was to do."""
+        self._lag.observe(seconds)
+
+    def waiting(self, messages: int, oldest: float | None) -> None:
+        """So much waits for anybody. :param oldest: when the first of it came, Unix seconds; None if nothing does."""
+        self._waiting, self._oldest = messages, oldest
+
+    def cycle_took(self, seconds: float) -> None:
+        """A readiness cycle got through."""
+        self._cycle.observe(seconds)
+
+    def cycle_failed(self, stage: str) -> None:
+        """A readiness cycle did not get through. :param stage: where it ended."""
+        self._failures(stage).inc()
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the registry, for what is known only when it is asked for."""
+        ready = self.ready_now()
+        if ready is not None:
+            yield GaugeMetricFamily("mediator_ready", "Whether messages get through; only while asked", int(ready))
+        if self._waiting is not None:
+            yield GaugeMetricFamily("mediator_messages_waiting", "All that waits for anybody", self._waiting)
+        if self._oldest is not None:
+            yield GaugeMetricFamily(
+                "mediator_oldest_message_timestamp_seconds", "When what waits longest came", self._oldest
+            )
 
     def queue_sizes(self, largest: Iterable[tuple[str, int]], other: int) -> None:
         """

@@ -23,6 +23,21 @@ CONTRACT = {
     "mediator_delivery_latency_seconds": {"method"},
     "mediator_store_duration_seconds": {"operation"},
     "mediator_storage_up": set(),
+    "mediator_config_last_reload_success": set(),
+    "mediator_config_last_reload_success_timestamp_seconds": set(),
+    "mediator_certificate_expiry_timestamp_seconds": {"listener"},
+    "mediator_messages_waiting": set(),
+    "mediator_oldest_message_timestamp_seconds": set(),
+    "mediator_reactor_lag_seconds": set(),
+    "process_cpu_seconds_total": set(),
+    "process_max_fds": set(),
+    "process_open_fds": set(),
+    "process_resident_memory_bytes": set(),
+    "process_start_time_seconds": set(),
+    "process_virtual_memory_bytes": set(),
+    "mediator_ready": set(),
+    "mediator_ready_cycle_duration_seconds": set(),
+    "mediator_ready_failures_total": {"stage"},
     "mediator_cluster_nodes": set(),
     "mediator_cluster_pushes_total": {"outcome"},
     "mediator_cluster_hint_duration_seconds": set(),
@@ -70,6 +85,10 @@ def test_names_and_labels() -> None:
     metrics.cluster_push("pushed")
     metrics.cluster_refused("seal")
     metrics.queue_sizes([("did:web:a", 1)], 0)
+    metrics.certificate("*:443", 1.0)
+    metrics.ready_now = lambda: True
+    metrics.cycle_failed("store")
+    metrics.waiting(1, 1.0)
     shown: dict[str, set[str]] = {}
     for name, labels in series(metrics):
         for suffix in ("_bucket", "_count", "_sum"):
@@ -182,6 +201,25 @@ def test_registries_are_apart() -> None:
     first, second = a_metrics(), a_metrics()
     first.forwarded.inc()
     assert value(second, "mediator_messages_forwarded_total") == 0
+
+
+def test_waiting() -> None:
+    """Before it is known, what waits has no series; that of the oldest is not there either while nothing waits."""
+    metrics = a_metrics()
+    shown = ("mediator_messages_waiting", "mediator_oldest_message_timestamp_seconds")
+    assert [value(metrics, name) for name in shown] == [None, None]
+    metrics.waiting(2, 1000.5)
+    assert [value(metrics, name) for name in shown] == [2, 1000.5]
+    metrics.waiting(0, None)
+    assert [value(metrics, name) for name in shown] == [0, None]
+
+
+def test_process() -> None:
+    """What every process is measured by, under the names that dashboards know: this one has memory and files."""
+    metrics = a_metrics()
+    resident, files = value(metrics, "process_resident_memory_bytes"), value(metrics, "process_open_fds")
+    assert resident is not None and resident > 1_000_000
+    assert files is not None and 3 <= files <= (value(metrics, "process_max_fds") or 0)
 
 
 def test_content_type() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -12,7 +13,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.metrics import Metrics
 from mediatord.workers.figures import Figures
-from mediatord.workers.scrapes import PATIENCE, Scrapes
+from mediatord.workers.polls import PATIENCE
+from mediatord.workers.scrapes import Scrapes
 
 
 def metrics_of(*steps: Callable[[Metrics], object]) -> Metrics:
@@ -33,6 +35,11 @@ def values(page: str, name: str) -> dict[tuple[str, ...], float]:
     families = text_string_to_metric_families(page)
     samples = [sample for family in families for sample in family.samples if sample.name == name]
     return {tuple(sample.labels.values()): sample.value for sample in samples}
+
+
+def _is(metrics: Metrics, ready: bool) -> None:
+    """Cycles say so."""
+    metrics.ready_now = lambda: ready
 
 
 def forwards(count: int) -> Callable[[Metrics], object]:
@@ -79,10 +86,46 @@ class FiguresTests(SynchronousTestCase):
             self.assertEqual(values(page, "mediator_message_queue_size"), sizes)
             self.assertEqual(values(page, "mediator_build_info"), {("1.2.3",): 1})
 
+    def test_readiness(self) -> None:
+        """All are ready only if each is of those that were asked; of others nothing is known."""
+        asked = {number: report(partial(_is, ready=ready)) for number, ready in ((1, True), (2, False))}
+        for reports, shown in (
+            ({1: asked[1], 3: report()}, {(): 1}),
+            ({**asked, 3: report()}, {(): 0}),
+            ({1: report(), 3: report()}, {}),
+        ):
+            self.assertEqual(values(self.page(reports), "mediator_ready"), shown)
+
+    def test_what_waits(self) -> None:
+        """It waits for all of them, and is no more where more processes know of it; memory is that of each."""
+        one = report(lambda m: m.waiting(5, 1000.0), lambda m: m.lag(0.2))
+        two = report(lambda m: m.waiting(4, 1060.0), lambda m: m.lag(0.3))
+        page = self.page({1: one, 2: two})
+        self.assertEqual(values(page, "mediator_messages_waiting"), {(): 5})
+        self.assertEqual(values(page, "mediator_oldest_message_timestamp_seconds"), {(): 1000.0})
+        self.assertEqual(values(page, "mediator_reactor_lag_seconds_count"), {(): 2})
+        (memory,) = values(page, "process_resident_memory_bytes").values()
+        self.assertGreater(memory, 1.5 * values(one, "process_resident_memory_bytes")[()])
+        (started,) = values(page, "process_start_time_seconds").values()
+        self.assertEqual(started, values(one, "process_start_time_seconds")[()])
+
     def test_empty_queues(self) -> None:
         """What another process has seen of them earlier is no substitute."""
         old = report(lambda m: m.queue_sizes([("did:b", 9)], 4))
         self.assertEqual(values(self.page({1: report(), 2: old}), "mediator_message_queue_size"), {})
+
+    def test_what_is_as_good_as_the_worst(self) -> None:
+        """A reload that one has not taken was not taken, and the certificate that ends first is what counts."""
+        one = report(lambda m: m.reloaded(5.0, True), lambda m: m.certificate("*:443", 9.0))
+        two = report(
+            lambda m: m.reloaded(4.0, True), lambda m: m.reloaded(6.0, False), lambda m: m.certificate("*:443", 8.0)
+        )
+        for reports in ({1: one, 2: two}, {1: two, 2: one}):
+            page = self.page(reports)
+            taken = values(page, "mediator_config_last_reload_success")
+            since = values(page, "mediator_config_last_reload_success_timestamp_seconds")
+            expiry = values(page, "mediator_certificate_expiry_timestamp_seconds")
+            self.assertEqual((taken, since, list(expiry.values())), ({(): 0}, {(): 4.0}, [8.0]))
 
     def test_one_that_does_not_answer(self) -> None:
         """Its counters stay as they were, or their return would be taken for a burst; its sockets are left out."""

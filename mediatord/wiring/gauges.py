@@ -22,13 +22,15 @@ class Lag(Service):
     Measures how late the reactor does what it is to do.
 
     :param steady: seconds since any time, by a clock that nobody sets.
+    :param tell: told so at every look, in seconds.
     """
 
     name = "lag"
 
-    def __init__(self, clock: IReactorTime, steady: Callable[[], float]) -> None:
+    def __init__(self, clock: IReactorTime, steady: Callable[[], float], tell: Callable[[float], None]) -> None:
         self._clock = clock
         self._steady = steady
+        self._tell = tell
         self._due = 0.0
         self._worst = 0.0
         self._timer: IDelayedCall | None = None
@@ -57,6 +59,7 @@ class Lag(Service):
 
     def _again(self) -> None:
         self._look()
+        self._tell(max(0.0, self._steady() - self._due))
         self._wait()
 
     def _look(self) -> None:
@@ -77,6 +80,7 @@ async def gauge(base: Base, lag: Lag) -> None:
         base.journal.gauge(**own)
         raise
     since = waiting.oldest_received_at
+    base.journal.metrics.waiting(waiting.messages, since)
     base.journal.gauge(
         depth=waiting.messages,
         bytes=waiting.bytes,

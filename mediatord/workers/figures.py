@@ -14,8 +14,21 @@ Counts = dict[Series, float]
 
 _GROWING = ("counter", "histogram")
 # Not a sum: the worst of them, or the same for all and taken from the one that is asked.
-_WORST = {"mediator_storage_up"}
-_ANY = {"mediator_message_queue_size", "mediator_cluster_nodes", "mediator_build_info"}
+_WORST = {
+    "mediator_storage_up",
+    "mediator_ready",
+    "mediator_certificate_expiry_timestamp_seconds",
+    "mediator_config_last_reload_success",
+    "mediator_config_last_reload_success_timestamp_seconds",
+    "process_start_time_seconds",
+}
+_ANY = {
+    "mediator_message_queue_size",
+    "mediator_messages_waiting",
+    "mediator_oldest_message_timestamp_seconds",
+    "mediator_cluster_nodes",
+    "mediator_build_info",
+}
 
 
 class Figures:
