@@ -2,23 +2,25 @@
 Who the mediator is: its DIDs, their documents, and the private key behind every name of a key (reference section 9).
 
 The did:peer:2 is the first identity of DIDComm: it holds keys and endpoints itself, and every wallet resolves it. The
-did:web says the same and offers more curves; to Decentrl it is the only one. Former DIDs stay accepted for as long as
-the configuration lists them, since wallets carry the mediator's DID inside their own.
+did:web says the same and offers more curves; to Decentrl it is the only one. Former DIDs stay accepted, since wallets
+carry the mediator's DID inside their own: those of former keys as long as these are in the key file, those of another
+public URL as long as the configuration lists them.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from mediatord.errors import MediatorError
-from mediatord.keyfile import KeySet
-from mediatord.protocol.decentrl.did import mediator_document
+from mediatord.keyfile import Generation, KeySet
+from mediatord.protocol.decentrl.did import mediator_document, multibase_key
 from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecall, VerificationMethod, canonical
 from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.protocol.didcomm.did_peer import make_did_peer_2
+from mediatord.protocol.didcomm.did_peer import did_peer_3_of, make_did_peer_2
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey, ed25519_to_x25519_private
 
 _ACCEPT = ["didcomm/v2"]
@@ -41,7 +43,9 @@ class Identity:
     :param former_dids: earlier DIDs of this mediator.
     :param raw_keys: write the keys of the document without multicodec prefix, as some Decentrl clients expect.
     :raise IdentityError: a former DID has no key agreement key of `keys`.
-    :ivar did: the did:peer:2.
+    :ivar did: the did:peer:2 of the current keys.
+    :ivar former_peer_dids: those of former keys, latest first.
+    :ivar prepared_dids: those of keys that are to be the current ones: accepted, and told to nobody.
     :ivar web_did: the did:web.
     :ivar web_document: its document, to be served as JSON.
     :ivar decentrl_dids: the did:web and the former ones, which are what Decentrl wallets know it by.
@@ -53,29 +57,47 @@ class Identity:
         self._keys = keys
         self._raw_keys = raw_keys
         self._secrets = _secrets(keys)
-        self._by_kid: dict[str, PrivateKey] = {}
+        self._by_kid: dict[str, tuple[PrivateKey, ...]] = {}
         self._own: set[str] = set()
-        services = _services(public_url)
-        self.did = make_did_peer_2(
-            [("E", self._current("X25519").public), ("V", self._current("Ed25519").public)],
-            [{"t": "dm", "s": {"uri": uri, "a": _ACCEPT}} for _, uri in services],
-        )
+        self.did, *former = _peer_dids(keys.generations, public_url)
+        self.former_peer_dids = tuple(former)
+        self.prepared_dids = tuple(_peer_dids(keys.prepared_generations, public_url))
         self.web_did = _web_did(public_url)
-        self.web_document = self._document(public_url, services)
-        self._add(resolve_local(self.did))
+        self.web_document = self._document(public_url)
+        for did in (self.did, *former, *self.prepared_dids):
+            self._add(resolve_local(did))
         self._add_web(self.web_did)
-        webs = [did for did in former_dids if self._add_former(did)]
+        root = keys.root
+        self._root_did = peer_did(root.agreement, root.signing, public_url)
+        self.former_dids = tuple(former_dids)
+        webs = [did for did in self.former_dids if self._add_former(did)]
         self.decentrl_dids = frozenset((self.web_did, *webs))
 
     @property
     def digest(self) -> bytes:
-        """The same for processes that are the same mediator: their DIDs are, which hold keys and public URL."""
-        return sha256(f"{self.did} {self.web_did}".encode()).digest()
+        """
+        The same for processes that are the same mediator, whichever keys they have come to: the DIDs of its oldest
+        keys are, which hold these and the public URL.
+        """
+        return sha256(f"{self._root_did} {self.web_did}".encode()).digest()
+
+    @property
+    def secret(self) -> bytes:
+        """32 bytes that stay the same for as long as the oldest keys are not retired: a secret."""
+        return hmac.digest(self._keys.oldest[1].secret, b"mediatord", "sha256")
 
     @property
     def signing_key(self) -> bytes:
         """The current public Ed25519 key."""
         return self._current("Ed25519").public.raw
+
+    @property
+    def former_signing_keys(self) -> tuple[bytes, ...]:
+        """Public Ed25519 keys that were current once, latest first: what was signed with them stays signed."""
+        current = self.signing_key
+        return tuple(
+            key.public.raw for _, key in self._keys.keys if key.curve == "Ed25519" and key.public.raw != current
+        )
 
     @property
     def signing_seed(self) -> bytes:
@@ -88,11 +110,6 @@ class Identity:
         return self._current("X25519").public.raw
 
     @property
-    def prekey_private(self) -> bytes:
-        """The current X25519 key: a secret."""
-        return self._current("X25519").secret
-
-    @property
     def prekeys_private(self) -> tuple[bytes, ...]:
         """All X25519 keys, the current one first, since a request may be encrypted to one that was: secrets."""
         return tuple(key.secret for _, key in self._keys if key.curve == "X25519")
@@ -101,9 +118,38 @@ class Identity:
         """Whether this is a DID of ours, in any of its forms."""
         return did in self._own or canonical(did) in self._own
 
+    def routing_did(self, addressed: str) -> str:
+        """
+        The DID to hand out to who has addressed us by one of ours: the did:web, or a did:peer:2 that is to be
+        the current one, is given back, and everybody else is given the current one.
+        """
+        known = {form: did for did in self.prepared_dids for form in (did, did_peer_3_of(did))}
+        return self.web_did if addressed == self.web_did else known.get(addressed, self.did)
+
+    def keys_for(self, kid: str) -> tuple[PrivateKey, ...]:
+        """
+        The key agreement keys that a DID URL may mean, in any spelling of reference 8.6, of any DID of ours; the
+        likeliest first. A name of our did:web has had several keys after a rotation.
+        """
+        return self._by_kid.get(kid, ())
+
     def key_for(self, kid: str) -> PrivateKey | None:
-        """The key agreement key that a DID URL names, in any spelling of reference 8.6, of any DID of ours."""
-        return self._by_kid.get(kid)
+        """The likeliest of them."""
+        return next(iter(self.keys_for(kid)), None)
+
+    @property
+    def keys(self) -> KeySet:
+        """All of them: secrets."""
+        return self._keys
+
+    def continues(self, before: Identity) -> bool:
+        """Whether this may be what an earlier identity has become: some of the keys are the same."""
+        return self.digest == before.digest or any(key in before.keys for key in self._keys)
+
+    def lacks(self, before: Identity) -> list[str]:
+        """The DIDs that were accepted by an earlier identity and are not by this one."""
+        names = (before.did, *before.former_peer_dids, *before.prepared_dids, *before.former_dids)
+        return [did for did in names if not self.owns(did)]
 
     def _current(self, curve: Curve) -> PrivateKey:
         found = self._keys.first(curve)
@@ -111,10 +157,17 @@ class Identity:
             raise IdentityError(f"the key set lacks an {curve} key")
         return found[1]
 
-    def _document(self, public_url: str, services: Iterable[tuple[str, str]]) -> dict[str, Any]:
-        """What DCTRL-0004 3.2 has, and after it what DIDComm needs; former keys are left out."""
+    def _document(self, public_url: str) -> dict[str, Any]:
+        """
+        What DCTRL-0004 3.2 has, and after it what DIDComm needs.
+
+        Former signing keys are listed, for no purpose but to verify what is signed already. Former keys for key
+        agreement are not: senders would go on using them.
+        """
         did = self.web_did
         document = mediator_document(did, self.signing_key, self.prekey_public, public_url, raw=self._raw_keys)
+        former = [found for found in self._keys.keys if found[1].curve == "Ed25519"][1:]
+        document["verificationMethod"] += [self._signing_method(kid, key.public) for kid, key in former]
         others = [found for curve in _NIST if (found := self._keys.first(curve))]
         document["keyAgreement"] += [_json_web_key(did, kid, key.public) for kid, key in others]
         document["service"] += [
@@ -123,9 +176,17 @@ class Identity:
                 "type": "DIDCommMessaging",
                 "serviceEndpoint": {"uri": uri, "accept": _ACCEPT},
             }
-            for name, uri in services
+            for name, uri in _services(public_url)
         ]
-        return {**document, "alsoKnownAs": [self.did]}
+        return {**document, "alsoKnownAs": [self.did, *self.former_peer_dids]}
+
+    def _signing_method(self, kid: str, key: PublicKey) -> dict[str, str]:
+        return {
+            "id": _method_id(self.web_did, kid, key),
+            "type": "Ed25519VerificationKey2020",
+            "controller": self.web_did,
+            "publicKeyMultibase": multibase_key(key.raw, "Ed25519", self._raw_keys),
+        }
 
     def _add_former(self, did: str) -> bool:
         """Know a former DID; whether it is a did:web."""
@@ -138,14 +199,15 @@ class Identity:
         except NeedsRecall:
             raise IdentityError(f"former DID {did}: expected the long form of this did:peer:4") from None
         except MediatorError:
-            raise IdentityError(f"former DID {_shown(did)} does not resolve") from None
+            raise IdentityError(f"former DID {shown(did)} does not resolve") from None
         if not found:
-            raise IdentityError(f"former DID {_shown(did)} has no key agreement key of the key set")
+            raise IdentityError(f"former DID {shown(did)} has no key agreement key of the key set")
         return web
 
     def _add_web(self, did: str) -> bool:
-        """By the names of its document, and by those of the key file, which earlier documents had."""
-        named = [(_PREKEY, self._current("X25519")), *(one for one in self._keys if one[1].curve in _AGREEMENT)]
+        """By the names of its document, now and while former keys were current, and by those of the key file."""
+        prekeys = [(_PREKEY, key) for _, key in self._keys if key.curve == "X25519"]
+        named = [*prekeys, *(one for one in self._keys if one[1].curve in _AGREEMENT)]
         methods = [VerificationMethod(f"{did}#{name}", key.public) for name, key in named]
         return self._add(DIDDocument(did, tuple(methods), ()))
 
@@ -157,7 +219,10 @@ class Identity:
         for did in (document.did, *document.also_known_as):
             self._own.add(did)
             for fragment, key in _spellings(ours):
-                self._by_kid.setdefault(f"{did}#{fragment}", self._secrets[key])
+                kid, secret = f"{did}#{fragment}", self._secrets[key]
+                there = self._by_kid.get(kid, ())
+                if secret not in there:
+                    self._by_kid[kid] = (*there, secret)
         return True
 
 
@@ -201,12 +266,28 @@ def _web_did(public_url: str) -> str:
 def _json_web_key(did: str, kid: str, key: PublicKey) -> dict[str, Any]:
     """A key under the name that it has in the key file, unless Decentrl has given that to another."""
     return {
-        "id": f"{did}#{kid if kid not in (_PREKEY, _SIGNING) else key.multibase()}",
+        "id": _method_id(did, kid, key),
         "type": "JsonWebKey2020",
         "controller": did,
         "publicKeyJwk": key.jwk(),
     }
 
 
-def _shown(did: str) -> str:
+def _method_id(did: str, kid: str, key: PublicKey) -> str:
+    return f"{did}#{kid if kid not in (_PREKEY, _SIGNING) else key.multibase()}"
+
+
+def _peer_dids(generations: Iterable[Generation], public_url: str) -> list[str]:
+    pairs = [(one.key("X25519"), one.key("Ed25519")) for one in generations]
+    return [peer_did(one.public, other.public, public_url) for one, other in pairs if one and other]
+
+
+def peer_did(agreement: PublicKey, signing: PublicKey, public_url: str) -> str:
+    """The did:peer:2 of an X25519 and an Ed25519 key at a public URL."""
+    services = [{"t": "dm", "s": {"uri": uri, "a": _ACCEPT}} for _, uri in _services(public_url)]
+    return make_did_peer_2([("E", agreement), ("V", signing)], services)
+
+
+def shown(did: str) -> str:
+    """As much of a DID as a person needs to tell it from others."""
     return did if len(did) <= 80 else f"{did[:60]}…"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from mediatord.private_file import PrivateFileError, create_private, read_private
+from mediatord.private_file import PrivateFileError, create_private, locked, read_private, replace_private
 from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.keys import Curve, PrivateKey
+from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey
 
 # The ids are fragments of our did:web; the first two are those that Decentrl prescribes.
 _FRESH: tuple[tuple[str, Curve], ...] = (
@@ -20,6 +21,43 @@ _FRESH: tuple[tuple[str, Curve], ...] = (
     ("p521", "P-521"),
 )
 _KID = re.compile(r"[A-Za-z0-9._~-]{1,100}")
+_NUMBERED = re.compile(rf"(?:{'|'.join(name for name, _ in _FRESH)})-([1-9][0-9]{{0,8}})")
+
+NamedKey = tuple[str, PrivateKey]
+JWK = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """
+    Keys that were made together: of each curve one at most.
+
+    :param keys: pairs of key id and key.
+    """
+
+    keys: tuple[NamedKey, ...] = field(repr=False)
+
+    @property
+    def kids(self) -> tuple[str, ...]:
+        """The ids of its keys."""
+        return tuple(kid for kid, _ in self.keys)
+
+    def key(self, curve: Curve) -> PrivateKey | None:
+        """Its key of a curve."""
+        return next((key for _, key in self.keys if key.curve == curve), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """
+    The public halves of the oldest keys, by which a mediator is known as the same even after they are retired.
+
+    :param agreement: on X25519.
+    :param signing: on Ed25519.
+    """
+
+    agreement: PublicKey
+    signing: PublicKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +66,56 @@ class KeySet:
     Keys in the order of the file; of each curve the first is the current one, the others open what old DIDs bring.
 
     :param keys: pairs of key id and key.
+    :param prepared: those that will be the current ones: they open, and nobody is told of them yet.
+    :param retired_root: of keys that are not here any more; None as long as none was retired.
     """
 
-    keys: tuple[tuple[str, PrivateKey], ...] = field(repr=False)
+    keys: tuple[NamedKey, ...] = field(repr=False)
+    prepared: tuple[NamedKey, ...] = field(repr=False, default=())
+    retired_root: Root | None = None
 
-    def first(self, curve: Curve) -> tuple[str, PrivateKey] | None:
+    def first(self, curve: Curve) -> NamedKey | None:
         """Id and key of the current key of a curve."""
         return next(((kid, key) for kid, key in self.keys if key.curve == curve), None)
 
-    def __iter__(self) -> Iterator[tuple[str, PrivateKey]]:
-        return iter(self.keys)
+    def __iter__(self) -> Iterator[NamedKey]:
+        """All of them, the prepared ones last."""
+        return iter((*self.keys, *self.prepared))
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """The current one and the former ones, latest first: the n-th key of each curve belongs to the n-th."""
+        return _generations(self.keys)
+
+    @property
+    def prepared_generations(self) -> tuple[Generation, ...]:
+        """Those to come; one at most, unless somebody has edited the file."""
+        return _generations(self.prepared)
+
+    @property
+    def root(self) -> Root:
+        """The same for all key sets that one has become by rotating and retiring."""
+        if self.retired_root is not None:
+            return self.retired_root
+        agreement, signing = self.oldest
+        return Root(agreement.public, signing.public)
+
+    @property
+    def oldest(self) -> tuple[PrivateKey, PrivateKey]:
+        """The X25519 and the Ed25519 key of the earliest generation that has both."""
+        pairs = ((one.key("X25519"), one.key("Ed25519")) for one in reversed(self.generations))
+        return next((agreement, signing) for agreement, signing in pairs if agreement and signing)
+
+
+def _generations(keys: Iterable[NamedKey]) -> tuple[Generation, ...]:
+    found: list[list[NamedKey]] = []
+    count: dict[Curve, int] = {}
+    for kid, key in keys:
+        number = count[key.curve] = count.get(key.curve, 0) + 1
+        if number > len(found):
+            found.append([])
+        found[number - 1].append((kid, key))
+    return tuple(Generation(tuple(one)) for one in found)
 
 
 def generate_keys() -> KeySet:
@@ -52,9 +130,7 @@ def create_keys(path: Path) -> KeySet:
     :raise PrivateFileError: it is there already or cannot be written.
     """
     keys = generate_keys()
-    # One key a line: a person may have to look at the file.
-    lines = b",\n".join(jsontext.dumps({"kid": kid, **key.jwk()}) for kid, key in keys)
-    create_private(path, b'{"keys": [\n' + lines + b"\n]}\n")
+    create_private(path, write_keys(keys))
     return keys
 
 
@@ -65,20 +141,160 @@ def load_keys(path: Path) -> KeySet:
     :raise PrivateFileError: it is missing, open to others, or no set of private keys with an X25519 and an Ed25519
         key in it.
     """
-    raw = read_private(path)
-    try:
-        keys = KeySet(tuple(_read_key(jwk) for jwk in jsontext.loads_object(raw)["keys"]))
-    except (ValueError, TypeError, KeyError):
-        raise PrivateFileError(f"{path} is not a set of private keys: expected a JWK set with kid and d") from None
-    if keys.first("X25519") is None or keys.first("Ed25519") is None:
-        raise PrivateFileError(f"{path} lacks a key: expected an X25519 and an Ed25519 key at least")
-    if len({kid for kid, _ in keys}) != len(keys.keys):
-        raise PrivateFileError(f"{path} has two keys of one kid: expected each kid once")
+    return _load(path)[1]
+
+
+def write_keys(keys: KeySet) -> bytes:
+    """The content of a file with these keys, for :func:`read_keys`: a secret."""
+    document: dict[str, Any] = {} if keys.retired_root is None else {"root": _root_members(keys.retired_root)}
+    prepared = [{"kid": kid, "prepared": True, **key.jwk()} for kid, key in keys.prepared]
+    return _rendered({**document, "keys": [{"kid": kid, **key.jwk()} for kid, key in keys.keys] + prepared})
+
+
+def read_keys(content: bytes, name: object) -> KeySet:
+    """
+    The keys in the content of a file.
+
+    :param name: of the file, for the text of the error.
+    :raise PrivateFileError: as :func:`load_keys`.
+    """
+    return _read(_object(content, name), name)
+
+
+def rotate_keys(path: Path, check: Callable[[KeySet], object], *, prepare: bool = False) -> KeySet:
+    """
+    Make the prepared keys the current ones, or fresh ones of the same curves where none are prepared.
+
+    :param check: raises to leave the file as it is.
+    :param prepare: only prepare fresh ones.
+    :raise PrivateFileError: the file cannot be used or written; or keys are prepared already.
+    """
+    path = path.resolve()
+    with locked(path):
+        document, keys = _load(path)
+        if prepare and keys.prepared:
+            raise PrivateFileError(f"{path} has prepared keys already; rotate makes them the current ones")
+        jwks: list[JWK] = document["keys"]
+        coming = [one for one in jwks if _is_prepared(one)]
+        others = [one for one in jwks if not _is_prepared(one)]
+        if prepare:
+            # After the current ones: an earlier release would take them for former keys.
+            others += [{**one, "prepared": True} for one in _fresh(keys)]
+        else:
+            fresh = [_without(one, "prepared") for one in coming] if coming else _fresh(keys)
+            others = [*fresh, *others]
+        return _replace(path, {**document, "keys": others}, check)
+
+
+def retire_keys(
+    path: Path, kid: str, check: Callable[[KeySet], object], *, really: bool = True
+) -> tuple[Generation, KeySet]:
+    """
+    Delete the former or prepared keys that were made together with one of them.
+
+    :param kid: of any of them.
+    :param check: raises to leave the file as it is.
+    :param really: False only finds out what would be deleted, and what left.
+    :return: what is deleted, and what is left.
+    :raise PrivateFileError: there is no such key, or it is current; the file cannot be used or written.
+    """
+    path = path.resolve()
+    with locked(path):
+        document, keys = _load(path)
+        current, *former = keys.generations
+        gone = next((one for one in (*former, *keys.prepared_generations) if kid in one.kids), None)
+        if gone is None:
+            if kid in current.kids:
+                raise PrivateFileError(f"{kid} is a current key, which cannot be retired; rotate first")
+            raise PrivateFileError(f"{path} has no key {kid}; mediatord keys list shows those that it has")
+        left = {
+            "root": _root_members(keys.root),
+            **document,
+            "keys": [one for one in document["keys"] if one["kid"] not in gone.kids],
+        }
+        if not really:
+            rest = _read(left, path)
+            check(rest)
+            return gone, rest
+        return gone, _replace(path, left, check)
+
+
+def _replace(path: Path, document: dict[str, Any], check: Callable[[KeySet], object]) -> KeySet:
+    keys = _read(document, path)
+    check(keys)
+    replace_private(path, _rendered(document))
     return keys
 
 
-def _read_key(jwk: dict[str, object]) -> tuple[str, PrivateKey]:
+def _fresh(keys: KeySet) -> list[JWK]:
+    """New keys of the curves that are served, with a number of their own."""
+    taken = {kid for kid, _ in keys}
+    number = 1 + max((int(found[1]) for kid in taken if (found := _NUMBERED.fullmatch(kid))), default=1)
+    served = [(name, curve) for name, curve in _FRESH if keys.first(curve) is not None]
+    return [{"kid": f"{name}-{number}", **PrivateKey.generate(curve).jwk()} for name, curve in served]
+
+
+def _load(path: Path) -> tuple[dict[str, Any], KeySet]:
+    document = _object(read_private(path), path)
+    return document, _read(document, path)
+
+
+def _object(content: bytes, name: object) -> dict[str, Any]:
+    try:
+        return jsontext.loads_object(content)
+    except ValueError:
+        raise _not_a_set(name) from None
+
+
+def _read(document: dict[str, Any], name: object) -> KeySet:
+    try:
+        jwks: list[JWK] = document["keys"]
+        present = tuple(_read_key(jwk) for jwk in jwks if not _is_prepared(jwk))
+        prepared = tuple(_read_key(jwk) for jwk in jwks if _is_prepared(jwk))
+        keys = KeySet(present, prepared, _read_root(document["root"]) if "root" in document else None)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _not_a_set(name) from None
+    if keys.first("X25519") is None or keys.first("Ed25519") is None:
+        raise PrivateFileError(f"{name} lacks a key: expected an X25519 and an Ed25519 key at least")
+    if len({kid for kid, _ in keys}) != len(present) + len(prepared):
+        raise PrivateFileError(f"{name} has two keys of one kid: expected each kid once")
+    return keys
+
+
+def _not_a_set(name: object) -> PrivateFileError:
+    return PrivateFileError(f"{name} is not a set of private keys: expected a JWK set with kid and d")
+
+
+def _read_key(jwk: JWK) -> NamedKey:
     kid = jwk["kid"]
     if not isinstance(kid, str) or not _KID.fullmatch(kid):
         raise ValueError("not a kid")
     return kid, PrivateKey.from_jwk(jwk)
+
+
+def _is_prepared(jwk: JWK) -> bool:
+    return jwk.get("prepared") is True
+
+
+def _without(jwk: JWK, name: str) -> JWK:
+    return {member: value for member, value in jwk.items() if member != name}
+
+
+def _read_root(members: dict[str, str]) -> Root:
+    agreement, signing = (PublicKey.from_multibase(members[name]) for name in ("agreement", "signing"))
+    if (agreement.curve, signing.curve) != ("X25519", "Ed25519"):
+        raise ValueError("not a root")
+    return Root(agreement, signing)
+
+
+def _root_members(root: Root) -> dict[str, str]:
+    return {"agreement": root.agreement.multibase(), "signing": root.signing.multibase()}
+
+
+def _rendered(document: dict[str, Any]) -> bytes:
+    """One key a line: a person may have to look at the file."""
+    jwks: Collection[JWK] = document["keys"]
+    others = [
+        b"%b: %b,\n" % (jsontext.dumps(name), jsontext.dumps(document[name])) for name in document if name != "keys"
+    ]
+    return b"{" + b"".join(others) + b'"keys": [\n' + b",\n".join(map(jsontext.dumps, jwks)) + b"\n]}\n"

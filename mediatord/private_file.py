@@ -15,10 +15,11 @@ class PrivateFileError(Exception):
     """A file with secrets cannot be made or used; the text is one line for the operator."""
 
 
-def create_private(path: Path, content: bytes) -> None:
+def create_private(path: Path, content: bytes, owner: tuple[int, int] | None = None) -> None:
     """
     Write a new file of mode 0600: after a crash it is there whole or not at all.
 
+    :param owner: numbers of the user and the group that it is given to; None for those of this process.
     :raise PrivateFileError: something is there already, or the directory cannot be written to.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -26,6 +27,9 @@ def create_private(path: Path, content: bytes) -> None:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
+                if owner is not None:
+                    # By its descriptor: whoever may write to the directory could put a link in the place of the name.
+                    os.fchown(descriptor, *owner)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -47,9 +51,8 @@ def replace_private(path: Path, content: bytes) -> None:
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        create_private(draft, content)
         before = path.stat()
-        os.chown(draft, before.st_uid, before.st_gid)
+        create_private(draft, content, (before.st_uid, before.st_gid))
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)

@@ -358,6 +358,20 @@ class ConcurrentTests(SynchronousTestCase):
     def note(order: list[int], number: int, wait: int) -> None:
         order.append(number)
 
+    def test_another_limit(self) -> None:
+        """It counts at once at each process that was told, also for who was refused just now."""
+        processes = Processes(6)
+        one, two = processes[0], processes[1]
+        self.assertEqual([bool(process.asks()) for process in (one, two) for _ in range(4)], [False] * 6 + [True] * 2)
+        for process in (one, two):
+            process.admission.change(did_per_minute=8, ip_per_minute=8, account_per_minute=8)
+        self.assertEqual(
+            [bool(process.asks()) for process in (two, one) for _ in range(2)], [False, False, True, True]
+        )
+        one.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        processes.clock.advance(61)
+        self.assertEqual([bool(one.asks()) for _ in range(2)], [False, True])
+
     def test_one_question_for_all(self) -> None:
         """They wait for the same answer, in the order in which they came."""
         order: list[int] = []

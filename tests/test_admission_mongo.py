@@ -28,7 +28,7 @@ class Crowd:
     Asks all nodes in turn for more than is allowed.
 
     :ivar admitted: when.
-    :ivar slowest: the longest that anybody waited for an answer.
+    :ivar slowest: the longest that anybody waited for an answer, or that nobody asked: it did not get the processor.
     """
 
     def __init__(self, buckets: list[Bucket], limit: int) -> None:
@@ -36,10 +36,12 @@ class Crowd:
         self.admitted: list[float] = []
         self.slowest = 0.0
         self._buckets = cycle(buckets)
+        self._asked = CLOCK.seconds()
         self._asking: list[Deferred[None]] = []
 
     async def run(self, seconds: float) -> None:
         """Ask three times as often as may be."""
+        self._asked = CLOCK.seconds()
         loop = LoopingCall.withCount(self._ask)
         loop.clock = CLOCK
         done = loop.start(PERIOD / self.limit / 3)
@@ -49,6 +51,7 @@ class Crowd:
         await gatherResults(self._asking)
 
     def _ask(self, times: int) -> None:
+        self.slowest, self._asked = max(self.slowest, CLOCK.seconds() - self._asked), CLOCK.seconds()
         for _ in range(times):
             self._asking.append(Deferred.fromCoroutine(self._ask_one(next(self._buckets))))
 

@@ -11,6 +11,8 @@ from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.config import Config, ConfigError, load
+from mediatord.keyfile import create_keys
+from mediatord.wiring import load_identity
 from mediatord.wiring.reloading import changed, read_again
 from tests.web.premises import Premises
 
@@ -110,6 +112,8 @@ class FilesTests(SynchronousTestCase):
         self.path = Path(directory.name) / "mediator.yaml"
         self.text = "public_url: https://m.example\nlog: {rotate: {keep: 500}}\nstorage: {sqlite: {path: a.db}}\n"
         self.config = self.read(self.text)
+        create_keys(self.config.identity.keys)
+        self.identity = load_identity(self.config)
 
     def read(self, text: str) -> Config:
         self.path.write_text(text)
@@ -118,7 +122,7 @@ class FilesTests(SynchronousTestCase):
     def again(self, text: str) -> tuple[int, str, str]:
         """How many segments are kept when the file is this, what becomes of it, and what is said."""
         with capturedLogs() as said:
-            config, outcome = read_again(self.config, lambda: self.read(text))
+            config, outcome, _ = read_again(self.config, self.identity, lambda: self.read(text))
         (event,) = said
         return config.log.rotate.keep, outcome, formatEvent(event)
 

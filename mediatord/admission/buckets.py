@@ -11,6 +11,7 @@ from mediatord.admission.allowances import Allowances
 from mediatord.admission.share import Share
 from mediatord.errors import RateLimited
 from mediatord.protocol.limits import SlidingWindow
+from mediatord.synthetic import ITSELF
 
 OnLimit = Callable[[str, str, str, int], None]
 
@@ -46,9 +47,16 @@ class Bucket:
         if allowances is not None:
 
             def alone(key: str, more: int) -> float:
-                return self._window.wait(key, clock.seconds(), more, allowances.part(limit))
+                return self._window.wait(key, clock.seconds(), more, allowances.part(self._window.limit))
 
             self._share = Share(clock, allowances, name, limit, alone=alone, period=period)
+
+    def change(self, limit: int) -> None:
+        """Go by another limit from now on."""
+        if limit != self._window.limit:
+            self._window.limit = limit
+            if self._share is not None:
+                self._share.change(limit)
 
     def wait(self, key: str) -> int:
         """Whether `key` is known to be over its limit."""
@@ -91,7 +99,8 @@ class Bucket:
 
 class Admission:
     """
-    The buckets: a sender DID, an address, and an account's own business.
+    The buckets: a sender DID, an address, and an account's own business. Nothing is charged for what the daemon sends
+    to itself.
 
     :param on_limit: told of every refusal: bucket name, whose bucket, address, seconds to wait.
     :param allowances: what is shared with other processes; None when this is the only one.
@@ -120,6 +129,15 @@ class Admission:
         self._openings_in_vain = bucket("openings in vain", ip_per_minute)
         self._lookups = bucket("lookups", _LOOKUPS)
 
+    def change(self, *, did_per_minute: int, ip_per_minute: int, account_per_minute: int) -> None:
+        """Go by other limits; what was used within the last minute counts."""
+        self._senders.change(did_per_minute)
+        for bucket in (self._peers, self._openings_in_vain):
+            bucket.change(ip_per_minute)
+        for bucket in (self._accounts, self._openings, self._readers):
+            bucket.change(account_per_minute)
+        self._commanders.change(_ACCOUNTS_BEHIND_ONE * account_per_minute)
+
     async def before_reading(self, peer: str, size: int) -> None:
         """
         Protect the CPU: from an address that has used up its minute nothing more is read, with one exception.
@@ -131,6 +149,8 @@ class Admission:
         :param size: bytes of the envelope.
         :raise RateLimited: not now.
         """
+        if peer == ITSELF:
+            return
         wait = await self._peers.standing(peer)
         if wait and size <= SMALL:
             wait = await self._openings_in_vain.standing(peer) or await self._openings.admit(peer)
@@ -142,7 +162,7 @@ class Admission:
 
         :raise RateLimited: not now.
         """
-        if not authenticated:
+        if not authenticated and peer != ITSELF:
             self._refuse_if(self._peers.wait(peer), "ip", peer, peer)
 
     def in_vain(self, peer: str, size: int = 0) -> None:
@@ -151,7 +171,7 @@ class Admission:
 
         :param size: bytes of it, where reading costs more the longer it is.
         """
-        for _ in range(weight(size)):
+        for _ in range(weight(size) if peer != ITSELF else 0):
             if self._peers.owe(peer):
                 self._openings_in_vain.owe(peer)
                 break
@@ -162,7 +182,7 @@ class Admission:
 
         :raise RateLimited: it is over its limit.
         """
-        if count:
+        if count and peer != ITSELF:
             self._refuse_if(await self._peers.admit(peer, count), "ip", peer, peer)
 
     async def sender(self, proven: str | None, claimed: str | None, peer: str, count: int = 1) -> None:
@@ -172,6 +192,8 @@ class Admission:
 
         :raise RateLimited: it is over its limit.
         """
+        if peer == ITSELF:
+            return
         who = proven
         if who is None and claimed is not None:
             who = f"{peer} {claimed}"
@@ -184,6 +206,8 @@ class Admission:
 
         :raise RateLimited: not now.
         """
+        if peer == ITSELF:
+            return
         if account is None:
             self._refuse_if(self._peers.wait(peer), "ip", peer, peer)
         else:
@@ -195,7 +219,8 @@ class Admission:
 
         :raise RateLimited: it is over its limit.
         """
-        self._refuse_if(await self._accounts.admit(did, cost), "account", did, peer)
+        if peer != ITSELF:
+            self._refuse_if(await self._accounts.admit(did, cost), "account", did, peer)
 
     async def command(self, peer: str, size: int) -> None:
         """

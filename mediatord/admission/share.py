@@ -107,6 +107,12 @@ class Share:
         self._max_keys = max_keys
         self._lines: OrderedDict[str | bytes, _Line] = OrderedDict()
 
+    def change(self, limit: int) -> None:
+        """Go by another limit, also for those who were refused before."""
+        self._limit = limit
+        for line in self._lines.values():
+            line.lot.ask_again()
+
     def wait(self, who: str, cost: int = 1) -> float:
         """Seconds for which `who` is known to have no more; 0.0 may be too good to be true."""
         line, now = self._lines.get(short_key(who)), self._clock.seconds()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from mediatord.cli.options import config_option
 from mediatord.config import Config, load
 from mediatord.service import StartupError
 from mediatord.tag_keys import begin_epoch, forget_epoch, read_tag_keys
@@ -17,14 +18,6 @@ from mediatord.tags import Tags
 from mediatord.wiring.base import log_key
 
 _PATIENCE_MS = 5_000
-_config_option = click.option(
-    "--config",
-    "path",
-    required=True,
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="The configuration, mediator.yaml.",
-)
 
 
 @click.group("log-keys")
@@ -33,7 +26,7 @@ def log_keys() -> None:
 
 
 @log_keys.command("list")
-@_config_option
+@config_option
 def list_keys(path: Path) -> None:
     """Print the epochs that there are keys of, and the day (UTC) that each began."""
     for key in read_tag_keys(log_key(load(path))):
@@ -41,7 +34,7 @@ def list_keys(path: Path) -> None:
 
 
 @log_keys.command("rotate")
-@_config_option
+@config_option
 def rotate_keys(path: Path) -> None:
     """Begin another epoch. A running daemon goes by it after a SIGHUP, or from the next midnight UTC on."""
     key = begin_epoch(log_key(load(path)), datetime.now(UTC).date())
@@ -50,7 +43,7 @@ def rotate_keys(path: Path) -> None:
 
 @log_keys.command("forget")
 @click.argument("epoch", type=int)
-@_config_option
+@config_option
 def forget_key(epoch: int, path: Path) -> None:
     """
     Delete the key of an epoch: nobody can tell any more whom its pseudonyms stand for.
@@ -63,7 +56,7 @@ def forget_key(epoch: int, path: Path) -> None:
 
 @click.command()
 @click.argument("pseudonym")
-@_config_option
+@config_option
 def whois(pseudonym: str, path: Path) -> int:
     """Print the registered DIDs that a pseudonym stands for, with its epoch. Exits with 1 if there is none."""
     config = load(path)

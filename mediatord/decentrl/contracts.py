@@ -107,7 +107,7 @@ class Contracts:
         :raise InvalidCommand: it is longer than any contract.
         """
         signed: Mapping[str, Any] = order.command.document["signed_communication_contract"]
-        if not _signatures_hold(signed, self._desk.directory.signing_key):
+        if not any(_signatures_hold(signed, one) for one in self._desk.directory.lookups((owner, peer))):
             await self._desk.refuse(guard, InvalidContractSignatures())
         text = jsontext.dumps(signed)
         if len(text) > LONGEST_CONTRACT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,15 +32,15 @@ class RegistrationSettings:
     """
     Whom the mediator serves, and for how long.
 
-    :param seed: of its Ed25519 key.
-    :param prekeys: its X25519 private keys, the current one first.
+    :param seed: of its Ed25519 key, as it is now.
+    :param prekeys: its X25519 private keys as they are now, the current one first.
     :param lifetime: seconds that a registration counts at most, whatever the contract says.
     :param own_only: refuse DIDs that name another mediator.
     :param allowed: the DIDs that may register; None for everybody.
     """
 
-    seed: bytes = field(repr=False)
-    prekeys: Sequence[bytes] = field(repr=False)
+    seed: Callable[[], bytes] = field(repr=False)
+    prekeys: Callable[[], Sequence[bytes]] = field(repr=False)
     lifetime: float = 31_536_000.0
     own_only: bool = False
     allowed: frozenset[str] | None = None
@@ -67,7 +67,7 @@ class Registration:
             registration,
             mediator_did=order.command.recipient_did,
             encryption_key=encryption_key,
-            seed=self._settings.seed,
+            seed=self._settings.seed(),
         )
         text = jsontext.dumps(signed)
         contract = Contract(
@@ -112,7 +112,7 @@ class Registration:
             public = decode_public_key(request.requestor_ephemeral_public_key)
         except ValueError:
             raise InvalidCommand from None
-        for private in self._settings.prekeys:
+        for private in self._settings.prekeys():
             try:
                 return _open(request.encrypted_contract_request, private, public)
             except ValueError:

@@ -30,10 +30,12 @@ class Registration:
 
     :param allowed: DIDs that get a grant; None for everybody.
     :param max_recipients: recipient DIDs of one account.
+    :param is_own: whether a DID is one of the daemon's own, which get a grant whoever else does.
     """
 
     allowed: frozenset[str] | None = None
     max_recipients: int = 1000
+    is_own: Callable[[str], bool] = lambda did: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,7 @@ class Coordination:
     async def mediate_request(self, received: Received, correspondent: Correspondent) -> Answer:
         """`mediate-grant`, also when there is a grant already; `mediate-deny` by policy (reference 5.3)."""
         wording = WORDING[received.message.type.major]
-        allowed = self._registration.allowed
-        if allowed is not None and correspondent.did not in allowed:
+        if not self._may_have_it(correspondent.did):
             self._journal.denied(correspondent.did, "policy", "didcomm")
             return Answer(wording.type("mediate-deny"), {})
         try:
@@ -104,6 +105,10 @@ class Coordination:
         page = read_page(received.message.object())
         dids, total = await self._store.recipients(account.did, offset=page.offset, limit=page.limit)
         return Answer(wording.type(wording.query_answer), page_body(wording, dids, page, total))
+
+    def _may_have_it(self, did: str) -> bool:
+        allowed = self._registration.allowed
+        return allowed is None or did in allowed or self._registration.is_own(did)
 
     def _is_sane(self, update: Update) -> bool:
         if update.action not in ("add", "remove"):

@@ -154,6 +154,10 @@ class Live:
         ]
         if not took:
             return False
+        if self._journal.is_own(message.recipient_did):
+            # Without a mark: what is left of it expires soon, and nobody is to be told that it came to nothing.
+            self._remember(message.id)
+            return True
         before = self._pushes.pop(message.id, None)  # a late look may find what has just been pushed
         sessions = {*took, *(before.sessions if before else ())}
         self._pushes[message.id] = _Push(self._clock.seconds(), message.recipient_did, message.received_at, sessions)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.didcomm.exchange import Origin, Received
@@ -26,10 +28,10 @@ class SmallTalk:
     """
     Answers that need no account.
 
-    :param max_receive_bytes: disclosed as a constraint.
+    :param max_receive_bytes: disclosed as a constraint, as it is now.
     """
 
-    def __init__(self, clock: IReactorTime, packing: Packing, max_receive_bytes: int) -> None:
+    def __init__(self, clock: IReactorTime, packing: Packing, max_receive_bytes: Callable[[], int]) -> None:
         self._clock = clock
         self._packing = packing
         self._max_receive_bytes = max_receive_bytes
@@ -44,7 +46,7 @@ class SmallTalk:
 
     async def queries(self, received: Received, account: Account | None, origin: Origin) -> Draft | None:
         """What is served, as far as it was asked for."""
-        found = disclosures(read_queries(received.message.object()), self._max_receive_bytes)
+        found = disclosures(read_queries(received.message.object()), self._max_receive_bytes())
         return self._packing.answer(received.message, DISCLOSE, {"disclosures": found})
 
     async def problem_report(self, received: Received, account: Account | None, origin: Origin) -> Draft | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mediatord.didcomm.exchange import Correspondent, Received
@@ -27,32 +27,39 @@ MAX_LAYERS = 3
 _open_envelope = timed(jwe.open_envelope)
 _verify, _verify_from_prior = timed(signed.verify), timed(signed.verify_from_prior)
 
-KeyFinder = Callable[[str], PrivateKey | None]
+KeyFinder = Callable[[str], Sequence[PrivateKey]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sender:
-    """Whom an authcrypt layer was encrypted by, not yet compared with `from`."""
+class _Claim:
+    """Whom an authcrypt layer says it was encrypted by."""
 
     kid: str
     key: PublicKey
     document: DIDDocument
-    own_kid: str
-    own_key: PrivateKey
     draft03: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    """Whom an authcrypt layer was encrypted by, not yet compared with `from`, and our key that opened it."""
+
+    claim: _Claim
+    own_kid: str
+    own_key: PrivateKey = field(repr=False)
 
 
 class Unpacking:
     """
     Opens envelopes addressed to us.
 
-    :param key_for: our private key that a kid denotes, in any spelling, or None.
+    :param keys_for: our private keys that a kid may denote, in any spelling, the likeliest first.
     :param draft03: whether ECDH-1PU draft 03 is accepted (reference 1.10).
     """
 
-    def __init__(self, resolver: IResolver, key_for: KeyFinder, *, draft03: bool = False) -> None:
+    def __init__(self, resolver: IResolver, keys_for: KeyFinder, *, draft03: bool = False) -> None:
         self._resolver = resolver
-        self._key_for = key_for
+        self._keys_for = keys_for
         self._draft03 = draft03
 
     async def open(self, envelope: jwe.Envelope, peer: str) -> Received:
@@ -68,16 +75,14 @@ class Unpacking:
         sender: _Sender | None = None
         own_kid, layer = "", envelope
         for _ in range(MAX_LAYERS):
-            kid, key = self._choose(envelope)
+            kid, keys = self._choose(envelope)
             own_kid = own_kid or kid
-            found = await self._sender_of(envelope, kid, key, peer)
-            if found and sender and did_of(found.kid) != did_of(sender.kid):
+            claim = await self._claim_of(envelope, peer)
+            if claim and sender and did_of(claim.kid) != did_of(sender.claim.kid):
                 raise SenderMismatch
-            sender = found or sender
-            layer = envelope if found or sender is None else layer
-            inner = _open_envelope(
-                envelope, kid, key, found.key if found else None, draft03=bool(found and found.draft03)
-            )
+            inner, key = _opened(envelope, kid, keys, claim)
+            sender = _Sender(claim, kid, key) if claim else sender
+            layer = envelope if claim or sender is None else layer
             value = _object(inner)
             if "ciphertext" not in value:
                 break
@@ -95,16 +100,14 @@ class Unpacking:
             signer=signer,
         )
 
-    def _choose(self, envelope: jwe.Envelope) -> tuple[str, PrivateKey]:
+    def _choose(self, envelope: jwe.Envelope) -> tuple[str, list[PrivateKey]]:
         for kid in envelope.kids:
-            key = self._key_for(kid)
-            if key is not None and key.curve == envelope.curve:
-                return kid, key
+            keys = [key for key in self._keys_for(kid) if key.curve == envelope.curve]
+            if keys:
+                return kid, keys
         raise Undecryptable
 
-    async def _sender_of(
-        self, envelope: jwe.Envelope, own_kid: str, own_key: PrivateKey, peer: str
-    ) -> _Sender | None:
+    async def _claim_of(self, envelope: jwe.Envelope, peer: str) -> _Claim | None:
         if not envelope.authenticated:
             return None
         kid = envelope.sender_kid
@@ -114,7 +117,7 @@ class Unpacking:
         method = document.key_agreement_key(kid)
         if method is None or method.key.curve != envelope.curve:
             raise SenderUnresolvable
-        return _Sender(kid, method.key, document, own_kid, own_key, self._draft03 and envelope.without_apv)
+        return _Claim(kid, method.key, document, self._draft03 and envelope.without_apv)
 
     async def _verify(
         self, value: dict[str, Any], sender: _Sender | None, peer: str
@@ -124,7 +127,7 @@ class Unpacking:
             return value, None
         kid = signed.signer_kid(value)
         # The kid is not authenticated yet: nobody shall make us resolve a stranger's DID by writing it there.
-        if sender is not None and canonical(did_of(kid)) != canonical(did_of(sender.kid)):
+        if sender is not None and canonical(did_of(kid)) != canonical(did_of(sender.claim.kid)):
             raise SenderMismatch
         document = await self._resolver.resolve(did_of(kid), peer)
         method = document.authentication_key(kid)
@@ -160,6 +163,23 @@ class Unpacking:
         return canonical(claim.iss)
 
 
+def _opened(
+    envelope: jwe.Envelope, kid: str, keys: Sequence[PrivateKey], claim: _Claim | None
+) -> tuple[bytes, PrivateKey]:
+    """
+    What is in it, and which of our keys has opened it.
+
+    :raise Undecryptable: none does.
+    """
+    for key in keys:
+        try:
+            draft03 = claim is not None and claim.draft03
+            return _open_envelope(envelope, kid, key, claim.key if claim else None, draft03=draft03), key
+        except Undecryptable:
+            continue
+    raise Undecryptable
+
+
 def _object(plaintext: bytes) -> dict[str, Any]:
     try:
         return jsontext.loads_object(plaintext)
@@ -178,16 +198,17 @@ def _check_sender(message: Message, sender: _Sender | None, signer: str | None) 
         raise SenderMismatch
     if sender is None:
         return None
-    did = canonical(did_of(sender.kid))
+    claim = sender.claim
+    did = canonical(did_of(claim.kid))
     if claimed != did or message.sender is None:
         raise SenderMismatch
     return Correspondent(
         did=did,
         name=did_of(message.sender),
-        kid=sender.kid,
-        key=sender.key,
+        kid=claim.kid,
+        key=claim.key,
         own_kid=sender.own_kid,
         own_key=sender.own_key,
-        document=sender.document,
-        draft03=sender.draft03,
+        document=claim.document,
+        draft03=claim.draft03,
     )

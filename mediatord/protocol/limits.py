@@ -20,6 +20,8 @@ class SlidingWindow:
 
     Memory is bounded: keys whose admissions are all older than the period are forgotten, and beyond `max_keys` the
     one that was admitted longest ago.
+
+    :ivar limit: may be another one from any time on.
     """
 
     def __init__(self, limit: int, period: float = 60.0, max_keys: int = 100_000) -> None:
@@ -58,7 +60,7 @@ class SlidingWindow:
         times = self._admitted.get(short)
         if times is None:
             self._forget(now)
-            times = self._admitted[short] = deque(maxlen=self.limit)
+            times = self._admitted[short] = deque()
         else:
             self._admitted.move_to_end(short)
         times.extend([now] * cost)

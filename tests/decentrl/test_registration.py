@@ -22,7 +22,7 @@ class RegistrationTests(SynchronousTestCase):
 
     def key_of(self, did: str, key_id: str) -> bytes | None:
         if did == self.alice.mediator:
-            return self.house.base.identity.signing_key
+            return self.house.base.identity.now.signing_key
         return parse_did(did).signing_key
 
     def refused(self, members: dict[str, Any]) -> tuple[int, str]:

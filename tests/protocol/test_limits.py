@@ -60,6 +60,17 @@ def test_keys_whose_time_is_over_are_forgotten() -> None:
     assert len(window._admitted) == 60
 
 
+def test_another_limit() -> None:
+    """It counts at once, and so does what was admitted under the one before."""
+    window = SlidingWindow(2)
+    assert [window.admit("a", NOW + second) for second in range(3)] == [0, 0, 58]
+    window.limit = 4
+    assert [window.admit("a", NOW + second) for second in range(3, 6)] == [0, 0, 55]
+    window.limit = 1
+    assert window.admit("a", NOW + 60) == 4
+    assert window.admit("a", NOW + 64) == 0
+
+
 def test_several_at_once() -> None:
     """All or none are admitted, and the wait is for the last of them."""
     window = SlidingWindow(3)

@@ -1,0 +1,85 @@
+"""The certificate of an `ssl:` listener, which may be another one while the daemon runs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from OpenSSL import SSL
+from twisted.internet.endpoints import serverFromString
+from twisted.internet.interfaces import IOpenSSLContextFactory
+from twisted.internet.protocol import Factory
+from zope.interface import implementer
+
+
+@implementer(IOpenSSLContextFactory)
+class Certificate:
+    """
+    Stands in for the reactor where the endpoint begins to listen, and says which certificate each connection gets.
+
+    :param endpoint: a Twisted endpoint string that begins with `ssl:`, perhaps after `haproxy:`.
+    :param reactor: listens.
+    :raise Exception: of whichever kind Twisted and OpenSSL like; the files cannot be used.
+    :ivar name: interface and port of the listener, `*:443` for all interfaces.
+    :ivar expiry: when the first of the certificates ends that are shown to clients.
+    """
+
+    def __init__(self, endpoint: str, reactor: Any) -> None:
+        self._endpoint = endpoint
+        self._reactor = reactor
+        self.name = ""
+        self.expiry: datetime
+        self._options: Any
+        self.read()
+
+    def read(self) -> bool:
+        """
+        Read the files; connections that are open go on with what they have.
+
+        :return: whether there is another certificate than before.
+        :raise Exception: as above; nothing has changed.
+        """
+        seen = _Seen()
+        serverFromString(seen, self._endpoint).listen(Factory())
+        # What OpenSSL does not take is to be known now, not when somebody connects.
+        seen.options.getContext()
+        shown = [one.to_cryptography() for one in (seen.options.certificate, *(seen.options.extraCertChain or ()))]
+        before = getattr(self, "_shown", None)
+        self.name, self._options, self._shown = seen.name, seen.options, shown
+        self.expiry = min(one.not_valid_after_utc for one in shown)
+        return shown != before
+
+    def getContext(self) -> SSL.Context:  # noqa: N802  Twisted's name
+        """Called for every connection."""
+        context: SSL.Context = self._options.getContext()
+        return context
+
+    def listenSSL(  # noqa: N802  Twisted's name
+        self,
+        port: int,
+        factory: Any,
+        contextFactory: Any,  # noqa: N803  Twisted's name
+        backlog: int = 50,
+        interface: str = "",
+    ) -> Any:
+        """Called by the endpoint, which has read the files once more."""
+        return self._reactor.listenSSL(port, factory, self, backlog=backlog, interface=interface)
+
+
+class _Seen:
+    """What an endpoint would listen with."""
+
+    name = ""
+    options: Any = None
+
+    def listenSSL(  # noqa: N802  Twisted's name
+        self,
+        port: int,
+        factory: Any,
+        contextFactory: Any,  # noqa: N803  Twisted's name
+        backlog: int = 50,
+        interface: str = "",
+    ) -> None:
+        """Called by the endpoint."""
+        self.name = f"{interface or '*'}:{port}"
+        self.options = contextFactory

@@ -1,0 +1,386 @@
+"""What a daemon takes over while it runs, in memory: keys, limits, certificates (SIGHUP)."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cryptography.x509.oid import NameOID
+from OpenSSL import SSL
+from twisted.internet.protocol import Factory
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import formatEvent
+from twisted.logger._capture import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.config import Config
+from mediatord.identity import Identity
+from mediatord.keyfile import load_keys, retire_keys, rotate_keys
+from mediatord.protocol.didcomm.did_document import parse_document
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.service import Listener, StartupError
+from mediatord.workers.changeover import Changeover
+from tests.authority import Authority
+from tests.house import CM3, PING, Guest, sealed_forward
+from tests.web.premises import Premises
+from tests.web.test_websocket import PLENTY, SocketTestCase
+
+
+class KeysTests(SocketTestCase):
+    """A mediator whose keys are rotated, and Bob who knows it by the DID that it had."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.path = self.premises.config.identity.keys
+
+    def fits(self, keys: Any) -> Identity:
+        """For the key file."""
+        return Identity(keys, self.premises.config.public_url)
+
+    def reload(self) -> list[str]:
+        """What is said."""
+        with capturedLogs() as said:
+            self.premises.base.reloading.reload(lambda: self.premises.config)
+        return [formatEvent(event) for event in said]
+
+    def rotate(self, **how: Any) -> str:
+        """Rotate and reload; the DID that is served."""
+        rotate_keys(self.path, self.fits, **how)
+        self.reload()
+        return self.premises.request("GET", "/did").body.decode()
+
+    def now_at(self, did: str) -> None:
+        """From now on strangers know the mediator by this DID."""
+        self.premises.did, self.premises.document = did, resolve_local(did)
+
+    def test_pages(self) -> None:
+        """All that is told of the mediator is of the new keys."""
+        before = {path: self.premises.request("GET", path).body for path in ("/", "/invitation", "/invitationOOB")}
+        for_people = {"Accept": "text/html"}
+        self.assertIn(
+            self.premises.did, self.premises.request("GET", "/invitation", headers=for_people).body.decode()
+        )
+        did = self.rotate()
+        self.assertNotEqual(did, self.premises.did)
+        for path, body in before.items():
+            self.assertNotEqual(self.premises.request("GET", path).body, body)
+        self.assertEqual(self.premises.request("GET", "/invitation").json["from"], did)
+        page = self.premises.request("GET", "/invitation", headers=for_people).body.decode()
+        self.assertIn(did, page)
+        self.assertNotIn(self.premises.did, page)
+        document = self.premises.request("GET", "/.well-known/did.json").json
+        self.assertEqual(document["alsoKnownAs"], [did, self.premises.did])
+
+    def test_what_is_said(self) -> None:
+        """The new DID, one that is prepared, and each that is accepted no more; nothing while nothing changes."""
+        quiet = "the configuration was read again"
+        self.assertEqual(self.reload(), [quiet])
+        rotate_keys(self.path, self.fits, prepare=True)
+        (prepared,) = self.fits(load_keys(self.path)).prepared_dids
+        self.assertEqual(self.reload(), [quiet, f"the DID {prepared[:60]}… is accepted and not told to anybody yet"])
+        rotate_keys(self.path, self.fits)
+        self.assertEqual(
+            self.reload(), [quiet, f"the DID is {prepared[:60]}… now; former ones that are accepted as well: 1"]
+        )
+        retire_keys(self.path, "prekey", self.fits)
+        self.assertEqual(self.reload(), [quiet, f"no longer accepted: {self.premises.did[:60]}…"])
+        self.assertEqual(self.reload(), [quiet])
+
+    def test_a_live_socket(self) -> None:
+        """It stays, is answered and written to from the DID that it addressed, and gets what comes by the new one."""
+        old = self.premises.did
+        visitor = self.premises.visitor()
+        self.go_live(visitor)
+        new = self.rotate()
+        self.now_at(new)
+        self.forward(self.bob, "by the new DID")
+        (pushed,) = visitor.texts()
+        self.assertEqual(self.bob.open(pushed).sender, old)
+        self.now_at(old)
+        visitor.send(self.pings("still")[0])
+        (answer,) = visitor.texts()
+        self.assertEqual(self.bob.open(answer).sender, old)
+
+    def test_the_web_did(self) -> None:
+        """What is sealed for `#prekey` of before opens, and is answered with the key that it was sealed for."""
+        identity = self.premises.base.identity
+        document = parse_document(identity.web_did, identity.web_document)
+        carol = Guest(self.premises)
+        carol.book.learn(document)
+        self.premises.did, self.premises.document = identity.web_did, document
+        message = carol.pack(PING, id="before")
+        self.rotate()
+        answered = self.premises.receive(message)
+        self.assertEqual(answered.status, 200)
+        # Checked with the key in the document that Carol has.
+        self.assertEqual(carol.open(answered.body).sender, identity.web_did)
+
+    def test_a_grant(self) -> None:
+        """Who asks by the former DID is answered from it, and given the new one to hand out."""
+        old, new = self.premises.did, self.rotate()
+        answer = self.bob.answer(f"{CM3}/mediate-request")
+        self.assertEqual((answer.sender, answer.body), (old, {"routing_did": [new]}))
+
+    def test_our_own(self) -> None:
+        """Nobody can register a DID of ours, whether it was or will be."""
+        rotate_keys(self.path, self.fits)
+        rotate_keys(self.path, self.fits, prepare=True)
+        self.reload()
+        identity = self.premises.base.identity.now
+        dids = [identity.did, *identity.former_peer_dids, *identity.prepared_dids]
+        self.assertEqual(len(dids), 3)
+        updates = [{"recipient_did": did, "action": "add"} for did in dids]
+        updated = self.bob.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
+        self.assertEqual({one["result"] for one in updated}, {"client_error"})
+
+    def test_prepared(self) -> None:
+        """It opens, and is told to nobody."""
+        before = self.premises.request("GET", "/").body
+        self.assertEqual(self.rotate(prepare=True), self.premises.did)
+        self.assertEqual(self.premises.request("GET", "/").body, before)
+        (coming,) = self.premises.base.identity.now.prepared_dids
+        self.now_at(coming)
+        self.forward(self.bob)
+        # Some other node has told it already: nobody is sent back to the one before.
+        answer = Guest(self.premises).answer(f"{CM3}/mediate-request")
+        self.assertEqual((answer.sender, answer.body), (coming, {"routing_did": [coming]}))
+
+    def test_retired(self) -> None:
+        """What is for it is refused like anything that nobody can open."""
+        raw = sealed_forward(self.premises, self.bob.did, self.bob.letter("late"))
+        self.rotate()
+        retire_keys(self.path, "prekey", self.fits)
+        self.reload()
+        self.assertEqual(self.premises.receive(raw, peer="203.0.113.9").status, 400)
+
+    def test_a_file_that_cannot_be_used(self) -> None:
+        """Nothing changes, the settings included."""
+        did = self.premises.did
+        self.path.write_bytes(b"{}")
+        values = self.premises.config.model_dump()
+        new = Config.model_validate({**values, "log": {**values["log"], "level": "warn"}})
+        with capturedLogs() as said:
+            self.premises.base.reloading.reload(lambda: new)
+        self.assertEqual(
+            [formatEvent(event) for event in said],
+            [
+                f"the configuration was not taken, nothing has changed: {self.path} is not a set of private keys: "
+                "expected a JWK set with kid and d"
+            ],
+        )
+        self.assertEqual(self.premises.base.reloading.config.log.level, "info")
+        self.assertEqual(self.premises.request("GET", "/did").body.decode(), did)
+        self.assertEqual(self.premises.counter("mediator_config_last_reload_success"), 0)
+
+    def test_former_dids(self) -> None:
+        """Those of the configuration count at once, too."""
+        former = "did:web:old.example"
+        values = self.premises.config.model_dump()
+        new = Config.model_validate({**values, "identity": {**values["identity"], "former_dids": [former]}})
+        with capturedLogs() as said:
+            self.premises.base.reloading.reload(lambda: new)
+            self.premises.base.reloading.reload(lambda: self.premises.config)
+        self.assertEqual(
+            [formatEvent(event) for event in said],
+            ["the configuration was read again"] * 2 + [f"no longer accepted: {former}"],
+        )
+
+
+class LimitsTests(SocketTestCase):
+    settings = {"limits": PLENTY}
+
+    def limit(self, **limits: int) -> None:
+        """Reload with other limits."""
+        values = self.premises.config.model_dump()
+        new = Config.model_validate({**values, "limits": {**values["limits"], **limits}})
+        self.premises.base.reloading.reload(lambda: new)
+
+    def test_size(self) -> None:
+        """Of a body, of a frame on a socket that is open and on one that comes, and what is disclosed."""
+        before = self.premises.visitor()
+        self.limit(max_message_bytes=10_000)
+        self.assertEqual(self.premises.request("POST", "/didcomm", b"x" * 10_001).status, 413)
+        for visitor in (before, self.premises.visitor()):
+            visitor.send(b"x" * 10_001)
+            self.assertEqual(visitor.close_code(), 1009)
+        self.limit(max_message_bytes=200_000)
+        self.assertEqual(self.premises.request("POST", "/didcomm", b"x" * 10_001).status, 400)
+        query = {"queries": [{"feature-type": "constraint", "match": "max_receive_bytes"}]}
+        answer = self.bob.answer("https://didcomm.org/discover-features/2.0/queries", query)
+        self.assertIn("200000", str(answer.body))
+
+    def test_rates(self) -> None:
+        """Lower and higher; what was used within the minute counts."""
+
+        def sent() -> int:
+            raw = [sealed_forward(self.premises, self.bob.did, self.bob.letter(str(n))) for n in range(9)]
+            return sum(self.premises.receive(one, peer="203.0.113.8").status == 202 for one in raw)
+
+        self.assertEqual(sent(), 9)
+        self.limit(ip_per_minute=12)
+        self.assertEqual(sent(), 3)
+        self.limit(ip_per_minute=16)
+        self.assertEqual(sent(), 4)
+        self.limit(ip_per_minute=2)
+        self.assertEqual(sent(), 0)
+        self.premises.clock.advance(60)
+        self.assertEqual(sent(), 2)
+
+    def test_sockets_of_one_address(self) -> None:
+        """Those that are open stay."""
+        visitors = [self.premises.visitor() for _ in range(3)]
+        self.limit(max_connections_per_ip=3)
+        self.assertEqual(self.premises.upgrade()[1].status, 429)
+        self.limit(max_connections_per_ip=4)
+        self.assertEqual(self.premises.upgrade()[1].status, 101)
+        for visitor in visitors:
+            visitor.send(self.pings("a")[0])
+            self.assertEqual(len(visitor.texts()), 1)
+
+
+class CertificateTests(SynchronousTestCase):
+    """A listener with TLS."""
+
+    def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.directory)
+        self.authority = Authority(self.directory)
+        self.used = self.directory / "used.pem"
+        shutil.copy(self.authority.issue("first", ["127.0.0.1"]), self.used)
+        self.reactor: Any = MemoryReactorClock()
+
+    def listener(self, port: int = 8443, more: str = "", before: str = "") -> Listener:
+        """One that listens."""
+        endpoint = f"{before}ssl:{port}{more}:privateKey={self.used}:certKey={self.used}"
+        listener = Listener(endpoint, Factory(), self.reactor)
+        listener.privilegedStartService()
+        return listener
+
+    def name_shown(self) -> str:
+        """Common name of the certificate that a connection gets now."""
+        (_, _, contexts, _, _) = self.reactor.sslServers[-1]
+        certificate = SSL.Connection(contexts.getContext(), None).get_certificate()
+        assert certificate is not None
+        (name,) = certificate.to_cryptography().subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return str(name.value)
+
+    def said(self, listener: Listener, outcome: bool) -> str:
+        """In one line, when it reads its certificate again."""
+        with capturedLogs() as said:
+            self.assertIs(listener.renew(), outcome)
+        (event,) = said
+        return formatEvent(event)
+
+    def test_renewed(self) -> None:
+        """Whoever connects from then on gets the new one; the line says until when it is good."""
+        listener = self.listener()
+        self.assertEqual(self.name_shown(), "first")
+        self.assertRegex(
+            self.said(listener, True),
+            r"^the certificate of \*:8443 is the same, good until 20\d\d-\d\d-\d\d \d\d:\d\d UTC$",
+        )
+        shutil.copy(self.authority.issue("second", ["127.0.0.1"]), self.used)
+        self.assertIn("is a new one, good until", self.said(listener, True))
+        self.assertEqual(self.name_shown(), "second")
+
+    def test_not_renewed(self) -> None:
+        """One that cannot be read, or does not go with its key, leaves the one of before."""
+        listener = self.listener(more=":interface=127.0.0.1")
+        expiry = listener.certificate.expiry if listener.certificate else None
+        other = self.authority.issue("other", ["127.0.0.1"]).read_bytes()
+        first = self.used.read_bytes()
+        begin = b"-----BEGIN PRIVATE KEY-----"
+        mixed = first.partition(begin)[0] + begin + other.partition(begin)[2]
+        for content in (b"", b"-----BEGIN CERTIFICATE-----\n", mixed, first.partition(begin)[0]):
+            self.used.write_bytes(content)
+            self.assertEqual(
+                self.said(listener, False),
+                "the certificate of 127.0.0.1:8443 stays the same: its key or certificate cannot be used",
+            )
+        self.used.unlink()
+        line = f"the certificate of 127.0.0.1:8443 stays the same: {self.used}: No such file or directory"
+        self.assertEqual(self.said(listener, False), line)
+        self.assertEqual(self.name_shown(), "first")
+        self.assertEqual(listener.certificate and listener.certificate.expiry, expiry)
+
+    def test_behind_haproxy(self) -> None:
+        """A listener that is told by a proxy who its clients are has a certificate like any other."""
+        listener = self.listener(before="haproxy:")
+        shutil.copy(self.authority.issue("second", ["127.0.0.1"]), self.used)
+        self.assertRegex(self.said(listener, True), r"^the certificate of \*:8443 is a new one, good until")
+        self.assertEqual(self.name_shown(), "second")
+        self.used.write_bytes(b"")
+        self.assertIn("its key or certificate cannot be used", self.said(listener, False))
+        self.assertEqual(self.name_shown(), "second")
+
+    def test_without_tls(self) -> None:
+        """There is nothing to be said."""
+        listener = Listener("tcp:80", Factory(), self.reactor)
+        with capturedLogs() as said:
+            self.assertIs(listener.renew(), True)
+        self.assertEqual(said, [])
+
+    def test_at_the_start(self) -> None:
+        """What cannot be used is said in a line, as ever."""
+        self.used.write_bytes(b"")
+        with self.assertRaisesRegex(StartupError, "^cannot listen on ssl:.*: its key or certificate cannot be used$"):
+            self.listener()
+
+    def test_metric(self) -> None:
+        """When it ends is known from the start, and after each reload."""
+        house = Premises(self)
+        listener = self.listener()
+        house.base.reloading.watch(listener)
+        assert listener.certificate is not None
+        self.assertEqual(self.expiry(house), listener.certificate.expiry.timestamp())
+        shutil.copy(self.authority.issue("second", ["127.0.0.1"], expired=True), self.used)
+        house.base.reloading.reload(lambda: house.config)
+        self.assertEqual(self.expiry(house), listener.certificate.expiry.timestamp())
+        self.assertEqual(house.counter("mediator_config_last_reload_success"), 1)
+        self.used.unlink()
+        house.clock.advance(5)
+        taken = house.counter("mediator_config_last_reload_success_timestamp_seconds")
+        house.base.reloading.reload(lambda: house.config)
+        self.assertEqual(house.counter("mediator_config_last_reload_success"), 0)
+        self.assertEqual(house.counter("mediator_config_last_reload_success_timestamp_seconds"), taken)
+
+    def expiry(self, house: Premises) -> float:
+        """As the metrics say."""
+        return house.counter("mediator_certificate_expiry_timestamp_seconds", listener="*:8443")
+
+
+class ChangeoverTests(SynchronousTestCase):
+    """Steps that some workers are taken through."""
+
+    def setUp(self) -> None:
+        self.crew: list[Any] = ["a", "b"]
+        self.told: list[str] = []
+        self.changeover = Changeover(lambda: self.crew)
+
+    def step(self, name: str) -> Any:
+        """That everybody is told this."""
+        return lambda: lambda child: self.told.append(f"{name}{child}")
+
+    def test_one_after_the_other(self) -> None:
+        """The next begins when all have answered; what comes last is done then."""
+        self.changeover.add(self.step("1"), self.step("2"), lambda: self.told.append("done"))
+        self.assertEqual(sorted(self.told), ["1a", "1b"])
+        for child in ("a", "a", "somebody"):
+            self.changeover.answered(child)  # type: ignore[arg-type]  # any name will do
+        self.assertEqual(len(self.told), 2)
+        self.changeover.answered("b")  # type: ignore[arg-type]  # likewise
+        self.assertEqual(sorted(self.told[2:]), ["2a", "2b"])
+        self.crew.append("c")
+        self.changeover.add(self.step("3"))
+        for child in ("b", "a"):
+            self.changeover.answered(child)  # type: ignore[arg-type]  # likewise
+        self.assertEqual(self.told[4], "done")
+        self.assertEqual(sorted(self.told[5:]), ["3a", "3b", "3c"])
+
+    def test_nobody_is_there(self) -> None:
+        """All is done at once."""
+        self.crew.clear()
+        self.changeover.add(self.step("1"), lambda: self.told.append("done"))
+        self.assertEqual(self.told, ["done"])
