@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from time import monotonic_ns
 
 # What `STATUS=` says of a daemon that takes work, and of one whose store is away.
 SERVING = "serving"
@@ -27,6 +28,11 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
     except OSError:
         return False
     return True
+
+
+def reloading() -> str:
+    """What systemd is told when a reload begins, which ends with `READY=1` (`Type=notify-reload`)."""
+    return f"RELOADING=1\nMONOTONIC_USEC={monotonic_ns() // 1000}"
 
 
 def watchdog_interval(environ: Mapping[str, str] = os.environ) -> float | None:

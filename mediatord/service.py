@@ -14,9 +14,12 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from mediatord.certificates import Certificate
 from mediatord.config import Config
 
 _log = Logger()
+
+_PROXIED = "haproxy:"
 
 
 class StartupError(Exception):
@@ -44,14 +47,24 @@ def listening_on(endpoint: str) -> Iterator[None]:
         yield
     except StartupError:
         raise
-    except (CannotListenError, OSError) as error:
+    except Exception as error:
+        raise StartupError(f"cannot listen on {endpoint}: {_why(endpoint, error)}") from None
+
+
+def _why(endpoint: str, error: Exception) -> str:
+    """Each kind of endpoint raises what it likes; the texts of OpenSSL are lists of its functions."""
+    if isinstance(error, CannotListenError | OSError):
         reason = getattr(error, "socketError", error)
         file = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        why = f"{file}{getattr(reason, 'strerror', None) or reason}"
-        raise StartupError(f"cannot listen on {endpoint}: {why}") from None
-    except Exception:  # Each kind of endpoint raises what it likes; the texts of OpenSSL are lists of its functions.
-        what = "its key or certificate" if endpoint.startswith("ssl:") else "it"
-        raise StartupError(f"cannot listen on {endpoint}: {what} cannot be used") from None
+        return f"{file}{getattr(reason, 'strerror', None) or reason}"
+    if endpoint.startswith("systemd:") and isinstance(error, IndexError | KeyError):
+        return "systemd has handed over no such socket; is mediatord.socket enabled, with an address for it?"
+    what = "its key or certificate" if _speaks_tls(endpoint) else "it"
+    return f"{what} cannot be used"
+
+
+def _speaks_tls(endpoint: str) -> bool:
+    return endpoint.removeprefix(_PROXIED).startswith("ssl:")
 
 
 class OrderedService(MultiService):
@@ -104,11 +117,15 @@ class Listener(Service):
     :param factory: an IProtocolFactory.
     :param reactor: may as well be one that listens on sockets it was given, whatever it is asked for.
     :raise StartupError: the certificate of an `ssl:` endpoint cannot be used.
+    :ivar certificate: None unless it is one, perhaps behind `haproxy:`.
     """
 
     def __init__(self, endpoint: str, factory: Any, reactor: Any) -> None:
         self._endpoint = endpoint
+        self.certificate: Certificate | None = None
         with listening_on(endpoint):
+            if self.speaks_tls:
+                reactor = self.certificate = Certificate(endpoint, reactor)
             self._service = strports.service(endpoint, factory, reactor=reactor)
         self.name = f"listener {endpoint}"
 
@@ -126,6 +143,48 @@ class Listener(Service):
         """Bind, if that was not done yet."""
         super().startService()
         self._service.startService()
+
+    @property
+    def address(self) -> Any:
+        """Where it listens, as its port says; None while it does not."""
+        # There is no public way to the port of such a service.
+        port: Any = getattr(self._service._waitingForPort, "result", None)
+        try:
+            return port.getHost()
+        except (AttributeError, OSError):  # there is none, or its socket is gone
+            return None
+
+    @property
+    def speaks_tls(self) -> bool:
+        """Whether clients have to."""
+        return _speaks_tls(self._endpoint)
+
+    @property
+    def is_proxied(self) -> bool:
+        """Whether the first line is that of a proxy, about its client."""
+        return self._endpoint.startswith(_PROXIED)
+
+    def renew(self) -> bool:
+        """
+        Read the certificate again, if there is one, and tell how long it is good.
+
+        :return: whether it could be read; where not, the one of before stays.
+        """
+        if self.certificate is None:
+            return True
+        name = self.certificate.name
+        try:
+            is_new = self.certificate.read()
+        except Exception as error:
+            _log.error("the certificate of {name} stays the same: {why}", name=name, why=_why(self._endpoint, error))
+            return False
+        _log.info(
+            "the certificate of {name} is {what}, good until {expiry:%Y-%m-%d %H:%M} UTC",
+            name=name,
+            what="a new one" if is_new else "the same",
+            expiry=self.certificate.expiry,
+        )
+        return True
 
     def stopService(self) -> Deferred[None]:
         """Take no more connections."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,24 @@ class Reactor(MemoryReactorClock):
         callable(*arguments, **more)
 
 
+class Reloads:
+    """Notes that it was asked."""
+
+    fails = False
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def read(self) -> Any:
+        """Nothing."""
+
+    def reload(self, read: object) -> None:
+        """Do nothing."""
+        self.asked.append(read)
+        if self.fails:
+            raise ZeroDivisionError
+
+
 class Base:
     """As much of the daemon as there is to say of it."""
 
@@ -33,6 +52,7 @@ class Base:
         self.journal = self
         self.standing = Standing(self.reactor, 10.0)
         self.lived: list[str] = []
+        self.reloading = Reloads()
 
     def started(self, version: str) -> None:
         """It is noted."""
@@ -116,6 +136,28 @@ class SignsTests(SynchronousTestCase):
         self.assertEqual(self.told(), [WAITING, "READY=1", "WATCHDOG=1"])
         self.base.reactor.pump([10, 10])
         self.assertEqual(self.told(), ["WATCHDOG=1"] * 2)
+
+    def test_reload(self) -> None:
+        """It is begun and ended, unless the daemon is not up yet; also where it fails."""
+        read = self.base.reloading.read
+        self.signs.startService()
+        self.told()
+        self.signs.reload(read)
+        self.assertEqual(self.told(), [])
+        self.open_store()
+        self.told()
+        before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self.signs.reload(read)
+        begun, ended = self.told()
+        reloading, since = begun.splitlines()
+        self.assertEqual((reloading, ended), ("RELOADING=1", "READY=1"))
+        name, _, microseconds = since.partition("=")
+        self.assertEqual(name, "MONOTONIC_USEC")
+        self.assertLessEqual(before, int(microseconds))
+        self.base.reloading.fails = True
+        self.assertRaises(ZeroDivisionError, self.signs.reload, read)
+        self.assertEqual(self.told()[-1], "READY=1")
+        self.assertEqual(self.base.reloading.asked, [read] * 3)
 
     def test_stop(self) -> None:
         """Said once; nothing comes after that, and nothing is left."""

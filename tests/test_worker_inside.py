@@ -32,7 +32,7 @@ from tests.web.premises import Line, Premises, responses
 from tests.web.premises import written as written_request
 
 PATIENCE_SECONDS = 60.0
-PLACE = WorkerPlace("/tmp/1.sock", b"secret", (Inherited(5, socket.AF_INET),), b"identity")
+PLACE = WorkerPlace("/tmp/1.sock", b"secret", b"seed", (Inherited(5, socket.AF_INET),), b"keys")
 
 
 class WorkerTests(SynchronousTestCase):
@@ -73,11 +73,15 @@ class WorkerTests(SynchronousTestCase):
         self.assertEqual(rotated, ["rotated"])
 
     def test_reload(self) -> None:
-        """It is passed on, with what became of the configuration."""
-        reloaded: list[tuple[str, str]] = []
-        self.worker.reload = lambda settings, outcome: reloaded.append((settings, outcome))
-        self.hears("reload", ["{}", "ok"])
-        self.assertEqual(reloaded, [("{}", "ok")])
+        """It is passed on, with what became of the configuration, and answered once that was done."""
+        reloaded: list[tuple[str, ...]] = []
+        self.worker.reload = lambda *told: reloaded.append(told)
+        self.worker.use_keys = lambda keys: reloaded.append((keys,))
+        self.hears("reload", ["{}", "ok", "keys"])
+        self.assertEqual(reloaded, [("{}", "ok", "keys")])
+        self.hears("keys", "others")
+        self.assertEqual(reloaded[1:], [("others",)])
+        self.assertEqual(self.said(), [("reloaded", None)] * 2)
 
     def test_unable(self) -> None:
         """Why there is no point in going on; before there is a connection, it goes straight into the pipe."""
@@ -165,6 +169,22 @@ class WorkerTests(SynchronousTestCase):
         self.failureResultOf(page, TimeoutError)
         for _ in range(2):
             self.hears("page", [number, "late"])
+
+    def test_all_states(self) -> None:
+        """What all know of themselves, to the one who asked; or nobody answers in time."""
+        states = [Deferred.fromCoroutine(self.worker.states()) for _ in range(2)]
+        (first, _) = [content for word, content in self.said() if word == "ask states"]
+        self.hears("states", [first, [3, [{"a": 1}, {"b": 2}]]])
+        self.assertEqual(self.successResultOf(states[0]), (3, [{"a": 1}, {"b": 2}]))
+        self.reactor.advance(PAGE_SECONDS)
+        self.failureResultOf(states[1], TimeoutError)
+
+    def test_state(self) -> None:
+        """What this process knows of itself, when it is asked and has something to say."""
+        self.hears("state", 4)
+        self.worker.tell_state = lambda: {"pid": 1}
+        self.hears("state", 5)
+        self.assertEqual(self.said(), [("state", [5, {"pid": 1}])])
 
     def test_report(self) -> None:
         """What this process has measured, when it is asked."""

@@ -17,10 +17,15 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.config import Config, ConfigError
-from mediatord.keyfile import create_keys
+from mediatord.identity import Identity
+from mediatord.interfaces import QueueLimits
+from mediatord.keyfile import create_keys, read_keys, retire_keys, rotate_keys
 from mediatord.notify import SERVING, WAITING
+from mediatord.readiness import Own
 from mediatord.service import StartupError, makeService
+from mediatord.store.memory import MemoryStore
 from mediatord.wallet.throwaway import free_port
+from mediatord.wiring.base import build_base
 from mediatord.wiring.workers import worker_settings
 from mediatord.workers import Brief, WorkerPlace
 from mediatord.workers.brief import Inherited
@@ -203,9 +208,9 @@ class SupervisorTests(SynchronousTestCase):
                 self.assertIn(("ping", None), process.orders())
                 process.say("pong")
 
-    def all_ready(self) -> list[Process]:
+    def all_ready(self, **more: Any) -> list[Process]:
         """Three workers that serve."""
-        processes = self.start()
+        processes = self.start(**more)
         for process in processes:
             process.say("status", SERVING)
             process.say("ready")
@@ -239,10 +244,11 @@ class SupervisorTests(SynchronousTestCase):
         process = processes[0]
         self.assertIn("hunter2", process.brief.settings)
         seen = json.dumps([process.arguments, process.env])
-        for secret in ("hunter2", process.brief.place.secret.hex(), "NOTIFY_", "WATCHDOG_", "LISTEN_", "MEDIATORD_"):
-            self.assertNotIn(secret, seen)
-        self.assertNotIn("hunter2", repr(process.brief))
-        self.assertNotIn(process.brief.place.secret.hex(), repr(process.brief))
+        secrets = "hunter2", process.brief.place.secret.hex(), process.brief.place.seed.hex()
+        for unseen in (*secrets, "NOTIFY_", "WATCHDOG_", "LISTEN_", "MEDIATORD_"):
+            self.assertNotIn(unseen, seen)
+        for secret in secrets:
+            self.assertNotIn(secret, repr(process.brief))
         self.stop()
 
     def test_secret(self) -> None:
@@ -518,8 +524,9 @@ class SupervisorTests(SynchronousTestCase):
         other = self.config(log={"level": "warn"}, queue={"ttl": 60.0})
         self.service.reload(lambda: other)
         for number, process in enumerate(processes, 1):
-            ((word, (settings, outcome)),) = process.orders()
+            ((word, (settings, outcome, keys)),) = process.orders()
             self.assertEqual((word, outcome), ("reload", "restart_needed"))
+            self.assertEqual(keys.encode(), process.brief.place.keys)
             read = Config.model_validate_json(settings)
             self.assertEqual((read.node, read.log.level, read.queue.ttl), (f"n-{number}", "warn", Config().queue.ttl))
             self.assertEqual(
@@ -535,6 +542,78 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual(self.lines[0], "the configuration was read again; a restart is needed for queue.ttl")
         self.stop()
 
+    def served(self, keys: str) -> tuple[str, bool]:
+        """The DID that a worker tells with these keys, and whether it accepts others that are to come."""
+        identity = Identity(read_keys(keys.encode(), "it"), self.config().public_url)
+        return identity.did, bool(identity.prepared_dids)
+
+    def test_rotated_keys(self) -> None:
+        """All accept the new DID before any tells it; who replaces one of them is where the others are."""
+        processes = self.all_ready()
+        self.told_systemd()
+        old, _ = self.served(processes[0].brief.place.keys.decode())
+        rotated = rotate_keys(self.directory / "keys.jwks", lambda keys: None)
+        new = Identity(rotated, self.config().public_url).did
+        self.service.reload(self.config)
+        for process in processes:
+            ((word, (_, outcome, keys)),) = process.orders()
+            self.assertEqual((word, outcome, self.served(keys)), ("reload", "ok", (old, True)))
+        begun, _ = self.told_systemd()[0].splitlines()
+        self.assertEqual(begun, "RELOADING=1")
+        processes[0].say("reloaded")
+        processes[1].end(killed_by=9)
+        self.reactor.advance(0)
+        replacement = self.reactor.spawned[-1]
+        self.assertEqual(self.served(replacement.brief.place.keys.decode()), (old, True))
+        self.assertEqual(processes[0].orders(), [])
+        processes[2].say("reloaded")
+        now = [processes[0], processes[2], replacement]
+        for process in now:
+            ((word, keys),) = process.orders()
+            self.assertEqual((word, self.served(keys)), ("keys", (new, False)))
+        self.assertNotIn("READY=1", self.told_systemd())
+        for process in now:
+            process.say("reloaded")
+        self.assertEqual(self.told_systemd(), ["READY=1"])
+        processes[0].end(killed_by=9)
+        self.reactor.advance(0)
+        self.assertEqual(self.served(self.reactor.spawned[-1].brief.place.keys.decode()), (new, False))
+        self.stop()
+
+    def test_retired_keys(self) -> None:
+        """Who replaces a worker after that still knows what the others send to themselves, and they what it sends."""
+        processes = self.all_ready()
+        for change in (rotate_keys, lambda path, check: retire_keys(path, "prekey", check)):
+            change(self.directory / "keys.jwks", lambda keys: None)
+            self.service.reload(self.config)
+            for _ in range(2):
+                for process in processes:
+                    process.say("reloaded")
+        processes[0].end(killed_by=9)
+        self.reactor.advance(0)
+        replacement = self.reactor.spawned[-1]
+        self.assertNotIn(b'"prekey"', replacement.brief.place.keys)
+        one, other = (self.own_of(process) for process in (processes[1], replacement))
+        self.assertEqual(one.token, other.token)
+        self.assertTrue(one.kin.knows(other.kin.identity("m-1").did))
+        self.stop()
+
+    def own_of(self, process: Any) -> Own:
+        """What a worker's requests to itself are known by."""
+        config = Config.model_validate_json(process.brief.settings)
+        clock = MemoryReactorClock()
+        store = MemoryStore(clock, QueueLimits())
+        return build_base(clock, config, worker=process.brief.place, store=store).own
+
+    def test_reload_before_all_are_up(self) -> None:
+        """Nobody is told that they are."""
+        processes = self.start()
+        self.service.reload(self.config)
+        for process in processes:
+            process.say("reloaded")
+        self.assertEqual([state for state in self.told_systemd() if not state.startswith("STATUS=")], [])
+        self.stop()
+
     def test_refused_reload(self) -> None:
         """Workers go on as before, and begin a segment."""
         processes = self.all_ready()
@@ -544,7 +623,7 @@ class SupervisorTests(SynchronousTestCase):
 
         self.service.reload(wrong)
         for process in processes:
-            ((word, (settings, outcome)),) = process.orders()
+            ((word, (settings, outcome, _)),) = process.orders()
             self.assertEqual((word, settings, outcome), ("reload", process.brief.settings, "refused"))
         self.stop()
 
@@ -562,6 +641,29 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual(number, 7)
         self.assertIn("\na_total 4.0\n", page)
         self.assertIn("\nmediator_workers_answered 2.0\n", page)
+        self.stop()
+
+    def test_states(self) -> None:
+        """The supervisor adds what it has seen itself, but not the lines of workers, and its name for the page."""
+        token = self.directory / "token"
+        token.touch(0o600)
+        token.write_text("x" * 32)
+        processes = self.all_ready(admin={"listen": "tcp:0:interface=127.0.0.1", "token_file": "token"})
+        self.assertEqual([len(process.brief.place.sockets) for process in processes], [2, 2, 2])
+        processes[0].say("log", ["warn", "mediatord.x", "mine"])
+        processes[0].end(1)
+        processes[1].say("ask states", 7)
+        for process in processes[1:]:
+            ((word, number),) = process.orders()
+            self.assertEqual(word, "state")
+            process.say("state", [number, {"pid": process.pid, "troubles": []}])
+        ((word, (number, (asked, told))),) = processes[1].orders()
+        self.assertEqual((word, number, asked), ("states", 7, 2))
+        *workers, supervisor = told
+        self.assertEqual([one["pid"] for one in workers], [1001, 1002])
+        self.assertEqual(supervisor["node"], "n")
+        ((text, count),) = [(one["text"], one["count"]) for one in supervisor["troubles"]]
+        self.assertEqual((text, count), ("worker n-1 (process 1000) ended with status 1", 1))
         self.stop()
 
     def test_log(self) -> None:
@@ -657,7 +759,8 @@ class LinesTests(SynchronousTestCase):
 
     def test_brief(self) -> None:
         """It is read as written, or not at all."""
-        place = WorkerPlace("/tmp/a:b/1.sock", b"\x00\xff", (Inherited(5, socket.AF_INET6),), b"\x01")
+        sockets = (Inherited(5, socket.AF_INET6),)
+        place = WorkerPlace("/tmp/a:b/1.sock", b"\x00\xff", b"\xfe", sockets, b'{"keys": []}\n')
         brief = Brief(place, '{"node":"n"}')
         self.assertEqual(Brief.read(brief.written()), brief)
         self.assertEqual(place.address, r"unix:/tmp/a\:b/1.sock")

@@ -14,12 +14,15 @@ from mediatord.interfaces import IStore
 from mediatord.notify import notify
 from mediatord.service import OrderedService, refuse_unavailable
 from mediatord.store import check_store
+from mediatord.wiring.admin import build_admin
 from mediatord.wiring.alone import Alone, open_among
-from mediatord.wiring.base import Base, build_base, load_identity
+from mediatord.wiring.base import Base, build_base
 from mediatord.wiring.decentrl import build_decentrl
 from mediatord.wiring.didcomm import DIDCommHalf, build_didcomm
+from mediatord.wiring.identities import load_identity
 from mediatord.wiring.life import Endings, Signs, SoleUser, StoreLife
 from mediatord.wiring.nodes import build_membership, build_node
+from mediatord.wiring.readiness import build_readiness
 from mediatord.wiring.site import build_site
 from mediatord.wiring.workers import Doors, build_supervisor, listeners, put_to_work
 from mediatord.workers import Worker
@@ -49,10 +52,15 @@ def build(
         return build_supervisor(reactor, config, give_up, _sole_users(config, shared=False))
     base = build_base(reactor, config, worker=worker.place if worker else None, store=store)
     didcomm, decentrl = build_didcomm(base, config), build_decentrl(base, config)
-    site = build_site(base, didcomm, decentrl, config, worker)
-    root = OrderedService(reactor, config.drain_timeout, base.events.rotate, base.reloading.reload)
+    site = build_site(base, didcomm, decentrl, config, worker, lambda: readiness)
     signs = Signs(base, worker.tell if worker else notify)
-    doors: list[Service] = [*listeners(reactor, config, site, worker)]
+    root = OrderedService(reactor, config.drain_timeout, base.events.rotate, signs.reload)
+    listening = listeners(reactor, config, site, worker)
+    watches, admin = build_admin(base, config, worker)
+    for one in (*listening, *admin):
+        base.reloading.watch(one)
+    readiness = build_readiness(base, config, listening)
+    doors: list[Service] = [*listening, *admin]
     ready: Callable[[], None] = signs.store_opened
     if worker:
         put_to_work(worker, base)
@@ -69,6 +77,7 @@ def build(
         *_sole_users(config, shared=worker is not None or store is not None),
         base.events,
         base.epochs,
+        *watches,
         *_store_services(base, config, opened, give_up),
         *membership,
         didcomm.due,
@@ -79,6 +88,7 @@ def build(
         base.connections,
         base.gate,
         *doors,
+        readiness,
         signs,
     ]
     for child in children:

@@ -18,27 +18,24 @@ from mediatord.eventlog.logs import EventFile
 from mediatord.eventlog.logs import Origin as LogOrigin
 from mediatord.eventlog.sealing import Sealer
 from mediatord.gate import Gate
-from mediatord.identity import Identity, IdentityError
+from mediatord.identity import Identity
 from mediatord.interfaces import IStore, Node, QueueLimits, Removed
 from mediatord.interfaces.decentrl import Caps
 from mediatord.journal import Journal
-from mediatord.keyfile import load_keys
 from mediatord.metrics import Metrics
 from mediatord.outbound import Outbound
 from mediatord.presence import Connections
 from mediatord.private_file import PrivateFileError
+from mediatord.readiness import Own, own
 from mediatord.service import StartupError
 from mediatord.store import open_store
 from mediatord.tag_keys import renewed_tag_key
 from mediatord.tags import Tags
 from mediatord.wiring.cluster import ClusterSide, place_of
 from mediatord.wiring.epochs import Epochs, day_of
-from mediatord.wiring.reloading import Reloading, segment_limits
+from mediatord.wiring.identities import PresentIdentity, load_identity, told_identity
+from mediatord.wiring.reloading import LogFiles, Reloading, segment_limits
 from mediatord.workers import WorkerPlace
-
-_ANOTHER_IDENTITY = (
-    "identity.keys: {path} has changed since the daemon was started: put it back, or restart the daemon"
-)
 
 
 class LateNews:
@@ -78,10 +75,11 @@ class Base:
     :param cluster: None when this is the only process.
     :param steady: seconds since any time, by a clock that nobody sets.
     :param standing: whether this process should be sent work.
+    :param own: what the daemon's requests to itself are known by.
     """
 
     reactor: Any
-    identity: Identity
+    identity: PresentIdentity
     events: EventFile
     journal: Journal
     reloading: Reloading
@@ -96,28 +94,12 @@ class Base:
     cluster: ClusterSide | None
     steady: Callable[[], float]
     standing: Standing
-
-
-def load_identity(config: Config) -> Identity:
-    """
-    Our keys and DIDs.
-
-    :raise StartupError: the key file or a former DID cannot be used.
-    """
-    try:
-        return Identity(
-            load_keys(config.identity.keys),
-            config.public_url,
-            config.identity.former_dids,
-            raw_keys=config.decentrl.raw_keys,
-        )
-    except (PrivateFileError, IdentityError) as error:
-        raise StartupError(str(error)) from None
+    own: Own
 
 
 def log_key(config: Config) -> Path:
     """Where the keys of the event log are."""
-    return config.identity.keys.with_name("log.key")
+    return config.log.key_file or config.identity.keys.with_name("log.key")
 
 
 def load_tags(config: Config, now: float) -> Tags:
@@ -146,11 +128,9 @@ def build_base(
 
     :param worker: what this process has of its supervisor.
     :param store: instead of the one that the configuration names.
-    :raise StartupError: keys, identity or log key cannot be used, or the identity is not what other workers have.
+    :raise StartupError: keys, identity or log key cannot be used.
     """
-    identity = load_identity(config)
-    if worker is not None and worker.identity != identity.digest:
-        raise StartupError(_ANOTHER_IDENTITY.format(path=config.identity.keys))
+    identity = _identity(config, worker)
     tags = load_tags(config, reactor.seconds())
     place = place_of(config, worker)
     origin = LogOrigin(config.node_name, __version__, tags.epoch)
@@ -160,8 +140,10 @@ def build_base(
     )
     metrics = Metrics(CollectorRegistry(), version=__version__, label=lambda did: tags.did(did))
     events.told = metrics
-    journal = Journal(reactor, events, metrics, tags, steady)
-    reloading = Reloading(config, events, sealer, journal, steady)
+    itself = own(worker.seed if worker else identity.secret, worker.secret if worker else None)
+    journal = Journal(reactor, events, metrics, tags, steady, itself.kin.knows)
+    present = PresentIdentity(identity)
+    reloading = Reloading(config, present, LogFiles(events, sealer), journal, steady)
     epochs = Epochs(reactor, log_key(config), tags, events, lambda: reloading.config.log.key_days)
     reloading.look_for_key = epochs.look
     late = LateNews(journal)
@@ -173,9 +155,11 @@ def build_base(
         node = Node(origin.node, origin.boot, place.address, place.keys.seal, identity.digest)
         cluster = ClusterSide(reactor, store, metrics, node, place)
         connections.announce_to(cluster.announcer, reactor)
+    admission = _admission(reactor, journal, config, cluster.allowances if cluster else None)
+    reloading.follow(lambda new: _limit(new, connections, admission))
     return Base(
         reactor=reactor,
-        identity=identity,
+        identity=present,
         events=events,
         journal=journal,
         reloading=reloading,
@@ -183,14 +167,20 @@ def build_base(
         store=store,
         late=late,
         connections=connections,
-        admission=_admission(reactor, journal, config, cluster.allowances if cluster else None),
+        admission=admission,
         gate=Gate(reactor),
         outbound=Outbound(reactor, allow_private=config.outbound.allow_private),
         node=node,
         cluster=cluster,
         steady=steady,
         standing=cluster.standing if cluster else Standing(reactor),
+        own=itself,
     )
+
+
+def _identity(config: Config, worker: WorkerPlace | None) -> Identity:
+    """A worker has the keys that its supervisor has, whatever has become of the file meanwhile."""
+    return load_identity(config) if worker is None else told_identity(config, worker.keys.decode("utf-8"))
 
 
 def _store(reactor: Any, config: Config, metrics: Metrics, late: LateNews, *, shared: bool) -> IStore:
@@ -223,6 +213,16 @@ def _caps(config: Config) -> Caps:
         pending_bytes=settings.max_pending_bytes,
         stored=settings.max_stored_events,
         stored_bytes=settings.max_stored_bytes,
+    )
+
+
+def _limit(config: Config, connections: Connections[Any], admission: Admission) -> None:
+    limits = config.limits
+    connections.limit(limits.max_connections_per_ip)
+    admission.change(
+        did_per_minute=limits.did_per_minute,
+        ip_per_minute=limits.ip_per_minute,
+        account_per_minute=limits.account_per_minute,
     )
 
 

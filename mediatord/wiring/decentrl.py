@@ -38,7 +38,10 @@ class DecentrlHalf:
 def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
     """Make the use cases."""
     clock, journal, store = base.reactor, base.journal, base.store
-    directory = Directory(base.identity.decentrl_dids, base.identity.signing_key)
+    identity = base.identity
+    directory = Directory(
+        lambda: identity.now.decentrl_dids, lambda: (identity.now.signing_key, *identity.now.former_signing_keys)
+    )
     pushing = Pushing(base.connections, journal, base.cluster.elsewhere if base.cluster else None)
     base.late.events = pushing.settled
     desk = Desk(
@@ -65,8 +68,8 @@ def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
 def _registration_settings(base: Base, config: Config) -> RegistrationSettings:
     settings = config.decentrl
     return RegistrationSettings(
-        seed=base.identity.signing_seed,
-        prekeys=base.identity.prekeys_private,
+        seed=lambda: base.identity.now.signing_seed,
+        prekeys=lambda: base.identity.now.prekeys_private,
         lifetime=settings.contract_lifetime,
         own_only=settings.registration == "own",
         allowed=frozenset(settings.allow) if settings.registration == "allow-list" else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from mediatord.config import Config
@@ -20,7 +19,6 @@ from mediatord.didcomm.routing import Deliveries, Route, Routing, RoutingSetting
 from mediatord.didcomm.smalltalk import SmallTalk
 from mediatord.didcomm.unpacking import Unpacking
 from mediatord.didcomm.wrapping import Wrapping
-from mediatord.identity import Identity
 from mediatord.ids import new_id, new_message_id
 from mediatord.protocol.didcomm.did import canonical
 from mediatord.resolver import Resolver, WebDIDs
@@ -47,7 +45,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
     settings = config.didcomm
     resolver = _resolver(base, config)
     packing = Packing(reactor, new_id)
-    unpacking = Unpacking(resolver, identity.key_for, draft03=settings.legacy_draft03)
+    unpacking = Unpacking(resolver, identity.keys_for, draft03=settings.legacy_draft03)
     live = Live(reactor, store, base.connections, packing, journal, live_settings(base, config))
     wrapping = Wrapping(resolver, reactor, new_id)
     targets = Targets(resolver, _failover_settings(config), identity.owns)
@@ -69,10 +67,11 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
     registration = Registration(
         frozenset(map(canonical, settings.allow)) if settings.registration == "allow-list" else None,
         settings.max_recipients,
+        base.own.kin.knows,
     )
     protocols = Protocols(
         routing=Routing(route, _routing_settings(config)),
-        coordination=Coordination(store, OwnNames(identity.owns, _routing_did(identity)), registration, journal),
+        coordination=Coordination(store, OwnNames(identity.owns, identity.routing_did), registration, journal),
         pickup=Pickup(
             reactor,
             store,
@@ -81,7 +80,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
             journal,
             PickupSettings(settings.delivery_limit, settings.delivery_form),
         ),
-        smalltalk=SmallTalk(reactor, packing, config.limits.max_message_bytes),
+        smalltalk=SmallTalk(reactor, packing, lambda: base.reloading.config.limits.max_message_bytes),
     )
     desk = Desk(
         clock=reactor,
@@ -94,7 +93,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         journal=journal,
         owns=identity.owns,
     )
-    lag = Lag(reactor, base.steady)
+    lag = Lag(reactor, base.steady, journal.metrics.lag)
     housekeeping = Housekeeping(
         reactor, store, live, journal, lambda: gauge(base, lag), turn or own_turn(base, config)
     )
@@ -143,8 +142,3 @@ def _failover_settings(config: Config) -> FailoverSettings:
     own = {config.public_url, f"{config.public_url}/didcomm", f"{web_socket}/didcomm", f"{web_socket}/ws"}
     endpoints = {canonical(did): endpoint for did, endpoint in config.didcomm.endpoints.items()}
     return FailoverSettings(config.didcomm.failover, endpoints, frozenset(own))
-
-
-def _routing_did(identity: Identity) -> Callable[[str], str]:
-    """Who addressed us by our did:web is given that to hand out, everybody else the present did:peer."""
-    return lambda addressed: identity.web_did if addressed == identity.web_did else identity.did

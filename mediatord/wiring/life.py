@@ -13,9 +13,10 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from mediatord import __version__
+from mediatord.config import Config
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import StoreRefused
-from mediatord.notify import SERVING, WAITING, notify, watchdog_interval
+from mediatord.notify import SERVING, WAITING, notify, reloading, watchdog_interval
 from mediatord.service import StartupError
 from mediatord.store.sole_use import SoleUse
 from mediatord.web.websocket import native_masking
@@ -174,6 +175,16 @@ class Signs(Service):
             _log.warn("Autobahn runs without its native code: reading from sockets is many times slower")
         self._base.journal.started(__version__)
         self._base.reactor.callWhenRunning(self._begin)
+
+    def reload(self, read: Callable[[], Config]) -> None:
+        """Read configuration and keys again, and say so. :param read: reads the configuration."""
+        if self._up:
+            self._tell(reloading())
+        try:
+            self._base.reloading.reload(read)
+        finally:
+            if self._up:
+                self._tell("READY=1")
 
     def store_opened(self) -> None:
         """The store is open, which may be before or after everything else has started."""

@@ -12,9 +12,10 @@ from mediatord.decentrl.exchange import Reply as DecentrlReply
 from mediatord.didcomm.exchange import Origin, Reply
 from mediatord.errors import MediatorError, ShuttingDown, StoreUnavailable
 from mediatord.journal import Half
+from mediatord.readiness import Readiness
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Peers
-from mediatord.web.resources import Front
+from mediatord.web.resources import Front, nobody_looks
 from mediatord.web.site import MediatorSite
 from mediatord.web.websocket import SocketFactory, Sockets
 from mediatord.wiring.base import Base
@@ -58,11 +59,20 @@ class _Gateway:
 
 
 def build_site(
-    base: Base, didcomm: DIDCommHalf, decentrl: DecentrlHalf, config: Config, worker: Worker | None = None
+    base: Base,
+    didcomm: DIDCommHalf,
+    decentrl: DecentrlHalf,
+    config: Config,
+    worker: Worker | None = None,
+    readiness: Callable[[], Readiness] | None = None,
 ) -> MediatorSite:
-    """One site for both halves."""
+    """
+    One site for both halves.
+
+    :param readiness: what answers `/ready`, once the site is served.
+    """
     gateway = _Gateway(base, didcomm, decentrl)
-    peers = Peers(config.trusted_proxies)
+    peers = Peers(config.trusted_proxies, base.own.token)
     largest = config.limits.max_message_bytes
     sockets = Sockets(
         receive=gateway.receive,
@@ -72,6 +82,8 @@ def build_site(
         peers=peers,
         clock=base.reactor,
     )
+    pages = Pages(base.identity.did, base.identity.web_document, config.public_url)
+    factory = SocketFactory(base.reactor, sockets, largest)
     front = Front(
         clock=base.reactor,
         receive=gateway.receive,
@@ -81,15 +93,29 @@ def build_site(
         trouble=lambda: base.standing.trouble,
         queue_sizes=lambda: _queue_sizes(base),
         figures=worker.page if worker else lambda: _figures(base),
-        pages=Pages(base.identity.did, base.identity.web_document, config.public_url),
+        pages=pages,
         metrics=base.journal.metrics,
         peers=peers,
         connections=base.connections,
-        sockets=WebSocketResource(SocketFactory(base.reactor, sockets, largest)),
+        sockets=WebSocketResource(factory),
         turned_away=gateway.turned_away,
         metrics_allow=lambda: base.reloading.config.metrics.allow,
+        ready=(lambda: readiness().ask()) if readiness else nobody_looks,
     )
-    return MediatorSite(front, largest, 4 * config.limits.max_connections_per_ip)
+    site = MediatorSite(front, largest, _connections(config))
+
+    def follow(new: Config) -> None:
+        site.limit(new.limits.max_message_bytes, _connections(new))
+        factory.limit(new.limits.max_message_bytes)
+        pages.show(base.identity.did, base.identity.web_document)
+
+    base.reloading.follow(follow)
+    return site
+
+
+def _connections(config: Config) -> int:
+    """How many one address may have that are no sockets."""
+    return 4 * config.limits.max_connections_per_ip
 
 
 async def _ping(base: Base) -> None:
@@ -107,4 +133,5 @@ async def _figures(base: Base) -> bytes:
 
 async def _queue_sizes(base: Base) -> None:
     top = base.reloading.config.metrics.queue_size_top
-    base.journal.metrics.queue_sizes(*await base.store.queue_sizes(top))
+    largest, other = await base.store.queue_sizes(top)
+    base.journal.metrics.queue_sizes([one for one in largest if not base.own.kin.knows(one[0])], other)

@@ -16,9 +16,12 @@ from twisted.python.failure import Failure
 from mediatord.config import Config
 from mediatord.errors import ShuttingDown, StoreUnavailable
 from mediatord.identity import Identity
+from mediatord.keyfile import write_keys
 from mediatord.service import Listener, OrderedService
 from mediatord.store import check_store
-from mediatord.wiring.base import Base, load_identity, load_tags
+from mediatord.wiring.admin import SupervisorWatch, endpoints, load_token
+from mediatord.wiring.base import Base, load_tags
+from mediatord.wiring.identities import load_identity, stages, told_identity
 from mediatord.wiring.reloading import Outcome, read_again
 from mediatord.workers import Adopting, Orders, Patience, Sharing, Supervisor, Worker
 
@@ -43,20 +46,25 @@ def build_supervisor(
     """
     identity = load_identity(config)
     load_tags(config, reactor.seconds())
+    watches = [SupervisorWatch(reactor, config.node_name)] if load_token(config) else []
     workers = _all_settings(config)
     supervisor = Supervisor(
         reactor,
-        Sharing(reactor, config.listen, config.workers),
+        Sharing(reactor, endpoints(config), config.workers),
         Orders(
-            [(one.node_name, one.model_dump_json()) for one in workers], _secret(identity, config), identity.digest
+            [(one.node_name, one.model_dump_json()) for one in workers],
+            _secret(identity, config),
+            identity.secret,
+            write_keys(identity.keys),
         ),
         check=lambda: check_store(config.storage.backend, config.storage.sqlite.path),
         give_up=give_up,
         patience=Patience(stop=config.drain_timeout),
     )
-    reload = _Rereading(config, supervisor)
+    supervisor.tell_state = watches[0].told if watches else None
+    reload = _Rereading(config, identity, supervisor)
     root = OrderedService(reactor, config.drain_timeout + 1.0, supervisor.rotate, reload)
-    for child in (*before, supervisor):
+    for child in (*before, *watches, supervisor):
         child.setServiceParent(root)
     return root
 
@@ -64,13 +72,16 @@ def build_supervisor(
 class _Rereading:
     """Reads the configuration for all workers, and has them apply what can be applied."""
 
-    def __init__(self, config: Config, supervisor: Supervisor) -> None:
+    def __init__(self, config: Config, identity: Identity, supervisor: Supervisor) -> None:
         self._config = config
+        self._identity = identity
         self._supervisor = supervisor
 
     def __call__(self, read: Callable[[], Config]) -> None:
-        self._config, outcome = read_again(self._config, read)
-        self._supervisor.reload([one.model_dump_json() for one in _all_settings(self._config)], outcome)
+        before = self._identity
+        self._config, outcome, self._identity = read_again(self._config, before, read)
+        settings = [one.model_dump_json() for one in _all_settings(self._config)]
+        self._supervisor.reload(settings, outcome, [write_keys(one) for one in stages(before, self._identity)])
 
 
 def _all_settings(config: Config) -> list[Config]:
@@ -90,7 +101,8 @@ def listeners(reactor: Any, config: Config, site: Any, worker: Worker | None) ->
     """One for each endpoint: bound by itself, or with a socket that the supervisor has bound."""
     if worker is None:
         return [Listener(endpoint, site, reactor) for endpoint in config.listen]
-    inherited = zip(config.listen, worker.place.sockets, strict=True)
+    # What comes behind is for the page of the operator.
+    inherited = zip(config.listen, worker.place.sockets, strict=False)
     return [Listener(endpoint, site, Adopting(reactor, one)) for endpoint, one in inherited]
 
 
@@ -147,9 +159,13 @@ class Doors(MultiService):
 def put_to_work(worker: Worker, base: Base) -> None:
     """Let the supervisor ask for what this process does only when it is asked."""
     worker.rotate = base.events.rotate
-    worker.reload = lambda settings, outcome: base.reloading.apply(
-        Config.model_validate_json(settings), cast(Outcome, outcome)
-    )
+
+    def reload(settings: str, outcome: str, keys: str) -> None:
+        config = Config.model_validate_json(settings)
+        base.reloading.apply(config, cast(Outcome, outcome), told_identity(config, keys))
+
+    worker.reload = reload
+    worker.use_keys = lambda keys: base.reloading.become(told_identity(base.reloading.config, keys))
     worker.measure = _Measuring(base)
 
 
@@ -196,4 +212,4 @@ def _secret(identity: Identity, config: Config) -> bytes:
     use the same store, as workers are out of reach from there.
     """
     host = "" if config.storage.backend == "sqlite" else socket.gethostname()
-    return hmac.digest(identity.signing_seed, f"mediatord workers of {config.node_name} at {host}".encode(), "sha256")
+    return hmac.digest(identity.secret, f"mediatord workers of {config.node_name} at {host}".encode(), "sha256")

@@ -28,14 +28,16 @@ class WorkerPlace:
 
     :param path: of its node-to-node socket.
     :param secret: the same for all workers of a daemon, and at every start.
-    :param sockets: one for each of the configuration's `listen`, in that order.
-    :param identity: the digest of the identity that all workers of a daemon have, as long as it runs.
+    :param seed: that of the mediator when the daemon was started, whichever keys it has come to since.
+    :param sockets: one for each of the configuration's `listen`, in that order, and one for `admin.listen`.
+    :param keys: the content of a key file: what all workers of a daemon have.
     """
 
     path: str
     secret: bytes = field(repr=False)
+    seed: bytes = field(repr=False)
     sockets: tuple[Inherited, ...]
-    identity: bytes = field(repr=False)
+    keys: bytes = field(repr=False)
 
     @property
     def address(self) -> str:
@@ -58,7 +60,7 @@ class Brief:
         """For :meth:`read`."""
         place = self.place
         sockets = [(one.descriptor, int(one.family)) for one in place.sockets]
-        told = [place.path, place.secret.hex(), sockets, place.identity.hex(), self.settings]
+        told = [place.path, place.secret.hex(), place.seed.hex(), sockets, place.keys.decode("utf-8"), self.settings]
         return json.dumps(told).encode("ascii")
 
     @classmethod
@@ -68,7 +70,7 @@ class Brief:
 
         :raise ValueError: not all of it, as when the supervisor was killed just then.
         """
-        path, secret, sockets, identity, settings = json.loads(raw)
+        path, secret, seed, sockets, keys, settings = json.loads(raw)
         inherited = tuple(Inherited(descriptor, socket.AddressFamily(family)) for descriptor, family in sockets)
-        place = WorkerPlace(path, bytes.fromhex(secret), inherited, bytes.fromhex(identity))
+        place = WorkerPlace(path, bytes.fromhex(secret), bytes.fromhex(seed), inherited, keys.encode("utf-8"))
         return cls(place, settings)

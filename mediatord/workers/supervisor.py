@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
 
-from mediatord.notify import notify, watchdog_interval
+from mediatord.notify import notify, reloading, watchdog_interval
 from mediatord.service import StartupError
 from mediatord.workers.brief import Brief, Inherited, WorkerPlace
+from mediatord.workers.changeover import Changeover, Tell
 from mediatord.workers.child import FIRST_SOCKET, Child
 from mediatord.workers.crew import Crew, Patience
+from mediatord.workers.polls import Polls
 from mediatord.workers.scrapes import Scrapes
 from mediatord.workers.sockets import Sharing
 
@@ -30,12 +33,14 @@ class Orders:
 
     :param workers: name and configuration (as JSON) of each.
     :param secret: they know each other by it.
-    :param identity: a digest of the identity that they have.
+    :param seed: of what they are to have in common with other nodes.
+    :param keys: the content of a key file, that all of them have.
     """
 
     workers: Sequence[tuple[str, str]]
     secret: bytes = field(repr=False)
-    identity: bytes = field(repr=False)
+    seed: bytes = field(repr=False)
+    keys: bytes = field(repr=False)
 
 
 class Supervisor(Service):
@@ -44,6 +49,7 @@ class Supervisor(Service):
 
     :param check: finds out whether the workers could use the store at all; raises ValueError with one line.
     :param give_up: told in one line why no worker could start.
+    :ivar tell_state: what this process has to say beside the workers when they are asked for their states.
     """
 
     name = "supervisor"
@@ -79,6 +85,10 @@ class Supervisor(Service):
             patience=patience,
         )
         self._scrapes = Scrapes(reactor, lambda: self.crew)
+        self._states = Polls(reactor, "state", lambda: self.crew)
+        self.tell_state: Callable[[], Any] | None = None
+        self._changeover = Changeover(lambda: self.crew)
+        self._up = False
 
     def privilegedStartService(self) -> None:
         """
@@ -114,17 +124,35 @@ class Supervisor(Service):
         for child in self.crew:
             child.send("rotate")
 
-    def reload(self, settings: Sequence[str], outcome: str) -> None:
+    def reload(self, settings: Sequence[str], outcome: str, keys: Sequence[bytes] = ()) -> None:
         """
         Have every worker go by other settings, and close the segment of its event log.
 
         :param settings: configuration (as JSON) of each, also for those that are to replace one of them.
         :param outcome: what became of the configuration that was read.
+        :param keys: contents of key files: each is what all workers go by before any of them goes by the next.
         """
+        present, *later = keys or (self._orders.keys,)
         named = zip(self._orders.workers, settings, strict=True)
-        self._orders = replace(self._orders, workers=[(name, new) for (name, _), new in named])
-        for child in self.crew:
-            child.send("reload", [settings[self.crew.number(child)], outcome])
+        orders = replace(self._orders, workers=[(name, new) for (name, _), new in named])
+
+        def apply() -> Tell:
+            self._orders = replace(orders, keys=present)
+            return lambda child: child.send(
+                "reload", [settings[self.crew.number(child)], outcome, present.decode("utf-8")]
+            )
+
+        def use(content: bytes) -> Tell:
+            self._orders = replace(self._orders, keys=content)
+            return lambda child: child.send("keys", content.decode("utf-8"))
+
+        self._tell_reload(reloading())
+        self._changeover.add(apply, *(partial(use, one) for one in later), partial(self._tell_reload, "READY=1"))
+
+    def _tell_reload(self, state: str) -> None:
+        # A daemon that is not up yet must not say that it is.
+        if self._up:
+            notify(state)
 
     def stopService(self) -> Deferred[None]:
         """Take no more connections, and have the workers stop. Fires when they are gone."""
@@ -133,6 +161,7 @@ class Supervisor(Service):
         if self._watchdog.running:
             self._watchdog.stop()
         self._scrapes.stop()
+        self._states.stop()
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
@@ -146,6 +175,7 @@ class Supervisor(Service):
             self.crew.start()
 
     def _ready(self) -> None:
+        self._up = True
         notify("READY=1")
         interval = watchdog_interval()
         if interval is not None:
@@ -172,12 +202,14 @@ class Supervisor(Service):
         name, settings = self._orders.workers[number]
         sockets = self._sharing.sockets(number)
         inherited = tuple(Inherited(FIRST_SOCKET + index, family) for index, (_, family) in enumerate(sockets))
-        place = WorkerPlace(str(path), self._orders.secret, inherited, self._orders.identity)
+        place = WorkerPlace(str(path), self._orders.secret, self._orders.seed, inherited, self._orders.keys)
         brief = Brief(place, settings)
 
         def ended(child: Child, how: str) -> None:
             self._scrapes.gone(child)
+            self._states.gone(child)
             gone(child, how)
+            self._changeover.answered(child)
 
         child = Child(name, hear, ended, missed=-self._patience.starting)
         child.spawn(self._reactor, brief.written(), [descriptor for descriptor, _ in sockets])
@@ -186,5 +218,15 @@ class Supervisor(Service):
     def _hear(self, child: Child, word: str, content: Any) -> None:
         if word == "ask":
             self._scrapes.begin(child, lambda page: child.send("page", [content, page]))
+        elif word == "reloaded":
+            self._changeover.answered(child)
         elif word == "report":
             self._scrapes.take(child, *content)
+        elif word == "ask states":
+            self._states.begin(child, partial(self._hand_states, child, content))
+        elif word == "state":
+            self._states.take(child, *content)
+
+    def _hand_states(self, child: Child, number: int, asked: int, states: Mapping[int, Any]) -> None:
+        own = [] if self.tell_state is None else [self.tell_state()]
+        child.send("states", [number, [asked, [*states.values(), *own]]])

@@ -93,19 +93,23 @@ class Worker(Protocol):
     :param orphaned: called when the supervisor is gone before this process has left; does not return.
     :ivar place: what makes it one of several.
     :ivar rotate: closes the segment of the event log.
-    :ivar reload: takes a configuration (as JSON) and what became of the one that was read.
+    :ivar reload: takes a configuration (as JSON), what became of the one that was read, and keys (as a key file).
+    :ivar use_keys: takes other keys later.
     :ivar measure: brings what is measured on demand up to date, and renders it.
+    :ivar tell_state: what this process knows of itself, as values of JSON; None unless somebody may ask for it.
     """
 
     def __init__(self, reactor: Any, place: WorkerPlace, orphaned: Callable[[], None]) -> None:
         self.place = place
         self.rotate: Callable[[], None] = lambda: None
-        self.reload: Callable[[str, str], None] = lambda settings, outcome: None
+        self.reload: Callable[[str, str, str], None] = lambda settings, outcome, keys: None
+        self.use_keys: Callable[[str], None] = lambda keys: None
         self.measure: Callable[[], Awaitable[bytes]] | None = None
+        self.tell_state: Callable[[], Any] | None = None
         self._reactor = reactor
         self._orphaned = orphaned
         self._lines = Lines(self._take)
-        self._asked: dict[int, Deferred[str]] = {}
+        self._asked: dict[int, Deferred[Any]] = {}
         self._ids = count(1)
         self._log: _Log | None = None
         self._clockwork = LoopingCall(wind)
@@ -144,12 +148,25 @@ class Worker(Protocol):
 
         :raise TimeoutError: the supervisor does not answer.
         """
+        page: str = await self._ask("ask")
+        return page.encode("utf-8")
+
+    async def states(self) -> tuple[int, list[Any]]:
+        """
+        How many workers were asked what they know of themselves, and what they said, and the supervisor.
+
+        :raise TimeoutError: the supervisor does not answer.
+        """
+        asked, states = await self._ask("ask states")
+        return asked, states
+
+    async def _ask(self, word: str) -> Any:
         number = next(self._ids)
-        answer: Deferred[str] = Deferred()
+        answer: Deferred[Any] = Deferred()
         self._asked[number] = answer
-        self._say("ask", number)
+        self._say(word, number)
         try:
-            return (await answer.addTimeout(PAGE_SECONDS, self._reactor)).encode("utf-8")
+            return await answer.addTimeout(PAGE_SECONDS, self._reactor)
         except DeferredTimeout:
             raise TimeoutError from None
         finally:
@@ -181,15 +198,21 @@ class Worker(Protocol):
             self.rotate()
         elif word == "reload":
             self.reload(*content)
+            self._say("reloaded")
+        elif word == "keys":
+            self.use_keys(content)
+            self._say("reloaded")
         elif word == "report":
             Deferred.fromCoroutine(self._report(content)).addErrback(_not_reported)
-        elif word == "page":
+        elif word == "state" and self.tell_state is not None:
+            self._say("state", [content, self.tell_state()])
+        elif word in ("page", "states"):
             self._hand_over(*content)
 
-    def _hand_over(self, number: int, page: str) -> None:
+    def _hand_over(self, number: int, answered: Any) -> None:
         answer = self._asked.get(number)
         if answer is not None:
-            answer.callback(page)
+            answer.callback(answered)
 
     async def _report(self, number: int) -> None:
         if self.measure is not None:

@@ -482,12 +482,18 @@ def running(way: str, config: Path, **variables: str) -> Iterator[subprocess.Pop
 
 @pytest.mark.parametrize("way", WAYS)
 def test_service_manager_is_told(way: str, made: Path, tmp_path: Path) -> None:
-    """READY=1 means that requests are served, STOPPING=1 comes with the orderly stop (systemd's Type=notify)."""
+    """
+    READY=1 means that requests are served, or a reload is done; STOPPING=1 comes with the orderly stop (systemd's
+    Type=notify and notify-reload).
+    """
     with ServiceManager(tmp_path, PATIENCE_SECONDS) as manager:
         with running(way, made, NOTIFY_SOCKET=manager.address) as process:
             assert manager.next() == "READY=1"
             assert manager.statuses[-1] == "serving"
             assert ask(port_of(made), "GET", "/health")[0] == 200
+            process.send_signal(signal.SIGHUP)
+            assert manager.next().startswith("RELOADING=1\nMONOTONIC_USEC=")
+            assert manager.next() == "READY=1"
             process.terminate()
             assert manager.next() == "STOPPING=1"
             assert process.wait(STOP_SECONDS) == 0
