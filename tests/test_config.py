@@ -224,6 +224,7 @@ def test_missing_file(tmp_path: Path) -> None:
         "unix:/run/m.sock",
         "systemd:domain=INET:index=0",
         "ssl:443:privateKey=/no",
+        "haproxy:ssl:443:privateKey=/no",
     ],
 )
 def test_endpoints(endpoint: str, tmp_path: Path) -> None:

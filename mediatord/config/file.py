@@ -8,7 +8,8 @@ of :mod:`mediatord.config.settings`, whose complaints are put into words here.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ from pydantic_core import ErrorDetails
 from mediatord.config.environment import read_environment
 from mediatord.config.settings import Config
 from mediatord.config.tree import Key, Tree, read_tree
+
+Problem = tuple[int, str, str]
+
+# Mistakes that only show once others are taken away.
+_ROUNDS = 4
 
 _EXPECTED = {
     "string_type": "expected text",
@@ -61,36 +67,116 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None, *, may_be_e
     :raise ConfigError: with everything that is wrong.
     """
     path = Path(path)
+    tree = _read(path, environ)
+    if tree.complete and not (tree.values or may_be_empty):
+        raise ConfigError([f"{path}: expected keys with values; there are none"])
+    config, refusals = _checked(tree)
+    if config is None or tree.problems:
+        raise ConfigError(_in_order([*tree.problems, *(_in_words(one, tree) for one in refusals)]))
+    return config.resolved(path.parent.absolute())
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """
+    A configuration with all that is wrong in it.
+
+    :param config: what is right, with defaults for the rest, its paths resolved; None if nothing can be made of it.
+    :param problems: of the file and the environment.
+    :param wrong: the keys that these are about.
+    """
+
+    config: Config | None
+    problems: list[Problem]
+    wrong: list[tuple[Key, ...]]
+    _tree: Tree
+
+    def problem(self, where: tuple[Key, ...], text: str) -> Problem:
+        """Another one, of what a key names. :param where: the key."""
+        return (*self._tree.place(where), f"{_dotted(where)}: {text}")
+
+    def is_wrong(self, where: tuple[Key, ...]) -> bool:
+        """Whether a key, or something above or below it, is among those."""
+        return any(all(one == other for one, other in zip(where, wrong, strict=False)) for wrong in self.wrong)
+
+    def lines(self, more: Iterable[Problem] = ()) -> list[str]:
+        """The problems as one line each, in the order of the file. :param more: found elsewhere."""
+        return _in_order([*self.problems, *more])
+
+
+def examine(path: str | Path, environ: Mapping[str, str] | None = None) -> Draft:
+    """
+    As :func:`load`, for whoever wants to look further although there are mistakes.
+
+    :raise ConfigError: the file cannot be read.
+    """
+    path = Path(path)
+    tree = _read(path, environ)
+    config, refusals = _checked(tree)
+    problems = [*tree.problems, *(_in_words(one, tree) for one in refusals)]
+    wrong = [_where(one) for one in refusals]
+    values = tree.values
+    for _ in range(_ROUNDS):
+        if config is not None or not tree.complete:
+            break
+        for refusal in refusals:
+            values = _without(values, _where(refusal))
+        config, refusals = _checked(replace(tree, values=values))
+    resolved = config and config.resolved(path.parent.absolute())
+    return Draft(resolved, problems, wrong, tree)
+
+
+def _read(path: Path, environ: Mapping[str, str] | None) -> Tree:
+    """:raise ConfigError: the file cannot be read."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror or 'cannot be read'}"]) from None
     tree = read_tree(raw, str(path))
-    if tree.complete and not (tree.values or may_be_empty):
-        raise ConfigError([f"{path}: expected keys with values; there are none"])
     if tree.complete:
         read_environment(tree, os.environ if environ is None else environ, Config)
-    problems = list(tree.problems)
-    config = None
-    if tree.complete:
-        try:
-            config = Config.model_validate(tree.values)
-        except ValidationError as refusal:
-            problems += [_in_words(error, tree) for error in refusal.errors(include_url=False)]
-    if config is None or problems:
-        raise ConfigError([f"{place}: {text}" for _, place, text in sorted(problems)])
-    return config.resolved(path.parent.absolute())
+    return tree
 
 
-def _in_words(error: ErrorDetails, tree: Tree) -> tuple[int, str, str]:
+def _checked(tree: Tree) -> tuple[Config | None, list[ErrorDetails]]:
+    """The configuration, its paths as written, or what is against it."""
+    if not tree.complete:
+        return None, []
+    try:
+        return Config.model_validate(tree.values), []
+    except ValidationError as refusal:
+        return None, refusal.errors(include_url=False)
+
+
+def _without(values: Any, where: tuple[Key, ...]) -> Any:
+    """The same without what is there; a list without one of its items is none."""
+    if not where or not isinstance(values, dict):
+        return None if isinstance(values, list) else {}
+    key, *rest = where
+    left = {name: value for name, value in values.items() if name != key}
+    if rest and isinstance(values.get(str(key)), dict):
+        left[str(key)] = _without(values[str(key)], tuple(rest))
+    return left
+
+
+def _in_order(problems: Iterable[Problem]) -> list[str]:
+    return [f"{place}: {text}" for _, place, text in sorted(problems)]
+
+
+def _in_words(error: ErrorDetails, tree: Tree) -> Problem:
     """A complaint as (line, place, what was expected)."""
-    where: tuple[Key, ...] = tuple(part for part in error["loc"] if part != "[key]")
+    where = _where(error)
     line, place = tree.place(where)
     if error["type"] == "extra_forbidden":
         return line, place, _unknown(where)
     words = _EXPECTED.get(error["type"])
     text = words.format(**error.get("ctx", {})) if words else error["msg"]
     return line, place, f"{_dotted(where)}: {text}" if where else text
+
+
+def _where(error: ErrorDetails) -> tuple[Key, ...]:
+    """The key that it is about."""
+    return tuple(part for part in error["loc"] if part != "[key]")
 
 
 def _unknown(where: tuple[Key, ...]) -> str:

@@ -204,6 +204,9 @@ class Log(Section):
     dids: Annotated[
         Literal["plain", "keyed"], _explain("plain | keyed (pseudonyms; recommended): DIDs and message ids")
     ] = "plain"
+    key_file: Annotated[
+        Path | None, _explain("keys of pseudonyms, which the daemon adds to; null: log.key beside identity.keys")
+    ] = None
     key_days: Annotated[Natural, _explain("pseudonyms are made with a new key after so many days; 0: never")] = 90
 
 
@@ -214,6 +217,34 @@ class MetricsAccess(Section):
         default_factory=lambda: ("127.0.0.0/8", "::1/128"), validate_default=True
     )
     queue_size_top: Annotated[Natural, _explain("series of mediator_message_queue_size; the rest is summed up")] = 100
+
+
+class Readiness(Section):
+    """How often messages are sent through the daemon while somebody asks GET /ready."""
+
+    interval: Annotated[
+        Duration, Field(gt=0, le=3), _explain("from the end of one message's way to the next; at most 3 seconds")
+    ] = 3.0
+
+
+class Admin(Section):
+    """The status page for operators."""
+
+    listen: Annotated[
+        ServerEndpoint | None, _explain("where GET /admin is served, apart from everything else; null: nowhere")
+    ] = None
+    token_file: Annotated[
+        Path | None, _explain("file (mode 0600) with the token that it wants, 32 characters or more")
+    ] = None
+    reports: Annotated[
+        Path | None, _explain("directory with the reports of the nightly analysis, to be shown there")
+    ] = None
+
+    @model_validator(mode="after")
+    def _listening_needs_a_token(self) -> Admin:
+        if self.listen is not None and self.token_file is None:
+            raise ValueError("expected a token_file beside listen")
+        return self
 
 
 class Cluster(Section):
@@ -270,6 +301,8 @@ class Config(Section):
     outbound: Annotated[Outbound, _explain("requests that the mediator makes itself")] = Outbound()
     log: Annotated[Log, _explain("events as JSON lines, rotated")] = Log()
     metrics: Annotated[MetricsAccess, _explain("GET /metrics")] = MetricsAccess()
+    readiness: Annotated[Readiness, _explain("GET /ready, which sends a message through the daemon")] = Readiness()
+    admin: Annotated[Admin, _explain("the status page for operators, GET /admin")] = Admin()
     cluster: Annotated[Cluster, _explain("several nodes on one store")] = Cluster()
     workers: Annotated[
         Count, _explain("processes sharing listeners and store; more than 1 needs sqlite or mongodb")
@@ -293,12 +326,17 @@ class Config(Section):
 
     def resolved(self, base: Path) -> Config:
         """The same with every relative path taken to be relative to `base`."""
-        sqlite, secret = self.storage.sqlite, self.cluster.secret_file
+        sqlite, secret, admin, log = self.storage.sqlite, self.cluster.secret_file, self.admin, self.log
         return _with(
             self,
             identity=_with(self.identity, keys=base / self.identity.keys),
             storage=_with(self.storage, sqlite=_with(sqlite, path=base / sqlite.path)),
-            log=_with(self.log, directory=base / self.log.directory),
+            log=_with(log, directory=base / log.directory, key_file=log.key_file and base / log.key_file),
+            admin=_with(
+                admin,
+                token_file=admin.token_file and base / admin.token_file,
+                reports=admin.reports and base / admin.reports,
+            ),
             cluster=_with(self.cluster, secret_file=secret and base / secret),
         )
 

@@ -37,10 +37,11 @@ def _section(section: BaseModel, indent: str) -> Iterator[str]:
             yield f"{indent}{name}:"
             yield from _section(value, indent + "  ")
         else:
-            yield f"{indent}{name}: {_value(value, field)}"
+            yield f"{indent}{name}: {written(value, field)}"
 
 
-def _value(value: Any, field: FieldInfo) -> str:
+def written(value: Any, field: FieldInfo) -> str:
+    """A value as YAML on one line."""
     if any(isinstance(mark, DurationMark) for mark in field.metadata):
         return duration_text(value)
     text = yaml.safe_dump(_plain(value), default_flow_style=True, width=10**6, sort_keys=False)

@@ -26,6 +26,13 @@ class DurationMark:
     """Tells the template that a float is written with a unit."""
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What operators call such a value, in the reference."""
+
+    words: str
+
+
 def _duration(value: object) -> float:
     """Seconds, from a number of them or from `72h` and the like."""
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -70,13 +77,17 @@ def _server_endpoint(text: str) -> str:
         return text  # Its parser looks for sockets that only systemd hands over.
     try:
         serverFromString(object(), text)
-    except FileNotFoundError:
-        pass  # ssl: reads its key at once; whether it is there is not a question of syntax.
-    except Exception:  # Each kind of endpoint has a parser of its own, which raises what it likes.
-        raise ValueError("expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1") from None
+    except Exception as error:  # Each kind of endpoint has a parser of its own, which raises what it likes.
+        if not (text.removeprefix("haproxy:").startswith("ssl:") and _is_about_files(error)):
+            raise ValueError("expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1") from None
     if kind in ("tcp", "tcp6", "ssl") and not 0 <= int(_port_of(arguments)) <= _HIGHEST_PORT:
         raise ValueError("expected a port between 0 and 65535")
     return text
+
+
+def _is_about_files(error: Exception) -> bool:
+    """ssl: reads its key and certificates at once; whether they can be used is not a question of syntax."""
+    return not isinstance(error, ValueError | TypeError | LookupError) or "chain file" in str(error)
 
 
 def _port_of(arguments: str) -> str:
@@ -191,16 +202,16 @@ def _mongodb_uri(text: str) -> str:
     return text
 
 
-Duration = Annotated[float, BeforeValidator(_duration), DurationMark()]
+Duration = Annotated[float, BeforeValidator(_duration), DurationMark(), Kind("duration")]
 Count = Annotated[int, Strict(), Field(ge=1)]
 Natural = Annotated[int, Strict(), Field(ge=0)]
 Switch = Annotated[bool, Strict()]
-Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
-ServerEndpoint = Annotated[str, AfterValidator(_server_endpoint)]
-PublicURL = Annotated[str, AfterValidator(_public_url)]
-DID = Annotated[str, AfterValidator(_did)]
-DIDURL = Annotated[str, AfterValidator(_did_url)]
-URLOrDID = Annotated[str, AfterValidator(_url_or_did)]
-HostPort = Annotated[str, AfterValidator(_host_port)]
-NodeName = Annotated[str, AfterValidator(_node_name)]
-MongoURI = Annotated[str, AfterValidator(_mongodb_uri)]
+Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network), Kind("address or network")]
+ServerEndpoint = Annotated[str, AfterValidator(_server_endpoint), Kind("Twisted endpoint string")]
+PublicURL = Annotated[str, AfterValidator(_public_url), Kind("http:// or https:// URL")]
+DID = Annotated[str, AfterValidator(_did), Kind("DID")]
+DIDURL = Annotated[str, AfterValidator(_did_url), Kind("did:key or DID URL of a key")]
+URLOrDID = Annotated[str, AfterValidator(_url_or_did), Kind("URL or DID")]
+HostPort = Annotated[str, AfterValidator(_host_port), Kind("host:port")]
+NodeName = Annotated[str, AfterValidator(_node_name), Kind("name of at most 63 characters")]
+MongoURI = Annotated[str, AfterValidator(_mongodb_uri), Kind("mongodb:// URI")]
