@@ -1,0 +1,170 @@
+"""
+Rows of records, in SQL; each function runs inside a transaction of the caller.
+
+What is derived from rows is made by the triggers and statements that the store makes it with, without its quotas:
+what was kept once stays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from sqlite3 import Connection
+from typing import Any
+
+from mediatord.interfaces import decentrl
+from mediatord.store import sql_channels, sql_requests
+from mediatord.store.sql_archive import NewEvent, count_arrivals, insert_arrivals
+from mediatord.store.sql_parties import MEDIATOR, change_holding, enter_party
+from mediatord.store.sql_rows import key_of, size_of
+from mediatord.transfer.records import (
+    Account,
+    Contract,
+    ContractRequest,
+    LongForm,
+    Message,
+    Nonce,
+    PendingEvent,
+    PublicEvent,
+    Recipient,
+    Registration,
+    Retired,
+    StoredEvent,
+)
+
+_ENDLESS = 1 << 62
+_NO_CAPS = decentrl.Caps(*[_ENDLESS] * 8)
+_MESSAGE = """
+    INSERT INTO message (
+        id, recipient_id, account_id, form, size, received_at, expires_at, due_at, pushes,
+        digest_head, digest, payload
+    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_CONTRACT = "INSERT INTO contract (id, owner_id, peer_id, expires_at, digest, text) VALUES (?, ?, ?, ?, ?, ?)"
+_PENDING = """
+    INSERT INTO pending_event (id, recipient_id, sender_key, sender_did, received_at, size, payload)
+    VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+
+
+def _accounts(connection: Connection, records: Sequence[Account]) -> None:
+    rows = [(one.number, one.did, one.created_at, one.draft03) for one in records]
+    connection.executemany("INSERT INTO account (id, did, created_at, draft03) VALUES (?, ?, ?, ?)", rows)
+
+
+def _retired(connection: Connection, records: Sequence[Retired]) -> None:
+    connection.executemany("INSERT INTO retired (did) VALUES (?)", [(one.did,) for one in records])
+
+
+def _recipients(connection: Connection, records: Sequence[Recipient]) -> None:
+    rows = [(one.number, one.account, one.did, one.place) for one in records]
+    connection.executemany("INSERT INTO recipient (id, account_id, did, registered) VALUES (?, ?, ?, ?)", rows)
+
+
+def _messages(connection: Connection, records: Sequence[Message]) -> None:
+    connection.executemany(_MESSAGE, [_message(one) for one in records])
+
+
+def _message(one: Message) -> tuple[Any, ...]:
+    digest = sha256(one.payload).digest()
+    return (
+        one.id,
+        one.recipient,
+        one.account,
+        one.form,
+        len(one.payload),
+        one.received_at,
+        one.expires_at,
+        _due_at(one),
+        one.pushes,
+        int.from_bytes(digest[:8], "big", signed=True),
+        digest,
+        one.payload,
+    )
+
+
+def _due_at(one: Message) -> float | None:
+    """NULL when it was never delayed; of one that was handed out, minus the time of that."""
+    if one.arrived_at is None:
+        return one.due_at
+    return None if one.arrived_at == one.received_at else -one.arrived_at
+
+
+def _long_forms(connection: Connection, records: Sequence[LongForm]) -> None:
+    connection.executemany(
+        "INSERT INTO did_document (short, long) VALUES (?, ?)", [(one.short, one.long) for one in records]
+    )
+
+
+def _nonces(connection: Connection, records: Sequence[Nonce]) -> None:
+    connection.executemany("INSERT INTO nonce (key, until) VALUES (?, ?)", [(one.key, one.until) for one in records])
+    connection.execute("UPDATE tally SET value = value + ? WHERE name = 'nonces'", (len(records),))
+
+
+def _registrations(connection: Connection, records: Sequence[Registration]) -> None:
+    for one in records:
+        peer = enter_party(connection, one.did).id
+        connection.execute(_CONTRACT, (one.id, MEDIATOR, peer, one.expires_at, one.digest, one.text))
+
+
+def _contracts(connection: Connection, records: Sequence[Contract]) -> None:
+    for one in records:
+        owner, peer = enter_party(connection, one.owner).id, enter_party(connection, one.peer).id
+        connection.execute(_CONTRACT, (one.id, owner, peer, one.expires_at, one.digest, one.text))
+        change_holding(connection, owner, contracts=1)
+
+
+def _contract_requests(connection: Connection, records: Sequence[ContractRequest]) -> None:
+    for one in records:
+        wanted = decentrl.ContractRequest(one.id, one.sender, one.recipient, one.request, one.public_key)
+        sql_requests.request(connection, wanted, _NO_CAPS)
+
+
+def _pending_events(connection: Connection, records: Sequence[PendingEvent]) -> None:
+    for one in records:
+        recipient, size = enter_party(connection, one.recipient).id, size_of(one.payload)
+        time = repr(one.received_at)
+        row = (one.id, recipient, key_of(one.sender), one.sender, time, size, one.payload)
+        connection.execute(_PENDING, row)
+        change_holding(connection, recipient, pending=1, pending_bytes=size)
+
+
+def _stored_events(connection: Connection, records: Sequence[StoredEvent]) -> None:
+    owners = {did: enter_party(connection, did).id for did in dict.fromkeys([one.owner for one in records])}
+    items: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
+    for one in records:
+        items[owners[one.owner]] += 1
+        sizes[owners[one.owner]] += size_of(one.payload, *one.tags)
+    insert_arrivals(connection, [NewEvent(_stored(one), owners[one.owner], one.processed) for one in records])
+    count_arrivals(connection, [(owner, items[owner], sizes[owner]) for owner in items])
+
+
+def _stored(one: StoredEvent) -> decentrl.StoredEvent:
+    return decentrl.StoredEvent(
+        one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
+    )
+
+
+def _public_events(connection: Connection, records: Sequence[PublicEvent]) -> None:
+    for one in records:
+        event = decentrl.PublicEvent(one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id)
+        sql_channels.publish(connection, one.publisher, event, _NO_CAPS)
+
+
+# What keeps records of each kind, in their order.
+LOADERS: Mapping[str, Callable[[Connection, Sequence[Any]], None]] = {
+    "account": _accounts,
+    "retired": _retired,
+    "recipient": _recipients,
+    "message": _messages,
+    "long_form": _long_forms,
+    "nonce": _nonces,
+    "registration": _registrations,
+    "contract": _contracts,
+    "contract_request": _contract_requests,
+    "pending_event": _pending_events,
+    "stored_event": _stored_events,
+    "public_event": _public_events,
+}

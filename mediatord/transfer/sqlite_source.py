@@ -1,0 +1,198 @@
+"""Reading all that a SQLite store keeps, in one read transaction beside a daemon that writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from sqlite3 import Connection, DatabaseError
+from typing import Any
+
+from mediatord.store.database import APPLICATION_ID, connect_for_reading, schema_steps
+from mediatord.store.sql_labels import read_tags, texts_of
+from mediatord.store.sql_parties import MEDIATOR
+from mediatord.transfer.errors import TransferError
+from mediatord.transfer.records import (
+    KINDS,
+    Account,
+    Contract,
+    ContractRequest,
+    Counts,
+    LongForm,
+    Message,
+    Nonce,
+    PendingEvent,
+    PublicEvent,
+    Recipient,
+    Record,
+    Registration,
+    Retired,
+    StoredEvent,
+)
+from mediatord.transfer.stores import Numbers
+
+_TABLES = {
+    "account": "account",
+    "retired": "retired",
+    "recipient": "recipient",
+    "message": "message",
+    "long_form": "did_document",
+    "nonce": "nonce",
+    "registration": f"contract WHERE owner_id = {MEDIATOR}",
+    "contract": f"contract WHERE owner_id > {MEDIATOR}",
+    "contract_request": "contract_request",
+    "pending_event": "pending_event",
+    "stored_event": "stored_event",
+    "public_event": "public_event",
+}
+assert list(_TABLES) == list(KINDS)
+
+_ACCOUNTS = "SELECT id, did, created_at, draft03 FROM account ORDER BY id"
+_RECIPIENTS = "SELECT id, account_id, did, registered FROM recipient ORDER BY id"
+_MESSAGES = """
+    SELECT id, account_id, recipient_id, form, received_at, expires_at, due_at, pushes, payload
+    FROM message ORDER BY seq
+"""
+# The plus keeps a term from being looked up in an index: the order of ids is what to go by.
+_REGISTRATIONS = """
+    SELECT c.id, p.did, c.expires_at, c.digest, c.text
+    FROM contract c CROSS JOIN party p ON p.id = c.peer_id WHERE +c.owner_id = 0 ORDER BY c.id
+"""
+_CONTRACTS = """
+    SELECT c.id, o.did, p.did, c.expires_at, c.digest, c.text
+    FROM contract c CROSS JOIN party o ON o.id = c.owner_id CROSS JOIN party p ON p.id = c.peer_id
+    WHERE +c.owner_id > 0 ORDER BY c.seq
+"""
+_REQUESTS = """
+    SELECT e.id, p.did, e.sender_did, e.public_key, e.request
+    FROM contract_request e CROSS JOIN party p ON p.id = e.recipient_id ORDER BY e.seq
+"""
+_PENDING = """
+    SELECT e.id, p.did, e.sender_did, e.received_at, e.payload
+    FROM pending_event e CROSS JOIN party p ON p.id = e.recipient_id ORDER BY e.seq
+"""
+_STORED = """
+    SELECT e.id, p.did, s.text, r.text, e.contract_id, e.timestamp, e.processed, e.tags, b.payload
+    FROM stored_event e CROSS JOIN party p ON p.id = e.owner_id CROSS JOIN stored_payload b ON b.seq = e.seq
+    CROSS JOIN label s ON s.id = e.sender CROSS JOIN label r ON r.id = e.recipient ORDER BY e.seq
+"""
+_PUBLIC = """
+    SELECT e.id, p.did, c.text, e.signature, e.timestamp, e.tags, e.event
+    FROM public_event e CROSS JOIN party p ON p.id = e.owner_id LEFT JOIN label c ON c.id = e.channel ORDER BY e.seq
+"""
+
+
+class SQLiteSource:
+    """:param connection: in a transaction."""
+
+    backend = "sqlite"
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def counts(self) -> Counts:
+        return {kind: self._count(table) for kind, table in _TABLES.items()}
+
+    def records(self) -> Iterator[Record]:
+        yield from self._didcomm()
+        yield from self._decentrl()
+
+    def _count(self, table: str) -> int:
+        ((number,),) = self._connection.execute(f"SELECT count(*) FROM {table}").fetchall()
+        return int(number)
+
+    def _didcomm(self) -> Iterator[Record]:
+        ask = self._connection.execute
+        with closing(Numbers()) as accounts, closing(Numbers()) as recipients:
+            for id, did, created_at, draft03 in ask(_ACCOUNTS):
+                yield Account(number=accounts.give(id), did=did, created_at=created_at, draft03=bool(draft03))
+            for (did,) in ask("SELECT did FROM retired ORDER BY did"):
+                yield Retired(did=did)
+            for id, account, did, place in ask(_RECIPIENTS):
+                yield Recipient(number=recipients.give(id), account=accounts.of(account), did=did, place=place)
+            for row in ask(_MESSAGES):
+                yield _message(row, accounts.of(row[1]), recipients.of(row[2]))
+        for short, long in ask("SELECT short, long FROM did_document ORDER BY short"):
+            yield LongForm(short=short, long=long)
+        for key, until in ask("SELECT key, until FROM nonce ORDER BY place"):
+            yield Nonce(key=key, until=until)
+
+    def _decentrl(self) -> Iterator[Record]:
+        ask = self._connection.execute
+        for row in ask(_REGISTRATIONS):
+            yield Registration(**_named("id did expires_at digest text", row))
+        for row in ask(_CONTRACTS):
+            yield Contract(**_named("id owner peer expires_at digest text", row))
+        for row in ask(_REQUESTS):
+            yield ContractRequest(**_named("id recipient sender public_key request", row))
+        # Times are texts as Python writes them: SQLite would round the numbers.
+        for *row, received_at, payload in ask(_PENDING):
+            yield PendingEvent(**_named("id recipient sender", row), received_at=float(received_at), payload=payload)
+        for *row, timestamp, processed, tags, payload in ask(_STORED):
+            yield StoredEvent(
+                **_named("id owner sender recipient contract_id", row),
+                timestamp=float(timestamp),
+                processed=bool(processed),
+                tags=self._tags(tags),
+                payload=payload,
+            )
+        for *row, timestamp, tags, event in ask(_PUBLIC):
+            named = _named("id publisher channel_id signature", row)
+            yield PublicEvent(**named, timestamp=float(timestamp), tags=self._tags(tags), event=event)
+
+    def _tags(self, written: str) -> tuple[str, ...]:
+        labels = read_tags(written)
+        texts = texts_of(self._connection, set(labels))
+        return tuple([texts[label] for label in labels])
+
+
+@contextmanager
+def reading_sqlite(path: Path) -> Iterator[SQLiteSource]:
+    """
+    All that is in a file, as it is now, whatever is written meanwhile.
+
+    :raise TransferError: it is not there, not ours, or not of the version of this mediatord.
+    """
+    if not path.exists():
+        raise TransferError(f"{path} is not there: nothing has been kept yet")
+    try:
+        with closing(connect_for_reading(path)) as connection:
+            connection.execute("BEGIN")
+            check_version(connection, path)
+            yield SQLiteSource(connection)
+    except DatabaseError as error:
+        raise TransferError(f"{path} cannot be read: {error}") from None
+
+
+def check_version(connection: Connection, path: Path) -> None:
+    """:raise TransferError: a database is not ours, or not of the version of this mediatord."""
+    ask: Any = partial(connection.execute)
+    if ask("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise TransferError(f"{path} is not a database of mediatord")
+    version, ours = ask("PRAGMA user_version").fetchone()[0], len(schema_steps())
+    if version != ours:
+        hint = "start the daemon once, which brings it up to date" if version < ours else "use a newer mediatord"
+        raise TransferError(f"{path} has schema version {version}, this mediatord wants {ours}: {hint}")
+
+
+def _message(row: tuple[Any, ...], account: int, recipient: int) -> Message:
+    id, _, _, form, received_at, expires_at, due_at, pushes, payload = row
+    # Of one that was handed out, minus the time of that.
+    delayed = due_at is not None and due_at > 0
+    return Message(
+        id=id,
+        account=account,
+        recipient=recipient,
+        form=form,
+        received_at=received_at,
+        expires_at=expires_at,
+        due_at=due_at if delayed else None,
+        arrived_at=None if delayed else received_at if due_at is None else -due_at,
+        pushes=pushes,
+        payload=payload,
+    )
+
+
+def _named(names: str, values: Any) -> dict[str, Any]:
+    return dict(zip(names.split(), values, strict=True))

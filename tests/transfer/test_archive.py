@@ -1,0 +1,339 @@
+"""Archives of records: what is written can be read, and what was torn or altered is refused whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import stat
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mediatord.transfer.archive import check_archive, write_archive
+from mediatord.transfer.errors import ArchiveRefused, TransferError
+from mediatord.transfer.records import (
+    KINDS,
+    Account,
+    Contract,
+    LongForm,
+    Message,
+    Nonce,
+    PendingEvent,
+    PublicEvent,
+    Recipient,
+    Record,
+    Registration,
+    Retired,
+    StoredEvent,
+    decode,
+    encode,
+)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+times = st.floats(allow_nan=False)
+somebody = st.builds(Account, number=st.just(1), did=texts, created_at=times, draft03=st.booleans())
+records = st.one_of(
+    somebody,
+    st.builds(Retired, did=texts),
+    st.builds(Recipient, number=st.just(1), account=st.just(1), did=texts, place=st.none() | st.integers(1, 99)),
+    st.builds(
+        Message,
+        id=texts,
+        account=st.just(1),
+        recipient=st.just(1),
+        form=st.sampled_from(["json", "base64"]),
+        received_at=times,
+        expires_at=times,
+        due_at=st.none() | times,
+        arrived_at=st.none() | times,
+        pushes=st.integers(0, 9),
+        payload=st.binary(max_size=50),
+    ),
+    st.builds(LongForm, short=texts, long=texts),
+    st.builds(Nonce, key=st.binary(max_size=20), until=times),
+    st.builds(Registration, id=texts, did=texts, expires_at=times, digest=st.binary(), text=st.binary()),
+    st.builds(Contract, id=texts, owner=texts, peer=texts, expires_at=times, digest=st.binary(), text=st.binary()),
+    st.builds(PendingEvent, id=texts, recipient=texts, sender=texts, received_at=times, payload=texts),
+    st.builds(
+        StoredEvent,
+        id=texts,
+        owner=texts,
+        sender=texts,
+        recipient=texts,
+        timestamp=times,
+        contract_id=st.none() | texts,
+        processed=st.booleans(),
+        tags=st.lists(texts).map(tuple),
+        payload=texts,
+    ),
+    st.builds(
+        PublicEvent,
+        id=texts,
+        publisher=texts,
+        timestamp=times,
+        channel_id=st.none() | texts,
+        tags=st.lists(texts).map(tuple),
+        signature=texts,
+        event=texts,
+    ),
+)
+
+SOME: list[Record] = [
+    Account(number=1, did="did:a", created_at=1.5, draft03=True),
+    Recipient(number=1, account=1, did="did:key:z", place=None),
+    Message(
+        id="m",
+        account=1,
+        recipient=1,
+        form="json",
+        received_at=1.0,
+        expires_at=2.0,
+        due_at=None,
+        arrived_at=1.0,
+        pushes=3,
+        payload=b"\xff\x00payload",
+    ),
+    Nonce(key=b"\xfe", until=3.0),
+]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """One with some records."""
+    path = tmp_path / "a.gz"
+    write_archive(path, "sqlite", SOME)
+    return path
+
+
+@given(records)
+def test_a_record_is_a_line(record: Record) -> None:
+    """Any text, any bytes, any time, exactly."""
+    line = encode(record)
+    assert line.count(b"\n") == 1 and decode(line) == record
+    assert json.loads(line)["kind"] == record.kind
+
+
+def test_what_is_written_is_read(archive: Path) -> None:
+    """In its order, with its numbers, from anywhere on; readable by its owner only."""
+    read = check_archive(archive)
+    assert [record for record, _ in read.records()] == SOME
+    assert [record for record, _ in read.records(after=2)] == SOME[2:]
+    assert read.total == 4 and list(read.counts) == list(KINDS) and read.counts["message"] == 1
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    assert [path.name for path in archive.parent.iterdir()] == ["a.gz"]
+
+
+def test_nothing_is_written_over(archive: Path) -> None:
+    """What is there stays; what fails on its way leaves nothing."""
+    before = archive.read_bytes()
+    with pytest.raises(TransferError, match="is not overwritten"):
+        write_archive(archive, "sqlite", [])
+    assert archive.read_bytes() == before
+
+    def fails() -> Any:
+        yield SOME[0]
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_archive(archive.with_name("b.gz"), "sqlite", fails())
+    assert [path.name for path in archive.parent.iterdir()] == ["a.gz"]
+
+
+def test_after_a_kill_it_is_begun_anew(archive: Path) -> None:
+    """What was left of an earlier run does not matter."""
+    draft = archive.with_name(".b.gz.draft")
+    draft.write_bytes(b"left over" * 10_000)
+    draft.chmod(0o644)
+    write_archive(archive.with_name("b.gz"), "sqlite", SOME)
+    assert check_archive(archive.with_name("b.gz")).total == 4
+    assert stat.S_IMODE(archive.with_name("b.gz").stat().st_mode) == 0o600 and not draft.exists()
+
+
+def test_every_torn_one_is_refused(archive: Path) -> None:
+    """Cut anywhere."""
+    whole = archive.read_bytes()
+    for length in range(len(whole)):
+        archive.write_bytes(whole[:length])
+        with pytest.raises(ArchiveRefused, match="cannot be used"):
+            check_archive(archive)
+
+
+def test_every_altered_one_is_refused(archive: Path) -> None:
+    """A bit flipped anywhere; but for those that gzip has no use for, with which nothing else is read."""
+    whole = archive.read_bytes()
+    same = 0
+    for place in range(len(whole)):
+        for bit in range(8):
+            altered = bytearray(whole)
+            altered[place] ^= 1 << bit
+            archive.write_bytes(altered)
+            try:
+                found = [record for record, _ in check_archive(archive).records()]
+            except ArchiveRefused as error:
+                assert "\n" not in str(error)
+            else:
+                assert found == SOME
+                same += 1
+    assert same < 100
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+
+
+def forged(path: Path, lines: list[bytes]) -> Path:
+    """An archive with these lines, whose trailer says so."""
+    header, *middle, _ = lines
+    counted = {kind: [line for line in middle if json.loads(line).get("kind") == kind] for kind in KINDS}
+    counts = {
+        kind: {"count": len(some), "sha256": sha256(b"".join(some)).hexdigest()} for kind, some in counted.items()
+    }
+    trailer = {"kind": "trailer", "records": counts, "header_sha256": sha256(header).hexdigest()}
+    end = json.dumps(trailer, separators=(",", ":")).encode() + b"\n"
+    path.write_bytes(gzip.compress(b"".join([header, *middle, end])))
+    return path
+
+
+def test_what_contradicts_itself_is_refused(archive: Path) -> None:
+    """Made by somebody who can count: wrong order, wrong numbers, wrong fields, no records at all."""
+    header, account, recipient, message, nonce, end = lines_of(archive)
+    check_archive(forged(archive, [header, account, recipient, message, nonce, end]))
+    for middle in (
+        [recipient, account],
+        [account, account],
+        [recipient],
+        [account, message],
+        [account, nonce, recipient],
+        [account.replace(b'"number":1', b'"number":2')],
+        [account.replace(b"did:a", b"did:a\\ud800")],
+        [account.replace(b'"did":', b'"more":1,"did":')],
+        [account.replace(b"true", b'"yes"')],
+        [account.replace(b"1.5", b"NaNaN")],
+        [b'{"kind":"unknown"}\n'],
+        [b"[" * 100_000 + b"\n"],
+        [b'{"kind":"account","did":' + b"[" * 100_000 + b"\n"],
+        [b"\xff\xfe\n"],
+        [b"\n"],
+    ):
+        with pytest.raises(ArchiveRefused) as caught:
+            check_archive(forged_badly(archive, [header, *middle, end]))
+        assert "\n" not in str(caught.value)
+
+
+def forged_badly(path: Path, lines: list[bytes]) -> Path:
+    """The same of lines that may be none of ours."""
+    try:
+        return forged(path, lines)
+    except (ValueError, RecursionError, AttributeError):
+        path.write_bytes(gzip.compress(b"".join(lines)))
+        return path
+
+
+HEADER = b'{"kind":"header","format":"mediatord-store","version":%d}'
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no archive of mediatord"),
+        (b"{}\n", "no archive of mediatord"),
+        (b"[" * 100_000 + b"\n", "no archive of mediatord"),
+        (HEADER % 2 + b"\n", "version 2"),
+        (HEADER % 1, "has no end"),
+        (HEADER % 1 + b"\n", "its end is missing"),
+    ],
+    ids=range(6),
+)
+def test_what_is_none_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    """Whatever it is instead, packed or not."""
+    path = tmp_path / "x"
+    path.write_bytes(gzip.compress(content))
+    with pytest.raises(ArchiveRefused, match=said):
+        check_archive(path)
+    path.write_bytes(content)
+    with pytest.raises(ArchiveRefused, match="no archive of mediatord"):
+        check_archive(path)
+
+
+def test_nothing_follows_the_trailer(archive: Path) -> None:
+    """Another member, or a line more."""
+    whole = archive.read_bytes()
+    for more in (b"garbage", gzip.compress(b"x\n"), whole):
+        archive.write_bytes(whole + more)
+        with pytest.raises(ArchiveRefused):
+            check_archive(archive)
+
+
+def test_one_that_changes_while_it_is_read(archive: Path, tmp_path: Path) -> None:
+    """It was looked at before, but is another one by now."""
+    read = check_archive(archive)
+    other = tmp_path / "b.gz"
+    write_archive(other, "mongodb", [*SOME, Nonce(key=b"more", until=1.0)])
+    other.replace(archive)
+    with pytest.raises(ArchiveRefused, match="has changed"):
+        list(read.records())
+
+
+def test_content_that_changes_while_it_is_read(archive: Path) -> None:
+    """Though its trailer is the same: what was checked is what is used."""
+    read = check_archive(archive)
+    header, account, recipient, message, nonce, end = lines_of(archive)
+    other = encode(SOME[2].model_copy(update={"payload": b"another"}))
+    archive.write_bytes(gzip.compress(b"".join([header, account, recipient, other, nonce, end])))
+    for after in (0, 3):
+        with pytest.raises(ArchiveRefused, match="has changed"):
+            list(read.records(after))
+
+
+@pytest.mark.parametrize("said", ['"' + "x" * 9999 + '"', "9" * 4000, "[1]"])
+def test_what_is_refused_is_not_repeated_at_length(said: str, archive: Path) -> None:
+    """A line stays one that can be read, and has nothing of a payload."""
+    header, *more = lines_of(archive)
+    archive.write_bytes(gzip.compress(header.replace(b'"version":1', b'"version":' + said.encode())))
+    with pytest.raises(ArchiveRefused) as version:
+        check_archive(archive)
+    archive.write_bytes(gzip.compress(header + b'{"kind":' + said.encode() + b"}\n"))
+    with pytest.raises(ArchiveRefused) as kind:
+        check_archive(archive)
+    archive.write_bytes(gzip.compress(header + b'{"kind":"retired","did":"d","' + b"x" * 9999 + b'":1}\n'))
+    with pytest.raises(ArchiveRefused) as field:
+        check_archive(archive)
+    assert all(len(str(one.value)) < len(str(archive)) + 150 for one in (version, kind, field))
+
+
+def test_a_draft_of_somebody_else(archive: Path) -> None:
+    """What is written to it could be read by whoever has made it, or would be written to another file."""
+    precious = archive.with_name("precious")
+    precious.write_text("precious")
+    draft = archive.with_name(".b.gz.draft")
+    os.link(precious, draft)
+    with pytest.raises(TransferError, match="was made by somebody else"):
+        write_archive(archive.with_name("b.gz"), "sqlite", SOME)
+    assert precious.read_text() == "precious"
+    draft.unlink()
+    if os.geteuid() == 0:  # who alone can give it away
+        draft.touch()
+        os.chown(draft, 12345, 12345)
+        with pytest.raises(TransferError, match="was made by somebody else"):
+            write_archive(archive.with_name("b.gz"), "sqlite", SOME)
+        assert draft.read_bytes() == b""
+
+
+def test_no_room(archive: Path) -> None:
+    """It is said for what, and nothing is left."""
+    script = (
+        "import resource, sys; from pathlib import Path; from mediatord.transfer.archive import write_archive; "
+        "from mediatord.transfer.records import Nonce; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); "
+        "write_archive(Path(sys.argv[1]), 'sqlite', [Nonce(key=b'', until=1.0)])"
+    )
+    command = [sys.executable, "-B", "-c", script, str(archive.with_name("b.gz"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.rstrip().endswith(f"TransferError: {command[-1]} cannot be written: File too large")
+    assert [path.name for path in archive.parent.iterdir()] == ["a.gz"]
