@@ -1,0 +1,150 @@
+"""`mediatord queue` beside a running daemon and after it, on every backend that keeps something."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from mediatord.wallet.client import Wallet
+from mediatord.wallet.socket import connect
+from tests.integration.cluster import fresh_storage
+from tests.integration.residents import Door, Resident
+from tests.integration.traffic import ROOMY, Senders, drained, enrolled, letters, prepared
+from tests.mongod import mongod_binary
+from tests.tally import misstated, read_lines
+
+reactor: Any = _reactor
+
+# More than is taken out at a time, and more than that by an odd number.
+MANY = 237
+ENDS = ("msg.ack", "msg.remove", "msg.expire", "msg.evict")
+
+
+class QueueTests(TestCase):
+    def settings(self) -> dict[str, Any]:
+        """Of the daemon, beside those of a large queue."""
+        return {}
+
+    async def test_beside_a_daemon(self) -> None:
+        """Only what is named goes; what is being delivered stays so, and every message is in the books."""
+        self.daemon = daemon = prepared({**ROOMY, **self.settings()})
+        self.addCleanup(daemon.clean)
+        await deferToThread(daemon.start)
+        bob, carol = await enrolled(daemon, reactor), await enrolled(daemon, reactor)
+        dave, erin = await deferToThread(self.friends)
+        hears = await connect(reactor, bob)
+        await hears.live()
+        await self.post(bob, "pushed", 2)
+        await self.post(carol, "kept", MANY)
+        pushed = [await hears.pushed.get() for _ in range(2)]
+        await deferToThread(self.tell, dave, erin, 3)
+
+        listed = await self.asked("list")
+        self.assertEqual(
+            [(one["half"], one["did"], one["messages"]) for one in listed["queues"]],
+            [("didcomm", carol.did, MANY), ("decentrl", erin.did, 3), ("didcomm", bob.did, 2)],
+        )
+        self.assertEqual(listed["totals"]["messages"], MANY + 5)
+        kept = [one["id"] for one in (await self.asked("show", carol.did, "--top", "1000"))["shown"]]
+        self.assertEqual(len(kept), MANY)
+
+        ids = [word for id in kept[:5] for word in ("--id", id)]
+        planned = await self.asked("purge", carol.did, *ids)
+        self.assertEqual((planned["messages"], planned["ids"], planned["dry_run"]), (5, kept[:5], True))
+        self.assertEqual((await self.asked("purge", carol.did, *ids, "--yes"))["messages"], 5)
+        self.assertEqual((await self.asked("purge", erin.did, "--yes"))["halves"], {"decentrl": 3})
+        self.assertEqual(await deferToThread(erin.pending), [])
+
+        shown = (await self.asked("show", bob.did))["shown"]
+        self.assertEqual([(one["status"], one["pushes"]) for one in shown], [("delivered", 1)] * 2)
+        await hears.acknowledge(pushed[:1])
+        self.assertEqual((await self.asked("purge", bob.did, "--yes"))["messages"], 1)
+        await hears.acknowledge(pushed)
+        await hears.close()
+        self.assertEqual(len(await self.fetched(carol, 10)), 10)
+        await self.post(carol, "more", 1)
+
+        await deferToThread(daemon.stop)
+        left = await self.asked("show", carol.did, "--top", "1000")
+        self.assertEqual(left["messages"], MANY - 5 - 10 + 1)
+        self.assertEqual((await self.asked("purge", carol.did, "--older-than", "0s", "--yes"))["messages"], 223)
+        self.assertEqual((await self.asked("list"))["totals"], {"queues": 0, "messages": 0, "bytes": 0})
+        self.check_books(Counter({"msg.accept": MANY + 6, "msg.ack": 11, "msg.remove": 5 + 3 + 1 + 223}))
+        await deferToThread(daemon.start)
+        self.assertEqual(await drained(carol), {})
+
+    def friends(self) -> tuple[Resident, Resident]:
+        """Two identities of which the first may write to the other."""
+        door = Door(self.daemon)
+        dave, erin = Resident(door, "dave"), Resident(door, "erin")
+        for one in (dave, erin):
+            one.register()
+        erin.befriend(dave)
+        return dave, erin
+
+    def tell(self, sender: Resident, recipient: Resident, count: int) -> None:
+        for _ in range(count):
+            self.assertEqual(sender.tell(recipient).status, 200)
+
+    async def post(self, wallet: Wallet, prefix: str, count: int) -> None:
+        """Send letters that are all accepted."""
+        senders = Senders(self.daemon.port, letters(wallet, prefix, count))
+        senders.start()
+        await deferToThread(senders.join)
+        self.assertEqual(len(senders.markers(202)), count)
+
+    async def fetched(self, wallet: Wallet, count: int) -> list[Any]:
+        """What was fetched, and acknowledged."""
+        batch = list(await wallet.fetch(count))
+        await wallet.acknowledge(batch)
+        return batch
+
+    async def asked(self, *arguments: str) -> Any:
+        """What the command prints."""
+        return await deferToThread(self.ask, *arguments)
+
+    def ask(self, *arguments: str) -> Any:
+        command = [sys.executable, "-m", "mediatord", "queue", *arguments, "--json"]
+        done = subprocess.run(
+            [*command, "--config", str(self.daemon.config)], capture_output=True, text=True, check=False
+        )
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        return json.loads(done.stdout)
+
+    def check_books(self, expected: Counter[str]) -> None:
+        """Each message has one acceptance and one end, whoever wrote them, and all counters agree with the lines."""
+        log = self.daemon.log_directory
+        lines = [
+            line for folder in (log, *sorted(filter(_is_of_worker, log.iterdir()))) for line in read_lines(folder)
+        ]
+        told = Counter(line["event"] for line in lines if line["event"] in ("msg.accept", *ENDS))
+        self.assertEqual(told, expected)
+        accepted = [line["msg"] for line in lines if line["event"] == "msg.accept"]
+        ended = [line["msg"] for line in lines if line["event"] in ENDS]
+        self.assertEqual(sorted(accepted), sorted(ended))
+        self.assertEqual(misstated(lines), [])
+        self.assertEqual(sorted(path.name for path in log.iterdir() if path.name.startswith(".")), [])
+
+
+def _is_of_worker(path: Any) -> bool:
+    return bool(path.is_dir())
+
+
+class WorkersQueueTests(QueueTests):
+    def settings(self) -> dict[str, Any]:
+        return {"workers": 2}
+
+
+class MongoDBQueueTests(QueueTests):
+    if mongod_binary() is None:
+        skip = "there is no MongoDB server"
+
+    def settings(self) -> dict[str, Any]:
+        return {"storage": fresh_storage(self)}
