@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -9,17 +13,20 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from mediatord import __version__
-from mediatord.cli import main
+from mediatord.cli import files, init, main
+from mediatord.cli.commands import _CATALOGUE, _FAILURES, cli
 from mediatord.config import load
 from mediatord.invitation import invitation_url
 from mediatord.notify import notify, watchdog_interval
+from mediatord.wiring.base import log_key
 
-COMMANDS = ("init", "run", "check-config", "did", "invitation", "demo", "status", "log-keys", "whois", "bench")
+COMMANDS = tuple(name for name, command in cli.commands.items() if not command.hidden)
 
 Capture = pytest.CaptureFixture[str]
 
@@ -63,6 +70,58 @@ def test_help_of_each(command: str, capsys: Capture) -> None:
     assert capsys.readouterr().out.startswith(f"Usage: mediatord {command} ")
 
 
+def test_catalogue() -> None:
+    """What is listed without importing anything is what the commands say; every failure that is known exists."""
+    for name, command in cli.commands.items():
+        assert command.name == name
+        assert _CATALOGUE[name][1] == ("" if command.hidden else command.get_short_help_str(10_000))
+    for name in _FAILURES:
+        module, _, failure = name.rpartition(".")
+        assert issubclass(getattr(import_module(module), failure), Exception)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"], ["queue", "--help"]])
+def test_what_is_not_needed_is_not_imported(arguments: Sequence[str]) -> None:
+    """Help and completion are there at once: neither the daemon nor what draws tables is loaded for them."""
+    heavy = ("twisted", "pydantic", "rich", "pyspark", "pymongo", "cryptography", "prometheus_client", "analytics")
+    script = (
+        "import sys; from mediatord.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        f"finally: print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, capsys: Capture) -> None:
+    """The script asks the program by its variable; it is the same wherever it is printed."""
+    assert call("completion", shell) == 0
+    shown = capsys.readouterr().out
+    assert f"_MEDIATORD_COMPLETE={shell}_complete" in shown
+    assert "mediatord" in shown
+
+
+def test_completion_by_bash(tmp_path: Path, capsys: Capture) -> None:
+    """In a real shell it knows commands, those of groups, and options."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    assert call("completion", "bash") == 0
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    (tmp_path / "mediatord").write_text(f'#!/bin/sh\nexec {sys.executable} -m mediatord "$@"\n')
+    (tmp_path / "mediatord").chmod(0o755)
+    for words, found in (("che", ["check-config"]), ("queue p", ["purge"]), ("queue list --t", ["--top"])):
+        typed = ["mediatord", *words.split()]
+        script = (
+            f". {tmp_path}/completion; COMP_WORDS=({shlex.join(typed)}); COMP_CWORD={len(typed) - 1}; "
+            "_mediatord_completion mediatord; printf '%s\\n' \"${COMPREPLY[@]}\""
+        )
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run([bash, "-c", script], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == found
+
+
 def test_version(capsys: Capture) -> None:
     """--version names the version."""
     assert call("--version") == 0
@@ -91,7 +150,72 @@ def test_init(tmp_path: Path, capsys: Capture) -> None:
     assert config.listen == ("tcp:8080:interface=127.0.0.1",)
     assert "\ndid:peer:2.E" in shown
     assert "\ndid:web:m.example\n" in shown
-    assert f"next: mediatord run --config {directory}/mediator.yaml\n" in shown
+    assert f"     mediatord run --config {directory}/mediator.yaml\n" in shown
+    assert "pass everything on to http://127.0.0.1:8080, WebSockets included; or" in shown
+    assert [str(network) for network in config.trusted_proxies] == ["127.0.0.0/8", "::1/128"]
+    assert (directory / "mediator.yaml").stat().st_mode & 0o777 == 0o640
+
+
+def test_init_as_json(tmp_path: Path, capsys: Capture) -> None:
+    """Programs get the same in one document."""
+    assert call("init", "--dir", str(tmp_path / "m"), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    config = found["config"]
+    assert config == str(tmp_path / "m" / "mediator.yaml")
+    assert found["did"].startswith("did:peer:2.E")
+    assert found["next"][0]["commands"] == [f"mediatord check-config --config {config}"]
+    assert found["next"][1]["commands"] == [f"mediatord run --config {config}"]
+
+
+def test_the_steps_of_init_work(tmp_path: Path, capsys: Capture) -> None:
+    """What init tells to type for TLS on this machine gives a configuration that is right."""
+    assert call("init", "--dir", str(tmp_path / "m"), "--public-url", "https://localhost:8443", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    (make,), (line,), (check,), (_,), (status, demo) = (one["commands"] for one in found["next"])
+    assert status == f"mediatord status --url https://localhost:8443 --ca {tmp_path}/m/tls.pem"
+    assert demo == f"mediatord demo --url https://localhost:8443 --ca {tmp_path}/m/tls.pem"
+    subprocess.run(shlex.split(make), check=True, capture_output=True)
+    path = Path(found["config"])
+    path.write_text(path.read_text("utf-8").replace("listen: ['tcp:8080:interface=127.0.0.1']", line), "utf-8")
+    assert "ssl:8443" in load(path).listen[0]
+    assert call(*shlex.split(check)[1:]) == 0
+    assert capsys.readouterr().out == f"{path}: ok\n"
+
+
+def test_init_for_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """In the directory of the system's daemon, state and logs are where those of daemons are."""
+    monkeypatch.setattr(files, "SYSTEM", tmp_path / "etc")
+    monkeypatch.setattr(files, "USER", "nobody-of-this-name")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(init, "_UNIT_PLACES", (tmp_path / "units",))
+    (tmp_path / "share/mediatord/systemd").mkdir(parents=True)
+    (tmp_path / "share/mediatord/systemd/mediatord.service").touch()
+    assert call("init", "--dir", str(tmp_path / "etc"), "--public-url", "https://m.example") == 0
+    shown = capsys.readouterr().out
+    config = load(tmp_path / "etc" / "mediator.yaml", {})
+    assert config.storage.sqlite.path == Path("/var/lib/mediatord/mediator.sqlite3")
+    assert config.log.directory == Path("/var/log/mediatord")
+    assert log_key(config) == Path("/var/lib/mediatord/log.key")
+    assert config.identity.keys == tmp_path / "etc" / "keys.jwks"
+    assert "     useradd --system --home-dir /var/lib/mediatord " in shown
+    assert f"     cp {tmp_path}/share/mediatord/systemd/mediatord.* {tmp_path}/units/\n" in shown
+    assert "     systemctl enable --now mediatord.service\n" in shown
+    # It can neither open port 443 nor read certbot's files.
+    assert "pass everything on to http://127.0.0.1:8080, WebSockets included\n" in shown
+    assert "ssl:443" not in shown
+
+
+def test_init_gives_the_system_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """The daemon's user has the keys and may read the configuration, which stays root's, and get to both."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    system = tmp_path / "mediatord"
+    monkeypatch.setattr(files, "SYSTEM", system)
+    monkeypatch.setattr(files, "system_owner", lambda: files.Owner(12345, 12346))
+    assert call("init", "--dir", str(system)) == 0
+    found = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in (system, *system.iterdir())}
+    assert found == {"mediatord": (0, 12346), "keys.jwks": (12345, 12346), "mediator.yaml": (0, 12346)}
+    assert "useradd" not in capsys.readouterr().out
 
 
 def test_init_on_another_port(tmp_path: Path) -> None:
@@ -113,26 +237,6 @@ def test_check_config(made: Path, capsys: Capture) -> None:
     """A good configuration is said to be one."""
     assert call("check-config", "--config", str(made)) == 0
     assert capsys.readouterr().out == f"{made}: ok\n"
-
-
-def test_check_config_lists_all(tmp_path: Path, capsys: Capture) -> None:
-    """A bad one costs one line per problem, which an editor can jump to, and status 2."""
-    path = tmp_path / "m.yaml"
-    path.write_text("queue: {ttl: x}\nworkers: 0\n")
-    assert call("check-config", "--config", str(path)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert [line.split(": ")[:2] for line in captured.err.splitlines()] == [
-        [f"{path}:1", "queue.ttl"],
-        [f"{path}:2", "workers"],
-    ]
-
-
-def test_check_config_looks_at_the_keys(made: Path, capsys: Capture) -> None:
-    """Keys that the daemon would refuse are found as well."""
-    (made.parent / "keys.jwks").chmod(0o644)
-    assert call("check-config", "--config", str(made)) == 1
-    assert one_line(capsys).endswith(f"type: chmod 600 {made.parent}/keys.jwks")
 
 
 @pytest.mark.parametrize("command", ["run", "did", "invitation"])
@@ -162,6 +266,16 @@ def test_did(made: Path, capsys: Capture) -> None:
     assert web == "did:web:127.0.0.1%3A8080"
     assert call("did", "--config", str(made)) == 0
     assert capsys.readouterr().out.splitlines() == [peer, web]
+
+
+def test_did_and_invitation_as_json(made: Path, capsys: Capture) -> None:
+    """Programs get one document of each."""
+    assert call("did", "--config", str(made), "--json") == 0
+    dids = json.loads(capsys.readouterr().out)
+    assert dids["web_did"] == "did:web:127.0.0.1%3A8080"
+    assert call("invitation", "--config", str(made), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"url": invitation_url("http://127.0.0.1:8080", dids["did"]), "did": dids["did"]}
 
 
 def test_invitation(made: Path, capsys: Capture) -> None:
@@ -219,7 +333,7 @@ mediator_build_info{version="9.9"} 1.0
 def test_status(capsys: Capture) -> None:
     """status shows health and the figures of a running daemon."""
     with answering({"/health": (200, '{"status":"ok"}'), "/metrics": (200, METRICS)}) as url:
-        assert call("status", "--url", url + "/") == 0
+        assert call("status", "--url", url + "/", "--over", "0") == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["status"] == "ok"
     assert rows["version"] == "9.9"
@@ -234,7 +348,7 @@ def test_status_of_workers(capsys: Capture) -> None:
     """Where there are several processes, status says how many of them answer."""
     figures = METRICS + "mediator_workers 4.0\nmediator_workers_answered 3.0\n"
     with answering({"/health": (200, '{"status":"ok"}'), "/metrics": (200, figures)}) as url:
-        assert call("status", "--url", url) == 0
+        assert call("status", "--url", url, "--over", "0") == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["workers"] == "3 of 4 answer"
 
@@ -305,3 +419,9 @@ def test_watchdog() -> None:
     assert watchdog_interval({}) is None
     assert watchdog_interval({"WATCHDOG_USEC": "x"}) is None
     assert watchdog_interval({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}) is None
+
+
+def test_nothing_is_done_to_the_terminal(tmp_path: Path, capsys: Capture) -> None:
+    """What a complaint repeats is shown, not obeyed."""
+    assert call("did", "--config", str(tmp_path / "\x1b[2J\x9b\u202e.yaml")) != 0
+    assert "\\x1b[2J\\x9b\\u202e.yaml" in one_line(capsys)

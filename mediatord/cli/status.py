@@ -1,95 +1,116 @@
-"""What `mediatord status` asks and shows."""
+"""`mediatord status`: how a running mediator is, once or again and again."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from urllib.error import HTTPError, URLError
-from urllib.request import ProxyHandler, build_opener
+import sys
+from collections.abc import Iterator
+from time import sleep
+from typing import TYPE_CHECKING
 
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+import click
 
-_TIMEOUT = 5.0
-_QUEUE = "mediator_message_queue_size"
-_COUNTED = ("forwarded", "stored", "delivered", "expired", "evicted")
+from mediatord.cli.options import LOCAL_URL, answer, ca_option, json_option, url_option
+from mediatord.cli.report import Look, Report, Row, look, look_or_fail
+from mediatord.cli.visible import visible
 
-
-class Unreachable(Exception):
-    """Nobody answers there, or not as a mediator does; the text is one line for the operator."""
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """:param rows: pairs of what and how much, to be shown in this order."""
+class _Seconds(click.FloatRange):
+    """An interval, which may be left out behind its option."""
 
-    healthy: bool
-    rows: tuple[tuple[str, str], ...]
-
-    def table(self) -> str:
-        """The rows as lines in two columns."""
-        width = max(len(name) for name, _ in self.rows)
-        return "\n".join(f"{name:{width}}  {value}" for name, value in self.rows)
+    name = "seconds"
 
 
-def ask_status(url: str) -> Report:
+@click.command()
+@url_option(default=LOCAL_URL, show_default=True, help="Of the mediator.")
+@click.option(
+    "--watch",
+    metavar="[SECONDS]",
+    type=_Seconds(0.1, 3600),
+    is_flag=False,
+    flag_value=2.0,
+    help="Look again and again, every 2 seconds unless said otherwise; Ctrl-C ends it.",
+)
+@click.option(
+    "--over",
+    metavar="SECONDS",
+    type=_Seconds(0, 3600),
+    default=1.0,
+    show_default=True,
+    help="How long to look for rates; 0: none are shown.",
+)
+@ca_option
+@json_option
+def status(url: str, watch: float | None, over: float, as_json: bool) -> int:
     """
-    Ask `/health` and `/metrics`.
+    Ask a running mediator how it is. Exits with 1 if it is not well.
 
-    :param url: the mediator's, without a slash at its end.
-    :raise Unreachable: there is no mediator.
+    Rates are those between two looks; the times of deliveries and answers are since the daemon was started.
     """
-    code, body = _get(f"{url}/health")
+    if watch is not None:
+        return _watch(url, watch, as_json)
+    first = look(url)
+    report = Report(first)
+    if over and not isinstance(first.figures, str):
+        sleep(over)
+        report = Report(look(url), first)
+    if as_json or not sys.stdout.isatty():
+        answer(as_json, report.values(), _table(report.rows()))
+    else:
+        from rich.console import Console
+
+        Console().print(_drawn(url, report))
+    return 0 if report.healthy else 1
+
+
+def _watch(url: str, seconds: float, as_json: bool) -> int:
+    """Until it is interrupted, which is how it ends."""
     try:
-        health = json.loads(body)
-        state, detail = str(health["status"]), str(health.get("detail", ""))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise Unreachable(f"{url}/health: expected the answer of a mediator, got HTTP {code}") from None
-    healthy = code == 200 and state == "ok"
-    shown = f"{state}: {detail}" if detail else state
-    return Report(healthy, (("status", shown), *_measured(*_get(f"{url}/metrics"))))
+        if as_json or not sys.stdout.isatty():
+            for report in _reports(url, seconds):
+                answer(as_json, report.values(), _table(report.rows()) + "\n")
+                sys.stdout.flush()
+        else:
+            _draw(url, seconds)
+    except KeyboardInterrupt:
+        pass
+    return 0
 
 
-def _get(url: str) -> tuple[int, str]:
-    # A proxy has no business between an operator and a daemon.
-    opener = build_opener(ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=_TIMEOUT) as response:
-            return response.status, response.read().decode("utf-8", "replace")
-    except HTTPError as error:
-        with error:
-            return error.code, error.read().decode("utf-8", "replace")
-    except (OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        raise Unreachable(f"{url}: {getattr(reason, 'strerror', None) or reason}") from None
+def _reports(url: str, seconds: float) -> Iterator[Report]:
+    before: Look | None = None
+    while True:
+        now = look_or_fail(url)
+        yield Report(now, before)
+        before = now
+        sleep(seconds)
 
 
-def _measured(code: int, text: str) -> list[tuple[str, str]]:
-    if code != 200:
-        return [("metrics", f"not shown to this address (HTTP {code}; see metrics.allow)")]
-    try:
-        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    except ValueError:
-        return [("metrics", "not readable")]
-    waiting = [sample.value for sample in samples if sample.name == _QUEUE]
-    versions = [sample.labels.get("version", "") for sample in samples if sample.name == "mediator_build_info"]
-    return [
-        ("version", versions[0] if versions else "unknown"),
-        ("storage", "up" if _value(samples, "mediator_storage_up") else "down"),
-        *_workers(samples),
-        ("connections", f"{_value(samples, 'mediator_active_connections'):.0f}"),
-        ("waiting", f"{sum(waiting):.0f} messages, {max(waiting, default=0):.0f} in the longest queue"),
-        *((name, f"{_value(samples, f'mediator_messages_{name}_total'):.0f}") for name in _COUNTED),
-        ("refused", f"{_value(samples, 'mediator_rejected_total'):.0f}"),
-    ]
+def _draw(url: str, seconds: float) -> None:
+    """One table that changes in its place."""
+    from rich.live import Live
+
+    with Live(auto_refresh=False) as live:
+        for report in _reports(url, seconds):
+            live.update(_drawn(url, report), refresh=True)
 
 
-def _workers(samples: list[Sample]) -> list[tuple[str, str]]:
-    """Nothing where there is one process."""
-    asked, answered = (_value(samples, f"mediator_workers{suffix}") for suffix in ("", "_answered"))
-    return [("workers", f"{answered:.0f} of {asked:.0f} answer")] if asked else []
+def _drawn(url: str, report: Report) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, title=Text(url, style="bold"), title_justify="left", pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for place, (name, value) in enumerate(report.rows()):
+        style = "" if place else "green" if report.healthy else "red"
+        table.add_row(Text(visible(name)), Text(visible(value), style=style))
+    return table
 
 
-def _value(samples: list[Sample], name: str) -> float:
-    """The sum over all series of this name."""
-    return sum(sample.value for sample in samples if sample.name == name)
+def _table(rows: list[Row]) -> str:
+    """Two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(visible(f"{name:{width}}  {value}") for name, value in rows)

@@ -14,7 +14,7 @@ from mediatord.protocol.didcomm.did import canonical
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, Message
 from mediatord.wallet.identity import Identity, Method
 from mediatord.wallet.mediation import PROBLEM_REPORT, Delivered, Mediation, Problem, Version
-from mediatord.wallet.mediator import HTTP, Mediator
+from mediatord.wallet.mediator import Mediator, Posting
 from mediatord.wallet.packing import (
     BASIC_MESSAGE,
     AddressBook,
@@ -53,7 +53,7 @@ class Wallet(Mediation):
     def __init__(
         self,
         identity: Identity,
-        http: HTTP,
+        http: Posting,
         clock: IReactorTime,
         mediator: Mediator | None = None,
         book: AddressBook | None = None,
@@ -68,7 +68,9 @@ class Wallet(Mediation):
             self.book.learn(mediator.document)
 
     @classmethod
-    def fresh(cls, mediator: Mediator, http: HTTP, clock: IReactorTime, *, method: Method = "did:peer:2") -> Wallet:
+    def fresh(
+        cls, mediator: Mediator, http: Posting, clock: IReactorTime, *, method: Method = "did:peer:2"
+    ) -> Wallet:
         """A wallet with a new identity whose messages go to `mediator`; it is not enrolled yet."""
         endpoint = None if method == "did:key" else mediator.did
         return cls(Identity.fresh(method, endpoint=endpoint), http, clock, mediator)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from twisted.internet import task
 from twisted.internet.error import ConnectError
+from twisted.web.client import ResponseNeverReceived
 
 from mediatord.wallet import demo_decentrl, demo_didcomm
 from mediatord.wallet.decentrl.client import Refused
@@ -71,6 +72,8 @@ def _in_words(error: Exception) -> str:
         return f"the mediator refused ({error})"
     if isinstance(error, ConnectError):
         return "nobody answers at the mediator's address"
+    if isinstance(error, ResponseNeverReceived) and "certificate verify failed" in str(error):
+        return "nobody here trusts the mediator's certificate; --ca names a file with those to trust"
     if isinstance(error, (Failed, Unreadable, SocketClosed)):
         return str(error)
     return f"{type(error).__name__}: {error}"

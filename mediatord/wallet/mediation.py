@@ -206,10 +206,13 @@ def read_delivery(message: Message) -> list[Delivered]:
     _expect(message, f"{PICKUP}/delivery")
     if not message.attachments:
         raise Unreadable("a delivery of nothing")
-    return [_read_attachment(attachment) for attachment in message.attachments]
+    return [read_attachment(attachment) for attachment in message.attachments]
 
 
-def _read_attachment(attachment: Mapping[str, Any]) -> Delivered:
+def read_attachment(attachment: Mapping[str, Any]) -> Delivered:
+    """
+    :raise Unreadable: no id, or not exactly one of the two forms of data.
+    """
     id_, data = attachment.get("id"), attachment.get("data")
     if not isinstance(id_, str) or not isinstance(data, dict) or len(data) != 1:
         raise Unreadable("an attachment without an id, or not with exactly one form of data")

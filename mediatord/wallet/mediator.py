@@ -20,12 +20,16 @@ from mediatord.wallet.packing import Unreadable
 INVITATION = "https://didcomm.org/out-of-band/2.0/invitation"
 
 
-class HTTP(Protocol):
+class Posting(Protocol):
+    """What a wallet that knows its mediator uses of treq."""
+
+    def post(self, url: str, /, *, data: bytes, headers: Headers, allow_redirects: bool) -> Awaitable[Any]: ...
+
+
+class HTTP(Posting, Protocol):
     """What is used of treq: its client, or its in-memory double in tests."""
 
     def get(self, url: str, /, *, headers: Headers, allow_redirects: bool) -> Awaitable[Any]: ...
-
-    def post(self, url: str, /, *, data: bytes, headers: Headers, allow_redirects: bool) -> Awaitable[Any]: ...
 
 
 def open_http(reactor: IReactorCore) -> HTTP:

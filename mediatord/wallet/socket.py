@@ -211,8 +211,8 @@ class _Frames(WebSocketClientProtocol):
 class _Factory(WebSocketClientFactory):
     """Makes one protocol, without any of Autobahn's own timers: those would run on the global reactor."""
 
-    def __init__(self, url: str, reactor: IReactorTime, wallet: Wallet) -> None:
-        super().__init__(url, reactor=reactor)
+    def __init__(self, url: str, reactor: IReactorTime, wallet: Wallet, headers: Mapping[str, str] | None) -> None:
+        super().__init__(url, headers=dict(headers or {}), reactor=reactor)
         self.setProtocolOptions(openHandshakeTimeout=0, closeHandshakeTimeout=0, serverConnectionDropTimeout=0)
         self._wallet = wallet
 
@@ -223,7 +223,12 @@ class _Factory(WebSocketClientFactory):
 
 
 async def connect(
-    reactor: Any, wallet: Wallet, *, url: str | None = None, endpoint: IStreamClientEndpoint | None = None
+    reactor: Any,
+    wallet: Wallet,
+    *,
+    url: str | None = None,
+    endpoint: IStreamClientEndpoint | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> WalletSocket:
     """
     Open a socket to the wallet's mediator.
@@ -231,13 +236,14 @@ async def connect(
     :param reactor: for the connection and its time-outs.
     :param url: instead of the one in the mediator's DID document.
     :param endpoint: how to get there, if not as `url` says.
+    :param headers: of the request, besides those of every handshake.
     :raise SocketClosed: the mediator does not want us.
     :raise Unreadable: the mediator's document names no WebSocket.
     """
     url = url or wallet.mediator.ws_uri
     if url is None:
         raise Unreadable("the mediator has no WebSocket")
-    factory = _Factory(url, reactor, wallet)
+    factory = _Factory(url, reactor, wallet, headers)
     protocol = await (endpoint or endpoint_for(reactor, url)).connect(factory)
     assert isinstance(protocol, _Frames)
     return await protocol.opened.addTimeout(TIMEOUT_SECONDS, reactor, lambda value, _: _give_up(value, protocol))

@@ -40,7 +40,8 @@ def test_the_commands_of_the_service() -> None:
         program, name, *arguments = line.lstrip("-").split()
         assert program == PROGRAM
         command = cli.commands[name]
-        command.make_parser(click.Context(command)).parse_args(list(arguments))
+        context = click.Context(command, parent=click.Context(cli, **cli.context_settings))
+        command.make_parser(context).parse_args(list(arguments))
     assert [line.split()[1] for line in service["ExecStart"]] == ["nightly"]
 
 

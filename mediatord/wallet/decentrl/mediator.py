@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from twisted.web.client import ResponseFailed, ResponseNeverReceived
+
 from mediatord.errors import SenderUnresolvable
 from mediatord.protocol.decentrl.did import KeyKind, decode_multibase_key, parse_did
 from mediatord.protocol.didcomm.did_web import web_location
@@ -81,7 +83,7 @@ async def discover(http: HTTP, url: str) -> Mediator:
 
 async def resolve(http: HTTP, did: str) -> Mediator:
     """
-    The mediator of a did:web; on the loopback interface without TLS.
+    The mediator of a did:web; on the loopback interface without TLS, unless it insists on that.
 
     :raise Unreadable: some other DID, or there is nothing where it points.
     """
@@ -91,13 +93,19 @@ async def resolve(http: HTTP, did: str) -> Mediator:
         location = web_location(did)
     except SenderUnresolvable:
         raise Unreadable("a did:web that points nowhere") from None
-    url = location.url
-    if location.host in _LOOPBACK:
-        url = f"http{url.removeprefix('https')}"
-    found = read_document(await get_json(http, url))
+    found = read_document(await _document(http, location.url, location.host in _LOOPBACK))
     if found.did != did:
         raise Unreadable("the document of another mediator")
     return found
+
+
+async def _document(http: HTTP, url: str, near: bool) -> dict[str, Any]:
+    if near:
+        try:
+            return await get_json(http, f"http{url.removeprefix('https')}")
+        except (ResponseNeverReceived, ResponseFailed):
+            pass  # It hangs up on whoever does not speak TLS.
+    return await get_json(http, url)
 
 
 class Directory:
