@@ -54,7 +54,7 @@ def _section(table: Table) -> str:
         about += " **Private**: identifiers stand in it as they stand in the logs."
     rows = [f"| `{column.name}` | {column.type} | {_cell(column.meaning)} |" for column in table.columns]
     return "\n".join(
-        [f"#### `{table.name}`", "", about, "", "| column | type | meaning |", "|---|---|---|", *rows, ""]
+        [f"### `{table.name}`", "", about, "", "| column | type | meaning |", "|---|---|---|", *rows, ""]
     )
 
 

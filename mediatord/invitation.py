@@ -17,6 +17,7 @@ from importlib.resources import files
 from io import StringIO
 from string import Template
 from typing import Any
+from urllib.parse import urlsplit
 
 import segno
 
@@ -48,7 +49,12 @@ def invitation(did: str) -> dict[str, Any]:
 
 def invitation_url(public_url: str, did: str) -> str:
     """The URL form, which wallets scan and browsers open."""
-    return f"{public_url}/invitation?_oob={jsontext.b64url_encode(jsontext.dumps(invitation(did)))}"
+    return f"{public_url}/invitation?{_query(did)}"
+
+
+def wallet_url(did: str) -> str:
+    """The same by the scheme that wallets register with the device they are on, for a link in a browser there."""
+    return f"didcomm://?{_query(did)}"
 
 
 def qr_terminal(text: str) -> str:
@@ -65,10 +71,17 @@ def qr_svg(text: str) -> str:
 
 
 def invitation_page(public_url: str, did: str) -> InvitationPage:
-    """A page for people: what this is, the QR code, the link, the DID. It runs no script and loads nothing."""
+    """A page for people: what this is, a button, the QR code, link and DID. It runs no script and loads nothing."""
     template = _template()
     url = invitation_url(public_url, did)
-    body = template.substitute(qr=qr_svg(url), url=escape(url), did=escape(did), public_url=escape(public_url))
+    body = template.substitute(
+        qr=qr_svg(url),
+        url=escape(url),
+        app=escape(wallet_url(did)),
+        did=escape(did),
+        host=escape(urlsplit(public_url).netloc),
+        public_url=escape(public_url),
+    )
     style = template.template.partition("<style>")[2].partition("</style>")[0]
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = (
@@ -76,6 +89,10 @@ def invitation_page(public_url: str, did: str) -> InvitationPage:
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return InvitationPage(body.encode(), policy)
+
+
+def _query(did: str) -> str:
+    return f"_oob={jsontext.b64url_encode(jsontext.dumps(invitation(did)))}"
 
 
 @cache

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import segno
 
-from mediatord.invitation import invitation, invitation_page, invitation_url, qr_svg, qr_terminal
+from mediatord.invitation import invitation, invitation_page, invitation_url, qr_svg, qr_terminal, wallet_url
 from mediatord.protocol import jsontext
 
 DID = "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR"
@@ -70,6 +70,13 @@ def test_url() -> None:
     assert jsontext.loads_object(jsontext.b64url_decode(encoded)) == invitation(DID)
 
 
+def test_wallet_url() -> None:
+    """The same message by the scheme of wallets, with nothing that would name a host."""
+    there, ours = urlsplit(wallet_url(DID)), urlsplit(invitation_url(URL, DID))
+    assert (there.scheme, there.netloc, there.path, there.fragment) == ("didcomm", "", "", "")
+    assert there.query == ours.query
+
+
 def modules_of_svg(svg: str, size: int) -> list[list[bool]]:
     """The dark modules that the path of a QR code draws: strokes of width 1, at half heights."""
     grid = [[False] * size for _ in range(size)]
@@ -110,15 +117,16 @@ def test_terminal() -> None:
 
 
 def test_page_shows_everything() -> None:
-    """The page has the QR code, the invitation as link and text, and the DID."""
+    """The page has the QR code, the invitation as button, link and text, and the DID."""
     body = invitation_page(URL, DID).body
     page = Page(body)
     url = invitation_url(URL, DID)
     assert qr_svg(url).encode() in body
-    assert [attributes["href"] for tag, attributes in page.tags if tag == "a"] == [url]
+    assert [attributes["href"] for tag, attributes in page.tags if tag == "a"] == [wallet_url(DID), url]
     assert url in page.text
     assert DID in page.text
     assert "mediator" in page.text
+    assert "m.example" in page.text
     assert "$" not in page.text
 
 

@@ -70,7 +70,10 @@ def compare(values: DataFrame, factor: float) -> DataFrame:
 
 
 def measured(frames: Mapping[str, DataFrame]) -> DataFrame:
-    """Every node that wrote a line of traffic, a gauge or a request on a day, and its :data:`METRICS`."""
+    """
+    Every node that wrote a line of traffic, a gauge or a request on a day, and its :data:`METRICS`. Who has only
+    removed messages is an operator, and no node.
+    """
     sources = (
         _traffic(frames["traffic_daily"]),
         _requests(frames["events"]),
@@ -88,11 +91,15 @@ def _traffic(daily: DataFrame) -> DataFrame:
     def total(event: str, column: str) -> Column:
         return F.sum(F.when(F.col("event") == event, F.col(column))).cast("double")
 
-    return daily.groupBy("dt", "node").agg(
-        total("req.done", "n").alias("requests"),
-        total("msg.accept", "n").alias("messages_accepted"),
-        total("msg.accept", "bytes").alias("bytes_accepted"),
-        total("msg.ack", "n").alias("messages_acked"),
+    return (
+        daily.where(F.col("event") != "msg.remove")
+        .groupBy("dt", "node")
+        .agg(
+            total("req.done", "n").alias("requests"),
+            total("msg.accept", "n").alias("messages_accepted"),
+            total("msg.accept", "bytes").alias("bytes_accepted"),
+            total("msg.ack", "n").alias("messages_acked"),
+        )
     )
 
 

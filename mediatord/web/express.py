@@ -142,7 +142,7 @@ class ExpressChannel(Protocol):
         deadline = self._since + self._front.deadline
         if self._timer is not None and self._timer.getTime() > deadline:
             self._timer.reset(self._front.deadline)
-        self._payer = self._front.peers.payer(self._host, head.forwarded_for)
+        self._payer = self._front.peers.payer(self._host, head.forwarded_for, head.token)
         if head.half == "didcomm":
             work = take(self._front.receive, body, self._payer, head.content_type)
         else:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mediatord.journal import Half
+from mediatord.synthetic import HEADER
 from mediatord.web.posting import half_by_label
 
 MAX_HEAD = 8192
 
 _MESSAGE, _EITHER = b"POST /didcomm HTTP/1.1", b"POST / HTTP/1.1"
 # What is looked at.
-_READ = (b"host", b"content-type", b"content-length", b"connection", b"x-forwarded-for")
+_TOKEN = HEADER.encode("ascii")
+_READ = (b"host", b"content-type", b"content-length", b"connection", b"x-forwarded-for", _TOKEN)
 # What changes nothing about how a body is taken: what HTTP libraries send by themselves, what browsers add to the
 # requests of a page, and what proxies tell.
 _IGNORED = (
@@ -33,12 +35,14 @@ class Head:
     What is needed of the head of a plain request.
 
     :param half: whom the body is for.
+    :param token: what the daemon's own requests are known by.
     """
 
     half: Half
     length: int
     content_type: bytes
     forwarded_for: str | None
+    token: bytes | None
 
 
 def read_head(head: bytes) -> Head | None:
@@ -62,7 +66,8 @@ def read_head(head: bytes) -> Head | None:
     content_type = headers.get(b"content-type", b"")
     half: Half = "didcomm" if request_line == _MESSAGE else half_by_label(content_type)
     forwarded = headers.get(b"x-forwarded-for")
-    return Head(half, int(length), content_type, None if forwarded is None else forwarded.decode("ascii"))
+    claimed = None if forwarded is None else forwarded.decode("ascii")
+    return Head(half, int(length), content_type, claimed, headers.get(_TOKEN))
 
 
 def _read_headers(lines: list[bytes]) -> dict[bytes, bytes] | None:

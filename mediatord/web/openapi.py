@@ -99,6 +99,7 @@ def document() -> dict[str, Any]:
             "/invitationOOB": {"get": _page("The invitation as a URL", _TEXT, TEXT)},
             "/openapi.json": {"get": _page("This document", _JSON, {"type": "object"})},
             "/health": {"get": _health()},
+            "/ready": {"get": _ready()},
             "/metrics": {"get": _metrics()},
         },
         "components": {"schemas": components(), "headers": _HEADERS},
@@ -194,6 +195,22 @@ def _health() -> Schema:
     trouble = _json("It is not.", ref("Trouble"), retry=True)
     well = _json("It is.", record({"status": constant("ok")}))
     return _operation("Operation", "Whether the mediator can do its work", {200: well, 500: _fault(), 503: trouble})
+
+
+def _ready() -> Schema:
+    milliseconds = {"type": "integer", "minimum": 0}
+    well = record({"status": constant("ok"), "cycle_ms": milliseconds, "age_ms": milliseconds})
+    about = """
+Asking begins to send a message through the mediator every few seconds, over its own listener. `cycle_ms` is how long
+the last one took that got through, `age_ms` how long ago that was. `detail` names what failed: `store`, `listener`,
+`socket`, `forward`, `push` or `acknowledgement`; or it says why nothing should be sent here.
+"""
+    return _operation(
+        "Operation",
+        "Whether messages get through",
+        {200: _json("They do.", well), 500: _fault(), 503: _json("They do not.", ref("Unready"), retry=True)},
+        about=about,
+    )
 
 
 def _metrics() -> Schema:

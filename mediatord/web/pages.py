@@ -27,10 +27,17 @@ class Pages:
     """
 
     def __init__(self, did: str, web_document: Mapping[str, Any], public_url: str) -> None:
+        self._public_url = public_url
+        self._openapi = Answer(200, OPENAPI, JSON)
+        self.show(did, web_document)
+
+    def show(self, did: str, web_document: Mapping[str, Any]) -> None:
+        """Tell another DID and document from now on."""
+        public_url = self._public_url
         self._invited = (public_url, did)
+        self.__dict__.pop("_html", None)
         self._did = Answer(200, did.encode("ascii"), TEXT)
         self._document = Answer(200, jsontext.dumps(dict(web_document)), JSON)
-        self._openapi = Answer(200, OPENAPI, JSON)
         self._url = Answer(200, invitation_url(public_url, did).encode("ascii"), TEXT)
         self._json = Answer(200, jsontext.dumps(invitation(did)), JSON, _VARIES)
 

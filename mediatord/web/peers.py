@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+
+from mediatord.synthetic import ITSELF
 
 Network = IPv4Network | IPv6Network
 
@@ -14,10 +17,12 @@ class Peers:
     Finds the address of a client.
 
     :param trusted: networks of proxies whose `X-Forwarded-For` counts.
+    :param token: what the daemon's own requests have in their heads; empty if it makes none.
     """
 
-    def __init__(self, trusted: Sequence[Network]) -> None:
+    def __init__(self, trusted: Sequence[Network], token: bytes = b"") -> None:
         self._trusted = tuple(trusted)
+        self._token = token
 
     def client(self, connected: str, forwarded_for: str | None) -> str:
         """
@@ -38,10 +43,15 @@ class Peers:
                 break
         return connected
 
-    def payer(self, connected: str, forwarded_for: str | None) -> str:
+    def payer(self, connected: str, forwarded_for: str | None, token: bytes | None = None) -> str:
         """
-        Who is charged for a request: the address of the client, of an IPv6 one its /64, which is what one host has.
+        Who is charged for a request: the address of the client, of an IPv6 one its /64, which is what one host has;
+        for the daemon's own nobody.
+
+        :param token: as in the head; None without one.
         """
+        if token and self._token and hmac.compare_digest(token, self._token):
+            return ITSELF
         return _payer(self.client(connected, forwarded_for))
 
     def trusts(self, address: str) -> bool:

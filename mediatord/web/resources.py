@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes
@@ -14,14 +13,15 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
 from mediatord.decentrl.exchange import Reply as DecentrlReply
-from mediatord.errors import MediatorError, RateLimited, ShuttingDown, StoreUnavailable
+from mediatord.errors import MediatorError, RateLimited, ShuttingDown
 from mediatord.journal import Half
-from mediatord.metrics import CONTENT_TYPE, Metrics
+from mediatord.metrics import Metrics
 from mediatord.presence import Connections
-from mediatord.protocol import jsontext
+from mediatord.readiness import Ask, Verdict
+from mediatord.synthetic import HEADER
 from mediatord.web.headers import PREFLIGHT
 from mediatord.web.pages import Pages
-from mediatord.web.peers import Network, Peers, is_within
+from mediatord.web.peers import Network, Peers
 from mediatord.web.posting import (
     FAULT,
     JSON,
@@ -38,6 +38,11 @@ from mediatord.web.posting import (
 from mediatord.web.render import Answer, respond, write
 
 
+async def nobody_looks() -> Verdict:
+    """Of a site without listeners of its own."""
+    return Verdict("not looked at")
+
+
 @dataclass(frozen=True, slots=True)
 class Front:
     """
@@ -52,6 +57,7 @@ class Front:
     :param figures: the metrics, rendered; raises TimeoutError.
     :param turned_away: told of a request that was refused unread: whose form the refusal has, and the address.
     :param deadline: seconds a request may take.
+    :param ready: whether a message would be stored, pushed and acknowledged.
     """
 
     clock: IReactorTime
@@ -70,6 +76,7 @@ class Front:
     turned_away: Callable[[Half, str, MediatorError], None]
     metrics_allow: Callable[[], Sequence[Network]] = tuple
     deadline: float = 10.0
+    ready: Ask = nobody_looks
 
 
 class Leaf(Resource):
@@ -122,7 +129,7 @@ class Leaf(Resource):
 
     def payer(self, request: Request) -> str:
         """Who is charged for the request."""
-        return self._front.peers.payer(*addresses(request))
+        return self._front.peers.payer(*addresses(request), token(request))
 
     def later(self, request: Request, work: Awaitable[Answer], half: Half) -> int:
         """Answer when `work` is done."""
@@ -163,6 +170,7 @@ NOT_FOUND: dict[Half, Answer] = {
     "didcomm": Answer(404, b'{"status":"error","detail":"not found"}', JSON),
     "decentrl": plain_error(404, "NOT_FOUND"),
 }
+_TOKEN = HEADER.encode("ascii")
 _CROWDED: dict[Half, Answer] = {
     "didcomm": Answer(429, b"too many connections\n", b"text/plain", retry(5)),
     "decentrl": plain_error(429, "RATE_LIMITED", *retry(5)),
@@ -185,6 +193,11 @@ def addresses(request: Request) -> tuple[str, str | None]:
     forwarded = request.requestHeaders.getRawHeaders(b"x-forwarded-for")
     said = b",".join(forwarded).decode("latin-1") if forwarded else None
     return getattr(request.getClientAddress(), "host", "") or "", said
+
+
+def token(request: Request) -> bytes | None:
+    """What the daemon's own requests are known by."""
+    return request.requestHeaders.getRawHeaders(_TOKEN, [None])[0]
 
 
 def wants_upgrade(request: Request) -> bool:
@@ -259,52 +272,3 @@ class Page(Leaf):
     def get(self, request: Request) -> int | bytes:
         """The page."""
         return finish(request, self._page(request), UNREAD[self.half])
-
-
-class Health(Leaf):
-    """`/health`: whether the store answers, and nothing else is in the way."""
-
-    def get(self, request: Request) -> int | bytes:
-        """200, or 503 with what is wrong."""
-
-        async def asked() -> Answer:
-            try:
-                await self._front.ping_store()
-            except (StoreUnavailable, ShuttingDown) as error:
-                self._front.metrics.storage_up(False)
-                return _unwell("store unavailable" if isinstance(error, StoreUnavailable) else "stopping")
-            self._front.metrics.storage_up(True)
-            trouble = self._front.trouble()
-            return _unwell(trouble) if trouble else Answer(200, b'{"status":"ok"}', JSON)
-
-        return self.later(request, asked(), "didcomm")
-
-
-def _unwell(detail: str) -> Answer:
-    return Answer(503, jsontext.dumps({"status": "error", "detail": detail}), JSON, retry(5))
-
-
-class MetricsPath(Leaf):
-    """`/metrics`: Prometheus text, for those who may see it."""
-
-    def get(self, request: Request) -> int | bytes:
-        """The metrics, or 403: they name recipients."""
-        client = self._front.peers.client(*addresses(request))
-        if not is_within(client, self._front.metrics_allow()):
-            return finish(request, Answer(403, b'{"status":"error","detail":"forbidden"}', JSON))
-
-        async def scraped() -> Answer:
-            try:
-                await self._front.queue_sizes()
-            except StoreUnavailable:
-                # The store, or only so many queues; whoever is asked for a sign of life tells.
-                with suppress(StoreUnavailable, ShuttingDown):
-                    await self._front.ping_store()
-            try:
-                text = await self._front.figures()
-            except TimeoutError:
-                return Answer(503, b'{"status":"error","detail":"workers do not answer"}', JSON, retry(5))
-            # A page in the operator's browser is on an address that may see this; the page itself may not.
-            return Answer(200, text, CONTENT_TYPE.encode("ascii"), shared=False)
-
-        return self.later(request, scraped(), "didcomm")

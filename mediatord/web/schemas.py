@@ -118,6 +118,9 @@ def _answers() -> dict[str, Schema]:
         "Trouble": record(
             {"status": constant("error"), "detail": TEXT}, about="A refusal for people, where no protocol has a form."
         ),
+        "Unready": record(
+            {"status": constant("error"), "detail": TEXT}, optional={"age_ms": {"type": "integer", "minimum": 0}}
+        ),
         "DIDDocument": {
             "description": "The mediator's DID document (DCTRL-0004 3.2, with additions for DIDComm).",
             "type": "object",

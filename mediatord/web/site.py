@@ -20,7 +20,7 @@ from mediatord.protocol.didcomm.small import PROBLEM_REPORT
 from mediatord.web.express import ExpressChannel
 from mediatord.web.headers import CORS
 from mediatord.web.posting import JSON, half_by_label, plain_error
-from mediatord.web.resources import Front, addresses
+from mediatord.web.resources import Front, addresses, token
 from mediatord.web.tree import Root
 from mediatord.web.unread import Unread, Untaken
 from mediatord.wire import WIRE
@@ -156,7 +156,7 @@ class CappedRequest(Request):
 
     @property
     def _payer(self) -> str:
-        return self._site.front.peers.payer(*addresses(self))
+        return self._site.front.peers.payer(*addresses(self), token(self))
 
     @property
     def _site(self) -> MediatorSite:
@@ -232,6 +232,11 @@ class MediatorSite(Site):
         self.clock = front.clock
         self.max_body = max_body
         self.unread = Unread()
+
+    def limit(self, max_body: int, max_per_host: int) -> None:
+        """Go by other limits from now on; what is open already stays open."""
+        self.max_body = max_body
+        self._max_per_host = max_per_host
 
     def buildProtocol(self, addr: object) -> Any:
         """An :class:`~mediatord.web.express.ExpressChannel`: a connection begins on the short way."""

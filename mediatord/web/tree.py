@@ -10,16 +10,15 @@ from mediatord.web.resources import (
     NOT_FOUND,
     PREFLIGHT_ANSWER,
     Front,
-    Health,
     Leaf,
     MessagePath,
-    MetricsPath,
     Page,
     PublicPath,
     SocketPath,
     finish,
     wants_upgrade,
 )
+from mediatord.web.vitals import Health, MetricsPath, Ready
 
 
 class Root(Leaf):
@@ -42,6 +41,7 @@ class Root(Leaf):
             b"invitationOOB": Page(front, pages.invitation_url),
             b"openapi.json": Page(front, pages.openapi),
             b"health": Health(front),
+            b"ready": Ready(front),
             b"metrics": MetricsPath(front),
             b".well-known": well_known,
             # Where the document of a did:web with a path is, behind a proxy that takes the path off.

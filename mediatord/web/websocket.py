@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
+from weakref import WeakSet
 
 import txaio
 from autobahn.twisted.websocket import WebSocketServerFactory, WebSocketServerProtocol
@@ -21,6 +22,7 @@ from mediatord.faults import without_text
 from mediatord.journal import Journal
 from mediatord.outbox import Outbox
 from mediatord.presence import Connections, Session
+from mediatord.synthetic import HEADER
 from mediatord.web.peers import Peers
 from mediatord.web.speech import Conversation, Envelopes, FirstMessageDecides, Receive, Speech
 
@@ -96,7 +98,8 @@ class MediatorSocket(WebSocketServerProtocol):
 
     def onConnect(self, request: Any) -> None:
         """The handshake was read; no sub-protocol is ever selected."""
-        self.client = self._sockets.peers.payer(_host(self), request.headers.get("x-forwarded-for"))
+        token = request.headers.get(HEADER, "").encode("latin-1", "replace")
+        self.client = self._sockets.peers.payer(_host(self), request.headers.get("x-forwarded-for"), token)
         if unquote(request.path).strip("/") == "ws":
             self._speech = FirstMessageDecides(self._sockets.converse(self), self._speech)
 
@@ -159,6 +162,11 @@ class MediatorSocket(WebSocketServerProtocol):
                     self.close(1001, "going away")
         finally:
             self._serving = False
+
+    def limit(self, max_message: int) -> None:
+        """Take messages of so many bytes from now on."""
+        # What Autobahn has copied from the factory.
+        self.maxFramePayloadSize = self.maxMessagePayloadSize = max_message
 
     def send(self, frame: bytes) -> bool:
         """Queue one text frame; False when the socket cannot take it now."""
@@ -234,9 +242,9 @@ class SocketFactory(WebSocketServerFactory):
         # There is no public way: txaio's own takes the moments from the reactor.
         self._batched_timer = _Timers(reactor)
         self._sockets = sockets
+        self._made: WeakSet[MediatorSocket] = WeakSet()
+        self.limit(max_message)
         self.setProtocolOptions(
-            maxFramePayloadSize=max_message,
-            maxMessagePayloadSize=max_message,
             # Fail with a close code, not by cutting the line.
             failByDrop=False,
             openHandshakeTimeout=10,
@@ -248,8 +256,15 @@ class SocketFactory(WebSocketServerFactory):
             utf8validateIncoming=False,
         )
 
+    def limit(self, max_message: int) -> None:
+        """Take messages and frames of so many bytes from now on, also on sockets that are open."""
+        self.setProtocolOptions(maxFramePayloadSize=max_message, maxMessagePayloadSize=max_message)
+        for socket in self._made:
+            socket.limit(max_message)
+
     def buildProtocol(self, addr: object) -> MediatorSocket:
         """One socket."""
         protocol = MediatorSocket(self._sockets)
         protocol.factory = self
+        self._made.add(protocol)
         return protocol

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
@@ -43,6 +45,8 @@ T = TypeVar("T")
 
 # Letters that are pushed and acknowledged, pushed only, fetched and acknowledged, fetched only, just kept.
 LIVE, UNHEARD, FETCHED, SEEN, LEFT = 8, 3, 6, 2, 2
+# Of the last two kinds, how many the operator removes.
+PURGED = 3
 # What a queue holds, by how much one overflows, and letters that nobody fetches in time.
 ROOM, EVICTED, EXPIRED = 10, 4, 3
 # Seconds that those may wait.
@@ -116,6 +120,7 @@ class EndToEndTests(TestCase):
         await deferToThread(daemon.start)
         await self.traffic()
         said = await self.settled()
+        await deferToThread(self.purge)
         await deferToThread(daemon.stop)
         self.span = Span(first, datetime.now(UTC).date())
         # All others were pushed at once; of the pushes that nobody acknowledged in time there is one more line.
@@ -144,6 +149,7 @@ class EndToEndTests(TestCase):
         """Letters that are pushed, fetched, left, refused, crowded out and forgotten; a new segment in between."""
         books = self.books
         bob, carol, dave, erin, frank = [await enrolled(self.daemon, reactor) for _ in range(5)]
+        self.purged = carol.did
         books.events["req.done"] += 2 * 5
         hears, ignores = await self.live(bob), await self.live(frank)
         stock = letters(bob, "live", LIVE) + letters(carol, "kept", FETCHED + SEEN + LEFT)
@@ -168,6 +174,15 @@ class EndToEndTests(TestCase):
         await self.refusals(bob, hears)
         for socket in (hears, ignores):
             await socket.close()
+
+    def purge(self) -> None:
+        """The operator removes some of what waits."""
+        command = [sys.executable, "-m", "mediatord", "queue"]
+        options = ["--config", str(self.daemon.config), "--json"]
+        shown = subprocess.run([*command, "show", self.purged, *options], stdout=subprocess.PIPE, check=True)
+        chosen = [word for one in json.loads(shown.stdout)["shown"][:PURGED] for word in ("--id", one["id"])]
+        subprocess.run([*command, "purge", self.purged, *options, *chosen, "--yes"], check=True)
+        self.books.events["msg.remove"] += PURGED
 
     async def live(self, wallet: Wallet) -> WalletSocket:
         """A socket that messages are pushed on."""
@@ -199,11 +214,14 @@ class EndToEndTests(TestCase):
     def check_messages(self, report: Path) -> None:
         """Ledger, traffic and report."""
         days, events = self.rows("ledger_daily"), self.books.events
-        ended = {"acked": events["msg.ack"], "expired": EXPIRED, "evicted": EVICTED}
-        none = ("removed", "difference", "orphans", "overdue", "again", "before_books", "across_epochs")
+        ended = {"acked": events["msg.ack"], "expired": EXPIRED, "evicted": EVICTED, "removed": PURGED}
+        none = ("difference", "orphans", "overdue", "again", "before_books", "across_epochs")
         expected = {"accepted": events["msg.accept"], **ended, **dict.fromkeys(none, 0)}
         self.assertEqual({name: sum(day[name] for day in days) for name in expected}, expected)
-        self.assertEqual(days[-1].open, UNHEARD + SEEN + LEFT + ROOM)
+        self.assertEqual(days[-1].open, UNHEARD + SEEN + LEFT + ROOM - PURGED)
+        self.assertEqual({row.reason for row in self.rows("lost_daily")}, {"ttl", "fifo_count", "purged"})
+        # An operator is no node to be compared with others.
+        self.assertEqual(len({row.node for row in self.rows("node_compare")}), 1)
         found: Counter[str] = Counter()
         for row in self.rows("traffic_daily"):
             self.assertEqual(row.proto, "didcomm")

@@ -1,0 +1,1 @@
+"""The status page for operators, on a listener of its own."""

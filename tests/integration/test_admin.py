@@ -1,0 +1,144 @@
+"""The status page of a daemon that runs, alone and as several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import ssl
+import tempfile
+import time
+from base64 import b64encode
+from http.client import HTTPConnection, HTTPSConnection
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
+from twisted.internet.threads import deferToThread
+
+from mediatord.wallet.throwaway import free_port
+from tests.authority import Authority
+from tests.integration.daemon import Daemon
+from tests.integration.test_lifecycle import DaemonTestCase
+from tests.integration.test_workers import await_workers, pid_of
+from tests.integration.traffic import PATIENCE_SECONDS, enrolled, letters, prepared
+
+reactor: Any = _reactor
+
+TOKEN = "0123456789abcdef" * 2
+LOOK_SECONDS = 0.05
+
+
+def answered(connection: HTTPConnection, path: str, token: str = TOKEN) -> tuple[int, bytes]:
+    """Status and body, on a connection that is closed then."""
+    connection.request("GET", path, headers={"Authorization": "Basic " + b64encode(f"x:{token}".encode()).decode()})
+    response = connection.getresponse()
+    found = response.status, response.read()
+    connection.close()
+    return found
+
+
+class AdminTests(DaemonTestCase):
+    def configured(self, listen: str, **settings: Any) -> Daemon:
+        """A daemon with the page, which does not run yet."""
+        daemon = prepared({"admin": {"listen": listen, "token_file": "token", "reports": "reports"}, **settings})
+        self.addCleanup(daemon.clean)
+        self.token = daemon.directory / "token"
+        self.token.touch(0o600)
+        self.token.write_text(TOKEN)
+        return daemon
+
+    def status(self, port: int) -> dict[str, Any]:
+        """The page for programs."""
+        code, body = answered(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS), "/admin/status.json")
+        self.assertEqual(code, 200)
+        status: dict[str, Any] = json.loads(body)
+        return status
+
+    def await_status(self, port: int, reached: Any) -> dict[str, Any]:
+        """
+        Wait until the page says so.
+
+        :raise AssertionError: it does not.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not reached(status := self.status(port)):
+            assert time.monotonic() < deadline, status
+            time.sleep(LOOK_SECONDS)
+        return status
+
+    async def test_over_tls(self) -> None:
+        """With a certificate, over SQLite: what waits, what was refused, and a report; another token after SIGHUP."""
+        port = free_port()
+        directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, directory)
+        certificate = Authority(directory).issue("localhost", ["127.0.0.1"]).absolute()
+        keys = f"privateKey={certificate}:certKey={certificate}"
+        daemon = self.configured(f"ssl:{port}:interface=127.0.0.1:{keys}")
+        folder = daemon.directory / "reports" / "2026-01-01"
+        folder.mkdir(parents=True)
+        (folder / "index.html").write_text("<p>report</p>")
+        daemon.start()
+        context = ssl.create_default_context(cafile=directory / "Test-Authority.pem")
+
+        def ask(path: str, token: str = TOKEN) -> tuple[int, bytes]:
+            return answered(
+                HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_SECONDS), path, token
+            )
+
+        bob = await enrolled(daemon, reactor)
+        for letter in letters(bob, "hello", 2):
+            connection = HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_SECONDS)
+            connection.request(
+                "POST", "/didcomm", letter.body, {"Content-Type": "application/didcomm-encrypted+json"}
+            )
+            self.assertEqual(connection.getresponse().status, 202)
+            connection.close()
+        code, body = await deferToThread(ask, "/admin/status.json")
+        self.assertEqual(code, 200)
+        status = json.loads(body)
+        self.assertEqual(
+            (status["store"], status["traffic"]["accepted"]["total"]), ({"backend": "sqlite", "answers": True}, 2)
+        )
+        self.assertEqual([one["messages"] for one in status["waiting"]["by_age"]], [2, 0, 0, 0, 0, 0])
+        self.assertEqual([one["messages"] for one in status["waiting"]["largest"]], [2])
+        self.assertEqual(ask("/admin/report/2026-01-01/index.html"), (200, b"<p>report</p>"))
+        self.assertEqual(ask("/admin", "wrong")[0], 401)
+        self.token.write_text(TOKEN[::-1])
+        os.kill(daemon.pid, signal.SIGHUP)
+        daemon.await_output("the configuration was read again")
+        self.assertEqual((ask("/admin")[0], ask("/admin", TOKEN[::-1])[0]), (401, 200))
+
+    async def test_workers(self) -> None:
+        """Whichever worker answers, it is the page of all, and of what the supervisor has seen."""
+        port = free_port()
+        daemon = self.configured(f"tcp:{port}:interface=127.0.0.1", workers=2, node="n")
+        daemon.start()
+        await deferToThread(await_workers, daemon, 2)
+        bob = await enrolled(daemon, reactor)
+        for number in range(8):
+            for letter in letters(bob, f"hello {number}", 1):
+                connection = HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_SECONDS)
+                kind = {"Content-Type": "application/didcomm-encrypted+json"}
+                connection.request("POST", "/didcomm", letter.body, kind)
+                self.assertEqual(connection.getresponse().status, 202)
+                connection.close()
+            connection = HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_SECONDS)
+            connection.request("POST", "/didcomm", b"{}")
+            self.assertEqual(connection.getresponse().status, 400)
+            connection.close()
+        status = await deferToThread(
+            self.await_status, port, lambda one: one["traffic"]["accepted"]["last_hour"] == 8
+        )
+        for _ in range(6):
+            status = self.status(port)
+            self.assertEqual((status["node"], status["ok"]), ("n", True))
+            nodes = [one["node"] for one in status["processes"]["answered"]]
+            self.assertEqual((status["processes"]["asked"], nodes), (2, ["n-1", "n-2"]))
+            self.assertEqual(status["traffic"]["accepted"]["total"], 8)
+            self.assertEqual([one["count"] for one in status["refusals"]], [8])
+        os.kill(pid_of(daemon, "n-2"), signal.SIGKILL)
+        status = await deferToThread(self.await_status, port, lambda one: one["ok"] and one["warnings"])
+        self.assertIn("was killed by SIGKILL", " ".join(one["text"] for one in status["warnings"]))
+        self.assertEqual(status["traffic"]["accepted"]["total"], 8)

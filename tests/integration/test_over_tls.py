@@ -1,0 +1,77 @@
+"""The console script and a mediator with a certificate of an authority that the system has not heard of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mediatord.cli.files import set_up
+from mediatord.wallet.throwaway import free_port
+from tests.authority import Authority
+from tests.packaging.waiting import await_port
+
+
+class House:
+    """A mediator at https://localhost. :ivar ca: who signed its certificate."""
+
+    def __init__(self, directory: Path) -> None:
+        authority = Authority(directory)
+        self.ca = authority.path
+        both = authority.issue("mediator", ["localhost"])
+        self.port = free_port()
+        self.url = f"https://localhost:{self.port}"
+        _, self.config = set_up(directory / "mine", self.url)
+        endpoint = f"ssl:{self.port}:interface=127.0.0.1:privateKey={both}:certKey={both}"
+        self.environ = {**os.environ, "MEDIATORD_LISTEN": f'["{endpoint}"]'}
+
+    def command(self, *arguments: str) -> list[str]:
+        """Of the console script."""
+        return [sys.executable, "-m", "mediatord", *arguments]
+
+    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a subcommand against it."""
+        command = self.command(*arguments, "--url", self.url)
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    """It serves."""
+    house = House(tmp_path)
+    output = tmp_path / "output"
+    with output.open("wb") as written:
+        process = subprocess.Popen(
+            house.command("run", "--config", str(house.config)), env=house.environ, stdout=written, stderr=written
+        )
+        try:
+            await_port(house.port, process, output)
+            yield house
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0, output.read_text("utf-8")
+
+
+def test_wallets_talk_over_tls(house: House) -> None:
+    """Requests, sockets and did:web, each only to whom --ca vouches for; without it a line says what is missing."""
+    told = house.ask("demo", "--ca", str(house.ca))
+    assert (told.returncode, told.stderr) == (0, ""), told.stdout + told.stderr
+    assert told.stdout.endswith("\nEvery step went as it must.\n")
+    told = house.ask("demo")
+    assert (told.returncode, told.stderr) == (
+        1,
+        "The demonstration failed: nobody here trusts the mediator's certificate; "
+        "--ca names a file with those to trust\n",
+    )
+
+
+def test_status_over_tls(house: House) -> None:
+    """Likewise."""
+    assert house.ask("status", "--over", "0", "--ca", str(house.ca)).returncode == 0
+    told = house.ask("status", "--over", "0")
+    assert told.returncode == 1 and "certificate verify failed" in told.stderr.lower()
+    assert house.ask("status", "--ca", "/nowhere").returncode == 2

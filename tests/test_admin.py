@@ -1,0 +1,330 @@
+"""The parts of the status page for operators, and how it is put together."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import formatEvent
+from twisted.logger._capture import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.admin.access import Token, read_token
+from mediatord.admin.markup import Markup, count, element, joined, rate, size, span, sparkline, text
+from mediatord.admin.overview import Overview, Overviews, Sources
+from mediatord.admin.page import page
+from mediatord.admin.traffic import FLOWS, flows
+from mediatord.admin.troubles import merged
+from mediatord.config import Config, ConfigError, load
+from mediatord.interfaces import Backlog, Cohort
+from mediatord.keyfile import create_keys
+from mediatord.private_file import PrivateFileError
+from mediatord.service import StartupError, makeService
+from tests.house import NOW, PEER, Reactor
+from tests.web.admin_premises import BEARER, TOKEN
+from tests.web.premises import Line, responses, written
+
+
+class TokenTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, directory)
+        self.path = directory / "token"
+
+    def write(self, content: bytes, mode: int = 0o600) -> Path:
+        self.path.touch(mode)
+        self.path.chmod(mode)
+        self.path.write_bytes(content)
+        return self.path
+
+    def test_good(self) -> None:
+        """White space around it does not count."""
+        self.assertTrue(read_token(self.write(f" {TOKEN}\n".encode())).is_in(BEARER.encode()))
+
+    def test_refused(self) -> None:
+        """In one line, without a word of it."""
+        for content, mode, why in (
+            (TOKEN.encode(), 0o640, "is open to others (mode 0640); type: chmod 600"),
+            (TOKEN[:-1].encode(), 0o600, "holds less than 32 characters; type: openssl rand -hex 32 >"),
+            (b"", 0o600, "holds less than 32 characters"),
+            (f"{TOKEN}\n{TOKEN}".encode(), 0o600, "has to hold one line of ASCII without spaces"),
+            (f"{TOKEN} {TOKEN}".encode(), 0o600, "has to hold one line of ASCII without spaces"),
+            ("ü".encode() * 32, 0o600, "has to hold one line of ASCII without spaces"),
+            (b"\0" * 32, 0o600, "has to hold one line of ASCII without spaces"),
+        ):
+            with self.assertRaises(PrivateFileError) as caught:
+                read_token(self.write(content, mode))
+            self.assertIn(why, str(caught.exception))
+            self.assertNotIn(TOKEN[:8], str(caught.exception))
+            self.assertNotIn("\n", str(caught.exception))
+        self.path.unlink()
+        with self.assertRaises(PrivateFileError):
+            read_token(self.path)
+
+    def test_not_shown(self) -> None:
+        """Neither it nor what is kept of it."""
+        self.assertEqual(repr(Token.of(TOKEN.encode())), "Token()")
+
+
+def test_a_page_needs_a_token(tmp_path: Path) -> None:
+    """With file, line and key; alone, neither of the two is a mistake."""
+    path = tmp_path / "m.yaml"
+    path.write_text("node: m1\nadmin:\n  listen: tcp:8081\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path, {})
+    assert caught.value.problems == [f"{path}:2: admin: expected a token_file beside listen"]
+    for alone in ("token_file: t", "reports: r", "listen: null"):
+        path.write_text(f"admin: {{{alone}}}")
+        assert load(path, {}).admin.listen is None
+    path.write_text("admin: {listen: tcp:8081, token_file: t, reports: /var/r}")
+    admin = load(path, {}).admin
+    assert (admin.token_file, admin.reports) == (tmp_path / "t", Path("/var/r"))
+
+
+class WholeTests(SynchronousTestCase):
+    """The page in the daemon as `build` makes it, on a reactor of memory."""
+
+    def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.directory)
+        create_keys(self.directory / "keys.jwks")
+        self.token = self.directory / "token"
+        self.token.touch(0o600)
+        self.token.write_text(TOKEN)
+        self.reactor: Any = Reactor()
+        self.reactor.advance(NOW)
+
+    def config(self, **admin: Any) -> Config:
+        plain = {"storage": {"backend": "memory"}, "log": {"rotate": {"compress": False}}, "admin": admin}
+        return Config.model_validate(plain).resolved(self.directory)
+
+    def start(self, config: Config) -> Any:
+        service = makeService(config, self.reactor)
+        service.privilegedStartService()
+        service.startService()
+        self.addCleanup(service.stopService)
+        return service
+
+    def ask(self, place: int, authorization: str = BEARER) -> int:
+        """The status of the page on one of the listeners."""
+        line = Line(self.reactor, PEER)
+        line.protocol = self.reactor.tcpServers[place][1].buildProtocol(line.getPeer())
+        line.protocol.makeConnection(line)
+        line.feed(written("GET", "/admin", None, {"Authorization": authorization}))
+        self.reactor.advance(0)
+        (answer,) = responses(line.taken())
+        line.hang_up()
+        return answer.status
+
+    def test_off(self) -> None:
+        """Nobody listens, and nothing is read, unless it is asked for."""
+        self.start(self.config(token_file="absent"))
+        self.assertEqual(len(self.reactor.tcpServers), 1)
+        self.assertEqual(self.ask(0), 404)
+
+    def test_on(self) -> None:
+        """On a listener of its own, and on no other; the page listens as long as the daemon."""
+        service = self.start(self.config(listen="tcp:8081:interface=127.0.0.1", token_file="token"))
+        self.assertEqual([one[0] for one in self.reactor.tcpServers], [8080, 8081])
+        self.assertEqual((self.ask(0), self.ask(1)), (404, 200))
+        self.successResultOf(service.stopService())
+        self.reactor.advance(0)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_unusable(self) -> None:
+        """The daemon does not start, and says why in a line."""
+        self.token.chmod(0o644)
+        with self.assertRaises(StartupError) as caught:
+            self.start(self.config(listen="tcp:8081", token_file="token"))
+        self.assertTrue(str(caught.exception).startswith(f"admin.token_file: {self.token} is open to others"))
+        plain = {"workers": 2, "admin": {"listen": "tcp:8081", "token_file": "absent"}}
+        with self.assertRaises(StartupError):
+            makeService(Config.model_validate(plain).resolved(self.directory), self.reactor)
+
+    def test_another_token(self) -> None:
+        """It counts once the configuration was read again; one that cannot be used does not."""
+        config = self.config(listen="tcp:8081", token_file="token")
+        service = self.start(config)
+        self.token.write_text("y" * 40)
+        self.assertEqual((self.ask(1), self.ask(1, "Bearer " + "y" * 40)), (200, 401))
+        service.reload(lambda: config)
+        self.assertEqual((self.ask(1), self.ask(1, "Bearer " + "y" * 40)), (401, 200))
+        self.token.write_text("short")
+        with capturedLogs() as said:
+            service.reload(lambda: config)
+        self.assertEqual(self.ask(1, "Bearer " + "y" * 40), 200)
+        self.assertIn("the token of the status page stays as it was", formatEvent(said[-1]))
+
+    def test_a_refused_reload(self) -> None:
+        """Nothing has changed then, and the token has not either."""
+        config = self.config(listen="tcp:8081", token_file="token")
+        service = self.start(config)
+        self.token.write_text("y" * 40)
+
+        def wrong() -> Config:
+            raise ConfigError(["m.yaml:1: nonsense"])
+
+        service.reload(wrong)
+        self.assertEqual((self.ask(1), self.ask(1, "Bearer " + "y" * 40)), (200, 401))
+
+
+def of_worker(pid: int, **more: Any) -> dict[str, Any]:
+    """What a worker tells."""
+    process = {"node": f"m-{pid}", "pid": pid, "state": "serving", "well": True, "uptime": 100.0, "sockets": 2}
+    return {**process, "slots": [], "troubles": [], **more}
+
+
+class SeveralTests(SynchronousTestCase):
+    """What several processes say, as one."""
+
+    def setUp(self) -> None:
+        self.reactor: Any = MemoryReactorClock()
+        self.reactor.advance(NOW)
+        self.told: Any = (2, [of_worker(1), of_worker(2)])
+        self.figures: Any = b"mediator_messages_forwarded_total 7.0\nmediator_active_connections 4.0\n"
+
+    def overview(self) -> Overview:
+        async def processes() -> Any:
+            if isinstance(self.told, Exception):
+                raise self.told
+            return self.told
+
+        async def figures() -> bytes:
+            if isinstance(self.figures, Exception):
+                raise self.figures
+            text: bytes = self.figures
+            return text
+
+        async def backlog(bounds: object, top: int) -> Backlog:
+            return Backlog(0, 0, (Cohort(0, 0),) * 6, ())
+
+        sources = Sources(
+            version="1",
+            node="m-9",
+            backend="sqlite",
+            clustered=False,
+            processes=processes,
+            here=lambda: of_worker(9),
+            figures=figures,
+            backlog=backlog,
+            tag=lambda did: did,
+            reports=None,
+        )
+        return self.successResultOf(Overviews(self.reactor, sources).latest())
+
+    def test_sums(self) -> None:
+        """Traffic is added up slot by slot, and refusals for the same reason are one."""
+        slot = int(NOW) // 10
+        trouble = {"source": "request", "kind": "too_large", "where": "didcomm", "text": "e.p.x"}
+        one = {**trouble, "count": 2, "first": NOW - 9, "last": NOW - 5}
+        other = {**trouble, "count": 3, "first": NOW - 7, "last": NOW - 1}
+        zeros = [0] * (len(FLOWS) - 1)
+        self.told = (
+            2,
+            [
+                of_worker(1, slots=[[slot, 5, *zeros], [slot - 30, 1, *zeros]], troubles=[one]),
+                of_worker(2, slots=[[slot, 6, *zeros]], troubles=[other]),
+                {"node": "m", "troubles": []},
+            ],
+        )
+        overview = self.overview()
+        self.assertEqual((overview.node, overview.asked, len(overview.processes)), ("m", 2, 2))
+        accepted = overview.flows["accepted"]
+        self.assertEqual((accepted.minute, accepted.hour), (11, 12))
+        (refusal,) = overview.refusals
+        self.assertEqual((refusal.count, refusal.first, refusal.last), (5, NOW - 9, NOW - 1))
+        self.assertEqual((overview.totals or {})["accepted"], 7)
+        self.assertTrue(overview.well)
+        self.assertIn("2 of 2", page(overview, refreshing=True).decode())
+
+    def test_one_is_silent(self) -> None:
+        """It is said that it is missing."""
+        self.told = (2, [of_worker(1)])
+        overview = self.overview()
+        self.assertEqual((overview.well, overview.state), (False, "not all workers answer"))
+        self.assertIn("1 of 2", page(overview, refreshing=True).decode())
+        self.assertIn("did not answer in time", page(overview, refreshing=True).decode())
+
+    def test_one_is_not_well(self) -> None:
+        """Then the daemon is not."""
+        self.told = (2, [of_worker(1), of_worker(2, state="waiting for the store", well=False)])
+        overview = self.overview()
+        self.assertEqual((overview.well, overview.state), (False, "waiting for the store"))
+
+    def test_messages_do_not_get_through(self) -> None:
+        """That is said once somebody asks `/ready`."""
+        for ready, state in ((b"1.0", "serving"), (b"0.0", "messages do not get through")):
+            self.figures = b"mediator_ready " + ready + b"\n"
+            self.assertEqual(self.overview().state, state)
+
+    def test_no_supervisor(self) -> None:
+        """A worker tells at least what it knows itself."""
+        self.told = self.figures = TimeoutError()
+        overview = self.overview()
+        self.assertEqual([one.pid for one in overview.processes], [9])
+        self.assertEqual((overview.well, overview.totals, overview.gauges), (False, None, {}))
+        self.assertIn("unknown", page(overview, refreshing=True).decode())
+
+    def test_two_at_once(self) -> None:
+        """They share what is being made, and a fault is told to both."""
+        asked: list[Deferred[Any]] = []
+
+        def processes() -> Deferred[Any]:
+            asked.append(Deferred())
+            return asked[-1]
+
+        sources: Any = Sources("1", "m", "sqlite", False, processes, lambda: {}, None, None, str, None)  # type: ignore[arg-type]  # neither is asked
+        overviews = Overviews(self.reactor, sources)
+        answers = [overviews.latest(), overviews.latest()]
+        self.assertEqual(len(asked), 1)
+        asked[0].errback(RuntimeError("boom"))
+        for answer in answers:
+            self.failureResultOf(answer, RuntimeError)
+        overviews.latest()
+        self.assertEqual(len(asked), 2)
+
+
+def test_rates_of_a_young_daemon() -> None:
+    """They are those of the time that it has been there."""
+    slot = [int(NOW) // 10, 30, *[0] * (len(FLOWS) - 1)]
+    assert flows([[slot]], NOW + 5, 10.0)["accepted"].per_second == (3.0, 3.0)
+    assert flows([[slot]], NOW + 5, 99_999.0)["accepted"].per_second[0] == 30 / 55
+
+
+def test_only_so_many_troubles() -> None:
+    """However many processes tell of some."""
+    told = [
+        {"source": "output", "kind": "warn", "where": "x", "text": f"{n}", "count": 1, "first": n, "last": n}
+        for n in range(70)
+    ]
+    found = merged([told[:50], told[50:]], "output")
+    assert [one.text for one in found] == [f"{n}" for n in range(69, 19, -1)]
+    assert merged([told], "request") == []
+
+
+def test_markup() -> None:
+    """What is not marked as HTML is escaped, in elements and in attributes."""
+    assert text("<&\"'>") == "&lt;&amp;&quot;&#x27;&gt;"
+    assert text("a\u202eb\x00\n") == "a\ufffdb\ufffd\ufffd"
+    assert element("p", "<", Markup("<b>"), class_='"x"') == '<p class="&quot;x&quot;">&lt;<b></p>'
+    assert joined("a", Markup("<i>"), by=", ") == "a, <i>"
+    assert sparkline([0, 0], "<none>").count("&lt;none&gt;") == 1
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        *((span(0), "0 s"), (span(59.9), "59 s"), (span(3_600), "1 h"), (span(90_061), "1 d 1 h"), (span(-1), "0 s")),
+        *((size(0), "0 B"), (size(1_023), "1023 B"), (size(1_536), "1.5 KiB"), (size(2**50), "1024 TiB")),
+        *((count(9_999_999), "9,999,999"), (count(1_234_567_890), "1,234.6 M"), (rate(1_234.0), "1,234/s")),
+        *((size(None), "unknown"), (rate(2.0), "2.0/s"), (rate(0.1), "6.0/min"), (rate(1 / 1800), "2/h")),
+    ],
+)
+def test_numbers(shown: str, expected: str) -> None:
+    """As people read them."""
+    assert shown == expected
