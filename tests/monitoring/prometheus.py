@@ -1,0 +1,116 @@
+"""A real Prometheus for one test, with our rules, that scrapes whom it is told to every second."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import yaml
+
+from mediatord.wallet.throwaway import free_port
+from tests.programs import program
+
+ETC = Path(__file__).parents[2] / "etc"
+CONFIGURATION = ETC / "prometheus" / "prometheus.yml"
+_PATIENCE_SECONDS = 60.0
+_ASK_SECONDS = 0.2
+
+
+class Prometheus:
+    """
+    Configured as `etc/prometheus/prometheus.yml` is, but for targets and pace; as a context manager it runs.
+
+    Skips the test where there is none.
+
+    :param targets: by the name of the job, as `host:port`.
+    """
+
+    def __init__(self, targets: Mapping[str, Sequence[str]]) -> None:
+        self._program = program("prometheus")
+        self._directory = Path(tempfile.mkdtemp(prefix="mediatord-prometheus-"))
+        for rules in CONFIGURATION.parent.glob("*.rules.yml"):
+            shutil.copy(rules, self._directory)
+        settings: dict[str, Any] = yaml.safe_load(CONFIGURATION.read_text("utf-8"))
+        settings["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        for job in settings["scrape_configs"]:
+            job["static_configs"] = [{"targets": list(targets.get(job["job_name"], ()))}]
+        (self._directory / "prometheus.yml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"http://127.0.0.1:{free_port()}"
+
+    def __enter__(self) -> Prometheus:
+        with (self._directory / "output").open("wb") as output:
+            self._process = subprocess.Popen(
+                [
+                    self._program,
+                    "--config.file=prometheus.yml",
+                    f"--storage.tsdb.path={self._directory / 'data'}",
+                    f"--web.listen-address={self.url.removeprefix('http://')}",
+                ],
+                cwd=self._directory,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.await_true(lambda: self._is_ready(), "ready")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._directory)
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """
+        What it comes to now, as samples.
+
+        :raise AssertionError: Prometheus cannot evaluate it.
+        """
+        answer = self.ask("query", query=expression)
+        return list(answer["result"])
+
+    def ask(self, path: str, **arguments: str) -> Any:
+        """
+        The `data` of an answer of its API.
+
+        :raise AssertionError: it is an error.
+        """
+        try:
+            with urlopen(f"{self.url}/api/v1/{path}?{urlencode(arguments)}", timeout=_PATIENCE_SECONDS) as response:
+                return json.load(response)["data"]
+        except URLError as error:
+            raise AssertionError(f"{error} of {path} with {arguments}:\n{self._said()}") from None
+
+    def await_true(self, reached: Any, what: str, seconds: float = _PATIENCE_SECONDS) -> None:
+        """
+        Return when `reached()` is true.
+
+        :raise AssertionError: it was not in time.
+        """
+        deadline = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < deadline, f"not {what} after {seconds:.0f} s:\n{self._said()}"
+            time.sleep(_ASK_SECONDS)
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None and self._process.poll() is None, self._said()
+        try:
+            with urlopen(f"{self.url}/-/ready", timeout=_PATIENCE_SECONDS) as response:
+                return bool(response.status == 200)
+        except (URLError, ConnectionError):
+            return False
+
+    def _said(self) -> str:
+        return (self._directory / "output").read_text("utf-8", errors="replace")[-3000:]

@@ -1,0 +1,121 @@
+"""The rules and the dashboard by themselves: what `promtool` says, and what Grafana needs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.monitoring.expressions import DASHBOARD, ETC, RULES, alerts, dashboard, names, panels, queries
+from tests.programs import program
+
+CASES = Path(__file__).with_name("alerts.yml")
+
+
+def promtool(*arguments: str | Path, folder: Path | None = None) -> str:
+    """
+    What it says when all is well.
+
+    :raise AssertionError: it has something to find fault with.
+    """
+    done = subprocess.run(
+        [program("promtool"), *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda path: path.name)
+def test_rules_are_valid(rules: Path) -> None:
+    assert "SUCCESS" in promtool("check", "rules", rules)
+
+
+def test_the_example_is_valid() -> None:
+    """With the rules beside it."""
+    said = promtool("check", "config", ETC / "prometheus" / "prometheus.yml")
+    assert f"{len(RULES)} rule files found" in said and "FAILED" not in said
+
+
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    """What is in `alerts.yml`, by Prometheus' own evaluation of the rules as they are shipped."""
+    shutil.copy(CASES, tmp_path)
+    shutil.copy(RULES[0], tmp_path)
+    promtool("test", "rules", CASES.name, folder=tmp_path)
+
+
+def test_promtool_sees_an_alert_that_does_not_fire(tmp_path: Path) -> None:
+    shutil.copy(CASES, tmp_path)
+    broken = RULES[0].read_text("utf-8").replace("mediator_storage_up == 0", "mediator_storage_up == 2")
+    (tmp_path / RULES[0].name).write_text(broken, encoding="utf-8")
+    with pytest.raises(AssertionError, match="MediatordStoreDown"):
+        promtool("test", "rules", CASES.name, folder=tmp_path)
+
+
+def test_every_alert_of_the_daemon_has_a_case() -> None:
+    """By name, in the cases that expect something to fire."""
+    fired = set(re.findall(r'alertname="(\w+)"', CASES.read_text("utf-8")))
+    of_the_daemon = set(re.findall(r"alert: (\w+)", RULES[0].read_text("utf-8")))
+    mentioned = fired | set(re.findall(r"alertname: (\w+)", CASES.read_text("utf-8")))
+    assert of_the_daemon <= mentioned
+
+
+def test_alerts_say_what_to_do() -> None:
+    for name, rule in alerts().items():
+        assert name.startswith("Mediatord"), name
+        assert rule["labels"]["severity"] in ("critical", "warning", "info"), name
+        assert rule["annotations"]["summary"] and rule["annotations"]["description"].endswith("."), name
+
+
+def test_panels_have_all_that_people_need() -> None:
+    """A title of their own, an explanation, a unit, the data source and the nodes that were chosen."""
+    titles = [panel["title"] for _, panel in panels()]
+    assert len(titles) == len(set(titles))
+    for row, panel in panels():
+        assert row and panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        for target in panel["targets"]:
+            assert target["datasource"]["uid"] == "${datasource}"
+            ours = [name for name in names(target["expr"]) if name.startswith(("mediator_", "process_"))]
+            assert not ours or target["expr"].count('instance=~"$node"') >= len(ours), target["expr"]
+
+
+def test_panels_do_not_overlap() -> None:
+    ids = [panel["id"] for panel in dashboard()["panels"]]
+    assert len(ids) == len(set(ids))
+
+    def corners(panel: dict[str, Any]) -> tuple[int, int, int, int]:
+        at = panel["gridPos"]
+        return at["x"], at["y"], at["x"] + at["w"], at["y"] + at["h"]
+
+    for one, other in combinations(dashboard()["panels"], 2):
+        left, top, right, bottom = corners(one)
+        its_left, its_top, its_right, its_bottom = corners(other)
+        apart = right <= its_left or its_right <= left or bottom <= its_top or its_bottom <= top
+        assert apart and right <= 24 and its_right <= 24, (one["title"], other["title"])
+
+
+def test_every_metric_is_watched() -> None:
+    """What is documented is in the dashboard or in an alert, unless it only explains another one."""
+    documented = set(
+        re.findall(
+            r"^\| `((?:mediator|process)_\w+)` \|", (ETC.parent / "docs" / "monitoring.md").read_text("utf-8"), re.M
+        )
+    )
+    asked = {name for each in [*queries(), *(rule["expr"] for rule in alerts().values())] for name in names(each)}
+    asked = {re.sub(r"_seconds_(bucket|count|sum)$", "_seconds", name) for name in asked}
+    besides = {"mediator_config_last_reload_success_timestamp_seconds", "process_virtual_memory_bytes"}
+    assert documented - asked <= besides
+
+
+def test_the_dashboard_is_for_people_to_edit() -> None:
+    """One thing a line, in UTF-8, ending as text does."""
+    text = DASHBOARD.read_text("utf-8")
+    assert text.endswith("}\n") and max(map(len, text.splitlines())) < 700
+    assert dashboard()["schemaVersion"] == 42
+    assert [each["name"] for each in dashboard()["templating"]["list"]] == ["datasource", "node"]
