@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from mediatord.bench.commanding import measure_commands
+from mediatord.bench.cost import measure_cost
 from mediatord.bench.elsewhere import measure_elsewhere
 from mediatord.bench.figures import Table
 from mediatord.bench.forwarding import measure_forwarding
@@ -32,6 +33,7 @@ _MEASURES: dict[str, Callable[[Plan], Table]] = {
     "push": measure_push,
     "sockets": measure_sockets,
     "memory": measure_memory,
+    "cost": measure_cost,
     "pages": measure_pages,
     "mongodb": measure_mongodb,
     "nodes": measure_nodes,
@@ -73,7 +75,7 @@ _POSITIVE = click.IntRange(1)
     "scenarios",
     type=click.Choice(SCENARIOS),
     multiple=True,
-    help="Only this; repeatable. Without it all but `pages`, which takes minutes, and those that need --mongodb.",
+    help="Only this; repeatable. Without it all but `cost`, `pages` (minutes), and those that need --mongodb.",
 )
 @click.option(
     "--mongodb",

@@ -55,7 +55,7 @@ def database(uri: str) -> Iterator[Database]:
     try:
         from pymongo import MongoClient
     except ImportError:
-        raise RuntimeError('MongoDB needs pip install "mediatord[mongo]"') from None
+        raise RuntimeError('MongoDB needs pip install "mediatord[mongodb]"') from None
     name = f"mediatord_bench_{secrets.token_hex(6)}"
     client: Any = MongoClient(uri)
     try:

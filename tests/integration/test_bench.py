@@ -66,7 +66,19 @@ def test_pages_are_read_from_both_histories(tmp_path: Path) -> None:
 
 def test_pages_are_read_only_when_asked_for() -> None:
     """Filling a large store takes minutes, and not everybody has a MongoDB, so that no run does either unasked."""
-    assert set(SCENARIOS) - set(DEFAULT_SCENARIOS) == {"pages", *ON_MONGODB}
+    assert set(SCENARIOS) - set(DEFAULT_SCENARIOS) == {"cost", "pages", *ON_MONGODB}
+
+
+def test_cost_of_a_message_is_that_of_its_life(tmp_path: Path) -> None:
+    """A message takes more room than its payload, its acceptance and its end have lines, and all are fetched."""
+    results = tmp_path / "results.json"
+    assert bench.main([*TINY, "--scenario", "cost", "--json", str(results)], standalone_mode=False) == 0
+    (cost,) = json.loads(results.read_text())["scenarios"]
+    assert cost["failures"] == []
+    accepted, fetched = cost["rows"]["1k  accepted"], cost["rows"]["1k  fetched"]
+    assert accepted["database B"] > accepted["payload B"] > 1024
+    assert accepted["log B"] > accepted["gzipped log B"] > 0
+    assert fetched["log B"] > 0
 
 
 def test_scenarios_on_mongodb_ask_for_one() -> None:
