@@ -11,9 +11,10 @@ FOREIGN := .venv-sicpa/.installed .venv-indicio/.installed
 # One of them is a package for Node, which not every machine has.
 ifneq ($(shell command -v npm 2>/dev/null),)
 FOREIGN += .node-decentrl/.installed
-# So is the browser that looks at the report.
-FOREIGN += .node-browser/.installed
 endif
+
+# A browser that looks at our pages, Prometheus and two proxies: programs of Debian that the machine may lack.
+FOREIGN += .debs/.installed
 
 # The server that the tests of the MongoDB store run; MONGOD=/path/to/mongod names another one.
 ifndef MONGOD
@@ -21,6 +22,8 @@ SERVERS := .mongod/.installed
 endif
 
 .PHONY: help run test durability cluster-test cluster-demo demo lint types bench bench-mongodb clean
+.PHONY: docs docs-reference docs-linkcheck
+.PHONY: wheel deb deb-test package-test security
 .PHONY: analytics analytics-demo analytics-test analytics-cluster-test bench-analytics
 .DEFAULT_GOAL := help
 
@@ -65,6 +68,34 @@ lint: $(VENV)/.installed-test ## check style and formatting
 types: $(VENV)/.installed-test ## check types
 	@$(BIN)/mypy
 
+docs: $(VENV)/.installed-docs ## build the documentation as a site in var/docs; every warning is an error
+	@$(BIN)/python -m sphinx -q -n -W --keep-going -b html docs var/docs
+	@echo "open var/docs/index.html"
+
+docs-reference: $(VENV)/.installed-docs ## write the pages that say what the code says: settings, commands
+	@$(BIN)/python -m mediatord.cli.reference docs
+
+docs-linkcheck: $(VENV)/.installed-docs ## ask the addresses elsewhere that the documentation names; needs the network
+	@$(BIN)/python -m sphinx -q -n -b linkcheck docs var/linkcheck
+
+security: ## say how far systemd fences the services in; worse than 2.0 is an error
+	@mkdir -p var; if command -v systemd-analyze >/dev/null; then for unit in systemd/*.service; do \
+	  systemd-analyze security --offline=yes --no-pager --threshold=20 $$unit >var/security.txt || { cat var/security.txt; exit 1; }; \
+	  grep 'Overall exposure' var/security.txt; done; \
+	else echo "make: there is no systemd-analyze here: apt-get install systemd" >&2; fi
+
+wheel: $(VENV)/.installed-test ## build the sdist and the wheel into dist/
+	@$(BIN)/python -m deb.wheel dist
+
+deb: $(VENV)/.installed-test ## build a package for this Debian, with everything but Spark, into dist/
+	@$(BIN)/python -m deb.build dist
+
+package-test: $(VENV)/.installed-test ## install the wheel into a new environment and do as the quickstart says
+	@PACKAGE_TEST=1 $(BIN)/python -m pytest tests/packaging/test_wheel.py tests/packaging/test_quickstart.py
+
+deb-test: deb .debian/.installed ## as root: install, use, upgrade and purge the package on a small Debian of its own
+	@DEB=$$(ls -t dist/mediatord_*.deb | head -n1) DEBIAN=.debian/root $(BIN)/python -m pytest tests/packaging/test_deb.py
+
 bench: $(VENV)/.installed ## measure how much a mediator takes; ARGS="..." for its options
 	@$(BIN)/mediatord bench $(ARGS)
 
@@ -76,7 +107,7 @@ bench-analytics: $(VENV)/.installed-test ## measure the nightly analysis against
 	@$(BIN)/mediatord-analytics goals $(ARGS)
 
 clean: ## delete environments and caches; var/dev with its keys stays
-	rm -rf .venv .venv-* .node-* .mongod build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
+	rm -rf .venv .venv-* .node-* .debs .debian .mongod build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEV)/mediator.yaml: | $(VENV)/.installed
@@ -96,6 +127,11 @@ $(VENV)/.installed: setup.cfg
 $(VENV)/.installed-analytics: $(VENV)/.installed
 	@echo "installing Spark and a Java for it, about 0.6 GB ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[analytics]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "installing what builds the documentation ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
@@ -129,18 +165,28 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@cd $(@D) && npm ci --legacy-peer-deps --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
 	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2
 
-# --- a browser for the tests of the report -------------------------------------------------------------------------
+# --- programs of Debian for the tests ------------------------------------------------------------------------------
 
-.PHONY: .node-browser
-.node-browser: .node-browser/.installed
+.PHONY: .debs
+.debs: .debs/.installed
 	@test -e $<
 
-.node-browser/.installed: tests/foreign/browser/package.json tests/foreign/browser/package-lock.json
-	@echo "installing a Chromium for the tests of the report into $(@D) ..."
-	@mkdir -p $(@D)
-	@cp $^ $(@D)
-	@cd $(@D) && npm ci --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
-	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2
+.debs/.installed: tests/debs/fetch.sh
+	@echo "fetching Chromium, Prometheus, nginx and HAProxy into $(@D), about 150 MB, unless they are here ..."
+	@rm -f $@ && sh $< $(@D) || echo "make: $(@D) could not be made; tests that need what is missing are skipped" >&2
+
+# --- a small Debian to install our package on -----------------------------------------------------------------------
+
+# The release of the machine that builds, since a package is bound to its Python.
+.debian/.installed:
+	@[ "$$(id -u)" = 0 ] && command -v debootstrap >/dev/null || \
+	  { echo "make: deb-test needs root, and debootstrap: apt-get install debootstrap" >&2; exit 1; }
+	@echo "installing a small Debian into $(@D)/root ..."
+	@rm -rf $(@D) && mkdir -p $(@D)/root
+	@debootstrap --variant=minbase --include=python3,adduser,ca-certificates "$$(. /etc/os-release && echo $$VERSION_CODENAME)" \
+	  $(CURDIR)/$(@D)/root >$(@D)/log 2>&1 || { tail -n 5 $(@D)/log >&2; exit 1; }
+	@rm -f $(@D)/root/var/cache/apt/archives/*.deb
+	@touch $@
 
 # --- a MongoDB server for the tests -------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Packages for Debian, and what they and the wheel are built from."""

@@ -1,0 +1,179 @@
+"""
+`make deb`: a package for Debian, mediatord_<version>_<arch>.deb, which brings its own environment in /opt/mediatord.
+
+Of Debian's programs it needs dpkg-deb and python3 alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from configparser import ConfigParser
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from pathlib import Path
+
+from deb.environment import bundled, make_environment
+from deb.tree import ROOT, build_wheel, source_date
+
+HERE = Path(__file__).parent
+PYTHON = os.environ.get("DEB_PYTHON", "/usr/bin/python3")
+MAINTAINER = os.environ.get("DEBEMAIL", "mediatord <root@localhost>")
+_SHARED = ("etc/prometheus", "etc/grafana", "etc/nginx")
+_LINKS = {
+    "usr/bin/mediatord": "/opt/mediatord/bin/mediatord",
+    "usr/bin/mediatord-analytics": "/opt/mediatord/bin/mediatord-analytics",
+}
+_COMPLETIONS = {
+    "bash": "usr/share/bash-completion/completions/{}",
+    "zsh": "usr/share/zsh/vendor-completions/_{}",
+    "fish": "usr/share/fish/vendor_completions.d/{}.fish",
+}
+
+
+def main(out: Path) -> None:
+    """:param out: the directory that wheel and package are written to."""
+    with tempfile.TemporaryDirectory(prefix="m-") as scratch:
+        root = Path(scratch) / "r"
+        root.mkdir(mode=0o755)
+        wheel = build_wheel(Path(scratch), out)
+        python = make_environment(root, PYTHON, wheel)
+        _lay_out(root)
+        _document(root)
+        package = out / f"mediatord_{_version()}_{_architecture()}.deb"
+        _control(root, python)
+        _date(root)
+        _pack(root, package)
+    sys.stdout.write(f"{package}\n")
+
+
+def _version() -> str:
+    found = ConfigParser()
+    found.read(ROOT / "setup.cfg", "utf-8")
+    return found["metadata"]["version"]
+
+
+def _architecture() -> str:
+    return subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _install(source: Path, target: Path, mode: int = 0o644) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(mode)
+
+
+def _write(target: Path, text: str | bytes, mode: int = 0o644) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(text.encode() if isinstance(text, str) else text)
+    target.chmod(mode)
+
+
+def _lay_out(root: Path) -> None:
+    """Everything but the environment and what is generated."""
+    for unit in sorted((ROOT / "systemd").glob("mediatord*")):
+        _install(unit, root / "lib/systemd/system" / unit.name)
+    _install(ROOT / "etc/analytics.yaml", root / "etc/mediatord/analytics.yaml")
+    _install(HERE / "analytics-setup", root / "usr/sbin/mediatord-analytics-setup", 0o755)
+    _install(HERE / "lintian-overrides", root / "usr/share/lintian/overrides/mediatord")
+    for place in _SHARED:
+        for file in sorted((ROOT / place).rglob("*.*")):
+            _install(file, root / "usr/share/mediatord" / file.relative_to(ROOT / "etc"))
+    _install(ROOT / "etc/mediator.yaml", root / "usr/share/doc/mediatord/examples/mediator.yaml")
+    for name, leads_to in _LINKS.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(leads_to)
+
+
+def _document(root: Path) -> None:
+    docs = root / "usr/share/doc/mediatord"
+    _install(HERE / "copyright", docs / "copyright")
+    rows = "".join("{}=={}  # {}\n".format(*row) for row in bundled(root))
+    # mediatord-analytics-setup reads it, and what is in /usr/share/doc need not be there.
+    _write(root / "usr/share/mediatord/bundled.txt", rows)
+    (docs / "bundled.txt").symlink_to("../../mediatord/bundled.txt")
+    _write(docs / "changelog.gz", _zipped(_changelog()))
+    _write(docs / "NEWS.gz", _zipped((ROOT / "CHANGELOG.rst").read_text("utf-8")))
+    for language, place in _COMPLETIONS.items():
+        _write(root / place.format("mediatord"), _told(root, "mediatord", "completion", language))
+    with tempfile.TemporaryDirectory() as scratch:
+        _told(root, "mediatord.cli.man", scratch)
+        for page in sorted(Path(scratch).glob("*.[1-8]")):
+            section = root / f"usr/share/man/man{page.suffix[1:]}"
+            _write(section / f"{page.name}.gz", _zipped(page.read_text("utf-8")))
+    _write(
+        root / "usr/share/man/man8/mediatord-analytics-setup.8.gz", _zipped((HERE / "analytics-setup.8").read_text())
+    )
+
+
+def _told(root: Path, *arguments: str) -> str:
+    """What a module in the environment prints."""
+    command = [str(root / "opt/mediatord/bin/python"), "-I", "-m", *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def _changelog() -> str:
+    when = format_datetime(datetime.fromtimestamp(source_date(), UTC))
+    return (
+        f"mediatord ({_version()}) stable; urgency=medium\n\n"
+        f"  * This release; see NEWS.gz.\n\n -- {MAINTAINER}  {when}\n"
+    )
+
+
+def _zipped(text: str) -> bytes:
+    return gzip.compress(text.encode(), 9, mtime=0)
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and not path.is_symlink() and "DEBIAN" not in path.relative_to(root).parts:
+            yield path
+
+
+def _control(root: Path, python: tuple[int, int]) -> None:
+    """:param python: it is bound to, as compiled modules and the path of the environment are."""
+    sizes = (-(-path.lstat().st_size // 1024) if path.is_file() else 1 for path in root.rglob("*"))
+    sums = [f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(root)}\n" for path in _files(root)]
+    major, minor = python
+    fields = {
+        "version": _version(),
+        "architecture": _architecture(),
+        "size": str(sum(sizes)),
+        "maintainer": MAINTAINER,
+        "python": f"python3 (>= {major}.{minor}), python3 (<< {major}.{minor + 1})",
+    }
+    place = root / "DEBIAN"
+    _write(place / "control", (HERE / "control.in").read_text("utf-8").format_map(fields))
+    _write(place / "md5sums", "".join(sums))
+    _write(place / "conffiles", "/etc/mediatord/analytics.yaml\n")
+    for script in ("postinst", "prerm", "postrm"):
+        _install(HERE / script, place / script, 0o755)
+
+
+def _date(root: Path) -> None:
+    """Modes do not depend on the umask of who builds, nor dates on when."""
+    for path in (root, *root.rglob("*")):
+        if path.is_symlink():
+            continue
+        executable = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+        path.chmod(0o755 if executable else 0o644)
+        if "opt" not in path.relative_to(root).parts:
+            os.utime(path, (source_date(),) * 2)
+
+
+def _pack(root: Path, package: Path) -> None:
+    environ = {**os.environ, "SOURCE_DATE_EPOCH": str(source_date())}
+    # One thread: with several the bytes depend on how many.
+    form = ("--root-owner-group", "-Zxz", "--threads-max=1")
+    subprocess.run(["dpkg-deb", *form, "--build", root, package], env=environ, stdout=subprocess.DEVNULL, check=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "dist"))
