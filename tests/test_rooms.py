@@ -19,21 +19,26 @@ ROOT = Path(mediatord.__file__).parent
 
 # From the ground up. A room uses rooms of lower floors only, so that neighbours do not know each other.
 FLOORS = (
-    "errors faults deadline addresses private_file ids notify eventlog outbox presence metrics steady stopwatch",
+    "synthetic",
+    "certificates errors faults deadline addresses private_file ids notify eventlog outbox presence metrics steady "
+    "stopwatch",
     "wire protocol egress gate tags",
     "interfaces config keyfile tag_keys invitation outbound",
     "admission cluster identity store resolver message_journal service turns",
-    "journal",
-    "didcomm decentrl workers",
+    "journal transfer",
+    "didcomm decentrl readiness workers",
     "web",
+    "admin",
     "wiring",
     "tap",
 )
-# The wallet of demo, tests and benchmark, and the command line above it, are not part of the daemon.
+# The wallet of demo, tests and benchmark, and the command line above it, are not part of the daemon. But the daemon
+# is a wallet itself, to see whether it is well.
 OUTSIDE = {
     "wallet": {"errors", "protocol"},
     "bench": {"errors", "protocol", "wallet"},
 }
+IS_A_WALLET = ("readiness", "wallet")
 CONFIGURED = {"service", "wiring", "tap", "cli"}
 # The one import that points up, inside makeService, which is the way in for those who embed the daemon.
 WAY_IN = ("service", "wiring")
@@ -125,6 +130,7 @@ def test_imports_point_down() -> None:
         (importer, imported)
         for importer, imported, function in edges()
         if importer not in {"cli", "__main__", *OUTSIDE}
+        and (importer, imported) != IS_A_WALLET
         and floor_of(importer) <= floor_of(imported)
         and (importer, imported, function) != (*WAY_IN, "makeService")
     ]
@@ -137,9 +143,9 @@ def test_only_the_wiring_knows_the_configuration() -> None:
 
 
 def test_the_daemon_does_without_wallet_and_benchmark() -> None:
-    """What runs in production knows nothing of its tools, nor of the command line."""
+    """What runs in production knows nothing of its tools, nor of the command line, but for one wallet."""
     tools = {"wallet", "bench", "cli", "tests"}
-    users = {importer for importer, imported, _ in edges() if imported in tools}
+    users = {one for one, imported, _ in edges() if imported in tools and (one, imported) != IS_A_WALLET}
     assert users <= {"cli", "__main__", *OUTSIDE}
     for room, allowed in OUTSIDE.items():
         assert {imported for importer, imported, _ in edges() if importer == room} <= allowed
