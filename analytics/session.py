@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -167,13 +168,23 @@ def _prepare(options: SessionOptions, scratch: str) -> None:
     environ.setdefault("SPARK_DRIVER_MEMORY", default_memory())
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # A master that spark-defaults.conf names is not known yet; only the pages need the variable.
-    if is_local(options.master or ("local" if options.ui else "")):
+    # A master that spark-defaults.conf names is not known yet; only the pages need the variable, and a host that has
+    # no address by its own name: Spark would look for one, and fail.
+    if is_local(options.master or ("local" if options.ui or not _knows_itself() else "")):
         environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
     java = [environ.get("SPARK_SUBMIT_OPTS", ""), f"-Djava.io.tmpdir={scratch}"]
     if not options.debug and not environ.keys() & {"SPARK_CONF_DIR", "SPARK_HOME"}:
         java.append(f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}")
     environ["SPARK_SUBMIT_OPTS"] = " ".join(java).strip()
+
+
+def _knows_itself() -> bool:
+    """Whether the name of this host has an address, which only DNS may know, where the unit lets nobody ask."""
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        return False
+    return True
 
 
 def _asked(options: SessionOptions) -> dict[str, str]:
@@ -186,11 +197,12 @@ def _asked(options: SessionOptions) -> dict[str, str]:
 
 
 def _reason(told: Path) -> str:
-    """The first lines of Java that are not about how it was started."""
+    """The first lines of Java that are not about how it was started, with the cause of all causes if there is one."""
     lines = told.read_text("utf-8", "replace").splitlines()
     chatter = ("WARNING:", "NOTE:", "Picked up ")
     said = [line.strip() for line in lines if line.strip() and not line.startswith(chatter)]
-    return "; ".join(said[:2]) or "it says nothing"
+    causes = [line for line in said if line.startswith("Caused by: ")]
+    return "; ".join([*said[:1], causes[-1]] if causes else said[:2]) or "it says nothing"
 
 
 def _in_words(error: Exception, gateway: Any, scratch: str) -> AnalyticsError:

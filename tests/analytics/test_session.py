@@ -36,12 +36,23 @@ with session.running(session.SessionOptions(**asked["options"])) as spark:
 """
 
 
-def start(*settings: str, then: str = "", environ: dict[str, str] | None = None, **options: object) -> Running:
-    """A process with a session. :param then: what it does, once it has said which `settings` it has."""
+def start(
+    *settings: str,
+    then: str = "",
+    environ: dict[str, str] | None = None,
+    inside: tuple[str, ...] = (),
+    **options: object,
+) -> Running:
+    """
+    A process with a session.
+
+    :param then: what it does, once it has said which `settings` it has.
+    :param inside: a command that runs the one that follows it.
+    """
     asked = json.dumps({"options": options, "settings": settings, "then": then})
     return Running(
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, asked],
+            [*inside, sys.executable, "-c", PROGRAM, asked],
             cwd=ROOT,
             env={**os.environ, **(environ or {})},
             stdin=subprocess.PIPE,
@@ -188,6 +199,26 @@ def test_java_that_is_killed(tmp_path: Path) -> None:
     told = session._in_words(error, gateway, str(tmp_path))
     assert str(told) == "Java ended by signal 9: it says nothing; --memory gives it more"
     assert "connection refused" in told.__notes__[0]
+
+
+NAMELESS = ("unshare", "--uts", "--map-root-user", "sh", "-c", 'hostname nobody.invalid && exec "$@"', "sh")
+
+
+def test_a_host_whose_name_has_no_address(tmp_path: Path) -> None:
+    """As where only DNS knows it and the unit allows no question: a session of this host alone does not need it."""
+    if subprocess.run([*NAMELESS, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no other host name can be had here: util-linux, and user namespaces or root, are needed")
+    running = start(inside=NAMELESS, memory="512m", scratch=str(tmp_path))
+    assert running.told["count"] == 10
+    status, stderr = running.ended()
+    assert (status, "UnknownHost" in stderr) == (0, False)
+
+
+def test_why_java_does_not_start(tmp_path: Path) -> None:
+    """The last cause says what to do something about."""
+    log = tmp_path / "java.log"
+    log.write_text("Picked up X\nException: a\n\tat b\nCaused by: c\n\tat d\nCaused by: e: f\n\t... 3 more\n")
+    assert session._reason(log) == "Exception: a; Caused by: e: f"
 
 
 def test_java_that_does_not_start(tmp_path: Path) -> None:
