@@ -239,6 +239,9 @@ def test_bad_endpoints(endpoint: str, tmp_path: Path) -> None:
     """A mistake in an endpoint string is found before the daemon starts."""
     (only,) = problems(f"listen:\n- tcp:1\n- '{endpoint}'", tmp_path)
     assert only.startswith("m.yaml:3: listen[2]: expected a ")
+    # The only one is no second mistake: that there is none.
+    (only,) = problems(f"listen: ['{endpoint}']", tmp_path)
+    assert only.startswith("m.yaml:1: listen[1]: expected a ")
 
 
 def test_nothing_to_listen_on(tmp_path: Path) -> None:

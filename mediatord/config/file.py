@@ -8,7 +8,7 @@ of :mod:`mediatord.config.settings`, whose complaints are put into words here.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -145,7 +145,13 @@ def _checked(tree: Tree) -> tuple[Config | None, list[ErrorDetails]]:
     try:
         return Config.model_validate(tree.values), []
     except ValidationError as refusal:
-        return None, refusal.errors(include_url=False)
+        return None, list(_first_hand(refusal.errors(include_url=False)))
+
+
+def _first_hand(refusals: list[ErrorDetails]) -> Iterator[ErrorDetails]:
+    """Without those of lists that are only too short once items are taken away that cannot be used."""
+    above = {one["loc"][:-1] for one in refusals}
+    return (one for one in refusals if one["type"] != "too_short" or one["loc"] not in above)
 
 
 def _without(values: Any, where: tuple[Key, ...]) -> Any:
