@@ -144,13 +144,28 @@ class Listener(Service):
         super().startService()
         self._service.startService()
 
+    def hold(self) -> None:
+        """Take no connections for now: once the address is bound they wait in its backlog, and nobody is refused."""
+        self._switch("stopReading")
+
+    def let_in(self) -> None:
+        """Take those that waited, and all others."""
+        self._switch("startReading")
+
+    def _switch(self, what: str) -> None:
+        # Ports in memory can be told nothing.
+        getattr(self._port, what, lambda: None)()
+
+    @property
+    def _port(self) -> Any:
+        # There is no public way to the port of such a service.
+        return getattr(self._service._waitingForPort, "result", None)
+
     @property
     def address(self) -> Any:
         """Where it listens, as its port says; None while it does not."""
-        # There is no public way to the port of such a service.
-        port: Any = getattr(self._service._waitingForPort, "result", None)
         try:
-            return port.getHost()
+            return self._port.getHost()
         except (AttributeError, OSError):  # there is none, or its socket is gone
             return None
 

@@ -11,7 +11,6 @@ from collections.abc import Awaitable
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
@@ -22,7 +21,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.gate import Gate
 from mediatord.metrics import Metrics
 from mediatord.wiring import build_site
-from mediatord.wiring.workers import Doors, put_to_work
+from mediatord.wiring.workers import put_to_work
 from mediatord.workers import Worker, WorkerPlace
 from mediatord.workers.brief import Inherited
 from mediatord.workers.child import BRIEF, REPORTS
@@ -276,66 +275,6 @@ class ScrapeTests(SynchronousTestCase):
         self.premises.settle()
         self.assertEqual((line.taken(), self.transport.value()), (b"", written("ask", 1)))
         return line
-
-
-class Door(Service):
-    """A listener."""
-
-    def __init__(self) -> None:
-        self.name = "listener"
-        self.starts = 0
-
-    def startService(self) -> None:
-        super().startService()
-        self.starts += 1
-
-
-class DoorsTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.door = Door()
-        self.opened: list[str] = []
-        self.doors = Doors(self.clock, [self.door], lambda: self.opened.append("opened"))
-
-    def state(self) -> tuple[int, bool]:
-        """How often the door was opened, and whether it is open."""
-        return self.door.starts, bool(self.door.running)
-
-    def test_opened_once_there_is_a_store(self) -> None:
-        """However often that is said; each time it is passed on."""
-        self.doors.startService()
-        self.assertEqual(self.state(), (0, False))
-        self.doors.open()
-        self.doors.open()
-        self.assertEqual((self.state(), self.opened), ((1, True), ["opened", "opened"]))
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-        self.successResultOf(self.doors.stopService())
-        self.assertEqual(self.state(), (1, False))
-
-    def test_opened_without(self) -> None:
-        """After a while, so that clients are told of the trouble."""
-        self.doors.startService()
-        self.clock.advance(1.99)
-        self.assertEqual(self.state(), (0, False))
-        self.clock.advance(0.01)
-        self.assertEqual(self.state(), (1, True))
-        self.doors.open()
-        self.assertEqual(self.state(), (1, True))
-
-    def test_a_store_that_is_quick(self) -> None:
-        """It may be open before there are doors."""
-        self.doors.open()
-        self.doors.startService()
-        self.clock.advance(0)
-        self.assertEqual(self.state(), (1, True))
-
-    def test_stopped_before(self) -> None:
-        """Then they stay closed."""
-        self.doors.startService()
-        self.successResultOf(self.doors.stopService())
-        self.doors.open()
-        self.clock.advance(10)
-        self.assertEqual(self.state(), (0, False))
 
 
 class Store:

@@ -20,11 +20,11 @@ from mediatord.wiring.base import Base, build_base
 from mediatord.wiring.decentrl import build_decentrl
 from mediatord.wiring.didcomm import DIDCommHalf, build_didcomm
 from mediatord.wiring.identities import load_identity
-from mediatord.wiring.life import Endings, Signs, SoleUser, StoreLife
+from mediatord.wiring.life import Doors, Endings, Signs, SoleUser, StoreLife
 from mediatord.wiring.nodes import build_membership, build_node
 from mediatord.wiring.readiness import build_readiness
 from mediatord.wiring.site import build_site
-from mediatord.wiring.workers import Doors, build_supervisor, listeners, put_to_work
+from mediatord.wiring.workers import build_supervisor, listeners, put_to_work
 from mediatord.workers import Worker
 
 __all__ = ["build", "build_site", "load_identity"]
@@ -60,17 +60,14 @@ def build(
     for one in (*listening, *admin):
         base.reloading.watch(one)
     readiness = build_readiness(base, config, listening)
-    doors: list[Service] = [*listening, *admin]
-    ready: Callable[[], None] = signs.store_opened
+    doors = Doors(reactor, [*listening, *admin], signs.store_opened)
     if worker:
         put_to_work(worker, base)
-        door = Doors(reactor, doors, signs.store_opened)
-        doors, ready = [door], door.open
-    opened = ready
+    opened: Callable[[], None] = doors.open
     membership: list[Service] = []
     node: list[Service] = []
     if base.cluster is not None:
-        member = build_membership(base, base.cluster, give_up, ready)
+        member = build_membership(base, base.cluster, give_up, doors.open)
         opened, membership = member.store_opened, [member]
         node = build_node(base, base.cluster, didcomm, decentrl, member)
     children: list[Service] = [
@@ -87,7 +84,7 @@ def build(
         *node,
         base.connections,
         base.gate,
-        *doors,
+        doors,
         readiness,
         signs,
     ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.application.service import Service
+from twisted.application.service import MultiService, Service
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
@@ -17,7 +17,7 @@ from mediatord.config import Config
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import StoreRefused
 from mediatord.notify import SERVING, WAITING, notify, reloading, watchdog_interval
-from mediatord.service import StartupError
+from mediatord.service import Listener, StartupError
 from mediatord.store.sole_use import SoleUse
 from mediatord.web.websocket import native_masking
 from mediatord.wiring.base import Base
@@ -26,8 +26,10 @@ _log = Logger()
 
 # Seconds until a store that did not open is tried again.
 RETRY = 1.0
-# Seconds that the store may take before the daemon counts as up without it; workers have opened their doors by then.
+# Seconds that the store may take before the daemon counts as up without it; its doors are open by then.
 LATE = 5.0
+# Seconds that connections may wait for a store that is not open yet.
+CLOSED = 2.0
 # Seconds between looks at how the daemon is.
 _LOOK = 1.0
 
@@ -142,6 +144,61 @@ class StoreLife(Service):
             self._again.cancel()
             self._again = None
         return self._base.store.close()
+
+
+class Doors(MultiService):
+    """
+    The listeners, which take no connections before there is something to serve them with.
+
+    They are bound from the start, so that nobody is refused meanwhile: what comes waits in the backlog, though not for
+    long, so that clients are told when the store is in trouble.
+
+    :param listeners: children of this.
+    :param opened: told once the store is open, as this is.
+    """
+
+    name = "doors"
+
+    def __init__(self, clock: IReactorTime, listeners: Sequence[Listener], opened: Callable[[], None]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._listeners = listeners
+        self._opened = opened
+        self._ready = False
+        self._call: IDelayedCall | None = None
+        for listener in listeners:
+            listener.setServiceParent(self)
+
+    def startService(self) -> None:
+        """Open after a while, if that was not done by then."""
+        super().startService()
+        if not self._ready:
+            for listener in self._listeners:
+                listener.hold()
+            self._call = self._clock.callLater(CLOSED, self._open)
+
+    def stopService(self) -> Any:
+        """Close, or stay closed."""
+        self._cancel()
+        return super().stopService()
+
+    def open(self) -> None:
+        """There is something to serve them with."""
+        self._ready = True
+        if self._call is not None:
+            self._cancel()
+            self._open()
+        self._opened()
+
+    def _open(self) -> None:
+        self._call = None
+        for listener in self._listeners:
+            listener.let_in()
+
+    def _cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
 
 
 class Signs(Service):

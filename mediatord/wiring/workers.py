@@ -7,9 +7,8 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from twisted.application.service import MultiService, Service
+from twisted.application.service import Service
 from twisted.internet.defer import Deferred, DeferredList
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -27,9 +26,8 @@ from mediatord.workers import Adopting, Orders, Patience, Sharing, Supervisor, W
 
 _log = Logger()
 
-# Seconds that a report may wait for the store, and connections for a worker that has none.
+# Seconds that a report may wait for the store.
 _REPORT = 0.5
-_CLOSED = 2.0
 # Seconds of `drain_timeout` that the supervisor has for itself, and the part of it that workers have at least.
 _OWN, _PART = 1.0, 0.5
 _LONGEST_NAME = 63
@@ -104,56 +102,6 @@ def listeners(reactor: Any, config: Config, site: Any, worker: Worker | None) ->
     # What comes behind is for the page of the operator.
     inherited = zip(config.listen, worker.place.sockets, strict=False)
     return [Listener(endpoint, site, Adopting(reactor, one)) for endpoint, one in inherited]
-
-
-class Doors(MultiService):
-    """
-    Listeners of a worker, which take no connections before there is something to serve them with.
-
-    Nobody is refused meanwhile, as nobody is where a daemon begins: what comes waits in the backlog, though not for
-    long, so that clients are told when the store is in trouble.
-
-    :param opened: told once the store is open, as this is.
-    """
-
-    name = "doors"
-
-    def __init__(self, clock: IReactorTime, inside: Iterable[Service], opened: Callable[[], None]) -> None:
-        super().__init__()
-        self._clock = clock
-        self._inside = list(inside)
-        self._opened = opened
-        self._ready = False
-        self._call: IDelayedCall | None = None
-
-    def startService(self) -> None:
-        """Open after a while, if that was not done by then."""
-        super().startService()
-        self._call = self._clock.callLater(0.0 if self._ready else _CLOSED, self._open)
-
-    def stopService(self) -> Any:
-        """Close, or stay closed."""
-        self._cancel()
-        return super().stopService()
-
-    def open(self) -> None:
-        """There is something to serve them with."""
-        self._ready = True
-        if self.running:
-            self._cancel()
-            self._open()
-        self._opened()
-
-    def _open(self) -> None:
-        self._call = None
-        for child in self._inside:
-            child.setServiceParent(self)
-        self._inside.clear()
-
-    def _cancel(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
 
 
 def put_to_work(worker: Worker, base: Base) -> None:
