@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from twisted.internet import reactor
+from typing import Any
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  what a kernel keeps for us is the subject
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint, connectProtocol
 from twisted.internet.protocol import Factory, Protocol
@@ -12,6 +14,9 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.service import Listener
 from mediatord.wiring.life import CLOSED, Doors
+
+# As mypy knows it.
+reactor: Any = _reactor
 
 PATIENCE_SECONDS = 60.0
 

@@ -150,8 +150,8 @@ class Doors(MultiService):
     """
     The listeners, which take no connections before there is something to serve them with.
 
-    They are bound from the start, so that nobody is refused meanwhile: what comes waits in the backlog, though not for
-    long, so that clients are told when the store is in trouble.
+    They are bound from the start, so that nobody is refused meanwhile: what comes waits in the backlog, though not
+    for long, so that clients are told when the store is in trouble.
 
     :param listeners: children of this.
     :param opened: told once the store is open, as this is.
