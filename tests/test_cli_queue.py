@@ -136,6 +136,8 @@ def test_list(office: Office, capsys: Capture) -> None:
 
     assert call(*asked(office, "list", "--half", "decentrl", "--json")) == 0
     assert [one["did"] for one in printed(capsys)["queues"]] == [CAROL]
+    assert call(*asked(office, "list", "--half", "decentrl")) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 queue with 2 messages, 12 B"
 
 
 def test_list_of_nothing(office: Office, capsys: Capture) -> None:

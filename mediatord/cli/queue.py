@@ -63,7 +63,8 @@ def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
     if rows:
         print_table(("half", "recipient", "account", "messages #", "size #", "oldest #"), rows)
     more = f", of which the {len(queues)} longest are shown" if len(queues) < totals.queues else ""
-    click.echo(f"{totals.queues} queues with {totals.messages} messages, {size_text(totals.bytes)}{more}")
+    counted = f"{_several(totals.queues, 'queue')} with {_several(totals.messages, 'message')}"
+    click.echo(f"{counted}, {size_text(totals.bytes)}{more}")
 
 
 @queue.command()
@@ -216,3 +217,7 @@ def _seconds(text: str) -> float:
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise click.BadParameter(reason, param_hint="--older-than") from None
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
