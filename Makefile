@@ -23,7 +23,7 @@ endif
 
 .PHONY: help run test durability cluster-test cluster-demo demo lint types bench bench-mongodb clean
 .PHONY: docs docs-reference docs-linkcheck
-.PHONY: wheel deb deb-test package-test security
+.PHONY: wheel deb deb-test systemd-test package-test security
 .PHONY: analytics analytics-demo analytics-test analytics-cluster-test bench-analytics
 .DEFAULT_GOAL := help
 
@@ -93,8 +93,11 @@ deb: $(VENV)/.installed-test ## build a package for this Debian, with everything
 package-test: $(VENV)/.installed-test ## install the wheel into a new environment and do as the quickstart says
 	@PACKAGE_TEST=1 $(BIN)/python -m pytest tests/packaging/test_wheel.py tests/packaging/test_quickstart.py
 
-deb-test: deb .debian/.installed ## as root: install, use, upgrade and purge the package on a small Debian of its own
+deb-test: deb .debian/root.installed ## as root: install, use, upgrade and purge the package on a small Debian of its own
 	@DEB=$$(ls -t dist/mediatord_*.deb | head -n1) DEBIAN=.debian/root $(BIN)/python -m pytest tests/packaging/test_deb.py
+
+systemd-test: deb .debian/systemd.installed ## as root: the same under a systemd that runs: watched, reloaded, fenced in, with a night's analysis
+	@DEB=$$(ls -t dist/mediatord_*.deb | head -n1) SYSTEMD_DEBIAN=.debian/systemd $(BIN)/python -m pytest tests/packaging/test_systemd.py
 
 bench: $(VENV)/.installed ## measure how much a mediator takes; ARGS="..." for its options
 	@$(BIN)/mediatord bench $(ARGS)
@@ -175,18 +178,21 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "fetching Chromium, Prometheus, nginx and HAProxy into $(@D), about 150 MB, unless they are here ..."
 	@rm -f $@ && sh $< $(@D) || echo "make: $(@D) could not be made; tests that need what is missing are skipped" >&2
 
-# --- a small Debian to install our package on -----------------------------------------------------------------------
+# --- small Debians to install our package on ------------------------------------------------------------------------
 
 # The release of the machine that builds, since a package is bound to its Python.
-.debian/.installed:
+.debian/%.installed:
 	@[ "$$(id -u)" = 0 ] && command -v debootstrap >/dev/null || \
-	  { echo "make: deb-test needs root, and debootstrap: apt-get install debootstrap" >&2; exit 1; }
-	@echo "installing a small Debian into $(@D)/root ..."
-	@rm -rf $(@D) && mkdir -p $(@D)/root
-	@debootstrap --variant=minbase --include=python3,adduser,ca-certificates "$$(. /etc/os-release && echo $$VERSION_CODENAME)" \
-	  $(CURDIR)/$(@D)/root >$(@D)/log 2>&1 || { tail -n 5 $(@D)/log >&2; exit 1; }
-	@rm -f $(@D)/root/var/cache/apt/archives/*.deb
+	  { echo "make: this needs root, and debootstrap: apt-get install debootstrap" >&2; exit 1; }
+	@echo "installing a small Debian into .debian/$* ..."
+	@rm -rf .debian/$* && mkdir -p .debian/$*
+	@debootstrap --variant=minbase --include=python3,adduser,ca-certificates$(DEBIAN_MORE) \
+	  "$$(. /etc/os-release && echo $$VERSION_CODENAME)" $(CURDIR)/.debian/$* >.debian/log 2>&1 || \
+	  { tail -n 5 .debian/log >&2; exit 1; }
+	@rm -f .debian/$*/var/cache/apt/archives/*.deb
 	@touch $@
+
+.debian/systemd.installed: DEBIAN_MORE := ,systemd,systemd-sysv,dbus
 
 # --- a MongoDB server for the tests -------------------------------------------------------------------------------
 

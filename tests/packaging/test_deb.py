@@ -12,12 +12,13 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mediatord.wallet.throwaway import free_port
+from tests.packaging.machine import MADE, Machine
 from tests.packaging.waiting import await_health
 
 DEB, DEBIAN = os.environ.get("DEB"), os.environ.get("DEBIAN")
@@ -30,53 +31,7 @@ WHY_NOT = (
 )
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
-MADE = ("keys.jwks", "mediator.yaml")
 STATE = ("/var/lib/mediatord", "/var/log/mediatord", "/var/lib/mediatord-analytics")
-
-
-class Machine:
-    """A Debian in a directory."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def run(self, *command: str, user: str = "root", **environ: str) -> subprocess.CompletedProcess[str]:
-        """Run a command there to its end, whatever that is."""
-        return subprocess.run(
-            self.command(user, *command), env=self.environ(environ), capture_output=True, text=True, check=False
-        )
-
-    def do(self, *command: str, user: str = "root", **environ: str) -> str:
-        """
-        What a command there prints.
-
-        :raise AssertionError: it failed.
-        """
-        done = self.run(*command, user=user, **environ)
-        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    def command(self, user: str, *command: str) -> Sequence[str]:
-        """How to run it from outside."""
-        return ("chroot", f"--userspec={user}", str(self.root), *command)
-
-    def environ(self, more: dict[str, str]) -> dict[str, str]:
-        """Nothing of ours but what is given."""
-        path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        return {"PATH": path, "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **more}
-
-    def path(self, name: str) -> Path:
-        """From outside."""
-        return self.root / name.lstrip("/")
-
-    def standing(self, name: str) -> tuple[str, str]:
-        """Mode, owner and group of a file."""
-        told = self.do("stat", "--format=%a %U:%G", name).split()
-        return told[0], told[1]
-
-    def configuration(self) -> dict[str, bytes]:
-        """What the first installation wrote."""
-        return {name: self.path(f"/etc/mediatord/{name}").read_bytes() for name in MADE}
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def test_the_commands_of_the_service() -> None:
     assert arguments[:3] == ["-n", "--pidfile=", "mediatord"]
     assert Options.optParameters[0][0] == arguments[3].removeprefix("--")
     assert service["ExecStartPre"] == [f"-{PREFIX}mediatord check-config --config {arguments[4]}"]
-    assert service["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert service["ExecReload"] == ["/bin/sh -c 'kill -HUP ${MAINPID}'"]
 
 
 def test_how_it_ends_and_begins_again() -> None:
