@@ -116,7 +116,7 @@ def status(machine: Machine, path: str, url: str = URL) -> str:
     return machine.do(PYTHON, "-c", script, url + path).strip()
 
 
-def process_status(machine: Machine) -> dict[str, str]:
+def process_status(machine: Booted) -> dict[str, str]:
     """What the kernel says of the main process."""
     lines = machine.do("cat", f"/proc/{machine.shown(SERVICE, 'MainPID')}/status").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
