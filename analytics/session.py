@@ -168,8 +168,8 @@ def _prepare(options: SessionOptions, scratch: str) -> None:
     environ.setdefault("SPARK_DRIVER_MEMORY", default_memory())
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # A master that spark-defaults.conf names is not known yet; only the pages need the variable, and a host that has
-    # no address by its own name: Spark would look for one, and fail.
+    # A master that spark-defaults.conf names is not known yet, and would not find this host there; only the pages
+    # need the variable, and a host that has no address by its own name: Spark would look for one, and fail.
     if is_local(options.master or ("local" if options.ui or not _knows_itself() else "")):
         environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
     java = [environ.get("SPARK_SUBMIT_OPTS", ""), f"-Djava.io.tmpdir={scratch}"]
@@ -182,7 +182,7 @@ def _knows_itself() -> bool:
     """Whether the name of this host has an address, which only DNS may know, where the unit lets nobody ask."""
     try:
         socket.getaddrinfo(socket.gethostname(), None)
-    except OSError:
+    except (OSError, UnicodeError):  # it may be no name at all to DNS
         return False
     return True
 
