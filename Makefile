@@ -97,6 +97,8 @@ deb-test: deb .debian/root.installed ## as root: install, use, upgrade and purge
 	@DEB=$$(ls -t dist/mediatord_*.deb | head -n1) DEBIAN=.debian/root $(BIN)/python -m pytest tests/packaging/test_deb.py
 
 systemd-test: deb .debian/systemd.installed ## as root: the same under a systemd that runs: watched, reloaded, fenced in, with a night's analysis
+	@command -v systemd-nspawn >/dev/null || \
+	  { echo "make: systemd-test needs systemd-nspawn: apt-get install systemd-container" >&2; exit 1; }
 	@DEB=$$(ls -t dist/mediatord_*.deb | head -n1) SYSTEMD_DEBIAN=.debian/systemd $(BIN)/python -m pytest tests/packaging/test_systemd.py
 
 bench: $(VENV)/.installed ## measure how much a mediator takes; ARGS="..." for its options
@@ -187,8 +189,8 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "installing a small Debian into .debian/$* ..."
 	@rm -rf .debian/$* && mkdir -p .debian/$*
 	@debootstrap --variant=minbase --include=python3,adduser,ca-certificates$(DEBIAN_MORE) \
-	  "$$(. /etc/os-release && echo $$VERSION_CODENAME)" $(CURDIR)/.debian/$* >.debian/log 2>&1 || \
-	  { tail -n 5 .debian/log >&2; exit 1; }
+	  "$$(. /etc/os-release && echo $$VERSION_CODENAME)" $(CURDIR)/.debian/$* >.debian/$*.log 2>&1 || \
+	  { tail -n 5 .debian/$*.log >&2; exit 1; }
 	@rm -f .debian/$*/var/cache/apt/archives/*.deb
 	@touch $@
 

@@ -94,6 +94,17 @@ class Booted(Machine):
             assert time.monotonic() < deadline, f"{unit}: {name} is {found}\n{self.told(unit)[-4000:]}"
             time.sleep(0.1)
 
+    def until_told(self, unit: str, text: str) -> None:
+        """
+        Wait for a unit to say something.
+
+        :raise AssertionError: it did not.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while text not in self.told(unit):
+            assert time.monotonic() < deadline, self.told(unit)[-4000:]
+            time.sleep(0.1)
+
 
 @contextmanager
 def booted(root: Path) -> Iterator[Booted]:
