@@ -20,6 +20,8 @@ from mediatord.config import Config
 _log = Logger()
 
 _PROXIED = "haproxy:"
+# Connections that may wait to be accepted, as they do until the store is open; the kernel has a limit of its own.
+_BACKLOG = 1024
 
 
 class StartupError(Exception):
@@ -65,6 +67,13 @@ def _why(endpoint: str, error: Exception) -> str:
 
 def _speaks_tls(endpoint: str) -> bool:
     return endpoint.removeprefix(_PROXIED).startswith("ssl:")
+
+
+def with_backlog(endpoint: str) -> str:
+    """An endpoint string that says how many connections may wait to be accepted, where that is its business."""
+    kind = endpoint.removeprefix(_PROXIED).partition(":")[0]
+    says = kind not in ("tcp", "tcp6", "ssl", "unix") or ":backlog=" in endpoint
+    return endpoint if says else f"{endpoint}:backlog={_BACKLOG}"
 
 
 class OrderedService(MultiService):
@@ -126,7 +135,7 @@ class Listener(Service):
         with listening_on(endpoint):
             if self.speaks_tls:
                 reactor = self.certificate = Certificate(endpoint, reactor)
-            self._service = strports.service(endpoint, factory, reactor=reactor)
+            self._service = strports.service(with_backlog(endpoint), factory, reactor=reactor)
         self.name = f"listener {endpoint}"
 
     def privilegedStartService(self) -> None:
@@ -145,7 +154,7 @@ class Listener(Service):
         self._service.startService()
 
     def hold(self) -> None:
-        """Take no connections for now: once the address is bound they wait in its backlog, and nobody is refused."""
+        """Take no connections for now: those that come to an address that is bound wait in its backlog."""
         self._switch("stopReading")
 
     def let_in(self) -> None:

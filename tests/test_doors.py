@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from twisted.internet import reactor as _reactor  # noqa: TID251  what a kernel keeps for us is the subject
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import HostnameEndpoint, connectProtocol
+from twisted.internet.endpoints import TCP4ClientEndpoint, UNIXClientEndpoint, connectProtocol
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from mediatord.service import Listener
+from mediatord.service import Listener, with_backlog
 from mediatord.wiring.life import CLOSED, Doors
+from mediatord.workers.adoption import Adopting
+from mediatord.workers.brief import Inherited
 
 # As mypy knows it.
 reactor: Any = _reactor
 
 PATIENCE_SECONDS = 60.0
+# More than Twisted lets wait by itself.
+MANY = 80
 
 
 class Door(Listener):
@@ -42,30 +51,23 @@ class DoorsTests(SynchronousTestCase):
         self.opened: list[str] = []
         self.doors = Doors(self.clock, [self.door], lambda: self.opened.append("opened"))
 
-    def start(self) -> None:
-        """As services are."""
-        self.doors.privilegedStartService()
-        self.doors.startService()
-
-    def test_bound_at_once(self) -> None:
-        """So that who comes early waits, and whoever starts the daemon is told of an address that is taken."""
-        self.doors.privilegedStartService()
-        self.assertEqual(self.door.address.port, 9000)
-
     def test_opened_once_there_is_a_store(self) -> None:
         """However often that is said; each time it is passed on."""
-        self.start()
+        self.doors.startService()
         self.assertEqual(self.door.told, ["hold"])
         self.doors.open()
         self.doors.open()
         self.assertEqual((self.door.told, self.opened), (["hold", "let in"], ["opened", "opened"]))
         self.assertEqual(self.clock.getDelayedCalls(), [])
-        self.successResultOf(self.doors.stopService())
-        self.assertFalse(self.door.running)
+
+    def test_held_as_soon_as_bound(self) -> None:
+        """Which is for privileges, and some time may pass before the start."""
+        self.doors.privilegedStartService()
+        self.assertEqual(self.door.told, ["hold"])
 
     def test_opened_without(self) -> None:
         """After a while, so that clients are told of the trouble."""
-        self.start()
+        self.doors.startService()
         self.clock.advance(CLOSED - 0.01)
         self.assertEqual(self.door.told, ["hold"])
         self.clock.advance(0.01)
@@ -76,13 +78,13 @@ class DoorsTests(SynchronousTestCase):
     def test_a_store_that_is_quick(self) -> None:
         """It may be open before there are doors."""
         self.doors.open()
-        self.start()
+        self.doors.startService()
         self.assertEqual((self.door.told, self.clock.getDelayedCalls()), ([], []))
 
     def test_stopped_before(self) -> None:
         """Then they stay closed."""
-        self.start()
-        self.successResultOf(self.doors.stopService())
+        self.doors.startService()
+        self.doors.stopService()
         self.doors.open()
         self.clock.advance(10)
         self.assertEqual(self.door.told, ["hold"])
@@ -107,22 +109,58 @@ class Host(Protocol):
 
 
 class BacklogTests(TestCase):
+    """With a kernel: connected by the system, accepted by nobody, and let in with the others once the doors open."""
+
     timeout = PATIENCE_SECONDS
 
-    async def test_who_comes_early_waits(self) -> None:
-        """Connected by the system, accepted by nobody; let in with the others once the doors are open."""
-        clock, arrived = Clock(), Deferred[None]()
+    async def test_tcp(self) -> None:
+        """The port of a process of its own."""
         factory = Factory.forProtocol(Host)
         listener = Listener("tcp:0:interface=127.0.0.1", factory, reactor)
-        doors = Doors(clock, [listener], lambda: arrived.callback(None))
-        doors.privilegedStartService()
-        doors.startService()
+        await self.wait(listener, factory, lambda: TCP4ClientEndpoint(reactor, "127.0.0.1", listener.address.port))
+
+    async def test_unix_of_a_worker(self) -> None:
+        """Others listen on it as well, and may take what this one does not."""
+        directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
+        path = f"{directory}/s"
+        adopted = socket.socket(socket.AF_UNIX)
+        adopted.setblocking(False)
+        adopted.bind(path)
+        adopted.listen(2 * MANY)
+        factory = Factory.forProtocol(Host)
+        adopting = Adopting(reactor, Inherited(adopted.detach(), socket.AF_UNIX))
+        await self.wait(
+            Listener(f"unix:{path}", factory, adopting), factory, lambda: UNIXClientEndpoint(reactor, path)
+        )
+
+    async def wait(self, listener: Listener, factory: Any, way: Callable[[], Any]) -> None:
+        """Come before the doors are open, and be greeted afterwards."""
+        doors = Doors(Clock(), [listener], lambda: None)
+        for service in (listener, doors):
+            service.privilegedStartService()
+        for service in (listener, doors):
+            service.startService()
+        self.addCleanup(listener.stopService)
         self.addCleanup(doors.stopService)
-        port = listener.address.port
-        early = await connectProtocol(HostnameEndpoint(reactor, "127.0.0.1", port), Guest())
-        # The reactor has been through what it had to do when a second one is connected as well.
-        second = await connectProtocol(HostnameEndpoint(reactor, "127.0.0.1", port), Guest())
-        self.assertEqual((factory.numPorts, early.heard.called, second.heard.called), (1, False, False))
+        # The reactor has been through what it had to do for one when the next is connected.
+        guests = [await connectProtocol(way(), Guest()) for _ in range(MANY)]
+        self.assertEqual((factory.numPorts, [guest.heard.called for guest in guests]), (1, [False] * MANY))
         doors.open()
-        self.assertEqual([await early.heard, await second.heard], [b"welcome", b"welcome"])
-        await arrived
+        self.assertEqual([await guest.heard for guest in guests], [b"welcome"] * MANY)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "used"),
+    [
+        ("tcp:80", "tcp:80:backlog=1024"),
+        ("tcp6:80:interface=\\:\\:", "tcp6:80:interface=\\:\\::backlog=1024"),
+        ("haproxy:ssl:443:privateKey=k", "haproxy:ssl:443:privateKey=k:backlog=1024"),
+        ("unix:/s:mode=660", "unix:/s:mode=660:backlog=1024"),
+        ("tcp:80:backlog=7:interface=::1", "tcp:80:backlog=7:interface=::1"),
+        ("systemd:domain=INET:index=0", "systemd:domain=INET:index=0"),
+    ],
+)
+def test_how_many_may_wait(endpoint: str, used: str) -> None:
+    """As many as the operator says, or enough for wallets that all come back at once."""
+    assert with_backlog(endpoint) == used

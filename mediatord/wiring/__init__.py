@@ -60,7 +60,8 @@ def build(
     for one in (*listening, *admin):
         base.reloading.watch(one)
     readiness = build_readiness(base, config, listening)
-    doors = Doors(reactor, [*listening, *admin], signs.store_opened)
+    # The operator may look at once.
+    doors = Doors(reactor, listening, signs.store_opened)
     if worker:
         put_to_work(worker, base)
     opened: Callable[[], None] = doors.open
@@ -84,6 +85,8 @@ def build(
         *node,
         base.connections,
         base.gate,
+        *listening,
+        *admin,
         doors,
         readiness,
         signs,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.application.service import MultiService, Service
+from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
@@ -115,7 +115,7 @@ class StoreLife(Service):
             raise StartupError(str(error)) from None
 
     def startService(self) -> None:
-        """Open it; until that is done, everything that needs it is answered 503."""
+        """Open it; what needs it before that is done is answered 503."""
         super().startService()
         self._open()
 
@@ -146,41 +146,41 @@ class StoreLife(Service):
         return self._base.store.close()
 
 
-class Doors(MultiService):
+class Doors(Service):
     """
-    The listeners, which take no connections before there is something to serve them with.
+    Has listeners take no connections before there is something to serve them with.
 
-    They are bound from the start, so that nobody is refused meanwhile: what comes waits in the backlog, though not
-    for long, so that clients are told when the store is in trouble.
+    They are bound by then, so that what comes waits in the backlog, though not for long: clients are to be told when
+    the store is in trouble. Started after the listeners, and stopped before them.
 
-    :param listeners: children of this.
-    :param opened: told once the store is open, as this is.
+    :param opened: told when this is told to open.
     """
 
     name = "doors"
 
     def __init__(self, clock: IReactorTime, listeners: Sequence[Listener], opened: Callable[[], None]) -> None:
-        super().__init__()
         self._clock = clock
         self._listeners = listeners
         self._opened = opened
         self._ready = False
         self._call: IDelayedCall | None = None
-        for listener in listeners:
-            listener.setServiceParent(self)
+
+    def privilegedStartService(self) -> None:
+        """What was bound for privileges is held from the beginning."""
+        super().privilegedStartService()
+        self._hold()
 
     def startService(self) -> None:
         """Open after a while, if that was not done by then."""
         super().startService()
         if not self._ready:
-            for listener in self._listeners:
-                listener.hold()
+            self._hold()
             self._call = self._clock.callLater(CLOSED, self._open)
 
-    def stopService(self) -> Any:
-        """Close, or stay closed."""
+    def stopService(self) -> None:
+        """Stay closed, if they are."""
+        super().stopService()
         self._cancel()
-        return super().stopService()
 
     def open(self) -> None:
         """There is something to serve them with."""
@@ -189,6 +189,10 @@ class Doors(MultiService):
             self._cancel()
             self._open()
         self._opened()
+
+    def _hold(self) -> None:
+        for listener in self._listeners:
+            listener.hold()
 
     def _open(self) -> None:
         self._call = None

@@ -72,11 +72,22 @@ class SharedPort:
         self._reactor = reactor
         self._socket = listening
         self._factory = factory
+        self._held = False
 
     def startListening(self) -> None:  # noqa: N802  Twisted's name
         """Take connections."""
         self._factory.doStart()
         self._reactor.addReader(self)
+
+    def stopReading(self) -> None:  # noqa: N802  Twisted's name
+        """Take no connections for now; others may."""
+        self._held = True
+        self._reactor.removeReader(self)
+
+    def startReading(self) -> None:  # noqa: N802  Twisted's name
+        """Take them again."""
+        self._held = False
+        self._go_on()
 
     def stopListening(self) -> Deferred[None]:  # noqa: N802  Twisted's name
         """Take no more; fires at once."""
@@ -119,5 +130,5 @@ class SharedPort:
                 self._reactor.adoptStreamConnection(connection.fileno(), connection.family, self._factory)
 
     def _go_on(self) -> None:
-        if self._socket.fileno() >= 0:
+        if self._socket.fileno() >= 0 and not self._held:
             self._reactor.addReader(self)

@@ -12,7 +12,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
-from mediatord.service import StartupError, listening_on
+from mediatord.service import StartupError, listening_on, with_backlog
 
 
 class _Shared(Protocol):
@@ -51,7 +51,7 @@ class Sharing:
                 raise StartupError(f"cannot listen on {text}: workers cannot share what systemd hands over")
             binder = _Binder(reactor, count)
             with listening_on(text):
-                self._binders.append((text, binder, serverFromString(binder, text)))
+                self._binders.append((text, binder, serverFromString(binder, with_backlog(text))))
         self._shared: list[_Shared] = []
 
     def bind(self) -> None:
