@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
+
+from mediatord.process_figures import ProcessFigures
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -96,7 +98,7 @@ class Metrics:
         self._waiting: int | None = None
         self._oldest: float | None = None
         self._lag = _histogram(registry, "reactor_lag", "How late the reactor was, every second", _LAG_BUCKETS)
-        ProcessCollector(registry=registry)
+        ProcessFigures(registry)
         self.ready_now: Callable[[], bool | None] = lambda: None
         registry.register(self)
         self._cycle = _histogram(registry, "ready_cycle_duration", "Readiness cycles that succeeded", _STORE_BUCKETS)

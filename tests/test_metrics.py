@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from mediatord.eventlog.events import EVENTS
 from mediatord.metrics import CONTENT_TYPE, Metrics
+from mediatord.process_figures import ProcessFigures
 
 # Name in the contract -> its labels.
 CONTRACT = {
@@ -220,6 +224,18 @@ def test_process() -> None:
     resident, files = value(metrics, "process_resident_memory_bytes"), value(metrics, "process_open_fds")
     assert resident is not None and resident > 1_000_000
     assert files is not None and 3 <= files <= (value(metrics, "process_max_fds") or 0)
+
+
+def test_process_without_figures_of_the_host(tmp_path: Path) -> None:
+    """As under the fences of the unit, where /proc has processes and nothing else."""
+    (tmp_path / "self").symlink_to("/proc/self")
+    registry, whole = CollectorRegistry(), CollectorRegistry()
+    ProcessFigures(registry, str(tmp_path))
+    ProcessCollector(registry=whole)
+    started = [one.get_sample_value("process_start_time_seconds") or 0.0 for one in (registry, whole)]
+    assert started[0] == pytest.approx(started[1], abs=2.0)
+    names = {f"process_{name}" for name in ("cpu_seconds_total", "resident_memory_bytes", "open_fds", "max_fds")}
+    assert all(registry.get_sample_value(name) is not None for name in names)
 
 
 def test_content_type() -> None:
