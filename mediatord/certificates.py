@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from OpenSSL import SSL
+from cryptography import x509
+from OpenSSL import SSL, crypto
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IOpenSSLContextFactory
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
+
+FILES = ("privateKey", "certKey", "extraCertChain", "dhParameters")
+
+
+def named_files(endpoint: str) -> dict[str, Path]:
+    """The files that an `ssl:` endpoint names, by the names in :data:`FILES`."""
+    given = dict(part.partition("=")[::2] for part in endpoint.replace("\\:", "\0").split(":") if "=" in part)
+    return {name: Path(given[name].replace("\0", ":").replace("\\=", "=")) for name in FILES if name in given}
 
 
 @implementer(IOpenSSLContextFactory)
 class Certificate:
     """
     Stands in for the reactor where the endpoint begins to listen, and says which certificate each connection gets.
+
+    Certificates that follow the first one in its file are shown as well, as every other server does with what ACME
+    clients call `fullchain.pem`; Twisted by itself leaves them out, unless `extraCertChain` names a file for them.
 
     :param endpoint: a Twisted endpoint string that begins with `ssl:`, perhaps after `haproxy:`.
     :param reactor: listens.
@@ -41,6 +54,8 @@ class Certificate:
         """
         seen = _Seen()
         serverFromString(seen, self._endpoint).listen(Factory())
+        if not seen.options.extraCertChain:
+            seen.options.extraCertChain = self._following(seen.options.certificate)
         # What OpenSSL does not take is to be known now, not when somebody connects.
         seen.options.getContext()
         shown = [one.to_cryptography() for one in (seen.options.certificate, *(seen.options.extraCertChain or ()))]
@@ -48,6 +63,19 @@ class Certificate:
         self.name, self._options, self._shown = seen.name, seen.options, shown
         self.expiry = min(one.not_valid_after_utc for one in shown)
         return shown != before
+
+    def _following(self, first: crypto.X509) -> list[crypto.X509]:
+        """
+        What comes after it in its file.
+
+        :raise ValueError: the file begins with another one by now.
+        """
+        files = named_files(self._endpoint)
+        path = files.get("certKey") or files.get("privateKey")
+        found = [] if path is None else x509.load_pem_x509_certificates(path.read_bytes())
+        if found and found[0] != first.to_cryptography():
+            raise ValueError("changed while it was read")
+        return [crypto.X509.from_cryptography(one) for one in found[1:]]
 
     def getContext(self) -> SSL.Context:  # noqa: N802  Twisted's name
         """Called for every connection."""

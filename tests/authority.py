@@ -22,18 +22,20 @@ class Authority:
     Signs what it is asked to.
 
     :param directory: where its files go.
+    :param above: the authority that vouches for it; by default itself.
     :ivar path: its own certificate, PEM.
     """
 
-    def __init__(self, directory: Path, name: str = "Test Authority") -> None:
+    def __init__(self, directory: Path, name: str = "Test Authority", above: Authority | None = None) -> None:
         self._directory = directory
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
         constraints = x509.BasicConstraints(ca=True, path_length=None)
+        signing = above or self
         certificate = (
-            _builder(self._name, self._name, self._key.public_key(), datetime.now(UTC) + _DAY)
+            _builder(self._name, signing._name, self._key.public_key(), datetime.now(UTC) + _DAY)
             .add_extension(constraints, critical=True)
-            .sign(self._key, SHA256())
+            .sign(signing._key, SHA256())
         )
         self.path = self._write(name, [certificate.public_bytes(Encoding.PEM)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -314,6 +315,37 @@ class CertificateTests(SynchronousTestCase):
         self.used.write_bytes(b"")
         self.assertIn("its key or certificate cannot be used", self.said(listener, False))
         self.assertEqual(self.name_shown(), "second")
+
+    def test_what_is_between(self) -> None:
+        """What follows it in its file is shown as well; a file that is named for that is what is shown instead."""
+        between, other = (Authority(self.directory, name, above=self.authority) for name in ("Between", "Other"))
+        self.used.write_bytes(between.issue("third", ["127.0.0.1"]).read_bytes() + between.path.read_bytes())
+        self.assertEqual(self.chain_shown(self.listener()), ["third", "Between"])
+        self.assertEqual(self.chain_shown(self.listener(more=f":extraCertChain={other.path}")), ["third", "Other"])
+        listener = self.listener()
+        self.used.write_bytes(other.issue("fourth", ["127.0.0.1"]).read_bytes() + other.path.read_bytes())
+        self.said(listener, True)
+        self.assertEqual(self.chain_shown(listener), ["fourth", "Other"])
+
+    def chain_shown(self, listener: Listener) -> list[str]:
+        """Common names of all certificates that a connection gets now."""
+        assert listener.certificate
+        server, client = (
+            SSL.Connection(listener.certificate.getContext()),
+            SSL.Connection(SSL.Context(SSL.TLS_METHOD)),
+        )
+        server.set_accept_state()
+        client.set_connect_state()
+        for _ in range(4):
+            for one, another in ((client, server), (server, client)):
+                with contextlib.suppress(SSL.WantReadError):
+                    one.do_handshake()
+                with contextlib.suppress(SSL.WantReadError):
+                    another.bio_write(one.bio_read(1 << 16))
+        chain = client.get_peer_cert_chain()
+        assert chain
+        names = [one.to_cryptography().subject.get_attributes_for_oid(NameOID.COMMON_NAME) for one in chain]
+        return [str(name.value) for (name,) in names]
 
     def test_without_tls(self) -> None:
         """There is nothing to be said."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mediatord.admin.access import read_token
-from mediatord.certificates import Certificate
+from mediatord.certificates import Certificate, named_files
 from mediatord.cluster.secret import read_secret
 from mediatord.config import Config
 from mediatord.config.tree import Key
@@ -27,8 +27,6 @@ from mediatord.wiring.base import log_key
 # The key that names it, and what is the matter.
 Where = tuple[Key, ...]
 Finding = tuple[Where, str]
-
-_TLS_FILES = ("privateKey", "certKey", "extraCertChain", "dhParameters")
 
 
 def look_around(config: Config, path: Path) -> Iterator[Finding]:
@@ -144,7 +142,7 @@ def _tls(endpoint: str) -> Iterator[str]:
     if not endpoint.startswith("ssl:"):
         return
     unreadable = False
-    for name, path in _tls_files(endpoint):
+    for name, path in named_files(endpoint).items():
         try:
             with path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
@@ -163,14 +161,6 @@ def _tls(endpoint: str) -> Iterator[str]:
         return
     if expiry <= datetime.now(UTC):
         yield f"the certificate has expired on {expiry:%Y-%m-%d}"
-
-
-def _tls_files(endpoint: str) -> Iterator[tuple[str, Path]]:
-    """The files that it names; those that it leaves out have no place of their own."""
-    given = dict(part.partition("=")[::2] for part in endpoint.replace("\\:", "\0").split(":") if "=" in part)
-    for name in _TLS_FILES:
-        if name in given:
-            yield name, Path(given[name].replace("\0", ":").replace("\\=", "="))
 
 
 def _unwritable(directory: Path) -> str | None:

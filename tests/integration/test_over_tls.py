@@ -17,12 +17,16 @@ from tests.packaging.waiting import await_port
 
 
 class House:
-    """A mediator at https://localhost. :ivar ca: who signed its certificate."""
+    """A mediator at https://localhost. :ivar ca: who vouches for who signed its certificate."""
 
     def __init__(self, directory: Path) -> None:
         authority = Authority(directory)
         self.ca = authority.path
-        both = authority.issue("mediator", ["localhost"])
+        between = Authority(directory, "Between", above=authority)
+        both = between.issue("mediator", ["localhost"])
+        # As ACME clients write them: its own, and what is between it and who is trusted.
+        with both.open("ab") as file:
+            file.write(between.path.read_bytes())
         self.port = free_port()
         self.url = f"https://localhost:{self.port}"
         _, self.config = set_up(directory / "mine", self.url)
