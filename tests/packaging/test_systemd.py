@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.authority import Authority
 from tests.packaging.machine import Booted, Machine, booted
 
 DEB, DEBIAN = os.environ.get("DEB"), os.environ.get("SYSTEMD_DEBIAN")
@@ -145,6 +146,14 @@ def test_it_is_fenced_in(machine: Booted) -> None:
     machine.do("rm", "/var/lib/mediatord/new")
 
 
+def test_it_knows_itself(machine: Booted) -> None:
+    """The metrics of the process are there although it sees nothing of the host."""
+    found = status(machine, "/metrics")
+    for name in ("resident_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds", "start_time_seconds"):
+        assert re.search(rf"^process_{name} [1-9]", found, re.MULTILINE), name
+    assert json.loads(machine.do("mediatord", "status", "--url", URL, "--json"))
+
+
 def test_reload(machine: Booted) -> None:
     """New keys are taken over by the process that runs, which says when it has done so."""
     before = machine.shown(SERVICE, "MainPID"), status(machine, "/did")
@@ -216,6 +225,25 @@ def test_nobody_is_refused_behind_the_socket(pristine: Booted) -> None:
     del found["200"]
     assert all(said.startswith("503 ") and "stopping" in said for said in found), found
     assert json.loads(status(pristine, "/ready", "http://127.0.0.1"))["status"] == "ok"
+
+
+def test_tls(pristine: Booted) -> None:
+    """Shown to clients by the daemon itself, and spoken by it as a client: it asks itself over its own listener."""
+    authority = Authority(pristine.path("/root"))
+    between = Authority(pristine.path("/root"), "Between", above=authority)
+    # As an ACME client's hook puts them there.
+    pristine.do("install", "-d", "-o", "root", "-g", "mediatord", "-m", "0750", "/etc/mediatord/tls")
+    issued = between.issue("mediator", ["localhost"]).read_bytes() + between.path.read_bytes()
+    pristine.path("/root/both.pem").write_bytes(issued)
+    pristine.do("install", "-o", "root", "-g", "mediatord", "-m", "0640", "/root/both.pem", "/etc/mediatord/tls")
+    files = "privateKey=/etc/mediatord/tls/both.pem:certKey=/etc/mediatord/tls/both.pem"
+    setting(pristine, "listen", f'["ssl:8443:{files}"]')
+    setting(pristine, "public_url", "https://localhost:8443")
+    pristine.do("systemctl", "restart", SERVICE)
+    shutil.copy(authority.path, pristine.path("/root/authority.pem"))
+    script = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=30).read().decode())"
+    ready = pristine.do(PYTHON, "-c", script, "https://localhost:8443/ready", SSL_CERT_FILE="/root/authority.pem")
+    assert json.loads(ready)["status"] == "ok"
 
 
 def test_workers(pristine: Booted) -> None:
