@@ -19,4 +19,4 @@ class ProcessFigures(ProcessCollector):
 
     def _boot_time(self) -> float:
         """When the host was started, in seconds since the epoch, without a file."""
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return time.clock_gettime(time.CLOCK_REALTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -150,7 +150,7 @@ def test_it_knows_itself(machine: Booted) -> None:
     """The metrics of the process are there although it sees nothing of the host."""
     found = status(machine, "/metrics")
     for name in ("resident_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds", "start_time_seconds"):
-        assert re.search(rf"^process_{name} [1-9]", found, re.MULTILINE), name
+        assert re.search(rf"^process_{name} \d", found, re.MULTILINE), name
     assert json.loads(machine.do("mediatord", "status", "--url", URL, "--json"))
 
 
