@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ FILES = ("privateKey", "certKey", "extraCertChain", "dhParameters")
 
 def named_files(endpoint: str) -> dict[str, Path]:
     """The files that an `ssl:` endpoint names, by the names in :data:`FILES`."""
-    given = dict(part.partition("=")[::2] for part in endpoint.replace("\\:", "\0").split(":") if "=" in part)
-    return {name: Path(given[name].replace("\0", ":").replace("\\=", "=")) for name in FILES if name in given}
+    arguments = re.split(r"(?<!\\):", endpoint.removeprefix("haproxy:"))[2:]
+    unnamed = zip(FILES, (one for one in arguments if not re.search(r"(?<!\\)=", one)), strict=False)
+    given = dict(unnamed) | dict(one.partition("=")[::2] for one in arguments if re.search(r"(?<!\\)=", one))
+    return {name: Path(re.sub(r"\\(.)", r"\1", given[name])) for name in FILES if name in given}
 
 
 @implementer(IOpenSSLContextFactory)

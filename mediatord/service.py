@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -71,9 +72,10 @@ def _speaks_tls(endpoint: str) -> bool:
 
 def with_backlog(endpoint: str) -> str:
     """An endpoint string that says how many connections may wait to be accepted, where that is its business."""
-    kind = endpoint.removeprefix(_PROXIED).partition(":")[0]
-    says = kind not in ("tcp", "tcp6", "ssl", "unix") or ":backlog=" in endpoint
-    return endpoint if says else f"{endpoint}:backlog={_BACKLOG}"
+    kind, _, *more = re.split(r"(?<!\\):", endpoint.removeprefix(_PROXIED)) + [""]
+    # Arguments without a name may be it, according to their place.
+    is_open = all("=" in one for one in more[:-1]) and ":backlog=" not in endpoint
+    return f"{endpoint}:backlog={_BACKLOG}" if is_open and kind in ("tcp", "tcp6", "ssl", "unix") else endpoint
 
 
 class OrderedService(MultiService):

@@ -16,6 +16,7 @@ from twisted.logger import formatEvent
 from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.certificates import named_files
 from mediatord.config import Config
 from mediatord.identity import Identity
 from mediatord.keyfile import load_keys, retire_keys, rotate_keys
@@ -326,6 +327,15 @@ class CertificateTests(SynchronousTestCase):
         self.used.write_bytes(other.issue("fourth", ["127.0.0.1"]).read_bytes() + other.path.read_bytes())
         self.said(listener, True)
         self.assertEqual(self.chain_shown(listener), ["fourth", "Other"])
+
+    def test_the_files_that_are_named(self) -> None:
+        """As Twisted reads endpoint strings: by name or in order, a backslash before what is meant as it is."""
+        self.assertEqual(
+            named_files(r"haproxy:ssl:443:certKey=/c\:1\=\.pem:privateKey=/k"),
+            {"privateKey": Path("/k"), "certKey": Path("/c:1=.pem")},
+        )
+        self.assertEqual(named_files("ssl:443:/k:/c:interface=x"), {"privateKey": Path("/k"), "certKey": Path("/c")})
+        self.assertEqual(named_files("ssl:443"), {})
 
     def chain_shown(self, listener: Listener) -> list[str]:
         """Common names of all certificates that a connection gets now."""

@@ -173,9 +173,11 @@ class Doors(Service):
     def startService(self) -> None:
         """Open after a while, if that was not done by then."""
         super().startService()
-        if not self._ready:
-            self._hold()
-            self._call = self._clock.callLater(CLOSED, self._open)
+        if self._ready:
+            self._open()
+            return
+        self._hold()
+        self._call = self._clock.callLater(CLOSED, self._open)
 
     def stopService(self) -> None:
         """Stay closed, if they are."""
