@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,17 @@ from twisted.internet.interfaces import IOpenSSLContextFactory
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
+from mediatord.endpoint_strings import PROXIED, take_apart
+
 FILES = ("privateKey", "certKey", "extraCertChain", "dhParameters")
 
 
 def named_files(endpoint: str) -> dict[str, Path]:
     """The files that an `ssl:` endpoint names, by the names in :data:`FILES`."""
-    arguments = re.split(r"(?<!\\):", endpoint.removeprefix("haproxy:"))[2:]
-    unnamed = zip(FILES, (one for one in arguments if not re.search(r"(?<!\\)=", one)), strict=False)
-    given = dict(unnamed) | dict(one.partition("=")[::2] for one in arguments if re.search(r"(?<!\\)=", one))
-    return {name: Path(re.sub(r"\\(.)", r"\1", given[name])) for name in FILES if name in given}
+    _, given, named = take_apart(endpoint.removeprefix(PROXIED))
+    # Without names the port comes first, then key and certificate.
+    found = dict(zip(FILES[:2], given[1:], strict=False)) | named
+    return {name: Path(found[name]) for name in FILES if name in found}
 
 
 @implementer(IOpenSSLContextFactory)

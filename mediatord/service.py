@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -17,10 +16,10 @@ from twisted.logger import Logger
 
 from mediatord.certificates import Certificate
 from mediatord.config import Config
+from mediatord.endpoint_strings import PROXIED, take_apart
 
 _log = Logger()
 
-_PROXIED = "haproxy:"
 # Connections that may wait to be accepted, as they do until the store is open; the kernel has a limit of its own.
 _BACKLOG = 1024
 
@@ -67,15 +66,15 @@ def _why(endpoint: str, error: Exception) -> str:
 
 
 def _speaks_tls(endpoint: str) -> bool:
-    return endpoint.removeprefix(_PROXIED).startswith("ssl:")
+    return endpoint.removeprefix(PROXIED).startswith("ssl:")
 
 
 def with_backlog(endpoint: str) -> str:
     """An endpoint string that says how many connections may wait to be accepted, where that is its business."""
-    kind, _, *more = re.split(r"(?<!\\):", endpoint.removeprefix(_PROXIED)) + [""]
+    kind, given, named = take_apart(endpoint.removeprefix(PROXIED))
     # Arguments without a name may be it, according to their place.
-    is_open = all("=" in one for one in more[:-1]) and ":backlog=" not in endpoint
-    return f"{endpoint}:backlog={_BACKLOG}" if is_open and kind in ("tcp", "tcp6", "ssl", "unix") else endpoint
+    is_open = kind in ("tcp", "tcp6", "ssl", "unix") and len(given) < 2 and "backlog" not in named
+    return f"{endpoint}:backlog={_BACKLOG}" if is_open else endpoint
 
 
 class OrderedService(MultiService):
@@ -188,7 +187,7 @@ class Listener(Service):
     @property
     def is_proxied(self) -> bool:
         """Whether the first line is that of a proxy, about its client."""
-        return self._endpoint.startswith(_PROXIED)
+        return self._endpoint.startswith(PROXIED)
 
     def renew(self) -> bool:
         """

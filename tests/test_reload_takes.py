@@ -335,6 +335,7 @@ class CertificateTests(SynchronousTestCase):
             {"privateKey": Path("/k"), "certKey": Path("/c:1=.pem")},
         )
         self.assertEqual(named_files("ssl:443:/k:/c:interface=x"), {"privateKey": Path("/k"), "certKey": Path("/c")})
+        self.assertEqual(named_files("ssl:443:/k:/c:TLSv1_2_METHOD").keys(), {"privateKey", "certKey"})
         self.assertEqual(named_files("ssl:443"), {})
 
     def chain_shown(self, listener: Listener) -> list[str]:

@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from twisted.internet.endpoints import quoteStringArgument, serverFromString
 
+from mediatord.endpoint_strings import take_apart
 from mediatord.protocol.didcomm.did import did_of, is_did
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -159,8 +160,7 @@ def client_endpoint(listen: str, advertise: str | None) -> str | None:
         match = _HOST_PORT.fullmatch(advertise)
         assert match is not None, "it was checked"
         return _tcp(match[1] or match[2], match[3])
-    kind, _, rest = listen.partition(":")
-    given, named = _arguments(rest)
+    kind, given, named = take_apart(listen)
     if kind == "unix":
         path = named.get("address") or (given[0] if given else "")
         return f"unix:{quoteStringArgument(path)}" if path else None
@@ -176,19 +176,6 @@ def _is_everywhere(interface: str) -> bool:
         return not interface or ip_address(interface).is_unspecified
     except ValueError:  # a name
         return False
-
-
-def _arguments(text: str) -> tuple[list[str], dict[str, str]]:
-    """The arguments of an endpoint string, without its kind: those without names, and those with."""
-    given: list[str] = []
-    named: dict[str, str] = {}
-    for argument in re.split(r"(?<!\\):", text):
-        name, equals, value = argument.partition("=")
-        if equals:
-            named[name] = re.sub(r"\\(.)", r"\1", value)
-        else:
-            given.append(re.sub(r"\\(.)", r"\1", argument))
-    return given, named
 
 
 def _tcp(host: str, port: str) -> str:
