@@ -20,7 +20,7 @@ from mediatord.turns import Turn
 
 _log = Logger()
 
-CHUNK = 500
+CHUNK = 100
 RETRY = 1.0
 # A timer keeps the time that it has left when the clock is set, and what is due then may not wait for that.
 LONGEST_WAIT = 60.0

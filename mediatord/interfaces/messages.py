@@ -9,12 +9,14 @@ from typing import Literal
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
+from mediatord.errors import MediatorError
+
 Form = Literal["json", "base64"]
 Status = Literal["pending", "delivered"]
 Reason = Literal["ttl", "fifo_count", "fifo_bytes"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Payload:
     """
     One opaque message to be queued.
@@ -27,7 +29,7 @@ class Payload:
     form: Form
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deposit:
     """Arguments of one :meth:`IMessageStore.deposit`."""
 
@@ -37,7 +39,7 @@ class Deposit:
     due_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoredMessage:
     """
     A message waiting for its recipient (UC-021 "Message model"). The sender is never kept.
@@ -59,7 +61,7 @@ class StoredMessage:
     due_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Removed:
     """
     A message that left the queue, without its payload.
@@ -113,7 +115,7 @@ class Window:
         return Window(last.at, self.until, last.id)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deposited:
     """What :meth:`IMessageStore.deposit` did: the stored messages in order, and what had to make room."""
 
@@ -224,6 +226,14 @@ class IMessageStore(Interface):
         Fires once everything is durable. `received_at` is the store's clock.
 
         :raise RecipientUnknown: nobody has registered `recipient_did` (an exact match); nothing was stored.
+        """
+
+    def deposit_each(deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
+        """
+        Several deposits that have nothing to do with each other, as :meth:`deposit` each; fires when all are done,
+        with what each of them would fire with, in order: an error in place of what could not be done.
+
+        :raise StoreUnavailable: nothing was stored.
         """
 
     def deposit_all(deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:

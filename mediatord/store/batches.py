@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -50,29 +50,63 @@ class Bounds:
     waiting_bytes: int = 134_217_728
 
 
-@dataclass(eq=False, slots=True)
+class _Answer:
+    """Where the outcomes of operations go that were asked for together: there is one Deferred for all of them."""
+
+    __slots__ = ("deferred", "number", "outcomes")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.outcomes: list[Outcome] = []
+        self.deferred: Deferred[list[Outcome]] = Deferred()
+
+    def settle(self, outcome: Outcome) -> None:
+        """The next of them is done."""
+        self.outcomes.append(outcome)
+        if len(self.outcomes) == self.number:
+            self.deferred.callback(self.outcomes)
+
+
 class _Operation:
-    name: str
-    work: Work
-    size: int
-    since: float
-    answer: Deferred[Any] = field(default_factory=Deferred)
+    __slots__ = ("answer", "name", "since", "size", "work")
+
+    def __init__(self, name: str, work: Work, size: int, since: float, answer: _Answer) -> None:
+        self.name = name
+        self.work = work
+        self.size = size
+        self.since = since
+        self.answer = answer
 
 
 class Batches:
     """
     Collects operations until the end of the reactor's turn, or while a batch is being performed, and has them
     performed together. Their Deferreds fire when the whole batch is done.
+
+    :param gather: seconds for which a batch waits for more at most, as long as every turn brings some, and never for
+        more than an eighth of what the last one took: where the disk is slow, those who have just been answered come
+        back in that time, and one wait for it will do for all.
     """
 
     def __init__(
-        self, thread: ConnectionThread, perform: Perform, clock: IReactorTime, observe: Observer, bounds: Bounds
+        self,
+        thread: ConnectionThread,
+        perform: Perform,
+        clock: IReactorTime,
+        observe: Observer,
+        bounds: Bounds,
+        *,
+        gather: float = 0.0,
     ) -> None:
         self._thread = thread
         self._perform = perform
         self._clock = clock
         self._observe = observe
         self._bounds = bounds
+        self._gather = gather
+        self._took = 0.0
+        self._gathering_until = 0.0
+        self._gathered = 0
         self._waiting: deque[_Operation] = deque()
         self._waiting_bytes = 0
         self._after_batch: Callable[[float], None] | None = None
@@ -81,6 +115,11 @@ class Batches:
         self._drained: Deferred[None] | None = None
         self._quiet_until = 0.0
         self._failed = 0
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many operations wait, and the bytes that they hold on to."""
+        return len(self._waiting), self._waiting_bytes
 
     @property
     def accepting(self) -> bool:
@@ -102,16 +141,25 @@ class Batches:
         :param size: bytes it holds on to while it waits.
         :raise StoreUnavailable: not started, stopped, or too much is waiting already.
         """
-        bounds = self._bounds
+        return self.submit_each(name, [(work, size)]).addCallback(_only)
+
+    def submit_each(self, name: str, works: Sequence[tuple[Work, int]]) -> Deferred[list[Outcome]]:
+        """
+        The same with several, each of which may have another outcome; there is at least one.
+
+        :param works: each with its size.
+        :raise StoreUnavailable: as :meth:`submit`, for all of them.
+        """
+        bounds, size = self._bounds, sum([size for _, size in works])
         full = len(self._waiting) >= bounds.waiting or self._waiting_bytes + size > bounds.waiting_bytes
         if full or not self._accepting:
             return fail(StoreUnavailable())
-        operation = _Operation(name, work, size, self._clock.seconds())
-        self._waiting.append(operation)
+        answer, now = _Answer(len(works)), self._clock.seconds()
+        self._waiting.extend([_Operation(name, work, size, now, answer) for work, size in works])
         self._waiting_bytes += size
         if not self._busy:
             self._schedule()
-        return operation.answer
+        return answer.deferred
 
     def stop(self) -> Deferred[None]:
         """Accept no more; fires when everything that was accepted is done."""
@@ -123,14 +171,26 @@ class Batches:
 
     def _schedule(self) -> None:
         self._busy = True
+        self._gathered = 0
+        if self._gather:
+            self._gathering_until = self._clock.seconds() + min(self._took / 8, self._gather)
         self._clock.callLater(0, self._begin)
 
     def _begin(self) -> None:
+        now = self._clock.seconds()
+        if self._goes_on_gathering(now):
+            self._clock.callLater(0, self._begin)
+            return
         batch = self._next_batch()
         works = [operation.work for operation in batch]
         done = self._thread.run(lambda connection: self._perform(connection, works))
         done.addErrback(self._not_performed, len(batch))
-        done.addCallback(self._finish, batch, self._clock.seconds())
+        done.addCallback(self._finish, batch, now)
+
+    def _goes_on_gathering(self, now: float) -> bool:
+        """Whether the turn has brought more, and there is room and time for more still."""
+        before, self._gathered = self._gathered, len(self._waiting)
+        return before < self._gathered < self._bounds.batch and now < self._gathering_until
 
     def _next_batch(self) -> list[_Operation]:
         """At least one, then as many as fit."""
@@ -155,8 +215,9 @@ class Batches:
 
     def _finish(self, outcomes: list[Outcome], batch: list[_Operation], begun: float) -> None:
         now = self._clock.seconds()
+        self._took = now - begun
         if self._after_batch is not None:
-            self._after_batch(now - begun)
+            self._after_batch(self._took)
         self._report([outcome.cause for outcome in outcomes if outcome.cause is not None], now)
         if outcomes[-1].locked_out:
             # Whoever waits has waited for the same lock, and would wait as long again.
@@ -166,10 +227,7 @@ class Batches:
         if self._waiting:
             self._schedule()
         for operation, outcome in zip(batch, outcomes, strict=True):
-            if outcome.error is None:
-                operation.answer.callback(outcome.value)
-            else:
-                operation.answer.errback(outcome.error)
+            operation.answer.settle(outcome)
         for operation in batch:
             self._observe(operation.name, now - operation.since)
         if self._drained is not None and not self._busy:
@@ -183,3 +241,10 @@ class Batches:
             log_fault(f"operations failed ({self._failed})", faults[0])
             self._quiet_until = now + 1.0
             self._failed = 0
+
+
+def _only(outcomes: list[Outcome]) -> Any:
+    (outcome,) = outcomes
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.value

@@ -9,6 +9,7 @@ from importlib.resources import files
 from math import inf
 from pathlib import Path
 
+from mediatord.store.known_queues import StoreConnection
 from mediatord.store.locking import PATIENCE_SECONDS, begin, patiently
 from mediatord.store.sql_cluster import release_lost
 
@@ -17,7 +18,9 @@ APPLICATION_ID = 0x6D647264
 
 WAL_CAP_BYTES = 67_108_864
 CHECKPOINT_PATIENCE_MS = 5
+_VERSION = 4
 _CACHE_KIB = 32_768
+_READING_CACHE_KIB = 8_192  # for each of the connections that do not write
 _OLDEST_SQLITE = (3, 38, 0)  # the first with JSON in every build; STRICT tables are one older
 
 
@@ -28,7 +31,7 @@ class DatabaseRefused(Exception):
 def schema_steps() -> list[str]:
     """The SQL that leads from each version of the schema to the next, beginning at an empty database."""
     folder = files("mediatord.store")
-    return [folder.joinpath(name).read_text("utf-8") for name in ("schema-1.sql", "schema-2.sql", "schema-3.sql")]
+    return [folder.joinpath(f"schema-{version}.sql").read_text("utf-8") for version in range(1, _VERSION + 1)]
 
 
 def open_database(path: Path, now: float = inf) -> sqlite3.Connection:
@@ -44,6 +47,8 @@ def open_database(path: Path, now: float = inf) -> sqlite3.Connection:
         begin(connection, PATIENCE_SECONDS)
         release_lost(connection, now)
         connection.execute("COMMIT")
+        # Rows refer to others by numbers that were read in the same transaction: it was found out already.
+        connection.execute("PRAGMA foreign_keys = OFF")
     except BaseException:
         connection.close()
         raise
@@ -79,6 +84,7 @@ def connect(path: Path) -> sqlite3.Connection:
         timeout=PATIENCE_SECONDS,
         check_same_thread=False,
         cached_statements=1_024,
+        factory=StoreConnection,
     )
     for pragma in (
         "foreign_keys = ON",
@@ -87,6 +93,7 @@ def connect(path: Path) -> sqlite3.Connection:
         f"journal_size_limit = {WAL_CAP_BYTES}",
         f"cache_size = -{_CACHE_KIB}",
         "temp_store = MEMORY",
+        "secure_delete = FAST",  # what is freed is written again only if it is written anyway
     ):
         connection.execute(f"PRAGMA {pragma}")
     return connection
@@ -95,6 +102,7 @@ def connect(path: Path) -> sqlite3.Connection:
 def connect_for_reading(path: Path) -> sqlite3.Connection:
     """A connection that cannot write."""
     connection = connect(path)
+    connection.execute(f"PRAGMA cache_size = -{_READING_CACHE_KIB}")
     connection.execute("PRAGMA query_only = ON")
     return connection
 
@@ -102,6 +110,7 @@ def connect_for_reading(path: Path) -> sqlite3.Connection:
 def connect_for_checkpoints(path: Path) -> sqlite3.Connection:
     """A connection that gives up quickly, because while it waits for a reader to end nobody can write."""
     connection = connect(path)
+    connection.execute(f"PRAGMA cache_size = -{_READING_CACHE_KIB}")
     connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_PATIENCE_MS}")
     return connection
 

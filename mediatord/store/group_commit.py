@@ -6,7 +6,8 @@ operation is a function of the connection; it has no other effect, so that it ca
 write it may raise a :class:`~mediatord.errors.MediatorError`, which is its answer and nobody else's concern; to
 refuse and keep what it wrote it returns an :class:`Outcome`. Any other failure undoes the transaction, and then each
 of its operations gets one of its own: a bad one does not take the others with it. A work may have a method
-`together(connection, works)`, which does a run of works of its kind at once and returns their outcomes.
+`together(connection, works)`, which does a run of works of its kind at once and returns their outcomes; of a kind are
+works with the same `kind`, and those that have none with others of their type.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from itertools import groupby
 from typing import Any
 
 from mediatord.errors import MediatorError, StoreUnavailable
+from mediatord.store.known_queues import begun, ended
 from mediatord.store.locking import begin, locked_out
 
 Work = Callable[[sqlite3.Connection], Any]
@@ -53,12 +55,15 @@ def commit_together(connection: sqlite3.Connection, works: Sequence[Work], patie
     except sqlite3.Error as error:
         # None of the works is to blame, so there is no point in trying them one by one.
         return [_failed(error) for _ in works]
+    begun(connection)
     try:
         outcomes = attempt_all(connection, works)
         connection.execute("COMMIT")
+        ended(connection, committed=True)
         return outcomes
     except Exception as error:
         _roll_back(connection)
+        ended(connection, committed=False)
         return [_failed(error)] if len(works) == 1 else _commit_each(connection, works, patience)
 
 
@@ -79,7 +84,7 @@ def attempt_all(connection: sqlite3.Connection, works: Sequence[Work]) -> list[O
     are done so.
     """
     outcomes: list[Outcome] = []
-    for _, group in groupby(works, key=type):
+    for _, group in groupby(works, key=_kind):
         run = list(group)
         together = getattr(run[0], "together", None) if len(run) > 1 else None
         if together is None:
@@ -87,6 +92,10 @@ def attempt_all(connection: sqlite3.Connection, works: Sequence[Work]) -> list[O
         else:
             outcomes += together(connection, run)
     return outcomes
+
+
+def _kind(work: Work) -> object:
+    return getattr(work, "kind", None) or type(work)
 
 
 def _attempt(connection: sqlite3.Connection, work: Work) -> Outcome:

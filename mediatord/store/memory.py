@@ -33,6 +33,7 @@ from mediatord.interfaces import (
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
 from mediatord.store.backlog import earliest, together
+from mediatord.store.each import one_by_one
 from mediatord.store.memory_accounts import Accounts
 from mediatord.store.memory_cluster import ClusterContents, MemoryCluster
 from mediatord.store.memory_decentrl import DecentrlContents, MemoryDecentrl
@@ -138,6 +139,9 @@ class MemoryStore:
         deposited = self.deposit_all([Deposit(recipient_did, tuple(payloads), expires_at, due_at)])
         return deposited.addCallback(lambda one: one[0])
 
+    def deposit_each(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
+        return one_by_one(self.deposit, deposits)
+
     def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
         def deposit(contents: _Contents, now: float) -> list[Deposited]:
             queues = [contents.queue_for(one.recipient_did) for one in deposits]
@@ -227,6 +231,13 @@ class MemoryStore:
             return None if holder is None else holder.account.did
 
         return self._answer(owner)
+
+    def held(self) -> tuple[int, int]:
+        return 0, 0
+
+    def owner_at_once(self, recipient_did: str) -> str | None:
+        holder = None if self._contents is None else self._contents.accounts.owner(recipient_did)
+        return None if holder is None else holder.account.did
 
     def update(
         self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int

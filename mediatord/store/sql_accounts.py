@@ -7,6 +7,7 @@ from sqlite3 import Connection
 
 from mediatord.errors import NotEnrolled
 from mediatord.interfaces import Account, Action, UpdateResult
+from mediatord.store.known_queues import forget_queues
 
 
 def account(connection: Connection, did: str) -> Account | None:
@@ -52,6 +53,7 @@ def update(
     account_number = account_id(connection, did)
     if account_number is None:
         raise NotEnrolled()
+    forget_queues(connection)
     return [
         _add(connection, account_number, recipient_did, max_recipients)
         if action == "add"
@@ -77,6 +79,7 @@ def recipients(connection: Connection, did: str, offset: int, limit: int) -> tup
 def move(connection: Connection, prior: str, new: str) -> bool:
     if account_id(connection, prior) is None or account_id(connection, new) is not None or _retired(connection, new):
         return False
+    forget_queues(connection)
     connection.execute("UPDATE account SET did = ? WHERE did = ?", (new, prior))
     connection.execute("INSERT INTO retired (did) VALUES (?)", (prior,))
     return True

@@ -24,7 +24,8 @@ _SHOWN = "+m.expires_at > ? AND (+m.due_at IS NULL OR +m.due_at <= ?)"
 _FIND = f"FROM message m WHERE {_SHOWN} AND m.id IN ({{}})"
 # CROSS JOIN, because the order of the tables is never to be chosen otherwise.
 _ARRIVED = """
-    SELECT m.id, a.did, m.received_at FROM account a CROSS JOIN message m ON m.account_id = a.id AND m.seq >= ?
+    SELECT m.id, a.did, m.received_at FROM account a CROSS JOIN queue q ON q.account_id = a.id
+        CROSS JOIN message m ON m.recipient_id = q.recipient_id AND m.seq >= ?
     WHERE +m.due_at IS NULL AND m.received_at < ? AND (m.received_at > ? OR m.received_at = ? AND +m.id > ?)
         AND a.did IN ({{}})
     ORDER BY m.received_at, m.id LIMIT {limit}

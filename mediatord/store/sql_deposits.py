@@ -1,38 +1,99 @@
 """
-Many deposits in few statements.
+Many deposits, acknowledgements and marks in few statements.
 
 SQLite gives the interpreter's lock back at every step of a statement, and has it again when the reactor lets it: what
-a deposit costs is mostly the number of steps. Deposits that stand next to each other in a batch share a statement
-that looks up their queues and another one that inserts their messages.
+a deposit costs is mostly the number of steps. Deposits, removals and marks that stand next to each other in a batch
+share a statement that deletes, one that inserts, one that marks and one that counts; what comes of them is what would
+have come of one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
 
 from mediatord.errors import RecipientUnknown
-from mediatord.interfaces import Deposited, Payload, QueueLimits
+from mediatord.interfaces import Deposited, Payload, QueueLimits, Removed
 from mediatord.store.group_commit import Outcome, Work
-from mediatord.store.sql_messages import Deposit, Queue, deposit, find_queues, insert_all
+from mediatord.store.known_queues import Queue, known_queues
+from mediatord.store.sql_messages import (
+    Deposit,
+    Waiting,
+    delete,
+    deposit,
+    deposit_in,
+    find_waiting,
+    insert_all,
+    mark_delivered,
+)
+from mediatord.store.sql_queue_counts import Counts
+
+# What the works of this module have in common: they are done together.
+TRAFFIC = "traffic"
 
 
-@dataclass(frozen=True, slots=True)
 class Depositing:
     """A deposit as an operation of a batch."""
 
-    order: Deposit
-    limits: QueueLimits
+    kind = TRAFFIC
+    __slots__ = ("limits", "order")
+
+    def __init__(self, order: Deposit, limits: QueueLimits) -> None:
+        self.order = order
+        self.limits = limits
 
     def __call__(self, connection: Connection) -> Deposited:
         """By itself; see :func:`~mediatord.store.sql_messages.deposit`."""
         return deposit(connection, self.limits, self.order)
 
     def together(self, connection: Connection, works: Sequence[Work]) -> list[Outcome]:
-        """This one and the deposits after it."""
-        run = _Run(connection, self.limits, [work.order for work in works if isinstance(work, Depositing)])
-        return run.outcomes()
+        """This one and the deposits, removals and marks after it."""
+        return _Run(connection, works).outcomes()
+
+
+class Removing:
+    """
+    The removal of messages as an operation of a batch.
+
+    :param ids: of messages.
+    :param account: the only one whose messages count, in order of arrival; None for anybody's, in this order.
+    """
+
+    kind = TRAFFIC
+    __slots__ = ("account", "ids")
+
+    def __init__(self, ids: Iterable[str], account: str | None) -> None:
+        self.ids = tuple(dict.fromkeys(ids))
+        self.account = account
+
+    def __call__(self, connection: Connection) -> list[Removed]:
+        """By itself."""
+        (outcome,) = _Run(connection, [self]).outcomes()
+        removed: list[Removed] = outcome.value
+        return removed
+
+    def together(self, connection: Connection, works: Sequence[Work]) -> list[Outcome]:
+        """This one and the deposits, removals and marks after it."""
+        return _Run(connection, works).outcomes()
+
+
+class Marking:
+    """A mark that messages were pushed as an operation of a batch."""
+
+    kind = TRAFFIC
+    __slots__ = ("ids", "node")
+
+    def __init__(self, ids: Iterable[str], node: str) -> None:
+        self.ids = tuple(dict.fromkeys(ids))
+        self.node = node
+
+    def __call__(self, connection: Connection) -> None:
+        """By itself."""
+        mark_delivered(connection, self.ids, self.node)
+
+    def together(self, connection: Connection, works: Sequence[Work]) -> list[Outcome]:
+        """This one and the deposits, removals and marks after it."""
+        return _Run(connection, works).outcomes()
 
 
 def deposit_all(connection: Connection, limits: QueueLimits, orders: Sequence[Deposit]) -> list[Deposited]:
@@ -41,46 +102,100 @@ def deposit_all(connection: Connection, limits: QueueLimits, orders: Sequence[De
 
     :raise RecipientUnknown: nobody has registered one of the DIDs.
     """
-    dids = {order.recipient_did for order in orders}
-    if len(find_queues(connection, dids)) < len(dids):
+    dids = list(dict.fromkeys([order.recipient_did for order in orders]))
+    if len(known_queues(connection).find(connection, dids)) < len(dids):
         raise RecipientUnknown()
     return [deposit(connection, limits, order) for order in orders]
 
 
 class _Run:
-    """Deposits in a row, with what is known of their queues."""
+    """Deposits and removals in a row, with what is known of their queues."""
 
-    def __init__(self, connection: Connection, limits: QueueLimits, orders: Sequence[Deposit]) -> None:
+    def __init__(self, connection: Connection, works: Sequence[Work]) -> None:
         self._connection = connection
-        self._limits = limits
-        self._orders = orders
-        self._queues = find_queues(connection, {order.recipient_did for order in orders})
+        self._works = works
+        dids = dict.fromkeys([work.order.recipient_did for work in works if isinstance(work, Depositing)])
+        ids = dict.fromkeys([id_ for work in works if isinstance(work, Removing) for id_ in work.ids])
+        self._known = known_queues(connection)
+        self._queues = self._known.find(connection, list(dids)) if dids else {}
+        self._waiting = find_waiting(connection, self._known, list(ids)) if ids else {}
+        self._counts = Counts()
         self._rows: list[tuple[Queue, Deposit, Payload]] = []
+        self._gone: list[Waiting] = []
+        self._marks: dict[str, dict[str, None]] = {}
+        self._brought: set[str] | None = None
 
     def outcomes(self) -> list[Outcome]:
         """What became of each, in order."""
-        outcomes = [self._deposit(order) for order in self._orders]
-        self._insert()
+        outcomes = [self._do(work) for work in self._works]
+        self._flush()
+        self._counts.write(self._connection)
         return outcomes
 
-    def _deposit(self, order: Deposit) -> Outcome:
+    def _do(self, work: Work) -> Outcome:
+        if isinstance(work, Depositing):
+            return self._deposit(work)
+        if isinstance(work, Removing):
+            return self._remove(work)
+        assert isinstance(work, Marking)
+        return self._mark(work)
+
+    def _deposit(self, work: Depositing) -> Outcome:
+        order, limits = work.order, work.limits
         queue = self._queues.get(order.recipient_did)
         if queue is None:
             return Outcome(error=RecipientUnknown())
-        grown = queue.grown(order.payloads)
-        if grown.messages > self._limits.max_messages or grown.size > self._limits.max_bytes:
-            return Outcome(self._deposit_alone(order))
-        self._queues[order.recipient_did] = grown
-        self._rows += [(queue, order, payload) for payload in order.payloads]
+        payloads = order.payloads
+        size = order.size
+        if queue.messages + len(payloads) > limits.max_messages or queue.size + size > limits.max_bytes:
+            # What came before is inserted first, so that the order is kept.
+            self._flush()
+            deposited = deposit_in(self._connection, limits, queue, order, self._counts)
+            for one in deposited.evicted:
+                self._waiting.pop(one.id, None)
+            return Outcome(deposited)
+        self._counts.add(queue, len(payloads), size)
+        for payload in payloads:
+            self._rows.append((queue, order, payload))
         return Outcome(order.deposited(queue.account))
 
-    def _deposit_alone(self, order: Deposit) -> Deposited:
-        """Where something has to make room; what came before is inserted first, so that the order is kept."""
-        self._insert()
-        deposited = deposit(self._connection, self._limits, order)
-        self._queues |= find_queues(self._connection, {order.recipient_did})
-        return deposited
+    def _remove(self, work: Removing) -> Outcome:
+        self._look_again(work)
+        found = [self._waiting[id_] for id_ in work.ids if id_ in self._waiting]
+        if work.account is not None:
+            found = sorted([one for one in found if one.queue.account == work.account], key=lambda one: one.seq)
+        for one in found:
+            del self._waiting[one.id]
+            self._counts.add(one.queue, -1, -one.size)
+        self._gone += found
+        return Outcome([one.removed() for one in found])
 
-    def _insert(self) -> None:
-        insert_all(self._connection, self._rows)
-        self._rows = []
+    def _mark(self, work: Marking) -> Outcome:
+        if any(not marked.keys().isdisjoint(work.ids) for marked in self._marks.values()):
+            self._flush()  # one update changes a message once
+        for id_ in work.ids:
+            if id_ in self._waiting:
+                self._waiting[id_].pushes += 1
+        self._marks.setdefault(work.node, {}).update(dict.fromkeys(work.ids))
+        return Outcome()
+
+    def _look_again(self, work: Removing) -> None:
+        """It may be for what this run has deposited."""
+        unknown = [id_ for id_ in work.ids if id_ not in self._waiting]
+        if not unknown:
+            return
+        if self._brought is None:
+            orders = [work.order for work in self._works if isinstance(work, Depositing)]
+            self._brought = {payload.id for order in orders for payload in order.payloads}
+        if not self._brought.isdisjoint(unknown):
+            self._flush()
+            self._waiting |= find_waiting(self._connection, self._known, work.ids)
+
+    def _flush(self) -> None:
+        gone, self._gone = self._gone, []
+        rows, self._rows = self._rows, []
+        delete(self._connection, gone)
+        insert_all(self._connection, rows)
+        marks, self._marks = self._marks, {}
+        for node, ids in marks.items():
+            mark_delivered(self._connection, ids, node)

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import islice
 from sqlite3 import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 from mediatord.errors import RecipientUnknown
 from mediatord.interfaces import Deposited, Payload, QueueLimits, Reason, Removed, StoredMessage
-from mediatord.store.sql_accounts import account_id
+from mediatord.store.known_queues import KnownQueues, Queue, known_queues
 from mediatord.store.sql_cluster import NO_NODE, enter_node
-from mediatord.store.sql_rows import gather_in
+from mediatord.store.sql_queue_counts import Counts
+from mediatord.store.sql_rows import change_in, gather, gather_in, insert_rows
 
-# CROSS JOIN, because the order of the tables is never to be chosen otherwise.
-_REMOVED = """
-    SELECT m.seq, m.id, r.did, a.did, m.size, m.received_at, m.pushes
-    FROM message m CROSS JOIN recipient r ON r.id = m.recipient_id CROSS JOIN account a ON a.id = m.account_id
-"""
-_DELETE = "DELETE FROM message WHERE seq = ?"
-_DIGEST = re.compile("[0-9a-f]{64}")
-_DIGESTS_AT_A_TIME = 500
 _INSERT = """
-    INSERT INTO message (
+    INSERT OR ROLLBACK INTO message (
         id, recipient_id, account_id, form, size, received_at, expires_at, due_at, digest_head, digest, payload
     )
 """
-_ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_ROWS_AT_A_TIME = 64
+# A time in two numbers, because JSON would round it.
+_COLUMNS = """
+    seq, id, recipient_id, size, CAST(received_at AS INTEGER), received_at - CAST(received_at AS INTEGER), pushes
+"""
+_PARTS = "seq, id, recipient_id, size, received_at, pushes"
+_EXPIRED = f"FROM (SELECT {_PARTS} FROM message WHERE expires_at <= ? ORDER BY expires_at, seq LIMIT ?) some"
+_OLDEST = f"FROM (SELECT {_PARTS} FROM message WHERE recipient_id = ? AND seq > ? ORDER BY seq LIMIT ?) some"
+_OLDEST_AT_A_TIME = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deposit:
     """What is to be queued for whom."""
 
@@ -44,38 +40,51 @@ class Deposit:
     expires_at: float
     due_at: float | None
 
-    def stored(self, payload: Payload, account: str) -> StoredMessage:
-        return StoredMessage(
-            id=payload.id,
-            recipient_did=self.recipient_did,
-            account=account,
-            payload=payload.data,
-            form=payload.form,
-            received_at=self.now,
-            expires_at=self.expires_at,
-            due_at=self.due_at,
-        )
+    @property
+    def size(self) -> int:
+        """Bytes of all payloads."""
+        if len(self.payloads) == 1:
+            return len(self.payloads[0].data)
+        return sum([len(payload.data) for payload in self.payloads])
 
     def deposited(self, account: str, evicted: Iterable[Removed] = ()) -> Deposited:
-        return Deposited(tuple([self.stored(payload, account) for payload in self.payloads]), tuple(evicted))
+        if len(self.payloads) == 1:
+            return Deposited((self._stored(self.payloads[0], account),), tuple(evicted))
+        return Deposited(tuple([self._stored(payload, account) for payload in self.payloads]), tuple(evicted))
+
+    def _stored(self, payload: Payload, account: str) -> StoredMessage:
+        return StoredMessage(
+            payload.id,
+            self.recipient_did,
+            account,
+            payload.data,
+            payload.form,
+            self.now,
+            self.expires_at,
+            "pending",
+            self.due_at,
+        )
 
     def oversize(self, payload: Payload, account: str) -> Removed:
         return Removed(payload.id, self.recipient_did, account, len(payload.data), self.now, 0, "fifo_bytes")
 
 
-class Queue(NamedTuple):
-    """Where a deposit goes, and what waits there."""
+class Waiting:
+    """A message that is to go: its row without the payload, and its queue."""
 
-    recipient_id: int
-    account_id: int
-    account: str
-    messages: int
-    size: int
+    __slots__ = ("id", "pushes", "queue", "received_at", "seq", "size")
 
-    def grown(self, payloads: Sequence[Payload]) -> Queue:
-        """The same with these in it."""
-        size = sum([len(payload.data) for payload in payloads])
-        return self._replace(messages=self.messages + len(payloads), size=self.size + size)
+    def __init__(self, queue: Queue, seq: int, id: str, size: int, received_at: float, pushes: int) -> None:
+        self.queue = queue
+        self.seq = seq
+        self.id = id
+        self.size = size
+        self.received_at = received_at
+        self.pushes = pushes
+
+    def removed(self, reason: Reason | None = None) -> Removed:
+        queue = self.queue
+        return Removed(self.id, queue.did, queue.account, self.size, self.received_at, self.pushes, reason)
 
 
 def deposit(connection: Connection, limits: QueueLimits, order: Deposit) -> Deposited:
@@ -84,20 +93,28 @@ def deposit(connection: Connection, limits: QueueLimits, order: Deposit) -> Depo
 
     :raise RecipientUnknown: nobody has registered the DID.
     """
-    queue = find_queues(connection, {order.recipient_did}).get(order.recipient_did)
+    counts = Counts()
+    queue = known_queues(connection).find(connection, [order.recipient_did]).get(order.recipient_did)
     if queue is None:
         raise RecipientUnknown()
+    deposited = deposit_in(connection, limits, queue, order, counts)
+    counts.write(connection)
+    return deposited
+
+
+def deposit_in(
+    connection: Connection, limits: QueueLimits, queue: Queue, order: Deposit, counts: Counts
+) -> Deposited:
+    """As :func:`deposit`, for a queue whose messages are all in the table; what changed is in `counts`."""
     fitting = [payload for payload in order.payloads if len(payload.data) <= limits.max_bytes]
-    _, _, _, messages, size = queue.grown(fitting)
-    evicted: list[Removed] = []
-    victims: list[tuple[int]] = []
-    if messages > limits.max_messages or size > limits.max_bytes:
-        for seq, removed in _victims(connection, limits, queue.recipient_id, messages, size):
-            victims.append((seq,))
-            evicted.append(removed)
+    size = sum([len(payload.data) for payload in fitting])
+    victims = _victims(connection, limits, queue, len(fitting), size)
     insert_all(connection, [(queue, order, payload) for payload in fitting])
-    if victims:
-        connection.executemany(_DELETE, victims)
+    delete(connection, [one for one, _ in victims])
+    for one, _ in victims:
+        counts.add(one.queue, -1, -one.size)
+    counts.add(queue, len(fitting), size)
+    evicted = [one.removed(reason) for one, reason in victims]
     if len(fitting) < len(order.payloads):
         evicted += [order.oversize(p, queue.account) for p in order.payloads if len(p.data) > limits.max_bytes]
     return order.deposited(queue.account, evicted)
@@ -105,135 +122,120 @@ def deposit(connection: Connection, limits: QueueLimits, order: Deposit) -> Depo
 
 def mark_delivered(connection: Connection, ids: Iterable[str], node: str = "") -> None:
     number = enter_node(connection, node) if node else NO_NODE
-    connection.executemany(
-        "UPDATE message SET delivered = ?, pushes = pushes + 1 WHERE id = ?",
-        [(number, id) for id in dict.fromkeys(ids)],
-    )
+    marking = "UPDATE message SET delivered = ?, pushes = pushes + 1 WHERE id IN ({})"
+    change_in(connection, marking, list(dict.fromkeys(ids)), number)
 
 
 def mark_pending(connection: Connection, ids: Iterable[str]) -> list[str]:
-    pending = "UPDATE message SET delivered = 0 WHERE id = ? AND +delivered > 0"
-    return [id for id in dict.fromkeys(ids) if connection.execute(pending, (id,)).rowcount]
+    wanted = list(dict.fromkeys(ids))
+    rows = gather_in(connection, "id", "FROM message WHERE id IN ({}) AND +delivered > 0", wanted)
+    delivered = {id for (id,) in rows}
+    pending = [id for id in wanted if id in delivered]
+    change_in(connection, "UPDATE message SET delivered = 0 WHERE id IN ({})", pending)
+    return pending
 
 
 def remove(connection: Connection, ids: Iterable[str]) -> list[Removed]:
     """Remove by id, whoever it belongs to."""
-    query = f"{_REMOVED} WHERE m.id = ?"
-    rows = [connection.execute(query, (id,)).fetchone() for id in dict.fromkeys(ids)]
-    return _remove(connection, [row for row in rows if row is not None], None)
-
-
-def acknowledge(connection: Connection, account: str, ids: Iterable[str]) -> list[Removed]:
-    """Remove by id or by digest from one account; what is removed comes in order of arrival."""
-    account_number = account_id(connection, account)
-    if account_number is None:
-        return []
     wanted = list(dict.fromkeys(ids))
-    mine = "SELECT seq FROM message WHERE id = ? AND +account_id = ?"
-    found = (connection.execute(mine, (id, account_number)).fetchone() for id in wanted)
-    seqs = {row[0] for row in found if row is not None}
-    seqs |= set(_with_digest(connection, account_number, wanted))
-    rows = [connection.execute(f"{_REMOVED} WHERE m.seq = ?", (seq,)).fetchone() for seq in sorted(seqs)]
-    return _remove(connection, rows, None)
+    found = find_waiting(connection, known_queues(connection), wanted)
+    return take_out(connection, [found[id] for id in wanted if id in found])
 
 
-def expire(connection: Connection, now: float, limit: int) -> list[Removed]:
-    query = f"{_REMOVED} WHERE m.expires_at <= ? ORDER BY m.expires_at, m.seq LIMIT ?"
-    return _remove(connection, connection.execute(query, (now, max(limit, 0))).fetchall(), "ttl")
+def expire(connection: Connection, now: float, limit: int, max_bytes: int) -> list[Removed]:
+    """The first that have expired, as many as fit in `max_bytes`, but at least one."""
+    rows = gather(connection, _COLUMNS, _EXPIRED, (now, max(limit, 0)))
+    fitting: list[list[Any]] = []
+    for row in rows:
+        max_bytes -= row[3]
+        if fitting and max_bytes < 0:
+            break
+        fitting.append(row)
+    return take_out(connection, _read(connection, known_queues(connection), fitting), "ttl")
 
 
-def find_queues(connection: Connection, recipient_dids: Collection[str]) -> dict[str, Queue]:
-    """The queues of those DIDs that somebody has registered."""
-    rows = gather_in(
-        connection,
-        "r.did, r.id, a.id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0)",
-        """
-        FROM recipient r CROSS JOIN account a ON a.id = r.account_id
-        LEFT JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
-        WHERE r.did IN ({}) AND r.registered IS NOT NULL
-        """,
-        list(recipient_dids),
-    )
-    return {row[0]: Queue(*row[1:]) for row in rows}
+def find_waiting(connection: Connection, known: KnownQueues, ids: Sequence[str]) -> dict[str, Waiting]:
+    """What there is with these ids."""
+    rows = gather_in(connection, _COLUMNS, "FROM message WHERE id IN ({})", ids)
+    return {one.id: one for one in _read(connection, known, rows)}
 
 
-def _victims(
-    connection: Connection, limits: QueueLimits, recipient_id: int, messages: int, size: int
-) -> Iterator[tuple[int, Removed]]:
-    """The oldest with their places, until a queue of so many messages and bytes is within its limits."""
-    query = f"{_REMOVED} WHERE m.recipient_id = ? ORDER BY m.seq"
-    with closing(connection.execute(query, (recipient_id,))) as rows:
-        for row in rows:
-            if messages > limits.max_messages:
-                yield row[0], _removed(row, "fifo_count")
-            elif size > limits.max_bytes:
-                yield row[0], _removed(row, "fifo_bytes")
-            else:
-                return
-            messages -= 1
-            size -= row[4]
+def take_out(connection: Connection, messages: Sequence[Waiting], reason: Reason | None = None) -> list[Removed]:
+    """Delete them and count them out."""
+    counts = Counts()
+    removed = [one.removed(reason) for one in messages]
+    delete(connection, messages)
+    for one in messages:
+        counts.add(one.queue, -1, -one.size)
+    counts.write(connection)
+    return removed
+
+
+def delete(connection: Connection, messages: Sequence[Waiting]) -> None:
+    """Delete them; whoever does that counts them out."""
+    change_in(connection, "DELETE FROM message WHERE seq IN ({})", [one.seq for one in messages])
 
 
 def insert_all(connection: Connection, rows: Sequence[tuple[Queue, Deposit, Payload]]) -> None:
     """Append messages in this order, where there is room for them."""
-    for start in range(0, len(rows), _ROWS_AT_A_TIME):
-        some = rows[start : start + _ROWS_AT_A_TIME]
-        values = ",".join([_ROW] * len(some))
-        connection.execute(f"{_INSERT} VALUES {values}", [value for row in some for value in _values(*row)])
+    insert_rows(connection, _INSERT, [_values(*row) for row in rows])
+
+
+def _victims(
+    connection: Connection, limits: QueueLimits, queue: Queue, messages: int, size: int
+) -> list[tuple[Waiting, Reason]]:
+    """The oldest, until so many messages of so many bytes fit beside the rest."""
+    messages += queue.messages
+    size += queue.size
+    victims: list[tuple[Waiting, Reason]] = []
+    after = -1
+    while messages > limits.max_messages or size > limits.max_bytes:
+        number = max(messages - limits.max_messages, 1 if size <= limits.max_bytes else _OLDEST_AT_A_TIME)
+        rows = gather(connection, _COLUMNS, _OLDEST, (queue.recipient_id, after, number))
+        if not rows:
+            break
+        for row in rows:
+            if messages > limits.max_messages:
+                reason: Reason = "fifo_count"
+            elif size > limits.max_bytes:
+                reason = "fifo_bytes"
+            else:
+                break
+            victims.append((_waiting(queue, row), reason))
+            messages -= 1
+            size -= row[3]
+        after = rows[-1][0]
+    return victims
+
+
+def _read(connection: Connection, known: KnownQueues, rows: Sequence[list[Any]]) -> list[Waiting]:
+    queues = known.numbered(connection, [row[2] for row in rows])
+    return [_waiting(queues[row[2]], row) for row in rows]
+
+
+def _waiting(queue: Queue, row: list[Any]) -> Waiting:
+    seq, id_, _, size, seconds, fraction, pushes = row
+    return Waiting(queue, seq, id_, size, seconds + fraction, pushes)
 
 
 def _values(queue: Queue, order: Deposit, payload: Payload) -> tuple[Any, ...]:
-    digest = sha256(payload.data).digest()
+    data = payload.data
+    digest = sha256(data).digest()
     return (
         payload.id,
         queue.recipient_id,
         queue.account_id,
         payload.form,
-        len(payload.data),
+        len(data),
         order.now,
         order.expires_at,
         order.due_at,
-        _head(digest),
+        head(digest),
         digest,
-        payload.data,
+        data,
     )
 
 
-def _marks(number: int) -> str:
-    return ",".join("?" * number)
-
-
-def _with_digest(connection: Connection, account_number: int, ids: Iterable[str]) -> Iterator[int]:
-    """The places of those messages of an account whose payload has one of these digests."""
-    digests = (bytes.fromhex(id) for id in ids if _DIGEST.fullmatch(id))
-    while some := set(islice(digests, _DIGESTS_AT_A_TIME)):
-        marks = _marks(len(some))
-        rows = connection.execute(
-            f"""
-            SELECT seq, digest FROM message
-            WHERE account_id = ? AND digest_head IN ({marks})
-            """,
-            (account_number, *map(_head, some)),
-        )
-        yield from (seq for seq, digest in rows if digest in some)
-
-
-def _head(digest: bytes) -> int:
+def head(digest: bytes) -> int:
+    """What stands for a digest in the index."""
     return int.from_bytes(digest[:8], "big", signed=True)
-
-
-def _remove(connection: Connection, rows: Sequence[tuple[Any, ...]], reason: Reason | None) -> list[Removed]:
-    connection.executemany(_DELETE, [(row[0],) for row in rows])
-    return [_removed(row, reason) for row in rows]
-
-
-def _removed(row: tuple[Any, ...], reason: Reason | None) -> Removed:
-    return Removed(
-        id=row[1],
-        recipient_did=row[2],
-        account=row[3],
-        size=row[4],
-        received_at=row[5],
-        pushes=row[6],
-        reason=reason,
-    )

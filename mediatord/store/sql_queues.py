@@ -1,15 +1,17 @@
 """
 Reading what waits, in SQL; each function runs inside a transaction of the caller.
 
-A message is visible from when it is due until it expires. Counters of all that waits are kept by the triggers of
-the schema; what is not visible is counted apart and taken off, so nothing here grows with the length of a queue.
+A message is visible from when it is due until it expires. Counters of all that waits are kept by those who change it;
+what is not visible is counted apart and taken off, so nothing here grows with the length of a queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
 from sqlite3 import Connection
 from typing import Any
 
@@ -18,6 +20,9 @@ from mediatord.store.sql_accounts import account_id
 from mediatord.store.sql_rows import VALUES_AT_A_TIME, marks_clause, pieces
 from mediatord.store.texts import is_storable
 from mediatord.store.waiting import both
+
+# Of each of several recipients of an account, when their messages are brought into one order.
+_MERGED_AT_A_TIME = 32
 
 # CROSS JOIN, because the order of the tables is never to be chosen otherwise.
 _MESSAGE = """
@@ -67,11 +72,11 @@ class _Scope:
     """
     The messages of an account, or of one of its recipients.
 
-    :param lane: the condition that finds them in order of arrival.
+    :param recipients: numbers of those whose queue is not empty.
     :param part: the condition that finds them in an index, or in the queue table, that begins with the account.
     """
 
-    lane: str
+    recipients: Sequence[int]
     part: str
     parameters: dict[str, Any]
 
@@ -85,14 +90,47 @@ def fetch(
         return []
     found: list[StoredMessage] = []
     size = 0
-    query = f"{_MESSAGE} WHERE {scope.lane} AND {_VISIBLE} ORDER BY m.seq LIMIT :limit"
-    with closing(connection.execute(query, {**scope.parameters, "limit": max(limit, 0)})) as rows:
+    with closing(_visible_rows(connection, scope.recipients, now, max(limit, 0))) as rows:
         for row in rows:
             size += len(row[3])
             if found and size > max_bytes:
                 break
             found.append(_stored(row))
     return found
+
+
+def _visible_rows(
+    connection: Connection, recipients: Sequence[int], now: float, limit: int
+) -> Generator[tuple[Any, ...], None, None]:
+    """The first visible messages of some recipients in order of arrival."""
+    if len(recipients) == 1:
+        (recipient,) = recipients
+        query = f"{_MESSAGE} WHERE m.recipient_id = :recipient AND {_VISIBLE} ORDER BY m.seq LIMIT :limit"
+        with closing(connection.execute(query, {"recipient": recipient, "now": now, "limit": limit})) as rows:
+            yield from rows
+        return
+    with ExitStack() as stack:
+        lanes = [stack.enter_context(closing(_visible_seqs(connection, one, now, limit))) for one in recipients]
+        for seq in islice(merge(*lanes), limit):
+            yield connection.execute(f"{_MESSAGE} WHERE m.seq = ?", (seq,)).fetchone()
+
+
+def _visible_seqs(connection: Connection, recipient: int, now: float, limit: int) -> Generator[int, None, None]:
+    """A few at a time, since those of another recipient may be older."""
+    after = -1
+    query = f"""
+        SELECT m.seq FROM message m WHERE m.recipient_id = :recipient AND m.seq > :after AND {_VISIBLE}
+        ORDER BY m.seq LIMIT :some
+    """
+    while limit > 0:
+        some = min(limit, _MERGED_AT_A_TIME)
+        parameters = {"recipient": recipient, "after": after, "now": now, "some": some}
+        seqs = [seq for (seq,) in connection.execute(query, parameters)]
+        yield from seqs
+        if len(seqs) < some:
+            return
+        after = seqs[-1]
+        limit -= some
 
 
 def read_messages(connection: Connection, seqs: Sequence[int]) -> list[StoredMessage]:
@@ -122,13 +160,17 @@ def status(connection: Connection, account: str, recipient_did: str | None, now:
     )
     if all_messages == expired + held:
         return QueueStatus(0, 0)
-    end = f"SELECT m.received_at FROM message m WHERE {scope.lane} AND {_VISIBLE} ORDER BY m.seq"
-    return QueueStatus(
-        all_messages - expired - held,
-        all_bytes - expired_bytes - held_bytes,
-        ask(f"{end} LIMIT 1")[0],
-        ask(f"{end} DESC LIMIT 1")[0],
+    end = f"SELECT m.seq FROM message m WHERE m.recipient_id = q.recipient_id AND {_VISIBLE} ORDER BY m.seq"
+    ends = (
+        f"SELECT min(({end} LIMIT 1)), max(({end} DESC LIMIT 1)) FROM queue q WHERE {scope.part.replace('m.', 'q.')}"
     )
+    oldest, newest = (_received_at(connection, seq) for seq in ask(ends))
+    return QueueStatus(all_messages - expired - held, all_bytes - expired_bytes - held_bytes, oldest, newest)
+
+
+def _received_at(connection: Connection, seq: int) -> float:
+    ((time,),) = connection.execute("SELECT received_at FROM message WHERE seq = ?", (seq,)).fetchall()
+    return float(time)
 
 
 def next_due(connection: Connection, now: float) -> float | None:
@@ -187,8 +229,8 @@ def _scope(connection: Connection, account: str, recipient_did: str | None, now:
     if account_number is None:
         return None
     if recipient_did is None:
-        mine = "m.account_id = :account"
-        return _Scope(mine, mine, {"account": account_number, "now": now})
+        rows = connection.execute("SELECT recipient_id FROM queue WHERE account_id = ?", (account_number,))
+        return _Scope([id for (id,) in rows], "m.account_id = :account", {"account": account_number, "now": now})
     # Each half has an index of its own; at most one of them finds something.
     row = connection.execute(
         """
@@ -200,7 +242,7 @@ def _scope(connection: Connection, account: str, recipient_did: str | None, now:
     if row is None:
         return None
     return _Scope(
-        "m.recipient_id = :recipient",
+        [row[0]],
         "m.account_id = :account AND m.recipient_id = :recipient",
         {"account": account_number, "recipient": row[0], "now": now},
     )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from sqlite3 import Connection
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.errors import RecipientUnknown, StoreUnavailable
+from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
 from mediatord.interfaces import (
     Account,
     Action,
@@ -38,11 +39,13 @@ from mediatord.store import (
     sql_backlog,
     sql_contracts,
     sql_deposits,
+    sql_digests,
     sql_messages,
     sql_nonces,
     sql_queues,
 )
 from mediatord.store.batches import Observer, unobserved
+from mediatord.store.group_commit import Outcome
 from mediatord.store.owners import CAPACITY, Owners
 from mediatord.store.sqlite_cluster import SQLiteCluster
 from mediatord.store.sqlite_decentrl import SQLiteDecentrl, slice_bytes
@@ -50,6 +53,11 @@ from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
 from mediatord.store.texts import storable
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+# Of messages that go in one transaction because they have expired: nobody can write meanwhile.
+EXPIRED_AT_A_TIME = 64
+EXPIRED_BYTES = 1_048_576
 
 
 @implementer(IStore)
@@ -79,7 +87,9 @@ class SQLiteStore:
         self._limits = limits
         self._max_nonces = tuning.max_nonces
         self._file = SQLiteFile(path, clock, runners, observe, tuning)
-        self._owners = Owners(0 if shared else CAPACITY)
+        capacity = 0 if shared else CAPACITY
+        self._owners: Owners[str] = Owners(capacity)
+        self._accounts: Owners[Account] = Owners(capacity, length=lambda account: len(account.did))
         self._write = self._file.write
         self._read = self._file.read
         self._decentrl = SQLiteDecentrl(self._file, clock, caps, tuning.max_nonces)
@@ -107,16 +117,23 @@ class SQLiteStore:
         due_at: float | None = None,
     ) -> Deferred[Deposited]:
         order = sql_messages.Deposit(recipient_did, tuple(payloads), self._clock.seconds(), expires_at, due_at)
-        size = sum(len(payload.data) for payload in payloads)
-        deposited = self._write("deposit", sql_deposits.Depositing(order, self._limits), size)
+        deposited = self._write("deposit", sql_deposits.Depositing(order, self._limits), order.size)
         return deposited.addErrback(self._not_deposited, recipient_did)
+
+    def deposit_each(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
+        now, limits = self._clock.seconds(), self._limits
+        orders = [
+            sql_messages.Deposit(one.recipient_did, one.payloads, now, one.expires_at, one.due_at) for one in deposits
+        ]
+        works = [(sql_deposits.Depositing(order, limits), order.size) for order in orders]
+        return self._file.write_each("deposit", works).addCallback(self._deposited, deposits)
 
     def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
         now = self._clock.seconds()
         orders = [
             sql_messages.Deposit(one.recipient_did, one.payloads, now, one.expires_at, one.due_at) for one in deposits
         ]
-        size = sum(len(payload.data) for one in deposits for payload in one.payloads)
+        size = sum([order.size for order in orders])
         deposited = self._write("deposit", lambda c: sql_deposits.deposit_all(c, self._limits, orders), size)
         for one in deposits:
             deposited.addErrback(self._not_deposited, one.recipient_did)
@@ -144,24 +161,26 @@ class SQLiteStore:
         return self._read("arrived", lambda c: sql_arrivals.arrived(c, dids, window, limit))
 
     def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
-        delivered = storable(ids)
-        return self._write("mark_delivered", lambda c: sql_messages.mark_delivered(c, delivered, node))
+        return self._write("mark_delivered", sql_deposits.Marking(storable(ids), node))
 
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
         pending = storable(ids)
         return self._write("mark_pending", lambda c: sql_messages.mark_pending(c, pending))
 
     def remove(self, ids: Sequence[str]) -> Deferred[list[Removed]]:
-        gone = storable(ids)
-        return self._write("remove", lambda c: sql_messages.remove(c, gone))
+        return self._take_out("remove", storable(ids), None)
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
         received = storable(ids)
-        return self._write("acknowledge", lambda c: sql_messages.acknowledge(c, account, received))
+        digests = sql_digests.digests(received)
+        if not digests:
+            return self._take_out("acknowledge", received, account)
+        found = self._find_digests(account, digests, -1, [])
+        return found.addCallback(lambda more: self._take_out("acknowledge", (*received, *more), account))
 
     def expire(self, limit: int) -> Deferred[list[Removed]]:
-        now = self._clock.seconds()
-        return self._write("expire", lambda c: sql_messages.expire(c, now, limit))
+        """In slices, between which others write."""
+        return self._expire(max(limit, 0), [])
 
     def next_due(self) -> Deferred[float | None]:
         now = self._clock.seconds()
@@ -182,38 +201,40 @@ class SQLiteStore:
         return self._file.survey("backlog", lambda c: sql_backlog.backlog(c, times, top))
 
     def account(self, did: str) -> Deferred[Account | None]:
-        return self._read("account", lambda c: sql_accounts.account(c, did))
+        """Answered from memory if it was asked lately."""
+        return self._known("account", sql_accounts.account, self._accounts, did)
 
     def grant(self, did: str) -> Deferred[Account]:
         now = self._clock.seconds()
         return self._write("grant", lambda c: sql_accounts.grant(c, did, now))
 
     def mark_draft03(self, did: str) -> Deferred[None]:
-        return self._write("mark_draft03", lambda c: sql_accounts.mark_draft03(c, did))
+        marked = self._write("mark_draft03", lambda c: sql_accounts.mark_draft03(c, did))
+        return marked.addBoth(self._forget, self._accounts, [did])
 
     def owner(self, recipient_did: str) -> Deferred[str | None]:
         """Answered from memory if it was asked lately."""
-        if not self._file.is_open:
-            return fail(StoreUnavailable())
-        account = self._owners.get(recipient_did)
-        if account is not None:
-            return succeed(account)
-        asked = self._read("owner", lambda c: sql_accounts.owner(c, recipient_did))
-        return asked.addCallback(self._found_owner, recipient_did, self._owners.age)
+        return self._known("owner", sql_accounts.owner, self._owners, recipient_did)
+
+    def held(self) -> tuple[int, int]:
+        return self._file.held
+
+    def owner_at_once(self, recipient_did: str) -> str | None:
+        return self._owners.get(recipient_did) if self._file.is_open else None
 
     def update(
         self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
     ) -> Deferred[list[UpdateResult]]:
         wanted = tuple(updates)
         updated = self._write("update", lambda c: sql_accounts.update(c, account, wanted, max_recipients))
-        return updated.addBoth(self._forget_owners, [did for did, _ in wanted])
+        return updated.addBoth(self._forget, self._owners, [did for did, _ in wanted])
 
     def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
         return self._read("recipients", lambda c: sql_accounts.recipients(c, account, offset, limit))
 
     def move(self, prior: str, new: str) -> Deferred[bool]:
         moved = self._write("move", lambda c: sql_accounts.move(c, prior, new))
-        return moved.addBoth(self._clear_owners)
+        return moved.addBoth(self._forget_all)
 
     def remember_did(self, short: str, long: str) -> Deferred[None]:
         return self._write("remember_did", lambda c: sql_accounts.remember_did(c, short, long))
@@ -252,19 +273,58 @@ class SQLiteStore:
 
         return self._write("prune", lambda c: sql_contracts.drop_expired_registrations(c, now)).addCallback(go_on)
 
+    def _take_out(self, name: str, ids: Sequence[str], account: str | None) -> Deferred[list[Removed]]:
+        return self._write(name, sql_deposits.Removing(ids, account))
+
+    def _find_digests(
+        self, account: str, digests: Sequence[bytes], after: int, found: list[str]
+    ) -> Deferred[list[str]]:
+        def go_on(part: sql_digests.Slice) -> Deferred[list[str]]:
+            found.extend(part.ids)
+            return succeed(found) if part.after is None else self._find_digests(account, digests, part.after, found)
+
+        return self._read("acknowledge", lambda c: sql_digests.find(c, account, digests, after)).addCallback(go_on)
+
+    def _expire(self, limit: int, expired: list[Removed]) -> Deferred[list[Removed]]:
+        now, some = self._clock.seconds(), min(limit - len(expired), EXPIRED_AT_A_TIME)
+
+        def go_on(removed: list[Removed]) -> Deferred[list[Removed]]:
+            expired.extend(removed)
+            return self._expire(limit, expired) if removed and len(expired) < limit else succeed(expired)
+
+        sweeping = partial(sql_messages.expire, now=now, limit=some, max_bytes=EXPIRED_BYTES)
+        return self._write("expire", sweeping).addCallback(go_on)
+
+    def _deposited(self, outcomes: list[Outcome], deposits: Sequence[Deposit]) -> list[Deposited | MediatorError]:
+        for outcome, one in zip(outcomes, deposits, strict=True):
+            if isinstance(outcome.error, RecipientUnknown):
+                self._owners.forget([one.recipient_did])
+        return [outcome.value if outcome.error is None else outcome.error for outcome in outcomes]
+
     def _not_deposited(self, failure: Failure, recipient_did: str) -> Failure:
         if failure.check(RecipientUnknown):
             self._owners.forget([recipient_did])
         return failure
 
-    def _found_owner(self, account: str | None, recipient_did: str, age: int) -> str | None:
-        self._owners.keep(recipient_did, account, age)
-        return account
+    def _known(
+        self, name: str, ask: Callable[[Connection, str], T | None], known: Owners[T], did: str
+    ) -> Deferred[T | None]:
+        if not self._file.is_open:
+            return fail(StoreUnavailable())
+        answer = known.get(did)
+        if answer is not None:
+            return succeed(answer)
+        return self._read(name, lambda c: ask(c, did)).addCallback(self._keep, known, did, known.age)
 
-    def _forget_owners(self, result: T, dids: Sequence[str]) -> T:
-        self._owners.forget(dids)
+    def _keep(self, answer: T | None, known: Owners[T], did: str, age: int) -> T | None:
+        known.keep(did, answer, age)
+        return answer
+
+    def _forget(self, result: R, known: Owners[Any], dids: Sequence[str]) -> R:
+        known.forget(dids)
         return result
 
-    def _clear_owners(self, result: T) -> T:
+    def _forget_all(self, result: R) -> R:
         self._owners.clear()
+        self._accounts.clear()
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,16 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.batches import Batches, Bounds, Observer
 from mediatord.store.checkpoints import Checkpoints
 from mediatord.store.database import WAL_CAP_BYTES, connect_for_checkpoints, connect_for_reading, open_database
-from mediatord.store.group_commit import commit_together, read_together
+from mediatord.store.group_commit import Outcome, Work, commit_together, read_together
 from mediatord.store.locking import PATIENCE_SECONDS
 from mediatord.store.threads import ConnectionThread, Runner
 
 T = TypeVar("T")
 
 _log = Logger(namespace="mediatord.store")
+
+# For which a commit may be put off while more comes, where the disk is that slow.
+_GATHER_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +73,22 @@ class SQLiteFile:
         self._surveyor = ConnectionThread(runners.survey)
         self._searcher = ConnectionThread(runners.search)
         committing = partial(commit_together, patience=tuning.patience)
-        self._writes = Batches(self._writer, committing, clock, observe, tuning.bounds)
+        self._writes = Batches(self._writer, committing, clock, observe, tuning.bounds, gather=_GATHER_SECONDS)
         self._reads = Batches(self._reader, read_together, clock, observe, tuning.read_bounds)
         self._surveys = Batches(self._surveyor, read_together, clock, observe, tuning.read_bounds)
         self._searches = Batches(self._searcher, read_together, clock, observe, tuning.search_bounds)
-        self._checkpoints = Checkpoints(self._surveyor, clock, observe, cap_bytes=tuning.wal_cap_bytes)
+        self._checkpoints = Checkpoints(self._surveyor, self._writer, clock, observe, cap_bytes=tuning.wal_cap_bytes)
         self._changing = DeferredLock()
 
     @property
     def is_open(self) -> bool:
         return self._writes.accepting
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many operations wait for one of the threads, and the bytes that those hold on to that write."""
+        entries = [each.held[0] for each in (self._writes, self._reads, self._surveys, self._searches)]
+        return sum(entries), self._writes.held[1]
 
     def open(self) -> Deferred[None]:
         """:raise StoreUnavailable: it could not be opened; the reason is logged, and trying again may help."""
@@ -92,6 +101,10 @@ class SQLiteFile:
     def write(self, name: str, work: Callable[[Connection], T], size: int = 0) -> Deferred[T]:
         """Fires when what `work` wrote is on disk. :param size: bytes that it keeps in memory until then."""
         return self._writes.submit(name, work, size)
+
+    def write_each(self, name: str, works: Sequence[tuple[Work, int]]) -> Deferred[list[Outcome]]:
+        """Several writes, each with its size; fires when all are on disk, or failed."""
+        return self._writes.submit_each(name, works)
 
     def read(self, name: str, work: Callable[[Connection], T], size: int = 0) -> Deferred[T]:
         """:param size: bytes that it may read, so that not too many are in memory at the same time."""

@@ -17,6 +17,7 @@ from mediatord.interfaces import decentrl
 from mediatord.store import sql_channels, sql_requests
 from mediatord.store.sql_archive import NewEvent, count_arrivals, insert_arrivals
 from mediatord.store.sql_parties import MEDIATOR, change_holding, enter_party
+from mediatord.store.sql_queue_counts import count_in
 from mediatord.store.sql_rows import key_of, size_of
 from mediatord.transfer.records import (
     Account,
@@ -64,6 +65,12 @@ def _recipients(connection: Connection, records: Sequence[Recipient]) -> None:
 
 def _messages(connection: Connection, records: Sequence[Message]) -> None:
     connection.executemany(_MESSAGE, [_message(one) for one in records])
+    messages: Counter[tuple[int, int]] = Counter()
+    sizes: Counter[tuple[int, int]] = Counter()
+    for one in records:
+        messages[one.account, one.recipient] += 1
+        sizes[one.account, one.recipient] += len(one.payload)
+    count_in(connection, [(*queue, number, sizes[queue]) for queue, number in messages.items()])
 
 
 def _message(one: Message) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from hashlib import sha256
 from itertools import count
@@ -23,6 +24,7 @@ from twisted.trial.unittest import TestCase
 from mediatord.errors import MediatorError
 from mediatord.interfaces import Action, IStore, Payload, QueueLimits, Window
 from mediatord.store.batches import unobserved
+from mediatord.store.database import connect
 from mediatord.store.memory import MemoryStore
 from mediatord.store.mongo import server as server_module
 from mediatord.store.mongo.server import Server
@@ -201,6 +203,16 @@ class SQLiteStores(Stores):
 
     def teardown(self) -> None:
         super().teardown()
+        with closing(connect(Path(self.folder) / "db")) as connection:
+            dangling = connection.execute("PRAGMA foreign_key_check").fetchall()
+            counted = connection.execute(
+                """
+                SELECT account_id, recipient_id, count(*), sum(size) FROM message GROUP BY 1, 2
+                EXCEPT SELECT * FROM queue
+                UNION ALL SELECT * FROM queue WHERE messages = 0
+                """
+            ).fetchall()
+        assert (dangling, counted) == ([], [])
         rmtree(self.folder)
 
     @rule(
@@ -223,6 +235,41 @@ class SQLiteStores(Stores):
         answer(blocking)
         expected = [answer(memory.deposit(did, payloads, expires_at=until)) for did, payloads in whole]
         assert [answer(deposited) for deposited in asked] == expected
+
+    @rule(
+        orders=st.lists(
+            st.one_of(
+                st.tuples(st.just("deposit"), recipients, st.lists(bodies, max_size=2)),
+                st.tuples(st.just("acknowledge"), accounts, st.lists(st.integers(1, 9), max_size=3)),
+                st.tuples(st.sampled_from(["remove", "mark"]), st.just(""), st.lists(st.integers(1, 9), max_size=3)),
+            ),
+            min_size=2,
+            max_size=12,
+        ),
+        ttl=spans,
+    )
+    def traffic_together(self, orders: list[tuple[str, str, list[Any]]], ttl: float) -> None:
+        """Deposits, removals and marks, some of what the same batch brings, come to the same as one after another."""
+        until = self.clock.seconds() + ttl
+        asks = [self.traffic(what, did, items, until) for what, did, items in orders]
+        memory, sqlite = self.stores
+        self.writer.hold()
+        blocking = sqlite.ping()
+        asked = [ask(sqlite) for ask in asks]
+        self.writer.let_go()
+        answer(blocking)
+        expected = [answer(ask(memory)) for ask in asks]
+        assert [answer(one) for one in asked] == expected
+
+    def traffic(self, what: str, did: str, items: list[Any], until: float) -> Callable[[IStore], Deferred[Any]]:
+        if what == "deposit":
+            payloads = [Payload(f"m{next(self.ids)}", body, "json") for body in items]
+            self.known += [payload.id for payload in payloads]
+            return lambda store: store.deposit(did, payloads, expires_at=until)
+        ids = [self.known[-place] for place in items if place <= len(self.known)]
+        if what == "acknowledge":
+            return lambda store: store.acknowledge(did, ids)
+        return lambda store: store.remove(ids) if what == "remove" else store.mark_delivered(ids)
 
 
 class MongoStores(Stores):

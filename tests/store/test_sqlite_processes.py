@@ -72,6 +72,7 @@ class HammerTests(SynchronousTestCase):
             left = [id for (id,) in connection.execute("SELECT id FROM message")]
             self.assertEqual(miscounted(connection), [])
             self.assertEqual(connection.execute("PRAGMA integrity_check").fetchall(), [("ok",)])
+            self.assertEqual(connection.execute("PRAGMA foreign_key_check").fetchall(), [])
             counted = connection.execute("SELECT sum(messages) FROM queue").fetchone()
             self.assertEqual(counted[0] or 0, len(left))
 

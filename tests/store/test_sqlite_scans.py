@@ -16,6 +16,8 @@ from mediatord.store import (
     sql_arrivals,
     sql_backlog,
     sql_cluster,
+    sql_deposits,
+    sql_digests,
     sql_messages,
     sql_nonces,
     sql_queues,
@@ -36,12 +38,13 @@ class PlanTests(SynchronousTestCase):
             connection.set_trace_callback(statements.append)
             self.use_everything(connection)
             connection.set_trace_callback(None)
-            plans = {
-                detail
-                for statement in statements
-                if re.match(r"\s*(SELECT|UPDATE|DELETE|WITH)", statement)
-                for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {statement}")
-            }
+            plans, changes = set(), set()
+            for statement in statements:
+                if re.match(r"\s*(SELECT|UPDATE|DELETE|WITH)", statement):
+                    found = {detail for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {statement}")}
+                    plans |= found
+                    if re.search("UPDATE|DELETE", statement):
+                        changes |= found
         # What the triggers do is traced as a comment and cannot be explained apart.
         scans = {detail.replace(" COVERING", "") for detail in plans if detail.startswith("SCAN")}
         allowed = {
@@ -52,6 +55,10 @@ class PlanTests(SynchronousTestCase):
             "SCAN recipient USING INDEX recipient_left_over",
             # as many messages of one age as are counted
             "SCAN (subquery-1)",
+            # as many as expire together, or make room together
+            "SCAN some",
+            # as many as a statement names
+            "SCAN one",
             # in order, up to a limit
             "SCAN nonce",
             "SCAN allowance",
@@ -68,10 +75,14 @@ class PlanTests(SynchronousTestCase):
             "SCAN CONSTANT ROW",
         }
         self.assertEqual(scans - allowed, set())
+        # While something is changed nobody else can write.
+        self.assertNotIn("SCAN queue", changes)
+        self.assertIn("SEARCH queue USING PRIMARY KEY (account_id=? AND recipient_id=?)", changes)
         self.assertIn("SEARCH message USING COVERING INDEX sqlite_autoindex_message_1 (id>? AND id<?)", plans)
-        self.assertIn("SEARCH m USING INDEX message_of_account (account_id=?)", plans)
+        self.assertIn("SEARCH q USING PRIMARY KEY (account_id=?)", plans)
+        self.assertIn("SEARCH m USING INDEX message_of_recipient (recipient_id=?)", plans)
         # What came lately, or was handed out lately; everything else may wait as long as it likes.
-        self.assertIn("SEARCH m USING INDEX message_of_account (account_id=? AND seq>?)", plans)
+        self.assertIn("SEARCH m USING INDEX message_of_recipient (recipient_id=? AND seq>?)", plans)
         self.assertIn("SEARCH m USING INDEX message_delayed (account_id=? AND due_at>? AND due_at<?)", plans)
 
     def use_everything(self, connection: sqlite3.Connection) -> None:
@@ -96,8 +107,10 @@ class PlanTests(SynchronousTestCase):
         sql_queues.queue_sizes(connection, 9)
         sql_queues.waiting(connection)
         sql_backlog.backlog(connection, [NOON, NOON - 5], 9)
-        sql_messages.acknowledge(connection, ALICE, ["b", sha256(b"x").hexdigest()])
-        sql_messages.expire(connection, NOON + 60, 9)
+        sql_digests.find(connection, ALICE, [sha256(b"x").digest()], -1)
+        sql_deposits.Removing(["b"], ALICE)(connection)
+        sql_messages.remove(connection, ["c"])
+        sql_messages.expire(connection, NOON + 60, 9, 999)
         sql_accounts.move(connection, ALICE, BOB)
         sql_nonces.claim_all(connection, [sql_nonces.Claim(key, NOON + 9, NOON) for key in (b"a", b"a", b"b")], 1)
         sql_nonces.release(connection, b"b")

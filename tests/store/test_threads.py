@@ -26,7 +26,7 @@ LINES = 100
 
 
 def store_threads() -> set[str]:
-    return {thread.name for thread in enumerate() if thread.name.startswith("PoolThread-mediatord-store")}
+    return {thread.name for thread in enumerate() if thread.name.startswith("mediatord-store")}
 
 
 class ThreadTests(TestCase):

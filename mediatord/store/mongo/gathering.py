@@ -86,6 +86,11 @@ class Gathering:
         self._drained: Deferred[None] | None = None
         self._refusals = Refusals(server.clock)
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many works wait, and the bytes that they hold on to."""
+        return len(self._waiting), self._waiting_bytes
+
     def start(self) -> None:
         """Accept works."""
         self._accepting = True

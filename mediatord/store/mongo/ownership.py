@@ -21,7 +21,7 @@ class Ownership:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._known = Owners(now=server.clock.seconds, lifetime=_LIFETIME)
+        self._known: Owners[str] = Owners(now=server.clock.seconds, lifetime=_LIFETIME)
         self._waiting: dict[str, list[Deferred[str | None]]] = {}
         self._since = 0.0
         self._asking = False

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.errors import RecipientUnknown, StoreUnavailable, TooLarge
+from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable, TooLarge
 from mediatord.interfaces import (
     Account,
     Action,
@@ -31,6 +31,7 @@ from mediatord.interfaces import (
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
 from mediatord.store.batches import Bounds
+from mediatord.store.each import one_by_one
 from mediatord.store.mongo import accounts, backlog, cluster_schema, decentrl_schema, queues, sizes
 from mediatord.store.mongo.aftermath import Aftermath, Tell
 from mediatord.store.mongo.clocks import Clocks
@@ -131,6 +132,9 @@ class MongoStore:
         deposited = self.deposit_all([Deposit(recipient_did, tuple(payloads), expires_at, due_at)])
         return deposited.addCallback(lambda one: one[0])
 
+    def deposit_each(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
+        return one_by_one(self.deposit, deposits)
+
     def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
         if self._clocks.differ:
             return fail(StoreUnavailable())  # it would expire too early, or not be found where its recipient is
@@ -227,6 +231,13 @@ class MongoStore:
     def owner(self, recipient_did: str) -> Deferred[str | None]:
         """Answered from memory if it was asked lately."""
         return self._ownership.owner(recipient_did)
+
+    def held(self) -> tuple[int, int]:
+        waiting = [each.held for each in (self._gathering, self._claims)]
+        return sum(entries for entries, _ in waiting), sum(size for _, size in waiting)
+
+    def owner_at_once(self, recipient_did: str) -> str | None:
+        return self._ownership.known(recipient_did) if self._server.answers else None
 
     def update(
         self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int

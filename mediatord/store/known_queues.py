@@ -1,0 +1,173 @@
+"""What the connection that writes remembers of queues, so that a deposit need not look them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from sqlite3 import Connection
+
+from mediatord.store.sql_rows import gather_in
+
+# Queues in each of two generations; with DIDs of two thousand characters that is 32 MiB of text at most.
+GENERATION = 4_096
+
+_COLUMNS = """
+    r.did, r.id, r.account_id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0), r.registered IS NOT NULL
+"""
+_SOURCE = """
+    FROM recipient r CROSS JOIN account a ON a.id = r.account_id
+    LEFT JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
+"""
+_BY_DID = f"{_SOURCE} WHERE r.did IN ({{}}) AND r.registered IS NOT NULL"
+_BY_NUMBER = f"{_SOURCE} WHERE r.id IN ({{}})"
+
+
+class Queue:
+    """
+    What waits for a recipient DID of an account.
+
+    :ivar messages: so many wait, and so many `size` bytes; kept by whoever changes it.
+    :ivar registered: whether the account still has the DID.
+    """
+
+    __slots__ = ("account", "account_id", "did", "messages", "recipient_id", "registered", "size")
+
+    def __init__(
+        self,
+        did: str,
+        recipient_id: int,
+        account_id: int,
+        account: str,
+        messages: int,
+        size: int,
+        registered: int = True,
+    ) -> None:
+        self.did = did
+        self.recipient_id = recipient_id
+        self.account_id = account_id
+        self.account = account
+        self.messages = messages
+        self.size = size
+        self.registered = bool(registered)
+
+
+class KnownQueues:
+    """
+    A bounded memory of queues. What was not asked for while as many others were is forgotten.
+
+    It is as good as the transaction in which it was read: whoever changes a queue changes it here, a roll-back and a
+    commit of somebody else clear it (:class:`StoreConnection`).
+    """
+
+    def __init__(self, generation: int = GENERATION) -> None:
+        self._generation = generation
+        self._young: dict[str, Queue] = {}
+        self._old: dict[str, Queue] = {}
+        self._numbers: dict[int, Queue] = {}
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._young, self._old, self._numbers = {}, {}, {}
+
+    def find(self, connection: Connection, dids: Sequence[str]) -> dict[str, Queue]:
+        """Those of the DIDs that somebody has registered; what is not known is looked up in one statement."""
+        found = {}
+        missing = []
+        for did in dids:
+            queue = self._young.get(did) or self._aged(did)
+            if queue is None:
+                missing.append(did)
+            else:
+                found[did] = queue
+        if missing:
+            for row in gather_in(connection, _COLUMNS, _BY_DID, missing):
+                found[row[0]] = self._keep(Queue(*row))
+        return found
+
+    def numbered(self, connection: Connection, recipient_ids: Iterable[int]) -> dict[int, Queue]:
+        """The same by the numbers of recipients, registered or left over."""
+        wanted = set(recipient_ids)
+        found = {number: self._numbers[number] for number in wanted if number in self._numbers}
+        for queue in found.values():
+            self._aged(queue.did)
+        if len(found) < len(wanted):
+            for row in gather_in(connection, _COLUMNS, _BY_NUMBER, list(wanted - found.keys())):
+                queue = Queue(*row)
+                found[queue.recipient_id] = self._keep(queue) if queue.registered else queue
+        return found
+
+    def _aged(self, did: str) -> Queue | None:
+        queue = self._old.pop(did, None)
+        if queue is not None:
+            self._young[did] = queue
+        return queue
+
+    def _keep(self, queue: Queue) -> Queue:
+        if len(self._young) >= self._generation:
+            for old in self._old.values():
+                self._numbers.pop(old.recipient_id, None)
+            self._young, self._old = {}, self._young
+        self._young[queue.did] = self._numbers[queue.recipient_id] = queue
+        return queue
+
+
+class StoreConnection(Connection):
+    """
+    A connection that remembers queues from one transaction to the next.
+
+    :ivar known: good within a transaction of :func:`~mediatord.store.group_commit.commit_together` only.
+    """
+
+    known: KnownQueues | None = None
+    _version = 0
+    _trusted = False
+    _checked = False
+
+    def begun(self) -> None:
+        """A transaction that may write has begun."""
+        self._trusted, self._checked = True, False
+
+    def ended(self, *, committed: bool) -> None:
+        """It is over."""
+        self._trusted = False
+        if not committed:
+            self.known = None
+
+    def forget(self) -> None:
+        """Who has which DID may be changed by this transaction."""
+        if self.known is not None:
+            self.known.clear()
+
+    def queues(self) -> KnownQueues:
+        """What is known in this transaction; `PRAGMA data_version` differs once somebody else has committed."""
+        if not self._trusted:
+            return KnownQueues()
+        if not self._checked:
+            ((version,),) = self.execute("PRAGMA data_version").fetchall()
+            if version != self._version or self.known is None:
+                self._version, self.known = version, KnownQueues()
+            self._checked = True
+        assert self.known is not None
+        return self.known
+
+
+def known_queues(connection: Connection) -> KnownQueues:
+    """What the connection knows; nothing where nobody says when transactions begin and end."""
+    return connection.queues() if isinstance(connection, StoreConnection) else KnownQueues()
+
+
+def forget_queues(connection: Connection) -> None:
+    """Who has which DID is changed by this transaction."""
+    if isinstance(connection, StoreConnection):
+        connection.forget()
+
+
+def begun(connection: Connection) -> None:
+    """A transaction that may write has begun: until it is over, queues may be remembered."""
+    if isinstance(connection, StoreConnection):
+        connection.begun()
+
+
+def ended(connection: Connection, *, committed: bool) -> None:
+    """It is over."""
+    if isinstance(connection, StoreConnection):
+        connection.ended(committed=committed)
