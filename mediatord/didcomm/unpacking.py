@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mediatord.didcomm.exchange import Correspondent, Received
 from mediatord.errors import (
@@ -30,8 +29,7 @@ _verify, _verify_from_prior = timed(signed.verify), timed(signed.verify_from_pri
 KeyFinder = Callable[[str], Sequence[PrivateKey]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
+class _Claim(NamedTuple):
     """Whom an authcrypt layer says it was encrypted by."""
 
     kid: str
@@ -40,13 +38,12 @@ class _Claim:
     draft03: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Sender:
+class _Sender(NamedTuple):
     """Whom an authcrypt layer was encrypted by, not yet compared with `from`, and our key that opened it."""
 
     claim: _Claim
     own_kid: str
-    own_key: PrivateKey = field(repr=False)
+    own_key: PrivateKey
 
 
 class Unpacking:

@@ -16,6 +16,8 @@ import pybase64
 # be written in several ways.
 _LAST = ("", "", "AQgw", "AEIMQUYcgkosw048")
 _PADDING = ("", "", "==", "=")
+_LAST_BYTE = tuple(last.encode() for last in _LAST)
+_PADDING_BYTES = tuple(padding.encode() for padding in _PADDING)
 _SPACE = b" \t\r\n\f\v"
 _URL_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 
@@ -115,6 +117,24 @@ def b64url_decode(text: object) -> bytes:
         return pybase64.b64decode(text, b"-_", validate=True)
     except ValueError:
         raise ValueError("not base64url") from None
+
+
+def b64url_decode_ascii(text: bytes) -> bytes:
+    """
+    The same for many bytes, without padding.
+
+    :raise ValueError: as :func:`b64url_decode`, or there is padding.
+    """
+    rest = len(text) % 4
+    if rest:
+        if text[-1] not in _LAST_BYTE[rest]:
+            raise ValueError("not base64url")
+        text += _PADDING_BYTES[rest]
+    elif text.endswith(b"="):
+        raise ValueError("padded")
+    if b"+" in text or b"/" in text:
+        raise ValueError("not base64url")
+    return pybase64.b64decode(text, b"-_", validate=True)
 
 
 def _characters(text: object) -> str:

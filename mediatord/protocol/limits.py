@@ -30,6 +30,10 @@ class SlidingWindow:
         self._max_keys = max_keys
         self._admitted: OrderedDict[str | bytes, deque[float]] = OrderedDict()
 
+    def __len__(self) -> int:
+        """How many keys are remembered."""
+        return len(self._admitted)
+
     def wait(self, key: str, now: float, cost: int = 1, limit: int | None = None) -> int:
         """
         Whole seconds after which so many admissions of `key` may be had; 0 when they may be had now.

@@ -17,9 +17,12 @@ from cryptography.hazmat.primitives.ciphers.modes import CBC
 from nacl import bindings
 
 Enc = Literal["A256CBC-HS512", "A256GCM", "XC20P"]
+# Key, IV, ciphertext, tag and aad to plaintext.
+Opening = Callable[[bytes, bytes, bytes, bytes, bytes], bytes]
 
 _BLOCK = 16
 _HALF = 32
+_PADDINGS = tuple(bytes([count]) * count for count in range(_BLOCK + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +32,14 @@ class ContentCipher:
 
     :param key_size: of the content-encryption key.
     :param sealing: (key, iv, plaintext, aad) -> (ciphertext, tag).
-    :param opening: (key, iv, ciphertext, tag, aad) -> plaintext, for parts of the right size.
+    :param opening: for parts of the right size; ValueError if this is not what was sealed under that key.
     """
 
     key_size: int
     iv_size: int
     tag_size: int
     sealing: Callable[[bytes, bytes, bytes, bytes], tuple[bytes, bytes]]
-    opening: Callable[[bytes, bytes, bytes, bytes, bytes], bytes]
+    opening: Opening
 
     def seal(self, key: bytes, plaintext: bytes, aad: bytes) -> tuple[bytes, bytes, bytes]:
         """Encrypt under a fresh IV, and return that, the ciphertext and the tag."""
@@ -54,6 +57,14 @@ class ContentCipher:
         return self.opening(key, iv, data, tag, aad)
 
 
+class _Ready(Cipher[CBC]):
+    """A cipher whose key and IV are known to have the right sizes; looking again costs as much as a short message."""
+
+    def __init__(self, key: bytes, iv: bytes) -> None:
+        self.algorithm = AES(key)
+        self.mode = CBC(iv)
+
+
 def _mac(key: bytes, iv: bytes, data: bytes, aad: bytes) -> bytes:
     message = b"".join((aad, iv, data, (8 * len(aad)).to_bytes(8, "big")))
     return hmac.digest(key[:_HALF], message, "sha512")[:32]
@@ -61,8 +72,7 @@ def _mac(key: bytes, iv: bytes, data: bytes, aad: bytes) -> bytes:
 
 def _seal_cbc(key: bytes, iv: bytes, plaintext: bytes, aad: bytes) -> tuple[bytes, bytes]:
     count = _BLOCK - len(plaintext) % _BLOCK
-    cipher = Cipher(AES(key[_HALF:]), CBC(iv)).encryptor()
-    data = cipher.update(plaintext + bytes([count]) * count) + cipher.finalize()
+    data = _Ready(key[_HALF:], iv).encryptor().update(plaintext + _PADDINGS[count])
     return data, _mac(key, iv, data, aad)
 
 
@@ -72,10 +82,9 @@ def _open_cbc(key: bytes, iv: bytes, data: bytes, tag: bytes, aad: bytes) -> byt
     # From here on it was written by a holder of the key, so what goes wrong tells nobody anything.
     if not data or len(data) % _BLOCK:
         raise ValueError("not whole blocks")
-    cipher = Cipher(AES(key[_HALF:]), CBC(iv)).decryptor()
-    padded = cipher.update(data)  # whole blocks come out at once: finalize() would have nothing to add
+    padded = _Ready(key[_HALF:], iv).decryptor().update(data)  # whole blocks come out at once
     count = padded[-1]
-    if not 1 <= count <= _BLOCK or not padded.endswith(bytes([count]) * count):
+    if not 1 <= count <= _BLOCK or not padded.endswith(_PADDINGS[count]):
         raise ValueError("not padded")
     return padded[:-count]
 

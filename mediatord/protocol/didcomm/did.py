@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mediatord.protocol.didcomm.keys import PublicKey
 
@@ -24,6 +25,7 @@ _PEER_4 = "did:peer:4"
 _WEB = "did:web:"
 _ESCAPE = re.compile("%[0-9a-f]{2}", re.IGNORECASE)
 _SHORT_KID = 8
+_USUAL_LENGTH = 2048
 
 
 class NeedsNetwork(LookupError):
@@ -153,4 +155,12 @@ def is_did(text: str) -> bool:
     """Whether this is a DID of any method, by W3C's grammar, at most 8192 characters; `=` passes in a did:peer:2."""
     if len(text) > MAX_DID_LENGTH or text.endswith(":"):
         return False
+    return _is_usual(text) if len(text) <= _USUAL_LENGTH else _is_did(text)
+
+
+def _is_did(text: str) -> bool:
     return _DID.fullmatch(text) is not None or _PADDED_PEER_2.fullmatch(text) is not None
+
+
+# Who writes to us does so again and again. What is remembered is bounded in number and in size.
+_is_usual = lru_cache(maxsize=1024)(_is_did)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
 from mediatord.errors import Undecryptable
+from mediatord.protocol.didcomm.agreement import Ephemeral, agree, agree_lasting
 from mediatord.protocol.didcomm.content import CIPHERS, Enc
 from mediatord.protocol.didcomm.jwe import Envelope, parse, parse_object
 from mediatord.protocol.didcomm.kdf import ANONCRYPT, AUTHCRYPT, apv_of, kek, other_info
@@ -25,6 +27,8 @@ MEDIA_TYPE = "application/didcomm-encrypted+json"
 
 # What key wrapping adds to a content-encryption key.
 _WRAPPING = 8
+# Characters in a key id of the sender.
+_MAX_USUAL = 4096
 
 
 def open_envelope(
@@ -55,7 +59,7 @@ def _opened(envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | N
     wrapped = b64url_decode(encrypted_key)
     if len(wrapped) != cipher.key_size + _WRAPPING:
         raise ValueError("a wrapped key of the wrong size")
-    secret = key.exchange(PublicKey.from_jwk(epk))
+    secret = agree(key, PublicKey.from_jwk(epk))
     info_tag = None
     if envelope.sender_kid is not None:
         legacy = draft03 and envelope.without_apv
@@ -72,7 +76,7 @@ def _sender_secret(envelope: Envelope, key: PrivateKey, sender: PublicKey | None
         raise ValueError("an authcrypt needs its sender's key")
     if envelope.enc != "A256CBC-HS512" and not legacy:
         raise ValueError("an enc that authcrypt has not")
-    return key.exchange(sender)
+    return agree_lasting(key, sender)
 
 
 def _unwrapped(wrapping_key: bytes, wrapped: bytes) -> bytes:
@@ -112,16 +116,21 @@ def _sealed(
     if not recipients:
         raise ValueError("nobody to seal for")
     ordered = sorted(recipients, key=lambda recipient: recipient[0])
-    ephemeral = PrivateKey.generate(ordered[0][1].curve)
+    ephemeral = Ephemeral(ordered[0][1].curve)
+    skid = sender[0] if sender else None
+    frame = _usual_frame if len(skid or "") <= _MAX_USUAL else _frame
+    before, after, apu = frame(skid, enc)
     apv = apv_of(kid for kid, _ in ordered)
-    protected = b64url_encode(dumps(_protected(sender[0] if sender else None, apv, enc, ephemeral.public)))
-    info = other_info(AUTHCRYPT, sender[0].encode(), apv) if sender else other_info(ANONCRYPT, b"", apv)
+    protected = b64url_encode(
+        b"".join((before, dumps(ephemeral.jwk), b',"apv":"', b64url_encode(apv).encode(), after))
+    )
+    info = other_info(AUTHCRYPT if sender else ANONCRYPT, apu, apv)
     cipher = CIPHERS[enc]
     cek = secrets.token_bytes(cipher.key_size)
     iv, data, tag = cipher.seal(cek, plaintext, protected.encode())
     entries = []
     for kid, key in ordered:
-        secret = ephemeral.exchange(key) + (sender[1].exchange(key) if sender else b"")
+        secret = ephemeral.exchange(key) + (agree_lasting(sender[1], key) if sender else b"")
         wrapped = aes_key_wrap(kek(secret, info, tag if sender else None), cek)
         entries.append({"header": {"kid": kid}, "encrypted_key": b64url_encode(wrapped)})
     return dumps(
@@ -135,12 +144,14 @@ def _sealed(
     )
 
 
-def _protected(skid: str | None, apv: bytes, enc: Enc, epk: PublicKey) -> dict[str, object]:
-    header: dict[str, object] = {
-        "typ": MEDIA_TYPE,
-        "alg": AUTHCRYPT if skid else ANONCRYPT,
-        "enc": enc,
-        "epk": epk.jwk(),
-        "apv": b64url_encode(apv),
-    }
-    return {**header, "apu": b64url_encode(skid.encode()), "skid": skid} if skid else header
+def _frame(skid: str | None, enc: Enc) -> tuple[bytes, bytes, bytes]:
+    """The protected header before the ephemeral key and after the apv, which are all that differs, and the apu."""
+    before = dumps({"typ": MEDIA_TYPE, "alg": ANONCRYPT if skid is None else AUTHCRYPT, "enc": enc})[:-1] + b',"epk":'
+    if skid is None:
+        return before, b'"}', b""
+    apu = skid.encode()
+    return before, b'",' + dumps({"apu": b64url_encode(apu), "skid": skid})[1:], apu
+
+
+# We are known by few names.
+_usual_frame = lru_cache(maxsize=64)(_frame)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from mediatord.errors import BadAttachment, ForwardExpired, LinkedAttachment, NextMissing
 from mediatord.protocol import jsontext
@@ -17,6 +17,13 @@ MAX_NEXT = 8192
 MAX_ATTACHMENTS = 20
 
 Opaque = tuple[bytes, Literal["json", "base64"]]
+
+
+class Expiring(Protocol):
+    """What may say when it expires; :class:`Message`."""
+
+    @property
+    def expires_time(self) -> float | None: ...
 
 
 def read_next(message: Message) -> str:
@@ -53,10 +60,15 @@ def read_payloads(message: Message, *, encrypted_only: bool = True) -> list[Opaq
     """
     if not message.attachments or len(message.attachments) > MAX_ATTACHMENTS:
         raise BadAttachment
-    return [_read_payload(one.get("data"), encrypted_only) for one in message.attachments]
+    return [read_payload(one.get("data"), encrypted_only) for one in message.attachments]
 
 
-def _read_payload(data: object, encrypted_only: bool) -> Opaque:
+def read_payload(data: object, encrypted_only: bool) -> Opaque:
+    """
+    The same for the `data` of one attachment.
+
+    :raise BadAttachment: as :func:`read_payloads`; likewise LinkedAttachment.
+    """
     if not isinstance(data, dict):
         raise BadAttachment
     if "json" in data:
@@ -100,7 +112,7 @@ def _hash_agrees(hash_: object, payload: bytes) -> bool:
     return hash_[4:].lower() == hashlib.sha256(payload).hexdigest()
 
 
-def expiry(message: Message, now: float, ttl: float) -> float:
+def expiry(message: Expiring, now: float, ttl: float) -> float:
     """
     When a forward stops waiting: its own `expires_time`, but never later than the TTL (reference 4.5).
 

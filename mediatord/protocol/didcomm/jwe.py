@@ -16,16 +16,16 @@ from typing import Any, Literal
 
 from mediatord.errors import NotAnEnvelope, NotEncrypted, Undecryptable
 from mediatord.protocol.didcomm.content import Enc
-from mediatord.protocol.didcomm.kdf import ANONCRYPT, AUTHCRYPT, Alg, apv_of, other_info
+from mediatord.protocol.didcomm.kdf import ANONCRYPT, AUTHCRYPT, apv_of, other_info
 from mediatord.protocol.jsontext import b64url_decode, loads_object, loads_unique
 
 AgreementCurve = Literal["X25519", "P-256", "P-384", "P-521"]
 Header = Mapping[str, Any]
 
 _MAX_RECIPIENTS = 100
-_MAX_USUAL = 20_000
+_MAX_USUAL = 6_000
 # Ample for a key, an algorithm and three key ids.
-_MAX_PROTECTED = 65_536
+MAX_PROTECTED = 65_536
 _CURVES = frozenset(("X25519", "P-256", "P-384", "P-521"))
 _ENCS = frozenset(("A256CBC-HS512", "A256GCM", "XC20P"))
 # Everything that must be the same for all recipients. Each may have its own epk.
@@ -119,7 +119,7 @@ def _read(value: dict[str, Any]) -> Envelope:
     if "aad" in value:
         raise ValueError("an aad, which DIDComm has not")
     protected = _text(value, "protected")
-    if len(protected) > _MAX_PROTECTED:
+    if len(protected) > MAX_PROTECTED:
         raise ValueError("a header that is no header")
     shared: Header = loads_unique(b64url_decode(protected))
     if "unprotected" in value:
@@ -136,10 +136,7 @@ def _read(value: dict[str, Any]) -> Envelope:
             raise ValueError("recipients that do not share one algorithm")
     if len(wrapped) != len(entries):
         raise ValueError("two keys for one recipient")
-    sender_kid, kids = _sender_kid(header), tuple(wrapped)
-    usual = len(kids) == 1 and len(kids[0]) + len(value["protected"]) <= _MAX_USUAL
-    derive = _usual_info if usual else _info
-    info = derive(header["alg"], _optional_text(header, "apu"), _optional_text(header, "apv"), kids)
+    sender_kid, info = _names(header, tuple(wrapped), len(protected))
     return Envelope(sender_kid, header, info, wrapped, value)
 
 
@@ -175,32 +172,42 @@ def _checked(header: Header) -> str:
     return _text(header, "kid")
 
 
-def _sender_kid(header: Header) -> str | None:
-    """Of an authcrypt its sender, of an anoncrypt None; the algorithms are those that each may have."""
-    alg, enc = header.get("alg"), _text(header, "enc")
+def _names(header: Header, kids: tuple[str, ...], size: int) -> tuple[str | None, bytes]:
+    """The sender, and what goes into the key derivation; `size` is that of the protected header as text."""
+    alg, enc = _text(header, "alg"), _text(header, "enc")
+    # In an anoncrypt a skid means nothing, whatever it is.
+    skid = _optional_text(header, "skid") if alg == AUTHCRYPT else None
+    read = _usual_names if len(kids) == 1 and len(kids[0]) + size <= _MAX_USUAL else _read_names
+    return read(alg, enc, skid, _optional_text(header, "apu"), _optional_text(header, "apv"), kids)
+
+
+def _read_names(
+    alg: str, enc: str, skid: str | None, apu: str | None, apv: str | None, kids: tuple[str, ...]
+) -> tuple[str | None, bytes]:
+    sender = b"" if apu is None else b64url_decode(apu)
+    recipients = b"" if apv is None else b64url_decode(apv)
+    if apv is not None and recipients != apv_of(kids):
+        raise ValueError("an apv for other recipients")
     if alg == ANONCRYPT and enc in _ENCS:
-        return None
+        return None, other_info(ANONCRYPT, sender, recipients)
     # A256GCM only without apv: that is how draft 03 of ECDH-1PU is recognised (reference 1.10).
-    if alg != AUTHCRYPT or not (enc == "A256CBC-HS512" or (enc == "A256GCM" and "apv" not in header)):
+    if alg != AUTHCRYPT or not (enc == "A256CBC-HS512" or (enc == "A256GCM" and apv is None)):
         raise ValueError("other algorithms")
-    apu = b64url_decode(_text(header, "apu")).decode() if "apu" in header else None
-    kid = _text(header, "skid") if "skid" in header else apu
+    kid = _sender_kid(skid, None if apu is None else sender.decode())
+    return kid, other_info(AUTHCRYPT, sender, recipients)
+
+
+# Few write to us, and each again and again. What is remembered is bounded in number and in size.
+_usual_names = lru_cache(maxsize=1024)(_read_names)
+
+
+def _sender_kid(skid: str | None, apu: str | None) -> str:
+    kid = apu if skid is None else skid
     if kid is None or (apu is not None and apu != kid):
         raise ValueError("no sender, or two")
     if not ABSOLUTE_KID.fullmatch(kid):
         raise ValueError("a sender that is not an absolute DID URL with a fragment")
     return kid
-
-
-def _info(alg: Alg, apu: str | None, apv: str | None, kids: tuple[str, ...]) -> bytes:
-    decoded = b"" if apv is None else b64url_decode(apv)
-    if apv is not None and decoded != apv_of(kids):
-        raise ValueError("an apv for other recipients")
-    return other_info(alg, b"" if apu is None else b64url_decode(apu), decoded)
-
-
-# Nearly all envelopes that arrive are for one and the same key. What is remembered is bounded in number and in size.
-_usual_info = lru_cache(maxsize=64)(_info)
 
 
 def _optional_text(header: Header, name: str) -> str | None:

@@ -191,15 +191,24 @@ class PrivateKey:
         if peer.curve != self.curve or self.curve == "Ed25519":
             raise ValueError("keys of different kinds")
         if self.curve == "X25519":
-            try:
-                return bindings.crypto_scalarmult(self.secret, peer.raw)
-            except nacl.exceptions.RuntimeError:
-                raise ValueError("a public key of low order") from None
+            return scalar_product(self.secret, peer.raw)
         try:
             point = ec.EllipticCurvePublicKey.from_encoded_point(_EC[peer.curve], peer.raw)
         except ValueError:
             raise ValueError("not a point on the curve") from None
         return _scalar(self.curve, self.secret).exchange(ec.ECDH(), point)
+
+
+def scalar_product(secret: bytes, public: bytes) -> bytes:
+    """
+    X25519 on 32 bytes each.
+
+    :raise ValueError: a result of zeros only.
+    """
+    try:
+        return bindings.crypto_scalarmult(secret, public)
+    except nacl.exceptions.RuntimeError:
+        raise ValueError("a public key of low order") from None
 
 
 def ed25519_to_x25519(key: PublicKey) -> PublicKey:

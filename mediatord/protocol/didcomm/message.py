@@ -17,7 +17,7 @@ PLAIN_TYPE = "application/didcomm-plain+json"
 ENCRYPTED_TYPE = "application/didcomm-encrypted+json"
 
 _TYPE_URI = re.compile(r"(.*?)([a-z0-9._-]+)/(\d[^/]*)/([a-z0-9._-]+)", re.IGNORECASE | re.DOTALL)
-_MAX_ID = 128
+MAX_ID = 128
 _MAX_TYPE = 512
 
 
@@ -119,7 +119,7 @@ def read_message(value: Mapping[str, Any]) -> Message:
     :raise NotAMessage: no usable `id` or `type`, or a malformed `from` or `to`.
     """
     id_, uri = value.get("id"), value.get("type")
-    if not (isinstance(id_, str) and 0 < len(id_) <= _MAX_ID and isinstance(uri, str)):
+    if not (isinstance(id_, str) and 0 < len(id_) <= MAX_ID and isinstance(uri, str)):
         raise NotAMessage
     sender = value.get("from")
     if not (sender is None or (isinstance(sender, str) and is_did(did_of(sender)))):
@@ -132,10 +132,10 @@ def read_message(value: Mapping[str, Any]) -> Message:
         body={} if body is None else body if isinstance(body, dict) else None,
         sender=sender,
         to=_read_to(value.get("to")),
-        thid=_text(value.get("thid"), _MAX_ID),
+        thid=_text(value.get("thid"), MAX_ID),
         expires_time=read_time(value.get("expires_time")),
-        return_route=_text(value.get("return_route"), _MAX_ID),
-        return_route_thread=_text(value.get("return_route_thread"), _MAX_ID),
+        return_route=_text(value.get("return_route"), MAX_ID),
+        return_route_thread=_text(value.get("return_route_thread"), MAX_ID),
         from_prior=_text(value.get("from_prior"), 16_384),
         delay_milli=delay if isinstance(delay, (int, float)) and not isinstance(delay, bool) else 0,
         attachments=_objects(value.get("attachments")),
