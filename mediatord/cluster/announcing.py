@@ -8,6 +8,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from mediatord.cluster.quiet import Arrivals, Unseen
 from mediatord.deadline import time_left
 from mediatord.errors import StoreUnavailable
 from mediatord.faults import without_text
@@ -28,12 +29,16 @@ class Announcer:
     socket that comes and goes at once ends right, however the answers of the store come.
 
     :param boot: ours.
+    :param arrivals: also told of those who are here, before anybody else is.
     """
 
-    def __init__(self, clock: IReactorTime, store: IClusterStore, boot: str) -> None:
+    def __init__(
+        self, clock: IReactorTime, store: IClusterStore, boot: str, arrivals: Arrivals | None = None
+    ) -> None:
         self._clock = clock
         self._store = store
         self._boot = boot
+        self._arrivals = arrivals or Unseen()
         self._here: set[str] = set()
         self._changed: dict[str, None] = {}
         # What the store knows, and what it may know because an answer did not come.
@@ -145,7 +150,10 @@ class Announcer:
         if dids:
             stay = self._stay
             self._perhaps.update(dids)
-            await self._store.announce(self._boot, dids)
+            try:
+                await self._store.announce(self._boot, dids)
+            finally:
+                self._arrivals.came(dids)  # if it failed, the store may know all the same
             if stay == self._stay:
                 self._told.update(dids)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.cluster.hint import Hint
+from mediatord.cluster.quiet import Arrivals, Quiet, Unseen
 from mediatord.cluster.reminders import Reminders
 from mediatord.cluster.trails import Trails
 from mediatord.cluster.way import Sender, Way
@@ -73,16 +74,28 @@ class Elsewhere:
     what the hint is about is stored, and those that hold sockets by then and have no hint yet get one. So a socket
     that has just come, anywhere, is found as if nothing was remembered. Hints of a DID go to each node in order.
 
+    Nobody is asked where it shows without a question that the store would say nobody again.
+
     :param boot: ours.
+    :param arrivals: what shows that.
     """
 
-    def __init__(self, clock: IReactorTime, boot: str, whereabouts: Whereabouts, sender: Sender, told: Told) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        boot: str,
+        whereabouts: Whereabouts,
+        sender: Sender,
+        told: Told,
+        arrivals: Arrivals | None = None,
+    ) -> None:
         self._clock = clock
         self._boot = boot
         self._whereabouts = whereabouts
         self._sender = sender
         self._told = told
         self._trails = Trails(clock)
+        self._quiet = Quiet(arrivals or Unseen())
         self._reminders = Reminders(clock, self._remind, lambda: told.cluster_push("dropped"))
         self._lanes: dict[str, _Lane] = {}
         # Those of them that the store is yet to be asked for.
@@ -92,10 +105,14 @@ class Elsewhere:
 
     def message(self, message: StoredMessage) -> Deferred[bool]:
         """Fires with whether a socket of another node took a message."""
+        if self._quiet.holds(message.account):
+            return succeed(False)
         return self._begin(Way(Hint("messages", message.id, message.account, len(message.payload)), self._sender))
 
     def event(self, event: PendingEvent) -> Deferred[bool]:
         """Fires with whether a socket of another node took an event."""
+        if self._quiet.holds(event.recipient_did):
+            return succeed(False)
         return self._begin(Way(Hint("events", event.id, event.recipient_did, len(event.payload)), self._sender))
 
     def contracts(self, did: str) -> Deferred[bool]:
@@ -143,11 +160,12 @@ class Elsewhere:
             self._ask(way)
 
     def _ask(self, way: Way) -> None:
-        found = self._whereabouts.of(way.hint.lane)
-        found.addCallbacks(self._found, self._not_found, callbackArgs=(way,), errbackArgs=(way,))
+        did = way.hint.lane
+        sign, found = self._quiet.sign(did), self._whereabouts.of(did)
+        found.addCallbacks(self._found, self._not_found, callbackArgs=(way, sign), errbackArgs=(way,))
         found.addErrback(lambda failure: _log.failure("hinting at a message failed", without_text(failure)))
 
-    def _found(self, places: Sequence[Presence], way: Way) -> None:
+    def _found(self, places: Sequence[Presence], way: Way, sign: Hashable) -> None:
         did = way.hint.lane
         others = [place for place in places if place.boot != self._boot]
         nodes = [place.node for place in others if place.node is not None]
@@ -155,6 +173,8 @@ class Elsewhere:
         for _ in range(stale):
             self._told.stale_presence()
         self._trails.note(did, nodes)
+        if not others:
+            self._quiet.note(did, sign)
         self._lanes[did].offer(nodes)
         self._end(way, nodes)
 

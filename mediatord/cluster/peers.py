@@ -81,6 +81,11 @@ class Peer:
         self._warning = Rarely(clock)
         self._lost = self._over = False
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """Hints that wait, and their bytes."""
+        return len(self._queue), self._bytes
+
     def put(self, hint: Hint) -> Deferred[bool | None]:
         """Send a hint; fires with whether a socket took what it is about, None if that is not known; never fails."""
         if len(self._queue) >= MAX_WAITING or (self._queue and self._bytes + hint.weight > MAX_WAITING_BYTES):
@@ -208,6 +213,12 @@ class Peers:
         self._missed: set[str] = set()
         self._gone: dict[str, float] = {}
         self._over = False
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Hints that wait for other nodes, and their bytes."""
+        waiting = [peer.held for peer in self._peers.values()]
+        return sum(entries for entries, _ in waiting), sum(size for _, size in waiting)
 
     def __len__(self) -> int:
         return len(self._peers)

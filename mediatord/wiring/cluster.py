@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
@@ -14,6 +15,7 @@ from mediatord.cluster.calling import Calling
 from mediatord.cluster.elsewhere import Elsewhere
 from mediatord.cluster.membership import LEASE
 from mediatord.cluster.peers import Peers
+from mediatord.cluster.quiet import Arrivals
 from mediatord.cluster.sealing import Sealing
 from mediatord.cluster.secret import ClusterKeys, derive, read_secret
 from mediatord.cluster.standing import Standing
@@ -24,7 +26,7 @@ from mediatord.metrics import Metrics
 from mediatord.private_file import PrivateFileError
 from mediatord.service import StartupError
 from mediatord.turns import Turn
-from mediatord.workers import WorkerPlace
+from mediatord.workers import SharedArrivals, WorkerPlace
 
 # Boots whose names are known after they are gone.
 _KNOWN = 1000
@@ -38,12 +40,14 @@ class Place:
     :param listen: endpoint string of its node-to-node listener.
     :param address: that of a client, for other nodes.
     :param sole: whether only processes that are gone by now had that address before.
+    :param arrivals: what it shares with other workers; None where there is nothing but the store.
     """
 
     listen: str
     address: str
     keys: ClusterKeys = field(repr=False)
     sole: bool = False
+    arrivals: Arrivals | None = None
 
 
 def place_of(config: Config, worker: WorkerPlace | None = None) -> Place | None:
@@ -54,7 +58,8 @@ def place_of(config: Config, worker: WorkerPlace | None = None) -> Place | None:
     """
     if worker is not None:
         # Its directory was made by the supervisor, which replaces nobody who is still there.
-        return Place(worker.address, worker.address, derive(worker.secret), sole=True)
+        arrivals = SharedArrivals.of(Path(worker.path))
+        return Place(worker.address, worker.address, derive(worker.secret), sole=True, arrivals=arrivals)
     listen, address, secret = config.cluster.listen, config.cluster.address, config.cluster.secret_file
     if listen is None or address is None or secret is None:
         return None
@@ -102,9 +107,10 @@ class ClusterSide:
         self._live = 1
         self._names: dict[str, str] = {}
         self._peers = Peers(reactor, self.calling.ask, metrics)
-        self.announcer = Announcer(reactor, store.cluster, node.boot)
+        self.announcer = Announcer(reactor, store.cluster, node.boot, place.arrivals)
         whereabouts = Whereabouts(reactor, store.cluster)
-        self.elsewhere = Elsewhere(reactor, node.boot, whereabouts, self._peers, metrics)
+        metrics.watch("cluster_hints", lambda: self._peers.held)
+        self.elsewhere = Elsewhere(reactor, node.boot, whereabouts, self._peers, metrics, place.arrivals)
         self.turn = _TurnOfMembers(reactor, store.cluster, node.boot, self.standing)
         self.allowances = Allowances(reactor, store.cluster, lambda: self._live, secret=place.keys.allowances)
 

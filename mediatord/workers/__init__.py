@@ -8,10 +8,21 @@ supervisor, whichever way that goes.
 """
 
 from mediatord.workers.adoption import Adopting
+from mediatord.workers.arrivals import SharedArrivals
 from mediatord.workers.brief import Brief, WorkerPlace
 from mediatord.workers.crew import Patience
 from mediatord.workers.sockets import Sharing
 from mediatord.workers.supervisor import Orders, Supervisor
 from mediatord.workers.worker import Worker
 
-__all__ = ["Adopting", "Brief", "Orders", "Patience", "Sharing", "Supervisor", "Worker", "WorkerPlace"]
+__all__ = [
+    "Adopting",
+    "Brief",
+    "Orders",
+    "Patience",
+    "SharedArrivals",
+    "Sharing",
+    "Supervisor",
+    "Worker",
+    "WorkerPlace",
+]

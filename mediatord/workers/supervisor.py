@@ -17,6 +17,7 @@ from twisted.internet.task import LoopingCall
 
 from mediatord.notify import notify, reloading, watchdog_interval
 from mediatord.service import StartupError
+from mediatord.workers.arrivals import make_arrivals
 from mediatord.workers.brief import Brief, Inherited, WorkerPlace
 from mediatord.workers.changeover import Changeover, Tell
 from mediatord.workers.child import FIRST_SOCKET, Child
@@ -111,6 +112,7 @@ class Supervisor(Service):
             # Not earlier: the database is to belong to the user that the workers run as.
             self._check()
             self._directory = Path(tempfile.mkdtemp(prefix="mediatord-workers-"))
+            make_arrivals(self._socket(0), len(self._orders.workers))
         except ValueError as error:
             self._sharing.close()
             raise StartupError(str(error)) from None
@@ -194,8 +196,7 @@ class Supervisor(Service):
     def _recruit(
         self, number: int, hear: Callable[[Child, str, Any], None], gone: Callable[[Child, str], None]
     ) -> Child:
-        assert self._directory is not None
-        path = self._directory / f"{number + 1}.sock"
+        path = self._socket(number)
         for left in (path, path.with_name(f"{path.name}.lock")):
             with contextlib.suppress(FileNotFoundError):
                 left.unlink()
@@ -214,6 +215,11 @@ class Supervisor(Service):
         child = Child(name, hear, ended, missed=-self._patience.starting)
         child.spawn(self._reactor, brief.written(), [descriptor for descriptor, _ in sockets])
         return child
+
+    def _socket(self, number: int) -> Path:
+        """The node-to-node socket of a worker, counted from 0."""
+        assert self._directory is not None
+        return self._directory / f"{number + 1}.sock"
 
     def _hear(self, child: Child, word: str, content: Any) -> None:
         if word == "ask":
