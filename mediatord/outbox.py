@@ -20,6 +20,17 @@ class Outbox:
     :param cleared: told when nothing waits any more and the transport takes frames again.
     """
 
+    __slots__ = (
+        "_cleared",
+        "_max_bytes",
+        "_max_frames",
+        "_paused",
+        "_stopped",
+        "_waiting",
+        "_waiting_bytes",
+        "_write",
+    )
+
     def __init__(
         self,
         write: Callable[[bytes], None],
@@ -31,10 +42,25 @@ class Outbox:
         self._cleared = cleared
         self._max_frames = max_frames
         self._max_bytes = max_bytes
-        self._waiting: deque[bytes] = deque()
+        # An empty deque is larger than all the rest of a socket that has nothing to say.
+        self._waiting: deque[bytes] | None = None
         self._waiting_bytes = 0
         self._paused = False
         self._stopped = False
+
+    def limit(self, max_bytes: int) -> None:
+        """Let so many bytes wait from now on; what waits already goes on waiting."""
+        self._max_bytes = max_bytes
+
+    @property
+    def waiting(self) -> int:
+        """Frames that wait."""
+        return len(self._waiting or ())
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait for the peer to read, those that the transport has not counted."""
+        return self._waiting_bytes
 
     @property
     def is_clear(self) -> bool:
@@ -57,13 +83,15 @@ class Outbox:
         if not self._paused:
             self._write(frame)
             return True
-        full = len(self._waiting) >= self._max_frames or self._waiting_bytes + len(frame) > self._max_bytes
-        if full and self._waiting:
+        waiting = self._waiting
+        if waiting and (len(waiting) >= self._max_frames or self._waiting_bytes + len(frame) > self._max_bytes):
             return False
         self._keep(frame)
         return True
 
     def _keep(self, frame: bytes) -> None:
+        if self._waiting is None:
+            self._waiting = deque()
         self._waiting.append(frame)
         self._waiting_bytes += len(frame)
 
@@ -78,12 +106,14 @@ class Outbox:
             frame = self._waiting.popleft()
             self._waiting_bytes -= len(frame)
             self._write(frame)
+        if not self._waiting:
+            self._waiting = None
         if self.is_clear:
             self._cleared()
 
     def stopProducing(self) -> None:
         """The connection is gone, and what waited with it; the store has it all."""
         self._stopped = True
-        self._waiting.clear()
+        self._waiting = None
         self._waiting_bytes = 0
         self._cleared()

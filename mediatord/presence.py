@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from math import inf
+from sys import intern
 from typing import Generic, Protocol, TypeVar
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 
+from mediatord.few import Few
 from mediatord.synthetic import ITSELF
 
 Reader = TypeVar("Reader")
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V", bound=Hashable)
-W = TypeVar("W")
 
 
 # DIDs of one socket: for each of them other nodes are told that it is here.
@@ -80,10 +79,10 @@ class Connections(Service, Generic[Reader]):
         self._per_peer: dict[str, int] = {}
         self._announcer: Announcer = _Alone()
         self._clock: IReactorTime | None = None
-        self._live: dict[str, dict[Session, Reader]] = {}
-        self._since: dict[str, dict[Session, float]] = {}
-        self._wanted: dict[str, set[Session]] = {}
-        self._dids: dict[Session, set[str]] = {}
+        self._live: Few[str, Session, Reader] = Few()
+        self._since: Few[str, Session, float] = Few()
+        self._wanted: Few[str, Session, None] = Few()
+        self._dids: Few[Session, str, None] = Few()
         self._closed: list[Callable[[Session], None]] = []
         self._emptied: Deferred[None] | None = None
         self._draining = False
@@ -98,6 +97,11 @@ class Connections(Service, Generic[Reader]):
     def draining(self) -> bool:
         """Whether the daemon is stopping: no socket is welcome."""
         return self._draining
+
+    @property
+    def subscriptions(self) -> int:
+        """DIDs that sockets want the messages of, or have said that they will."""
+        return len(self._wanted)
 
     def has_room(self, peer: str) -> bool:
         """Whether one more socket from `peer` is within its limit."""
@@ -128,7 +132,7 @@ class Connections(Service, Generic[Reader]):
             self._per_peer[session.client] = left
         else:
             del self._per_peer[session.client]
-        for did in tuple(self._dids.get(session, ())):
+        for did, _ in self._dids.of(session):
             self.unsubscribe(session, did)
         for callback in self._closed:
             callback(session)
@@ -152,8 +156,9 @@ class Connections(Service, Generic[Reader]):
             return succeed(None)
         if not self._may_have(session, did):
             return fail(TooManyDIDs())
-        self._wanted.setdefault(did, set()).add(session)
-        self._dids.setdefault(session, set()).add(did)
+        did = intern(did)  # a DID is long, and every message brings a copy of it
+        self._wanted.put(did, session, None)
+        self._dids.put(session, did, None)
         return self._announcer.here(did)
 
     def subscribe(self, session: Session, did: str, reader: Reader) -> Deferred[None]:
@@ -164,18 +169,18 @@ class Connections(Service, Generic[Reader]):
         :raise StoreUnavailable: what other nodes accept will not be pushed before the store is there again.
         """
         known = self.expect(session, did)
-        if session in self._wanted.get(did, ()):
-            self._live.setdefault(did, {})[session] = reader
-            if self._clock is not None:
-                self._since.setdefault(did, {}).setdefault(session, self._clock.seconds())
+        if self._wanted.has(did, session):
+            self._live.put(intern(did), session, reader)
+            if self._clock is not None and not self._since.has(did, session):
+                self._since.put(intern(did), session, self._clock.seconds())
         return known
 
     def unsubscribe(self, session: Session, did: str) -> None:
         """Stop pushing what comes for `did` to this socket; others are not touched."""
-        _take_out(self._dids, session, did)
-        _drop(self._live, did, session)
-        _drop(self._since, did, session)
-        if _take_out(self._wanted, did, session):
+        self._dids.drop(session, did)
+        self._live.drop(did, session)
+        self._since.drop(did, session)
+        if self._wanted.drop(did, session):
             self._announcer.gone(did)
 
     def subscribers(self, did: str, *, by: float = inf) -> list[tuple[Session, Reader]]:
@@ -185,25 +190,22 @@ class Connections(Service, Generic[Reader]):
         :param by: leaves out those that subscribed after this time; only where it is remembered, and not those that
             did so before the clock was set back.
         """
-        readers = self._live.get(did)
-        if readers is None:
-            return []
-        if by == inf or self._clock is None:
-            return list(readers.items())
-        now, since = self._clock.seconds(), self._since.get(did, {})
-        return [(session, reader) for session, reader in readers.items() if not by < since.get(session, 0.0) <= now]
+        readers = self._live.of(did)
+        if by == inf or self._clock is None or not readers:
+            return readers
+        now, since = self._clock.seconds(), dict(self._since.of(did))
+        return [(session, reader) for session, reader in readers if not by < since.get(session, 0.0) <= now]
 
     def live(self, wanted: Callable[[Reader], bool]) -> list[str]:
         """The DIDs that a socket with such a reader wants to have what comes for."""
-        return [did for did, readers in self._live.items() if any(map(wanted, readers.values()))]
+        return [did for did in self._live if any(wanted(reader) for _, reader in self._live.of(did))]
 
     def is_subscribed(self, session: Hashable, did: str) -> bool:
         """Whether this very socket wants what comes for `did`."""
-        return session in self._live.get(did, {})
+        return self._live.has(did, session)
 
     def _may_have(self, session: Session, did: str) -> bool:
-        dids = self._dids.get(session, set())
-        return did in dids or len(dids) < MAX_DIDS
+        return self._dids.has(session, did) or self._dids.count(session) < MAX_DIDS
 
     def startService(self) -> None:
         """Take sockets."""
@@ -220,21 +222,3 @@ class Connections(Service, Generic[Reader]):
         for session in tuple(self._sessions):
             session.close(1001, "going away")
         return self._emptied or succeed(None)
-
-
-def _take_out(groups: dict[K, set[V]], key: K, member: V) -> bool:
-    """Whether it was the last member of its group, which then is no more."""
-    group = groups.get(key, set())
-    if member not in group:
-        return False
-    group.discard(member)
-    if not group:
-        del groups[key]
-    return not group
-
-
-def _drop(groups: dict[K, dict[V, W]], key: K, member: V) -> None:
-    group = groups.get(key, {})
-    group.pop(member, None)
-    if not group:
-        groups.pop(key, None)

@@ -45,8 +45,13 @@ class Recent(Generic[V]):
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._max_entries = max_entries
-        self._left = max_bytes
+        self._most = self._left = max_bytes
         self._entries: OrderedDict[str, tuple[V, int]] = OrderedDict()
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many entries there are, and their bytes."""
+        return len(self._entries), self._most - self._left
 
     def get(self, key: str) -> V | None:
         """The value, which thereby becomes the one used last."""
@@ -102,6 +107,11 @@ class WebDIDs:
         self._allowed = tuple(allow_private)
         self._known: Recent[tuple[float, DIDDocument | None]] = Recent(1024, 16_777_216)
         self._waiting: dict[str, list[Deferred[DIDDocument | None]]] = {}
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many answers are kept, and their bytes."""
+        return self._known.held
 
     async def resolve(self, did: str, peer: str | None) -> DIDDocument:
         """
@@ -218,6 +228,12 @@ class Resolver:
         self._recall = recall
         self._local: Recent[DIDDocument] = Recent(max_entries, max_bytes)
         self._kept: Recent[bool] = Recent(max_entries, max_bytes)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many documents and names are kept, and their bytes."""
+        entries, sizes = zip(self._web.held, self._local.held, self._kept.held, strict=True)
+        return sum(entries), sum(sizes)
 
     def resolve(self, did: str, peer: str | None = None) -> Deferred[DIDDocument]:
         """See :class:`~mediatord.interfaces.IResolver`."""

@@ -25,7 +25,7 @@ from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.service import Listener, StartupError
 from mediatord.workers.changeover import Changeover
 from tests.authority import Authority
-from tests.house import CM3, PING, Guest, sealed_forward
+from tests.house import CM3, MP, PING, Guest, sealed_forward
 from tests.web.premises import Premises
 from tests.web.test_websocket import PLENTY, SocketTestCase
 
@@ -240,6 +240,34 @@ class LimitsTests(SocketTestCase):
         for visitor in visitors:
             visitor.send(self.pings("a")[0])
             self.assertEqual(len(visitor.texts()), 1)
+
+    def test_outboxes(self) -> None:
+        """A lower limit counts for sockets that are open; what waits there already goes on waiting."""
+        visitor = self.premises.visitor()
+        visitor.send(self.bob.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
+        visitor.texts()
+        visitor.line.stuck = True
+
+        def kept() -> int:
+            for _ in range(20):
+                letter = self.bob.letter("x" * 20_000)
+                self.premises.receive(sealed_forward(self.premises, self.bob.did, letter), peer="203.0.113.9")
+            return int(visitor.line.protocol._outbox.waiting_bytes)  # type: ignore[attr-defined]
+
+        before = kept()
+        self.assertGreater(before, 300_000)
+        self.limit(max_outbox_bytes=before)
+        self.assertEqual(kept(), before)
+        self.limit(max_outbox_bytes=before + 100_000)
+        self.assertTrue(before < kept() <= before + 100_000)
+
+    def test_unread_answers(self) -> None:
+        """In all, and an eighth of that for one address."""
+        unread = self.premises.site.unread
+        self.assertTrue(unread.has_room("203.0.113.9", 1_000_000))
+        self.limit(max_unread_bytes=4_000_000)
+        self.assertFalse(unread.has_room("203.0.113.9", 1_000_000))
+        self.assertTrue(unread.has_room("203.0.113.9", 500_000))
 
 
 class CertificateTests(SynchronousTestCase):

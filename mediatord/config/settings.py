@@ -105,6 +105,10 @@ class Limits(Section):
     account_per_minute: Annotated[Count, _explain("coordination and pickup requests of one account")] = 600
     max_message_bytes: Annotated[Count, _explain("larger bodies and frames are refused")] = 1_048_576
     max_connections_per_ip: Annotated[Count, _explain("open sockets of one address")] = 64
+    max_outbox_bytes: Annotated[Count, _explain("pushes that wait for one socket which is not read")] = 1_048_576
+    max_unread_bytes: Annotated[
+        Count, _explain("answers over HTTP that are not read, in all; an eighth of that for one address")
+    ] = 268_435_456
 
 
 class Didcomm(Section):

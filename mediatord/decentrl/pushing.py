@@ -85,6 +85,11 @@ class Pushing:
             self._journal.pushed(event, [session.name for session in took], "live", "decentrl")
         return self._taken(bool(took), event, here=True)
 
+    @property
+    def remembered(self) -> int:
+        """Events that are known to have been pushed."""
+        return len(self._pushed)
+
     def was_pushed(self, id_: str) -> bool:
         """Whether an event is known to have been pushed here, and not to have been acknowledged."""
         return self._pushed.get(id_, False)

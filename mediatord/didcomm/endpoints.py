@@ -161,10 +161,12 @@ class EndpointDelivery:
 
     def offer(self, message: StoredMessage) -> None:
         """Begin delivering a stored message, unless too much of its account waits for that already."""
+        if not self._targets.active:
+            return
         size, account = len(message.payload), message.account
         waiting, held = self._waiting.get(account, (0, 0))
         room = waiting < PER_ACCOUNT and held + size <= BYTES_PER_ACCOUNT and self._held + size <= BYTES_IN_ALL
-        if not self._targets.active or not room:
+        if not room:
             return
         self._waiting[account] = waiting + 1, held + size
         self._held += size
@@ -178,6 +180,11 @@ class EndpointDelivery:
             self._waiting[message.account] = waiting - 1, held - size
         else:
             del self._waiting[message.account]
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Messages on their way to endpoints or waiting for it, and their bytes."""
+        return sum(waiting for waiting, _ in self._waiting.values()), self._held
 
     def can_reply(self, peer: str) -> bool:
         """Whether one more reply may be under way for somebody at this address."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
+from sys import intern
 from typing import Literal
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mediatord.deadline import on_its_own
-from mediatord.didcomm.exchange import Correspondent
+from mediatord.didcomm.exchange import Correspondent, Reader
+from mediatord.didcomm.marks import MARK_SECONDS, Marks, watch
 from mediatord.didcomm.packing import Packing
-from mediatord.errors import StoreUnavailable
 from mediatord.faults import without_text
+from mediatord.few import Few
 from mediatord.interfaces import IMessageStore, Removed, StoredMessage
 from mediatord.journal import Journal
 from mediatord.presence import Connections, Session, TooManyDIDs
@@ -30,6 +31,8 @@ _log = Logger()
 MAX_BOUND = 256
 # Messages that are remembered as having been pushed here.
 MAX_PUSHED = 100_000
+# Pushes that may be neither acknowledged nor overdue; one more, and the oldest is pending again before its time.
+MAX_PUSHES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class _Push:
     at: float
     recipient_did: str
     received_at: float
-    sessions: set[Session] = field(default_factory=set)
+    sessions: tuple[Session, ...]
 
 
 class Live:
@@ -77,7 +80,7 @@ class Live:
         self,
         clock: IReactorTime,
         store: IMessageStore,
-        connections: Connections[Correspondent],
+        connections: Connections[Reader],
         packing: Packing,
         journal: Journal,
         settings: LiveSettings,
@@ -91,8 +94,9 @@ class Live:
         self._pushes: OrderedDict[str, _Push] = OrderedDict()
         # Of several nodes, each has to know what it has pushed itself: others do not count for its sockets.
         self._pushed: OrderedDict[str, None] = OrderedDict()
-        self._by_session: dict[Session, set[str]] = {}
-        self._bound: dict[Session, set[str]] = {}
+        self._by_session: Few[Session, str, None] = Few()
+        self._bound: Few[Session, str, None] = Few()
+        self._marks = Marks(clock, self._mark, 0.0 if settings.node else MARK_SECONDS)
         connections.on_close(self._session_closed)
 
     async def bind(self, session: Session, reader: Correspondent) -> None:
@@ -103,13 +107,22 @@ class Live:
         """
         if session not in self._connections:
             return
-        dids = self._bound.setdefault(session, set())
-        if reader.did not in dids and len(dids) < MAX_BOUND:
-            dids.add(reader.did)
-            self._journal.connection_bound("didcomm", session.name, reader.did)
+        if not self._bound.has(session, reader.did) and self._bound.count(session) < MAX_BOUND:
+            did = intern(reader.did)
+            self._bound.put(session, did, None)
+            self._journal.connection_bound("didcomm", session.name, did)
             if self._settings.by_default:
                 with suppress(TooManyDIDs):
-                    await self._connections.subscribe(session, reader.did, reader)
+                    await self.subscribe(session, reader)
+
+    def subscribe(self, session: Session, reader: Correspondent) -> Deferred[None]:
+        """
+        Push to this socket what comes for an account; see :meth:`~mediatord.presence.Connections.subscribe`.
+
+        :raise TooManyDIDs: nothing comes, since it is live for so many already.
+        :raise StoreUnavailable: what other nodes accept will not be pushed before the store is there again.
+        """
+        return self._connections.subscribe(session, intern(reader.did), Reader(reader))
 
     async def rotate(self, prior: str, reader: Correspondent, session: Session | None) -> None:
         """
@@ -123,7 +136,7 @@ class Live:
         for other, _ in self._connections.subscribers(prior):
             self._connections.unsubscribe(other, prior)
         if session is not None and was_live:
-            await self._connections.subscribe(session, reader.did, reader)
+            await self.subscribe(session, reader)
 
     def push(self, message: StoredMessage, *, by: float = inf) -> bool:
         """
@@ -159,15 +172,33 @@ class Live:
             self._remember(message.id)
             return True
         before = self._pushes.pop(message.id, None)  # a late look may find what has just been pushed
-        sessions = {*took, *(before.sessions if before else ())}
-        self._pushes[message.id] = _Push(self._clock.seconds(), message.recipient_did, message.received_at, sessions)
+        sessions = tuple({*took, *before.sessions}) if before else tuple(took)
+        did = intern(message.recipient_did)
+        self._pushes[message.id] = _Push(self._clock.seconds(), did, message.received_at, sessions)
         for session in took:
-            self._by_session.setdefault(session, set()).add(message.id)
+            self._by_session.put(session, message.id, None)
+        self._keep_few()
         self._journal.pushed(message, [session.name for session in took], "live", "didcomm")
         self._remember(message.id)
-        with on_its_own():
-            _watch(self._store.mark_delivered([message.id], node=self._settings.node))
+        self._marks.add(message.id)
         return True
+
+    def _keep_few(self) -> None:
+        """One that pushed to nobody who acknowledges shall not fill the memory."""
+        if len(self._pushes) > MAX_PUSHES:
+            id_, push = next(iter(self._pushes.items()))
+            self._take_back(id_)
+            self._fall_back({id_: push})
+
+    @property
+    def on_their_way(self) -> int:
+        """Pushes that are neither acknowledged nor overdue."""
+        return len(self._pushes)
+
+    @property
+    def remembered(self) -> int:
+        """Messages that are remembered as having been pushed, where other nodes may ask."""
+        return len(self._pushed)
 
     def was_live(self, removed: Removed, settled: Collection[str]) -> bool:
         """
@@ -182,6 +213,7 @@ class Live:
         settled = set()
         for id_ in ids:
             self._pushed.pop(id_, None)
+            self._marks.take_back(id_)
             if self._take_back(id_):
                 settled.add(id_)
         return settled
@@ -198,7 +230,7 @@ class Live:
             self._take_back(id_)
         self._fall_back(late)
 
-    def _frame(self, message: StoredMessage, reader: Correspondent) -> bytes:
+    def _frame(self, message: StoredMessage, reader: Reader) -> bytes:
         if self._settings.mode == "raw":
             return message.payload
         attachment = delivery_attachment(message.id, message.payload, message.form, self._settings.form)
@@ -206,11 +238,11 @@ class Live:
         return self._packing.pack(draft, reader)
 
     def _session_closed(self, session: Session) -> None:
-        self._bound.pop(session, None)
+        self._bound.pop(session)
         lost = {}
-        for id_ in self._by_session.pop(session, set()):
+        for id_, _ in self._by_session.pop(session):
             push = self._pushes[id_]
-            push.sessions.discard(session)
+            push.sessions = tuple(one for one in push.sessions if one is not session)
             if not push.sessions:
                 del self._pushes[id_]
                 lost[id_] = push
@@ -229,31 +261,22 @@ class Live:
         if push is None:
             return False
         for session in push.sessions:
-            self._forget(session, id_)
+            self._by_session.drop(session, id_)
         return True
 
-    def _forget(self, session: Session, id_: str) -> None:
-        ids = self._by_session.get(session)
-        if ids is not None:
-            ids.discard(id_)
-            if not ids:
-                del self._by_session[session]
+    def _mark(self, ids: Sequence[str]) -> Deferred[None]:
+        return self._store.mark_delivered(ids, node=self._settings.node)
 
     def _fall_back(self, pushes: Mapping[str, _Push]) -> None:
         """UC-021 AF-6: what was pushed in vain is in the queue again."""
-        if pushes:
-            _watch(self._store.mark_pending(list(pushes)).addCallback(self._fell_back, pushes))
+        marked: list[str] = []
+        unmarked: list[str] = []
+        for id_ in pushes:
+            (unmarked if self._marks.take_back(id_) else marked).append(id_)
+        self._fell_back(unmarked, pushes)
+        if marked:
+            watch(self._store.mark_pending(marked).addCallback(self._fell_back, pushes))
 
     def _fell_back(self, ids: Iterable[str], pushes: Mapping[str, _Push]) -> None:
         for id_ in ids:
             self._journal.fell_back(id_, pushes[id_].recipient_did, pushes[id_].received_at)
-
-
-def _watch(done: Deferred[None]) -> None:
-    """The mark is for operators and counters; the message itself is safe without it."""
-
-    def failed(failure: object) -> None:
-        _log.warn("the store did not take a delivery mark")
-
-    done.addErrback(lambda failure: failed(failure) if failure.check(StoreUnavailable) else failure)
-    done.addErrback(lambda failure: _log.failure("marking a delivery failed", without_text(failure)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.didcomm.exchange import Answer, Correspondent, Origin, Received
+from mediatord.didcomm.exchange import Answer, Origin, Reader, Received
 from mediatord.didcomm.live import Live
 from mediatord.errors import LiveModeUnsupported, NotEnrolled
 from mediatord.interfaces import Account, IStore
@@ -49,7 +49,7 @@ class Pickup:
         self,
         clock: IReactorTime,
         store: IStore,
-        connections: Connections[Correspondent],
+        connections: Connections[Reader],
         live: Live,
         journal: Journal,
         settings: PickupSettings,
@@ -83,8 +83,8 @@ class Pickup:
         )
         return Answer(DELIVERY, delivery_body(named), attachments)
 
-    async def messages_received(self, received: Received, account: Account, origin: Origin) -> Answer:
-        """Remove what was acknowledged, if it belongs to this account; then a `status`."""
+    async def acknowledge(self, received: Received, account: Account) -> None:
+        """Remove what was acknowledged by a `messages-received`, if it belongs to this account."""
         ids = read_ids(received.message.object())
         if ids:
             removed = await self._store.acknowledge(account.did, ids)
@@ -92,6 +92,9 @@ class Pickup:
             for one in removed:
                 path: Path = "live" if self._live.was_live(one, pushed) else "pickup"
                 self._journal.acknowledged(one, path, "didcomm")
+
+    async def status(self, account: Account, origin: Origin) -> Answer:
+        """How much waits for all of the account."""
         return await self._status(account, origin, None, None)
 
     async def live_delivery_change(self, received: Received, account: Account, origin: Origin) -> Answer:
@@ -106,7 +109,7 @@ class Pickup:
         if origin.session is not None:
             if wanted and received.correspondent is not None:
                 try:
-                    await self._connections.subscribe(origin.session, account.did, received.correspondent)
+                    await self._live.subscribe(origin.session, received.correspondent)
                 except TooManyDIDs:
                     raise LiveModeUnsupported from None
             else:

@@ -31,6 +31,10 @@ class Replying:
         self._delivery.reply(correspondent.document, packed, origin.peer)
         return ACCEPTED
 
+    def goes_nowhere(self, to: Message, correspondent: Correspondent, origin: Origin) -> bool:
+        """Whether nobody would get an answer, so that there is no need to make one."""
+        return self._way(to, correspondent, origin) == "nowhere"
+
     def _way(self, to: Message, correspondent: Correspondent, origin: Origin) -> Way:
         route = (to.return_route or "").lower()
         if route == "thread" and to.return_route_thread not in (None, to.thread):

@@ -50,6 +50,9 @@ class Envelopes:
     :param answer: sends one frame, sooner or later.
     """
 
+    __slots__ = ("_answer", "_opaque", "_receive", "_session")
+
+    # Of the class: it is the same for all.
     half: Half = "didcomm"
 
     def __init__(self, receive: Receive, session: Session, answer: Callable[[bytes], None]) -> None:

@@ -28,6 +28,15 @@ class Unread:
         self._waiting: dict[str, int] = {}
         self.total = 0
 
+    def limit(self, in_all: int) -> None:
+        """Let so many bytes wait from now on, and an eighth of them for one payer."""
+        self._in_all, self._per_payer = in_all, in_all // 8
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Payers with answers that wait, and the bytes of those."""
+        return len(self._waiting), self.total
+
     def of(self, payer: str) -> int:
         """How many bytes wait for one payer."""
         return self._waiting.get(payer, 0)

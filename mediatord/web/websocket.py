@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
-from weakref import WeakSet
 
-import txaio
-from autobahn.twisted.websocket import WebSocketServerFactory, WebSocketServerProtocol
+from autobahn.twisted.websocket import WebSocketServerProtocol
 from autobahn.websocket import USES_NVX
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 
 from mediatord.errors import ShuttingDown
@@ -23,12 +22,18 @@ from mediatord.journal import Journal
 from mediatord.outbox import Outbox
 from mediatord.presence import Connections, Session
 from mediatord.synthetic import HEADER
+from mediatord.web.direct import send
+from mediatord.web.frames import BINARY, PING, PONG, header, payload_of, read_frame
 from mediatord.web.peers import Peers
+from mediatord.web.pulse import Pulse
+from mediatord.web.resting import rest
 from mediatord.web.speech import Conversation, Envelopes, FirstMessageDecides, Receive, Speech
 
 _log = Logger()
 
 MAX_FRAGMENTS = 1024
+# Bytes of pushes that wait for one socket.
+MAX_OUTBOX = 1_048_576
 # Frames of one socket that may wait for their turn before reading from it stops.
 MAX_WAITING = 8
 
@@ -55,16 +60,7 @@ class Sockets:
     clock: IReactorTime
 
 
-def frame_header(length: int) -> bytes:
-    """The header of an unmasked, final text frame (RFC 6455 section 5.2)."""
-    if length < 126:
-        return bytes((0x81, length))
-    if length < 65_536:
-        return b"\x81\x7e" + length.to_bytes(2, "big")
-    return b"\x81\x7f" + length.to_bytes(8, "big")
-
-
-class _Silence:
+class Silence:
     """Takes the place of Autobahn's loggers: they tell addresses and what clients wrote. Our events tell the rest."""
 
     def __getattr__(self, level: str) -> Callable[..., None]:
@@ -77,24 +73,70 @@ class MediatorSocket(WebSocketServerProtocol):
 
     Messages of one socket are served one after the other, so that what a wallet asks for in a row is answered in
     that order; while too many wait, the socket is not read.
+
+    Autobahn shakes hands, closes, and reads whatever is not plain. Plain frames are read and written here
+    (:mod:`mediatord.web.frames`): it would spend more on one than all the rest of its way takes.
     """
 
-    log: Any = _Silence()
+    # For thousands of them: Autobahn's own attributes are those of the class (:mod:`mediatord.web.resting`).
+    __slots__ = (
+        "_bytes_in",
+        "_bytes_out",
+        "_fragments",
+        "_heard",
+        "_messages_in",
+        "_messages_out",
+        "_opened",
+        "_outbox",
+        "_pinged",
+        "_reading",
+        "_resting",
+        "_serving",
+        "_speech",
+        "_waiting",
+        "client",
+        "name",
+        "transport",
+        "turn",
+    )
 
-    def __init__(self, sockets: Sockets) -> None:
+    log: Any = Silence()
+    transport: Any
+    # As Autobahn calls them.
+    maxFramePayloadSize: int  # noqa: N815
+    maxMessagePayloadSize: int  # noqa: N815
+    _sockets: Sockets
+    _pulse: Pulse
+    _max_outbox: int
+
+    def __init__(self) -> None:
         super().__init__()
         self.client = ""
         self.name = secrets.token_hex(8)
-        self._sockets = sockets
-        self._outbox = Outbox(self._write_frame, cleared=self._go_on)
-        self._speech: Speech = Envelopes(sockets.receive, self, self._outbox.put)
-        self._waiting: deque[tuple[bytes, bool]] = deque()
+        self.turn = 0
+        self._outbox = Outbox(self._write_frame, max_bytes=self._max_outbox, cleared=self._go_on)
+        self._speech: Speech = Envelopes(self._sockets.receive, self, self._outbox.put)
+        self._waiting: deque[tuple[bytes, bool]] | None = None
         self._serving = False
         self._reading = True
-        self._fragments = 0
         self._opened = False
-        self._line: Any = None
-        self._traffic = [0, 0, 0, 0]
+        self._resting = False
+        self._heard = False
+        self._pinged = False
+        self._fragments = 0
+        self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
+
+    @property
+    def unsent(self) -> tuple[int, int]:
+        """Frames that wait until the transport has room, and bytes that wait for the peer to read, those included."""
+        return self._outbox.waiting, self._outbox.waiting_bytes + _unsent(self.transport)
+
+    @property
+    def unserved(self) -> tuple[int, int]:
+        """Messages that wait for their turn, and their bytes, with those of one that is not complete yet."""
+        waiting = self._waiting or ()
+        begun = self.message_data_total_length if self.inside_message else 0
+        return len(waiting), sum(len(payload) for payload, _ in waiting) + len(self.data) + begun
 
     def onConnect(self, request: Any) -> None:
         """The handshake was read; no sub-protocol is ever selected."""
@@ -110,13 +152,44 @@ class MediatorSocket(WebSocketServerProtocol):
     def onOpen(self) -> None:
         """The handshake is done."""
         # After the upgrade the HTTP channel is still the transport's producer.
-        self._line = self.transport
-        self._line.unregisterProducer()
-        self._line.registerProducer(self._outbox, True)
+        self.transport.unregisterProducer()
+        self.transport.registerProducer(self._outbox, True)
         self._opened = True
+        self._pulse.add(self)
         self._sockets.journal.connection_opened(self.name, self.client)
         self._sockets.connections.opened(self)
         self._speech.begin()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Some bytes of one or several frames, or a part of one."""
+        self._heard = True
+        at = self._read_plain(data) if self._resting else 0
+        if at == len(data):
+            return
+        self._resting = False
+        self._dataReceived(data[at:] if at else data)
+        if self._opened and self.state == self.STATE_OPEN and self._is_between_messages():
+            rest(self)
+            self._resting = True
+
+    def _is_between_messages(self) -> bool:
+        return not (self.data or self.inside_message or self.current_frame)
+
+    def _read_plain(self, data: bytes) -> int:
+        """Take the messages in whole, plain frames; how many bytes they are."""
+        at = 0
+        while at < len(data) and self.state == self.STATE_OPEN:
+            frame = read_frame(data, at, self.maxMessagePayloadSize)
+            if frame is None:
+                break
+            at = frame.end
+            if frame.kind != PONG:
+                self.onMessage(payload_of(data, frame), frame.kind == BINARY)
+        return at
+
+    def fire(self, event: str, *args: Any, **values: Any) -> Deferred[None]:
+        """Autobahn tells listeners of every message; there are none."""
+        return succeed(None)
 
     def onMessageBegin(self, isBinary: bool) -> None:  # noqa: N803
         """A message starts."""
@@ -134,12 +207,14 @@ class MediatorSocket(WebSocketServerProtocol):
         """A whole message, text or binary."""
         if self.state != self.STATE_OPEN:  # it is being closed, and what still comes is not served
             return
-        self._traffic[0] += 1
-        self._traffic[2] += len(payload)
+        self._messages_in += 1
+        self._bytes_in += len(payload)
+        if self._waiting is None:
+            self._waiting = deque()
         self._waiting.append((payload, isBinary))
         if len(self._waiting) >= MAX_WAITING and self._reading:
             self._reading = False
-            self._line.pauseProducing()
+            self.transport.pauseProducing()
         self._go_on()
 
     def _go_on(self) -> None:
@@ -155,18 +230,15 @@ class MediatorSocket(WebSocketServerProtocol):
                 payload, is_binary = self._waiting.popleft()
                 if not self._reading and len(self._waiting) < MAX_WAITING // 2:
                     self._reading = True
-                    self._line.resumeProducing()
+                    self.transport.resumeProducing()
                 try:
                     await self._speech.hear(payload, is_binary)
                 except ShuttingDown:
                     self.close(1001, "going away")
         finally:
             self._serving = False
-
-    def limit(self, max_message: int) -> None:
-        """Take messages of so many bytes from now on."""
-        # What Autobahn has copied from the factory.
-        self.maxFramePayloadSize = self.maxMessagePayloadSize = max_message
+            if not self._waiting:  # an empty deque takes more than half a kilobyte
+                self._waiting = None
 
     def send(self, frame: bytes) -> bool:
         """Queue one text frame; False when the socket cannot take it now."""
@@ -175,17 +247,31 @@ class MediatorSocket(WebSocketServerProtocol):
     def close(self, code: int, reason: str) -> None:
         """Begin the closing handshake; a peer that does not answer is dropped after two seconds."""
         if self.state == self.STATE_OPEN:
-            self._waiting.clear()
+            self._waiting = None
             # sendClose takes only the codes of applications.
             self.sendCloseFrame(code, reason.encode(), isReply=False)
+
+    def beat(self) -> None:
+        """Send a ping; a peer of whom nothing has come since the last one is gone."""
+        if self.state != self.STATE_OPEN:  # there is a time-out for closing
+            return
+        if self._pinged and not self._heard:
+            self.onAutoPingTimeout()
+            return
+        self._pinged, self._heard = True, False
+        send(self.transport, PING)
+
+    def limit_outbox(self, max_bytes: int) -> None:
+        """Keep so many bytes of pushes from now on while the peer does not read."""
+        self._outbox.limit(max_bytes)
 
     def _write_frame(self, payload: bytes) -> None:
         if self.state != self.STATE_OPEN:  # nothing may come after a close frame
             return
         # Autobahn's sendMessage costs three times as much, and would refuse what is longer than it would read.
-        self._traffic[1] += 1
-        self._traffic[3] += len(payload)
-        self._line.write(frame_header(len(payload)) + payload)
+        self._messages_out += 1
+        self._bytes_out += len(payload)
+        send(self.transport, header(len(payload)) + payload)
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:  # noqa: N803
         """
@@ -196,11 +282,11 @@ class MediatorSocket(WebSocketServerProtocol):
         self._outbox.stopProducing()
         if self._opened:
             self._opened = False
+            self._pulse.remove(self)
             ours = self.localCloseCode if self.closedByMe else None
             by: Literal["us", "peer"] = "us" if ours is not None else "peer"
-            self._sockets.journal.connection_closed(
-                self.name, self._speech.half, ours or code, by, tuple(self._traffic)
-            )
+            traffic = (self._messages_in, self._messages_out, self._bytes_in, self._bytes_out)
+            self._sockets.journal.connection_closed(self.name, self._speech.half, ours or code, by, traffic)
             self._speech.end()
         self._sockets.connections.closed(self)
 
@@ -209,62 +295,8 @@ def _host(protocol: Any) -> str:
     return getattr(protocol.transport.getPeer(), "host", "") or ""
 
 
-class _Timers:
-    """
-    Takes the place of Autobahn's batched timer, which puts calls for the same moment on one timer of the reactor.
-
-    When the clock is set, a timer keeps the time that it has left and is at another moment from then on: what is
-    asked for then would find one that fires much earlier or later.
-    """
-
-    def __init__(self, reactor: Any) -> None:
-        self._reactor = reactor
-
-    def call_later(self, delay: float, call: Callable[..., None], *args: Any, **options: Any) -> IDelayedCall:
-        """Have something called after so many seconds."""
-        timer: IDelayedCall = self._reactor.callLater(delay, call, *args, **options)
-        return timer
-
-
-class SocketFactory(WebSocketServerFactory):
-    """
-    Makes sockets for upgraded requests.
-
-    :param max_message: bytes of a message, and of a frame.
-    """
-
-    log: Any = _Silence()
-
-    def __init__(self, reactor: Any, sockets: Sockets, max_message: int, *, ping_interval: float = 30.0) -> None:
-        super().__init__(url=None, server="mediatord", reactor=reactor)
-        # Autobahn's timers run on this.
-        txaio.config.loop = reactor  # type: ignore[attr-defined]  # made at run time
-        # There is no public way: txaio's own takes the moments from the reactor.
-        self._batched_timer = _Timers(reactor)
-        self._sockets = sockets
-        self._made: WeakSet[MediatorSocket] = WeakSet()
-        self.limit(max_message)
-        self.setProtocolOptions(
-            # Fail with a close code, not by cutting the line.
-            failByDrop=False,
-            openHandshakeTimeout=10,
-            closeHandshakeTimeout=2,
-            autoPingInterval=ping_interval,
-            autoPingTimeout=ping_interval,
-            tcpNoDelay=True,
-            # JSON is checked to be UTF-8 when it is parsed.
-            utf8validateIncoming=False,
-        )
-
-    def limit(self, max_message: int) -> None:
-        """Take messages and frames of so many bytes from now on, also on sockets that are open."""
-        self.setProtocolOptions(maxFramePayloadSize=max_message, maxMessagePayloadSize=max_message)
-        for socket in self._made:
-            socket.limit(max_message)
-
-    def buildProtocol(self, addr: object) -> MediatorSocket:
-        """One socket."""
-        protocol = MediatorSocket(self._sockets)
-        protocol.factory = self
-        self._made.add(protocol)
-        return protocol
+def _unsent(transport: Any) -> int:
+    """Bytes that Twisted keeps until the kernel takes them; 0 where that is not known, as under TLS."""
+    if not isinstance(transport, Connection):
+        return 0
+    return len(transport.dataBuffer) - transport.offset + transport._tempDataLen

@@ -44,6 +44,7 @@ def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
     )
     pushing = Pushing(base.connections, journal, base.cluster.elsewhere if base.cluster else None)
     base.late.events = pushing.settled
+    journal.metrics.watch("remembered_events", lambda: (pushing.remembered, None))
     desk = Desk(
         clock=clock,
         store=store.decentrl,
