@@ -29,18 +29,24 @@ class _Request:
 _current: ContextVar[_Request | None] = ContextVar("request", default=None)
 
 
-@contextmanager
-def one_request(clock: IReactorTime) -> Iterator[None]:
+class one_request:  # noqa: N801  it is used as a function
     """All that is done inside is for one request, which begins now."""
-    before, request = _current.get(), _Request(clock.seconds())
-    _current.set(request)
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_before", "_request")
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._request = _Request(clock.seconds())
+
+    def __enter__(self) -> None:
+        self._before = _current.get()
+        _current.set(self._request)
+
+    def __exit__(self, *_: object) -> None:
+        request = self._request
         request.began = None
         # A coroutine that nobody holds any more is ended in the context of somebody else.
         if _current.get() is request:
-            _current.set(before)
+            _current.set(self._before)
 
 
 @contextmanager

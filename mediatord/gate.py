@@ -60,10 +60,21 @@ class Gate(Service):
             with one_request(self._clock):
                 return await work()
         finally:
-            self._inside -= 1
-            if self._emptied is not None and self._inside == 0:
-                emptied, self._emptied = self._emptied, None
-                emptied.callback(None)
+            self.leave()
+
+    def enter(self) -> bool:
+        """Whether work may begin at once; whoever begins it says when it is done, by :meth:`leave`."""
+        if not self._open or self._waiting is not None:
+            return False
+        self._inside += 1
+        return True
+
+    def leave(self) -> None:
+        """Some work is done."""
+        self._inside -= 1
+        if self._emptied is not None and self._inside == 0:
+            emptied, self._emptied = self._emptied, None
+            emptied.callback(None)
 
     def startService(self) -> None:
         """Let work in."""

@@ -10,7 +10,7 @@ from typing import Literal
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import MediatorError
-from mediatord.eventlog.events import EventLog
+from mediatord.eventlog.events import EventLog, milliseconds
 from mediatord.message_journal import Half, MessageJournal, Path
 from mediatord.metrics import Metrics
 from mediatord.stopwatch import Stopwatch, begin_timing
@@ -24,10 +24,10 @@ __all__ = ["Half", "Journal", "Path", "Told"]
 _LONGEST_AGE_MS = 3_155_760_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Told:
     """
-    A request that was begun.
+    A request that was begun; not frozen, which would take longer than all of :meth:`Journal.begin`.
 
     :param began: by a clock that nobody sets.
     """
@@ -60,7 +60,7 @@ class Journal(MessageJournal):
     What has a line in the log and a counter is counted right before its line is written, one by one: so the counters
     that stand in the log are those of the lines before (:meth:`Metrics.totals`).
 
-    :param steady: seconds since any time, by a clock that nobody sets.
+    :ivar steady: seconds since any time, by a clock that nobody sets.
     :ivar on_refusal: told of requests that were refused or failed: protocol, situation in words, and code.
     """
 
@@ -74,16 +74,24 @@ class Journal(MessageJournal):
         is_own: Callable[[str], bool] = lambda did: False,
     ) -> None:
         super().__init__(clock, events, metrics, tags, is_own)
-        self._steady = steady or clock.seconds
-        self._since = self._steady()
+        self.steady = steady or clock.seconds
+        self._since = self.steady()
         self.on_refusal: Callable[[Half, str, str], None] = lambda protocol, situation, code: None
         self._requests = 0
         self._connections: dict[str, _Connection] = {}
 
-    def begin(self, protocol: Half, peer: str, size: int) -> Told:
-        """A request or frame of `size` bytes came in."""
+    def begin(
+        self, protocol: Half, peer: str, size: int, watch: Stopwatch | None = None, came: float | None = None
+    ) -> Told:
+        """
+        A request or frame of `size` bytes came in.
+
+        :param watch: of this request; by default one that those find who work for it.
+        :param came: when, by :attr:`steady`; by default now.
+        """
         self._requests += 1
-        return Told(f"{self._requests:x}", protocol, peer, size, self._steady(), begin_timing())
+        began = self.steady() if came is None else came
+        return Told(f"{self._requests:x}", protocol, peer, size, began, watch or begin_timing())
 
     def end(
         self,
@@ -104,27 +112,46 @@ class Journal(MessageJournal):
         """
         if told.peer == ITSELF:
             return
-        seconds = self._steady() - told.began
+        seconds = self.steady() - told.began
         outcome = "failed" if status >= 500 else "accepted" if fault is None else "rejected"
         self.metrics.request(told.protocol, outcome, seconds)
         if fault is not None:
             self.metrics.rejected(_situation(fault))
         if fault is not None or outcome == "failed":
             self.on_refusal(told.protocol, *_reason(told.protocol, fault, code))
-        self._events.emit(
-            "req.done",
-            req=told.request,
-            conn=session,
-            proto=told.protocol,
-            mtype=kind,
-            status=status,
-            code=None if fault is None else code or _wire(told.protocol, fault).code,
-            size=told.size,
-            dur_ms=seconds * 1000,
-            crypto_ms=told.crypto.seconds * 1000 or None,
-            sender=None if sender is None else self._tags.did(sender),
-            peer=self._tags.peer(told.peer) or None,
-        )
+        code = None if fault is None else code or _wire(told.protocol, fault).code
+        self._events.write("req.done", self._done(told, seconds, status, code, kind, sender, session))
+
+    def _done(
+        self,
+        told: Told,
+        seconds: float,
+        status: int,
+        code: str | None,
+        kind: str | None,
+        sender: str | None,
+        session: str | None,
+    ) -> dict[str, object]:
+        fields: dict[str, object] = {
+            "req": told.request,
+            "proto": told.protocol,
+            "status": status,
+            "size": told.size,
+            "dur_ms": milliseconds(seconds * 1000),
+        }
+        if session is not None:
+            fields["conn"] = session
+        if kind is not None:
+            fields["mtype"] = kind
+        if code is not None:
+            fields["code"] = code
+        if told.crypto.seconds:
+            fields["crypto_ms"] = milliseconds(told.crypto.seconds * 1000)
+        if sender is not None:
+            fields["sender"] = self._tags.did(sender)
+        if peer := self._tags.peer(told.peer):
+            fields["peer"] = peer
+        return fields
 
     def turned_away(self, protocol: Half, peer: str, size: int, fault: MediatorError) -> None:
         """A request was refused before anybody looked at it."""
@@ -186,7 +213,7 @@ class Journal(MessageJournal):
         """A socket finished its handshake."""
         if peer == ITSELF:
             return
-        self._connections[name] = _Connection(self._steady())
+        self._connections[name] = _Connection(self.steady())
         self.metrics.active_connections.inc()
         self._events.emit("conn.open", conn=name, transport="ws", peer=self._tags.peer(peer) or None)
 
@@ -229,7 +256,7 @@ class Journal(MessageJournal):
             conn=name,
             did=None if connection.did is None else self._tags.did(connection.did),
             proto=protocol,
-            dur_ms=(self._steady() - connection.began) * 1000,
+            dur_ms=(self.steady() - connection.began) * 1000,
             ws_code=code,
             reason=by,
             n_in=n_in,
@@ -261,7 +288,7 @@ class Journal(MessageJournal):
 
     def _lap_ms(self) -> float:
         """Since it was made, or since this was asked last."""
-        before, self._since = self._since, self._steady()
+        before, self._since = self._since, self.steady()
         return (self._since - before) * 1000
 
 

@@ -18,7 +18,7 @@ Method = Literal["live", "queue"]
 Half = Literal["didcomm", "decentrl"]
 
 # Messages whose pushes are counted until they are gone, those that were pushed last.
-_MAX_PUSHED = 100_000
+_MAX_PUSHED = 10_000
 
 
 class Carried(Protocol):
@@ -67,6 +67,11 @@ class MessageJournal:
         self.metrics = metrics
         self.is_own = is_own
 
+    @property
+    def remembered(self) -> int:
+        """Messages whose pushes are counted."""
+        return len(self._attempts)
+
     def tag(self, did: str) -> str:
         """What stands for a DID in the log."""
         return self._tags.did(did)
@@ -84,17 +89,19 @@ class MessageJournal:
         self.metrics.forwarded.inc()
         if method == "queue":
             self.metrics.stored.inc()
-        self._events.emit(
-            "msg.accept",
-            msg=self._tags.message(message.id),
-            req=request,
-            sender=None if sender is None else self._tags.did(sender),
-            rcpt=self._tags.did(message.recipient_did),
-            proto=half,
-            size=len(message.payload),
-            ttl_s=None if expires_at is None else round(expires_at - message.received_at),
-            method=method,
-        )
+        fields: dict[str, object] = {
+            "msg": self._tags.message(message.id),
+            "req": request,
+            "rcpt": self._tags.did(message.recipient_did),
+            "proto": half,
+            "size": len(message.payload),
+            "method": method,
+        }
+        if sender is not None:
+            fields["sender"] = self._tags.did(sender)
+        if expires_at is not None:
+            fields["ttl_s"] = round(expires_at - message.received_at)
+        self._events.write("msg.accept", fields)
 
     def pushed(self, message: Carried, sessions: Sequence[str | None], path: Path, half: Half) -> None:
         """
@@ -111,17 +118,18 @@ class MessageJournal:
         tag, rcpt = self._tags.message(message.id), self._tags.did(message.recipient_did)
         latency_ms = self._age_ms(message.received_at)
         for session in sessions:
-            self._events.emit(
-                "msg.push",
-                msg=tag,
-                rcpt=rcpt,
-                conn=session,
-                proto=half,
-                path=path,
-                attempt=attempt,
-                latency_ms=latency_ms,
-                ok=True,
-            )
+            fields: dict[str, object] = {
+                "msg": tag,
+                "rcpt": rcpt,
+                "proto": half,
+                "path": path,
+                "attempt": attempt,
+                "latency_ms": latency_ms,
+                "ok": True,
+            }
+            if session is not None:
+                fields["conn"] = session
+            self._events.write("msg.push", fields)
 
     def fell_back(self, id_: str, recipient_did: str, received_at: float) -> None:
         """A push came to nothing: the message waits in the queue after all (UC-021 AF-6)."""
@@ -152,13 +160,15 @@ class MessageJournal:
         self._attempts.pop(removed.id, None)
         self.metrics.delivered.inc()
         self.metrics.latency(path, max(0.0, self._clock.seconds() - removed.received_at))
-        self._events.emit(
+        self._events.write(
             "msg.ack",
-            msg=self._tags.message(removed.id),
-            rcpt=self._tags.did(removed.recipient_did),
-            proto=half,
-            path=path,
-            latency_ms=self._age_ms(removed.received_at),
+            {
+                "msg": self._tags.message(removed.id),
+                "rcpt": self._tags.did(removed.recipient_did),
+                "proto": half,
+                "path": path,
+                "latency_ms": self._age_ms(removed.received_at),
+            },
         )
 
     def expired(self, removed: Removed) -> None:

@@ -8,16 +8,18 @@ label but `did` takes one of a few fixed words.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.samples import Sample
 
 from mediatord.process_figures import ProcessFigures
+from mediatord.tallies import Spreads, Tallies
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+# Entries and bytes of a buffer, as far as they are counted.
+Held = tuple[int | None, int | None]
 
 _REQUEST_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _STORE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -52,16 +54,18 @@ class Metrics:
     ) -> None:
         self._registry = registry
         self._label = label
-        self.forwarded = _counter(registry, "messages_forwarded", "Payloads accepted for a recipient")
-        self.stored = _counter(registry, "messages_stored", "Payloads queued because they could not be pushed")
-        self.delivered = _counter(registry, "messages_delivered", "Payloads acknowledged by their recipient")
-        self.expired = _counter(registry, "messages_expired", "Payloads dropped at the end of their time")
-        self.evicted = _counter(registry, "messages_evicted", "Payloads dropped to make room for newer ones")
+        self.forwarded = _counter(registry, "messages_forwarded", "Payloads accepted for a recipient").labels()
+        self.stored = _counter(
+            registry, "messages_stored", "Payloads queued because they could not be pushed"
+        ).labels()
+        self.delivered = _counter(registry, "messages_delivered", "Payloads acknowledged by their recipient").labels()
+        self.expired = _counter(registry, "messages_expired", "Payloads dropped at the end of their time").labels()
+        self.evicted = _counter(registry, "messages_evicted", "Payloads dropped to make room for newer ones").labels()
         self.active_connections = _gauge(registry, "active_connections", "Open sockets")
-        self._log_dropped = _counter(registry, "log_dropped", "Lines of the event log that were not written")
+        self._log_dropped = _counter(registry, "log_dropped", "Lines of the event log that were not written").labels()
         self._log_deleted = _counter(
             registry, "log_segments_deleted", "Closed segments deleted because of log.rotate.keep"
-        )
+        ).labels()
         self.storage_is_up = False
         self._storage_up = _gauge(registry, "storage_up", "Whether the store answers")
         self._queue_size = _gauge(registry, "message_queue_size", "Waiting messages of the largest queues", "did")
@@ -74,12 +78,8 @@ class Metrics:
         )
         store = _histogram(registry, "store_duration", "Operations of the store", _STORE_BUCKETS, "operation")
         self._request_counter = requests
-        self._requests, self._rejected = cache(requests.labels), cache(rejected.labels)
-        self._duration, self._latency, self._store = (
-            cache(duration.labels),
-            cache(latency.labels),
-            cache(store.labels),
-        )
+        self._requests, self._rejected = requests.labels, rejected.labels
+        self._duration, self._latency, self._store = duration.labels, latency.labels, store.labels
         self._reload = _gauge(registry, "config_last_reload_success", "Whether all of the last reload was taken")
         self._reloaded_at = _gauge(
             registry, "config_last_reload_success_timestamp_seconds", "When a reload, or the start, was taken last"
@@ -88,22 +88,29 @@ class Metrics:
             registry, "certificate_expiry_timestamp_seconds", "When the certificate of a listener ends", "listener"
         )
         self._cluster_nodes = _gauge(registry, "cluster_nodes", "Live nodes, this one among them")
-        self._stale_presence = _counter(registry, "cluster_stale_presence", "Sockets that are not where they were")
+        self._stale_presence = _counter(
+            registry, "cluster_stale_presence", "Sockets that are not where they were"
+        ).labels()
         self._hints = _histogram(
             registry, "cluster_hint_duration", "From a message for another node to its answer", _STORE_BUCKETS
-        )
+        ).labels()
         pushes = _counter(registry, "cluster_pushes", "What other nodes were to push, by outcome", "outcome")
         refused = _counter(registry, "cluster_refused", "Node-to-node requests refused, by reason", "reason")
-        self._pushes, self._refused = cache(pushes.labels), cache(refused.labels)
+        self._pushes, self._refused = pushes.labels, refused.labels
+        self._buffers: dict[str, Callable[[], Held]] = {}
         self._waiting: int | None = None
         self._oldest: float | None = None
-        self._lag = _histogram(registry, "reactor_lag", "How late the reactor was, every second", _LAG_BUCKETS)
+        self._lag = _histogram(
+            registry, "reactor_lag", "How late the reactor was, every second", _LAG_BUCKETS
+        ).labels()
         ProcessFigures(registry)
         self.ready_now: Callable[[], bool | None] = lambda: None
         registry.register(self)
-        self._cycle = _histogram(registry, "ready_cycle_duration", "Readiness cycles that succeeded", _STORE_BUCKETS)
+        self._cycle = _histogram(
+            registry, "ready_cycle_duration", "Readiness cycles that succeeded", _STORE_BUCKETS
+        ).labels()
         failures = _counter(registry, "ready_failures", "Readiness cycles that did not, by stage", "stage")
-        self._failures = cache(failures.labels)
+        self._failures = failures.labels
         Info("mediator_build", "The version that is running", registry=registry).info({"version": version})
 
     def request(self, protocol: str, outcome: str, seconds: float) -> None:
@@ -122,23 +129,27 @@ class Metrics:
     def totals(self) -> dict[str, int]:
         """What the counters say that the event log can be compared with, as fields of the event `counters`."""
         totals = {
-            "forwarded": _value(self.forwarded),
-            "stored": _value(self.stored),
-            "delivered": _value(self.delivered),
-            "expired": _value(self.expired),
-            "evicted": _value(self.evicted),
+            "forwarded": self.forwarded.value,
+            "stored": self.stored.value,
+            "delivered": self.delivered.value,
+            "expired": self.expired.value,
+            "evicted": self.evicted.value,
             "requests_accepted": 0,
             "requests_rejected": 0,
             "requests_failed": 0,
             "connections": _value(self.active_connections),
         }
-        for sample in _samples(self._request_counter):
-            totals[f"requests_{sample.labels['outcome']}"] += int(sample.value)
+        for (_, outcome), tally in self._request_counter.series():
+            totals[f"requests_{outcome}"] += tally.value
         return totals
 
     def rejected(self, reason: str) -> None:
         """A request or frame was refused. :param reason: name of the situation in words, as `recipient_unknown`."""
         self._rejected(reason).inc()
+
+    def rejections(self, reason: str) -> int:
+        """How often that was so."""
+        return self._rejected(reason).value
 
     def latency(self, method: str, seconds: float) -> None:
         """A payload was acknowledged `seconds` after it was accepted. :param method: how it was handed over."""
@@ -199,8 +210,27 @@ class Metrics:
         """A readiness cycle did not get through. :param stage: where it ended."""
         self._failures(stage).inc()
 
+    def watch(self, buffer: str, held: Callable[[], Held]) -> None:
+        """
+        Show how full a buffer is.
+
+        :param buffer: its name, one of those in docs/limits.md.
+        :param held: asked at every scrape: entries and bytes, each None where it is not counted.
+        """
+        self._buffers[buffer] = held
+
+    def _filling(self) -> Iterable[Metric]:
+        entries = GaugeMetricFamily("mediator_buffer_entries", "Entries of what is kept in memory", labels=["buffer"])
+        sizes = GaugeMetricFamily("mediator_buffer_bytes", "Bytes of what is kept in memory", labels=["buffer"])
+        for buffer, held in self._buffers.items():
+            for family, value in zip((entries, sizes), held(), strict=True):
+                if value is not None:
+                    family.add_metric([buffer], value)
+        return entries, sizes
+
     def collect(self) -> Iterable[Metric]:
         """Called by the registry, for what is known only when it is asked for."""
+        yield from self._filling()
         ready = self.ready_now()
         if ready is not None:
             yield GaugeMetricFamily("mediator_ready", "Whether messages get through; only while asked", int(ready))
@@ -230,43 +260,22 @@ class Metrics:
 
     def render(self) -> bytes:
         """All of it in Prometheus' text format; to be sent as :data:`CONTENT_TYPE`."""
-        return generate_latest(_WithoutCreationTimes(self._registry))
+        return generate_latest(self._registry)
 
 
-class _WithoutCreationTimes:
-    """The registry without the `_created` series, which are of no use and double the number of names."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterable[Metric]:
-        """Called by the renderer."""
-        for metric in self._registry.collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
-
-
-def _samples(metric: Counter | Gauge) -> list[Sample]:
-    """What is exposed of it, but for the times at which its series were made."""
-    (family,) = metric.collect()
-    return [sample for sample in family.samples if not sample.name.endswith("_created")]
-
-
-def _value(metric: Counter | Gauge) -> int:
+def _value(gauge: Gauge) -> int:
     """Of one that has no labels."""
-    (sample,) = _samples(metric)
-    return int(sample.value)
+    (family,) = gauge.collect()
+    return int(family.samples[0].value)
 
 
-def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
-    return Counter(f"mediator_{name}", text, labels, registry=registry)
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Tallies:
+    return Tallies(registry, f"mediator_{name}", text, *labels)
 
 
 def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
     return Gauge(f"mediator_{name}", text, labels, registry=registry)
 
 
-def _histogram(
-    registry: CollectorRegistry, name: str, text: str, buckets: Sequence[float], *labels: str
-) -> Histogram:
-    return Histogram(f"mediator_{name}_seconds", text, labels, buckets=buckets, registry=registry)
+def _histogram(registry: CollectorRegistry, name: str, text: str, buckets: Sequence[float], *labels: str) -> Spreads:
+    return Spreads(registry, f"mediator_{name}_seconds", text, buckets, *labels)

@@ -71,7 +71,7 @@ class CountersTests(SynchronousTestCase):
         self.house.request("POST", "/didcomm", b"x" * 2_000_000)
         with self.house.failing("deposit", StoreUnavailable()):
             self.assertEqual(self.forward(self.bob.letter()), 503)
-        with self.house.failing("owner", RuntimeError("of ours")):
+        with self.house.failing("deposit", RuntimeError("of ours")):
             self.assertEqual(self.forward(self.bob.letter()), 500)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         after = self.grown(now)

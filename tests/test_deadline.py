@@ -18,6 +18,7 @@ from mediatord.cluster.secret import derive
 from mediatord.cluster.serving import Serving
 from mediatord.deadline import PATIENCE, not_counted, on_its_own, one_request, request_began, time_left
 from mediatord.didcomm.exchange import Origin
+from mediatord.didcomm.marks import MARK_SECONDS
 from tests.citizens import Citizen
 from tests.house import NOW, PEER, Guest, House, sealed_forward
 
@@ -150,6 +151,7 @@ class HouseTests(SynchronousTestCase):
         self.watch(self.house.store, "owner", "deposit", "mark_delivered")
         raw = sealed_forward(self.house, guest.did, guest.letter())
         self.assertEqual(self.through(lambda: self.house.half.mediator.receive(raw, Origin(PEER))).status, 202)
+        self.house.clock.advance(MARK_SECONDS)
         self.assertEqual(self.asked, {"owner": NOW, "deposit": NOW, "mark_delivered": NONE})
 
     def test_a_command(self) -> None:

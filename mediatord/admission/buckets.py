@@ -51,6 +51,10 @@ class Bucket:
 
             self._share = Share(clock, allowances, name, limit, alone=alone, period=period)
 
+    def __len__(self) -> int:
+        """How many keys are remembered."""
+        return len(self._window)
+
     def change(self, limit: int) -> None:
         """Go by another limit from now on."""
         if limit != self._window.limit:
@@ -80,6 +84,15 @@ class Bucket:
             if wait:
                 self._window.give_back(key, cost)
         return wait
+
+    def admit_at_once(self, key: str) -> bool:
+        """Charge `key` once if that is known to be within its limit without asking anybody."""
+        if self._window.admit(key, self._clock.seconds()):
+            return False
+        if self._share is None or self._share.take_at_once(key, 1):
+            return True
+        self._window.give_back(key)
+        return False
 
     def owe(self, key: str) -> int:
         """Charge `key` for what was done already; the other processes know later."""
@@ -138,6 +151,11 @@ class Admission:
             bucket.change(account_per_minute)
         self._commanders.change(_ACCOUNTS_BEHIND_ONE * account_per_minute)
 
+    def __len__(self) -> int:
+        """How many keys are remembered, over all buckets."""
+        buckets = (self._senders, self._peers, self._accounts, self._openings, self._readers)
+        return sum(map(len, (*buckets, self._commanders, self._openings_in_vain, self._lookups)))
+
     async def before_reading(self, peer: str, size: int) -> None:
         """
         Protect the CPU: from an address that has used up its minute nothing more is read, with one exception.
@@ -184,6 +202,20 @@ class Admission:
         """
         if count and peer != ITSELF:
             self._refuse_if(await self._peers.admit(peer, count), "ip", peer, peer)
+
+    def stranger_at_once(self, peer: str) -> bool:
+        """
+        Charge an address for one payload, which may be read, opened and forwarded then: what :meth:`before_reading`,
+        :meth:`before_opening` and :meth:`stranger` come to, where nobody has to be asked and nothing is refused.
+
+        :return: whether that was so; otherwise nothing was charged, and they decide.
+        """
+        return peer == ITSELF or self._peers.admit_at_once(peer)
+
+    def not_a_stranger(self, peer: str) -> None:
+        """Undo :meth:`stranger_at_once`."""
+        if peer != ITSELF:
+            self._peers.give_back(peer, 1)
 
     async def sender(self, proven: str | None, claimed: str | None, peer: str, count: int = 1) -> None:
         """

@@ -121,6 +121,11 @@ class Share:
             return wait
         return self._alone(who, cost)
 
+    def take_at_once(self, who: str, cost: int) -> bool:
+        """As :meth:`take`, if there is enough here and nobody stands in line; otherwise nothing is used."""
+        line, now = self._lines.get(short_key(who)), self._clock.seconds()
+        return line is not None and not line.waiting and line.lot.use(cost, now)
+
     async def take(self, who: str, cost: int) -> float:
         """
         Use so much of `who`'s allowance and return 0.0, or nothing and return the seconds it has to wait.

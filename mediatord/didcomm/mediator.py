@@ -15,7 +15,7 @@ from mediatord.didcomm.live import Live
 from mediatord.didcomm.packing import Packing
 from mediatord.didcomm.pickup import Pickup
 from mediatord.didcomm.replying import Replying
-from mediatord.didcomm.routing import FORWARD_KEY, Routing
+from mediatord.didcomm.routing import FORWARD_KEY, FORWARD_NAME, Routing
 from mediatord.didcomm.smalltalk import SmallTalk
 from mediatord.didcomm.unpacking import Unpacking
 from mediatord.errors import (
@@ -77,7 +77,7 @@ class Mediator:
     def __init__(self, desk: Desk, protocols: Protocols) -> None:
         self._desk = desk
         self._protocols = protocols
-        self._names = {FORWARD_KEY: "routing/2.0/forward"}
+        self._names = {FORWARD_KEY: FORWARD_NAME}
         self._uses: dict[tuple[str, int, str], Use] = {}
         for name, use in self._table().items():
             key = MessageType.parse(f"https://didcomm.org/{name}").key
@@ -101,7 +101,7 @@ class Mediator:
             "coordinate-mediation/3.0/recipient-query": query,
             "messagepickup/3.0/status-request": self._for_account(pickup.status_request),
             "messagepickup/3.0/delivery-request": self._for_account(pickup.delivery_request),
-            "messagepickup/3.0/messages-received": self._for_account(pickup.messages_received),
+            "messagepickup/3.0/messages-received": self._messages_received,
             "messagepickup/3.0/live-delivery-change": self._for_account(pickup.live_delivery_change),
             "trust-ping/2.0/ping": smalltalk.ping,
             "trust-ping/2.0/ping-response": smalltalk.nothing,
@@ -230,6 +230,16 @@ class Mediator:
         answer = await self._protocols.coordination.mediate_request(received, correspondent)
         await self._desk.unpacking.keep(correspondent)
         return self._draft(received, answer)
+
+    async def _messages_received(self, received: Received, account: Account | None, origin: Origin) -> Draft | None:
+        """Answered with a `status`, which costs as much as the rest: it is only made for who wants it."""
+        correspondent = self._authenticated(received)
+        if account is None:
+            raise NotEnrolled
+        await self._protocols.pickup.acknowledge(received, account)
+        if self._desk.replying.goes_nowhere(received.message, correspondent, origin):
+            return None
+        return self._draft(received, await self._protocols.pickup.status(account, origin))
 
     def _authenticated(self, received: Received) -> Correspondent:
         """

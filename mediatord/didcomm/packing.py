@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.didcomm.exchange import Correspondent, Received, Reply
+from mediatord.didcomm.exchange import Correspondent, Reader, Received, Reply
 from mediatord.errors import MediatorError, NotAnEnvelope, Undecryptable
 from mediatord.protocol.didcomm.did import did_of
 from mediatord.protocol.didcomm.envelope import seal_anoncrypt, seal_authcrypt
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, PLAIN_TYPE, Draft, Message
 from mediatord.protocol.didcomm.small import PROBLEM_REPORT
 from mediatord.stopwatch import timed
-from mediatord.wire import wire_for
+from mediatord.wire import Wire, wire_for
 
 _seal_anoncrypt, _seal_authcrypt = timed(seal_anoncrypt), timed(seal_authcrypt)
 
@@ -29,7 +29,7 @@ class Packing:
         self._clock = clock
         self.new_id = new_id
 
-    def pack(self, draft: Draft, to: Correspondent) -> bytes:
+    def pack(self, draft: Draft, to: Correspondent | Reader) -> bytes:
         """The draft encrypted to `to`, authenticated unless `to` cannot read that (reference 1.10)."""
         plaintext = draft.plaintext(sender=did_of(to.own_kid), to=to.name, created_time=self._now())
         if to.draft03:
@@ -49,22 +49,40 @@ class Packing:
         The wire form of a refusal (reference section 11): encrypted to an authenticated sender where the situation
         allows it, in the clear otherwise.
         """
+        if received is None:
+            return self.refuse_stranger(error)
+        wire, message = wire_for(error), received.message
+        if received.correspondent is None or wire.packed is None:
+            return self.refuse_stranger(error, message.id, message.thread)
+        body = self.pack(self._report(wire, message.id, message.thread), received.correspondent)
+        return Reply(wire.packed, body, ENCRYPTED_TYPE, _wait(error, wire), error)
+
+    def refuse_stranger(self, error: MediatorError, id_: str | None = None, thread: str | None = None) -> Reply:
+        """
+        A refusal in the clear.
+
+        :param id_: of the message that is refused, and its thread, if it could be read.
+        """
         wire = wire_for(error)
-        draft = Draft(
+        body = self.plain(self._report(wire, id_, thread))
+        return Reply(wire.status, body, PLAIN_TYPE, _wait(error, wire), error)
+
+    def _report(self, wire: Wire, id_: str | None, thread: str | None) -> Draft:
+        return Draft(
             id=self.new_id(),
             type=PROBLEM_REPORT,
             body={"code": wire.code, "comment": wire.comment},
-            pthid=received.message.thread if received else None,
-            ack=[received.message.id] if received else (),
+            pthid=thread,
+            ack=() if id_ is None else [id_],
         )
-        retry_after = int(error.retry_after) if error.retry_after is not None else wire.retry_after
-        correspondent = received.correspondent if received else None
-        if correspondent is None or wire.packed is None:
-            return Reply(wire.status, self.plain(draft), PLAIN_TYPE, retry_after, error)
-        return Reply(wire.packed, self.pack(draft, correspondent), ENCRYPTED_TYPE, retry_after, error)
 
     def _now(self) -> int:
         return int(self._clock.seconds())
+
+
+def _wait(error: MediatorError, wire: Wire) -> int | None:
+    """Seconds after which it may be tried again, if that is known."""
+    return wire.retry_after if error.retry_after is None else int(error.retry_after)
 
 
 def is_opaque(reply: Reply) -> bool:

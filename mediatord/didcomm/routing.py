@@ -39,6 +39,7 @@ from mediatord.protocol.didcomm.forward import (
 )
 
 FORWARD_KEY = ("routing", 2, "forward")
+FORWARD_NAME = "routing/2.0/forward"
 MAX_DEPTH = 3
 # Envelopes to ourselves inside one message.
 MAX_INNER = 8
@@ -146,7 +147,7 @@ class Routing:
         plans = await self._plan(received, origin, _Descent())
         deposited = await self._deposit([await self._ready(plan) for plan in plans])
         for one in deposited:
-            self._hand_over(told, one, received)
+            self.hand_over(told, one, received.sender)
 
     async def _plan(self, received: Received, origin: Origin, descent: _Descent) -> list[_Plan]:
         message = received.message
@@ -176,6 +177,11 @@ class Routing:
             sender = received.sender
             if sender is None or await self._route.store.account(sender) is None:
                 raise NotEnrolled
+
+    @property
+    def remembered(self) -> int:
+        """Forwards whose repetition would be noticed."""
+        return len(self._seen)
 
     def _is_new(self, digest: bytes) -> bool:
         if digest in self._seen:
@@ -236,14 +242,19 @@ class Routing:
             )
         ]
 
-    def _hand_over(self, told: Told, deposited: Deposited, received: Received) -> None:
-        """From here on it is durable: whatever fails, the sender is told so and the message waits."""
+    def hand_over(self, told: Told, deposited: Deposited, sender: str | None) -> None:
+        """
+        Pass on what is durable now: whatever fails from here on, the sender is told so and the message waits.
+
+        :param sender: the DID that is proven to have sent it, if any.
+        """
         journal, deliveries = self._route.journal, self._route.deliveries
-        for evicted in deposited.evicted:
-            journal.evicted(evicted)
-        deliveries.settle([evicted.id for evicted in deposited.evicted])
+        if deposited.evicted:
+            for evicted in deposited.evicted:
+                journal.evicted(evicted)
+            deliveries.settle([evicted.id for evicted in deposited.evicted])
         for message in deposited.messages:
-            tell = partial(self._accepted, told, message, received.sender)
+            tell = partial(self._accepted, told, message, sender)
             if message.due_at is None:
                 deliveries.hand_over(message, tell)
             else:

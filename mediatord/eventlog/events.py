@@ -181,6 +181,13 @@ class EventLog(Protocol):
         :raise TypeError: an undeclared event or field, or a value of another type: a mistake in the program.
         """
 
+    def write(self, event: str, fields: dict[str, object]) -> None:
+        """
+        As :meth:`emit`, for what happens with every message: nobody looks at the fields again.
+
+        :param fields: as declared, none of them None, and milliseconds as :func:`milliseconds` gives them.
+        """
+
 
 class EventList:
     """
@@ -195,6 +202,16 @@ class EventList:
     def emit(self, event: str, **fields: object) -> None:
         """As :meth:`EventLog.emit`."""
         self.events.append((event, checked(event, fields)))
+
+    def write(self, event: str, fields: dict[str, object]) -> None:
+        """
+        As :meth:`EventLog.write`.
+
+        :raise TypeError: the fields are not as they have to be.
+        """
+        if checked(event, dict(fields)) != fields:
+            raise TypeError(f"{event} has a field without a value, or one that is not rounded")
+        self.events.append((event, fields))
 
     def named(self, event: str) -> list[dict[str, object]]:
         """The fields of every event of this name, in order."""
@@ -214,14 +231,18 @@ def checked(event: str, fields: dict[str, object]) -> dict[str, object]:
         changes = _SEEN[shape] = _inspect(event, fields)
     empty, floats = changes
     for name in floats:
-        fields[name] = _milliseconds(fields[name])  # type: ignore[arg-type]  # as its shape says
+        fields[name] = milliseconds(fields[name])  # type: ignore[arg-type]  # as its shape says
     for name in empty:
         del fields[name]
     return fields
 
 
-def _milliseconds(value: float) -> float:
-    """Rounded: what is below a microsecond only makes lines longer."""
+def milliseconds(value: float) -> float:
+    """
+    Rounded: what is below a microsecond only makes lines longer.
+
+    :raise TypeError: it is infinite, or no number.
+    """
     if not isfinite(value):
         raise TypeError("a number that JSON cannot express")
     return round(value, 3)

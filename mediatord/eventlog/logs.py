@@ -144,17 +144,25 @@ class EventFile(Service):
 
         :raise TypeError: an undeclared event or field, or a value of another type: a mistake in the program.
         """
-        present = checked(event, fields)
+        self.write(event, checked(event, fields))
+
+    def write(self, event: str, fields: dict[str, object]) -> None:
+        """Write an event whose fields were made as they have to be: :meth:`EventLog.write`."""
         if event not in self._written:
             return
         if not self.running:
             self._lost()
             return
-        self._append(event, present)
+        self._append(event, fields)
         if len(self._sink.pending) >= _FLUSH_AT and not self._sink.blocked:
             self._flush()
         elif self._flush_call is None:
             self._flush_call = self._clock.callLater(0, self._turn_ended)
+
+    @property
+    def pending(self) -> int:
+        """Bytes of lines that are not in the file yet."""
+        return len(self._sink.pending)
 
     def rotate(self) -> None:
         """
@@ -193,7 +201,13 @@ class EventFile(Service):
 
     def _append(self, event: str, fields: Mapping[str, object]) -> None:
         self._seq += 1
-        line = log_line(self._heads[event] % (self._timestamp(), self._seq), fields)
+        now = self._clock.seconds()
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
+        stamp = b"%b.%06dZ" % (self._prefix, (now - second) * 1e6)
+        line = log_line(self._heads[event] % (stamp, self._seq), fields)
         if self._sink.add(line):
             self._segment.lines += 1
         else:
@@ -218,14 +232,6 @@ class EventFile(Service):
         deleted = self._segments.prune(self._limits.keep)
         if deleted and self.told is not None:
             self.told.deleted(deleted)
-
-    def _timestamp(self) -> bytes:
-        now = self._clock.seconds()
-        second = int(now)
-        if second != self._second:
-            self._second = second
-            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
-        return b"%b.%06dZ" % (self._prefix, (now - second) * 1e6)
 
     def _turn_ended(self) -> None:
         self._flush_call = None

@@ -9,7 +9,7 @@ follows on that connection.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -20,11 +20,13 @@ from twisted.python.failure import Failure
 from twisted.web.http import RESPONSES, datetimeToString
 from zope.interface import implementer
 
+from mediatord.didcomm.exchange import ACCEPTED, Reply
 from mediatord.faults import without_text
 from mediatord.journal import Half
-from mediatord.web.head import MAX_HEAD, Head, read_head
+from mediatord.web.direct import send
+from mediatord.web.head import MAX_HEAD, Head, Heads
 from mediatord.web.headers import CORS, EXPOSE_RETRY_AFTER, SERVER
-from mediatord.web.posting import FAULT, LATE, UNREAD, carry_out, take
+from mediatord.web.posting import FAULT, LATE, TAKEN, UNREAD, carry_out, put, take
 from mediatord.web.render import REASONS, Answer
 from mediatord.web.unread import Untaken
 
@@ -66,6 +68,9 @@ class ExpressChannel(Protocol):
         self._reading = True
         self._since = self._begun = 0.0
         self._timer: IDelayedCall | None = None
+        self._heads = Heads()
+        # Of a client that tells nothing more of itself than where it is.
+        self._own_payer = ""
 
     @property
     def _wire(self) -> Any:
@@ -80,11 +85,14 @@ class ExpressChannel(Protocol):
         self._wire.registerProducer(self, True)
         self._since = self._front.clock.seconds()
         self._timer = self._front.clock.callLater(self._site.timeOut, self._look)
+        self._own_payer = self._front.peers.payer(self._host, None)
 
     def dataReceived(self, data: bytes) -> None:
         """Some bytes of one or several requests, or a part of one."""
         if self._stock is not None:
             self._stock.dataReceived(data)
+            return
+        if not (self._buffer or self._serving != self._served or self._congested) and self._whole(data):
             return
         self._buffer += data
         if self._busy or self._congested:
@@ -98,6 +106,22 @@ class ExpressChannel(Protocol):
                 self._wire.abortConnection()
             else:
                 self._advance()
+        if self._buffer:
+            self._site.reading.add(self)
+
+    @property
+    def held(self) -> int:
+        """Bytes of requests that are not complete, or not begun."""
+        return len(self._buffer)
+
+    def _whole(self, data: bytes) -> bool:
+        """Serve what is exactly one request, as it nearly always comes, without putting it into the buffer."""
+        end = data.find(b"\r\n\r\n", 0, MAX_HEAD)
+        head = self._heads.read(data[:end]) if end > 0 else None
+        if head is None or len(data) != end + 4 + head.length or head.length > self._site.max_body:
+            return False
+        self._serve(head, data[end + 4 :])
+        return True
 
     def _advance(self) -> None:
         """Serve what is complete, one request after the other, until one has to be waited for."""
@@ -108,16 +132,17 @@ class ExpressChannel(Protocol):
             if self._head is None and not self._begin():
                 self._hand_over()
                 break
-            body = self._take_body()
-            if body is None:
+            head, body = self._head, self._take_body()
+            if head is None or body is None:
                 break
-            self._serve(body)
+            self._head = None
+            self._serve(head, body)
         self._advancing = False
 
     def _begin(self) -> bool:
         """Read the head of the next request; False when that is not for us to do."""
         end = self._buffer.find(b"\r\n\r\n", 0, MAX_HEAD)
-        head = read_head(bytes(self._buffer[:end])) if end > 0 else None
+        head = self._heads.read(bytes(self._buffer[:end])) if end > 0 else None
         if head is None or head.length > self._site.max_body:
             return False
         self._head, self._body_at = head, end + 4
@@ -133,21 +158,33 @@ class ExpressChannel(Protocol):
         del self._buffer[:end]
         return body
 
-    def _serve(self, body: bytes) -> None:
-        head, self._head = self._head, None
-        assert head is not None
+    def _serve(self, head: Head, body: bytes) -> None:
+        front = self._front
         self._half = head.half
         self._serving += 1
-        self._since = self._front.clock.seconds()
-        deadline = self._since + self._front.deadline
-        if self._timer is not None and self._timer.getTime() > deadline:
-            self._timer.reset(self._front.deadline)
-        self._payer = self._front.peers.payer(self._host, head.forwarded_for, head.token)
-        if head.half == "didcomm":
-            work = take(self._front.receive, body, self._payer, head.content_type)
-        else:
-            work = carry_out(self._front.command(body, self._payer))
-        Deferred.fromCoroutine(self._answer(self._serving, head.half, work))
+        self._since = now = front.clock.seconds()
+        if self._timer is not None and self._timer.getTime() > now + front.deadline:
+            self._timer.reset(front.deadline)
+        plain = head.forwarded_for is None and head.token is None
+        payer = self._own_payer if plain else front.peers.payer(self._host, head.forwarded_for, head.token)
+        self._payer = payer
+        number = self._serving
+        if head.half == "decentrl":
+            self._begin_answer(number, head.half, carry_out(front.command(body, payer)))
+            return
+        long_way = partial(self._long_way, number, head, body, payer)
+        if not front.short_way(body, payer, partial(self._at_once, number), long_way):
+            long_way()
+
+    def _long_way(self, number: int, head: Head, body: bytes, payer: str) -> None:
+        self._begin_answer(number, head.half, take(self._front.receive, body, payer, head.content_type))
+
+    def _begin_answer(self, number: int, half: Half, work: Awaitable[Answer]) -> None:
+        Deferred.fromCoroutine(self._answer(number, half, work))
+
+    def _at_once(self, number: int, reply: Reply) -> None:
+        """The short way has led to an answer; nearly always to the same one."""
+        self._finish(number, TAKEN if reply is ACCEPTED else put(reply))
 
     async def _answer(self, number: int, half: Half, work: Awaitable[Answer]) -> None:
         try:
@@ -159,18 +196,20 @@ class ExpressChannel(Protocol):
 
     def _finish(self, number: int, answer: Answer) -> None:
         """Write the answer to the request of this number, unless it was given up or answered late already."""
-        if number != self._serving or not self._busy or self._timer is None:
+        if number != self._serving or number == self._served or self._timer is None:
             return
         self._served = number
         self._since = self._front.clock.seconds()
-        if not self._untaken.has_room(self._payer, len(answer.body)):
+        if answer.body and not self._untaken.has_room(self._payer, len(answer.body)):
             answer = UNREAD[self._half]
-        self._wire.write(serialise(answer, self._since))
+        now = int(self._since)
+        send(self._wire, _taken(now) if answer is TAKEN else serialise(answer, now))
         if self._congested:
             self._untaken.add(self._payer, len(answer.body))
-        else:
+        elif not self._reading:
             self._read_on()
-        self._advance()
+        if self._buffer:
+            self._advance()
 
     def _read_on(self) -> None:
         if not self._reading:
@@ -194,6 +233,7 @@ class ExpressChannel(Protocol):
     def _hand_over(self) -> None:
         """Let twisted.web have the connection, and all that was read of it."""
         self._stop_looking()
+        self._site.reading.discard(self)
         self._wire.unregisterProducer()
         data, self._buffer = bytes(self._buffer), bytearray()
         self._stock = self._site.stock_channel(self._address)
@@ -235,13 +275,14 @@ class ExpressChannel(Protocol):
         self._untaken.clear()
         self._site.closed(self._address)
         self._buffer.clear()
+        self._site.reading.discard(self)
         if self._stock is not None:
             self._stock.connectionLost(reason)
 
 
-def serialise(answer: Answer, now: float) -> bytes:
+def serialise(answer: Answer, now: int) -> bytes:
     """A whole response, for a connection that stays open."""
-    lines = [b"HTTP/1.1 %d %b\r\nDate: %b\r\n" % (answer.status, _reason(answer.status), _date(int(now))), _ALWAYS]
+    lines = [b"HTTP/1.1 %d %b\r\nDate: %b\r\n" % (answer.status, _reason(answer.status), _date(now)), _ALWAYS]
     if answer.content_type:
         lines.append(b"Content-Type: %b\r\n" % answer.content_type)
     for name, value in answer.headers:
@@ -255,6 +296,11 @@ def serialise(answer: Answer, now: float) -> bytes:
 
 def _reason(status: int) -> bytes:
     return REASONS.get(status) or RESPONSES.get(status, b"Unknown Status")
+
+
+@lru_cache(1)
+def _taken(second: int) -> bytes:
+    return serialise(TAKEN, second)
 
 
 @lru_cache(1)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from mediatord.decentrl.exchange import Reply as CommandReply
 from mediatord.decentrl.exchange import refusal as command_refusal
-from mediatord.didcomm.exchange import Origin, Reply
+from mediatord.didcomm.exchange import ACCEPTED, Origin, Reply
 from mediatord.errors import DeadlineExceeded, InternalFault, MediatorError, RateLimited, ShuttingDown
 from mediatord.journal import Half
 from mediatord.protocol import jsontext
@@ -52,6 +52,11 @@ async def take(receive: Receive, body: bytes, client: str, content_type: bytes) 
         reply = await receive(body, Origin(client, None, alien))
     except ShuttingDown as error:
         return refusal("didcomm", error)
+    return put(reply)
+
+
+def put(reply: Reply) -> Answer:
+    """A reply of the DIDComm half as a response."""
     return Answer(reply.status, reply.body, reply.media_type.encode("ascii"), retry(reply.retry_after))
 
 
@@ -90,6 +95,8 @@ def _media_type(content_type: bytes) -> bytes:
     return content_type.partition(b";")[0].strip().lower()
 
 
+# Of what was taken and is answered with nothing else.
+TAKEN = put(ACCEPTED)
 LATE: dict[Half, Answer] = {half: refusal(half, DeadlineExceeded()) for half in ("didcomm", "decentrl")}
 FAULT: dict[Half, Answer] = {half: refusal(half, InternalFault()) for half in ("didcomm", "decentrl")}
 # In place of an answer, to a client that does not read those it has.

@@ -13,6 +13,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
 from mediatord.decentrl.exchange import Reply as DecentrlReply
+from mediatord.didcomm.exchange import Reply as DIDCommReply
 from mediatord.errors import MediatorError, RateLimited, ShuttingDown
 from mediatord.journal import Half
 from mediatord.metrics import Metrics
@@ -37,6 +38,15 @@ from mediatord.web.posting import (
 )
 from mediatord.web.render import Answer, respond, write
 
+ShortWay = Callable[[bytes, str, Callable[[DIDCommReply], None], Callable[[], None]], bool]
+
+
+def no_short_way(
+    _body: bytes, _payer: str, _answer: Callable[[DIDCommReply], None], _otherwise: Callable[[], None]
+) -> bool:
+    """Of a site where there is none."""
+    return False
+
 
 async def nobody_looks() -> Verdict:
     """Of a site without listeners of its own."""
@@ -51,12 +61,14 @@ class Front:
     :param receive: takes a DIDComm message, gives the reply; raises ShuttingDown.
     :param command: takes a Decentrl command and who pays for it, gives the reply; raises ShuttingDown.
     :param public: reads a public channel: DID as in the path, arguments of the query, who pays; raises ShuttingDown.
-    :param ping_store: really asks the store; raises StoreUnavailable.
+    :param ping_store: asks the store whether it answers; raises StoreUnavailable.
     :param trouble: why nobody should be sent here even so, in a few words; empty if there is nothing.
     :param queue_sizes: refreshes the queue gauge before a scrape.
     :param figures: the metrics, rendered; raises TimeoutError.
     :param turned_away: told of a request that was refused unread: whose form the refusal has, and the address.
     :param deadline: seconds a request may take.
+    :param short_way: takes a DIDComm message if it is of the usual kind: the body, who pays for it, where the reply
+        goes, and what is to be done if it turns out to be of another; False when neither will be called.
     :param ready: whether a message would be stored, pushed and acknowledged.
     """
 
@@ -77,6 +89,7 @@ class Front:
     metrics_allow: Callable[[], Sequence[Network]] = tuple
     deadline: float = 10.0
     ready: Ask = nobody_looks
+    short_way: ShortWay = no_short_way
 
 
 class Leaf(Resource):

@@ -231,12 +231,18 @@ class MediatorSite(Site):
         self.front = front
         self.clock = front.clock
         self.max_body = max_body
+        self.reading: set[ExpressChannel] = set()
         self.unread = Unread()
 
     def limit(self, max_body: int, max_per_host: int) -> None:
         """Go by other limits from now on; what is open already stays open."""
         self.max_body = max_body
         self._max_per_host = max_per_host
+
+    def read_ahead(self) -> tuple[int, int]:
+        """Connections with requests that are not complete or not begun, and the bytes of those; on the short way."""
+        self.reading = {channel for channel in self.reading if channel.held}
+        return len(self.reading), sum(channel.held for channel in self.reading)
 
     def buildProtocol(self, addr: object) -> Any:
         """An :class:`~mediatord.web.express.ExpressChannel`: a connection begins on the short way."""

@@ -16,14 +16,17 @@ from mediatord.didcomm.packing import Packing
 from mediatord.didcomm.pickup import Pickup, PickupSettings
 from mediatord.didcomm.replying import Replying
 from mediatord.didcomm.routing import Deliveries, Route, Routing, RoutingSettings, Sources
+from mediatord.didcomm.short_way import ShortWay, Ways
 from mediatord.didcomm.smalltalk import SmallTalk
 from mediatord.didcomm.unpacking import Unpacking
 from mediatord.didcomm.wrapping import Wrapping
 from mediatord.ids import new_id, new_message_id
 from mediatord.protocol.didcomm.did import canonical
+from mediatord.protocol.didcomm.usual import UsualForwards
 from mediatord.resolver import Resolver, WebDIDs
 from mediatord.turns import Turn
 from mediatord.wiring.base import Base
+from mediatord.wiring.buffers import watch_base, watch_didcomm
 from mediatord.wiring.gauges import Lag, gauge
 
 
@@ -32,6 +35,7 @@ class DIDCommHalf:
     """The DIDComm half and its services."""
 
     mediator: Mediator
+    short_way: ShortWay
     live: Live
     due: DueTimes
     housekeeping: Housekeeping
@@ -69,8 +73,10 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         settings.max_recipients,
         base.own.kin.knows,
     )
+    routing_settings = _routing_settings(config)
+    routing = Routing(route, routing_settings)
     protocols = Protocols(
-        routing=Routing(route, _routing_settings(config)),
+        routing=routing,
         coordination=Coordination(store, OwnNames(identity.owns, identity.routing_did), registration, journal),
         pickup=Pickup(
             reactor,
@@ -97,7 +103,13 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
     housekeeping = Housekeeping(
         reactor, store, live, journal, lambda: gauge(base, lag), turn or own_turn(base, config)
     )
-    return DIDCommHalf(Mediator(desk, protocols), live, due, housekeeping, endpoints, lag)
+    watch_base(base)
+    watch_didcomm(base, live, routing, resolver, endpoints)
+    mediator = Mediator(desk, protocols)
+    usual = UsualForwards(identity.keys_for)
+    identity.on_change(usual.forget)
+    short_way = ShortWay(route, routing_settings, Ways(base.gate, usual.read, routing, packing))
+    return DIDCommHalf(mediator, short_way, live, due, housekeeping, endpoints, lag)
 
 
 def own_turn(base: Base, config: Config) -> Turn | None:

@@ -12,6 +12,7 @@ from mediatord.config import Config
 from mediatord.identity import Identity, IdentityError, shown
 from mediatord.keyfile import KeySet, load_keys, read_keys
 from mediatord.private_file import PrivateFileError
+from mediatord.protocol.didcomm import agreement
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.service import StartupError
 
@@ -27,6 +28,17 @@ class PresentIdentity:
 
     def __init__(self, identity: Identity) -> None:
         self.now = identity
+        self._forgetting: list[Callable[[], None]] = [agreement.forget]
+
+    def on_change(self, forget: Callable[[], None]) -> None:
+        """Have what was made of the keys forgotten when they are others."""
+        self._forgetting.append(forget)
+
+    def become(self, identity: Identity) -> None:
+        """Be another; no secret that was agreed with keys outlives them."""
+        self.now = identity
+        for forget in self._forgetting:
+            forget()
 
     @property
     def did(self) -> str:

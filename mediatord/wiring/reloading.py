@@ -194,7 +194,7 @@ class Reloading:
 
     def become(self, identity: Identity) -> None:
         """Go by these keys."""
-        self._identity.now = identity
+        self._identity.become(identity)
         for follow in self._followers:
             follow(self.config)
 

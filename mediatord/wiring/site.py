@@ -17,8 +17,11 @@ from mediatord.web.pages import Pages
 from mediatord.web.peers import Peers
 from mediatord.web.resources import Front, nobody_looks
 from mediatord.web.site import MediatorSite
-from mediatord.web.websocket import SocketFactory, Sockets
+from mediatord.web.socket_factory import SocketFactory
+from mediatord.web.websocket import Sockets
+from mediatord.wiring.asking import Asking
 from mediatord.wiring.base import Base
+from mediatord.wiring.buffers import watch_web
 from mediatord.wiring.decentrl import DecentrlHalf
 from mediatord.wiring.didcomm import DIDCommHalf
 from mediatord.workers import Worker
@@ -89,7 +92,7 @@ def build_site(
         receive=gateway.receive,
         command=gateway.command,
         public=gateway.public,
-        ping_store=lambda: _ping(base),
+        ping_store=_asking(base, config),
         trouble=lambda: base.standing.trouble,
         queue_sizes=lambda: _queue_sizes(base),
         figures=worker.page if worker else lambda: _figures(base),
@@ -101,21 +104,37 @@ def build_site(
         turned_away=gateway.turned_away,
         metrics_allow=lambda: base.reloading.config.metrics.allow,
         ready=(lambda: readiness().ask()) if readiness else nobody_looks,
+        short_way=didcomm.short_way.take,
     )
+    factory.limit(largest, config.limits.max_outbox_bytes)
     site = MediatorSite(front, largest, _connections(config))
+    site.unread.limit(config.limits.max_unread_bytes)
 
     def follow(new: Config) -> None:
         site.limit(new.limits.max_message_bytes, _connections(new))
-        factory.limit(new.limits.max_message_bytes)
+        factory.limit(new.limits.max_message_bytes, new.limits.max_outbox_bytes)
+        site.unread.limit(new.limits.max_unread_bytes)
         pages.show(base.identity.did, base.identity.web_document)
 
     base.reloading.follow(follow)
+    watch_web(base, factory, site)
     return site
 
 
 def _connections(config: Config) -> int:
     """How many one address may have that are no sockets."""
     return 4 * config.limits.max_connections_per_ip
+
+
+def _asking(base: Base, config: Config) -> Callable[[], Awaitable[None]]:
+    """What asks the store. A server is asked each time; of a disk it is known that it answers later than it could."""
+
+    async def ask() -> None:
+        await _ping(base)
+
+    if config.storage.backend != "sqlite":
+        return ask
+    return Asking(ask, base.steady, lambda: base.journal.metrics.rejections("store_unavailable"))
 
 
 async def _ping(base: Base) -> None:

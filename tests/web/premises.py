@@ -8,8 +8,8 @@ from typing import Any
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol
+from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
@@ -40,7 +40,7 @@ class Line(StringTransport):
 
     protocol: Protocol
 
-    def __init__(self, clock: IReactorTime, peer: str) -> None:
+    def __init__(self, clock: Clock, peer: str) -> None:
         super().__init__(peerAddress=IPv4Address("TCP", peer, 50_000), lenient=True)
         self.stuck = False
         self.half_closed = False
@@ -62,9 +62,10 @@ class Line(StringTransport):
         return sum(map(len, self._inbound))
 
     def feed(self, data: bytes) -> None:
-        """The peer sends."""
+        """The peer sends, and the reactor's turn ends."""
         self._inbound.extend(data[start : start + _READ] for start in range(0, len(data), _READ))
         self._deliver()
+        self._clock.advance(0)
 
     def hang_up(self, *, cleanly: bool = True) -> None:
         """The peer closes the connection."""

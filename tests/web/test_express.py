@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.didcomm.exchange import ACCEPTED, Reply
 from mediatord.web.express import ExpressChannel
-from mediatord.web.head import read_head
+from mediatord.web.head import Head, Heads, read_head
 from mediatord.web.site import MediatorSite
 from mediatord.wiring import build_site
 from tests.house import House
@@ -251,6 +251,18 @@ ODD = [
 ]
 
 
+# What makes a head mean something else.
+_INSERTED = [
+    *(b"", b"\r", b"\n", b"\r\n", b"\r\n\r\n", b" ", b"\0", b":", b"\t", b"0", b"4", b"55", b"-", b"+", b"\xff"),
+    *(b",", b"\r\nTransfer-Encoding: chunked", b"\r\n Content-Length: 3", b"\r\nX: content-length:1"),
+    *(
+        b"\r\nContent-Length: 3",
+        b"\r\nConnection: close",
+        b"\r\nHost: b",
+        b"\r\nAccept: */*",
+        b"\r\nAccept: Content-Length: 1",
+    ),
+]
 PLAIN = [post(), post(b"{}"), command(), command(b"{}"), command(Content_Type="text/plain")]
 
 
@@ -293,6 +305,23 @@ class SameAsStockTests(SynchronousTestCase):
         cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
         edges = [0, *cuts, len(stream)]
         self.check([stream[a:b] for a, b in zip(edges, edges[1:], strict=False)])
+
+    @settings(max_examples=500, deadline=None)
+    @given(st.data())
+    def test_whole_requests(self, data: Any) -> None:
+        """One after the other, each in one piece and most of them like the one before, with bytes changed in it."""
+        request = data.draw(st.sampled_from([*PLAIN, *(one for one in ODD if len(one) < 600)]))
+        pieces = []
+        for _ in range(data.draw(st.integers(2, 5))):
+            piece = request
+            for _ in range(data.draw(st.integers(0, 2))):
+                head = max(piece.find(b"\r\n\r\n"), 0) + 4
+                length = piece.find(b"ontent-Length: ") + 15
+                at = data.draw(st.integers(0, head) | st.integers(max(length - 3, 0), length + 3))
+                gone = data.draw(st.integers(0, 2))
+                piece = piece[:at] + data.draw(st.sampled_from(_INSERTED)) + piece[at + gone :]
+            pieces.append(piece)
+        self.check(pieces)
 
 
 class ExpressTests(SynchronousTestCase):
@@ -449,6 +478,64 @@ def test_the_head_reader_is_strict() -> None:
         assert request.lower().count(b"content-length") == 1
         assert request.lower().count(b"content-type") <= 1
         assert b"transfer-encoding" not in request.lower() and b"expect" not in request.lower()
+
+
+class ReadAheadTests(SynchronousTestCase):
+    def test_what_is_not_served_yet_is_counted(self) -> None:
+        """Parts of requests, and requests behind one that takes its time, until they are served or gone."""
+        rig = Rig(self)
+        held: Deferred[Any] = Deferred()
+        rig.half.answer = lambda body: held
+        (part, line), (behind, _) = rig.connect(), rig.connect()
+        part.dataReceived(post()[:-1])
+        behind.dataReceived(post())
+        self.assertEqual(rig.site.read_ahead(), (1, len(post()) - 1))
+        behind.dataReceived(post() + post())
+        self.assertEqual(rig.site.read_ahead(), (2, 3 * len(post()) - 1))
+        part.connectionLost(Failure(ConnectionError()))
+        self.assertEqual(rig.site.read_ahead(), (1, 2 * len(post())))
+        held.callback(Reply(202))
+        self.assertEqual(rig.site.read_ahead(), (0, 0))
+        self.assertEqual(line.ended, "")
+
+
+def _heads() -> st.SearchStrategy[bytes]:
+    """Heads that are alike, as those of one connection are, and not quite."""
+    request = st.sampled_from([*PLAIN, *(one for one in ODD if b"ontent-" in one), post(Content_Length="007")])
+    length = st.sampled_from([b"5", b"0", b"17", b"+5", b"5 ", b" 5", b"5\r\nHost: b", b"", b"1234567890", b"5:5"])
+
+    def with_length(request: bytes, length: bytes) -> bytes:
+        return request.partition(b"\r\n\r\n")[0].replace(b"Content-Length: 5", b"Content-Length: " + length)
+
+    return st.builds(with_length, request, length)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(_heads(), min_size=2, max_size=5))
+def test_what_a_connection_remembers_of_a_head(heads: list[bytes]) -> None:
+    """After others, a head is read as if it were the first."""
+    reader = Heads()
+    for head in heads:
+        assert reader.read(head) == read_head(head)
+
+
+def test_only_the_length_of_another_head_is_read() -> None:
+    """Of a head like the one before; one that is too long to keep is read anew."""
+    head = b"POST / HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d"
+    heads = [head % (more, length) for more in (b"", b"Accept: */*\r\n") for length in (5, 17, 5)]
+    read: list[bytes] = []
+
+    def noted(head: bytes) -> Head | None:
+        read.append(head)
+        return read_head(head)
+
+    reader = Heads(noted)
+    assert [head and head.length for head in map(reader.read, heads)] == [5, 17, 5] * 2
+    assert read == [heads[0], heads[3]]
+    long = post(User_Agent="x" * 600).partition(b"\r\n\r\n")[0]
+    reader.read(long)
+    reader.read(long)
+    assert read[2:] == [long, long]
 
 
 class DrippingTests(SynchronousTestCase):

@@ -1,0 +1,233 @@
+"""
+The short way of a forward (UC-021 main flow).
+
+Nearly all that comes is an anoncrypted forward with one payload for a wallet of ours. What :meth:`Mediator.receive`
+does with it step by step, ready to wait at each, is done here in one go, and only the commit is waited for. Whatever
+is not exactly that, and whatever would be refused, is left to the long way as if it had never been here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mediatord.deadline import one_request
+from mediatord.didcomm.exchange import ACCEPTED, Reply
+from mediatord.didcomm.packing import Packing
+from mediatord.didcomm.routing import FORWARD_NAME, Route, Routing, RoutingSettings
+from mediatord.errors import InternalFault, MediatorError
+from mediatord.faults import without_text
+from mediatord.interfaces import Deposit, Deposited, Payload
+from mediatord.journal import Told
+from mediatord.protocol.didcomm.did import did_of
+from mediatord.protocol.didcomm.forward import expiry, registered_names
+from mediatord.protocol.didcomm.usual import UsualForward
+from mediatord.stopwatch import Stopwatch
+
+_log = Logger()
+
+Answer = Callable[[Reply], None]
+# When it came, what, from whom, and where it leads to.
+_Waiting = tuple[float, bytes, str, Answer, Callable[[], None]]
+
+
+class _Request(NamedTuple):
+    """A forward that is being stored. :param recipient: whose queue it goes to."""
+
+    told: Told
+    found: UsualForward
+    recipient: str
+    answer: Answer
+
+
+class Door(Protocol):
+    """Where work is let in; :class:`mediatord.gate.Gate`."""
+
+    def enter(self) -> bool:
+        """Whether work may begin at once."""
+
+    def leave(self) -> None:
+        """It is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """
+    What the short way leads through, and where it may end.
+
+    :param read: a usual forward, or None for anything else; never raises.
+    """
+
+    door: Door
+    read: Callable[[bytes], UsualForward | None]
+    routing: Routing
+    packing: Packing
+
+
+class ShortWay:
+    """
+    Takes usual forwards.
+
+    :param settings: some leave nothing to be taken.
+    """
+
+    def __init__(self, route: Route, settings: RoutingSettings, ways: Ways) -> None:
+        self._route = route
+        self._settings = settings
+        self._ways = ways
+        self._waiting: list[_Waiting] = []
+        self._crowded_out: list[Callable[[], None]] = []
+        self._leads_anywhere = not (settings.rewrap or settings.registered_senders_only)
+
+    def take(self, raw: bytes, peer: str, answer: Answer, otherwise: Callable[[], None]) -> bool:
+        """
+        Take a message that came by POST, if it may be a usual forward.
+
+        It is looked at when the reactor's turn ends, together with all others that came in it: going the same steps
+        for one after the other is a seventh faster than going all steps for each.
+
+        :param peer: who is charged for it.
+        :param answer: called once, now or later, with what :meth:`Mediator.receive` would return.
+        :param otherwise: called instead if it is something else; then nothing has happened.
+        :return: whether one of them will be called.
+        """
+        door = self._ways.door
+        if not self._leads_anywhere or not door.enter():
+            return False
+        if not self._route.admission.stranger_at_once(peer):
+            door.leave()
+            if not self._waiting:
+                return False
+            # Some of those that wait may turn out not to be charged to the address: that is to be known first.
+            self._crowded_out.append(otherwise)
+            return True
+        if not self._waiting:
+            self._route.clock.callLater(0, self._turn_ended)
+        self._waiting.append((self._route.journal.steady(), raw, peer, answer, otherwise))
+        return True
+
+    def _turn_ended(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        crowded_out, self._crowded_out = self._crowded_out, []
+        now = self._route.clock.seconds()
+        requests = []
+        for one in waiting:
+            request = self._read(one, now)
+            if request is None:
+                self._leave(one)
+            else:
+                requests.append(request)
+        if requests:
+            self._deposit(requests, now)
+        for otherwise in crowded_out:
+            _go(otherwise)
+
+    def _read(self, one: _Waiting, now: float) -> _Request | None:
+        came, raw, peer, answer, _ = one
+        began = perf_counter()
+        try:
+            found = self._ways.read(raw)
+            recipient = None if found is None else self._recipient(found, now)
+        except Exception:
+            _log.failure("reading a message failed", without_text())
+            return None  # whatever it is, it concerns no other message
+        if found is None or recipient is None:
+            return None
+        told = self._route.journal.begin("didcomm", peer, len(raw), Stopwatch(perf_counter() - began), came)
+        return _Request(told, found, recipient, answer)
+
+    def _leave(self, one: _Waiting) -> None:
+        _, _, peer, _, otherwise = one
+        self._route.admission.not_a_stranger(peer)
+        self._ways.door.leave()
+        _go(otherwise)
+
+    def _recipient(self, found: UsualForward, now: float) -> str | None:
+        """Whose queue it goes to; None if that cannot be said at once, or it does not go there as it is."""
+        names = registered_names(found.next)
+        if len(names) > 1 or self._route.owns(did_of(found.next)) or len(found.payload) > self._settings.max_payload:
+            return None
+        if found.expires_time is not None and found.expires_time <= now:
+            return None
+        (recipient,) = names
+        return None if recipient in self._settings.routing_keys else recipient
+
+    def _deposit(self, requests: Sequence[_Request], now: float) -> None:
+        done: Deferred[Sequence[Reply]] = maybeDeferred(self._begin, requests, now).addCallback(
+            self._replies, requests
+        )
+        done.addErrback(self._refusals, requests)
+        done.addCallback(self._finish, requests)
+        done.addErrback(lambda failure: _log.failure("serving messages failed", without_text(failure)))
+
+    def _begin(self, requests: Sequence[_Request], now: float) -> Deferred[list[Deposited | MediatorError]]:
+        route = self._route
+        deposits = [
+            Deposit(one.recipient, (self._payload(one.found),), expiry(one.found, now, self._settings.ttl))
+            for one in requests
+        ]
+        with one_request(route.clock):
+            return route.store.deposit_each(deposits)
+
+    def _payload(self, found: UsualForward) -> Payload:
+        return Payload(self._route.sources.new_message_id(), found.payload, found.form)
+
+    def _replies(
+        self, outcomes: Sequence[Deposited | MediatorError], requests: Sequence[_Request]
+    ) -> Sequence[Reply]:
+        return [self._hand_over(one, outcome) for one, outcome in zip(requests, outcomes, strict=True)]
+
+    def _hand_over(self, one: _Request, outcome: Deposited | MediatorError) -> Reply:
+        if isinstance(outcome, MediatorError):
+            return self._refusal(one, outcome)
+        try:
+            self._ways.routing.hand_over(one.told, outcome, None)
+        except Exception:
+            _log.failure("serving a message failed", without_text())
+            return self._refusal(one, InternalFault())
+        return ACCEPTED
+
+    def _refusals(self, failure: Failure, requests: Sequence[_Request]) -> Sequence[Reply]:
+        error = failure.value
+        if not isinstance(error, MediatorError):
+            _log.failure("serving messages failed", without_text(failure))
+            error = InternalFault()
+        return [self._refusal(one, error) for one in requests]
+
+    def _refusal(self, one: _Request, error: MediatorError) -> Reply:
+        if isinstance(error, InternalFault):
+            return self._ways.packing.refuse_stranger(error)
+        return self._ways.packing.refuse_stranger(error, one.found.id, one.found.thread)
+
+    def _finish(self, replies: Sequence[Reply], requests: Sequence[_Request]) -> None:
+        """Whatever fails on the way, each is answered, and nothing is waited for that is over."""
+        for one, reply in zip(requests, replies, strict=True):
+            try:
+                self._end(one, reply)
+            except Exception:
+                _log.failure("telling of a message failed", without_text())
+        for one, reply in zip(requests, replies, strict=True):
+            try:
+                one.answer(reply)
+            except Exception:
+                _log.failure("answering a message failed", without_text())
+            finally:
+                self._ways.door.leave()
+
+    def _end(self, one: _Request, reply: Reply) -> None:
+        self._route.journal.end(
+            one.told, status=reply.status, fault=reply.fault, kind=FORWARD_NAME, sender=None, session=None
+        )
+
+
+def _go(otherwise: Callable[[], None]) -> None:
+    try:
+        otherwise()
+    except Exception:
+        _log.failure("beginning a request failed", without_text())  # and it concerns no other

@@ -1,0 +1,324 @@
+"""The short way of a forward: it takes what is usual, and does with it exactly what the long way does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.didcomm.exchange import Origin, Reply
+from mediatord.errors import StoreUnavailable
+from tests.house import NOW, PEER, PING, Guest, House, sealed_forward
+
+SMALL = {"queue": {"max_messages": 3, "max_bytes": 20_000}}
+# Of events: what differs from one time to the next.
+_OWN = ("ts", "seq", "req", "msg", "dur_ms", "crypto_ms", "latency_ms", "rcpt", "sender", "peer", "who", "boot")
+
+
+class Way:
+    """A house with one guest, whose messages all go one way."""
+
+    def __init__(self, test: SynchronousTestCase, *, short: bool, **settings: Any) -> None:
+        self.test = test
+        self.short = short
+        self.house = House(test, **settings)
+        self.bob = Guest(self.house).enrol()
+        self.taken = 0
+
+    def post(self, raw: bytes, peer: str = PEER) -> Reply:
+        """What is replied to a message that is POSTed."""
+        long: list[None] = []
+        replies: list[Reply] = []
+        way = self.house.half.short_way
+        if self.short and way.take(raw, peer, replies.append, lambda: long.append(None)):
+            self.house.clock.advance(0)
+            self.test.assertEqual(len(replies) + len(long), 1)
+        if replies:
+            self.taken += 1
+            return replies[0]
+        return self.house.done(self.house.half.mediator.receive(raw, Origin(peer)))
+
+    def told(self) -> list[dict[str, Any]]:
+        """All events; of what is never the same twice, whether it is there."""
+        names = ("req.done", "msg.accept", "msg.push", "msg.evict", "limit.hit")
+        events = [event for name in names for event in self.house.events(name)]
+        return [{name: name in _OWN or value for name, value in event.items()} for event in events]
+
+
+Forward = Callable[[Way], bytes]
+
+
+def _letter(way: Way, text: str = "hello", **headers: Any) -> bytes:
+    return sealed_forward(way.house, way.bob.did, way.bob.letter(text), **headers)
+
+
+USUAL: dict[str, Forward] = {
+    "plain": _letter,
+    "to": lambda way: _letter(way, to=[way.house.did]),
+    "to somebody else": lambda way: _letter(way, to=["did:web:nobody.example"]),
+    "will expire": lambda way: _letter(way, expires_time=int(NOW) + 60),
+    "nobody has registered it": lambda way: sealed_forward(way.house, "did:web:nobody.example", way.bob.letter()),
+    "it makes room": lambda way: _letter(way, "x" * 8_000),
+}
+OTHER: dict[str, Forward] = {
+    "a claimed sender": lambda way: _letter(way, **{"from": way.bob.did}),
+    "delayed": lambda way: _letter(way, delay_milli=5_000),
+    "has expired": lambda way: _letter(way, expires_time=int(NOW) - 60),
+    "two payloads": lambda way: sealed_forward(way.house, way.bob.did, way.bob.letter(), way.bob.letter()),
+    "none": lambda way: sealed_forward(way.house, way.bob.did),
+    "not encrypted": lambda way: sealed_forward(way.house, way.bob.did, b"{}"),
+    "to ourselves": lambda way: sealed_forward(way.house, way.house.did, _letter(way)),
+    "to a key": lambda way: sealed_forward(way.house, f"{way.bob.did}#key-2", way.bob.letter()),
+    "no queue could keep it": lambda way: _letter(way, "x" * 20_000),
+    "a request": lambda way: way.bob.pack(PING),
+    "garbage": lambda way: b"garbage",
+    "damaged": lambda way: _letter(way)[:-40] + b"A" * 40,
+}
+
+
+class SameTests(SynchronousTestCase):
+    def both(self, **settings: Any) -> tuple[Way, Way]:
+        """A house whose messages go the short way, and one where they go the long way."""
+        return Way(self, short=True, **settings), Way(self, short=False, **settings)
+
+    def check(self, forward: Forward, *, times: int = 1, **settings: Any) -> tuple[Way, list[Reply]]:
+        """Both ways answer, store, count and tell the same. The one that may be short, and its replies."""
+        way, other = self.both(**settings)
+        replies = [way.post(forward(way)) for _ in range(times)]
+        others = [other.post(forward(other)) for _ in range(times)]
+        self.assertEqual(list(map(_said, replies)), list(map(_said, others)))
+        self.assertEqual(way.bob.waiting(), other.bob.waiting())
+        self.assertEqual(way.told(), other.told())
+        self.assertEqual(way.house.base.journal.metrics.totals(), other.house.base.journal.metrics.totals())
+        self.assertEqual(_spent(way), _spent(other))
+        self.assertEqual(way.house.base.gate._inside, 0)
+        return way, replies
+
+    def test_usual(self) -> None:
+        """What is usual takes the short way, refusals for an unknown recipient included."""
+        for name, forward in USUAL.items():
+            with self.subTest(name):
+                way, _ = self.check(forward, times=4, **SMALL)
+                self.assertEqual(way.taken, 4)
+
+    def test_other(self) -> None:
+        """Everything else does not."""
+        for name, forward in OTHER.items():
+            with self.subTest(name):
+                way, _ = self.check(forward, times=2, **SMALL)
+                self.assertEqual(way.taken, 0)
+
+    def test_limits(self) -> None:
+        """An address that has used up its minute is refused in the same way, and at the same message."""
+        way, replies = self.check(_letter, times=8, limits={"ip_per_minute": 5})
+        self.assertEqual([reply.status for reply in replies], [202] * 4 + [429] * 4)  # enrolling took one
+        self.assertEqual(way.taken, 4)
+
+    def test_settings_that_leave_nothing(self) -> None:
+        """Where payloads are wrapped anew, or senders have to be known, there is no short way."""
+        for setting in ("rewrap", "require_registered_sender"):
+            way, _ = self.check(_letter, didcomm={setting: True})
+            self.assertEqual(way.taken, 0)
+
+    def test_a_recipient_behind_routing_keys(self) -> None:
+        """Its payloads are wrapped on the long way; those of others stay on the short one."""
+        way = Way(self, short=True, didcomm={"routing_keys": {"did:web:c.example": ["did:key:z6Mk#z6Mk"]}})
+        way.post(_letter(way))
+        way.post(sealed_forward(way.house, "did:web:c.example", way.bob.letter()))
+        self.assertEqual(way.taken, 1)
+
+
+class FaultTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.way = Way(self, short=True)
+        self.house = self.way.house
+
+    def test_the_store_fails(self) -> None:
+        """As on the long way: 503 for what may work later, 500 and a line for what nobody expected."""
+        with self.house.failing("deposit", StoreUnavailable()):
+            self.assertEqual(self.way.post(_letter(self.way)).status, 503)
+        with self.house.failing("deposit", RuntimeError("of ours")):
+            self.assertEqual(self.way.post(_letter(self.way)).status, 500)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+        self.assertEqual(self.way.taken, 2)
+        self.assertEqual(self.house.base.gate._inside, 0)
+
+    def test_what_fails_after_the_commit(self) -> None:
+        """The sender is told so, and the message waits."""
+        self.patch(self.house.half.short_way._ways.routing, "hand_over", _broken)
+        self.assertEqual(self.way.post(_letter(self.way)).status, 500)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertEqual(self.way.bob.waiting(), 1)
+
+    def test_nothing_is_answered_before_the_commit(self) -> None:
+        """And what is under way then is waited for when the daemon stops."""
+        committed: Deferred[Any] = Deferred()
+        self.patch(self.house.store, "deposit", lambda *args, **options: committed)
+        replies: list[Reply] = []
+        self.assertTrue(self.house.half.short_way.take(_letter(self.way), PEER, replies.append, self.fail))
+        self.house.clock.advance(1)
+        stopped = self.house.base.gate.stopService()
+        self.assertFalse(self.house.half.short_way.take(_letter(self.way), PEER, replies.append, self.fail))
+        self.assertEqual(replies, [])
+        self.assertNoResult(stopped)
+        committed.errback(StoreUnavailable())
+        self.assertEqual([reply.status for reply in replies], [503])
+        self.successResultOf(stopped)
+
+    def test_one_that_fails_takes_no_other_with_it(self) -> None:
+        """All that came in one turn is begun together, and each has its own end."""
+        deposit, failing = self.house.store.deposit, iter([True, False, True])
+        self.patch(
+            self.house.store,
+            "deposit",
+            lambda *args, **options: fail(StoreUnavailable()) if next(failing) else deposit(*args, **options),
+        )
+        replies: list[Reply] = []
+        for _ in range(3):
+            self.assertTrue(self.house.half.short_way.take(_letter(self.way), PEER, replies.append, self.fail))
+        self.house.clock.advance(0)
+        self.assertEqual([reply.status for reply in replies], [503, 202, 503])
+
+    def together(self, count: int, answer: Callable[[Reply], None]) -> None:
+        """So many letters in one turn of the reactor, after which nothing may be under way."""
+        for _ in range(count):
+            self.assertTrue(self.house.half.short_way.take(_letter(self.way), PEER, answer, self.fail))
+        self.house.clock.advance(0)
+        self.assertEqual(self.house.base.gate._inside, 0)
+
+    def test_one_that_fails_for_no_known_reason(self) -> None:
+        """Others that were stored with it are taken, pushed and told of."""
+        deposit, failing = self.house.store.deposit, iter([False, True, False])
+        self.patch(
+            self.house.store,
+            "deposit",
+            lambda *args, **options: fail(ZeroDivisionError()) if next(failing) else deposit(*args, **options),
+        )
+        replies: list[Reply] = []
+        self.together(3, replies.append)
+        self.assertEqual([reply.status for reply in replies], [202, 500, 202])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertEqual(len(self.house.events("msg.accept")), 2)
+
+    def test_everything_breaks(self) -> None:
+        """Wherever it does, every request has its one answer, and the gate does not wait for it."""
+        half: Any = self.house.half.short_way
+        for owner, name, broken in (
+            (self.house.store, "deposit_each", _broken),
+            (self.house.store, "deposit_each", lambda deposits: succeed([])),
+            (half._route.sources, "new_message_id", _broken),
+            (half._ways.routing, "hand_over", _broken),
+        ):
+            replies: list[Reply] = []
+            before = getattr(owner, name)
+            object.__setattr__(owner, name, broken)  # some are frozen
+            self.together(2, replies.append)
+            object.__setattr__(owner, name, before)
+            self.assertEqual([reply.status for reply in replies], [500, 500], name)
+            self.assertGreater(len(self.flushLoggedErrors(ZeroDivisionError, ValueError)), 0)
+
+    def test_the_journal_breaks(self) -> None:
+        """What was stored was taken."""
+        replies: list[Reply] = []
+        with mock.patch.object(self.house.base.journal, "end", _broken):
+            self.together(2, replies.append)
+        self.assertEqual([reply.status for reply in replies], [202, 202])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
+
+    def test_an_answer_breaks(self) -> None:
+        """The others are given."""
+        replies: list[Reply] = []
+
+        def answer(reply: Reply) -> None:
+            replies.append(reply)
+            raise ZeroDivisionError
+
+        self.together(2, answer)
+        self.assertEqual(len(replies), 2)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
+
+    def test_the_long_way_breaks(self) -> None:
+        """For one; the others have theirs."""
+        take, replies = self.house.half.short_way.take, list[Reply]()
+        self.assertTrue(take(b"garbage", PEER, replies.append, _broken))
+        self.together(1, replies.append)
+        self.assertEqual([reply.status for reply in replies], [202])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_answered_before_the_daemon_goes_on_stopping(self) -> None:
+        """What comes next closes the connections."""
+        told: list[object] = []
+        committed: Deferred[Any] = Deferred()
+        self.patch(self.house.store, "deposit_each", lambda deposits: committed)
+        self.assertTrue(self.house.half.short_way.take(_letter(self.way), PEER, told.append, self.fail))
+        self.house.clock.advance(0)
+        self.house.base.gate.stopService().addCallback(lambda _: told.append("stopped"))
+        committed.errback(StoreUnavailable())
+        self.assertEqual([getattr(one, "status", one) for one in told], [503, "stopped"])
+
+
+class TurnTests(SynchronousTestCase):
+    """Several messages in one turn of the reactor."""
+
+    def test_what_an_account_pays_for_crowds_nobody_out(self) -> None:
+        """At its limit an address may send what it could if each had come in a turn of its own."""
+        way = Way(self, short=True, limits={"ip_per_minute": 3})  # enrolling took one
+        house, statuses = way.house, list[int]()
+
+        def post(raw: bytes) -> bool:
+            def long_way() -> None:
+                statuses.append(house.done(house.half.mediator.receive(raw, Origin(PEER))).status)
+
+            return house.half.short_way.take(raw, PEER, lambda reply: statuses.append(reply.status), long_way)
+
+        self.assertTrue(post(_letter(way)))
+        self.assertTrue(post(way.bob.pack(PING)))
+        self.assertTrue(post(_letter(way)))
+        self.assertTrue(post(_letter(way)))
+        house.clock.advance(0)
+        self.assertEqual(sorted(statuses), [200, 202, 202, 429])
+        self.assertFalse(post(_letter(way)))
+        self.assertEqual(house.base.gate._inside, 0)
+
+    def test_how_long_it_took(self) -> None:
+        """From when it came, as on the long way, so that reading is never longer than all of it."""
+        way = Way(self, short=True)
+        self.assertTrue(way.house.half.short_way.take(_letter(way), PEER, lambda reply: None, self.fail))
+        way.house.clock.advance(0.25)
+        self.assertEqual(way.house.events("req.done")[-1]["dur_ms"], 250.0)
+
+
+class RotationTests(SynchronousTestCase):
+    def test_no_key_is_held_on_to(self) -> None:
+        """When the mediator has others, nothing is left of what was made ready."""
+        way = Way(self, short=True)
+        self.assertEqual(way.post(_letter(way)).status, 202)
+        reader: Any = way.house.half.short_way._ways.read
+        self.assertEqual(len(reader.__self__._own), 1)
+        way.house.base.identity.become(way.house.base.identity.now)
+        self.assertEqual(len(reader.__self__._own), 0)
+        self.assertEqual(way.post(_letter(way)).status, 202)
+
+
+def _said(reply: Reply) -> tuple[Any, ...]:
+    """A reply without its ids."""
+    body = json.loads(reply.body) if reply.body else {}
+    about = {name: body.get(name) for name in ("type", "typ", "body")}
+    named = [name for name in ("pthid", "ack") if body.get(name)]
+    return reply.status, reply.media_type, reply.retry_after, type(reply.fault), about, named
+
+
+def _spent(way: Way) -> int:
+    """How many more messages its address may send."""
+    spent = 0
+    while not way.house.base.admission._peers._window.admit(PEER, way.house.clock.seconds()):
+        spent += 1
+    return spent
+
+
+def _broken(*_: object, **__: object) -> None:
+    raise ZeroDivisionError
