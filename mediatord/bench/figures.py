@@ -13,19 +13,21 @@ Contender = Callable[[], Figures]
 @dataclass(frozen=True, slots=True)
 class Target:
     """
-    A ratio that the project has set itself.
+    A figure that the project has set itself.
 
     :param measured: of this run.
+    :param most: the goal is not to be exceeded, instead of to be reached.
     """
 
     name: str
     goal: float
     measured: float
+    most: bool = False
 
     @property
     def met(self) -> bool:
         """Whether this run reached it."""
-        return self.measured >= self.goal
+        return self.measured <= self.goal if self.most else self.measured >= self.goal
 
 
 @dataclass(frozen=True, slots=True)

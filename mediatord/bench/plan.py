@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DEFAULT_SCENARIOS = ("opening", "forward", "command", "log", "push", "sockets", "memory")
+DEFAULT_SCENARIOS = (
+    "opening", "forward", "latency", "cycle", "drain", "storm", "mixed", "command", "log", "push", "sockets", "memory"
+)  # fmt: skip
 # Those that need a MongoDB replica set.
 ON_MONGODB = ("mongodb", "nodes", "elsewhere", "presence")
-# What takes minutes, or changes with a release only, has to be asked for, too.
-SCENARIOS = (*DEFAULT_SCENARIOS, "cost", "pages", *ON_MONGODB)
+# Those that speak standard protocols only, so that any mediator can be their subject.
+ANYWHERE = ("forward", "latency", "cycle", "drain", "storm", "mixed")
+# What takes minutes, many cores or much room, or changes with a release only, has to be asked for.
+ASKED_FOR = ("workers", "accounts", "disk", "soak", "cost", "pages")
+SCENARIOS = (*DEFAULT_SCENARIOS, *ASKED_FOR, *ON_MONGODB)
 
 # Distinct messages per size: more than fit in any cache that could make the second one cheaper.
 DISTINCT_MESSAGES = 300
@@ -26,16 +31,30 @@ class Plan:
     :param events: stored ones in the larger history of which pages are read, rounded down to thousands.
     :param sizes: bytes of the plaintext inside the innermost envelope, and of a command's payload.
     :param mongodb: URI of a replica set in which databases may be made and dropped.
+    :param accounts: how many DIDs are registered, in turn; the first number is what the others are compared with.
+    :param queued: messages that wait, beside so many accounts as the first number says.
+    :param minutes: of the soak.
+    :param even: requests at fixed times come in a beat, instead of at random.
+    :param target: URL of a running mediator that is measured instead of a daemon of our own; empty for none.
+    :param target_did: its DID, if it does not say so itself.
+    :param target_pid: of its process, if it runs on this machine; 0 otherwise, and its CPU time is unknown.
     """
 
     seconds: float = 1.0
     rounds: int = 7
-    clients: int = 32
+    clients: int = 128
     sockets: int = 1000
     messages: int = 100_000
     events: int = 1_000_000
     sizes: tuple[int, ...] = (1024, 16384)
     mongodb: str = field(default="", repr=False)
+    accounts: tuple[int, ...] = (1_000, 100_000, 1_000_000)
+    queued: int = 1_000_000
+    minutes: float = 30.0
+    even: bool = False
+    target: str = ""
+    target_did: str | None = None
+    target_pid: int = 0
 
 
 # Everything stays on; only what would refuse this much load from one address is out of the way.

@@ -21,13 +21,16 @@ class RawSocket:
     An open WebSocket. Blocking, except :meth:`take`, which is for a socket that has something to read.
 
     :param url: `ws://host:port/path`.
+    :param kernel_bytes: what the kernel shall keep for who does not read; as much as it likes by default.
     :raise ConnectionError: the server did not switch protocols.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, kernel_bytes: int = 0) -> None:
         target = urlsplit(url)
         address = (target.hostname or "", target.port or 80)
         self._socket = socket.create_connection(address, timeout=_TIMEOUT_SECONDS)
+        if kernel_bytes:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kernel_bytes)
         self._received = b""
         self._shake_hands(f"{address[0]}:{address[1]}", target.path or "/")
 
@@ -39,9 +42,9 @@ class RawSocket:
         """Send one message in one frame."""
         self._socket.sendall(frame(payload, opcode))
 
-    def take(self) -> list[bytes]:
-        """What has come, as whole messages; pings are answered."""
-        data = self._socket.recv(1 << 18)
+    def take(self, most: int = 1 << 18) -> list[bytes]:
+        """What has come, as whole messages; pings are answered. :param most: bytes to read."""
+        data = self._socket.recv(most)
         if not data:
             raise ConnectionError("the server closed a WebSocket")
         self._received += data

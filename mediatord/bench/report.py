@@ -101,4 +101,5 @@ def _number(value: float | None) -> str:
 
 def _target(target: Target) -> str:
     verdict = "met" if target.met else "missed"
-    return f"{target.name} at least {target.goal:g}: {target.measured:.2f}, {verdict}"
+    bound = "at most" if target.most else "at least"
+    return f"{target.name} {bound} {target.goal:g}: {target.measured:.2f}, {verdict}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
@@ -11,18 +12,19 @@ import pytest
 
 from mediatord.bench.accounting import Accounting
 from mediatord.bench.circle import Circle, Member, deliveries
-from mediatord.bench.cli import bench
-from mediatord.bench.database import stored_rows
+from mediatord.bench.cli import MEASURES, bench
+from mediatord.bench.database import DATABASE, stored_rows
 from mediatord.bench.drive import Load, Server, post_for
 from mediatord.bench.figures import take_turns
 from mediatord.bench.line import Line
 from mediatord.bench.load import Job, is_complete, read_bodies, requests_of, write_bodies
 from mediatord.bench.memory import growth_per_message
-from mediatord.bench.plan import DEFAULT_SCENARIOS, ON_MONGODB, SCENARIOS
+from mediatord.bench.plan import ANYWHERE, ASKED_FOR, DAEMON_SETTINGS, DEFAULT_SCENARIOS, ON_MONGODB, SCENARIOS
 from mediatord.bench.processes import child, read_line
 from mediatord.bench.rawsocket import TEXT, frame, parse
 from mediatord.wallet.decentrl.identity import Identity
 from mediatord.wallet.decentrl.mediator import Mediator
+from mediatord.wallet.throwaway import throw_away_daemon
 
 TINY = ["--seconds", "0.2", "--rounds", "1", "--clients", "3", "--sockets", "5", "--messages", "500", "--sizes", "1k"]
 
@@ -32,21 +34,30 @@ def test_tiny_run_measures_everything(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     # So few messages do not tell growth from warm-up.
     scenarios = [word for name in DEFAULT_SCENARIOS if name != "memory" for word in ("--scenario", name)]
-    status = bench.main([*TINY, *scenarios, "--json", str(results)], standalone_mode=False)
+    svg = tmp_path / "results.svg"
+    status = bench.main([*TINY, *scenarios, "--json", str(results), "--svg", str(svg)], standalone_mode=False)
     found = json.loads(results.read_text())
     assert status == 0
     assert found["plan"]["clients"] == 3
-    assert [scenario["failures"] for scenario in found["scenarios"]] == [[], [], [], [], [], []]
-    forwarding, commands = found["scenarios"][1:3]
-    assert forwarding["rows"]["1k  mediatord, durable"]["msg/s"] > 0
-    assert forwarding["targets"][0]["goal"] == 0.5
+    by_name = dict(zip((name for name in DEFAULT_SCENARIOS if name != "memory"), found["scenarios"], strict=True))
+    assert {name: one["failures"] for name, one in by_name.items()} == {name: [] for name in by_name}
+    forwarding, commands = by_name["forward"], by_name["command"]
+    assert [name for name in forwarding["rows"] if name.endswith("mediatord, durable")] == [
+        "1k  mediatord, durable",
+        "1k, long DIDs  mediatord, durable",
+    ]
+    assert all(row["msg/s"] > 0 for name, row in forwarding["rows"].items() if "mediatord" in name)
+    assert forwarding["targets"][0]["goal"] == 0.22
+    assert by_name["latency"]["targets"][0]["most"]
+    assert by_name["cycle"]["rows"]["1k  cycle"]["msg/s"] > 0
+    assert "<polyline" in svg.read_text("utf-8")
     assert [name for name in commands["rows"] if "mediatord" in name] == [
         "300b  mediatord, durable",
         "1k  mediatord, durable",
     ]
     assert all(row["msg/s"] > 0 for row in commands["rows"].values())
     assert [target["goal"] for target in commands["targets"]] == [0.45, 0.45]
-    log = found["scenarios"][3]
+    log = by_name["log"]
     # A line of the request and one of the message; none without the log, a gauge of that minute aside.
     assert round(log["rows"]["1k  event log on"]["lines"]) == 2
     assert round(log["rows"]["1k  event log off"]["lines"]) == 0
@@ -66,7 +77,49 @@ def test_pages_are_read_from_both_histories(tmp_path: Path) -> None:
 
 def test_pages_are_read_only_when_asked_for() -> None:
     """Filling a large store takes minutes, and not everybody has a MongoDB, so that no run does either unasked."""
-    assert set(SCENARIOS) - set(DEFAULT_SCENARIOS) == {"cost", "pages", *ON_MONGODB}
+    assert set(SCENARIOS) - set(DEFAULT_SCENARIOS) == {*ASKED_FOR, *ON_MONGODB}
+    assert {"cost", "pages", "accounts"} <= set(ASKED_FOR)
+
+
+def test_any_mediator_can_be_measured_and_is_left_as_it_was(tmp_path: Path) -> None:
+    """By its URL alone: what was forwarded is fetched and compared; nothing waits then, nobody is registered."""
+    results = tmp_path / "results.json"
+    with throw_away_daemon(DAEMON_SETTINGS) as daemon:
+        options = [*TINY, "--target", daemon.url, "--target-pid", str(daemon.pid), "--json", str(results)]
+        assert bench.main(options, standalone_mode=False) == 0
+        assert stored_rows(daemon.directory / DATABASE) == 0
+        assert stored_rows(daemon.directory / DATABASE, "recipient") == 0
+        assert stored_rows(daemon.directory / DATABASE, "account") > 0
+    found = json.loads(results.read_text())["scenarios"]
+    assert len(found) == len(ANYWHERE)
+    assert [scenario["failures"] for scenario in found] == [[]] * len(ANYWHERE)
+    assert found[0]["rows"]["1k  target"]["of g"] > 0
+
+
+def test_target_is_asked_for_what_any_mediator_has() -> None:
+    """What only a daemon of our own can show is refused, not left out in silence."""
+    with pytest.raises(click.UsageError, match="memory: only a daemon of our own"):
+        bench.main(["--target", "http://127.0.0.1:1", "--scenario", "memory"], standalone_mode=False)
+    with pytest.raises(click.UsageError, match="belong to a --target"):
+        bench.main(["--target-pid", "1", "--scenario", "forward"], standalone_mode=False)
+
+
+def test_large_databases_are_filled_and_swept(tmp_path: Path) -> None:
+    """Daemons start with what was put into their files, take forwards, and none is lost."""
+    results = tmp_path / "results.json"
+    scale = ["--scenario", "accounts", "--accounts", "150,300", "--queued", "200"]
+    assert bench.main([*TINY, *scale, "--json", str(results)], standalone_mode=False) == 0
+    (found,) = json.loads(results.read_text())["scenarios"]
+    assert list(found["rows"])[:3] == ["150 accounts", "300 accounts", "150 accounts, 200 messages"]
+    assert all(row["msg/s"] > 0 for row in found["rows"].values())
+
+
+def test_every_scenario_has_its_measure() -> None:
+    """What can be asked for can be measured, and nothing else is there."""
+    assert set(SCENARIOS) == set(MEASURES)
+    for where in MEASURES.values():
+        module, _, function = where.partition(":")
+        assert callable(getattr(import_module(f"mediatord.bench.{module}"), function))
 
 
 def test_cost_of_a_message_is_that_of_its_life(tmp_path: Path) -> None:

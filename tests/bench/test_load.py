@@ -1,0 +1,135 @@
+"""The load generators: that they send what they should when they should, and cost little."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from time import perf_counter
+from types import FrameType
+
+import pytest
+
+from mediatord.bench.load import Answers, Job, Line, Posting, request_for
+from mediatord.bench.schedule import Punctual, intended_times
+
+ANSWER = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
+HELD_SECONDS = 0.05
+
+
+def job(**details: float) -> Job:
+    """One that nothing is read from a file for."""
+    return Job(80, "/", "text/plain", "", 1, **details)  # type: ignore[arg-type]
+
+
+@contextmanager
+def line_to(serve: Thread, connection: socket.socket, client: socket.socket) -> Iterator[dict[int, Line]]:
+    """A connection whose other end is served by a thread."""
+    serve.start()
+    try:
+        line = Line(client)
+        yield {line.fileno(): line}
+    finally:
+        client.close()
+        serve.join()
+        connection.close()
+
+
+def answering(connection: socket.socket, held_seconds: float = 0.0) -> None:
+    """Answer one request of one byte after the other; the first not before so many seconds have passed."""
+    until = perf_counter() + held_seconds
+    while connection.recv(1):
+        while perf_counter() < until:
+            pass
+        connection.sendall(ANSWER)
+
+
+def test_answers_seen_before_are_not_taken_apart() -> None:
+    """Only the first of equal answers is looked into; a thousand of them take one call of Python's each."""
+    ours, theirs = socket.socketpair()
+    line, answers, calls = Line(ours), Answers(), 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    for number in range(1001):
+        theirs.sendall(ANSWER)
+        sys.setprofile(count if number else None)
+        complete = answers.take(line)
+        sys.setprofile(None)
+        assert complete
+    assert calls == 1000
+    assert answers.by_name() == {"202": 1001}
+    ours.close()
+    theirs.close()
+
+
+def test_answers_in_pieces_are_put_together() -> None:
+    """An answer counts once, when its last byte has come, and pieces are not mistaken for answers."""
+    ours, theirs = socket.socketpair()
+    line, answers = Line(ours), Answers()
+    for _ in range(2):
+        for piece, complete in ((ANSWER[:12], False), (ANSWER[12:-1], False), (ANSWER[-1:], True)):
+            theirs.sendall(piece)
+            assert answers.take(line) is complete
+    assert answers.by_name() == {"202": 2}
+    theirs.close()
+    with pytest.raises(ConnectionError):
+        answers.take(line)
+    ours.close()
+
+
+def test_closed_loop_counts_every_request() -> None:
+    """As many answers and latencies as requests, and no request is sent before the answer to the one before."""
+    client, connection = socket.socketpair()
+    with line_to(Thread(target=answering, args=[connection]), connection, client) as lines:
+        outcome = Posting(job(requests=50), lines, iter([b"x"] * 50)).run()
+    assert outcome.statuses == {"202": 50}
+    assert len(outcome.latencies_us) == 50
+
+
+def test_stall_is_in_the_latencies_of_all_that_it_holds_up() -> None:
+    """
+    A server that does not answer for a while is sent every request that was due meanwhile, and each waited from its
+    own time on: a generator that omits them would have one slow answer only.
+    """
+    client, connection = socket.socketpair()
+    with line_to(Thread(target=answering, args=[connection, HELD_SECONDS]), connection, client) as lines:
+        outcome = Punctual(job(rate=1000.0, seconds=0.02, even=True), lines, iter([b"x"] * 20)).run()
+    assert outcome.statuses == {"202": 20}
+    # All were due within 20 ms, and nothing was answered before 50 ms.
+    assert min(outcome.latencies_us) >= 1e6 * (HELD_SECONDS - 0.02) - 5000
+    assert outcome.late >= 18
+
+
+def test_times_are_those_of_independent_senders() -> None:
+    """As many as the rate says, in order, within the time, and others for another process."""
+    times = intended_times(1000.0, 2.0, seed=1)
+    assert list(times) == sorted(times)
+    assert 0 < times[0]
+    assert times[-1] < 2.0
+    assert 1700 < len(times) < 2300
+    assert times == intended_times(1000.0, 2.0, seed=1)
+    assert times != intended_times(1000.0, 2.0, seed=2)
+    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    # Of an exponential distribution e^-1 is longer than the mean.
+    assert 0.3 < sum(gap > 0.001 for gap in gaps) / len(gaps) < 0.44
+
+
+def test_beat_is_even() -> None:
+    """One request every so many seconds, the first at once."""
+    assert list(intended_times(10.0, 0.5, seed=1, even=True)) == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_requests_have_a_length_unless_they_ask() -> None:
+    """A POST says how long its body is, a GET has none."""
+    posted = request_for(80, "/didcomm", b"body", host="example.org")
+    assert posted.startswith(b"POST /didcomm HTTP/1.1\r\nHost: example.org:80\r\n")
+    assert posted.endswith(b"Content-Length: 4\r\n\r\nbody")
+    asked = request_for(80, "/health", b"", method="GET")
+    assert asked.startswith(b"GET /health ")
+    assert b"Content" not in asked
+    assert asked.endswith(b"\r\n\r\n")

@@ -1,0 +1,133 @@
+"""Targets, floors, pictures, and who is measured."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from mediatord.bench.agreement import read_rate
+from mediatord.bench.cores import on, split
+from mediatord.bench.figures import Table, Target
+from mediatord.bench.filling import add_accounts, add_messages, make_overdue
+from mediatord.bench.finding import find_mediator
+from mediatord.bench.pictures import pictures_of
+from mediatord.bench.plot import Bars, Curves, svg
+from mediatord.bench.report import as_text
+from mediatord.wallet.identity import Identity
+
+SVG = "{http://www.w3.org/2000/svg}"
+TARGETS = (Target("rate", 2.0, 3.0), Target("p99, ms", 25.0, 30.0, most=True))
+ROWS = {
+    "1k  at 10%": {"offered/s": 100.0, "p50 ms": 1.0, "p99 ms": 3.0, "of g": 0.1},
+    "1k  at 90%": {"offered/s": 900.0, "p50 ms": 2.0, "p99 ms": 90.0, "of g": 0.3},
+    "1k  openssl": {"of g": 1.0},
+}
+TABLE = Table("Latency <by> load", ("offered/s", "p50 ms", "p99 ms", "of g"), ROWS, (Target("x, of g", 0.22, 0.1),))
+
+
+def test_targets_are_bounds_from_below_or_above() -> None:
+    """A rate is to be reached, a latency not to be exceeded, and the table says which."""
+    text = as_text(Table("T", (), {}, TARGETS))
+    assert "rate at least 2: 3.00, met" in text
+    assert "p99, ms at most 25: 30.00, missed" in text
+
+
+def test_openssl_is_read() -> None:
+    """Operations per second of the line that has them; anything else is no rate."""
+    said = "+DTP:253::ecdh:1\n+R7:15085:253:0.69\n+F5:22:253:21862.318841:0.000046\n"
+    assert read_rate(said) == pytest.approx(21862.318841)
+    for other in ("", "+F5:22:253", "+F5:a:b:c:d"):
+        with pytest.raises(RuntimeError, match="gave no rate"):
+            read_rate(other)
+
+
+def test_pictures_show_the_figures() -> None:
+    """One picture of latencies with a point a load and percentile, one of bars without the floor; valid XML."""
+    curves, bars = pictures_of([TABLE])
+    assert isinstance(curves, Curves)
+    assert curves.curves == {"p50 ms": [(100.0, 1.0), (900.0, 2.0)], "p99 ms": [(100.0, 3.0), (900.0, 90.0)]}
+    assert isinstance(bars, Bars)
+    assert (list(bars.values), bars.goal) == (["1k  at 10%", "1k  at 90%"], 0.22)
+    drawn = ElementTree.fromstring(svg([curves, bars]))
+    assert len(drawn.findall(f".//{SVG}circle")) == 4
+    assert len(drawn.findall(f".//{SVG}polyline")) == 2
+    assert "Latency <by> load" in [text.text for text in drawn.iter(f"{SVG}text")]
+    first, second = (group.findall(f"{SVG}rect") for group in drawn.findall(f"{SVG}g"))
+    assert (len(first), len(second)) == (0, 2)
+    narrow, wide = (float(bar.attrib["width"]) for bar in second)
+    assert wide == pytest.approx(3 * narrow, rel=0.01)
+
+
+def test_slower_is_higher() -> None:
+    """In the picture of latencies, on a logarithmic scale."""
+    points = {"p99": [(1.0, 1.0), (2.0, 10.0), (3.0, 100.0)]}
+    drawn = ElementTree.fromstring(svg([Curves("T", "x", "ms", points)]))
+    heights = [float(one.attrib["cy"]) for one in drawn.findall(f".//{SVG}circle")]
+    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
+    assert heights[0] > heights[1]
+
+
+def test_mediator_is_found_by_its_invitation_or_did() -> None:
+    """An out-of-band invitation names it, and so may whoever asks; what is neither is refused in a sentence."""
+    mediator = Identity.fresh(endpoint="http://127.0.0.1:1/didcomm")
+    invitation = {"type": "https://didcomm.org/out-of-band/2.0/invitation", "from": mediator.did}
+    packed = base64.urlsafe_b64encode(json.dumps(invitation).encode()).decode().rstrip("=")
+    assert find_mediator(f"https://example.org/path?_oob={packed}").did == mediator.did
+    assert find_mediator("https://example.org/", mediator.did).http_uri == "http://127.0.0.1:1/didcomm"
+    with pytest.raises(RuntimeError, match="give its DID by --target-did"):
+        find_mediator("https://example.org/", "did:key:z6MkNonsense")
+
+
+def test_cores_are_shared_out() -> None:
+    """Servers and clients have different cores where there are two, and what runs within is put back after."""
+    before = os.sched_getaffinity(0)
+    cores = split()
+    assert cores.server | cores.clients == before
+    assert cores.apart == (len(before) > 1)
+    with on(cores.server):
+        assert os.sched_getaffinity(0) == cores.server
+    assert os.sched_getaffinity(0) == before
+
+
+def test_databases_are_filled_with_copies(tmp_path: Path) -> None:
+    """Whatever columns there are, copies differ in names and numbers only, and messages go to all in turn."""
+    database = tmp_path / "database"
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.executescript(
+            """
+            CREATE TABLE account (id INTEGER PRIMARY KEY, did TEXT UNIQUE, recipients INTEGER, new_column TEXT);
+            CREATE TABLE recipient (id INTEGER PRIMARY KEY, account_id INTEGER, did TEXT UNIQUE, registered INTEGER);
+            CREATE TABLE message (
+                seq INTEGER PRIMARY KEY, id TEXT UNIQUE, recipient_id INTEGER, account_id INTEGER,
+                size INTEGER, received_at REAL, expires_at REAL, payload BLOB
+            );
+            CREATE TABLE queue (account_id INTEGER, recipient_id INTEGER, messages INTEGER, bytes INTEGER);
+            INSERT INTO message VALUES (1, '0123456789abcdef0123456789abcdef', 1, 1, 2, 5.0, 9.0, x'00ff');
+            """
+        )
+        did = f"did:peer:2.{'x' * 90}"
+        connection.execute("INSERT INTO account VALUES (1, ?, 1, 'kept')", [did])
+        connection.execute("INSERT INTO recipient VALUES (1, 1, ?, 1)", [did])
+    add_accounts(database, 9)
+    add_messages(database, 30)
+    make_overdue(database, 7)
+    with closing(sqlite3.connect(database)) as connection:
+        accounts = connection.execute("SELECT did, recipients, new_column FROM account").fetchall()
+        assert len(accounts) == 10
+        assert {(len(one), kept) for one, _, kept in accounts} == {(len(did), "kept")}
+        joined = "SELECT count(*) FROM recipient JOIN account USING (did) WHERE account.id = account_id"
+        assert connection.execute(joined).fetchone() == (10,)
+        counts = connection.execute("SELECT count(*), account_id = recipient_id FROM message GROUP BY account_id")
+        assert counts.fetchall() == [(4, 1), *[(3, 1)] * 9]
+        queues = connection.execute(
+            "SELECT messages, bytes, account_id = recipient_id FROM queue ORDER BY account_id"
+        )
+        assert queues.fetchall() == [(4, 8, 1), *[(3, 6, 1)] * 9]
+        assert connection.execute("SELECT count(*) FROM message WHERE expires_at = 5.0").fetchone() == (7,)
