@@ -13,6 +13,12 @@ ifneq ($(shell command -v npm 2>/dev/null),)
 FOREIGN += .node-decentrl/.installed
 endif
 
+# Software that `make bench-peers` measures ours beside.
+PEERS := .venv-peers/.installed .venv-sicpa/.installed .venv-indicio/.installed
+ifneq ($(shell command -v npm 2>/dev/null),)
+PEERS += .node-peers/.installed
+endif
+
 # A browser that looks at our pages, Prometheus and two proxies: programs of Debian that the machine may lack.
 FOREIGN += .debs/.installed
 
@@ -22,6 +28,7 @@ SERVERS := .mongod/.installed
 endif
 
 .PHONY: help run test durability cluster-test cluster-demo demo lint types bench bench-mongodb clean
+.PHONY: bench-peers
 .PHONY: docs docs-reference docs-linkcheck
 .PHONY: wheel deb deb-test systemd-test package-test security
 .PHONY: analytics analytics-demo analytics-test analytics-cluster-test bench-analytics
@@ -108,6 +115,9 @@ bench-mongodb: $(VENV)/.installed-test $(SERVERS) ## measure MongoDB and several
 	@$(BIN)/python -m tests.with_mongod $(BIN)/mediatord bench --mongodb {uri} \
 	  --scenario mongodb --scenario nodes --scenario elsewhere $(ARGS)
 
+bench-peers: $(VENV)/.installed $(PEERS) ## measure beside what is installable by name; ARGS="--peer jwcrypto --rounds 3" for a part
+	@$(BIN)/python -m tests.peers $(ARGS)
+
 bench-analytics: $(VENV)/.installed-test ## measure the nightly analysis against its goals; ARGS="..." likewise
 	@$(BIN)/mediatord-analytics goals $(ARGS)
 
@@ -169,6 +179,31 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@ln -sfn ../tests/foreign/decentrl/shim $(@D)/shim
 	@cd $(@D) && npm ci --legacy-peer-deps --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
 	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2
+
+# --- software to measure beside: rules for the stamps in PEERS ----------------------------------------------------
+
+.PHONY: .venv-peers .node-peers
+.venv-peers .node-peers: %: %/.installed
+	@test -e $<
+
+# What cannot be made is skipped, by name.
+.venv-peers/.installed: tests/peers/requirements.txt
+	@echo "installing servers of other makers into $(@D) ..."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $< && touch $@ || \
+	  echo "make: $(@D) could not be made; what is in it is not measured" >&2
+
+# SQLite for Node is built here, in a minute, unless a binary of it is to be had.
+.node-peers/.installed: tests/peers/package.json tests/peers/package-lock.json
+	@echo "installing a mediator and a library for Node into $(@D), about 120 MB ..."
+	@mkdir -p $(@D)
+	@cp $^ $(@D)
+	@cd $(@D) && npm ci --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
+	  touch .installed || echo "make: $(@D) could not be made; what is in it is not measured" >&2
+	@cd $(@D) && node=$$(node -p 'path.resolve(process.execPath, "../..")'); \
+	  if [ -e "$$node/include/node/node.h" ]; then export npm_config_nodedir="$$node"; fi; \
+	  test ! -e .installed || npm rebuild --loglevel=error better-sqlite3 >/dev/null || \
+	  echo "make: SQLite for Node could not be built; Veramo is not measured" >&2
 
 # --- programs of Debian for the tests ------------------------------------------------------------------------------
 

@@ -1,0 +1,102 @@
+"""Measure mediatord beside what is installable by name, all in one run: `make bench-peers`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mediatord.bench.figures import Table
+from mediatord.bench.plan import Plan
+from mediatord.bench.report import as_json, as_text, heading, surroundings
+from mediatord.protocol import jsontext
+from mediatord.wallet.throwaway import DaemonFailed
+from tests.peers import forwarding, opening, posting, sockets
+from tests.peers.comparing import Terms
+
+SCENARIOS: dict[str, Callable[[Terms], Table]] = {
+    "opening": opening.measure,
+    "forward": forwarding.measure,
+    "post": posting.measure,
+    "sockets": sockets.measure,
+}
+# Who takes part in which scenario.
+PEERS: dict[str, tuple[str, ...]] = {
+    "opening": tuple(opening.GOALS),
+    "forward": tuple(forwarding.GOALS),
+    "post": tuple(posting.GOALS),
+    "sockets": tuple(sockets.SERVERS),
+}
+_DEFAULT = Terms()
+_POSITIVE = click.IntRange(1)
+_EVERYONE = sorted({peer for peers in PEERS.values() for peer in peers})
+
+
+def scenarios_with(peers: frozenset[str], wanted: tuple[str, ...] = ()) -> list[str]:
+    """
+    The scenarios in which one of these peers takes part, in order; all of them without a peer.
+
+    :param wanted: none but these, if there are any.
+    """
+    asked = wanted or tuple(SCENARIOS)
+    return [name for name in SCENARIOS if name in asked and (not peers or peers & set(PEERS[name]))]
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--peer", "peers", type=click.Choice(_EVERYONE), multiple=True, help="Only beside this; repeatable.")
+@click.option(
+    "--scenario", "wanted", type=click.Choice(list(SCENARIOS)), multiple=True, help="Only this; repeatable."
+)
+@click.option("--rounds", type=_POSITIVE, default=_DEFAULT.rounds, help="Contenders take turns; medians of so many.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=_DEFAULT.seconds, help="Per contender and round.")
+@click.option("--size", "sizes", type=click.IntRange(256), multiple=True, default=_DEFAULT.sizes, help="Bytes.")
+@click.option("--sockets", "held", type=_POSITIVE, multiple=True, default=_DEFAULT.sockets, help="Idle WebSockets.")
+@click.option("--clients", type=click.IntRange(1, 1000), default=_DEFAULT.clients, help="Connections that post.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures there.")
+def main(
+    peers: tuple[str, ...],
+    wanted: tuple[str, ...],
+    rounds: int,
+    seconds: float,
+    sizes: tuple[int, ...],
+    held: tuple[int, ...],
+    clients: int,
+    json_file: Path | None,
+) -> None:
+    """
+    Measure mediatord beside other software on this machine, in turns.
+
+    A peer that is not installed is skipped and named. Exit status 1 means that a contender read an envelope otherwise
+    than mediatord, refused a request or lost a message; a missed target is only reported.
+    """
+    terms = Terms(frozenset(peers), rounds, seconds, tuple(sorted(sizes)), held, clients)
+    plan = Plan(seconds=seconds, rounds=rounds, clients=clients, sockets=max(held), sizes=terms.sizes)
+    around = surroundings() | {"command": _command()}
+    click.echo(f"{around['command']}\n{heading(plan, around)}")
+    tables = []
+    try:
+        for name in scenarios_with(terms.peers, wanted):
+            click.echo(f"measuring: {name}", err=True)
+            tables.append(SCENARIOS[name](terms))
+            click.echo(f"\n{as_text(tables[-1])}")
+    except (DaemonFailed, OSError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from error
+    if json_file is not None:
+        json_file.write_bytes(_as_json(plan, tables, around))
+    sys.exit(1 if any(table.failures for table in tables) else 0)
+
+
+def _command() -> str:
+    options = " ".join(sys.argv[1:])
+    return f'make bench-peers ARGS="{options}"' if options else "make bench-peers"
+
+
+def _as_json(plan: Plan, tables: list[Table], around: dict[str, Any]) -> bytes:
+    return jsontext.dumps(as_json(plan, tables, around)) + b"\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""
+mediatord's listener with nothing behind it: a message is answered with an empty 202 as soon as it was read.
+
+It says its versions and its port as JSON. The site is the daemon's own, with its limits, timeouts and headers; only
+the mediator that would open the message is left out.
+
+Usage: ``python serve_mediatord.py DIRECTORY``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import task
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import serverFromString
+
+from mediatord.config import Config
+from mediatord.didcomm.exchange import ACCEPTED, Origin, Reply
+from mediatord.keyfile import create_keys
+from mediatord.web.site import MediatorSite
+from mediatord.wiring import build_site
+from mediatord.wiring.base import build_base
+from mediatord.wiring.decentrl import build_decentrl
+from mediatord.wiring.didcomm import build_didcomm
+
+_MAX_BODY, _MAX_PER_HOST = 1_048_576, 1_000_000
+
+
+async def accept(raw: bytes, origin: Origin) -> Reply:
+    """Take whatever comes."""
+    return ACCEPTED
+
+
+def site(reactor: Any, directory: Path) -> MediatorSite:
+    """The daemon's site, in front of :func:`accept`."""
+    create_keys(directory / "keys.jwks")
+    config = Config.model_validate({"storage": {"backend": "memory"}}).resolved(directory)
+    base = build_base(reactor, config)
+    front = build_site(base, build_didcomm(base, config), build_decentrl(base, config), config).front
+    return MediatorSite(replace(front, receive=accept), _MAX_BODY, _MAX_PER_HOST)
+
+
+async def serve(reactor: Any, directory: str) -> None:
+    endpoint = serverFromString(reactor, "tcp:0:backlog=1024:interface=127.0.0.1")
+    port = await endpoint.listen(site(reactor, Path(directory)))
+    versions = {name: version(name) for name in ("mediatord", "Twisted")}
+    sys.stdout.write(json.dumps({"versions": versions, "port": port.getHost().port}) + "\n")
+    sys.stdout.flush()
+    # As the daemon does once it runs.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    # Until the benchmark ends the process.
+    await Deferred()
+
+
+if __name__ == "__main__":
+    task.react(serve, sys.argv[1:])

@@ -1,0 +1,36 @@
+# mypy: ignore-errors
+"""
+A server of the PyPI package `websockets` whose sockets only listen.
+
+It says its versions and its port as JSON. Everything is at its default, but that there is no compression, which
+nobody has here, and that it sends no pings, for which it has a task a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from importlib.metadata import version
+
+from websockets.asyncio.server import ServerConnection, serve
+
+BACKLOG = 1024
+
+
+async def listen(connection: ServerConnection) -> None:
+    async for _ in connection:
+        pass
+
+
+async def main() -> None:
+    options = {"compression": None, "ping_interval": None, "backlog": BACKLOG}
+    async with serve(listen, "127.0.0.1", 0, **options) as server:
+        port = server.sockets[0].getsockname()[1]
+        sys.stdout.write(json.dumps({"versions": {"websockets": version("websockets")}, "port": port}) + "\n")
+        sys.stdout.flush()
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
