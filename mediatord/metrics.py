@@ -78,6 +78,7 @@ class Metrics:
         )
         store = _histogram(registry, "store_duration", "Operations of the store", _STORE_BUCKETS, "operation")
         self._request_counter = requests
+        self._rejections = rejected
         self._requests, self._rejected = requests.labels, rejected.labels
         self._duration, self._latency, self._store = duration.labels, latency.labels, store.labels
         self._reload = _gauge(registry, "config_last_reload_success", "Whether all of the last reload was taken")
@@ -149,7 +150,7 @@ class Metrics:
 
     def rejections(self, reason: str) -> int:
         """How often that was so."""
-        return self._rejected(reason).value
+        return self._rejections.value(reason)
 
     def latency(self, method: str, seconds: float) -> None:
         """A payload was acknowledged `seconds` after it was accepted. :param method: how it was handed over."""

@@ -79,6 +79,11 @@ class Tallies:
         """The series of these values, one for each label."""
         return self._series.get(values) or self._series.setdefault(values, Tally())
 
+    def value(self, *values: str) -> int:
+        """What the series of these values has come to; asking does not make it."""
+        tally = self._series.get(values)
+        return 0 if tally is None else tally.value
+
     def series(self) -> Iterable[tuple[tuple[str, ...], Tally]]:
         """All of them, with their values."""
         return self._series.items()

@@ -69,7 +69,7 @@ class RoundsTests(HousekeepingTestCase):
         for number in range(3):
             did = f"did:example:{number}"
             self.bob.enrol(did)
-            payloads = [Payload(f"{number}-{each}", b"{}", "json") for each in range(CHUNK - 100)]
+            payloads = [Payload(f"{number}-{each}", b"{}", "json") for each in range(CHUNK - 20)]
             now = self.house.clock.seconds()
             self.successResultOf(self.house.store.deposit(did, payloads, expires_at=now + 10))
             count += len(payloads)
