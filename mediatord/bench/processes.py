@@ -55,13 +55,18 @@ def child(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.communicate(timeout=_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Have a child end, if it still runs: in an orderly way, or after 15 s in any."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.communicate(timeout=_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 def read_line(process: subprocess.Popen[str]) -> str:

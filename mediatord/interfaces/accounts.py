@@ -49,13 +49,6 @@ class IAccountStore(Interface):
     def held() -> tuple[int, int]:
         """How many operations wait in memory, and how many bytes they hold on to."""
 
-    def owner_at_once(recipient_did: str) -> str | None:
-        """
-        What `owner` would fire with, as far as it is known in memory right now, without asking anybody. None, like
-        that of a store which is not open, says nothing: :meth:`owner` does. As recent as `owner` from memory; a
-        deposit finds out in any case whether the DID is registered.
-        """
-
     def update(
         account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
     ) -> Deferred[list[UpdateResult]]:

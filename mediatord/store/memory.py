@@ -235,10 +235,6 @@ class MemoryStore:
     def held(self) -> tuple[int, int]:
         return 0, 0
 
-    def owner_at_once(self, recipient_did: str) -> str | None:
-        holder = None if self._contents is None else self._contents.accounts.owner(recipient_did)
-        return None if holder is None else holder.account.did
-
     def update(
         self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
     ) -> Deferred[list[UpdateResult]]:

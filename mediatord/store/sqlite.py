@@ -219,9 +219,6 @@ class SQLiteStore:
     def held(self) -> tuple[int, int]:
         return self._file.held
 
-    def owner_at_once(self, recipient_did: str) -> str | None:
-        return self._owners.get(recipient_did) if self._file.is_open else None
-
     def update(
         self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
     ) -> Deferred[list[UpdateResult]]:

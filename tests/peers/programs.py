@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from mediatord.bench.processes import read_line, write_line
+from mediatord.bench.processes import end, read_line, write_line
 
 PROJECT = Path(__file__).parents[2]
 DRIVERS = Path(__file__).parent / "drivers"
 # Packages of Node.
 NODE = ".node-peers"
-
-_STOP_SECONDS = 15.0
 
 
 class AbsentError(Exception):
@@ -135,11 +133,5 @@ def running(program: Program) -> Iterator[Running]:
     try:
         yield Running(process, complaints)
     finally:
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.communicate(timeout=_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        end(process)
         complaints.close()

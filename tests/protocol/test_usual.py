@@ -86,9 +86,7 @@ def long_way(raw: bytes) -> UsualForward | None:
         return None
     if message.type.key != ("routing", 2, "forward"):
         return None
-    return UsualForward(
-        next_, payload, form, envelope.fingerprint(), kid, message.id, message.thread, message.expires_time
-    )
+    return UsualForward(next_, payload, form, message.id, message.thread, message.expires_time)
 
 
 def agree(raw: bytes) -> UsualForward | None:
@@ -107,7 +105,7 @@ def test_usual_forwards(enc: Enc, write: Callable[[dict[str, Any], Enc], bytes])
     found = agree(write(forward(), enc))
     assert found is not None
     assert (found.next, found.form, json.loads(found.payload)) == (NEXT, "json", INNER)
-    assert (found.own_kid, found.id, found.thread, found.expires_time) == (BOB, "f-1", "f-1", None)
+    assert (found.id, found.thread, found.expires_time) == ("f-1", "f-1", None)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 15, 16, 17, 40_000])
@@ -383,7 +381,7 @@ def test_names_are_bounded() -> None:
 
 
 def test_nothing_opaque_in_repr() -> None:
-    """Neither payload nor digest is shown."""
+    """The payload is not shown."""
     found = USUAL.read(sealed(forward()))
     assert found is not None
     assert repr(found) == f"UsualForward(next={NEXT!r}, form='json')"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -54,8 +53,6 @@ class UsualForward(NamedTuple):
 
     :param next: `body.next`.
     :param payload: to be stored, and the form it came in.
-    :param digest: :attr:`mediatord.didcomm.exchange.Received.digest`.
-    :param own_kid: our key that opened it, as the sender spelled it.
     :param id: of the message; `thread` is what an answer would refer to.
     :param expires_time: seconds since the epoch, if it has any.
     """
@@ -63,8 +60,6 @@ class UsualForward(NamedTuple):
     next: str
     payload: bytes
     form: Literal["json", "base64"]
-    digest: bytes
-    own_kid: str
     id: str
     thread: str
     expires_time: float | None
@@ -120,11 +115,11 @@ class UsualForwards:
             return None
         layout = _LAYOUTS[header["enc"]]
         small = layout.decoded(header["epk"]["x"], jwe["tag"], jwe["iv"], entry["encrypted_key"])
-        data, aad, tag = b64url_decode_ascii(raw[start:end]), protected.encode(), small[layout.tag_at]
+        data = b64url_decode_ascii(raw[start:end])
         cek = aes_key_unwrap(kek(own.exchange(small[:_X]), info), small[layout.key_at])
-        plaintext = layout.opening(cek, small[layout.iv_at], data, tag, aad)
+        plaintext = layout.opening(cek, small[layout.iv_at], data, small[layout.tag_at], protected.encode())
         message = orjson.loads(plaintext) if len(plaintext) < _LONG else _long(plaintext)
-        return _forward(message, sha256(aad + b"." + tag).digest(), header["kid"])
+        return _forward(message)
 
     def _own_key(self, kid: str) -> _OwnKey | None:
         keys, own = self._keys_for(kid), self._own.get(kid)
@@ -237,7 +232,7 @@ def _without_ciphertext(plaintext: bytes) -> dict[str, Any]:
     return message
 
 
-def _forward(message: dict[str, Any], digest: bytes, own_kid: str) -> UsualForward | None:
+def _forward(message: dict[str, Any]) -> UsualForward | None:
     has = message.get
     id_, next_, attachments = message["id"], message["body"]["next"], message["attachments"]
     to, thread, expires_time = has("to"), has("thid"), has("expires_time")
@@ -257,4 +252,4 @@ def _forward(message: dict[str, Any], digest: bytes, own_kid: str) -> UsualForwa
         thread = id_
     if expires_time is not None:
         expires_time = read_time(expires_time)
-    return UsualForward(next_, payload, form, digest, own_kid, id_, thread, expires_time)
+    return UsualForward(next_, payload, form, id_, thread, expires_time)

@@ -236,9 +236,6 @@ class MongoStore:
         waiting = [each.held for each in (self._gathering, self._claims)]
         return sum(entries for entries, _ in waiting), sum(size for _, size in waiting)
 
-    def owner_at_once(self, recipient_did: str) -> str | None:
-        return self._ownership.known(recipient_did) if self._server.answers else None
-
     def update(
         self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
     ) -> Deferred[list[UpdateResult]]:

@@ -37,18 +37,6 @@ class AccountContract(StoreContract):
         self.assertEqual(await self.store.owner(INBOX), ALICE)
         for stranger in (OTHER, ALICE, INBOX[:-1], INBOX + "#key-1"):
             self.assertIsNone(await self.store.owner(stranger))
-            self.assertIsNone(self.store.owner_at_once(stranger))
-
-    async def test_owner_at_once(self) -> None:
-        """Once it was asked for it is known at once, for as long as it is so and the store is open."""
-        await self.store.owner(INBOX)
-        self.assertEqual(self.store.owner_at_once(INBOX), ALICE)
-        await self.change(ALICE, (INBOX, "remove"))
-        self.assertIsNone(self.store.owner_at_once(INBOX))
-        await self.change(ALICE, (INBOX, "add"))
-        await self.store.owner(INBOX)
-        await self.store.close()
-        self.assertIsNone(self.store.owner_at_once(INBOX))
 
     async def test_owner_changes(self) -> None:
         """The owner is right as soon as an update is done, in both directions."""
