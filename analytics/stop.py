@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # So long may be taken for an end in order: a query that is given up, staged files that are deleted.
@@ -39,11 +41,19 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take signals meanwhile; in the main thread only."""
+        """
+        Take signals meanwhile; in the main thread only.
+
+        One may come where nothing can be raised, as while an object is deleted: then it is left to :meth:`check`, and
+        nobody is told of it a second time.
+        """
         before = {number: signal.signal(number, self._take) for number in SIGNALS}
+        tell = sys.unraisablehook
+        sys.unraisablehook = lambda what: None if self._is_mine(what) else tell(what)
         try:
             yield
         finally:
+            sys.unraisablehook = tell
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -74,6 +84,9 @@ class Stop:
             thread.join()
             self._asked = None
             self.check()
+
+    def _is_mine(self, what: Any) -> bool:
+        return self.came is not None and what.exc_value is self.came
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
         first = self.came is None

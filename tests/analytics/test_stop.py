@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from threading import Event, current_thread, main_thread
 
 import pytest
@@ -84,3 +85,26 @@ def test_without_a_signal(stop: Stop) -> None:
     with Stop().listening():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+class _Deleted:
+    """Raises what it is given where nothing can be raised; a signal may come just then."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+
+    def __del__(self) -> None:
+        self._work()
+
+
+def test_a_signal_where_nothing_can_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is noticed at the next look, and told once; whatever else goes wrong in such a place is told."""
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append(type(what.exc_value)))
+    stop = Stop()
+    with stop.listening():
+        _Deleted(lambda: signal.raise_signal(signal.SIGTERM))
+        _Deleted(lambda: 1 // 0)
+        with pytest.raises(Stopped):
+            stop.check()
+    assert told == [ZeroDivisionError]
