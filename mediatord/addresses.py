@@ -50,6 +50,8 @@ _REFUSED_6 = tuple(
 )
 _SIX_TO_FOUR = IPv6Network("2002::/16")
 _NAT64 = IPv6Network("64:ff9b::/96")
+# Interface identifiers of ISATAP (RFC 5214 6.1): behind them is an IPv4 address, under any prefix.
+_ISATAP = frozenset((0x0000_5EFE, 0x0200_5EFE))
 _32_BITS = 0xFFFF_FFFF
 
 
@@ -62,7 +64,8 @@ class AddressGuard:
 
     def permits(self, text: str) -> bool:
         """
-        Whether to connect to an address. One that carries an IPv4 address (mapped, 6to4, NAT64) is judged by that.
+        Whether to connect to an address. One that carries an IPv4 address (mapped, 6to4, NAT64) is judged by that; an
+        ISATAP address by both.
 
         :param text: as a resolver returns it; a text that is no address is refused.
         """
@@ -90,4 +93,6 @@ def _inner(address: IPv6Address) -> IPv4Address | None:
 def _is_public(address: Address) -> bool:
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _REFUSED_4)
+    if int(address) >> 32 & _32_BITS in _ISATAP and not _is_public(IPv4Address(int(address) & _32_BITS)):
+        return False
     return address in _PUBLIC_6 and not any(address in network for network in _REFUSED_6)

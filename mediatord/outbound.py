@@ -9,6 +9,7 @@ no connections kept for later, and a limit on everything that is read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,10 @@ _MAX_REDIRECTS = 3
 _MAX_ANSWER = 65_536
 _TEMPORARY_REDIRECT = 307
 _MAX_PORT = 65_535
+# Where two readers could take a URL for two places it is none: no user information, be it empty, no IPv4 address in
+# brackets, no empty label, no port in any but these digits.
+_AUTHORITY = re.compile(r"(?:\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]|[^\[\]:@\\.]+(?:\.[^\[\]:@\\.]+)*\.?)(?::[0-9]{1,5})?")
+_BEHIND_AUTHORITY = re.compile(r"[/?#]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +214,8 @@ def _target(url: str, schemes: tuple[str, ...]) -> hyperlink.URL:
     scheme, separator, rest = url.partition("://")
     if len(url) > _MAX_URL or not url.isprintable() or " " in url:
         raise OutboundRefused("NotAnAddress")
+    if not _AUTHORITY.fullmatch(_BEHIND_AUTHORITY.split(rest, maxsplit=1)[0]):
+        raise OutboundRefused("NotAnAddress")
     try:
         target = hyperlink.URL.from_text(scheme.lower() + separator + rest)
         # Asked of ASCII too, this would refuse IPv6 addresses and names with underscores.
@@ -223,6 +230,6 @@ def _target(url: str, schemes: tuple[str, ...]) -> hyperlink.URL:
 def _redirected(target: hyperlink.URL, location: bytes) -> hyperlink.URL:
     try:
         url = target.click(location.decode("ascii")).to_text()
-    except ValueError:
+    except (ValueError, NotImplementedError):  # the latter: `http:` and no slash behind it
         raise OutboundFailed("BadRedirect") from None
     return _target(url, ("https",) if target.scheme == "https" else ("http", "https"))

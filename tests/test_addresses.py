@@ -24,6 +24,7 @@ from mediatord.addresses import AddressGuard
         "::ffff:1.1.1.1",
         "64:ff9b::101:101",
         "2002:101:101::1",
+        "2606:4700::5efe:101:101",
     ],
 )
 def test_public(address: str) -> None:
@@ -72,11 +73,14 @@ def test_public(address: str) -> None:
         "2001:db8::1",
         "2002:7f00:1::",
         "2002:a00:1::1",
+        "2606:4700::5efe:7f00:1",
+        "2606:4700::200:5efe:a00:1",
         "3fff::1",
         "5f00::1",
         "fc00::1",
         "fd00:ec2::254",
         "fe80::1",
+        "fe80::5efe:101:101",
         "fe80::1%eth0",
         "fec0::1",
         "ff02::1",
