@@ -185,7 +185,8 @@ def _write_shim(folder: Path, text: str) -> Path:
         descriptor, draft = tempfile.mkstemp(dir=program.parent)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(draft, 0o755)
+        # nosemgrep: open-to-others  a program without secrets, which whoever runs the analysis has to be able to run
+        os.chmod(draft, 0o755)  # nosec B103
         os.replace(draft, program)
     if not os.access(program, os.X_OK):
         raise PermissionError(f"{program} cannot be run")

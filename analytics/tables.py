@@ -275,6 +275,28 @@ _ALL = (
         ("value", "bigint", "since the start"),
         key="node boot counter",
     ),
+    _table(
+        "stores_daily",
+        "the store's own books at the end of the day, and what they grew by against the lines of the log",
+        ("store", "string", "what stands for the database: all that share one have the same"),
+        PROTO,
+        (
+            "entry",
+            "string",
+            "accepted, acknowledged, expired, evicted, removed, withdrawn, waiting or difference",
+        ),
+        ("total", "bigint", "by the last ledger of the day; null where that does not know what waits"),
+        ("change", "bigint", "since the last ledger of the two hours before the day, or else its own first one"),
+        ("logged", "bigint", "log lines of that kind since then; null where there are none of that kind"),
+        ("own", "bigint", "messages of the daemon to itself since then, which have no lines"),
+        (
+            "gap",
+            "bigint",
+            "change less logged and own, of accepted also less the change of withdrawn; what it may be: see"
+            " docs/analytics.md",
+        ),
+        key="store proto entry",
+    ),
     # J4
     _table(
         "queue_hourly",

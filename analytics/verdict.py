@@ -16,7 +16,8 @@ def broken(warehouse: Warehouse, span: Span) -> list[str]:
     Sentences, one for each day and kind, in order; none if all is well.
 
     Broken is what means that messages or log lines are gone: a ledger that does not balance, endings of messages that
-    no log accepted, counters of the daemon that differ from its lines, and gaps in `seq`. Everything else that is
+    no log accepted, a store whose own books have a difference, counters of the daemon that differ from its lines, and
+    gaps in `seq`. Everything else that is
     counted, overdue messages, acceptances lost as a daemon was killed, doubled or damaged lines say, is shown and no
     more.
     """
@@ -32,6 +33,13 @@ def broken(warehouse: Warehouse, span: Span) -> list[str]:
         .unionAll(wrong("ledger_daily", "messages that ended and that no log accepted", F.col("orphans")))
         .unionAll(
             wrong("reconciliation_daily", "between the daemon's counters and its log lines", F.abs("difference"))
+        )
+        .unionAll(
+            wrong(
+                "stores_daily",
+                "messages that the store's own books do not account for",
+                F.abs(F.when(F.col("entry") == "difference", F.col("total"))),
+            )
         )
         .unionAll(wrong("boots_daily", "log lines are missing", F.col("missing")))
     )

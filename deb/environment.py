@@ -126,6 +126,7 @@ def _fill_plugin_cache(target: Path, version: tuple[int, int]) -> None:
     program = "from twisted.plugin import IPlugin, getPlugins; list(getPlugins(IPlugin))"
     _run(str(target / "bin/python"), "-I", "-c", program)
     cache = _site_packages(target, version) / "twisted/plugins/dropin.cache"
+    # nosemgrep: open-to-others  a program of a package, for everybody
     cache.chmod(0o644)
     for path in (target, *target.rglob("*")):
         os.utime(path, (source_date() - 10,) * 2, follow_symlinks=False)

@@ -68,8 +68,16 @@ class TooLarge(MediatorError):
     """The body is over the size limit."""
 
 
+class QueueFull(MediatorError):
+    """What waits for the recipient leaves no room for this, by `queue.when_full: refuse`; nothing was stored."""
+
+
 class StoreUnavailable(MediatorError):
     """The store did not take or give what was asked; nothing was stored."""
+
+
+class ReplayMemoryFull(StoreUnavailable):
+    """What was received before takes all the room there is: what could be a repetition is refused, and not done."""
 
 
 class SenderMismatch(MediatorError):

@@ -1,16 +1,37 @@
-"""The mediator's private keys: a JWK set in a file of mode 0600 (reference section 9)."""
+"""
+The mediator's private keys: a JWK set in a file of mode 0600 (reference section 9), which may be encrypted
+(:mod:`mediatord.keylock`). Whatever changes an encrypted file leaves it encrypted, by the same passphrase.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from mediatord.keylock import Passphrase, is_locked, lock, passphrase_from, unlock
+from mediatord.keyset import Generation, KeySet, NamedKey, Root
 from mediatord.private_file import PrivateFileError, create_private, locked, read_private, replace_private
 from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey
+
+__all__ = [
+    "Generation",
+    "KeySet",
+    "Root",
+    "create_keys",
+    "decrypt_keys",
+    "encrypt_keys",
+    "generate_keys",
+    "load_keys",
+    "read_keys",
+    "retire_keys",
+    "rotate_keys",
+    "write_keys",
+]
+
+_NO_PASSPHRASE = passphrase_from(None)
 
 # The ids are fragments of our did:web; the first two are those that Decentrl prescribes.
 _FRESH: tuple[tuple[str, Curve], ...] = (
@@ -23,99 +44,7 @@ _FRESH: tuple[tuple[str, Curve], ...] = (
 _KID = re.compile(r"[A-Za-z0-9._~-]{1,100}")
 _NUMBERED = re.compile(rf"(?:{'|'.join(name for name, _ in _FRESH)})-([1-9][0-9]{{0,8}})")
 
-NamedKey = tuple[str, PrivateKey]
 JWK = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """
-    Keys that were made together: of each curve one at most.
-
-    :param keys: pairs of key id and key.
-    """
-
-    keys: tuple[NamedKey, ...] = field(repr=False)
-
-    @property
-    def kids(self) -> tuple[str, ...]:
-        """The ids of its keys."""
-        return tuple(kid for kid, _ in self.keys)
-
-    def key(self, curve: Curve) -> PrivateKey | None:
-        """Its key of a curve."""
-        return next((key for _, key in self.keys if key.curve == curve), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """
-    The public halves of the oldest keys, by which a mediator is known as the same even after they are retired.
-
-    :param agreement: on X25519.
-    :param signing: on Ed25519.
-    """
-
-    agreement: PublicKey
-    signing: PublicKey
-
-
-@dataclass(frozen=True, slots=True)
-class KeySet:
-    """
-    Keys in the order of the file; of each curve the first is the current one, the others open what old DIDs bring.
-
-    :param keys: pairs of key id and key.
-    :param prepared: those that will be the current ones: they open, and nobody is told of them yet.
-    :param retired_root: of keys that are not here any more; None as long as none was retired.
-    """
-
-    keys: tuple[NamedKey, ...] = field(repr=False)
-    prepared: tuple[NamedKey, ...] = field(repr=False, default=())
-    retired_root: Root | None = None
-
-    def first(self, curve: Curve) -> NamedKey | None:
-        """Id and key of the current key of a curve."""
-        return next(((kid, key) for kid, key in self.keys if key.curve == curve), None)
-
-    def __iter__(self) -> Iterator[NamedKey]:
-        """All of them, the prepared ones last."""
-        return iter((*self.keys, *self.prepared))
-
-    @property
-    def generations(self) -> tuple[Generation, ...]:
-        """The current one and the former ones, latest first: the n-th key of each curve belongs to the n-th."""
-        return _generations(self.keys)
-
-    @property
-    def prepared_generations(self) -> tuple[Generation, ...]:
-        """Those to come; one at most, unless somebody has edited the file."""
-        return _generations(self.prepared)
-
-    @property
-    def root(self) -> Root:
-        """The same for all key sets that one has become by rotating and retiring."""
-        if self.retired_root is not None:
-            return self.retired_root
-        agreement, signing = self.oldest
-        return Root(agreement.public, signing.public)
-
-    @property
-    def oldest(self) -> tuple[PrivateKey, PrivateKey]:
-        """The X25519 and the Ed25519 key of the earliest generation that has both."""
-        pairs = ((one.key("X25519"), one.key("Ed25519")) for one in reversed(self.generations))
-        return next((agreement, signing) for agreement, signing in pairs if agreement and signing)
-
-
-def _generations(keys: Iterable[NamedKey]) -> tuple[Generation, ...]:
-    found: list[list[NamedKey]] = []
-    count: dict[Curve, int] = {}
-    for kid, key in keys:
-        number = count[key.curve] = count.get(key.curve, 0) + 1
-        if number > len(found):
-            found.append([])
-        found[number - 1].append((kid, key))
-    return tuple(Generation(tuple(one)) for one in found)
 
 
 def generate_keys() -> KeySet:
@@ -134,14 +63,46 @@ def create_keys(path: Path) -> KeySet:
     return keys
 
 
-def load_keys(path: Path) -> KeySet:
+def load_keys(path: Path, passphrase: Passphrase = _NO_PASSPHRASE) -> KeySet:
     """
     Read the file.
 
-    :raise PrivateFileError: it is missing, open to others, or no set of private keys with an X25519 and an Ed25519
-        key in it.
+    :param passphrase: gives that of a file, if it is encrypted.
+    :raise PrivateFileError: it is missing, open to others, does not open, or is no set of private keys with an X25519
+        and an Ed25519 key in it.
     """
-    return _load(path)[1]
+    return _load_to_change(path, passphrase)[1]
+
+
+def encrypt_keys(path: Path, passphrase: bytes) -> None:
+    """
+    Encrypt the file, after looking whether it can be opened again.
+
+    :raise PrivateFileError: it cannot be used or written, or is encrypted already.
+    """
+    path = path.resolve()
+    with locked(path):
+        content = read_private(path)
+        if is_locked(content):
+            raise PrivateFileError(f"{path} is encrypted already; decrypt it first")
+        read_keys(content, path)
+        replace_private(path, lock(content, passphrase))
+
+
+def decrypt_keys(path: Path, passphrase: Passphrase) -> None:
+    """
+    Have the file in the clear again.
+
+    :raise PrivateFileError: it cannot be used or written, does not open, or is not encrypted.
+    """
+    path = path.resolve()
+    with locked(path):
+        content = read_private(path)
+        if not is_locked(content):
+            raise PrivateFileError(f"{path} is not encrypted")
+        content = unlock(content, passphrase(path), path)
+        read_keys(content, path)
+        replace_private(path, content)
 
 
 def write_keys(keys: KeySet) -> bytes:
@@ -161,17 +122,24 @@ def read_keys(content: bytes, name: object) -> KeySet:
     return _read(_object(content, name), name)
 
 
-def rotate_keys(path: Path, check: Callable[[KeySet], object], *, prepare: bool = False) -> KeySet:
+def rotate_keys(
+    path: Path,
+    check: Callable[[KeySet], object],
+    *,
+    prepare: bool = False,
+    passphrase: Passphrase = _NO_PASSPHRASE,
+) -> KeySet:
     """
     Make the prepared keys the current ones, or fresh ones of the same curves where none are prepared.
 
     :param check: raises to leave the file as it is.
     :param prepare: only prepare fresh ones.
+    :param passphrase: as of :func:`load_keys`.
     :raise PrivateFileError: the file cannot be used or written; or keys are prepared already.
     """
     path = path.resolve()
     with locked(path):
-        document, keys = _load(path)
+        document, keys, replace = _load_to_change(path, passphrase)
         if prepare and keys.prepared:
             raise PrivateFileError(f"{path} has prepared keys already; rotate makes them the current ones")
         jwks: list[JWK] = document["keys"]
@@ -183,11 +151,16 @@ def rotate_keys(path: Path, check: Callable[[KeySet], object], *, prepare: bool 
         else:
             fresh = [_without(one, "prepared") for one in coming] if coming else _fresh(keys)
             others = [*fresh, *others]
-        return _replace(path, {**document, "keys": others}, check)
+        return replace({**document, "keys": others}, check)
 
 
 def retire_keys(
-    path: Path, kid: str, check: Callable[[KeySet], object], *, really: bool = True
+    path: Path,
+    kid: str,
+    check: Callable[[KeySet], object],
+    *,
+    really: bool = True,
+    passphrase: Passphrase = _NO_PASSPHRASE,
 ) -> tuple[Generation, KeySet]:
     """
     Delete the former or prepared keys that were made together with one of them.
@@ -195,12 +168,13 @@ def retire_keys(
     :param kid: of any of them.
     :param check: raises to leave the file as it is.
     :param really: False only finds out what would be deleted, and what left.
+    :param passphrase: as of :func:`load_keys`.
     :return: what is deleted, and what is left.
     :raise PrivateFileError: there is no such key, or it is current; the file cannot be used or written.
     """
     path = path.resolve()
     with locked(path):
-        document, keys = _load(path)
+        document, keys, replace = _load_to_change(path, passphrase)
         current, *former = keys.generations
         gone = next((one for one in (*former, *keys.prepared_generations) if kid in one.kids), None)
         if gone is None:
@@ -216,14 +190,28 @@ def retire_keys(
             rest = _read(left, path)
             check(rest)
             return gone, rest
-        return gone, _replace(path, left, check)
+        return gone, replace(left, check)
 
 
-def _replace(path: Path, document: dict[str, Any], check: Callable[[KeySet], object]) -> KeySet:
-    keys = _read(document, path)
-    check(keys)
-    replace_private(path, _rendered(document))
-    return keys
+_Replace = Callable[[dict[str, Any], Callable[[KeySet], object]], KeySet]
+
+
+def _load_to_change(path: Path, passphrase: Passphrase) -> tuple[dict[str, Any], KeySet, _Replace]:
+    """What is in the file, and how to write another in its place: encrypted if it was."""
+    content, known = read_private(path), None
+    if is_locked(content):
+        known = passphrase(path)
+        content = unlock(content, known, path)
+    document = _object(content, path)
+
+    def replace(changed: dict[str, Any], check: Callable[[KeySet], object]) -> KeySet:
+        keys = _read(changed, path)
+        check(keys)
+        rendered = _rendered(changed)
+        replace_private(path, rendered if known is None else lock(rendered, known))
+        return keys
+
+    return document, _read(document, path), replace
 
 
 def _fresh(keys: KeySet) -> list[JWK]:
@@ -232,11 +220,6 @@ def _fresh(keys: KeySet) -> list[JWK]:
     number = 1 + max((int(found[1]) for kid in taken if (found := _NUMBERED.fullmatch(kid))), default=1)
     served = [(name, curve) for name, curve in _FRESH if keys.first(curve) is not None]
     return [{"kid": f"{name}-{number}", **PrivateKey.generate(curve).jwk()} for name, curve in served]
-
-
-def _load(path: Path) -> tuple[dict[str, Any], KeySet]:
-    document = _object(read_private(path), path)
-    return document, _read(document, path)
 
 
 def _object(content: bytes, name: object) -> dict[str, Any]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence, Sized
 from typing import Literal, Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.eventlog.events import EventLog
-from mediatord.interfaces import Removed
+from mediatord.interfaces import Books, Ledger, Removed
 from mediatord.metrics import Metrics
 from mediatord.tags import Tags
 
 Path = Literal["live", "pickup", "poll", "http"]
 Method = Literal["live", "queue"]
 Half = Literal["didcomm", "decentrl"]
+
+# What the books of a store consist of, beside what waits.
+LEDGER_ENTRIES = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
 
 # Messages whose pushes are counted until they are gone, those that were pushed last.
 _MAX_PUSHED = 10_000
@@ -64,6 +67,7 @@ class MessageJournal:
         self._events = events
         self._tags = tags
         self._attempts: OrderedDict[str, int] = OrderedDict()
+        self._own: Counter[str] = Counter()
         self.metrics = metrics
         self.is_own = is_own
 
@@ -84,6 +88,7 @@ class MessageJournal:
         :param method: `live` when a socket took it at once, else `queue`.
         """
         if self.is_own(message.recipient_did):
+            self._own["accepted"] += 1
             return
         expires_at = message.expires_at
         self.metrics.forwarded.inc()
@@ -156,6 +161,7 @@ class MessageJournal:
     def acknowledged(self, removed: Removed, path: Path, half: Half) -> None:
         """A message was delivered and is gone."""
         if self.is_own(removed.recipient_did):
+            self._own["acknowledged"] += 1
             return
         self._attempts.pop(removed.id, None)
         self.metrics.delivered.inc()
@@ -173,19 +179,47 @@ class MessageJournal:
 
     def expired(self, removed: Removed) -> None:
         """A message was not fetched in time (UC-021 AF-5)."""
-        if not self.is_own(removed.recipient_did):
-            self.metrics.expired.inc()
-            self._lost("msg.expire", removed, "ttl")
+        if self.is_own(removed.recipient_did):
+            self._own["expired"] += 1
+            return
+        self.metrics.expired.inc()
+        self._lost("msg.expire", removed, "ttl")
 
     def evicted(self, removed: Removed) -> None:
         """A message made room for a newer one (UC-021 AF-4)."""
-        if not self.is_own(removed.recipient_did):
-            self.metrics.evicted.inc()
-            self._lost("msg.evict", removed, removed.reason or "fifo_count")
+        if self.is_own(removed.recipient_did):
+            self._own["evicted"] += 1
+            return
+        self.metrics.evicted.inc()
+        self._lost("msg.evict", removed, removed.reason or "fifo_count")
 
     def purged(self, removed: Removed, half: Half) -> None:
         """The operator has removed a message."""
         self._lost("msg.remove", removed, "purged", half)
+
+    def ledger(self, store: str, books: Books) -> None:
+        """
+        What the store's own books say; and what of it this process did for itself since it was asked before, which
+        has no lines.
+
+        :param store: what stands for it.
+        """
+        own, self._own = self._own, Counter()
+        self._keep("didcomm", store, books.didcomm, own)
+        self._keep("decentrl", store, books.decentrl, Counter())
+
+    def _keep(self, half: Half, store: str, ledger: Ledger, own: Counter[str]) -> None:
+        gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
+        self.metrics.ledger.tell(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
+        self._events.emit(
+            "ledger",
+            proto=half,
+            store=store,
+            waiting=ledger.waiting,
+            difference=ledger.difference,
+            **{f"all_{name}": number for name, number in gone.items()},
+            **{f"own_{name}": number for name, number in own.items()},
+        )
 
     def _lost(self, event: str, removed: Removed, reason: str, half: Half = "didcomm") -> None:
         """By itself only the DIDComm half loses messages: what the other one keeps waits until it is acknowledged."""

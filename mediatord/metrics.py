@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
+from mediatord.ledger_figures import LedgerFigures
 from mediatord.process_figures import ProcessFigures
 from mediatord.tallies import Spreads, Tallies
 
@@ -46,6 +47,7 @@ class Metrics:
     :ivar evicted: +1 for every payload dropped to make room.
     :ivar active_connections: open sockets.
     :ivar storage_is_up: whether the store answered when last asked.
+    :ivar ledger: told what the store's own books say.
     :ivar ready_now: whether messages get through; None while nobody wants to know, and then there is no such series.
     """
 
@@ -105,6 +107,7 @@ class Metrics:
             registry, "reactor_lag", "How late the reactor was, every second", _LAG_BUCKETS
         ).labels()
         ProcessFigures(registry)
+        self.ledger = LedgerFigures(registry)
         self.ready_now: Callable[[], bool | None] = lambda: None
         registry.register(self)
         self._cycle = _histogram(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from math import inf
 from sys import intern
 from typing import Generic, Protocol, TypeVar
@@ -69,12 +69,14 @@ class Connections(Service, Generic[Reader]):
     to that DID on that socket.
 
     :param max_per_peer: sockets one address may hold.
+    :param larger: the same of some addresses that may hold more.
     """
 
     name = "connections"
 
-    def __init__(self, max_per_peer: int) -> None:
+    def __init__(self, max_per_peer: int, larger: Mapping[str, int] | None = None) -> None:
         self._max_per_peer = max_per_peer
+        self._larger = larger or {}
         self._sessions: set[Session] = set()
         self._per_peer: dict[str, int] = {}
         self._announcer: Announcer = _Alone()
@@ -105,11 +107,12 @@ class Connections(Service, Generic[Reader]):
 
     def has_room(self, peer: str) -> bool:
         """Whether one more socket from `peer` is within its limit."""
-        return peer == ITSELF or self._per_peer.get(peer, 0) < self._max_per_peer
+        return peer == ITSELF or self._per_peer.get(peer, 0) < self._larger.get(peer, self._max_per_peer)
 
-    def limit(self, max_per_peer: int) -> None:
-        """Let one address hold so many from now on; who has more keeps them."""
+    def limit(self, max_per_peer: int, larger: Mapping[str, int] | None = None) -> None:
+        """Let one address hold so many from now on, and some more; who has more keeps them."""
         self._max_per_peer = max_per_peer
+        self._larger = larger or {}
 
     def on_close(self, callback: Callable[[Session], None]) -> None:
         """Have `callback` told of every socket that is gone."""
@@ -199,6 +202,16 @@ class Connections(Service, Generic[Reader]):
     def live(self, wanted: Callable[[Reader], bool]) -> list[str]:
         """The DIDs that a socket with such a reader wants to have what comes for."""
         return [did for did in self._live if any(wanted(reader) for _, reader in self._live.of(did))]
+
+    def close_denied(self, denied: Callable[[str], bool], wanted: Callable[[Reader], bool]) -> None:
+        """
+        Close the sockets on which somebody waits who is not served any more.
+
+        :param wanted: whether a reader is of those who are asked about.
+        """
+        for did in filter(denied, self.live(wanted)):
+            for session, _ in self.subscribers(did):
+                session.close(1008, "not served")
 
     def is_subscribed(self, session: Hashable, did: str) -> bool:
         """Whether this very socket wants what comes for `did`."""

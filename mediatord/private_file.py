@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mediatord import credentials
+
 
 class PrivateFileError(Exception):
     """A file with secrets cannot be made or used; the text is one line for the operator."""
@@ -82,14 +84,18 @@ def locked(path: Path) -> Iterator[None]:
 
 def read_private(path: Path) -> bytes:
     """
-    The content of a file that only its owner may read or write.
+    The content of a file that only its owner may read or write, or that systemd has handed to this process.
 
     :raise PrivateFileError: it is missing, unreadable, or open to others.
     """
+    if credentials.is_missing(path):
+        raise PrivateFileError(f"{path} is not there: this process was given no such credential by systemd")
+    # A list of access shows in the mode as the group's.
+    others = 0o037 if credentials.is_credential(path) else 0o077
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
+            if mode & others:
                 raise PrivateFileError(f"{path} is open to others (mode {mode:04o}); type: chmod 600 {path}")
             return file.read()
     except OSError as error:

@@ -68,7 +68,7 @@ class Tags:
 
     def _peer(self, address: str) -> str | None:
         try:
-            parsed = ip_address(address.partition("%")[0])
+            parsed = ip_address(address.partition("/")[0].partition("%")[0])
         except ValueError:
             return None
         mapped = parsed if isinstance(parsed, IPv4Address) else parsed.ipv4_mapped

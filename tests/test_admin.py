@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.admin.access import Token, read_token
+from mediatord.admin.document import status_json
 from mediatord.admin.markup import Markup, count, element, joined, rate, size, span, sparkline, text
 from mediatord.admin.overview import Overview, Overviews, Sources
 from mediatord.admin.page import page
@@ -261,6 +263,31 @@ class SeveralTests(SynchronousTestCase):
         for ready, state in ((b"1.0", "serving"), (b"0.0", "messages do not get through")):
             self.figures = b"mediator_ready " + ready + b"\n"
             self.assertEqual(self.overview().state, state)
+
+    def test_books(self) -> None:
+        """They stand there by half; with a difference in either the daemon is not well, whatever the sum is."""
+        line = (
+            b'mediator_ledger_difference{half="%b"} %d\nmediator_ledger_messages{half="%b",entry="accepted"} 1234\n'
+        )
+        for differences, well in (((0, 0), True), ((-1, 1), False)):
+            halves = (b"didcomm", b"decentrl")
+            self.figures = b"".join(line % (half, n, half) for half, n in zip(halves, differences, strict=True))
+            overview = self.overview()
+            self.assertEqual(overview.well, well)
+            self.assertEqual(overview.state, "serving" if well else "the store does not account for every message")
+            shown = page(overview, refreshing=True).decode()
+            self.assertIn("1,234", shown)
+            self.assertEqual("\N{MINUS SIGN}1" in shown, not well)
+            books = json.loads(status_json(overview))["ledger"]
+            self.assertEqual([books[half.decode()]["difference"] for half in halves], list(differences))
+            self.assertEqual((books["didcomm"]["accepted"], books["didcomm"]["waiting"]), (1234, None))
+
+    def test_no_books(self) -> None:
+        """Before they were read they are unknown, and nothing is wrong."""
+        overview = self.overview()
+        self.assertTrue(overview.well)
+        self.assertIsNone(json.loads(status_json(overview))["ledger"])
+        self.assertIn("It was not read yet.", page(overview, refreshing=True).decode())
 
     def test_no_supervisor(self) -> None:
         """A worker tells at least what it knows itself."""

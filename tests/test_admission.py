@@ -79,9 +79,9 @@ class AdmissionTests(SynchronousTestCase):
         """A charge that is undone was none."""
         for _ in range(20):
             self.assertTrue(self.passes(self.admission.sender(ALICE, None, PEER)))
-            self.admission.give_back(ALICE, outgoing=True)
+            self.admission.give_back(ALICE, PEER, outgoing=True)
             self.assertTrue(self.passes(self.admission.account(ALICE, PEER, cost=4)))
-            self.admission.give_back(ALICE, outgoing=False, cost=4)
+            self.admission.give_back(ALICE, PEER, outgoing=False, cost=4)
 
     def test_in_vain(self) -> None:
         """A used-up address is not read, but for what is small, until that was in vain as often as well."""

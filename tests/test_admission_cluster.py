@@ -549,13 +549,13 @@ class OwingTests(SynchronousTestCase):
         """It can be used here or elsewhere, and nothing is put back that was not taken."""
         for _ in range(60):
             self.assertEqual(self.processes[0].asks(), 0)
-        self.processes[0].admission.give_back(DID, outgoing=False)
+        self.processes[0].admission.give_back(DID, PEER, outgoing=False)
         self.assertEqual(self.processes[1].asks(), 0)
         self.assertTrue(self.processes[0].asks())
         self.processes.clock.advance(120)
         before = len(self.cluster.put_backs)
-        self.processes[0].admission.give_back(DID, outgoing=False)
-        self.processes[0].admission.give_back("did:example:nobody", outgoing=False)
+        self.processes[0].admission.give_back(DID, PEER, outgoing=False)
+        self.processes[0].admission.give_back("did:example:nobody", PEER, outgoing=False)
         self.assertEqual(len(self.cluster.put_backs), before)
 
     def test_given_back_after_a_refusal(self) -> None:
@@ -563,7 +563,7 @@ class OwingTests(SynchronousTestCase):
         self.processes[1].asks()
         while not self.processes[0].asks():
             pass
-        self.processes[0].admission.give_back(DID, outgoing=False)
+        self.processes[0].admission.give_back(DID, PEER, outgoing=False)
         self.assertEqual((self.processes[0].asks(), self.processes[0].asks()), (0, 60))
 
     def test_given_back_into_a_lot(self) -> None:
@@ -571,18 +571,18 @@ class OwingTests(SynchronousTestCase):
         processes = Processes(600)
         processes[0].asks()
         processes[0].asks()
-        processes[0].admission.give_back(DID, outgoing=False)
+        processes[0].admission.give_back(DID, PEER, outgoing=False)
         self.assertEqual(processes.cluster.put_backs, [])
-        processes[0].admission.give_back(DID, outgoing=False)
+        processes[0].admission.give_back(DID, PEER, outgoing=False)
         self.assertEqual([amount for _, amount in processes.cluster.put_backs], [1])
 
     def test_put_back_in_vain(self) -> None:
         """A store that is away keeps it; that harms nobody."""
         self.processes[0].asks()
         self.processes.fail()
-        self.processes[0].admission.give_back(DID, outgoing=False)
+        self.processes[0].admission.give_back(DID, PEER, outgoing=False)
         self.cluster.away = RuntimeError("boom")
-        self.processes[0].admission.give_back(DID, outgoing=False)
+        self.processes[0].admission.give_back(DID, PEER, outgoing=False)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_a_refusal_costs_nothing_here(self) -> None:
@@ -644,7 +644,7 @@ def test_never_more_than_5_percent_too_many(limit: int, steps: list[tuple[str, i
             while not process.asks():
                 pass
         elif what == "back" and process.admitted[-1:] == [processes.clock.seconds()]:
-            process.admission.give_back(DID, outgoing=False)
+            process.admission.give_back(DID, PEER, outgoing=False)
             process.admitted.pop()
         else:
             process.asks(cost=min(amount, limit))
@@ -663,17 +663,36 @@ class MemoryTests(SynchronousTestCase):
         return self.successResultOf(Deferred.fromCoroutine(self.share.take(who, cost)))
 
     def test_bounded(self) -> None:
-        """The one unused for longest goes first; what it held is lost."""
+        """The one unused for longest goes first; what it held is given back, so that it does not miss it."""
         for number in range(100):
             self.take(f"{number}")
         self.take("0")
         self.take("new")
-        before = self.processes.cluster.operations
+        before = len(self.processes.cluster.taken)
         self.take("0")
-        self.assertEqual(self.processes.cluster.operations, before)
+        self.assertEqual(len(self.processes.cluster.taken), before)
         self.take("1")
-        self.assertEqual(self.processes.cluster.operations, before + 1)
+        self.assertEqual(len(self.processes.cluster.taken), before + 1)
         self.assertLessEqual(len(self.share._lines), 100)
+        held = {self.processes[0].allowances.key("bucket", who): 19 for who in ("1", "2")}
+        self.assertEqual(dict(self.processes.cluster.put_backs), held)
+
+    def test_forgotten_while_it_asks(self) -> None:
+        """What was given back of a line is not used as well by who stands in it."""
+        self.take("asking")
+        self.processes.cluster.slow = True
+        asking = Deferred.fromCoroutine(self.share.take("asking", 25))
+        self.processes.cluster.slow = False
+        for number in range(100):
+            self.take(f"{number}")
+        key = self.processes[0].allowances.key("bucket", "asking")
+        (given_back,) = [amount for of, amount in self.processes.cluster.put_backs if of == key]
+        self.processes.cluster.slow = True
+        for _ in range(3):
+            self.processes.cluster.let_go()
+        self.assertEqual(self.successResultOf(asking), 0)
+        taken = sum([amount for of, amount in self.processes.cluster.taken if of == key])
+        self.assertGreaterEqual(taken - given_back, 1 + 25)
 
     def test_what_is_over_is_forgotten(self) -> None:
         """Memory follows what is going on."""

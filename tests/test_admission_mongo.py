@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import LoopingCall, deferLater
 
 from mediatord.admission import Admission, Allowances, allowances
-from mediatord.admission.buckets import Bucket
+from mediatord.admission.bucket import Bucket
 from mediatord.errors import RateLimited
 from mediatord.interfaces import QueueLimits
 from mediatord.store.allowances import SLOTS

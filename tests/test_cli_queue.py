@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
+from mediatord import interfaces
 from mediatord.cli.queues import Entry, Scope, waiting_in
 from mediatord.cli.queues.course import Course, carried_out
 from mediatord.cli.queues.ledger import Books
 from mediatord.cli.queues.sqlite import WaitingInFile
 from mediatord.config import Config, load
-from mediatord.interfaces import Waiting
+from mediatord.interfaces import Ledger, Waiting
 from mediatord.interfaces.decentrl import Contract, Guard, PendingEvent
 from mediatord.service import StartupError
 from mediatord.store.sqlite import SQLiteStore
@@ -250,6 +251,8 @@ def test_purge(office: Office, capsys: Capture) -> None:
     assert office.ids() == ["new"]
     assert office.waiting().messages == 2
     assert (office.waiting().bytes, office.waiting().recipients) == (16, 2)
+    messages = Ledger(accepted=3, removed=2, waiting=1)
+    assert answer(office.store.ledger()) == interfaces.Books(messages, Ledger(accepted=1, waiting=1))
     assert call(*asked(office, "purge", CAROL, "--half", "decentrl", "--yes", "--json")) == 0
     assert printed(capsys) == {
         "dry_run": False,
@@ -259,6 +262,7 @@ def test_purge(office: Office, capsys: Capture) -> None:
         "gone_before": 0,
     }
     assert office.waiting().messages == 1
+    assert answer(office.store.ledger()) == interfaces.Books(messages, Ledger(accepted=1, removed=1))
 
 
 def test_purge_by_id(office: Office) -> None:

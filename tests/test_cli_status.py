@@ -98,6 +98,48 @@ def test_other_queues_are_no_queue() -> None:
     assert waiting == {"messages": 94, "longest_queue": 4}
 
 
+def kept(difference: int | None = 0, waiting: int | None = 4) -> str:
+    """What the page with the figures has of the books."""
+    metrics = Metrics(CollectorRegistry(), version="9.9")
+    became = {"acknowledged": 3, "waiting": waiting, "expired": 2, "evicted": 1, "removed": 1, "withdrawn": 1}
+    metrics.ledger.tell("didcomm", {"accepted": 12, **became}, difference)
+    metrics.ledger.tell("decentrl", dict.fromkeys(("accepted", *became), 0), 0)
+    return metrics.render().decode()
+
+
+@pytest.mark.parametrize(
+    ("page", "status", "shown"),
+    [
+        (kept(), 0, "4 waiting + 2 expired + 1 evicted + 1 removed + 1 withdrawn, difference 0"),
+        (kept(-3), 1, "4 waiting + 2 expired + 1 evicted + 1 removed + 1 withdrawn, difference -3"),
+        (
+            kept(None, None),
+            0,
+            "unknown waiting + 2 expired + 1 evicted + 1 removed + 1 withdrawn, difference unknown",
+        ),
+    ],
+)
+def test_ledger(page: str, status: int, shown: str, capsys: Capture) -> None:
+    """The store's own books stand there as an equation for each half; one that does not hold is not well."""
+    with answering({"/health": HEALTHY, "/metrics": (200, page)}) as url:
+        assert call("status", "--url", url, "--over", "0") == status
+        lines = capsys.readouterr().out.splitlines()
+        assert f"ledger didcomm   12 accepted = 3 acknowledged + {shown}" in lines
+        (other,) = (line for line in lines if line.startswith("ledger decentrl"))
+        assert other.endswith("0 withdrawn, difference 0")
+        assert call("status", "--url", url, "--over", "0", "--json") == status
+    found = json.loads(capsys.readouterr().out)
+    difference = found["ledger"]["didcomm"]["difference"]
+    assert str(difference if difference is not None else "unknown") == shown.rpartition(" ")[2]
+    assert (found["ledger"]["didcomm"]["accepted"], found["healthy"]) == (12, status == 0)
+
+
+def test_no_ledger() -> None:
+    """Before the books were read for the first time nothing is said of them."""
+    report = Report(measured(0.0, Metrics(CollectorRegistry(), version="9.9")))
+    assert report.healthy and "ledger" not in report.values()
+
+
 @pytest.mark.parametrize(
     ("page", "status", "shown"),
     [

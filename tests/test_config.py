@@ -180,10 +180,32 @@ drain_timeout: 20
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", "expected more than 0"),
+        ("1.01", "expected at most 1"),
+        (".nan", "expected at most 1.0"),
+        ("true", "expected a number"),
+        ("'0.5'", "expected a number"),
+        ("half", "expected a number"),
+    ],
+)
+def test_no_share(text: str, expected: str, tmp_path: Path) -> None:
+    """A share is more than nothing, and all of it at most."""
+    (problem,) = problems(f"queue:\n  sender_share: {text}\n", tmp_path)
+    assert problem.startswith(f"m.yaml:2: queue.sender_share: {expected}")
+    assert [read(f"queue: {{sender_share: {good}}}", tmp_path).queue.sender_share for good in ("1", "0.25")] == [
+        1.0,
+        0.25,
+    ]
+
+
 def test_unlike_any_key(tmp_path: Path) -> None:
     """A key that is nothing like a known one is answered with the known ones."""
     assert problems("queue:\n  zzz: 1\n", tmp_path) == [
-        "m.yaml:2: queue.zzz: unknown key; expected one of max_messages, max_bytes, ttl, delivered_timeout"
+        "m.yaml:2: queue.zzz: unknown key; expected one of max_messages, max_bytes, when_full, sender_share, ttl, "
+        "delivered_timeout"
     ]
 
 

@@ -177,11 +177,11 @@ class CountersTests(SynchronousTestCase):
         self.assertGreater(len(self.lines("counters")), 8)
 
     def test_once_a_minute(self) -> None:
-        """With the gauge; and before every last line of a segment."""
+        """With the gauge, and the store's books of both halves; and before every last line of a segment."""
         self.start()
         self.house.clock.pump([60.0] * 3)
         events = [line["event"] for line in read_lines(self.house.config.log.directory)]
-        self.assertEqual(events[-6:], ["gauge", "counters"] * 3)
+        self.assertEqual(events[-12:], ["gauge", "counters", "ledger", "ledger"] * 3)
         self.check()
         events = [line["event"] for line in read_lines(self.house.config.log.directory)]
         self.assertEqual(events[-3:], ["counters", "log.close", "log.open"])

@@ -231,6 +231,7 @@ def test_metrics() -> None:
     metrics.cycle_failed("store")
     metrics.certificate("*:443", 1.0)
     metrics.waiting(1, 1.0)
+    metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
     metrics.watch("any", lambda: (1, 1))
     real = {}
     for family in text_string_to_metric_families(Figures().page({1: metrics.render().decode()}, 1, 1)):

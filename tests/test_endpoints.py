@@ -9,6 +9,7 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.config import Config
 from mediatord.didcomm.endpoints import AT_ONCE
 from mediatord.outbound import OutboundFailed, OutboundRefused, Response
 from mediatord.protocol.didcomm.did_peer import make_did_peer_2
@@ -106,6 +107,17 @@ class FailoverTests(SynchronousTestCase):
         self.house = PostingHouse(self, didcomm=settings)
         self.office = self.house.office
         return Guest(self.house, identity).enrol()
+
+    def test_of_one_who_is_not_served(self) -> None:
+        """Nothing goes there any more; it waits in the queue."""
+        bob = self.start()
+        values = self.house.config.model_dump()
+        new = Config.model_validate({**values, "didcomm": {**values["didcomm"], "deny": [bob.did]}})
+        self.house.base.reloading.reload(lambda: new)
+        self.assertEqual(self.house.receive(sealed_forward(self.house, bob.did, bob.letter())).status, 202)
+        self.assertEqual(self.office.taken(), [])
+        self.house.base.reloading.reload(lambda: self.house.config)
+        self.assertEqual(bob.waiting(), 1)
 
     def forward(self, next_: str, payload: bytes, **headers: Any) -> bytes:
         """A stranger's forward, which has to be taken."""

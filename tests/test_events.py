@@ -52,6 +52,10 @@ SCHEMA = {
     "acct.deny": "did proto reason n_added n_removed",
     "acct.update": "did proto reason n_added n_removed",
     "gauge": "depth bytes rcpts oldest_ms conns rss fds lag_ms",
+    "ledger": (
+        "proto store all_accepted all_acknowledged all_expired all_evicted all_removed all_withdrawn waiting "
+        "difference own_accepted own_acknowledged own_expired own_evicted"
+    ),
     "counters": (
         "forwarded stored delivered expired evicted requests_accepted requests_rejected requests_failed connections"
     ),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.didcomm.housekeeping import CHUNK, LONGEST_WAIT, DueTimes, Housekeeping
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Payload, StoredMessage
+from mediatord.interfaces import Books, Ledger, Payload, StoredMessage
 from mediatord.turns import LEASE, Turn
 from tests.house import FakeSocket, Guest, House, sealed_forward
 
@@ -111,6 +111,52 @@ class RoundsTests(HousekeepingTestCase):
         self.assertNotIn("depth", event)
         self.assertEqual(event["conns"], 0)
         self.assertEqual(len(self.house.events("counters")), 1)
+
+    def test_ledger(self) -> None:
+        """Once a minute: what the store's books say, a line for each half, and the same in the metrics."""
+        self.house.clock.advance(30)
+        self.forward()
+        self.house.clock.advance(30)
+        didcomm, decentrl = self.house.events("ledger")
+        self.assertEqual((didcomm["proto"], decentrl["proto"]), ("didcomm", "decentrl"))
+        self.assertEqual((didcomm["all_accepted"], didcomm["waiting"], didcomm["difference"]), (1, 1, 0))
+        self.assertEqual((decentrl["all_accepted"], decentrl["waiting"], decentrl["difference"]), (0, 0, 0))
+        self.assertEqual(didcomm["store"], decentrl["store"])
+        accepted = self.house.counter("mediator_ledger_messages", entry="accepted", half="didcomm")
+        self.assertEqual(accepted, 1)
+        text = self.house.base.journal.metrics.render().decode()
+        self.assertIn('mediator_ledger_difference{half="didcomm"} 0.0', text)
+        self.house.clock.pump([15] * 5)
+        self.assertEqual(self.house.events("ledger")[2]["all_expired"], 1)
+
+    def test_ledger_that_is_not_closed(self) -> None:
+        """A difference is shown, and what is not known is not."""
+        for books, shown in (
+            (Books(Ledger(accepted=5, waiting=3)), 'mediator_ledger_difference{half="didcomm"} 2.0'),
+            (Books(Ledger(accepted=5, waiting=None)), None),
+        ):
+            self.patch(self.house.store, "ledger", lambda books=books: succeed(books))
+            self.house.clock.advance(60)
+            line = self.house.events("ledger")[-2]
+            self.assertEqual(line.get("difference"), books.didcomm.difference)
+            self.assertEqual(line.get("waiting"), books.didcomm.waiting)
+            text = self.house.base.journal.metrics.render().decode()
+            self.assertEqual('mediator_ledger_difference{half="didcomm"}' in text, shown is not None)
+            if shown is not None:
+                self.assertIn(shown, text)
+
+    def test_ledger_without_the_store(self) -> None:
+        """The gauge is told all the same, and the next round comes, whatever became of this one."""
+        for error, logged in ((RuntimeError("boom"), 1), (StoreUnavailable(), 0)):
+            told = len(self.house.events("gauge")), len(self.house.events("ledger"))
+            with self.house.failing("ledger", error):
+                self.house.clock.advance(60)
+            self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), logged)
+            self.assertEqual(
+                (len(self.house.events("gauge")), len(self.house.events("ledger"))), (told[0] + 1, told[1])
+            )
+            self.house.clock.advance(60)
+            self.assertEqual(len(self.house.events("ledger")), told[1] + 2)
 
     def test_lag(self) -> None:
         """The gauge has by how much the reactor was late at worst since the one before, in milliseconds."""

@@ -32,6 +32,8 @@ CONTRACT = {
     "mediator_certificate_expiry_timestamp_seconds": {"listener"},
     "mediator_messages_waiting": set(),
     "mediator_oldest_message_timestamp_seconds": set(),
+    "mediator_ledger_messages": {"half", "entry"},
+    "mediator_ledger_difference": {"half"},
     "mediator_reactor_lag_seconds": set(),
     "process_cpu_seconds_total": set(),
     "process_max_fds": set(),
@@ -93,6 +95,7 @@ def test_names_and_labels() -> None:
     metrics.ready_now = lambda: True
     metrics.cycle_failed("store")
     metrics.waiting(1, 1.0)
+    metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
     shown: dict[str, set[str]] = {}
     for name, labels in series(metrics):
         for suffix in ("_bucket", "_count", "_sum"):

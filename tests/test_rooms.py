@@ -19,10 +19,11 @@ ROOT = Path(mediatord.__file__).parent
 
 # From the ground up. A room uses rooms of lower floors only, so that neighbours do not know each other.
 FLOORS = (
-    "few synthetic process_figures endpoint_strings tallies",
+    "few synthetic process_figures ledger_figures endpoint_strings tallies credentials",
     "certificates errors faults deadline addresses private_file ids notify eventlog outbox presence metrics steady "
     "stopwatch",
-    "wire protocol egress gate tags",
+    "wire protocol egress gate tags keylock",
+    "keyset",
     "interfaces config keyfile tag_keys invitation outbound",
     "admission cluster identity store resolver message_journal service turns",
     "journal transfer",

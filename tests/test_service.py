@@ -171,7 +171,8 @@ class WholeTests(SynchronousTestCase):
         names = self.events()
         self.assertEqual(names[0], "log.open")
         self.assertIn("proc.start", names)
-        self.assertEqual(names[-3:], ["proc.stop", "counters", "log.close"])
+        self.assertEqual(names.count("ledger"), 4)
+        self.assertEqual(names[-5:], ["proc.stop", "ledger", "ledger", "counters", "log.close"])
 
     def test_stopping_under_load(self) -> None:
         """

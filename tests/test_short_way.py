@@ -124,6 +124,24 @@ class SameTests(SynchronousTestCase):
             way, _ = self.check(_letter, didcomm={setting: True})
             self.assertEqual(way.taken, 0)
 
+    def test_a_full_queue_that_refuses(self) -> None:
+        """The answer is the same: 429, when to try again, and nothing that is stored or makes room."""
+        full = {"max_messages": 3, "when_full": "refuse", "sender_share": 1}
+        way, replies = self.check(_letter, times=5, queue=full)
+        self.assertEqual(
+            [(reply.status, reply.retry_after) for reply in replies], [(202, None)] * 3 + [(429, 600)] * 2
+        )
+        self.assertEqual(way.taken, 5)
+
+    def test_who_has_most_of_a_queue(self) -> None:
+        """An address is one party on both ways: what it fills is refused to it, and not to others."""
+        half = {"max_messages": 4, "when_full": "refuse", "sender_share": 0.5}
+        ways = self.both(queue=half)
+        peers = [PEER, PEER, PEER, "192.0.2.2"]
+        for way in ways:
+            self.assertEqual([way.post(_letter(way), peer).status for peer in peers], [202, 202, 429, 202])
+        self.assertEqual(ways[0].told(), ways[1].told())
+
     def test_a_recipient_behind_routing_keys(self) -> None:
         """Its payloads are wrapped on the long way; those of others stay on the short one."""
         way = Way(self, short=True, didcomm={"routing_keys": {"did:web:c.example": ["did:key:z6Mk#z6Mk"]}})

@@ -169,6 +169,27 @@ class SituationTests(SynchronousTestCase):
         reply = house.receive(sealed_forward(house, bob.did, bob.letter("x" * 2000)))
         self.assertEqual((reply.status, code_of(reply)), (413, "e.p.me.res.storage.message_too_big"))
 
+    def test_a_full_queue_that_refuses(self) -> None:
+        """429 that may be tried again later, in the clear or packed; nothing was stored, and nothing made room."""
+        house = House(self, queue={"max_messages": 2, "when_full": "refuse", "sender_share": 1})
+        bob, alice = Guest(house).enrol(), Guest(house)
+        letters = [sealed_forward(house, bob.did, bob.letter(text)) for text in ("1", "2", "3")]
+        replies = [house.receive(raw) for raw in letters]
+        self.assertEqual([reply.status for reply in replies], [202, 202, 429])
+        self.assertEqual((code_of(replies[2]), replies[2].retry_after), ("e.m.me.res.storage", 600))
+        attachments = [{"data": {"json": json.loads(bob.letter("4"))}}]
+        packed = alice.ask(FORWARD, {"next": bob.did}, attachments=attachments)
+        self.assertEqual((packed.status, packed.media_type, packed.retry_after), (429, PACKED, 600))
+        self.assertEqual(code_of(packed, alice), "e.m.me.res.storage")
+        inner = sealed_forward(house, house.did, *letters[:2])
+        self.assertEqual(house.receive(inner).status, 429)
+        self.assertEqual([bob.open(one.payload).text for one in bob.fetch()], ["1", "2"])
+        self.assertEqual(house.counter("mediator_rejected_total", reason="queue_full"), 3)
+        self.assertEqual(house.counter("mediator_messages_forwarded_total"), 2)
+        self.assertEqual(house.events("msg.evict"), [])
+        codes = [event["code"] for event in house.events("req.done") if "code" in event]
+        self.assertEqual(codes, ["e.m.me.res.storage"] * 3)
+
     def test_several_forwards_in_one_are_all_or_nothing(self) -> None:
         """One inner recipient that is unknown, and none has anything."""
         inner = [sealed_forward(self.house, next_, self.bob.letter()) for next_ in (self.bob.did, "did:example:x")]

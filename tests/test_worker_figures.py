@@ -109,6 +109,15 @@ class FiguresTests(SynchronousTestCase):
         (started,) = values(page, "process_start_time_seconds").values()
         self.assertEqual(started, values(one, "process_start_time_seconds")[()])
 
+    def test_ledger(self) -> None:
+        """The store's books are the same for all, and no sum; who has not read them yet takes nothing away."""
+        one = report(lambda m: m.ledger.tell("didcomm", {"accepted": 5, "waiting": 5}, 3))
+        two = report(lambda m: m.ledger.tell("didcomm", {"accepted": 7, "waiting": 6}, 1))
+        page = self.page({1: one, 2: two}, 2)
+        entries = {("accepted", "didcomm"): 7, ("waiting", "didcomm"): 6}
+        self.assertEqual(values(page, "mediator_ledger_messages"), entries)
+        self.assertEqual(values(page, "mediator_ledger_difference"), {("didcomm",): 1})
+
     def test_empty_queues(self) -> None:
         """What another process has seen of them earlier is no substitute."""
         old = report(lambda m: m.queue_sizes([("did:b", 9)], 4))

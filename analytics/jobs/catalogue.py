@@ -20,6 +20,7 @@ from analytics.jobs import (
     retention,
     series,
     sessions,
+    stores,
     talkers,
     traffic,
 )
@@ -32,6 +33,7 @@ JOBS: tuple[Job, ...] = tuple(
         latency,
         ledger,
         reconciliation,
+        stores,
         queues,
         errors_by_code,
         limits,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analytics.jobs.quality import KINDS
+from analytics.jobs.stores import ENTRIES
 from analytics.report import numbers
 from analytics.report.numbers import count, plural
 from analytics.report.parts import Column, Figure, Grid, Row, Section, State, capped
@@ -15,7 +16,15 @@ _WORST: tuple[State, ...] = ("bad", "warn", "good")
 
 def checks(known: Day) -> list[Figure]:
     """The banner: each is `good`, `warn` (look at it) or `bad` (the figures or messages are not whole)."""
-    return [_ledger(known), _reconciliation(known), _missing(known), _quarantine(known), _lost(known), _odd(known)]
+    return [
+        _ledger(known),
+        _store(known),
+        _reconciliation(known),
+        _missing(known),
+        _quarantine(known),
+        _lost(known),
+        _odd(known),
+    ]
 
 
 def verdict(checks: Sequence[Figure]) -> tuple[State, str]:
@@ -50,6 +59,15 @@ def _reconciliation(known: Day) -> Figure:
     shown = "no counters" if not rows else f"difference {count(off)}"
     meaning = "What the daemon's own counters grew by, less the lines in its log over the same stretch."
     return Figure("reconciliation_difference", "Counters against logs", off if rows else None, shown, meaning, state)
+
+
+def _store(known: Day) -> Figure:
+    found = [row["total"] for row in known.today("stores_daily") if row["entry"] == "difference"]
+    off = sum(abs(total) for total in found if total is not None)
+    shown = "not told" if not found else "unknown" if None in found and not off else f"difference {count(off)}"
+    state: State = "bad" if off else "good" if found and None not in found else "plain"
+    meaning = "Accepted less all that is gone and what waits, by the books that the store itself keeps."
+    return Figure("store_messages_off", "The store's own books", off if found else None, shown, meaning, state)
 
 
 def _missing(known: Day) -> Figure:
@@ -123,7 +141,7 @@ def integrity(known: Day) -> Section:
         "Every message that was accepted must be somewhere, and every event that was counted must be in the logs. "
         "Only then do the figures below mean anything.",
         figures,
-        grids=[Grid("Ledger of messages", columns, ledger, "ledger_daily"), _counters(known)],
+        grids=[Grid("Ledger of messages", columns, ledger, "ledger_daily"), _stores(known), _counters(known)],
     )
 
 
@@ -131,6 +149,33 @@ def _of(key: str, value: int) -> State:
     if not value:
         return "plain"
     return {"orphans": "bad", "overdue": "warn"}.get(key, "plain")  # type: ignore[return-value]  # all are states
+
+
+def _stores(known: Day) -> Grid:
+    """Of each store, however many nodes share it."""
+    rows = sorted(
+        known.today("stores_daily"), key=lambda row: (row["store"], row["proto"], ENTRIES.index(row["entry"]))
+    )
+    shown, more = capped(rows, 48, "stores_daily")
+    columns = [
+        Column("store", "Store", numbers.text, number=False),
+        Column("proto", "Protocol", numbers.text, number=False),
+        Column("entry", "Messages", numbers.text, number=False),
+        Column("total", "Ever, by its last ledger", count),
+        Column("change", "Change of the day", count),
+        Column("logged", "Log lines", count),
+        Column("own", "To itself", count),
+        Column("gap", "Gap", count),
+    ]
+    note = (
+        "A gap is what changed in the store without a line: lines that a kill or full disk took, imported messages "
+        "and what was between the store and the log when the books were read. The daemon's messages to itself, by "
+        "which it finds out whether it is ready, have no lines either, and are counted by themselves."
+    )
+    marked = frozenset(
+        place for place, row in enumerate(shown) if row["gap"] or (row["entry"] == "difference" and row["total"])
+    )
+    return Grid("The store's own books", columns, shown, "stores_daily", f"{more} {note}".strip(), marked)
 
 
 def _counters(known: Day) -> Grid:

@@ -84,6 +84,7 @@ def _html(known: Day, checks: Sequence[Figure], sections: Sequence[Section]) -> 
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    style = Markup(_TEMPLATES.joinpath("style.css").read_text(encoding="utf-8"))  # nosec B704 # a file of ours
     return environment.get_template("report.html").render(
         day=known.day,
         final=known.facts.is_final(known.day),
@@ -91,7 +92,7 @@ def _html(known: Day, checks: Sequence[Figure], sections: Sequence[Section]) -> 
         verdict=integrity.verdict(checks),
         checks=checks,
         sections=sections,
-        style=Markup(_TEMPLATES.joinpath("style.css").read_text(encoding="utf-8")),
+        style=style,
         safe=Markup,
     )
 

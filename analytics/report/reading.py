@@ -84,6 +84,7 @@ WANTED: dict[str, Wanted] = {
     "inputs": Wanted(first=("segments",), made=_segments),
     "ledger_daily": Wanted(before=28, first=("dt",)),
     "reconciliation_daily": Wanted(first=("difference", "counted")),
+    "stores_daily": Wanted(first=("total",)),
     "messages_daily": Wanted(),
     "lost_daily": Wanted(),
     "traffic_daily": Wanted(),

@@ -8,6 +8,14 @@ from typing import Any
 from mediatord.eventlog.events import EVENTS
 
 CONNECTIONS = "connections"
+# Entries of the store's own books (the event `ledger`) by the line for them.
+ENTRIES = {
+    "msg.accept": "accepted",
+    "msg.ack": "acknowledged",
+    "msg.expire": "expired",
+    "msg.evict": "evicted",
+    "msg.remove": "removed",
+}
 NAMES = EVENTS["counters"].fields
 _ALWAYS: dict[str, tuple[tuple[str, int], ...]] = {
     "msg.ack": (("delivered", 1),),

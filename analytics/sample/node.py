@@ -6,12 +6,13 @@ import gzip
 import io
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from analytics.sample.counting import CONNECTIONS, NAMES, counted
+from analytics.sample.counting import CONNECTIONS, ENTRIES, NAMES, counted
 from analytics.sample.truth import Tally
 from mediatord import __version__
 from mediatord.eventlog.events import EVENTS, SCHEMA_VERSION, checked
@@ -32,6 +33,7 @@ class Node:
     :param tallies: told of every line that can be read.
     :param compress: whether segments are gzip.
     :ivar counters: what the daemon counts, also where no line says so.
+    :ivar books: what became of messages by its doing, likewise; half and entry.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Node:
         self.name = name
         self.boot = f"{rng.getrandbits(48):012x}"
         self.counters = dict.fromkeys(NAMES, 0)
+        self.books: Counter[tuple[object, str]] = Counter()
         self.requests = 0
         self._every, self._tallies = tallies, tallies
         self._late: Path | None = None
@@ -81,6 +84,8 @@ class Node:
         present = checked(event, fields)
         for counter, step in counted(event, present):
             self.counters[counter] += step
+        if event in ENTRIES:
+            self.books[present["proto"], ENTRIES[event]] += 1
         if self._refused:
             self._seq += 1
             self._refused -= 1

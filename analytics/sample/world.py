@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from analytics.sample.counting import ENTRIES
 from analytics.sample.node import Node
 from analytics.sample.people import Message, Socket
 from analytics.sample.spec import HOUR, Spec
@@ -19,6 +20,7 @@ from analytics.sample.truth import Tally, Truth
 _RSS = 92_000_000
 _RSS_OF_A_SOCKET = 38_000
 _DESCRIPTORS = 31
+_STORE = "0f1e2d3c4b5a"
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +59,7 @@ class World:
         self.depth = self.bytes = self._recipients = 0
         self._order: deque[Message] = deque()
         self._calendar: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._started: list[Node] = []
         self._entries = 0
 
     def at(self, when: float, use: Callable[..., None], *args: object) -> None:
@@ -94,6 +97,7 @@ class World:
         """A process starts."""
         compress = self.spec.compress
         place.node = Node(place.name, place.directory, lambda: self.now, self.rng, self.tallies, compress=compress)
+        self._started.append(place.node)
 
     def up(self) -> list[Place]:
         """Where a process runs; there is always one."""
@@ -141,6 +145,15 @@ class World:
             lag_ms=lag,
         )
         node.emit("counters", **node.counters)
+        self._ledger(node)
+
+    def _ledger(self, node: Node) -> None:
+        """What the store that all share says of either half."""
+        for half in ("didcomm", "decentrl"):
+            kept = {entry: sum(one.books[half, entry] for one in self._started) for entry in ENTRIES.values()}
+            waiting = 2 * kept["accepted"] - sum(kept.values())
+            totals = {f"all_{entry}": number for entry, number in kept.items()}
+            node.emit("ledger", proto=half, store=_STORE, waiting=waiting, difference=0, all_withdrawn=0, **totals)
 
     def _rotate(self) -> None:
         self.at(self.now + self.spec.segment_hours * HOUR, self._rotate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from mediatord.admin import ledger
 from mediatord.admin.overview import AGES, Overview
 from mediatord.protocol import jsontext
 
@@ -23,6 +24,7 @@ def status_json(overview: Overview) -> bytes:
             "processes": {"asked": overview.asked, "answered": [asdict(one) for one in overview.processes]},
             "gauges": dict(overview.gauges),
             "traffic": _traffic(overview),
+            "ledger": ledger.as_json(overview.books) if overview.books else None,
             "waiting": _waiting(overview),
             "refusals": [asdict(one) for one in overview.refusals],
             "warnings": [asdict(one) for one in overview.warnings],

@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.defer import Deferred, DeferredList, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+from mediatord.admin import ledger
 from mediatord.admin.reports import Report, Reports
 from mediatord.admin.traffic import FLOWS, Flow, flows
 from mediatord.admin.troubles import Trouble, merged
@@ -42,7 +44,7 @@ _GAUGES = {
     "ready": "mediator_ready",
     "log_dropped": "mediator_log_dropped_total",
 }
-_READ = frozenset(name.partition("{")[0] for name in (*_TOTALS.values(), *_GAUGES.values()))
+_READ = ledger.METRICS | {name.partition("{")[0] for name in (*_TOTALS.values(), *_GAUGES.values())}
 
 
 class Processes(Protocol):
@@ -115,6 +117,7 @@ class Overview:
     :param asked: processes that were, of which `processes` are those that answered.
     :param totals: since the start; None where the processes could not be asked together.
     :param gauges: likewise; only those that there are.
+    :param books: the store's own, as they were read last; empty when that is not known.
     :param waiting: messages and bytes in all; None when the store does not say.
     :param cohorts: what waits, by the ages of :data:`AGES`; None likewise.
     :param reports: None when it is not said where there are any.
@@ -130,6 +133,7 @@ class Overview:
     totals: Mapping[str, int] | None
     gauges: Mapping[str, float]
     flows: Mapping[str, Flow]
+    books: ledger.Books
     waiting: Cohort | None
     cohorts: tuple[Cohort, ...] | None
     largest: tuple[Heap, ...]
@@ -151,6 +155,8 @@ class Overview:
             return "the store does not answer"
         if self.asked > len(self.processes) or self.totals is None:
             return "not all workers answer"
+        if not ledger.balance(self.books):
+            return ledger.UNACCOUNTED
         return self.processes[0].state if self.gauges.get("ready", 1) else "messages do not get through"
 
     @property
@@ -195,7 +201,7 @@ class Overviews:
         sources = self._sources
         now = self._clock.seconds()
         asked, told = await self._told()
-        samples = await self._samples()
+        samples, books = await self._figures()
         backlog = await self._backlog(now)
         processes = tuple(sorted((_process(one) for one in told if "pid" in one), key=lambda one: one.node))
         uptime = max((one.uptime for one in processes), default=0.0)
@@ -212,6 +218,7 @@ class Overviews:
             totals=None if samples is None else {name: int(samples.get(key, 0)) for name, key in _TOTALS.items()},
             gauges={name: samples[key] for name, key in _GAUGES.items() if samples and key in samples},
             flows=flows([one.get("slots", ()) for one in told], now, uptime),
+            books=books,
             waiting=Cohort(backlog.messages, backlog.bytes) if backlog else None,
             cohorts=backlog.cohorts if backlog else None,
             largest=self._heaps(backlog, now) if backlog else (),
@@ -228,12 +235,15 @@ class Overviews:
         # Its own answer may be late like that of any other.
         return (asked, told) if any("pid" in one for one in told) else (max(asked, 2), [self._sources.here()])
 
-    async def _samples(self) -> dict[str, float] | None:
+    async def _figures(self) -> tuple[dict[str, float] | None, ledger.Books]:
+        """Sums, None where they cannot be had, and the books of the store."""
         try:
             text = (await self._sources.figures()).decode("utf-8")
         except TimeoutError:
-            return None
-        return _summed(text)
+            return None, {}
+        lines = [line for line in text.splitlines() if line.partition(" ")[0].partition("{")[0] in _READ]
+        families = list(text_string_to_metric_families("\n".join([*lines, ""])))
+        return _summed(families), ledger.read(families)
 
     async def _backlog(self, now: float) -> Backlog | None:
         """None as well while the store has not answered for long: it is not asked again before it has."""
@@ -272,11 +282,10 @@ def _process(told: Mapping[str, Any]) -> Process:
     return Process(**{name: told[name] for name in ("node", "pid", "state", "well", "uptime", "sockets")})
 
 
-def _summed(text: str) -> dict[str, float]:
-    """The sum of each metric that is wanted, and of requests also by outcome."""
-    lines = [line for line in text.splitlines() if line.partition(" ")[0].partition("{")[0] in _READ]
+def _summed(families: Sequence[Metric]) -> dict[str, float]:
+    """The sum of each metric, and of requests also by outcome."""
     sums: dict[str, float] = {}
-    for family in text_string_to_metric_families("\n".join([*lines, ""])):
+    for family in families:
         for sample in family.samples:
             names = [sample.name]
             if "outcome" in sample.labels:

@@ -10,6 +10,7 @@ from importlib.resources import files
 from string import Template
 from urllib.parse import quote
 
+from mediatord.admin import ledger
 from mediatord.admin.markup import (
     Column,
     Markup,
@@ -50,7 +51,7 @@ _RATE = "number quiet wide-only"
 
 def page(overview: Overview, *, refreshing: bool) -> bytes:
     """:param refreshing: whether it is to be asked for again by itself."""
-    sections = [_state(overview), _traffic(overview), _ages(overview), _largest(overview)]
+    sections = [_state(overview), _traffic(overview), _ledger(overview), _ages(overview), _largest(overview)]
     sections += [_troubles("Refused and failed requests", overview.refusals, overview.at, _REFUSALS)]
     sections += [_troubles("Warnings", overview.warnings, overview.at, _WARNINGS)]
     if len(overview.processes) > 1 or overview.asked > 1:
@@ -155,6 +156,12 @@ def _traffic(overview: Overview) -> Markup:
             )
         ]
     return _section("Traffic", table(columns, rows, "flow"), *note, whole=True)
+
+
+def _ledger(overview: Overview) -> Markup:
+    about = "What was accepted is acknowledged, waits, or is gone. A difference is a fault."
+    known = ledger.as_table(overview.books) if overview.books else _quiet("It was not read yet.")
+    return _section("The store's books", known, _quiet(about), whole=True)
 
 
 def _ages(overview: Overview) -> Markup:

@@ -1,6 +1,8 @@
-"""Rate limits of addresses, senders and accounts, in one process or over several."""
+"""Who is served, and how much: lists, rate limits in one process or over several; and where deposits come from."""
 
+from mediatord.admission.access import AccessList
 from mediatord.admission.allowances import Allowances
-from mediatord.admission.buckets import SMALL, Admission, OnLimit, weight
+from mediatord.admission.buckets import SMALL, Admission, OnLimit, Trusted, weight
+from mediatord.admission.origins import Origins
 
-__all__ = ["SMALL", "Admission", "Allowances", "OnLimit", "weight"]
+__all__ = ["SMALL", "Admission", "AccessList", "Allowances", "OnLimit", "Trusted", "Origins", "weight"]

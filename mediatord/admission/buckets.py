@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.admission.allowances import Allowances
-from mediatord.admission.share import Share
+from mediatord.admission.bucket import Bucket
 from mediatord.errors import RateLimited
-from mediatord.protocol.limits import SlidingWindow
 from mediatord.synthetic import ITSELF
 
 OnLimit = Callable[[str, str, str, int], None]
@@ -30,84 +29,21 @@ def weight(size: int) -> int:
     return 1 + size // SMALL
 
 
-class Bucket:
+@dataclass(frozen=True, slots=True)
+class Trusted:
     """
-    One limit, for many keys: exactly in this process, and with all others as far as the store answers; while it does
-    not, this process has its part of the limit.
+    Addresses behind which are many senders, such as another mediator.
 
-    Waits are whole seconds, and 0 means that it is admitted.
+    :param peers: what they are called where somebody pays (:meth:`~mediatord.web.peers.Peers.payer`).
+    :param per_minute: of each of them, where others have less.
     """
 
-    def __init__(
-        self, clock: IReactorTime, name: str, limit: int, allowances: Allowances | None, period: float = 60.0
-    ) -> None:
-        self._clock = clock
-        self._window = SlidingWindow(limit, period)
-        self._share = None
-        if allowances is not None:
+    peers: frozenset[str] = frozenset()
+    per_minute: int = 6000
 
-            def alone(key: str, more: int) -> float:
-                return self._window.wait(key, clock.seconds(), more, allowances.part(self._window.limit))
-
-            self._share = Share(clock, allowances, name, limit, alone=alone, period=period)
-
-    def __len__(self) -> int:
-        """How many keys are remembered."""
-        return len(self._window)
-
-    def change(self, limit: int) -> None:
-        """Go by another limit from now on."""
-        if limit != self._window.limit:
-            self._window.limit = limit
-            if self._share is not None:
-                self._share.change(limit)
-
-    def wait(self, key: str) -> int:
-        """Whether `key` is known to be over its limit."""
-        wait = self._window.wait(key, self._clock.seconds())
-        if wait or self._share is None:
-            return wait
-        return math.ceil(self._share.wait(key))
-
-    async def standing(self, key: str) -> int:
-        """The same, once everything it used is paid for."""
-        wait = self.wait(key)
-        if not wait and self._share is not None and self._share.owes(key):
-            wait = math.ceil(await self._share.take(key, 0))
-        return wait
-
-    async def admit(self, key: str, cost: int = 1) -> int:
-        """Charge `key`; what is refused costs nothing."""
-        wait = self._window.admit(key, self._clock.seconds(), cost)
-        if not wait and self._share is not None:
-            wait = math.ceil(await self._share.take(key, cost))
-            if wait:
-                self._window.give_back(key, cost)
-        return wait
-
-    def admit_at_once(self, key: str) -> bool:
-        """Charge `key` once if that is known to be within its limit without asking anybody."""
-        if self._window.admit(key, self._clock.seconds()):
-            return False
-        if self._share is None or self._share.take_at_once(key, 1):
-            return True
-        self._window.give_back(key)
-        return False
-
-    def owe(self, key: str) -> int:
-        """Charge `key` for what was done already; the other processes know later."""
-        wait = self._window.admit(key, self._clock.seconds())
-        if not wait and self._share is not None:
-            wait = math.ceil(self._share.owe(key, 1))
-            if wait:
-                self._window.give_back(key)
-        return wait
-
-    def give_back(self, key: str, cost: int) -> None:
-        """Undo a charge; the other processes know later."""
-        self._window.give_back(key, cost)
-        if self._share is not None:
-            self._share.give_back(key, cost)
+    def limits(self, usual: int) -> dict[str, int]:
+        """The limit of each of them where others have the usual one."""
+        return dict.fromkeys(self.peers, max(usual, self.per_minute))
 
 
 class Admission:
@@ -127,6 +63,7 @@ class Admission:
         did_per_minute: int,
         ip_per_minute: int,
         account_per_minute: int,
+        trusted: Trusted = Trusted(),  # noqa: B008  it cannot change
         allowances: Allowances | None = None,
     ) -> None:
         def bucket(name: str, limit: int) -> Bucket:
@@ -141,15 +78,26 @@ class Admission:
         self._commanders = bucket("commanders", _ACCOUNTS_BEHIND_ONE * account_per_minute)
         self._openings_in_vain = bucket("openings in vain", ip_per_minute)
         self._lookups = bucket("lookups", _LOOKUPS)
+        self.change(
+            did_per_minute=did_per_minute,
+            ip_per_minute=ip_per_minute,
+            account_per_minute=account_per_minute,
+            trusted=trusted,
+        )
 
-    def change(self, *, did_per_minute: int, ip_per_minute: int, account_per_minute: int) -> None:
+    def change(
+        self, *, did_per_minute: int, ip_per_minute: int, account_per_minute: int, trusted: Trusted = Trusted()
+    ) -> None:  # noqa: B008  it cannot change
         """Go by other limits; what was used within the last minute counts."""
+        self._trusted = trusted.peers
         self._senders.change(did_per_minute)
+        self._accounts.change(account_per_minute)
         for bucket in (self._peers, self._openings_in_vain):
-            bucket.change(ip_per_minute)
-        for bucket in (self._accounts, self._openings, self._readers):
-            bucket.change(account_per_minute)
-        self._commanders.change(_ACCOUNTS_BEHIND_ONE * account_per_minute)
+            bucket.change(ip_per_minute, trusted.limits(ip_per_minute))
+        for bucket in (self._openings, self._readers):
+            bucket.change(account_per_minute, trusted.limits(account_per_minute))
+        commands = _ACCOUNTS_BEHIND_ONE * account_per_minute
+        self._commanders.change(commands, trusted.limits(commands))
 
     def __len__(self) -> int:
         """How many keys are remembered, over all buckets."""
@@ -220,11 +168,12 @@ class Admission:
     async def sender(self, proven: str | None, claimed: str | None, peer: str, count: int = 1) -> None:
         """
         Charge the sender for payloads: the proven DID; else the claimed one, for this address only, so that nobody
-        can use up the allowance of somebody else; else only the address pays.
+        can use up the allowance of somebody else; else only the address pays. What a trusted address passes on is
+        not charged to its sender.
 
         :raise RateLimited: it is over its limit.
         """
-        if peer == ITSELF:
+        if peer == ITSELF or peer in self._trusted:
             return
         who = proven
         if who is None and claimed is not None:
@@ -263,9 +212,12 @@ class Admission:
         """
         self._refuse_if(await self._commanders.admit(peer, weight(size)), "account", peer, peer)
 
-    def give_back(self, did: str, *, outgoing: bool, cost: int = 1) -> None:
+    def give_back(self, did: str, peer: str, *, outgoing: bool, cost: int = 1) -> None:
         """Undo the last charge of :meth:`sender` or :meth:`account`: the DID had no part in what was refused."""
-        (self._senders if outgoing else self._accounts).give_back(did, cost)
+        if not outgoing:
+            self._accounts.give_back(did, cost)
+        elif peer not in self._trusted:
+            self._senders.give_back(did, cost)
 
     async def reader(self, peer: str) -> None:
         """

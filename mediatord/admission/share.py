@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -24,17 +24,26 @@ class _Line:
     What this process holds of one key's allowance, and who stands in line for more.
 
     :param key: its name in the store.
-    :param waiting: what each of them needs, and where it is told how long it has to wait, or 0.
+    :param limit: how much all processes together may have of it.
+    :param waiting: what each of them needs, and where it is told how long it has to wait, or 0; None for nobody, as
+        most lines are most of the time, and an empty deque is larger than all the rest.
     """
 
     key: bytes
     lot: Lot
-    waiting: deque[tuple[int, Deferred[float]]] = field(default_factory=deque)
+    limit: int
+    waiting: deque[tuple[int, Deferred[float]]] | None = None
     asking: bool = False
+
+    def join(self, cost: int, answer: Deferred[float]) -> None:
+        """One more stands in line."""
+        if self.waiting is None:
+            self.waiting = deque()
+        self.waiting.append((cost, answer))
 
     def wanted(self, now: float) -> int:
         """What would do for all of them, and for what is owed."""
-        return sum([cost for cost, _ in self.waiting]) - self.lot.left(now)
+        return sum([cost for cost, _ in self.waiting or ()]) - self.lot.left(now)
 
     def needed(self, now: float) -> int:
         """What would do for the first, and for what is owed."""
@@ -49,25 +58,27 @@ class _Line:
         """Let all go on for whom there is enough, in the order in which they came."""
         while self.waiting and self.lot.use(self.waiting[0][0], now):
             self.waiting.popleft()[1].callback(0.0)
+        if not self.waiting:
+            self.waiting = None
 
     def refuse(self, now: float) -> None:
         """Send away all who need as much as was refused."""
         staying: deque[tuple[int, Deferred[float]]] = deque()
         refused = []
-        for cost, answer in self.waiting:
+        for cost, answer in self.waiting or ():
             wait = self.lot.wait(cost, now)
             if wait:
                 refused.append((wait, answer))
             else:
                 staying.append((cost, answer))
-        self.waiting = staying
+        self.waiting = staying or None
         for wait, answer in refused:
             answer.callback(wait)
 
     def release(self, wait: Callable[[], float]) -> None:
         """Let all go on, or away: each is asked about after what became of the one before."""
-        waiting, self.waiting = self.waiting, deque()
-        for _, answer in waiting:
+        waiting, self.waiting = self.waiting, None
+        for _, answer in waiting or ():
             answer.callback(wait())
 
 
@@ -80,8 +91,8 @@ class Share:
     Takes from the allowances of one bucket, in lots that are used up here.
 
     What is refused is remembered, and asked for again when its time is over. While the store does not answer, what is
-    known still holds, and beyond that this process decides alone. Memory is bounded as that of
-    :class:`~mediatord.protocol.limits.SlidingWindow` is.
+    known still holds, and beyond that this process decides alone. Beyond `max_keys`, what is known of the one asked
+    about longest ago is put back and forgotten: the store knows the rest, and is asked again.
 
     :param alone: seconds that somebody has to wait for so much more than was charged here already, if this process
         decides alone.
@@ -96,21 +107,28 @@ class Share:
         *,
         alone: Callable[[str, int], float] = _freely,
         period: float = 60.0,
-        max_keys: int = 100_000,
+        max_keys: int = 20_000,
     ) -> None:
         self._clock = clock
         self._alone = alone
         self._allowances = allowances
         self._bucket = bucket
         self._limit = limit
+        self._larger: Mapping[str, int] = {}
         self._period = period
         self._max_keys = max_keys
         self._lines: OrderedDict[str | bytes, _Line] = OrderedDict()
 
-    def change(self, limit: int) -> None:
-        """Go by another limit, also for those who were refused before."""
+    def change(self, limit: int, larger: Mapping[str, int]) -> None:
+        """
+        Go by another limit, also for those who were refused before.
+
+        :param larger: those of some keys, which are short.
+        """
         self._limit = limit
-        for line in self._lines.values():
+        self._larger = larger
+        for who, line in self._lines.items():
+            line.limit = larger.get(who, limit) if isinstance(who, str) else limit
             line.lot.ask_again()
 
     def wait(self, who: str, cost: int = 1) -> float:
@@ -140,7 +158,7 @@ class Share:
         if wait or self._allowances.resting():
             return wait or self._alone(who, 0)
         answer: Deferred[float] = Deferred()
-        line.waiting.append((cost, answer))
+        line.join(cost, answer)
         # One who has no more time decides without an answer, like one who gets none.
         answer.addTimeout(time_left(self._clock), self._clock, lambda *_: self._alone(who, 0))
         self._begin_to_ask(who, line)
@@ -188,7 +206,7 @@ class Share:
         Let go of what nobody waits for, and say how much that was: no process holds a whole lot unused, so that all
         together are over the limit by less than their lots.
         """
-        return 0 if line.waiting else line.lot.keep(self._allowances.lot(self._limit) - 1, now)
+        return 0 if line.waiting else line.lot.keep(self._allowances.lot(line.limit) - 1, now)
 
     def _begin_to_ask(self, who: str, line: _Line) -> None:
         if not line.asking:
@@ -216,7 +234,7 @@ class Share:
         """
         now = self._clock.seconds()
         needed = line.needed(now)
-        wanted = max(line.wanted(now), self._allowances.lot(self._limit))
+        wanted = max(line.wanted(now), self._allowances.lot(line.limit))
         most = line.lot.worth_asking(wanted, needed, now)
         taken = await self._taken(line, most) or (most > needed and await self._taken(line, needed))
         if not taken:
@@ -224,7 +242,7 @@ class Share:
 
     async def _taken(self, line: _Line, amount: int) -> bool:
         asked_at = self._clock.seconds()
-        wait = await self._allowances.take(line.key, amount, limit=self._limit, period=self._period)
+        wait = await self._allowances.take(line.key, amount, limit=line.limit, period=self._period)
         now = self._clock.seconds()
         if wait:
             line.lot.refused(amount, wait, now)
@@ -239,7 +257,8 @@ class Share:
         line = self._lines.get(short)
         if line is None:
             self._forget()
-            line = self._lines[short] = _Line(self._allowances.key(self._bucket, who), Lot(self._period))
+            limit = self._larger.get(who, self._limit)
+            line = self._lines[short] = _Line(self._allowances.key(self._bucket, who), Lot(self._period), limit)
         else:
             self._lines.move_to_end(short)
         return line
@@ -254,3 +273,6 @@ class Share:
             if len(self._lines) < self._max_keys and (oldest.asking or not oldest.lot.over(now)):
                 return
             self._lines.popitem(last=False)
+            # Who stands in its line still must not use that as well.
+            if left := oldest.lot.keep(0, now):
+                self._allowances.put_back(oldest.key, left)

@@ -37,6 +37,7 @@ MEASURES = {
     "soak": "soak:measure_soak",
     "cost": "cost:measure_cost",
     "pages": "paging:measure_pages",
+    "abuse": "abuse:measure_abuse",
     "mongodb": "nodes:measure_mongodb",
     "nodes": "nodes:measure_nodes",
     "elsewhere": "elsewhere:measure_elsewhere",
@@ -99,8 +100,9 @@ _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
     "--scenario",
     "scenarios",
     type=click.Choice(SCENARIOS),
+    metavar="NAME",
     multiple=True,
-    help="Only this; repeatable. Without it all that take seconds and need nothing.",
+    help=f"Only this; repeatable: {', '.join(SCENARIOS)}. Without it all that take seconds and need nothing.",
 )
 @click.option(
     "--target",

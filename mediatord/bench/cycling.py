@@ -16,7 +16,7 @@ from itertools import cycle
 from time import perf_counter, process_time
 
 from mediatord.bench.courier import PICKUP, Courier, ids_and_tags
-from mediatord.bench.load import Answers, Line, connect
+from mediatord.bench.load import Answers, Line, connect, loopback
 from mediatord.bench.rawsocket import RawSocket
 from mediatord.bench.schedule import LATE_SECONDS, intended_times
 from mediatord.wallet.packing import Unreadable
@@ -43,6 +43,7 @@ class Turn:
     :param connections: they are posted on; without a rate, so many messages are on their way at most.
     :param rate: forwards per second at times fixed beforehand; 0 for as many as come through.
     :param seed: of those times.
+    :param apart: each connection has an address of its own, and they take turns.
     """
 
     seconds: float
@@ -50,6 +51,7 @@ class Turn:
     rate: float = 0.0
     even: bool = False
     seed: int = 0
+    apart: bool = False
 
 
 @dataclass(slots=True)
@@ -77,11 +79,11 @@ class Cycled:
 
 
 class Live:
-    """A wallet on its socket in live mode."""
+    """A wallet on its socket in live mode. :param source: its address, if it matters."""
 
-    def __init__(self, courier: Courier, url: str) -> None:
+    def __init__(self, courier: Courier, url: str, source: str = "") -> None:
         self.courier = courier
-        self.socket = RawSocket(url)
+        self.socket = RawSocket(url, source=source)
 
     def ask(self, packed: bytes) -> dict[str, object]:
         """Send a request, and the answer to it; what is pushed meanwhile is not taken note of."""
@@ -118,9 +120,10 @@ class Cycling:
         self._turn = turn
         self._letters = cycle(letters)
         self._lives = {live.socket.fileno(): live for live in lives}
-        lines = [Line(connect(*address)) for _ in range(turn.connections)]
+        sources = [loopback(number) if turn.apart else "" for number in range(turn.connections)]
+        lines = [Line(connect(*address, source)) for source in sources]
         self._lines = {line.fileno(): line for line in lines}
-        self._idle = list(lines)
+        self._idle = deque(lines)
         self._posted: dict[str, deque[float]] = {}
         self._under_way = self._next = 0
         self._answers = Answers()
@@ -188,7 +191,8 @@ class Cycling:
         return self._next < len(self._times)
 
     def _post(self, intended: float) -> None:
-        line, letter = self._idle.pop(), next(self._letters)
+        line = self._idle.popleft() if self._turn.apart else self._idle.pop()
+        letter = next(self._letters)
         line.begun = intended
         self._posted.setdefault(letter.tag, deque()).append(intended)
         self._under_way += 1

@@ -53,6 +53,7 @@ def add_messages(database: Path, count: int) -> None:
         with connection:
             connection.execute("DELETE FROM queue")
             connection.execute(f"INSERT INTO queue {_QUEUES}")
+            connection.execute("UPDATE ledger SET accepted = accepted + ? WHERE half = 'didcomm'", [count])
 
 
 def make_overdue(database: Path, count: int) -> None:

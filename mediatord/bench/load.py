@@ -120,9 +120,19 @@ def is_complete(response: bytes) -> bool:
     return not found or len(body) >= int(rest.partition(b"\r\n")[0])
 
 
-def connect(host: str, port: int) -> socket.socket:
-    """A connection whose calls take one system call each; sending gives up after half a minute."""
-    connection = socket.create_connection((host, port), timeout=_TIMEOUT_SECONDS)
+def loopback(number: int) -> str:
+    """One of the addresses of this machine, so that clients need not have the same."""
+    return f"127.{1 + number // 62_500}.{number // 250 % 250}.{1 + number % 250}"
+
+
+def connect(host: str, port: int, source: str = "") -> socket.socket:
+    """
+    A connection whose calls take one system call each; sending gives up after half a minute.
+
+    :param source: our address, if it matters.
+    """
+    ours = (source, 0) if source else None
+    connection = socket.create_connection((host, port), timeout=_TIMEOUT_SECONDS, source_address=ours)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
     connection.settimeout(None)

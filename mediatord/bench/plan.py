@@ -12,7 +12,7 @@ ON_MONGODB = ("mongodb", "nodes", "elsewhere", "presence")
 # Those that speak standard protocols only, so that any mediator can be their subject.
 ANYWHERE = ("forward", "latency", "cycle", "drain", "storm", "mixed")
 # What takes minutes, many cores or much room, or changes with a release only, has to be asked for.
-ASKED_FOR = ("workers", "accounts", "disk", "soak", "cost", "pages")
+ASKED_FOR = ("workers", "accounts", "disk", "soak", "cost", "pages", "abuse")
 SCENARIOS = (*DEFAULT_SCENARIOS, *ASKED_FOR, *ON_MONGODB)
 
 # Distinct messages per size: more than fit in any cache that could make the second one cheaper.

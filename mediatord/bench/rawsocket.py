@@ -22,13 +22,15 @@ class RawSocket:
 
     :param url: `ws://host:port/path`.
     :param kernel_bytes: what the kernel shall keep for who does not read; as much as it likes by default.
+    :param source: our address, if it matters.
     :raise ConnectionError: the server did not switch protocols.
     """
 
-    def __init__(self, url: str, kernel_bytes: int = 0) -> None:
+    def __init__(self, url: str, kernel_bytes: int = 0, source: str = "") -> None:
         target = urlsplit(url)
         address = (target.hostname or "", target.port or 80)
-        self._socket = socket.create_connection(address, timeout=_TIMEOUT_SECONDS)
+        ours = (source, 0) if source else None
+        self._socket = socket.create_connection(address, timeout=_TIMEOUT_SECONDS, source_address=ours)
         if kernel_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kernel_bytes)
         self._received = b""

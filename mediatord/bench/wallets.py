@@ -24,7 +24,7 @@ from mediatord.bench.crowd import dismiss, gather_at, letters
 from mediatord.bench.cycling import Cycling, Letter, Live, Turn
 from mediatord.bench.draining import Draining
 from mediatord.bench.finding import find_mediator
-from mediatord.bench.load import request_for, write_bodies
+from mediatord.bench.load import loopback, request_for, write_bodies
 from mediatord.bench.pinging import ping
 from mediatord.bench.processes import allow_many_files
 from mediatord.bench.storming import Storm
@@ -81,8 +81,11 @@ class Wallets:
             "leave": self._leave,
         }
 
-    def _live(self, _wanted: dict[str, Any]) -> object:
-        self._lives = [Live(courier, self._socket_url()) for courier in self._couriers]
+    def _live(self, wanted: dict[str, Any]) -> object:
+        """:param wanted: `apart` for addresses of their own."""
+        sources = [loopback(number) if wanted.get("apart") else "" for number in range(len(self._couriers))]
+        url = self._socket_url()
+        self._lives = [Live(courier, url, source) for courier, source in zip(self._couriers, sources, strict=True)]
         for live in self._lives:
             live.begin()
         return {"sockets": len(self._lives)}

@@ -51,7 +51,10 @@ _CATALOGUE = {
     ),
     "init": ("mediatord.cli.init:init", "Write mediator.yaml and fresh keys."),
     "invitation": ("mediatord.cli.mediator:invitation", "Print the invitation as a URL and as a QR code."),
-    "keys": ("mediatord.cli.keys:keys", "Show, rotate and retire the keys that the mediator's DIDs are made of."),
+    "keys": (
+        "mediatord.cli.keys:keys",
+        "Show, rotate, retire and encrypt the keys that the mediator's DIDs are made of.",
+    ),
     "log-keys": (
         "mediatord.cli.pseudonyms:log_keys",
         "Show and change the keys that pseudonyms of the event log are made with.",

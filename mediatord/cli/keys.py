@@ -10,9 +10,18 @@ from typing import Any, Literal
 import click
 
 from mediatord.cli.options import answer, config_option, json_option
+from mediatord.cli.unlocking import new_passphrase, passphrase_of
 from mediatord.config import Config, load
 from mediatord.identity import Identity, IdentityError, peer_did
-from mediatord.keyfile import Generation, KeySet, load_keys, retire_keys, rotate_keys
+from mediatord.keyfile import (
+    Generation,
+    KeySet,
+    decrypt_keys,
+    encrypt_keys,
+    load_keys,
+    retire_keys,
+    rotate_keys,
+)
 
 _RELOAD = "systemctl reload mediatord, or kill -HUP PID"
 
@@ -21,7 +30,7 @@ State = Literal["current", "prepared", "former"]
 
 @click.group()
 def keys() -> None:
-    """Show, rotate and retire the keys that the mediator's DIDs are made of."""
+    """Show, rotate, retire and encrypt the keys that the mediator's DIDs are made of."""
 
 
 @keys.command("list")
@@ -30,7 +39,7 @@ def keys() -> None:
 def list_keys(path: Path, as_json: bool) -> None:
     """Print which keys there are and the did:peer:2 of each pair, latest first; nothing of it is secret."""
     config = load(path)
-    listed = _listed(config, load_keys(config.identity.keys))
+    listed = _listed(config, load_keys(config.identity.keys, passphrase_of(config)))
     value = {"file": str(config.identity.keys), "generations": [one.value() for one in listed]}
     answer(as_json, value, "\n".join(one.text() for one in listed))
 
@@ -48,7 +57,9 @@ def rotate(path: Path, prepare: bool, as_json: bool) -> None:
     file, reload all. Without --prepare, keys that were prepared become the current ones.
     """
     config = load(path)
-    rotated = rotate_keys(config.identity.keys, partial(_identity, config), prepare=prepare)
+    rotated = rotate_keys(
+        config.identity.keys, partial(_identity, config), prepare=prepare, passphrase=passphrase_of(config)
+    )
     identity = _identity(config, rotated)
     first = rotated.prepared_generations[0] if prepare else rotated.generations[0]
     value = {
@@ -81,7 +92,9 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     encrypted to it. The current keys cannot be retired.
     """
     config = load(path)
-    gone, left = retire_keys(config.identity.keys, kid, partial(_identity, config), really=yes)
+    gone, left = retire_keys(
+        config.identity.keys, kid, partial(_identity, config), really=yes, passphrase=passphrase_of(config)
+    )
     did = _did(config, gone)
     value = {"file": str(config.identity.keys), "kids": list(gone.kids), "did": did, "done": yes}
     value["left"] = [kid for kid, _ in left]
@@ -89,6 +102,35 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     accepted = f"no longer accepted{'' if yes else ' then'}: {did or 'messages to these keys by name'}"
     end = f"next: {_RELOAD}" if yes else "nothing was done; add --yes to do it"
     answer(as_json, value, "\n".join((what, accepted, "", end)))
+
+
+@keys.command("encrypt")
+@config_option
+@json_option
+def encrypt(path: Path, as_json: bool) -> None:
+    """
+    Encrypt the file of the keys with a passphrase.
+
+    That is what identity.passphrase_file holds, where the daemon has it from as well; or it is typed. Whoever loses
+    it has lost the mediator's DIDs. Copies of the file in the clear, as in former backups and in free blocks of the
+    disk, stay what they are: only new keys have never been there.
+    """
+    config = load(path)
+    encrypt_keys(config.identity.keys, new_passphrase(config.identity.passphrase_file))
+    after = "" if config.identity.passphrase_file else f"; the daemon needs identity.passphrase_file in {path}"
+    text = f"encrypted {config.identity.keys}{after}"
+    answer(as_json, {"file": str(config.identity.keys), "encrypted": True}, text)
+
+
+@keys.command("decrypt")
+@config_option
+@json_option
+def decrypt(path: Path, as_json: bool) -> None:
+    """Have the file of the keys in the clear again, as before `keys encrypt`."""
+    config = load(path)
+    decrypt_keys(config.identity.keys, passphrase_of(config))
+    text = f"{config.identity.keys} is in the clear, readable for its owner"
+    answer(as_json, {"file": str(config.identity.keys), "encrypted": False}, text)
 
 
 @dataclass(frozen=True, slots=True)

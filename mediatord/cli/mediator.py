@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mediatord.cli.options import answer, config_option, json_option
+from mediatord.cli.unlocking import passphrase_of
 from mediatord.config import Config, load
 from mediatord.identity import Identity
 from mediatord.invitation import invitation_url, qr_terminal
@@ -41,7 +42,7 @@ def identity_of(config: Config) -> Identity:
     :raise IdentityError: keys and DIDs do not fit together.
     """
     return Identity(
-        load_keys(config.identity.keys),
+        load_keys(config.identity.keys, passphrase_of(config)),
         config.public_url,
         config.identity.former_dids,
         raw_keys=config.decentrl.raw_keys,

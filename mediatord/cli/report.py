@@ -10,6 +10,9 @@ from mediatord.cli.scraping import Figures, State, Unreachable, ask_figures, ask
 
 _QUEUE = "mediator_message_queue_size"
 _COUNTED = ("forwarded", "stored", "delivered", "expired", "evicted")
+_LEDGER, _DIFFERENCE = "mediator_ledger_messages", "mediator_ledger_difference"
+# What became of what was accepted, in the order in which it is told.
+_BECAME = ("acknowledged", "waiting", "expired", "evicted", "removed", "withdrawn")
 _REASONS_SHOWN = 6
 _OTHER = "other"
 
@@ -60,8 +63,10 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """Whether it is well, and ready if it can be asked that."""
-        return self.now.health.well and (self.now.ready is None or self.now.ready.well)
+        """Whether it is well, and ready if it can be asked that, and its store accounts for all messages."""
+        ready, figures = self.now.ready, self.now.figures
+        accounted = isinstance(figures, str) or not any(sample.value for sample in figures.of(_DIFFERENCE))
+        return self.now.health.well and (ready is None or ready.well) and accounted
 
     def values(self) -> dict[str, Any]:
         """For programs; what is not known is left out."""
@@ -83,6 +88,7 @@ class Report:
             "storage": "up" if figures.sum("mediator_storage_up") else "down",
             "connections": int(figures.sum("mediator_active_connections")),
             "waiting": {"messages": int(figures.sum(_QUEUE)), "longest_queue": int(longest)},
+            **_ledger(figures),
             "messages": {name: self._counter(f"mediator_messages_{name}_total") for name in _COUNTED},
             "requests": self._counter("mediator_requests_total"),
             "refused": {
@@ -120,6 +126,8 @@ def _amounts_shown(values: dict[str, Any]) -> Iterator[Row]:
     yield "connections", str(values["connections"])
     waiting = values["waiting"]
     yield "waiting", f"{waiting['messages']} messages, {waiting['longest_queue']} in the longest queue"
+    for half, entries in values.get("ledger", {}).items():
+        yield f"ledger {half}", _balance(entries)
     for name, counter in values["messages"].items():
         yield name, _counted(counter)
     yield "requests", _counted(values["requests"])
@@ -145,6 +153,27 @@ def _identity(figures: Figures) -> dict[str, Any]:
     if asked := figures.sum("mediator_workers"):
         found["workers"] = {"asked": int(asked), "answered": int(figures.sum("mediator_workers_answered"))}
     return found
+
+
+def _ledger(figures: Figures) -> dict[str, Any]:
+    """The store's own books by half; nothing before they were read."""
+    halves: dict[str, dict[str, int | None]] = {}
+    for sample in (*figures.of(_LEDGER), *figures.of(_DIFFERENCE)):
+        entries = halves.setdefault(sample.labels.get("half", ""), {"waiting": None, "difference": None})
+        entries[sample.labels.get("entry", "difference")] = int(sample.value)
+    return {"ledger": dict(sorted(halves.items(), reverse=True))} if halves else {}
+
+
+def _balance(entries: dict[str, int | None]) -> str:
+    """As an equation."""
+    became = " + ".join(f"{_or_unknown(entries.get(name))} {name}" for name in _BECAME)
+    return (
+        f"{_or_unknown(entries.get('accepted'))} accepted = {became}, difference {_or_unknown(entries['difference'])}"
+    )
+
+
+def _or_unknown(number: int | None) -> str:
+    return "unknown" if number is None else str(number)
 
 
 def _shares(figures: Figures, name: str, label: str) -> dict[str, dict[str, float]]:

@@ -45,7 +45,7 @@ class _Seconds(click.FloatRange):
 @json_option
 def status(url: str, watch: float | None, over: float, as_json: bool) -> int:
     """
-    Ask a running mediator how it is. Exits with 1 if it is not well.
+    Ask a running mediator how it is. Exits with 1 if it is not well, or its store does not account for every message.
 
     Rates are those between two looks; the times of deliveries and answers are since the daemon was started.
     """

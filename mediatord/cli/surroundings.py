@@ -17,6 +17,7 @@ from mediatord.cluster.secret import read_secret
 from mediatord.config import Config
 from mediatord.config.tree import Key
 from mediatord.keyfile import load_keys
+from mediatord.keylock import passphrase_from
 from mediatord.private_file import PrivateFileError
 from mediatord.service import StartupError, refuse_unavailable
 from mediatord.store.database import APPLICATION_ID, schema_steps
@@ -61,7 +62,7 @@ def _secret(key: Where, path: Path, read: Callable[[Path], object]) -> Iterator[
 
 def _keys(config: Config) -> Iterator[Finding]:
     try:
-        load_keys(config.identity.keys)
+        load_keys(config.identity.keys, passphrase_from(config.identity.passphrase_file))
     except PrivateFileError as error:
         yield ("identity", "keys"), str(error)
         return

@@ -34,7 +34,7 @@ LEASE = 10.0
 RENEWAL = 3.0
 RETRY = 1.0
 
-SECRET_DIFFERS = "cluster.secret_file: the nodes that are running have another secret"
+SECRET_DIFFERS = "cluster.secret_file: the nodes that are running have another secret"  # nosec B105 # a text about it
 IDENTITY_DIFFERS = (
     "identity.keys: the nodes that are running have other DIDs; copy keys.jwks of one of them to this host, "
     "and give all the same public_url"

@@ -40,6 +40,7 @@ _EXPECTED = {
     "greater_than_equal": "expected at least {ge}",
     "greater_than": "expected more than {gt}",
     "less_than": "expected less than {lt}",
+    "less_than_equal": "expected at most {le}",
     "literal_error": "expected one of {expected}",
     "too_short": "expected at least {min_length}",
     "value_error": "{error}",

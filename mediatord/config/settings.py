@@ -19,6 +19,7 @@ from mediatord.config.values import (
     DID,
     DIDURL,
     Count,
+    DIDs,
     Duration,
     HostPort,
     MongoURI,
@@ -27,10 +28,12 @@ from mediatord.config.values import (
     NodeName,
     PublicURL,
     ServerEndpoint,
+    Share,
     Switch,
     URLOrDID,
     client_endpoint,
 )
+from mediatord.credentials import placed
 
 
 def _explain(text: str) -> Any:
@@ -57,6 +60,9 @@ class Identity(Section):
     """Who the mediator is."""
 
     keys: Annotated[Path, _explain("private keys (JWK set, mode 0600), relative to this file")] = Path("keys.jwks")
+    passphrase_file: Annotated[
+        Path | None, _explain("opens keys that `mediatord keys encrypt` has encrypted; mode 0600, or credential:NAME")
+    ] = None
     former_dids: Annotated[
         tuple[DID, ...], _explain("earlier DIDs of this mediator, still accepted; each with a key of ours")
     ] = ()
@@ -91,6 +97,13 @@ class Queue(Section):
 
     max_messages: Annotated[Count, _explain("per recipient DID; the oldest goes first")] = 1000
     max_bytes: Annotated[Count, _explain("per recipient DID; the oldest goes first")] = 67_108_864
+    when_full: Annotated[
+        Literal["oldest", "refuse"],
+        _explain("what makes room: oldest (of whoever has most) | refuse (senders get 429)"),
+    ] = "oldest"
+    sender_share: Annotated[
+        Share, _explain("part of a full queue that one sender or one network may have; 1: no such rule")
+    ] = 0.5
     ttl: Annotated[Duration, Field(gt=0), _explain("a message not fetched by then is dropped")] = 259_200.0
     delivered_timeout: Annotated[
         Duration, Field(gt=0), _explain("a push not acknowledged by then is pending again")
@@ -105,6 +118,11 @@ class Limits(Section):
     account_per_minute: Annotated[Count, _explain("coordination and pickup requests of one account")] = 600
     max_message_bytes: Annotated[Count, _explain("larger bodies and frames are refused")] = 1_048_576
     max_connections_per_ip: Annotated[Count, _explain("open sockets of one address")] = 64
+    trusted_peers: Annotated[
+        tuple[Network, ...], _explain("networks of other mediators; each counts as one address, with these limits:")
+    ] = ()
+    trusted_per_minute: Annotated[Count, _explain("forwards and other requests of one of them")] = 6000
+    trusted_connections: Annotated[Count, _explain("open sockets of one of them")] = 1024
     max_outbox_bytes: Annotated[Count, _explain("pushes that wait for one socket which is not read")] = 1_048_576
     max_unread_bytes: Annotated[
         Count, _explain("answers over HTTP that are not read, in all; an eighth of that for one address")
@@ -126,7 +144,16 @@ class Didcomm(Section):
     registration: Annotated[
         Literal["open", "allow-list"], _explain("who is granted mediation: open (anyone) | allow-list")
     ] = "open"
-    allow: Annotated[tuple[DID, ...], _explain("the DIDs that registration: allow-list grants")] = ()
+    allow: Annotated[
+        tuple[DIDs, ...], _explain("the DIDs that registration: allow-list grants; did:web:a.example:* for all below")
+    ] = ()
+    deny: Annotated[
+        tuple[DIDs, ...],
+        _explain("DIDs that get no grant, and are refused what they authenticate; goes before allow"),
+    ] = ()
+    require_ownership: Annotated[
+        Switch, _explain("register recipient DIDs other than the account's own only with a proof made by them")
+    ] = False
     require_registered_sender: Annotated[
         Switch, _explain("take forwards only from authenticated senders with mediation here")
     ] = False
@@ -161,7 +188,10 @@ class Decentrl(Section):
         Literal["open", "own", "allow-list"],
         _explain("who may register: open | own (DIDs that name this mediator) | allow-list"),
     ] = "open"
-    allow: Annotated[tuple[DID, ...], _explain("the DIDs of registration: allow-list")] = ()
+    allow: Annotated[tuple[DIDs, ...], _explain("the DIDs of registration: allow-list")] = ()
+    deny: Annotated[
+        tuple[DIDs, ...], _explain("DIDs that may not register, and are refused every command; goes before allow")
+    ] = ()
     raw_keys: Annotated[Switch, _explain("write the keys of the did:web document without multicodec prefix")] = False
     max_contract_requests: Annotated[Count, _explain("requests for a contract that may wait for one DID")] = 1000
     max_contract_requests_per_sender: Annotated[Count, _explain("those of one and the same sender")] = 10
@@ -331,17 +361,22 @@ class Config(Section):
     def resolved(self, base: Path) -> Config:
         """The same with every relative path taken to be relative to `base`."""
         sqlite, secret, admin, log = self.storage.sqlite, self.cluster.secret_file, self.admin, self.log
+        passphrase = self.identity.passphrase_file
         return _with(
             self,
-            identity=_with(self.identity, keys=base / self.identity.keys),
+            identity=_with(
+                self.identity,
+                keys=placed(base, self.identity.keys),
+                passphrase_file=passphrase and placed(base, passphrase),
+            ),
             storage=_with(self.storage, sqlite=_with(sqlite, path=base / sqlite.path)),
             log=_with(log, directory=base / log.directory, key_file=log.key_file and base / log.key_file),
             admin=_with(
                 admin,
-                token_file=admin.token_file and base / admin.token_file,
+                token_file=admin.token_file and placed(base, admin.token_file),
                 reports=admin.reports and base / admin.reports,
             ),
-            cluster=_with(self.cluster, secret_file=secret and base / secret),
+            cluster=_with(self.cluster, secret_file=secret and placed(base, secret)),
         )
 
 

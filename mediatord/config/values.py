@@ -124,6 +124,12 @@ def _did(text: str) -> str:
     return text
 
 
+def _dids(text: str) -> str:
+    if not is_did(text.removesuffix(":*")):
+        raise ValueError("expected a DID such as did:web:example.com, or did:web:example.com:* for all below it")
+    return text
+
+
 def _did_url(text: str) -> str:
     if not is_did(did_of(text)):
         raise ValueError("expected a did:key or a DID URL that names a key")
@@ -189,6 +195,8 @@ def _mongodb_uri(text: str) -> str:
     return text
 
 
+# Part of a whole, more than nothing.
+Share = Annotated[float, Strict(), Field(gt=0, le=1), Kind("number, 1 at most")]
 Duration = Annotated[float, BeforeValidator(_duration), DurationMark(), Kind("duration")]
 Count = Annotated[int, Strict(), Field(ge=1)]
 Natural = Annotated[int, Strict(), Field(ge=0)]
@@ -197,6 +205,7 @@ Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network), Kind("
 ServerEndpoint = Annotated[str, AfterValidator(_server_endpoint), Kind("Twisted endpoint string")]
 PublicURL = Annotated[str, AfterValidator(_public_url), Kind("http:// or https:// URL")]
 DID = Annotated[str, AfterValidator(_did), Kind("DID")]
+DIDs = Annotated[str, AfterValidator(_dids), Kind("DID, or DIDs below one")]
 DIDURL = Annotated[str, AfterValidator(_did_url), Kind("did:key or DID URL of a key")]
 URLOrDID = Annotated[str, AfterValidator(_url_or_did), Kind("URL or DID")]
 HostPort = Annotated[str, AfterValidator(_host_port), Kind("host:port")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from hashlib import blake2b
 
 from twisted.internet.interfaces import IReactorTime
@@ -11,6 +12,7 @@ from mediatord.decentrl.exchange import Order
 from mediatord.errors import (
     InvalidSignature,
     MediatorError,
+    ReplayMemoryFull,
     SenderNotFound,
     SenderSigningKeyNotFound,
     TimestampOutOfRange,
@@ -24,6 +26,8 @@ from mediatord.stopwatch import timed
 _verify = timed(verify_bytes)
 # Seconds by which a nonce outlives the last moment at which its command is within the window.
 _MARGIN = 1.0
+# Of the room for nonces, how much may be taken for one of a command that anybody can have made up.
+_FORGED = 0.5
 
 
 class Authentication:
@@ -65,7 +69,9 @@ class Authentication:
                 command.sender_did, command.sender_signing_key_id, command.signed, command.signature
             )
         except MediatorError:
-            await self._store.admit(Guard(nonce, until))
+            # Where there is no room for it, it may come again: it is forged then, too.
+            with contextlib.suppress(ReplayMemoryFull):
+                await self._store.admit(Guard(nonce, until, share=_FORGED))
             raise
         return Order(command, request, key, nonce, until)
 

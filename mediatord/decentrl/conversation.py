@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mediatord.admission import Admission
+from mediatord.admission import AccessList, Admission
 from mediatord.decentrl.authentication import Authentication, nonce_key
 from mediatord.errors import (
     AuthTimeout,
@@ -48,6 +48,7 @@ class Switchboard:
     admission: Admission
     authentication: Authentication
     journal: Journal
+    access: AccessList
 
 
 class Conversation:
@@ -122,7 +123,7 @@ class Conversation:
             if not claimed:
                 board.journal.replayed("decentrl", message.did, DuplicateNonce())
                 raise DuplicateNonce
-            if await board.store.decentrl.registered_until(message.did) is None:
+            if board.access.denies(message.did) or await board.store.decentrl.registered_until(message.did) is None:
                 raise UnauthorizedCommand
         except (StoreUnavailable, RateLimited):
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.logger import Logger
 
-from mediatord.admission import Admission, weight
+from mediatord.admission import AccessList, Admission, weight
 from mediatord.decentrl.archive import Archive
 from mediatord.decentrl.authentication import Authentication
 from mediatord.decentrl.channels import Channels
@@ -17,7 +17,14 @@ from mediatord.decentrl.delivery import Delivery
 from mediatord.decentrl.desk import Desk
 from mediatord.decentrl.exchange import Order, Reply, refusal
 from mediatord.decentrl.registration import Registration
-from mediatord.errors import DuplicateNonce, InternalFault, MediatorError, RateLimited, StoreUnavailable
+from mediatord.errors import (
+    DuplicateNonce,
+    InternalFault,
+    MediatorError,
+    RateLimited,
+    StoreUnavailable,
+    UnauthorizedCommand,
+)
 from mediatord.faults import without_text
 from mediatord.journal import Told
 from mediatord.protocol import jsontext
@@ -34,13 +41,14 @@ _OUTGOING = frozenset({"TWO_WAY_PRIVATE", "REQUEST_COMMUNICATION_CONTRACT", "COM
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """The use cases that commands are dispatched to."""
+    """The use cases that commands are dispatched to, and the list of those who are not served."""
 
     registration: Registration
     contracts: Contracts
     delivery: Delivery
     archive: Archive
     channels: Channels
+    access: AccessList
 
 
 class Mediator:
@@ -50,6 +58,7 @@ class Mediator:
         self._desk = desk
         self._admission = admission
         self._authentication = authentication
+        self._access = uses.access
         self._channels = uses.channels
         self._registration = uses.registration
         self._contracts = uses.contracts
@@ -117,7 +126,10 @@ class Mediator:
 
     async def _prove(self, command: Command, told: Told, peer: str) -> Order:
         try:
-            return await self._authentication.prove(command, told.request)
+            order = await self._authentication.prove(command, told.request)
+            if self._access.denies(order.sender):
+                await self._deny(order)
+            return order
         except (StoreUnavailable, RateLimited):
             raise
         except MediatorError as error:
@@ -127,6 +139,12 @@ class Mediator:
             self._admission.in_vain(peer, told.size)
             raise
 
+    async def _deny(self, order: Order) -> None:
+        """:raise UnauthorizedCommand: always, or what is to be said before."""
+        if order.command.name == "REQUEST_COMMUNICATION_CONTRACT":
+            self._desk.journal.denied(order.sender, "policy", "decentrl")
+        await self._desk.refuse(order.guard(), UnauthorizedCommand())
+
     async def _carry_out(self, order: Order, peer: str, size: int) -> dict[str, Any]:
         """Charge, then do it. Who repeats the command of somebody else pays for that, not who wrote it."""
         outgoing = order.command.name in _OUTGOING
@@ -135,7 +153,7 @@ class Mediator:
         try:
             return await self._uses[order.command.name](order, order.command.payload)
         except DuplicateNonce as error:
-            self._admission.give_back(order.sender, outgoing=outgoing, cost=cost)
+            self._admission.give_back(order.sender, peer, outgoing=outgoing, cost=cost)
             self._desk.journal.replayed("decentrl", order.sender, error)
             if not outgoing:
                 self._admission.in_vain(peer, size)

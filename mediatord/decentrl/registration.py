@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mediatord.admission import AccessList
 from mediatord.decentrl.desk import Desk
 from mediatord.decentrl.exchange import Order
 from mediatord.errors import InvalidCommand, InvalidContractSignatures, MediatorError, UnauthorizedCommand
@@ -35,15 +36,15 @@ class RegistrationSettings:
     :param seed: of its Ed25519 key, as it is now.
     :param prekeys: its X25519 private keys as they are now, the current one first.
     :param lifetime: seconds that a registration counts at most, whatever the contract says.
-    :param own_only: refuse DIDs that name another mediator.
-    :param allowed: the DIDs that may register; None for everybody.
+    :param own_only: whether to refuse DIDs that name another mediator, as it is now.
+    :param access: whose list says who may register.
     """
 
     seed: Callable[[], bytes] = field(repr=False)
     prekeys: Callable[[], Sequence[bytes]] = field(repr=False)
     lifetime: float = 31_536_000.0
-    own_only: bool = False
-    allowed: frozenset[str] | None = None
+    own_only: Callable[[], bool] = lambda: False
+    access: AccessList = field(default_factory=AccessList)
 
 
 class Registration:
@@ -120,10 +121,9 @@ class Registration:
         raise InvalidCommand
 
     def _serves(self, did: str) -> bool:
-        settings = self._settings
-        if settings.allowed is not None and did not in settings.allowed:
+        if not self._settings.access.allows(did):
             return False
-        return not settings.own_only or self._desk.directory.owns(parse_did(did).mediator_did)
+        return not self._settings.own_only() or self._desk.directory.owns(parse_did(did).mediator_did)
 
 
 @timed

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
 from typing import cast
 
+from mediatord.admission import AccessList
 from mediatord.didcomm.exchange import Answer, Correspondent, Origin, Received
+from mediatord.didcomm.ownership import Ownership
 from mediatord.errors import NotEnrolled, StoreUnavailable
 from mediatord.interfaces import Account, Action, IStore
 from mediatord.journal import Journal
@@ -21,6 +24,9 @@ from mediatord.protocol.didcomm.mediation import (
     read_updates,
     updated_body,
 )
+from mediatord.protocol.didcomm.ownership import registered_as
+
+_NO_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +34,16 @@ class Registration:
     """
     Who may have mediation, and how much.
 
-    :param allowed: DIDs that get a grant; None for everybody.
+    :param access: whose list says who gets a grant.
     :param max_recipients: recipient DIDs of one account.
     :param is_own: whether a DID is one of the daemon's own, which get a grant whoever else does.
+    :param with_proof: whether a DID that is not the account's own is added only if it proves that it wants that.
     """
 
-    allowed: frozenset[str] | None = None
+    access: AccessList = field(default_factory=AccessList)
     max_recipients: int = 1000
     is_own: Callable[[str], bool] = lambda did: False
+    with_proof: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +62,13 @@ class OwnNames:
 class Coordination:
     """Answers coordination requests: one method for each."""
 
-    def __init__(self, store: IStore, names: OwnNames, registration: Registration, journal: Journal) -> None:
+    def __init__(
+        self, store: IStore, names: OwnNames, registration: Registration, ownership: Ownership, journal: Journal
+    ) -> None:
         self._store = store
         self._names = names
         self._registration = registration
+        self._ownership = ownership
         self._journal = journal
 
     async def mediate_request(self, received: Received, correspondent: Correspondent) -> Answer:
@@ -81,23 +92,52 @@ class Coordination:
         """One result an entry, in order; what does not concern the store is refused here."""
         wording = WORDING[received.message.type.major]
         updates = read_updates(received.message.object())
-        wanted = [(self._registrable(one.recipient_did), one.action) for one in updates if self._is_sane(one)]
+        proven = await self._ownership.proven(received, account, origin)
         try:
-            outcome = iter(
-                await self._store.update(
-                    account.did,
-                    [(did, cast(Action, action)) for did, action in wanted],
-                    max_recipients=self._registration.max_recipients,
-                )
-                if wanted
-                else []
-            )
-            results = [next(outcome) if self._is_sane(one) else "client_error" for one in updates]
+            allowed = [self._is_sane(one) and await self._may_add(one, account, proven) for one in updates]
         except StoreUnavailable:
-            results = ["server_error" if self._is_sane(one) else "client_error" for one in updates]
+            await self._ownership.forget(proven)
+            raise
+        wanted = [(registered_as(one.recipient_did), cast(Action, one.action)) for one in compress(updates, allowed)]
+        try:
+            outcome = iter(await self._apply(account, wanted, proven))
+            results = [next(outcome) if fine else "client_error" for fine in allowed]
+        except StoreUnavailable:
+            results = ["server_error" if fine else "client_error" for fine in allowed]
         done = [one.action for one, result in zip(updates, results, strict=True) if result == "success"]
         self._journal.registered(account.did, done.count("add"), done.count("remove"))
         return Answer(wording.type(wording.update_response), updated_body(updates, results))
+
+    async def _apply(
+        self, account: Account, wanted: Sequence[tuple[str, Action]], proven: Container[str]
+    ) -> Sequence[str]:
+        if not wanted:
+            return []
+        taken = await self._take_over([did for did, action in wanted if action == "add" and did in proven], account)
+        results = await self._store.update(account.did, wanted, max_recipients=self._registration.max_recipients)
+        failed = {did for (did, _), result in zip(wanted, results, strict=True) if result == "client_error"}
+        for did in taken.keys() & failed:
+            # There was no room for it: it stays where it was, rather than nowhere.
+            await self._store.update(taken[did], [(did, "add")], max_recipients=_NO_LIMIT)
+            self._journal.registered(taken[did], 1, 0)
+        return results
+
+    async def _may_add(self, update: Update, account: Account, proven: Container[str]) -> bool:
+        name = registered_as(update.recipient_did)
+        if update.action != "add" or not self._registration.with_proof or name in proven:
+            return True
+        return canonical(did_of(name)) == account.did or await self._store.owner(name) == account.did
+
+    async def _take_over(self, dids: Iterable[str], account: Account) -> dict[str, str]:
+        """What belongs to its holder is taken off whoever else has registered it; what, and off whom."""
+        taken = {}
+        for did in dids:
+            owner = await self._store.owner(did)
+            if owner is not None and owner != account.did:
+                await self._store.update(owner, [(did, "remove")], max_recipients=0)
+                self._journal.registered(owner, 0, 1)
+                taken[did] = owner
+        return taken
 
     async def query(self, received: Received, account: Account, origin: Origin) -> Answer:
         """The account's recipient DIDs in order of registration."""
@@ -107,8 +147,7 @@ class Coordination:
         return Answer(wording.type(wording.query_answer), page_body(wording, dids, page, total))
 
     def _may_have_it(self, did: str) -> bool:
-        allowed = self._registration.allowed
-        return allowed is None or did in allowed or self._registration.is_own(did)
+        return self._registration.is_own(did) or self._registration.access.allows(did)
 
     def _is_sane(self, update: Update) -> bool:
         if update.action not in ("add", "remove"):
@@ -116,9 +155,7 @@ class Coordination:
         did, hash_, fragment = update.recipient_did.partition("#")
         if not is_did(did) or (hash_ and not 0 < len(fragment) <= 256):
             return False
-        return not (update.action == "add" and self._names.owns(did))
+        return update.action == "remove" or not (self._names.owns(did) or self._is_denied(did))
 
-    def _registrable(self, recipient_did: str) -> str:
-        """Under which name a recipient DID is kept: as it came, but a did:peer:4 short (reference 4.3)."""
-        did, hash_, fragment = recipient_did.partition("#")
-        return canonical(did) + hash_ + fragment
+    def _is_denied(self, did: str) -> bool:
+        return self._registration.access.denies(canonical(did))

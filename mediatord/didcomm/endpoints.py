@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from mediatord.admission import AccessList
 from mediatord.deadline import on_its_own
 from mediatord.didcomm.wrapping import Unwrappable, Wrapping
 from mediatord.errors import MediatorError
@@ -53,11 +54,13 @@ class FailoverSettings:
     :param source: where endpoints come from: nowhere, from `endpoints`, or from that and the account's document.
     :param endpoints: account DID to an http(s) URL, or to the DID of another mediator.
     :param own_uris: our own service URIs: never POSTed to.
+    :param access: whose list says of whom nothing is delivered.
     """
 
     source: Literal["none", "configured", "account-did"] = "none"
     endpoints: Mapping[str, str] = field(default_factory=dict)
     own_uris: frozenset[str] = frozenset()
+    access: AccessList = field(default_factory=AccessList)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ class Targets:
 
     async def of_account(self, account: str) -> list[Target]:
         """Where the mail of an account may be POSTed to, best first; empty when nowhere."""
+        if self._settings.access.denies(account):
+            return []
         endpoints: Sequence[Endpoint] = ()
         configured = self._settings.endpoints.get(account)
         if configured is not None:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mediatord.admission import Admission
+from mediatord.admission import AccessList, Admission
 from mediatord.didcomm.coordination import Coordination
 from mediatord.didcomm.exchange import ACCEPTED, Answer, Correspondent, Origin, Received, Reply
 from mediatord.didcomm.live import Live
 from mediatord.didcomm.packing import Packing
 from mediatord.didcomm.pickup import Pickup
+from mediatord.didcomm.remembering import memory_of, remember
 from mediatord.didcomm.replying import Replying
 from mediatord.didcomm.routing import FORWARD_KEY, FORWARD_NAME, Routing
 from mediatord.didcomm.smalltalk import SmallTalk
@@ -41,8 +42,6 @@ from mediatord.protocol.didcomm.message import Draft, MessageType
 
 _log = Logger()
 
-REPLAY_MEMORY = 3600.0
-
 Use = Callable[[Received, Account | None, Origin], Awaitable[Draft | None]]
 
 
@@ -69,6 +68,7 @@ class Desk:
     live: Live
     journal: Journal
     owns: Callable[[str], bool]
+    access: AccessList
 
 
 class Mediator:
@@ -159,11 +159,7 @@ class Mediator:
             return ACCEPTED
         account = await self._account(received)
         self._desk.admission.has_allowance(account.did if account else None, origin.peer)
-        if not await self._desk.store.claim(received.digest, self._desk.clock.seconds() + REPLAY_MEMORY):
-            # Whoever sends it again pays for that, which need not be who wrote it.
-            self._desk.admission.in_vain(origin.peer)
-            self._desk.journal.replayed("didcomm", received.sender, Replayed())
-            raise Replayed
+        await self._refuse_replayed(received, account, origin)
         try:
             await self._charge(account, origin)
             answer = await self._answer(received, account, origin)
@@ -176,9 +172,30 @@ class Mediator:
             return ACCEPTED
         return await self._desk.replying.send(answer, received.message, received.correspondent, origin)
 
+    async def _refuse_replayed(self, received: Received, account: Account | None, origin: Origin) -> None:
+        """
+        Remember it.
+
+        :raise Replayed: it came before.
+        :raise MessageExpired: it is too old for that to be known.
+        """
+        now, message = self._desk.clock.seconds(), received.message
+        try:
+            if not await remember(self._desk.store, received.digest, memory_of(received, account, now)):
+                raise Replayed
+        except (Replayed, MessageExpired) as error:
+            # Whoever sends it again pays for that, which need not be who wrote it.
+            self._desk.admission.in_vain(origin.peer)
+            age_ms = None if message.created_time is None else (now - message.created_time) * 1000
+            self._desk.journal.replayed("didcomm", received.sender, error, age_ms=age_ms)
+            raise
+
     async def _account(self, received: Received) -> Account | None:
+        """The sender's account; one that is denied is answered as if it had none."""
         correspondent = received.correspondent
-        return None if correspondent is None else await self._desk.store.account(correspondent.did)
+        if correspondent is None or self._desk.access.denies(correspondent.did):
+            return None
+        return await self._desk.store.account(correspondent.did)
 
     async def _charge(self, account: Account | None, origin: Origin) -> None:
         """Whatever a message turns out to be, it was opened: its account pays for that, or its address."""
@@ -208,7 +225,9 @@ class Mediator:
             return False
         correspondent = self._authenticated(received)
         prior = await self._desk.unpacking.rotation(received.message, origin.peer)
-        if prior is None or not await self._desk.store.move(prior, correspondent.did):
+        if prior is None or any(map(self._desk.access.denies, (prior, correspondent.did))):
+            return False
+        if not await self._desk.store.move(prior, correspondent.did):
             return False
         self._desk.journal.moved(correspondent.did)
         await self._desk.live.rotate(prior, correspondent, origin.session)

@@ -9,7 +9,7 @@ from functools import partial
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.admission import Admission
+from mediatord.admission import AccessList, Admission, Origins
 from mediatord.didcomm.exchange import Origin, Received
 from mediatord.didcomm.unpacking import Unpacking
 from mediatord.didcomm.wrapping import Unwrappable, Wrapping
@@ -57,6 +57,7 @@ class RoutingSettings:
     :param registered_senders_only: refuse forwards that no account is proven to have sent.
     :param encrypted_only: refuse payloads that do not look like an envelope.
     :param max_payload: bytes of one payload; a queue that is smaller could not keep it.
+    :param access: whose list says of whom no forward is taken, if it is proven to be theirs.
     """
 
     ttl: float = 259_200.0
@@ -66,6 +67,7 @@ class RoutingSettings:
     registered_senders_only: bool = False
     encrypted_only: bool = True
     max_payload: int = 67_108_864
+    access: AccessList = field(default_factory=AccessList)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class _Plan:
     """What one forward comes down to once everything about it was checked."""
 
     recipient: str
+    origin: int
     payloads: list[Opaque]
     expires_at: float
     due_at: float | None
@@ -80,10 +83,15 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Descent:
-    """How far forwards to ourselves have led, and how many envelopes were opened on the way."""
+    """
+    How far forwards to ourselves have led, and how many envelopes were opened on the way.
+
+    :param sender: the DID that is proven to have sent the outermost, if any.
+    """
 
     depth: int = 0
     opened: int = 0
+    sender: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,7 @@ class Route:
     deliveries: Deliveries
     journal: Journal
     owns: Callable[[str], bool]
+    origins: Origins
     sources: Sources
 
 
@@ -158,7 +167,7 @@ class Routing:
         ours = self._route.owns(did_of(next_))
         recipient = "" if ours else await self._registered(next_)
         if descent.depth == 0:
-            await self._check_sender(received, origin, count)
+            descent.sender = await self._check_sender(received, origin, count)
         # One was paid for when it came in, or was opened.
         await self._route.admission.stranger(origin.peer, count - 1)
         now = self._route.clock.seconds()
@@ -167,16 +176,22 @@ class Routing:
         if ours:
             return await self._unwrap(payloads, origin, descent)
         held = delay(message, self._settings.max_delay, self._route.sources.uniform)
-        return [_Plan(recipient, payloads, expires_at, now + held if held > 0 else None)]
+        party = self._route.origins.of(recipient, origin.peer, descent.sender)
+        return [_Plan(recipient, party, payloads, expires_at, now + held if held > 0 else None)]
 
-    async def _check_sender(self, received: Received, origin: Origin, count: int) -> None:
+    async def _check_sender(self, received: Received, origin: Origin, count: int) -> str | None:
+        """Who is charged for it, and has sent it in the eyes of a queue."""
+        if received.sender is not None and self._settings.access.denies(received.sender):
+            raise NotEnrolled
         # The very same forward again may be somebody else's doing, and is never charged to its sender twice.
-        if self._is_new(received.digest):
+        is_new = self._is_new(received.digest)
+        if is_new:
             await self._route.admission.sender(received.sender, received.message.sender, origin.peer, count)
         if self._settings.registered_senders_only:
             sender = received.sender
             if sender is None or await self._route.store.account(sender) is None:
                 raise NotEnrolled
+        return received.sender if is_new else None
 
     @property
     def remembered(self) -> int:
@@ -230,7 +245,7 @@ class Routing:
             if len(data) > self._settings.max_payload:
                 raise TooLarge
             payloads.append(Payload(self._route.sources.new_message_id(), data, form))
-        return Deposit(plan.recipient, tuple(payloads), plan.expires_at, plan.due_at)
+        return Deposit(plan.recipient, tuple(payloads), plan.expires_at, plan.due_at, plan.origin)
 
     async def _deposit(self, deposits: Sequence[Deposit]) -> Sequence[Deposited]:
         if len(deposits) > 1:
@@ -238,7 +253,11 @@ class Routing:
         (only,) = deposits
         return [
             await self._route.store.deposit(
-                only.recipient_did, only.payloads, expires_at=only.expires_at, due_at=only.due_at
+                only.recipient_did,
+                only.payloads,
+                expires_at=only.expires_at,
+                due_at=only.due_at,
+                origin=only.origin,
             )
         ]
 

@@ -169,7 +169,12 @@ class ShortWay:
     def _begin(self, requests: Sequence[_Request], now: float) -> Deferred[list[Deposited | MediatorError]]:
         route = self._route
         deposits = [
-            Deposit(one.recipient, (self._payload(one.found),), expiry(one.found, now, self._settings.ttl))
+            Deposit(
+                one.recipient,
+                (self._payload(one.found),),
+                expiry(one.found, now, self._settings.ttl),
+                origin=route.origins.of(one.recipient, one.told.peer, None),
+            )
             for one in requests
         ]
         with one_request(route.clock):

@@ -42,6 +42,12 @@ ENVELOPE: dict[str, tuple[Kind, str]] = {
 # One meaning per name, wherever it appears.
 FIELDS: dict[str, tuple[Kind, str]] = {
     "age_ms": ("integer", "milliseconds: how old the message or the timestamp was"),
+    "all_accepted": ("integer", "messages that the store has ever accepted"),
+    "all_acknowledged": ("integer", "of those, acknowledged or taken by an endpoint"),
+    "all_evicted": ("integer", "of those, dropped to make room"),
+    "all_expired": ("integer", "of those, dropped at the end of their time"),
+    "all_removed": ("integer", "of those, removed by the operator"),
+    "all_withdrawn": ("integer", "of those, taken out again as their sender had been refused"),
     "attempt": ("integer", "how often this process has handed the message over: the first time is 1"),
     "bytes": ("integer", "bytes of payload in all queues"),
     "bytes_in": ("integer", "bytes received on the connection"),
@@ -54,6 +60,7 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "delivered": ("integer", "since the start of the process: msg.ack"),
     "depth": ("integer", "messages in all queues"),
     "did": ("string", "tag of an account or sender"),
+    "difference": ("integer", "all_accepted less all that is gone and what waits; anything but 0 is a fault"),
     "dropped": ("integer", "lines that were not written"),
     "dur_ms": ("number", "milliseconds: how long it took"),
     "evicted": ("integer", "since the start of the process: msg.evict"),
@@ -73,6 +80,10 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "n_removed": ("integer", "recipient DIDs removed"),
     "ok": ("boolean", "whether it went out; if not, the message waits in the queue"),
     "oldest_ms": ("integer", "milliseconds: age of the oldest message in all queues"),
+    "own_accepted": ("integer", "messages of the daemon to itself, without lines, since the ledger before"),
+    "own_acknowledged": ("integer", "of the daemon's messages to itself, since the ledger before"),
+    "own_evicted": ("integer", "of the daemon's messages to itself, since the ledger before"),
+    "own_expired": ("integer", "of the daemon's messages to itself, since the ledger before"),
     "path": ("string", "how it was delivered: live, pickup, poll or http"),
     "peer": ("string", "keyed hash of the network of the address: /24 or /48"),
     "proto": ("string", "didcomm or decentrl"),
@@ -93,10 +104,12 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "seq_last": ("integer", "seq of the last line"),
     "size": ("integer", "bytes of the payload or body"),
     "status": ("integer", "HTTP status"),
+    "store": ("string", "what stands for the database, the same at all that share it"),
     "stored": ("integer", "since the start of the process: msg.accept by queue, and msg.push that is not ok"),
     "transport": ("string", "ws or http"),
     "ttl_s": ("integer", "seconds until the message expires"),
     "version": ("string", "of mediatord"),
+    "waiting": ("integer", "messages that are there, counted one by one; absent where there are too many"),
     "who": ("string", "keyed tag of what was limited"),
     "ws_code": ("integer", "close code of the WebSocket"),
 }
@@ -112,6 +125,7 @@ class Event:
 
 
 _STORED = ("msg", "rcpt", "proto", "size", "age_ms", "reason", "pushes")
+_KEPT = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
 _REGISTERED = ("did", "proto", "reason", "n_added", "n_removed")
 
 EVENTS: dict[str, Event] = {
@@ -149,6 +163,17 @@ EVENTS: dict[str, Event] = {
     "acct.update": Event(_REGISTERED, "recipient DIDs were added or removed"),
     "gauge": Event(
         ("depth", "bytes", "rcpts", "oldest_ms", "conns", "rss", "fds", "lag_ms"), "the state, once a minute"
+    ),
+    "ledger": Event(
+        (
+            "proto",
+            "store",
+            *(f"all_{entry}" for entry in _KEPT),
+            "waiting",
+            "difference",
+            *(f"own_{entry}" for entry in _KEPT[:4]),
+        ),
+        "the store's own books of one half: at the start, once a minute, and at the end",
     ),
     "counters": Event(
         (

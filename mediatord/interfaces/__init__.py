@@ -20,11 +20,13 @@ from mediatord.interfaces.cluster import (
 from mediatord.interfaces.messages import (
     Arrival,
     Backlog,
+    Books,
     Cohort,
     Deposit,
     Deposited,
     Form,
     IMessageStore,
+    Ledger,
     LongQueue,
     Payload,
     QueueLimits,
@@ -34,6 +36,7 @@ from mediatord.interfaces.messages import (
     Status,
     StoredMessage,
     Waiting,
+    WhenFull,
     Window,
 )
 from mediatord.interfaces.nonces import KEPT_BEYOND, INonceCache
@@ -47,6 +50,7 @@ __all__ = [
     "Action",
     "Arrival",
     "Backlog",
+    "Books",
     "ClockDiffers",
     "ClusterIdentityDiffers",
     "ClusterRefused",
@@ -61,6 +65,7 @@ __all__ = [
     "INonceCache",
     "IResolver",
     "IStore",
+    "Ledger",
     "LongQueue",
     "Node",
     "NodeNameTaken",
@@ -75,5 +80,6 @@ __all__ = [
     "StoredMessage",
     "UpdateResult",
     "Waiting",
+    "WhenFull",
     "Window",
 ]

@@ -67,6 +67,9 @@ class IAccountStore(Interface):
         is refused for good. Fires with False, changing nothing, when `prior` has no account or `new` has one.
         """
 
+    def is_retired(did: str) -> Deferred[bool]:
+        """Whether an account was moved away from this DID (`move`)."""
+
     def remember_did(short: str, long: str) -> Deferred[None]:
         """Keep the long form of a did:peer:4, so that its short form resolves from now on."""
 

@@ -34,12 +34,14 @@ class Guard:
     :param until: when it may be forgotten.
     :param sender: DID that has to be registered; None when anybody may send this.
     :param recipient: DID that has to be registered as well.
+    :param share: as :meth:`~mediatord.interfaces.INonceCache.claim` has it.
     """
 
     nonce: bytes
     until: float
     sender: str | None = None
     recipient: str | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

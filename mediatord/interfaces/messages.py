@@ -14,6 +14,7 @@ from mediatord.errors import MediatorError
 Form = Literal["json", "base64"]
 Status = Literal["pending", "delivered"]
 Reason = Literal["ttl", "fifo_count", "fifo_bytes"]
+WhenFull = Literal["oldest", "refuse"]
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class Deposit:
     payloads: tuple[Payload, ...]
     expires_at: float
     due_at: float | None = None
+    origin: int = 0
 
 
 @dataclass(slots=True)
@@ -139,10 +141,67 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Per recipient DID: at most `max_messages` and `max_bytes`; the oldest makes room (UC-021 AF-4)."""
+    """
+    Per recipient DID: at most `max_messages` and `max_bytes` (UC-021 AF-4).
+
+    A deposit has an *origin*: 32 bits, of which the upper 16 stand for the network that it came from and the lower 16
+    for its sender, 0 in either half where that is not known (:func:`mediatord.admission.origins`). Either half is one
+    *party* with all that waits in this queue and has the same half.
+
+    * `oldest`: while a deposit makes a queue exceed a limit, one message that was there before makes room: the oldest
+      of its sender, if that party, with what comes now, has more than `share` of `max_messages` or of `max_bytes`;
+      else the oldest of its network, if that has; else the oldest of all. So nobody can push the mail of others out
+      of a queue by filling it, and one sender alone has a FIFO.
+    * `refuse`: a deposit that would exceed a limit is refused as a whole, and so is one after which a party that is
+      known would have more than `share` of one of them.
+
+    :param share: of a queue, for one party; 1 for no such rule.
+    """
 
     max_messages: int = 1000
     max_bytes: int = 67_108_864
+    when_full: WhenFull = "oldest"
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """
+    What became of all messages that a store has ever accepted, of one half. Kept by the very transactions that accept
+    and remove messages, so no crash makes it wrong.
+
+    :param accepted: stored for a recipient, those that were evicted by their own deposit among them.
+    :param acknowledged: by the recipient, or taken by an endpoint.
+    :param expired: at the end of their time.
+    :param evicted: to make room.
+    :param removed: by the operator (`queue purge`).
+    :param withdrawn: accepted by a commit whose answer was lost, so that the sender was refused, and taken out again.
+    :param waiting: rows that are there, counted one by one and not by these numbers; None where there are too many.
+    """
+
+    accepted: int = 0
+    acknowledged: int = 0
+    expired: int = 0
+    evicted: int = 0
+    removed: int = 0
+    withdrawn: int = 0
+    waiting: int | None = 0
+
+    @property
+    def difference(self) -> int | None:
+        """What is accounted for nowhere, or twice; 0 if all is well, None where it is not known what waits."""
+        if self.waiting is None:
+            return None
+        gone = self.acknowledged + self.expired + self.evicted + self.removed + self.withdrawn
+        return self.accepted - gone - self.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The ledgers of both halves, as of one moment. Of Decentrl it is pending events that count as messages."""
+
+    didcomm: Ledger = Ledger()
+    decentrl: Ledger = Ledger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,15 +276,18 @@ class IMessageStore(Interface):
         *,
         expires_at: float,
         due_at: float | None = None,
+        origin: int = 0,
     ) -> Deferred[Deposited]:
         """
-        Append all payloads in order or none, evicting the recipient's oldest messages in the same transaction
-        while it is over its :class:`QueueLimits`. Delayed messages count against them too. A newly deposited
-        message is never evicted by its own deposit unless it alone is over `max_bytes`.
+        Append all payloads in order or none, evicting messages of the recipient in the same transaction while it is
+        over its :class:`QueueLimits`. Delayed messages count against them too. A newly deposited message is never
+        evicted by its own deposit unless it alone is over `max_bytes`, or the deposit is more than a queue may have.
 
         Fires once everything is durable. `received_at` is the store's clock.
 
+        :param origin: as :class:`QueueLimits` has it.
         :raise RecipientUnknown: nobody has registered `recipient_did` (an exact match); nothing was stored.
+        :raise QueueFull: by `when_full` refuse; nothing was stored.
         """
 
     def deposit_each(deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
@@ -301,6 +363,12 @@ class IMessageStore(Interface):
 
     def queue_sizes(top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         """The `top` largest queues as (recipient DID, messages), largest first, and the sum of all others."""
+
+    def ledger() -> Deferred[Books]:
+        """
+        What became of all that was ever accepted. Asked every minute by each process: what waits is counted where no
+        commit waits for that, and of more messages than can be counted in a second or so it is None.
+        """
 
     def waiting() -> Deferred[Waiting]:
         """

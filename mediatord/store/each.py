@@ -25,7 +25,8 @@ def one_by_one(
     :param deposit: as :meth:`~mediatord.interfaces.IMessageStore.deposit`.
     """
     begun = [
-        deposit(one.recipient_did, one.payloads, expires_at=one.expires_at, due_at=one.due_at) for one in deposits
+        deposit(one.recipient_did, one.payloads, expires_at=one.expires_at, due_at=one.due_at, origin=one.origin)
+        for one in deposits
     ]
     done: Deferred[Any] = DeferredList(begun, consumeErrors=True)
     return done.addCallback(lambda results: [_outcome(result) for _, result in results])

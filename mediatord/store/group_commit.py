@@ -21,6 +21,7 @@ from typing import Any
 from mediatord.errors import MediatorError, StoreUnavailable
 from mediatord.store.known_queues import begun, ended
 from mediatord.store.locking import begin, locked_out
+from mediatord.store.sql_ledger import settle
 
 Work = Callable[[sqlite3.Connection], Any]
 
@@ -58,6 +59,7 @@ def commit_together(connection: sqlite3.Connection, works: Sequence[Work], patie
     begun(connection)
     try:
         outcomes = attempt_all(connection, works)
+        settle(connection)
         connection.execute("COMMIT")
         ended(connection, committed=True)
         return outcomes

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
 
 from mediatord.store.sql_rows import gather_in
+from mediatord.store.standings import Standing
 
 # Queues in each of two generations; with DIDs of two thousand characters that is 32 MiB of text at most.
 GENERATION = 4_096
+# Queues of which it is known who has how much: a queue of a thousand messages may have twice as many parties.
+STANDINGS = 64
 
 _COLUMNS = """
     r.did, r.id, r.account_id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0), r.registered IS NOT NULL
@@ -27,9 +31,10 @@ class Queue:
 
     :ivar messages: so many wait, and so many `size` bytes; kept by whoever changes it.
     :ivar registered: whether the account still has the DID.
+    :ivar standing: who has how much of it, if that was asked lately; likewise.
     """
 
-    __slots__ = ("account", "account_id", "did", "messages", "recipient_id", "registered", "size")
+    __slots__ = ("account", "account_id", "did", "messages", "recipient_id", "registered", "size", "standing")
 
     def __init__(
         self,
@@ -48,6 +53,14 @@ class Queue:
         self.messages = messages
         self.size = size
         self.registered = bool(registered)
+        self.standing: Standing | None = None
+
+    def stand(self, messages: int, size: int, origin: int | None) -> None:
+        """So many came from there, or went; None if nobody knows from where."""
+        if origin is None:
+            self.standing = None
+        elif self.standing is not None:
+            self.standing.change(origin, messages, size)
 
 
 class KnownQueues:
@@ -63,10 +76,21 @@ class KnownQueues:
         self._young: dict[str, Queue] = {}
         self._old: dict[str, Queue] = {}
         self._numbers: dict[int, Queue] = {}
+        self._standing: OrderedDict[int, Queue] = OrderedDict()
 
     def clear(self) -> None:
         """Forget them all."""
         self._young, self._old, self._numbers = {}, {}, {}
+        self._standing.clear()
+
+    def keep_standing(self, queue: Queue, standing: Standing) -> None:
+        """Who has how much of it; of few queues that is remembered."""
+        queue.standing = standing
+        self._standing[queue.recipient_id] = queue
+        self._standing.move_to_end(queue.recipient_id)
+        if len(self._standing) > STANDINGS:
+            _, oldest = self._standing.popitem(last=False)
+            oldest.standing = None
 
     def find(self, connection: Connection, dids: Sequence[str]) -> dict[str, Queue]:
         """Those of the DIDs that somebody has registered; what is not known is looked up in one statement."""
@@ -115,20 +139,22 @@ class StoreConnection(Connection):
     A connection that remembers queues from one transaction to the next.
 
     :ivar known: good within a transaction of :func:`~mediatord.store.group_commit.commit_together` only.
+    :ivar entries: in such a transaction, what it has yet to write in the ledger; None outside.
     """
 
     known: KnownQueues | None = None
+    entries: Counter[tuple[str, str]] | None = None
     _version = 0
     _trusted = False
     _checked = False
 
     def begun(self) -> None:
         """A transaction that may write has begun."""
-        self._trusted, self._checked = True, False
+        self._trusted, self._checked, self.entries = True, False, Counter()
 
     def ended(self, *, committed: bool) -> None:
         """It is over."""
-        self._trusted = False
+        self._trusted, self.entries = False, None
         if not committed:
             self.known = None
 

@@ -36,7 +36,7 @@ def patiently(work: Callable[[], T], patience: float) -> T:
         except sqlite3.OperationalError as error:
             if not locked_out(error) or monotonic() >= end:
                 raise
-        sleep(uniform(*_PAUSE_SECONDS))
+        sleep(uniform(*_PAUSE_SECONDS))  # nosec B311 # no secret
 
 
 def begin(connection: sqlite3.Connection, patience: float) -> None:

@@ -16,6 +16,7 @@ from mediatord.interfaces import (
     Action,
     Arrival,
     Backlog,
+    Books,
     ClusterRefused,
     Deposit,
     Deposited,
@@ -135,8 +136,9 @@ class MemoryStore:
         *,
         expires_at: float,
         due_at: float | None = None,
+        origin: int = 0,
     ) -> Deferred[Deposited]:
-        deposited = self.deposit_all([Deposit(recipient_did, tuple(payloads), expires_at, due_at)])
+        deposited = self.deposit_all([Deposit(recipient_did, tuple(payloads), expires_at, due_at, origin)])
         return deposited.addCallback(lambda one: one[0])
 
     def deposit_each(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
@@ -144,12 +146,9 @@ class MemoryStore:
 
     def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
         def deposit(contents: _Contents, now: float) -> list[Deposited]:
-            queues = [contents.queue_for(one.recipient_did) for one in deposits]
-            contents.messages.check_ids([payload for one in deposits for payload in one.payloads])
-            return [
-                contents.messages.deposit(queue, one.payloads, now=now, expires_at=one.expires_at, due_at=one.due_at)
-                for queue, one in zip(queues, deposits, strict=True)
-            ]
+            addressed = [(contents.queue_for(one.recipient_did), one) for one in deposits]
+            contents.messages.check(addressed)
+            return [contents.messages.deposit(queue, one, now) for queue, one in addressed]
 
         return self._answer(deposit)
 
@@ -209,6 +208,11 @@ class MemoryStore:
             lambda contents, now: both(contents.messages.waiting(), contents.decentrl.pending.waiting())
         )
 
+    def ledger(self) -> Deferred[Books]:
+        return self._answer(
+            lambda contents, now: Books(contents.messages.ledger(), contents.decentrl.pending.ledger())
+        )
+
     def backlog(self, bounds: Sequence[float], top: int) -> Deferred[Backlog]:
         return self._answer(lambda contents, now: contents.backlog(bounds, top))
 
@@ -246,14 +250,17 @@ class MemoryStore:
     def move(self, prior: str, new: str) -> Deferred[bool]:
         return self._answer(lambda contents, now: contents.accounts.move(prior, new))
 
+    def is_retired(self, did: str) -> Deferred[bool]:
+        return self._answer(lambda contents, now: contents.accounts.is_retired(did))
+
     def remember_did(self, short: str, long: str) -> Deferred[None]:
         return self._answer(lambda contents, now: contents.documents.update({short: long}))
 
     def recall_did(self, short: str) -> Deferred[str | None]:
         return self._answer(lambda contents, now: contents.documents.get(short))
 
-    def claim(self, key: bytes, until: float) -> Deferred[bool]:
-        return self._answer(lambda contents, now: contents.nonces.claim(key, until, now))
+    def claim(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
+        return self._answer(lambda contents, now: contents.nonces.claim(key, until, now, share))
 
     def release(self, key: bytes) -> Deferred[None]:
         return self._answer(lambda contents, now: contents.nonces.release(key))

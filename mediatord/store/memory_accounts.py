@@ -77,6 +77,10 @@ class Accounts:
         self._retired.add(prior)
         return True
 
+    def is_retired(self, did: str) -> bool:
+        """Whether it was rotated away from."""
+        return did in self._retired
+
     def _add(self, holder: Holder, did: str, max_recipients: int) -> UpdateResult:
         owner = self._owners.get(did)
         if owner is holder:

@@ -63,6 +63,7 @@ class DecentrlContents:
         """
         if self._nonces.holds(guard.nonce, now):
             raise DuplicateNonce()
+        self._nonces.refuse_full(guard.nonce, guard.share)
         try:
             self._check(guard, now)
             done = work()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from mediatord.errors import OverQuota, PublicEventNotFound, TooLarge
-from mediatord.interfaces import Arrival, Cohort, Removed, Waiting, Window
+from mediatord.interfaces import Arrival, Cohort, Ledger, Removed, Waiting, Window
 from mediatord.interfaces.decentrl import (
     LARGEST_SLICE,
     Caps,
@@ -83,6 +84,7 @@ class Pending:
         self._room = _Room(caps.pending, caps.pending_bytes)
         self._ranking = ranking
         self._shelves: Shelves[PendingEvent] = Shelves()
+        self._ledger: Counter[str] = Counter()
 
     def add(self, event: PendingEvent) -> None:
         """:raise OverQuota: too much waits already."""
@@ -92,6 +94,11 @@ class Pending:
         self._shelves.add(did, event, [("sender", event.sender_did)])
         self._room.take(did, 1, size)
         self._ranking.change(did, 1)
+        self._ledger["accepted"] += 1
+
+    def ledger(self) -> Ledger:
+        """What became of all of them."""
+        return Ledger(**self._ledger, waiting=len(list(self._shelves.newest())))
 
     def waiting(self) -> Waiting:
         """All of them."""
@@ -141,6 +148,7 @@ class Pending:
         for one in removed:
             self._room.take(recipient, -1, -one.size)
             self._ranking.change(recipient, -1)
+        self._ledger["acknowledged"] += len(removed)
         return removed
 
 

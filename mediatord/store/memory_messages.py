@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import accumulate, count
 
@@ -10,8 +11,9 @@ from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import (
     Arrival,
     Cohort,
+    Deposit,
     Deposited,
-    Payload,
+    Ledger,
     QueueLimits,
     Reason,
     Removed,
@@ -21,9 +23,12 @@ from mediatord.interfaces import (
 )
 from mediatord.interfaces.decentrl import LARGEST_SLICE
 from mediatord.store.backlog import completed, earliest, grouped
+from mediatord.store.books import ENTRY_OF
 from mediatord.store.deadlines import Deadlines
 from mediatord.store.memory_queues import Entry, Lane, Mailbox, Occupied, Queue
+from mediatord.store.memory_room import Room
 from mediatord.store.ranking import Ranking
+from mediatord.store.shares import counting_parties
 
 # Messages, and events, that are looked at to tell how old what waits is: it is done in the reactor's thread.
 LOOKED_AT = 20_000
@@ -34,6 +39,7 @@ class Messages:
 
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
+        self._room = Room(limits)
         self._places = count(1)
         self._entries: dict[int, Entry] = {}
         self._seqs: dict[str, int] = {}
@@ -43,6 +49,7 @@ class Messages:
         self._delivered: dict[str, dict[int, None]] = {}
         self._occupied = Occupied()
         self._size = 0
+        self._ledger: Counter[str] = Counter()
         self.ranking = Ranking()
 
     def turn(self, now: float) -> None:
@@ -50,25 +57,37 @@ class Messages:
         while (seq := self._turning.take(now)) is not None:
             self._turn(self._entries[seq], now)
 
-    def check_ids(self, payloads: Sequence[Payload]) -> None:
-        """:raise StoreUnavailable: an id of one that will be kept was used before, or is used twice."""
-        fitting = [payload for payload in payloads if len(payload.data) <= self._limits.max_bytes]
+    def check(self, deposits: Sequence[tuple[Queue, Deposit]]) -> None:
+        """
+        :raise QueueFull: one of these deposits is to be refused.
+        :raise StoreUnavailable: an id of one that will be kept was used before, or is used twice.
+        """
+        self._room.check(deposits)
+        fitting = [payload for _, one in deposits for payload in one.payloads if self._room.fits(payload)]
         ids = {payload.id for payload in fitting}
         if len(ids) < len(fitting) or ids & self._seqs.keys():
             raise StoreUnavailable()
 
-    def deposit(
-        self, queue: Queue, payloads: Sequence[Payload], *, now: float, expires_at: float, due_at: float | None
-    ) -> Deposited:
+    def deposit(self, queue: Queue, one: Deposit, now: float) -> Deposited:
         """Append to a queue and make room in it; too large ones are out again at once."""
-        incoming = [Entry(0, queue, payload, now, expires_at, due_at) for payload in payloads]
-        oversize = [entry.removed("fifo_bytes") for entry in incoming if entry.size > self._limits.max_bytes]
-        newcomers = [entry for entry in incoming if entry.size <= self._limits.max_bytes]
-        victims = list(self._victims(queue.lane, len(newcomers), sum(entry.size for entry in newcomers)))
+        parties = counting_parties(self._limits, one.origin)
+        incoming = [
+            Entry(0, queue, payload, now, one.expires_at, one.due_at, parties=parties) for payload in one.payloads
+        ]
+        newcomers = [entry for entry in incoming if self._room.fits(entry.payload)]
+        oversize = [entry.removed("fifo_bytes") for entry in incoming if not self._room.fits(entry.payload)]
+        size = sum(entry.size for entry in newcomers)
+        victims = self._room.victims(queue, one.origin, len(newcomers), size)
+        evicted = [self._remove(entry, reason) for entry, reason in victims]
         for entry in newcomers:
             self._add(entry)
-        evicted = [self._remove(entry, reason) for entry, reason in victims]
+        self._ledger["accepted"] += len(incoming)
+        self._ledger["evicted"] += len(oversize)
         return Deposited(tuple(entry.message() for entry in incoming), (*evicted, *oversize))
+
+    def ledger(self) -> Ledger:
+        """What became of all of them."""
+        return Ledger(**self._ledger, waiting=len(self._entries))
 
     def waiting(self) -> Waiting:
         """All of them."""
@@ -186,28 +205,14 @@ class Messages:
         seqs = (self._seqs.get(id) for id in dict.fromkeys(ids))
         return [self._entries[seq] for seq in seqs if seq is not None]
 
-    def _victims(self, lane: Lane, messages: int, size: int) -> Iterator[tuple[Entry, Reason]]:
-        """The oldest, until so many messages of so many bytes fit beside the rest."""
-        messages += len(lane.entries)
-        size += lane.size
-        for entry in lane.entries.values():
-            if messages > self._limits.max_messages:
-                yield entry, "fifo_count"
-            elif size > self._limits.max_bytes:
-                yield entry, "fifo_bytes"
-            else:
-                return
-            messages -= 1
-            size -= entry.size
-
     def _add(self, entry: Entry) -> None:
         entry.seq = seq = next(self._places)
         self._entries[seq] = entry
         self._seqs[entry.payload.id] = seq
         self._size += entry.size
         self._occupied.add(entry.queue)
-        for lane in entry.lanes():
-            lane.add(entry)
+        entry.queue.add(entry)
+        entry.queue.mailbox.queues[entry.queue.did] = entry.queue  # it may have had to be emptied for this
         digest = sha256(entry.payload.data).hexdigest()
         entry.queue.mailbox.digests.setdefault(digest, {})[seq] = None
         self.ranking.change(entry.queue.did, 1)
@@ -232,14 +237,12 @@ class Messages:
 
     def _remove(self, entry: Entry, reason: Reason | None) -> Removed:
         gone = entry.removed(reason)
+        self._ledger[ENTRY_OF[reason]] += 1
         self._set_node(entry, None)
         seq = entry.seq
         del self._entries[seq]
         del self._seqs[entry.payload.id]
-        for lane in entry.lanes():
-            lane.remove(entry)
-            if entry.shown:
-                lane.show(entry, -1)
+        entry.queue.remove(entry)
         mailbox = entry.queue.mailbox
         digest = sha256(entry.payload.data).hexdigest()
         del mailbox.digests[digest][seq]

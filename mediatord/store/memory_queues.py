@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mediatord.interfaces import Payload, QueueStatus, Reason, Removed, StoredMessage
@@ -16,6 +17,7 @@ class Entry:
     :param node: boot of the node that delivered it; None while it is pending.
     :param shown: whether it is counted as visible: neither expired nor waiting to become due.
     :param arrived_at: when it came, or was handed out if it was delayed; None before.
+    :param parties: that it counts for, see :mod:`mediatord.store.shares`.
     """
 
     seq: int
@@ -28,6 +30,7 @@ class Entry:
     pushes: int = 0
     shown: bool = False
     arrived_at: float | None = None
+    parties: Sequence[int] = ()
 
     @property
     def size(self) -> int:
@@ -110,11 +113,34 @@ class Mailbox:
 
 @dataclass(eq=False, slots=True)
 class Queue:
-    """What waits for one recipient DID of one account."""
+    """
+    What waits for one recipient DID of one account.
+
+    :param parties: what there is of each, which is something.
+    """
 
     mailbox: Mailbox
     did: str
     lane: Lane = field(default_factory=Lane)
+    parties: dict[int, Lane] = field(default_factory=dict)
+
+    def add(self, entry: Entry) -> None:
+        """It waits."""
+        for lane in entry.lanes():
+            lane.add(entry)
+        for party in entry.parties:
+            self.parties.setdefault(party, Lane()).add(entry)
+
+    def remove(self, entry: Entry) -> None:
+        """It waits no longer."""
+        for lane in entry.lanes():
+            lane.remove(entry)
+            if entry.shown:
+                lane.show(entry, -1)
+        for party in entry.parties:
+            self.parties[party].remove(entry)
+            if not self.parties[party].entries:
+                del self.parties[party]
 
 
 class Occupied:

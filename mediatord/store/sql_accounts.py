@@ -23,7 +23,7 @@ def account_id(connection: Connection, did: str) -> int | None:
 
 def grant(connection: Connection, did: str, now: float) -> Account:
     """:raise NotEnrolled: the DID was rotated away from."""
-    if _retired(connection, did):
+    if is_retired(connection, did):
         raise NotEnrolled()
     connection.execute("INSERT INTO account (did, created_at) VALUES (?, ?) ON CONFLICT DO NOTHING", (did, now))
     granted = account(connection, did)
@@ -77,7 +77,11 @@ def recipients(connection: Connection, did: str, offset: int, limit: int) -> tup
 
 
 def move(connection: Connection, prior: str, new: str) -> bool:
-    if account_id(connection, prior) is None or account_id(connection, new) is not None or _retired(connection, new):
+    if (
+        account_id(connection, prior) is None
+        or account_id(connection, new) is not None
+        or is_retired(connection, new)
+    ):
         return False
     forget_queues(connection)
     connection.execute("UPDATE account SET did = ? WHERE did = ?", (new, prior))
@@ -96,7 +100,7 @@ def recall_did(connection: Connection, short: str) -> str | None:
     return None if row is None else row[0]
 
 
-def _retired(connection: Connection, did: str) -> bool:
+def is_retired(connection: Connection, did: str) -> bool:
     return connection.execute("SELECT 1 FROM retired WHERE did = ?", (did,)).fetchone() is not None
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
 
-from mediatord.errors import RecipientUnknown
+from mediatord.errors import QueueFull, RecipientUnknown
 from mediatord.interfaces import Deposited, Payload, QueueLimits, Removed
 from mediatord.store.group_commit import Outcome, Work
 from mediatord.store.known_queues import Queue, known_queues
+from mediatord.store.shares import counting_parties, is_over_share
+from mediatord.store.sql_ledger import enter
 from mediatord.store.sql_messages import (
     Deposit,
-    Waiting,
     delete,
     deposit,
     deposit_in,
@@ -27,6 +28,8 @@ from mediatord.store.sql_messages import (
     mark_delivered,
 )
 from mediatord.store.sql_queue_counts import Counts
+from mediatord.store.sql_room import check_room
+from mediatord.store.sql_waiting import Waiting
 
 # What the works of this module have in common: they are done together.
 TRAFFIC = "traffic"
@@ -101,11 +104,19 @@ def deposit_all(connection: Connection, limits: QueueLimits, orders: Sequence[De
     Several deposits, all or none.
 
     :raise RecipientUnknown: nobody has registered one of the DIDs.
+    :raise QueueFull: one of them is to be refused.
     """
     dids = list(dict.fromkeys([order.recipient_did for order in orders]))
-    if len(known_queues(connection).find(connection, dids)) < len(dids):
+    queues = known_queues(connection).find(connection, dids)
+    if len(queues) < len(dids):
         raise RecipientUnknown()
-    return [deposit(connection, limits, order) for order in orders]
+    if limits.when_full == "refuse":
+        addressed = [(queues[order.recipient_did], order.origin, len(order.payloads), order.size) for order in orders]
+        check_room(connection, limits, addressed)
+    counts = Counts()
+    done = [deposit_in(connection, limits, queues[order.recipient_did], order, counts) for order in orders]
+    counts.write(connection)
+    return done
 
 
 class _Run:
@@ -124,12 +135,15 @@ class _Run:
         self._gone: list[Waiting] = []
         self._marks: dict[str, dict[str, None]] = {}
         self._brought: set[str] | None = None
+        self._accepted = self._acknowledged = 0
 
     def outcomes(self) -> list[Outcome]:
         """What became of each, in order."""
         outcomes = [self._do(work) for work in self._works]
         self._flush()
         self._counts.write(self._connection)
+        enter(self._connection, "didcomm", "accepted", self._accepted)
+        enter(self._connection, "didcomm", "acknowledged", self._acknowledged)
         return outcomes
 
     def _do(self, work: Work) -> Outcome:
@@ -147,17 +161,37 @@ class _Run:
             return Outcome(error=RecipientUnknown())
         payloads = order.payloads
         size = order.size
-        if queue.messages + len(payloads) > limits.max_messages or queue.size + size > limits.max_bytes:
-            # What came before is inserted first, so that the order is kept.
-            self._flush()
-            deposited = deposit_in(self._connection, limits, queue, order, self._counts)
-            for one in deposited.evicted:
-                self._waiting.pop(one.id, None)
-            return Outcome(deposited)
-        self._counts.add(queue, len(payloads), size)
+        messages, total = queue.messages + len(payloads), queue.size + size
+        if messages > limits.max_messages or total > limits.max_bytes:
+            return self._make_room(queue, order, limits)
+        if limits.when_full == "refuse" and counting_parties(limits, order.origin):
+            # Nobody has more than there is.
+            if is_over_share(limits, messages, total) and self._is_refused(queue, order, limits):
+                return Outcome(error=QueueFull())
+        self._accepted += len(payloads)
+        self._counts.add(queue, len(payloads), size, order.origin)
         for payload in payloads:
             self._rows.append((queue, order, payload))
         return Outcome(order.deposited(queue.account))
+
+    def _make_room(self, queue: Queue, order: Deposit, limits: QueueLimits) -> Outcome:
+        """It is more than there is room for."""
+        if limits.when_full == "refuse":
+            return Outcome(error=QueueFull())
+        # What came before is inserted first, so that the order is kept.
+        self._flush()
+        deposited = deposit_in(self._connection, limits, queue, order, self._counts)
+        for one in deposited.evicted:
+            self._waiting.pop(one.id, None)
+        return Outcome(deposited)
+
+    def _is_refused(self, queue: Queue, order: Deposit, limits: QueueLimits) -> bool:
+        self._flush()
+        try:
+            check_room(self._connection, limits, [(queue, order.origin, len(order.payloads), order.size)])
+        except QueueFull:
+            return True
+        return False
 
     def _remove(self, work: Removing) -> Outcome:
         self._look_again(work)
@@ -168,6 +202,7 @@ class _Run:
             del self._waiting[one.id]
             self._counts.add(one.queue, -1, -one.size)
         self._gone += found
+        self._acknowledged += len(found)
         return Outcome([one.removed() for one in found])
 
     def _mark(self, work: Marking) -> Outcome:

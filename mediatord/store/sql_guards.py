@@ -17,7 +17,7 @@ from mediatord.errors import DuplicateNonce, MediatorError, RecipientNotRegister
 from mediatord.interfaces.decentrl import Guard
 from mediatord.store.group_commit import Outcome, Work, attempt_all
 from mediatord.store.sql_contracts import registered
-from mediatord.store.sql_nonces import Claim, claim_all
+from mediatord.store.sql_nonces import Claim, Claimed, claim_all
 
 Command = Callable[[Connection], Any]
 
@@ -46,19 +46,19 @@ class Guarded:
     def together(self, connection: Connection, works: Sequence[Work]) -> list[Outcome]:
         """This one and the commands after it, in their order."""
         commands = [work for work in works if isinstance(work, Guarded)]
-        claims = [Claim(one.guard.nonce, one.guard.until, one.now) for one in commands]
+        claims = [Claim(one.guard.nonce, one.guard.until, one.now, one.guard.share) for one in commands]
         pairs = zip(commands, claim_all(connection, claims, self.capacity), strict=True)
         return [outcome for run in _runs(pairs) for outcome in _carry_out(connection, run)]
 
-    def refusal(self, new: bool, present: set[str | None]) -> MediatorError | None:
+    def refusal(self, new: Claimed, present: set[str | None]) -> MediatorError | None:
         """
         The first reason not to carry it out.
 
-        :param new: whether its nonce is.
+        :param new: what became of its nonce.
         :param present: those who are registered, and nobody.
         """
-        if not new:
-            return DuplicateNonce()
+        if new is not True:
+            return new or DuplicateNonce()
         if self.guard.sender not in present:
             return UnauthorizedCommand()
         if self.guard.recipient not in present:
@@ -69,10 +69,10 @@ class Guarded:
 # Of what changes who is registered.
 REGISTRATION = "registration"
 
-_Run = list[tuple[Guarded, bool]]
+_Run = list[tuple[Guarded, Claimed]]
 
 
-def _runs(pairs: Iterator[tuple[Guarded, bool]]) -> Iterator[_Run]:
+def _runs(pairs: Iterator[tuple[Guarded, Claimed]]) -> Iterator[_Run]:
     """Commands during which the same DIDs stay registered: one that may change that ends a run."""
     run: _Run = []
     for one, new in pairs:
@@ -85,7 +85,8 @@ def _runs(pairs: Iterator[tuple[Guarded, bool]]) -> Iterator[_Run]:
 
 
 def _carry_out(connection: Connection, run: _Run) -> list[Outcome]:
-    dids = {did for one, new in run if new for did in (one.guard.sender, one.guard.recipient) if did is not None}
+    guards = [one.guard for one, new in run if new is True]
+    dids = {did for guard in guards for did in (guard.sender, guard.recipient) if did is not None}
     # What a batch waits for is short, so one time will do for all: that of the last.
     now = max([one.now for one, _ in run])
     present = {None, *registered(connection, list(dids), now)}

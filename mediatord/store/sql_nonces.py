@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
+from typing import Any
 
+from mediatord.errors import ReplayMemoryFull
 from mediatord.interfaces import KEPT_BEYOND
 from mediatord.store.group_commit import Outcome, Work
 from mediatord.store.sql_rows import insert_rows
@@ -17,11 +19,16 @@ _COUNT = "UPDATE tally SET value = value + ? WHERE name = 'nonces'"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A nonce to be claimed until a time, at a time."""
+    """
+    A nonce to be claimed until a time, at a time.
+
+    :param share: of the capacity, how much may be taken already.
+    """
 
     key: bytes
     until: float
     now: float
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +38,30 @@ class Claiming:
     claim: Claim
     capacity: int
 
-    def __call__(self, connection: Connection) -> bool:
-        """By itself."""
-        return claim_all(connection, [self.claim], self.capacity)[0]
+    def __call__(self, connection: Connection) -> Any:
+        """By itself; a refusal is an outcome, as it is written before it is known, and others are in the batch."""
+        return self.together(connection, [self])[0]
 
     def together(self, connection: Connection, works: Sequence[Work]) -> list[Outcome]:
         """This one and the claims after it."""
         claims = [work.claim for work in works if isinstance(work, Claiming)]
-        return [Outcome(new) for new in claim_all(connection, claims, self.capacity)]
+        answers = claim_all(connection, claims, self.capacity)
+        return [Outcome(error=one) if isinstance(one, ReplayMemoryFull) else Outcome(one) for one in answers]
 
 
-def claim_all(connection: Connection, claims: Sequence[Claim], capacity: int) -> list[bool]:
-    """Whether each was new, as if they had come one by one; then the oldest beyond the capacity are forgotten."""
+# Whether it was new; or it would be, and there is no room.
+Claimed = bool | ReplayMemoryFull
+
+
+def claim_all(connection: Connection, claims: Sequence[Claim], capacity: int) -> list[Claimed]:
+    """What became of each, as if they had come one by one."""
     inserted = _insert(connection, claims)
+    room = min([_room(claim, capacity) for claim in claims], default=capacity)
     if inserted == len(claims):
-        _counted(connection, inserted, capacity)
-        return [True] * inserted
-    # Some are there already, perhaps over: what was inserted is taken out again, and then each has its turn.
+        if _counted(connection, inserted) <= room:
+            return [True] * inserted
+        _counted(connection, -inserted)
+    # Some are there already, perhaps over, or are too many: what was inserted is taken out, and each has its turn.
     _delete_youngest(connection, inserted)
     return [_claim(connection, claim, capacity) for claim in claims]
 
@@ -99,21 +113,23 @@ def _delete_youngest(connection: Connection, number: int) -> None:
     )
 
 
-def _claim(connection: Connection, claim: Claim, capacity: int) -> bool:
+def _claim(connection: Connection, claim: Claim, capacity: int) -> Claimed:
     held = connection.execute("SELECT until FROM nonce WHERE key = ?", (claim.key,)).fetchone()
     if held is not None:
         if held[0] > claim.now:
             return False
         release(connection, claim.key)
-    _counted(connection, _insert(connection, [claim]), capacity)
+    elif _counted(connection, 0) >= _room(claim, capacity):
+        return ReplayMemoryFull()
+    _counted(connection, _insert(connection, [claim]))
     return True
 
 
-def _counted(connection: Connection, more: int, capacity: int) -> None:
-    """Count so many more, and forget the oldest if that is too many."""
+def _room(claim: Claim, capacity: int) -> int:
+    return int(claim.share * capacity)
+
+
+def _counted(connection: Connection, more: int) -> int:
+    """Count so many more; how many there are then."""
     ((number,),) = connection.execute(f"{_COUNT} RETURNING value", (more,)).fetchall()
-    if number > capacity:
-        connection.execute(
-            "DELETE FROM nonce WHERE place IN (SELECT place FROM nonce ORDER BY place LIMIT ?)", (number - capacity,)
-        )
-        connection.execute(_COUNT, (capacity - number,))
+    return int(number)

@@ -15,7 +15,9 @@ from typing import Any
 from mediatord.errors import ContractNotFound, OverQuota
 from mediatord.interfaces import Removed
 from mediatord.interfaces.decentrl import Caps, Found, PendingEvent, Slice
+from mediatord.store.books import Entry
 from mediatord.store.group_commit import Outcome, Work
+from mediatord.store.sql_ledger import enter
 from mediatord.store.sql_parties import change_holding, find_party
 from mediatord.store.sql_rows import (
     ROWS_AT_A_TIME,
@@ -84,6 +86,7 @@ class Delivering:
         rows: list[tuple[Any, ...]] = []
         outcomes = [one.deliver(ways.get(pair), rows) for one, pair in zip(deliveries, pairs, strict=True)]
         insert_rows(connection, _INSERT, rows)
+        enter(connection, "decentrl", "accepted", len(rows))
         boxes = {box.id: box for box in ways.values() if box.more_events}
         insert_rows(
             connection, _COUNT, [(id, box.more_events, box.more_bytes) for id, box in boxes.items()], _COUNTED
@@ -150,8 +153,14 @@ def pending_events(connection: Connection, recipient: str, sender: str | None, p
     return Found(tuple(found), total)
 
 
-def acknowledge(connection: Connection, recipient: str, ids: Sequence[str]) -> list[Removed]:
-    """Those that were there, in order of arrival."""
+def acknowledge(
+    connection: Connection, recipient: str, ids: Sequence[str], entry: Entry = "acknowledged"
+) -> list[Removed]:
+    """
+    Those that were there, in order of arrival.
+
+    :param entry: what they are to the ledger.
+    """
     party = find_party(connection, recipient)
     if party is None or not party.pending:
         return []
@@ -159,6 +168,7 @@ def acknowledge(connection: Connection, recipient: str, ids: Sequence[str]) -> l
     rows = sorted(gather_in(connection, "seq, id, size, received_at", mine, list(dict.fromkeys(ids)), party.id))
     if rows:
         change_in(connection, "DELETE FROM pending_event WHERE seq IN ({})", [row[0] for row in rows])
+        enter(connection, "decentrl", entry, len(rows))
         size = sum([row[2] for row in rows])
         change_holding(connection, party.id, pending=-len(rows), pending_bytes=-size)
     return [Removed(id, recipient, recipient, size, float(received_at), 0) for _, id, size, received_at in rows]

@@ -34,8 +34,14 @@ class Counts:
         self._changes: dict[int, list[int]] = {}
         self._queues: dict[int, Queue] = {}
 
-    def add(self, queue: Queue, messages: int, size: int) -> None:
-        """So many messages of so many bytes came, or went if that is less than nothing."""
+    def add(self, queue: Queue, messages: int, size: int, origin: int | None = None) -> None:
+        """
+        So many messages of so many bytes came, or went if that is less than nothing.
+
+        :param origin: of all of them, if it is known; if not, who has how much of the queue is known no longer.
+        """
+        if queue.standing is not None:
+            queue.stand(messages, size, origin)
         queue.messages += messages
         queue.size += size
         change = self._changes.get(queue.recipient_id)

@@ -19,6 +19,7 @@ from mediatord.interfaces import (
     Action,
     Arrival,
     Backlog,
+    Books,
     Deposit,
     Deposited,
     IClusterStore,
@@ -40,6 +41,7 @@ from mediatord.store import (
     sql_contracts,
     sql_deposits,
     sql_digests,
+    sql_ledger,
     sql_messages,
     sql_nonces,
     sql_queues,
@@ -115,24 +117,20 @@ class SQLiteStore:
         *,
         expires_at: float,
         due_at: float | None = None,
+        origin: int = 0,
     ) -> Deferred[Deposited]:
-        order = sql_messages.Deposit(recipient_did, tuple(payloads), self._clock.seconds(), expires_at, due_at)
+        now = self._clock.seconds()
+        order = sql_messages.Deposit(recipient_did, tuple(payloads), now, expires_at, due_at, origin)
         deposited = self._write("deposit", sql_deposits.Depositing(order, self._limits), order.size)
         return deposited.addErrback(self._not_deposited, recipient_did)
 
     def deposit_each(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
-        now, limits = self._clock.seconds(), self._limits
-        orders = [
-            sql_messages.Deposit(one.recipient_did, one.payloads, now, one.expires_at, one.due_at) for one in deposits
-        ]
+        orders, limits = self._orders(deposits), self._limits
         works = [(sql_deposits.Depositing(order, limits), order.size) for order in orders]
         return self._file.write_each("deposit", works).addCallback(self._deposited, deposits)
 
     def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
-        now = self._clock.seconds()
-        orders = [
-            sql_messages.Deposit(one.recipient_did, one.payloads, now, one.expires_at, one.due_at) for one in deposits
-        ]
+        orders = self._orders(deposits)
         size = sum([order.size for order in orders])
         deposited = self._write("deposit", lambda c: sql_deposits.deposit_all(c, self._limits, orders), size)
         for one in deposits:
@@ -196,6 +194,9 @@ class SQLiteStore:
     def waiting(self) -> Deferred[Waiting]:
         return self._file.survey("waiting", sql_queues.waiting)
 
+    def ledger(self) -> Deferred[Books]:
+        return self._file.survey("ledger", sql_ledger.ledger)
+
     def backlog(self, bounds: Sequence[float], top: int) -> Deferred[Backlog]:
         times = tuple(bounds)
         return self._file.survey("backlog", lambda c: sql_backlog.backlog(c, times, top))
@@ -233,14 +234,17 @@ class SQLiteStore:
         moved = self._write("move", lambda c: sql_accounts.move(c, prior, new))
         return moved.addBoth(self._forget_all)
 
+    def is_retired(self, did: str) -> Deferred[bool]:
+        return self._read("is_retired", lambda c: sql_accounts.is_retired(c, did))
+
     def remember_did(self, short: str, long: str) -> Deferred[None]:
         return self._write("remember_did", lambda c: sql_accounts.remember_did(c, short, long))
 
     def recall_did(self, short: str) -> Deferred[str | None]:
         return self._read("recall_did", lambda c: sql_accounts.recall_did(c, short))
 
-    def claim(self, key: bytes, until: float) -> Deferred[bool]:
-        claim = sql_nonces.Claim(key, until, self._clock.seconds())
+    def claim(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
+        claim = sql_nonces.Claim(key, until, self._clock.seconds(), share)
         return self._write("claim", sql_nonces.Claiming(claim, self._max_nonces))
 
     def release(self, key: bytes) -> Deferred[None]:
@@ -269,6 +273,12 @@ class SQLiteStore:
             return self._prune_registrations(pruned) if more else succeed(pruned)
 
         return self._write("prune", lambda c: sql_contracts.drop_expired_registrations(c, now)).addCallback(go_on)
+
+    def _orders(self, deposits: Sequence[Deposit]) -> list[sql_messages.Deposit]:
+        now, order = self._clock.seconds(), sql_messages.Deposit
+        return [
+            order(one.recipient_did, one.payloads, now, one.expires_at, one.due_at, one.origin) for one in deposits
+        ]
 
     def _take_out(self, name: str, ids: Sequence[str], account: str | None) -> Deferred[list[Removed]]:
         return self._write(name, sql_deposits.Removing(ids, account))

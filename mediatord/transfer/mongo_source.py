@@ -11,7 +11,15 @@ from typing import Any
 from pymongo.client_session import ClientSession
 
 from mediatord.store.mongo import decentrl_schema as decentrl
-from mediatord.store.mongo.collections import ACCOUNTS, DOCUMENTS, MESSAGES, NONCES, RECIPIENTS, RETIRED
+from mediatord.store.mongo.collections import (
+    ACCOUNTS,
+    DOCUMENTS,
+    MESSAGES,
+    MIGRATIONS,
+    NONCES,
+    RECIPIENTS,
+    RETIRED,
+)
 from mediatord.store.mongo.decentrl_keys import Kind, label_of
 from mediatord.store.mongo.schema import Schema
 from mediatord.store.mongo.versions import IMPORTING
@@ -51,7 +59,8 @@ COLLECTIONS = {
     "public_event": decentrl.PUBLIC.name,
 }
 assert list(COLLECTIONS) == list(KINDS)
-OUR_VERSION = Schema(()).version
+OUR_VERSION = Schema((), MIGRATIONS).version
+READABLE_FROM = MIGRATIONS[-1].readable_from
 
 # Documents that are in memory at a time.
 _DOCUMENTS, _BYTES = 500, 8_388_608

@@ -12,14 +12,15 @@ from pymongo import UpdateOne
 from pymongo.client_session import ClientSession
 
 from mediatord.store.mongo import cluster_schema, decentrl_schema
-from mediatord.store.mongo.collections import ACCOUNTS, COLLECTIONS, RECIPIENTS
+from mediatord.store.mongo.collections import ACCOUNTS, COLLECTIONS, MESSAGES, RECIPIENTS
 from mediatord.store.mongo.decentrl_keys import key_of
+from mediatord.store.mongo.ledger import CARRIED, LEDGER
 from mediatord.store.mongo.requests import LARGEST_DOCUMENT
 from mediatord.store.mongo.versions import IMPORTING
 from mediatord.transfer.errors import ArchiveRefused, TransferError
 from mediatord.transfer.mongo_link import Document, Mongo, connected, left_behind, refuse_used
 from mediatord.transfer.mongo_loading import id_of, load_of, party_change
-from mediatord.transfer.mongo_source import OUR_VERSION, MongoSource, check_version
+from mediatord.transfer.mongo_source import OUR_VERSION, READABLE_FROM, MongoSource, check_version
 from mediatord.transfer.records import Counts, Record
 from mediatord.transfer.stores import refuse_counts
 
@@ -61,7 +62,7 @@ class MongoTarget:
         self._make_indexes()
         refuse_counts(f"the MongoDB database {self._database.name}", self.counts())
         importing = {"archive": archive, "owner": self._owner, "session": self._session_id, "done": 0}
-        change = {"$set": {IMPORTING: importing, "version": OUR_VERSION, "readable_from": 1}}
+        change = {"$set": {IMPORTING: importing, "version": OUR_VERSION, "readable_from": READABLE_FROM}}
         unmarked = {"_id": _SCHEMA, IMPORTING: {"$exists": False}}
         # Two that begin at the same time: one finds the document of the other in its way.
         self._database[_SCHEMA].update_one(unmarked, change, upsert=True)
@@ -82,6 +83,9 @@ class MongoTarget:
             refuse_used(self._database, self._known)
             for collection, documents in load.documents.items():
                 self._database[collection].insert_many(documents, session=session)
+            self._database[LEDGER].update_one(
+                {"_id": CARRIED}, _accepting(load.documents), session=session, upsert=True
+            )
             self._update(session, ACCOUNTS, load.accounts, _registering)
             self._update(session, RECIPIENTS, load.recipients, _queueing)
             parties = [
@@ -164,6 +168,15 @@ def writing_mongodb(uri: str, *, stopped: bool) -> Iterator[MongoTarget]:
 
 def _registering(more: list[int]) -> Document:
     return {"$inc": {"recipients": more[0]}, "$max": {"places": more[1]}}
+
+
+def _accepting(documents: dict[str, list[Document]]) -> Document:
+    """What waits was accepted, as its new store sees it; nobody else keeps the ledger meanwhile."""
+    more = {
+        "didcomm.accepted": len(documents.get(MESSAGES, ())),
+        "decentrl.accepted": len(documents.get(decentrl_schema.PENDING.name, ())),
+    }
+    return {"$inc": more, "$set": {"settled": True}}
 
 
 def _queueing(more: list[int]) -> Document:

@@ -17,7 +17,7 @@ from mediatord.transfer.draft import naming, sync_directory
 from mediatord.transfer.errors import ArchiveRefused, TransferError
 from mediatord.transfer.importing import Comparison, import_archive
 from mediatord.transfer.placing import Placing, draft_beside, give
-from mediatord.transfer.sqlite_target import place_database, refuse_kept, sole_use
+from mediatord.transfer.sqlite_target import bring_up_to_date, place_database, refuse_kept, sole_use
 from mediatord.transfer.stores import Target
 
 
@@ -75,6 +75,7 @@ def _restore_database(backup: Path, manifest: Manifest, path: Path, placing: Pla
             return Comparison(dict(manifest.records), dict(manifest.records))
         refuse_kept(path)
         with _extracted(backup, path, manifest.store) as draft:
+            bring_up_to_date(draft)
             comparison = Comparison(dict(manifest.records), counted(draft))
             if not comparison.is_equal:
                 raise _differs(backup)

@@ -16,6 +16,7 @@ from typing import Any
 from mediatord.interfaces import decentrl
 from mediatord.store import sql_channels, sql_requests
 from mediatord.store.sql_archive import NewEvent, count_arrivals, insert_arrivals
+from mediatord.store.sql_ledger import enter
 from mediatord.store.sql_parties import MEDIATOR, change_holding, enter_party
 from mediatord.store.sql_queue_counts import count_in
 from mediatord.store.sql_rows import key_of, size_of
@@ -71,6 +72,7 @@ def _messages(connection: Connection, records: Sequence[Message]) -> None:
         messages[one.account, one.recipient] += 1
         sizes[one.account, one.recipient] += len(one.payload)
     count_in(connection, [(*queue, number, sizes[queue]) for queue, number in messages.items()])
+    enter(connection, "didcomm", "accepted", len(records))
 
 
 def _message(one: Message) -> tuple[Any, ...]:
@@ -135,6 +137,7 @@ def _pending_events(connection: Connection, records: Sequence[PendingEvent]) -> 
         row = (one.id, recipient, key_of(one.sender), one.sender, time, size, one.payload)
         connection.execute(_PENDING, row)
         change_holding(connection, recipient, pending=1, pending_bytes=size)
+    enter(connection, "decentrl", "accepted", len(records))
 
 
 def _stored_events(connection: Connection, records: Sequence[StoredEvent]) -> None:

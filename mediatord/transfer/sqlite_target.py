@@ -10,7 +10,15 @@ from pathlib import Path
 from sqlite3 import Connection, DatabaseError
 from typing import Any
 
-from mediatord.store.database import DatabaseRefused, connect_for_reading, prepare_database
+from mediatord.store.database import (
+    APPLICATION_ID,
+    DatabaseRefused,
+    connect,
+    connect_for_reading,
+    migrate,
+    prepare_database,
+    schema_steps,
+)
 from mediatord.store.sole_use import InUse, SoleUse
 from mediatord.transfer.draft import give_to_owner_of, sync_directory
 from mediatord.transfer.errors import ArchiveRefused, TransferError
@@ -166,6 +174,22 @@ def refuse_kept(path: Path) -> None:
             refuse_counts(str(path), SQLiteSource(connection).counts())
     except DatabaseError as error:
         raise TransferError(f"{path} cannot be read: {error}") from None
+
+
+def bring_up_to_date(draft: Path) -> None:
+    """
+    A file that nobody else has open may be of an earlier version; one that is none, or newer, is left as it is.
+
+    :raise TransferError: it is damaged.
+    """
+    try:
+        with closing(connect(draft)) as connection:
+            ((application,),) = connection.execute("PRAGMA application_id").fetchall()
+            ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+            if application == APPLICATION_ID and version < len(schema_steps()):
+                migrate(connection, schema_steps())
+    except DatabaseError as error:
+        raise TransferError(f"{draft} is damaged: {error}") from None
 
 
 def place_database(draft: Path, path: Path) -> None:

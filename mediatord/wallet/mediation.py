@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.message import Message
-from mediatord.wallet.packing import Form, Unreadable
+from mediatord.wallet.packing import Form, Unreadable, attach
 
 Version = Literal["2.0", "3.0"]
 
@@ -120,18 +120,26 @@ class Mediation:
             raise Unreadable("a grant without a routing_did of this version")
         return tuple(dids)
 
-    async def register(self, *dids: str) -> list[str]:
-        """Have messages to these DIDs kept, to our own if none is named; one result each, such as `success`."""
-        return await self._update("add", dids or (self._did,))
+    async def register(self, *dids: str, proofs: Iterable[bytes] = ()) -> list[str]:
+        """
+        Have messages to these DIDs kept, to our own if none is named; one result each, such as `success`.
+
+        :param proofs: that they are ours, from :func:`~mediatord.wallet.packing.prove_ownership`, for a mediator that
+            wants to see that, or one where somebody else has registered them.
+        """
+        return await self._update("add", dids or (self._did,), [attach(proof) for proof in proofs])
 
     async def unregister(self, *dids: str) -> list[str]:
         """The reverse of :meth:`register`."""
         return await self._update("remove", dids or (self._did,))
 
-    async def _update(self, action: str, dids: Iterable[str]) -> list[str]:
+    async def _update(
+        self, action: str, dids: Iterable[str], attachments: Sequence[Mapping[str, Any]] = ()
+    ) -> list[str]:
         update, answer, *_ = _WORDS[self.version]
         entries = [{"recipient_did": did, "action": action} for did in dids]
-        reply = await self._ask(self._coordination(update), {"updates": entries})
+        more = {"attachments": list(attachments)} if attachments else {}
+        reply = await self._ask(self._coordination(update), {"updates": entries}, **more)
         _expect(reply, self._coordination(answer))
         updated = (reply.body or {}).get("updated")
         if not isinstance(updated, list) or not all(isinstance(one, dict) for one in updated):

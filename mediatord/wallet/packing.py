@@ -22,6 +22,7 @@ from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.protocol.didcomm.keys import PublicKey
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, PLAIN_TYPE, Message, parse_message
+from mediatord.protocol.didcomm.ownership import PROOF, proof_body
 from mediatord.wallet.identity import Identity
 
 BASIC_MESSAGE = "https://didcomm.org/basicmessage/2.0/message"
@@ -83,6 +84,16 @@ def forward(next_: str, payloads: Sequence[bytes], *, form: Form = "json", **hea
     """A forward of one or more encrypted messages to `next_`; `headers` as in :func:`compose` (reference 4)."""
     attachments = [attach(payload, form) for payload in payloads]
     return compose(FORWARD, {"next": next_}, attachments=attachments, **headers)
+
+
+def prove_ownership(owner: Identity, recipient_did: str, account: str, mediator: DIDDocument, *, now: float) -> bytes:
+    """
+    A proof for the mediator that `account` may register a recipient DID, made by its owner; good for five minutes.
+
+    :param now: in Unix seconds.
+    """
+    headers = {"from": owner.did, "to": [mediator.did], "created_time": int(now)}
+    return authcrypt(compose(PROOF, proof_body(account, recipient_did), **headers), owner, mediator)
 
 
 def authcrypt(message: Mapping[str, Any], sender: Identity, recipient: DIDDocument) -> bytes:

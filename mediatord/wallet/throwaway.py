@@ -80,7 +80,7 @@ def throw_away_daemon(settings: Mapping[str, str] | None = None, *, beside: Daem
 def is_healthy(url: str) -> bool:
     """Whether a daemon at this URL says that it is well."""
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=2) as response:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=2) as response:  # nosec B310 # an http(s) URL
             return response.status == 200 and b'"ok"' in response.read(1000)
     except (urllib.error.URLError, OSError, ValueError):
         return False
@@ -155,7 +155,7 @@ def free_port() -> int:
 def _own_ports() -> Iterator[int]:
     """Ports by blocks. Whoever has the first of a block bound, which nobody is given, has the others as well."""
     firsts = list(range(_FIRST_PORT, _PORTS_END - _BLOCK_PORTS, _BLOCK_PORTS))
-    random.Random().shuffle(firsts)
+    random.Random().shuffle(firsts)  # nosec B311 # no secret
     for first in firsts:
         mark = socket.socket()
         try:

@@ -11,6 +11,9 @@ from mediatord.synthetic import ITSELF
 
 Network = IPv4Network | IPv6Network
 
+# Addresses of which it is remembered whether they are in a community.
+_MEMBERS = 4096
+
 
 class Peers:
     """
@@ -18,11 +21,22 @@ class Peers:
 
     :param trusted: networks of proxies whose `X-Forwarded-For` counts.
     :param token: what the daemon's own requests have in their heads; empty if it makes none.
+    :param communities: networks of which each pays as one, as other mediators do.
     """
 
-    def __init__(self, trusted: Sequence[Network], token: bytes = b"") -> None:
+    def __init__(self, trusted: Sequence[Network], token: bytes = b"", communities: Sequence[Network] = ()) -> None:
         self._trusted = tuple(trusted)
         self._token = token
+        self._communities: dict[Network, str] = {}
+        self._members: dict[str, str | None] = {}
+        self.recognise(communities)
+
+    def recognise(self, communities: Sequence[Network]) -> None:
+        """Go by other communities from now on."""
+        # The smallest one that an address is in counts.
+        ordered = sorted(communities, key=lambda network: -network.prefixlen)
+        self._communities = {network: community(network) for network in ordered}
+        self._members.clear()
 
     def client(self, connected: str, forwarded_for: str | None) -> str:
         """
@@ -46,17 +60,38 @@ class Peers:
     def payer(self, connected: str, forwarded_for: str | None, token: bytes | None = None) -> str:
         """
         Who is charged for a request: the address of the client, of an IPv6 one its /64, which is what one host has;
-        for the daemon's own nobody.
+        a community that it is in; for the daemon's own nobody.
 
         :param token: as in the head; None without one.
         """
         if token and self._token and hmac.compare_digest(token, self._token):
             return ITSELF
-        return _payer(self.client(connected, forwarded_for))
+        client = self.client(connected, forwarded_for)
+        return self.community_of(client) or _payer(client)
+
+    def host(self, connected: str) -> str:
+        """What one host is called, by the address of the TCP peer; whatever it is trusted with."""
+        return _payer(self.client(connected, None))
+
+    def community_of(self, address: str) -> str | None:
+        """What the community is called that an address is in, if it is."""
+        if not self._communities:
+            return None
+        if address not in self._members:
+            if len(self._members) >= _MEMBERS:
+                self._members.clear()
+            found = (name for network, name in self._communities.items() if is_within(address, (network,)))
+            self._members[address] = next(found, None)
+        return self._members[address]
 
     def trusts(self, address: str) -> bool:
         """Whether this address is a trusted proxy."""
         return is_within(address, self._trusted)
+
+
+def community(network: Network) -> str:
+    """What a network is called that pays as one: a single address is itself."""
+    return str(network.network_address if network.num_addresses == 1 else network)
 
 
 def is_within(address: str, networks: Sequence[Network]) -> bool:

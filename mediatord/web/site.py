@@ -60,6 +60,15 @@ class PatientChannel(HTTPChannel):
         else:
             super().dataReceived(data)
 
+    def headerReceived(self, line: bytes) -> bool:  # noqa: N802  Twisted's name
+        """Called with a header. Digits that Python refuses to read are a mistake like others."""
+        try:
+            is_fine: bool = super().headerReceived(line)
+            return is_fine
+        except ValueError:
+            self._respondToBadRequestAndDisconnect()
+            return False
+
     def allContentReceived(self) -> None:
         """Called when a request is there."""
         self._began = 0.0
@@ -218,15 +227,17 @@ class MediatorSite(Site):
 
     :param max_body: bytes.
     :param max_per_host: connections of one address that are no sockets, which have a limit of their own.
+    :param max_of_trusted: the same of an address in a community (:class:`~mediatord.web.peers.Peers`).
     """
 
     protocol = PatientChannel  # type: ignore[assignment]  # instead of a proxy that could speak HTTP/2
     requestFactory = CappedRequest
     noisy = False
 
-    def __init__(self, front: Front, max_body: int, max_per_host: int) -> None:
+    def __init__(self, front: Front, max_body: int, max_per_host: int, max_of_trusted: int = 0) -> None:
         super().__init__(Root(front), reactor=front.clock, parsePOSTFormSubmission=False)
         self._max_per_host = max_per_host
+        self._max_of_trusted = max(max_per_host, max_of_trusted)
         self._per_host: dict[str, int] = {}
         self.front = front
         self.clock = front.clock
@@ -234,10 +245,11 @@ class MediatorSite(Site):
         self.reading: set[ExpressChannel] = set()
         self.unread = Unread()
 
-    def limit(self, max_body: int, max_per_host: int) -> None:
+    def limit(self, max_body: int, max_per_host: int, max_of_trusted: int = 0) -> None:
         """Go by other limits from now on; what is open already stays open."""
         self.max_body = max_body
         self._max_per_host = max_per_host
+        self._max_of_trusted = max(max_per_host, max_of_trusted)
 
     def read_ahead(self) -> tuple[int, int]:
         """Connections with requests that are not complete or not begun, and the bytes of those; on the short way."""
@@ -248,14 +260,14 @@ class MediatorSite(Site):
         """An :class:`~mediatord.web.express.ExpressChannel`: a connection begins on the short way."""
         host = self._payer(addr)
         open_ones = self._per_host.get(host, 0)
-        if host and open_ones >= self._max_per_host:
+        if host and open_ones >= self._max_per_host and open_ones >= self._most(addr):
             return None
         self._per_host[host] = open_ones + 1
         return ExpressChannel(self, addr)
 
     def upgraded(self, connected: str) -> None:
         """A connection has become a socket."""
-        self._gone("" if self.front.peers.trusts(connected) else self.front.peers.payer(connected, None))
+        self._gone("" if self.front.peers.trusts(connected) else self.front.peers.host(connected))
 
     def closed(self, address: object) -> None:
         """A connection is gone that has not become a socket."""
@@ -264,7 +276,11 @@ class MediatorSite(Site):
     def _payer(self, address: object) -> str:
         """Who pays for a connection; nobody for those of trusted proxies and UNIX sockets."""
         host = getattr(address, "host", "") or ""
-        return "" if self.front.peers.trusts(host) else self.front.peers.payer(host, None)
+        return "" if self.front.peers.trusts(host) else self.front.peers.host(host)
+
+    def _most(self, address: object) -> int:
+        host = self.front.peers.client(getattr(address, "host", "") or "", None)
+        return self._max_of_trusted if self.front.peers.community_of(host) else self._max_per_host
 
     def _gone(self, host: str) -> None:
         left = self._per_host.get(host, 0) - 1

@@ -20,6 +20,7 @@ from mediatord.wiring.base import Base, build_base
 from mediatord.wiring.decentrl import build_decentrl
 from mediatord.wiring.didcomm import DIDCommHalf, build_didcomm
 from mediatord.wiring.identities import load_identity
+from mediatord.wiring.ledger import FirstAndLast
 from mediatord.wiring.life import Doors, Endings, Signs, SoleUser, StoreLife
 from mediatord.wiring.nodes import build_membership, build_node
 from mediatord.wiring.readiness import build_readiness
@@ -61,7 +62,8 @@ def build(
         base.reloading.watch(one)
     readiness = build_readiness(base, config, listening)
     # The operator may look at once.
-    doors = Doors(reactor, listening, signs.store_opened)
+    ledger = FirstAndLast(base, signs.store_opened)
+    doors = Doors(reactor, listening, ledger.store_opened)
     if worker:
         put_to_work(worker, base)
     opened: Callable[[], None] = doors.open
@@ -78,6 +80,7 @@ def build(
         *watches,
         *_store_services(base, config, opened, give_up),
         *membership,
+        ledger,
         didcomm.due,
         didcomm.lag,
         didcomm.housekeeping,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from mediatord import __version__
-from mediatord.admission import Admission, Allowances
+from mediatord.admission import Admission, Allowances, Origins, Trusted
 from mediatord.cluster.standing import Standing
 from mediatord.config import Config
 from mediatord.eventlog.logs import EventFile
@@ -31,11 +32,15 @@ from mediatord.service import StartupError
 from mediatord.store import open_store
 from mediatord.tag_keys import renewed_tag_key
 from mediatord.tags import Tags
+from mediatord.web.peers import community
 from mediatord.wiring.cluster import ClusterSide, place_of
 from mediatord.wiring.epochs import Epochs, day_of
 from mediatord.wiring.identities import PresentIdentity, load_identity, told_identity
 from mediatord.wiring.reloading import LogFiles, Reloading, segment_limits
 from mediatord.workers import WorkerPlace
+
+# Hexadecimal digits that stand for a store.
+_NAME_LENGTH = 12
 
 
 class LateNews:
@@ -76,6 +81,8 @@ class Base:
     :param steady: seconds since any time, by a clock that nobody sets.
     :param standing: whether this process should be sent work.
     :param own: what the daemon's requests to itself are known by.
+    :param origins: what queues know senders by.
+    :param store_name: the same for all processes that use its store, and for no other.
     """
 
     reactor: Any
@@ -95,6 +102,8 @@ class Base:
     steady: Callable[[], float]
     standing: Standing
     own: Own
+    origins: Origins
+    store_name: str
 
 
 def log_key(config: Config) -> Path:
@@ -140,7 +149,8 @@ def build_base(
     )
     metrics = Metrics(CollectorRegistry(), version=__version__, label=lambda did: tags.did(did))
     events.told = metrics
-    itself = own(worker.seed if worker else identity.secret, worker.secret if worker else None)
+    seed = worker.seed if worker else identity.secret
+    itself = own(seed, worker.secret if worker else None)
     journal = Journal(reactor, events, metrics, tags, steady, itself.kin.knows)
     present = PresentIdentity(identity)
     reloading = Reloading(config, present, LogFiles(events, sealer), journal, steady)
@@ -150,7 +160,7 @@ def build_base(
     store = store or _store(reactor, config, metrics, late, shared=worker is not None)
     cluster = None
     node = Node(origin.node, origin.boot, "", b"")
-    connections: Connections[Any] = Connections(config.limits.max_connections_per_ip)
+    connections: Connections[Any] = Connections(*_connection_limits(config))
     if place is not None:
         node = Node(origin.node, origin.boot, place.address, place.keys.seal, identity.digest)
         cluster = ClusterSide(reactor, store, metrics, node, place)
@@ -175,6 +185,8 @@ def build_base(
         steady=steady,
         standing=cluster.standing if cluster else Standing(reactor),
         own=itself,
+        origins=Origins(seed),
+        store_name=_store_name(config, identity, origin.boot),
     )
 
 
@@ -188,7 +200,7 @@ def _store(reactor: Any, config: Config, metrics: Metrics, late: LateNews, *, sh
         return open_store(
             config.storage.backend,
             reactor,
-            QueueLimits(config.queue.max_messages, config.queue.max_bytes),
+            _queue_limits(config),
             caps=_caps(config),
             path=config.storage.sqlite.path,
             shared=shared,
@@ -200,6 +212,18 @@ def _store(reactor: Any, config: Config, metrics: Metrics, late: LateNews, *, sh
         )
     except ValueError as error:
         raise StartupError(str(error)) from None
+
+
+def _store_name(config: Config, identity: Identity, boot: str) -> str:
+    """Nobody shares a store but one mediator, and what is in memory ends with its process."""
+    backend = config.storage.backend
+    of = f"{backend} {boot}" if backend == "memory" else backend
+    return sha256(identity.digest + of.encode()).hexdigest()[:_NAME_LENGTH]
+
+
+def _queue_limits(config: Config) -> QueueLimits:
+    queue = config.queue
+    return QueueLimits(queue.max_messages, queue.max_bytes, queue.when_full, queue.sender_share)
 
 
 def _caps(config: Config) -> Caps:
@@ -218,12 +242,23 @@ def _caps(config: Config) -> Caps:
 
 def _limit(config: Config, connections: Connections[Any], admission: Admission) -> None:
     limits = config.limits
-    connections.limit(limits.max_connections_per_ip)
+    connections.limit(*_connection_limits(config))
     admission.change(
         did_per_minute=limits.did_per_minute,
         ip_per_minute=limits.ip_per_minute,
         account_per_minute=limits.account_per_minute,
+        trusted=_trusted(config),
     )
+
+
+def _connection_limits(config: Config) -> tuple[int, dict[str, int]]:
+    """Sockets of one address, and of those that may have more."""
+    usual = config.limits.max_connections_per_ip
+    return usual, dict.fromkeys(_trusted(config).peers, max(usual, config.limits.trusted_connections))
+
+
+def _trusted(config: Config) -> Trusted:
+    return Trusted(frozenset(map(community, config.limits.trusted_peers)), config.limits.trusted_per_minute)
 
 
 def _admission(reactor: Any, journal: Journal, config: Config, allowances: Allowances | None) -> Admission:
@@ -233,5 +268,6 @@ def _admission(reactor: Any, journal: Journal, config: Config, allowances: Allow
         did_per_minute=config.limits.did_per_minute,
         ip_per_minute=config.limits.ip_per_minute,
         account_per_minute=config.limits.account_per_minute,
+        trusted=_trusted(config),
         allowances=allowances,
     )

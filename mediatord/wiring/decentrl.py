@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mediatord.admission import AccessList
 from mediatord.config import Config
 from mediatord.decentrl.archive import Archive
 from mediatord.decentrl.authentication import Authentication
@@ -19,6 +20,7 @@ from mediatord.decentrl.pushing import Pushing
 from mediatord.decentrl.registration import Registration, RegistrationSettings
 from mediatord.ids import new_message_id
 from mediatord.presence import Session
+from mediatord.protocol.decentrl.did import usual_name
 from mediatord.wiring.base import Base
 
 
@@ -53,25 +55,43 @@ def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
         journal=journal,
         new_id=lambda: new_message_id(clock.seconds()),
     )
+    access = _access(base, config)
     authentication = Authentication(clock, store.decentrl, directory, journal, config.decentrl.timestamp_window)
     uses = Uses(
-        registration=Registration(desk, _registration_settings(base, config)),
+        registration=Registration(desk, _registration_settings(base, config, access)),
         contracts=Contracts(desk),
         delivery=Delivery(desk),
         archive=Archive(desk),
         channels=Channels(desk),
+        access=access,
     )
-    switchboard = Switchboard(clock, store, base.gate, base.connections, base.admission, authentication, journal)
+    switchboard = Switchboard(
+        clock, store, base.gate, base.connections, base.admission, authentication, journal, access
+    )
     mediator = Mediator(desk, base.admission, authentication, uses)
     return DecentrlHalf(mediator, pushing, lambda session: Conversation(session, switchboard))
 
 
-def _registration_settings(base: Base, config: Config) -> RegistrationSettings:
+def _access(base: Base, config: Config) -> AccessList:
+    """Goes by the lists as they are at any time; sockets of who is denied from now on are closed."""
+    access = AccessList(usual_name)
+
+    def follow(new: Config) -> None:
+        allow = new.decentrl.allow if new.decentrl.registration == "allow-list" else None
+        access.change(allow, new.decentrl.deny)
+        base.connections.close_denied(access.denies, lambda reader: reader is None)
+
+    follow(config)
+    base.reloading.follow(follow)
+    return access
+
+
+def _registration_settings(base: Base, config: Config, access: AccessList) -> RegistrationSettings:
     settings = config.decentrl
     return RegistrationSettings(
         seed=lambda: base.identity.now.signing_seed,
         prekeys=lambda: base.identity.now.prekeys_private,
         lifetime=settings.contract_lifetime,
-        own_only=settings.registration == "own",
-        allowed=frozenset(settings.allow) if settings.registration == "allow-list" else None,
+        own_only=lambda: base.reloading.config.decentrl.registration == "own",
+        access=access,
     )

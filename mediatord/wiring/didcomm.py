@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from mediatord.admission import AccessList
 from mediatord.config import Config
 from mediatord.didcomm.coordination import Coordination, OwnNames, Registration
 from mediatord.didcomm.endpoints import EndpointDelivery, FailoverSettings, Targets
@@ -12,6 +13,7 @@ from mediatord.didcomm.handover import HandOver
 from mediatord.didcomm.housekeeping import DueTimes, Housekeeping
 from mediatord.didcomm.live import Live, LiveSettings
 from mediatord.didcomm.mediator import Desk, Mediator, Protocols
+from mediatord.didcomm.ownership import Ownership
 from mediatord.didcomm.packing import Packing
 from mediatord.didcomm.pickup import Pickup, PickupSettings
 from mediatord.didcomm.replying import Replying
@@ -22,6 +24,7 @@ from mediatord.didcomm.unpacking import Unpacking
 from mediatord.didcomm.wrapping import Wrapping
 from mediatord.ids import new_id, new_message_id
 from mediatord.protocol.didcomm.did import canonical
+from mediatord.protocol.didcomm.did_web import usual_name
 from mediatord.protocol.didcomm.usual import UsualForwards
 from mediatord.resolver import Resolver, WebDIDs
 from mediatord.turns import Turn
@@ -52,7 +55,8 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
     unpacking = Unpacking(resolver, identity.keys_for, draft03=settings.legacy_draft03)
     live = Live(reactor, store, base.connections, packing, journal, live_settings(base, config))
     wrapping = Wrapping(resolver, reactor, new_id)
-    targets = Targets(resolver, _failover_settings(config), identity.owns)
+    access = _access(base, config)
+    targets = Targets(resolver, _failover_settings(config, access), identity.owns)
     endpoints = EndpointDelivery(reactor, store, targets, wrapping, base.outbound, journal)
     elsewhere, turn = (base.cluster.elsewhere.message, base.cluster.turn) if base.cluster else (None, None)
     hand_over = HandOver(live.push, elsewhere, endpoints.offer)
@@ -66,18 +70,21 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         deliveries=Deliveries(hand_over, due.wait_for, live.settle),
         journal=journal,
         owns=identity.owns,
+        origins=base.origins,
         sources=Sources(lambda: new_message_id(reactor.seconds()), random.SystemRandom().uniform),
     )
-    registration = Registration(
-        frozenset(map(canonical, settings.allow)) if settings.registration == "allow-list" else None,
-        settings.max_recipients,
-        base.own.kin.knows,
-    )
-    routing_settings = _routing_settings(config)
+    registration = Registration(access, settings.max_recipients, base.own.kin.knows, settings.require_ownership)
+    routing_settings = _routing_settings(config, access)
     routing = Routing(route, routing_settings)
     protocols = Protocols(
         routing=routing,
-        coordination=Coordination(store, OwnNames(identity.owns, identity.routing_did), registration, journal),
+        coordination=Coordination(
+            store,
+            OwnNames(identity.owns, identity.routing_did),
+            registration,
+            Ownership(reactor, store, base.admission, unpacking, identity.owns),
+            journal,
+        ),
         pickup=Pickup(
             reactor,
             store,
@@ -98,6 +105,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         live=live,
         journal=journal,
         owns=identity.owns,
+        access=access,
     )
     lag = Lag(reactor, base.steady, journal.metrics.lag)
     housekeeping = Housekeeping(
@@ -136,7 +144,21 @@ def live_settings(base: Base, config: Config) -> LiveSettings:
     )
 
 
-def _routing_settings(config: Config) -> RoutingSettings:
+def _access(base: Base, config: Config) -> AccessList:
+    """Goes by the lists as they are at any time; who is denied from now on is live no longer."""
+    access = AccessList(usual_name)
+
+    def follow(new: Config) -> None:
+        allow = new.didcomm.allow if new.didcomm.registration == "allow-list" else None
+        access.change(allow, new.didcomm.deny)
+        base.connections.close_denied(access.denies, lambda reader: reader is not None)
+
+    follow(config)
+    base.reloading.follow(follow)
+    return access
+
+
+def _routing_settings(config: Config, access: AccessList) -> RoutingSettings:
     settings = config.didcomm
     return RoutingSettings(
         ttl=config.queue.ttl,
@@ -146,11 +168,12 @@ def _routing_settings(config: Config) -> RoutingSettings:
         registered_senders_only=settings.require_registered_sender,
         encrypted_only=settings.require_encrypted_payload,
         max_payload=config.queue.max_bytes,
+        access=access,
     )
 
 
-def _failover_settings(config: Config) -> FailoverSettings:
+def _failover_settings(config: Config, access: AccessList) -> FailoverSettings:
     web_socket = "ws" + config.public_url.removeprefix("http")
     own = {config.public_url, f"{config.public_url}/didcomm", f"{web_socket}/didcomm", f"{web_socket}/ws"}
     endpoints = {canonical(did): endpoint for did, endpoint in config.didcomm.endpoints.items()}
-    return FailoverSettings(config.didcomm.failover, endpoints, frozenset(own))
+    return FailoverSettings(config.didcomm.failover, endpoints, frozenset(own), access)

@@ -12,6 +12,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from mediatord.errors import StoreUnavailable
 from mediatord.wiring.base import Base
+from mediatord.wiring.ledger import tell_ledger
 
 # Seconds between looks at how late the reactor is.
 LOOK = 1.0
@@ -69,9 +70,9 @@ class Lag(Service):
 
 async def gauge(base: Base, lag: Lag) -> None:
     """
-    Write down how the daemon is.
+    Write down how the daemon is, and what the store's books say.
 
-    :raise StoreUnavailable: what waits is not known; the rest was written.
+    :raise StoreUnavailable: what waits, or what became of the rest, is not known; all else was written.
     """
     own = {"conns": len(base.connections), "rss": _resident(), "fds": _descriptors(), "lag_ms": lag.take() * 1000}
     try:
@@ -88,6 +89,7 @@ async def gauge(base: Base, lag: Lag) -> None:
         oldest_ms=None if since is None else max(0, int((base.reactor.seconds() - since) * 1000)),
         **own,
     )
+    await tell_ledger(base)
 
 
 def _resident() -> int | None:

@@ -11,6 +11,7 @@ from twisted.logger import Logger
 from mediatord.config import Config
 from mediatord.identity import Identity, IdentityError, shown
 from mediatord.keyfile import KeySet, load_keys, read_keys
+from mediatord.keylock import passphrase_from
 from mediatord.private_file import PrivateFileError
 from mediatord.protocol.didcomm import agreement
 from mediatord.protocol.didcomm.keys import PrivateKey
@@ -74,7 +75,9 @@ def load_identity(config: Config) -> Identity:
 
     :raise StartupError: the key file or a former DID cannot be used.
     """
-    return _identity(config, lambda: load_keys(config.identity.keys))
+    return _identity(
+        config, lambda: load_keys(config.identity.keys, passphrase_from(config.identity.passphrase_file))
+    )
 
 
 def told_identity(config: Config, keys: str) -> Identity:

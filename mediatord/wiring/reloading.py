@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -25,7 +25,15 @@ Outcome = Literal["ok", "refused", "restart_needed"]
 _HINT = "mediatord check-config lists all"
 # What counts from now on; everything else is as it was when the daemon was started.
 _APPLICABLE_LOG = ("level", "rotate", "key_days")
-_APPLICABLE = ("identity.former_dids", "limits", "metrics", *(f"log.{name}" for name in _APPLICABLE_LOG))
+_APPLICABLE_ACCESS = ("registration", "allow", "deny")
+_APPLICABLE = (
+    "identity.former_dids",
+    "identity.passphrase_file",
+    "limits",
+    "metrics",
+    *(f"log.{name}" for name in _APPLICABLE_LOG),
+    *(f"{half}.{name}" for half in ("didcomm", "decentrl") for name in _APPLICABLE_ACCESS),
+)
 
 
 def read_again(config: Config, identity: Identity, read: Callable[[], Config]) -> tuple[Config, Outcome, Identity]:
@@ -75,10 +83,20 @@ def _read(config: Config, read: Callable[[], Config]) -> tuple[Config, list[str]
     gone = [key for key in left if _is_set(config, key) and not _is_set(new, key)]
     if gone:
         raise _Unusable(f"it says nothing of {', '.join(gone)} any more; restart if that is meant")
-    log = config.log.model_copy(update={name: getattr(new.log, name) for name in _APPLICABLE_LOG})
-    identity = config.identity.model_copy(update={"former_dids": new.identity.former_dids})
-    applied = {"identity": identity, "limits": new.limits, "log": log, "metrics": new.metrics}
+    applied = {
+        "identity": _taken(config.identity, new.identity, ("former_dids", "passphrase_file")),
+        "limits": new.limits,
+        "log": _taken(config.log, new.log, _APPLICABLE_LOG),
+        "metrics": new.metrics,
+        "didcomm": _taken(config.didcomm, new.didcomm, _APPLICABLE_ACCESS),
+        "decentrl": _taken(config.decentrl, new.decentrl, _APPLICABLE_ACCESS),
+    }
     return config.model_copy(update=applied), left
+
+
+def _taken(section: Any, new: Any, names: Iterable[str]) -> Any:
+    """A section with some of its settings as they are now."""
+    return section.model_copy(update={name: getattr(new, name) for name in names})
 
 
 def changed(one: Config, other: Config) -> list[str]:

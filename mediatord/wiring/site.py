@@ -75,7 +75,7 @@ def build_site(
     :param readiness: what answers `/ready`, once the site is served.
     """
     gateway = _Gateway(base, didcomm, decentrl)
-    peers = Peers(config.trusted_proxies, base.own.token)
+    peers = Peers(config.trusted_proxies, base.own.token, config.limits.trusted_peers)
     largest = config.limits.max_message_bytes
     sockets = Sockets(
         receive=gateway.receive,
@@ -107,11 +107,12 @@ def build_site(
         short_way=didcomm.short_way.take,
     )
     factory.limit(largest, config.limits.max_outbox_bytes)
-    site = MediatorSite(front, largest, _connections(config))
+    site = MediatorSite(front, largest, *_connections(config))
     site.unread.limit(config.limits.max_unread_bytes)
 
     def follow(new: Config) -> None:
-        site.limit(new.limits.max_message_bytes, _connections(new))
+        peers.recognise(new.limits.trusted_peers)
+        site.limit(new.limits.max_message_bytes, *_connections(new))
         factory.limit(new.limits.max_message_bytes, new.limits.max_outbox_bytes)
         site.unread.limit(new.limits.max_unread_bytes)
         pages.show(base.identity.did, base.identity.web_document)
@@ -121,9 +122,9 @@ def build_site(
     return site
 
 
-def _connections(config: Config) -> int:
-    """How many one address may have that are no sockets."""
-    return 4 * config.limits.max_connections_per_ip
+def _connections(config: Config) -> tuple[int, int]:
+    """How many one address may have that are no sockets, and one of a trusted peer."""
+    return 4 * config.limits.max_connections_per_ip, 4 * config.limits.trusted_connections
 
 
 def _asking(base: Base, config: Config) -> Callable[[], Awaitable[None]]:

@@ -25,6 +25,8 @@ _WORST = {
 _ANY = {
     "mediator_message_queue_size",
     "mediator_messages_waiting",
+    "mediator_ledger_messages",
+    "mediator_ledger_difference",
     "mediator_oldest_message_timestamp_seconds",
     "mediator_cluster_nodes",
     "mediator_build_info",

@@ -130,6 +130,21 @@ def histogram() -> Rows:
     return {"latency_hist": found, "latency_daily": daily}
 
 
+def stores() -> list[dict[str, Any]]:
+    """One whose books close, with a gap, and one whose do not."""
+    entries = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn", "waiting", "difference")
+    gone = (500_000, 480_000, 5_000, 1_000, 300, 0)
+    changes = (96_020, 93_810, 210, 150, 40, 0, 1_810, None)
+    gaps = (10, 0, 0, 0, 0, None, None, None)
+    rows = []
+    for store, totals in (("5b1c", (*gone, 13_700, 0)), (HOSTILE, (*gone, 13_698, 2))):
+        for entry, total, change, gap in zip(entries, totals, changes, gaps, strict=True):
+            logged = None if gap is None or change is None else change - gap
+            row = {"store": store, "proto": "didcomm", "entry": entry, "total": total, "change": change}
+            rows.append({**row, "logged": logged, "own": None if gap is None else 0, "gap": gap})
+    return rows
+
+
 def messages() -> Rows:
     ledger = {"opening": 11_900, "accepted": 96_000, "acked": 93_800, "expired": 210, "evicted": 150, "removed": 40}
     past = [{**ledger, "dt": DAY - timedelta(n), "open": 13_700, "orphans": 0, "difference": 0} for n in range(1, 9)]
@@ -152,6 +167,7 @@ def messages() -> Rows:
     states = {"acked": 93_800, "expired": 210, "evicted": 150, "removed": 40, "open": 13_697}
     return {
         "ledger_daily": [*past, today],
+        "stores_daily": stores(),
         "lost_daily": [{**dict(zip(keys, row, strict=True)), "bytes": row[-1] * 3000} for row in lost],
         "messages_daily": [
             {"proto": "didcomm", "state": state, "age_class": "2 <1m", "pushes_class": "1", "n": n, "bytes": n * 2500}

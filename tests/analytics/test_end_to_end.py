@@ -25,6 +25,7 @@ from analytics.errors import FINE
 from analytics.files import Files
 from analytics.job import Span
 from analytics.jobs.reconciliation import COUNTERS
+from analytics.jobs.stores import LINES
 from analytics.settings import Settings
 from analytics.warehouse import Warehouse
 from mediatord.wallet.client import Wallet
@@ -142,6 +143,7 @@ class EndToEndTests(TestCase):
         self.warehouse = Warehouse(self.spark, files, out)
         self.check_messages(Path(outcome.report_path))
         self.check_counters(said)
+        self.check_stores()
         self.check_requests_and_sockets()
         self.check_quality()
 
@@ -237,6 +239,18 @@ class EndToEndTests(TestCase):
             self.assertEqual((row.difference, row.logged), (0, row.counted), row.counter)
             counted[row.counter] += row.counted
         self.assertEqual(dict(counted), {COUNTERS[name]: value for name, value in said.items()})
+
+    def check_stores(self) -> None:
+        """The store's own books have no difference, and every line, with none missing and none too many."""
+        rows = self.rows("stores_daily")
+        self.assertEqual({row.total for row in rows if row.entry == "difference"}, {0})
+        self.assertEqual({row.gap for row in rows if row.entry in LINES}, {0})
+        self.assertEqual(len({row.store for row in rows}), 1)
+        last = {row.entry: row.total for row in rows if row.proto == "didcomm" and row.dt == rows[-1].dt}
+        for entry, event in LINES.items():
+            logged = sum(row.logged for row in rows if row.entry == entry)
+            self.assertEqual((logged, last[entry]), (self.books.events[event],) * 2, entry)
+        self.assertEqual(last["waiting"], UNHEARD + SEEN + LEFT + ROOM - PURGED)
 
     def check_requests_and_sockets(self) -> None:
         """Refusals by code; every socket was opened and closed."""

@@ -106,11 +106,12 @@ def test_problems_come_first(page: Page) -> None:
     assert len(page.texts["h2"]) == 18
     shown = dict(zip(page.texts["dt"], page.texts["dd"][::2], strict=True))
     assert shown["Message ledger"] == "5 messages off"
+    assert shown["The store's own books"] == "difference 2"
     assert shown["Counters against logs"] == "difference 4"
     assert shown["Missing log lines"] == "5"
     assert shown["Lines in quarantine"] == "1"
     assert shown["Messages lost"] == "360"
-    assert page.texts["span"][:6] == ["broken", "broken", "broken", "look", "look", "look"]
+    assert page.texts["span"][:7] == ["broken"] * 4 + ["look"] * 3
 
 
 def test_every_number_has_a_sentence(page: Page) -> None:
@@ -135,7 +136,7 @@ def test_charts_can_be_read_without_being_seen(page: Page) -> None:
 def test_what_strings_from_logs_do(page: Page, busy: dict[str, bytes]) -> None:
     """They are text in the page, and no formulas in a spreadsheet."""
     cells = page.texts["td"]
-    assert cells.count(HOSTILE) == 4
+    assert cells.count(HOSTILE) == 4 + sum(row["store"] == HOSTILE for row in BUSY["stores_daily"])
     assert f"{HOSTILE}$x^2$" in cells
     assert b"<script" not in busy["index.html"]
     errors = list(csv.DictReader(busy["errors_daily.csv"].decode().splitlines()))
@@ -167,6 +168,7 @@ def test_the_summary(busy: dict[str, bytes]) -> None:
     assert summary["run_id"] == FACTS.run_id
     assert summary["checks"] == {
         "ledger_messages_off": {"value": 5, "state": "bad"},
+        "store_messages_off": {"value": 2, "state": "bad"},
         "reconciliation_difference": {"value": 4, "state": "bad"},
         "log_lines_missing": {"value": 5, "state": "bad"},
         "log_lines_in_quarantine": {"value": 1, "state": "warn"},
@@ -186,6 +188,7 @@ def test_a_day_with_nothing_wrong() -> None:
     good: Rows = {
         **BUSY,
         "ledger_daily": [{**BUSY["ledger_daily"][-1], "difference": 0, "orphans": 0, "overdue": 0}],
+        "stores_daily": [row for row in BUSY["stores_daily"] if row["store"] != HOSTILE],
         "reconciliation_daily": [row for row in BUSY["reconciliation_daily"] if not row["difference"]],
         "boots_daily": [row for row in BUSY["boots_daily"] if not row["missing"]],
         "inputs": [{**row, "corrupt": 0} for row in BUSY["inputs"]],
@@ -198,7 +201,18 @@ def test_a_day_with_nothing_wrong() -> None:
     assert json.loads(files["summary.json"])["state"] == "good"
     page = Page(files["index.html"])
     assert page.texts["h2"][0] == "The books close and nothing stands out."
-    assert page.texts["span"][:6] == ["fine"] * 6
+    assert page.texts["span"][:7] == ["fine"] * 7
+
+
+def test_books_of_a_store_that_are_not_known() -> None:
+    """Too many messages to be counted, or a mediator that does not tell: that is said, and nothing is broken."""
+    unknown = [{**row, "total": None} for row in BUSY["stores_daily"] if row["entry"] == "difference"]
+    for rows, words in (([], "not told"), (unknown, "unknown")):
+        files = rendered(known({**BUSY, "stores_daily": rows}))
+        page = Page(files["index.html"])
+        shown = dict(zip(page.texts["dt"], page.texts["dd"][::2], strict=True))
+        assert shown["The store's own books"] == words
+        assert json.loads(files["summary.json"])["checks"]["store_messages_off"]["state"] == "plain"
 
 
 def test_a_day_without_anything() -> None:

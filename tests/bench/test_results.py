@@ -109,6 +109,8 @@ def test_databases_are_filled_with_copies(tmp_path: Path) -> None:
                 size INTEGER, received_at REAL, expires_at REAL, payload BLOB
             );
             CREATE TABLE queue (account_id INTEGER, recipient_id INTEGER, messages INTEGER, bytes INTEGER);
+            CREATE TABLE ledger (half TEXT, accepted INTEGER);
+            INSERT INTO ledger VALUES ('didcomm', 1), ('decentrl', 0);
             INSERT INTO message VALUES (1, '0123456789abcdef0123456789abcdef', 1, 1, 2, 5.0, 9.0, x'00ff');
             """
         )
@@ -130,4 +132,5 @@ def test_databases_are_filled_with_copies(tmp_path: Path) -> None:
             "SELECT messages, bytes, account_id = recipient_id FROM queue ORDER BY account_id"
         )
         assert queues.fetchall() == [(4, 8, 1), *[(3, 6, 1)] * 9]
+        assert connection.execute("SELECT * FROM ledger").fetchall() == [("didcomm", 31), ("decentrl", 0)]
         assert connection.execute("SELECT count(*) FROM message WHERE expires_at = 5.0").fetchone() == (7,)

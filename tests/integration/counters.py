@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pymongo import MongoClient
@@ -12,13 +12,16 @@ Document = dict[str, Any]
 
 
 def miscounted(client: MongoClient[Document], database: str) -> list[str]:
-    """Accounts and recipients whose counters are wrong, all as of one moment."""
+    """Accounts and recipients whose counters are wrong, and halves of the ledger that are, all as of one moment."""
     with client.start_session(snapshot=True) as session:
+        pages = list(client[database]["ledger"].find({}, session=session))
+        events = client[database]["pending_events"].count_documents({}, session=session)
         accounts, recipients, messages = (
             list(client[database][name].find({}, {"payload": 0}, session=session))
             for name in ("accounts", "recipients", "messages")
         )
-    return differences(accounts, recipients, messages)
+    there = {"didcomm": len(messages), "decentrl": events}
+    return differences(accounts, recipients, messages) + unaccounted(pages, there)
 
 
 def differences(
@@ -43,4 +46,21 @@ def differences(
     for one in accounts:
         if one["recipients"] != registered[one["_id"]]:
             wrong.append(f"account {one['did']}: {one['recipients']} recipients but {registered[one['_id']]}")
+    return wrong
+
+
+def unaccounted(pages: Iterable[Document], there: Mapping[str, int]) -> list[str]:
+    """
+    What the ledger says of each half if it is not what there is, one line each.
+
+    :param there: messages that wait, by half.
+    """
+    wrong = []
+    for half, waiting in there.items():
+        entries: Counter[str] = Counter()
+        for page in pages:
+            entries.update(page.get(half, {}))
+        gone = sum(entries.values()) - entries["accepted"]
+        if entries["accepted"] - gone != waiting:
+            wrong.append(f"ledger of {half}: {dict(entries)} but {waiting} waiting")
     return wrong

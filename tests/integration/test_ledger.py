@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from twisted.trial.unittest import TestCase
 
 from mediatord.wallet.mediation import Delivered
-from tests.integration.counters import differences
+from tests.integration.counters import differences, unaccounted
 from tests.integration.ledger import Balance, ClusterLedger
 from tests.integration.traffic import Post
 
@@ -178,3 +178,13 @@ class CounterTests(TestCase):
         """A message whose recipient is not there."""
         self.messages.append({"recipient": 4, "size": 10})
         self.assertEqual(self.differences(), ["messages of no recipient: 1"])
+
+    def test_unaccounted(self) -> None:
+        """Of either half, what the ledger does not know or knows twice; its pages are added up."""
+        pages = [
+            {"_id": "a", "didcomm": {"accepted": 9, "evicted": 1, "expired": 1}, "decentrl": {"accepted": 2}},
+            {"_id": "b", "didcomm": {"accepted": 1, "acknowledged": 2, "withdrawn": 1}, "decentrl": {"removed": 2}},
+        ]
+        for didcomm, decentrl, wrong in ((5, 0, 0), (4, 0, 1), (6, 0, 1), (5, 1, 1), (0, 9, 2)):
+            found = unaccounted(pages, {"didcomm": didcomm, "decentrl": decentrl})
+            self.assertEqual(len(found), wrong, f"{didcomm} {decentrl}")

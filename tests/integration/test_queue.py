@@ -12,12 +12,14 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from mediatord.store.mongo.uri import read_uri
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.socket import connect
 from tests.integration.cluster import fresh_storage
+from tests.integration.counters import miscounted
 from tests.integration.residents import Door, Resident
 from tests.integration.traffic import ROOMY, Senders, drained, enrolled, letters, prepared
-from tests.mongod import mongod_binary
+from tests.mongod import mongod_binary, shared_replica_set
 from tests.tally import misstated, read_lines
 
 reactor: Any = _reactor
@@ -147,4 +149,15 @@ class MongoDBQueueTests(QueueTests):
         skip = "there is no MongoDB server"
 
     def settings(self) -> dict[str, Any]:
-        return {"storage": fresh_storage(self)}
+        self.storage = fresh_storage(self)
+        return {"storage": self.storage}
+
+    def check_books(self, expected: Counter[str]) -> None:
+        """So do those of the store."""
+        super().check_books(expected)
+        database = read_uri(self.storage["mongodb"]["uri"]).database
+        client = shared_replica_set().client
+        self.assertEqual(miscounted(client, database), [])
+        pages = list(client[database]["ledger"].find())
+        removed = [sum(page.get(half, {}).get("removed", 0) for page in pages) for half in ("didcomm", "decentrl")]
+        self.assertEqual(removed, [expected["msg.remove"] - 3, 3])

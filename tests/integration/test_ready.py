@@ -30,6 +30,7 @@ from tests.integration.one_server import on_mongodb
 from tests.integration.residents import ask_on
 from tests.integration.traffic import prepared
 from tests.mongod import ReplicaSet, mongod_binary, shared_replica_set
+from tests.tally import read_lines
 from tests.web.premises import Answered
 
 # Between questions.
@@ -150,10 +151,18 @@ class WellTests(ReadyTestCase):
         asking.close()
         self.asking(daemon).until(200)
         daemon.stop()
+        both = ["ledger", "ledger"]
         self.assertEqual(
             self.events(daemon),
-            ["log.open", "proc.start", "proc.stop", "counters", "log.close"] * 2,
+            ["log.open", "proc.start", *both, "proc.stop", *both, "counters", "log.close"] * 2,
         )
+        books = [line for line in read_lines(daemon.log_directory) if line["event"] == "ledger"]
+        for entry in ("accepted", "acknowledged"):
+            itself = sum(line.get(f"own_{entry}", 0) for line in books)
+            found = {line[f"all_{entry}"] for line in books if line["proto"] == "didcomm"}
+            self.assertEqual(max(found), itself)
+            self.assertGreaterEqual(itself, 4)
+        self.assertEqual({line["difference"] for line in books}, {0})
         with closing(sqlite3.connect(daemon.directory / "mediator.sqlite3")) as connection:
             self.assertEqual(connection.execute("SELECT count(*) FROM account").fetchone(), (1,))
             self.assertEqual(connection.execute("SELECT count(*) FROM message").fetchone(), (0,))
@@ -189,7 +198,7 @@ class WellTests(ReadyTestCase):
         self.assertEqual(values["mediator_active_connections"], 0)
         self.assertGreater(values['mediator_cluster_pushes_total{outcome="pushed"}'], 0)
         daemon.stop()
-        told = {"log.open", "proc.start", "proc.stop", "counters", "log.close"}
+        told = {"log.open", "proc.start", "proc.stop", "ledger", "counters", "log.close"}
         self.assertEqual(set(self.events(daemon)), told)
 
     def test_a_message_that_is_left(self) -> None:

@@ -217,6 +217,17 @@ def test_apu_is_no_sender_in_an_anoncrypt() -> None:
     assert not envelope.authenticated
 
 
+def test_fingerprint() -> None:
+    """It is that of the content: a recipient more or other padding changes nothing, other content does."""
+    one, other = (written(authcrypt()) for _ in range(2))
+    padded = {**one, "tag": one["tag"] + "=" * (-len(one["tag"]) % 4)}
+    first, again, more = (parse(compact(jwe)).fingerprint() for jwe in (one, padded, flattened(one)))
+    assert first == again == more != parse(compact(other)).fingerprint()
+    for name in ("protected", "tag"):
+        assert parse(compact({**one, name: other[name]})).fingerprint() != first
+    assert len(first) == 32
+
+
 def test_shared_unprotected_header() -> None:
     """Members may stand in the header that is shared and unprotected (RFC 7516 section 7.2.1)."""
     jwe = written(Writing(moved=("alg",)))

@@ -31,7 +31,9 @@ from mediatord.store.mongo.uri import read_uri
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.mongo import ALICE, CLOCK, INBOX
 
-RECORDING = Path(__file__).parents[1] / "vectors" / "mongodb-1.json"
+VECTORS = Path(__file__).parents[1] / "vectors"
+# Versions of the schema that there are recordings of, the last being that of today.
+RECORDED = (1, 2)
 WALLET, PEER = "did:example:wallet", "did:example:peer"
 FAR = 4_102_444_800.0
 
@@ -75,17 +77,21 @@ def recorded(database: Database[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def restore(database: Database[dict[str, Any]]) -> None:
+def restore(database: Database[dict[str, Any]], version: int) -> None:
     """Make a database what was recorded."""
-    for name, found in json_util.loads(RECORDING.read_text("utf-8")).items():
+    for name, found in json_util.loads(_recording(version).read_text("utf-8")).items():
         if found["indexes"]:
             database.command("createIndexes", name, indexes=found["indexes"])
         if found["documents"]:
             database[name].insert_many(found["documents"])
 
 
+def _recording(version: int) -> Path:
+    return VECTORS / f"mongodb-{version}.json"
+
+
 async def record() -> None:
-    """Write the file anew."""
+    """Write the file of the last version anew."""
     servers = shared_replica_set()
     with fresh_database(servers) as name:
         address = read_uri(servers.uri(name))
@@ -95,7 +101,7 @@ async def record() -> None:
         await fill(store)
         await store.close()
         text = json_util.dumps(recorded(servers.client[name]), indent=1, json_options=json_util.RELAXED_JSON_OPTIONS)
-    RECORDING.write_text(f"{text}\n", "utf-8")
+    _recording(RECORDED[-1]).write_text(f"{text}\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 from hashlib import sha256
@@ -14,7 +14,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from twisted.internet import reactor  # noqa: TID251  txmongo connects by the global one
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
@@ -22,7 +22,7 @@ from twisted.internet.threads import blockingCallFromThread, deferToThread
 from twisted.trial.unittest import TestCase
 
 from mediatord.errors import MediatorError
-from mediatord.interfaces import Action, IStore, Payload, QueueLimits, Window
+from mediatord.interfaces import Action, Deposit, IStore, Ledger, Payload, QueueLimits, Window
 from mediatord.store.batches import unobserved
 from mediatord.store.database import connect
 from mediatord.store.memory import MemoryStore
@@ -35,7 +35,13 @@ from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import Held, PromptClock, a_sqlite_store, answer
 from tests.store.mongo import PATIENT
 
-LIMITS = QueueLimits(max_messages=4, max_bytes=40)
+POLICIES = (
+    QueueLimits(4, 40),
+    QueueLimits(4, 40, share=0.5),
+    QueueLimits(7, 60, share=0.34),
+    QueueLimits(4, 40, when_full="refuse"),
+    QueueLimits(6, 60, when_full="refuse", share=0.5),
+)
 NONCES = 3
 
 accounts = st.sampled_from(["did:a", "did:ab", "did:c", "did:d"])
@@ -44,6 +50,10 @@ scopes = st.none() | recipients
 bodies = st.sampled_from([b"", b"x", b"same", b"0123456789", b"y" * 25, b"z" * 41])
 spans = st.sampled_from([0.0, 1.0, 5.0, 20.0])
 keys = st.sampled_from([b"k1", b"k2", b"k3", b"k4", b"k5"])
+# Of two networks and two senders with the same numbers, of one half only, of nobody known, and the highest.
+origins = st.sampled_from(
+    [0x0001_0001, 0x0001_0002, 0x0002_0001, 0x0002_0002, 0x0001_0000, 0x0000_0002, 0, 0xFFFF_FFFF]
+)
 
 
 class Stores(RuleBasedStateMachine):
@@ -52,15 +62,19 @@ class Stores(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = PromptClock()
-        self.stores: list[IStore] = [MemoryStore(self.clock, LIMITS, max_nonces=NONCES), self.make_store()]
+        self.stores: list[IStore] = []
         self.ids = count()
         self.known: list[str] = []
+
+    @initialize(limits=st.sampled_from(POLICIES))
+    def begin(self, limits: QueueLimits) -> None:
+        self.stores = [MemoryStore(self.clock, limits, max_nonces=NONCES), self.make_store(limits)]
         self.same(lambda store: store.open())
         self.same(lambda store: store.grant("did:a"))
         self.same(lambda store: store.grant("did:ab"))
         self.same(lambda store: store.update("did:a", [("did:1", "add"), ("did:12", "add")], max_recipients=3))
 
-    def make_store(self) -> IStore:
+    def make_store(self, limits: QueueLimits) -> IStore:
         """The other one, not open and with nothing in it."""
         raise NotImplementedError
 
@@ -85,13 +99,42 @@ class Stores(RuleBasedStateMachine):
         digests = [sha256(body).hexdigest() for body in (b"x", b"same", b"")]
         return data.draw(st.lists(st.sampled_from([*self.known[-12:], *digests, "unknown"]), max_size=4))
 
-    @rule(did=recipients, contents=st.lists(bodies, max_size=6), ttl=spans, delay=st.none() | spans)
-    def deposit(self, did: str, contents: list[bytes], ttl: float, delay: float | None) -> None:
+    def payloads(self, contents: Iterable[bytes]) -> list[Payload]:
+        """With ids that are new."""
         payloads = [Payload(f"m{next(self.ids)}", body, "json") for body in contents]
         self.known += [payload.id for payload in payloads]
-        now = self.clock.seconds()
+        return payloads
+
+    @invariant()
+    def same_ledger(self) -> None:
+        """It is the same after every step, and nothing is unaccounted for."""
+        books = self.same(lambda store: store.ledger())
+        assert (books.didcomm.difference, books.decentrl) == (0, Ledger()), books
+
+    @rule(did=recipients, contents=st.lists(bodies, max_size=6), ttl=spans, delay=st.none() | spans, origin=origins)
+    def deposit(self, did: str, contents: list[bytes], ttl: float, delay: float | None, origin: int) -> None:
+        payloads, now = self.payloads(contents), self.clock.seconds()
         due_at = None if delay is None else now + delay
-        self.same(lambda store: store.deposit(did, payloads, expires_at=now + ttl, due_at=due_at))
+        self.same(lambda store: store.deposit(did, payloads, expires_at=now + ttl, due_at=due_at, origin=origin))
+
+    @rule(did=recipients, origin=origins, number=st.integers(2, 7))
+    def flood(self, did: str, origin: int, number: int) -> None:
+        """One message after another from one place."""
+        until = self.clock.seconds() + 20
+        for payload in self.payloads([b"x"] * number):
+            self.same(partial(self.put, did, [payload], until, origin))
+
+    @staticmethod
+    def put(did: str, payloads: list[Payload], until: float, origin: int, store: IStore) -> Deferred[Any]:
+        return store.deposit(did, payloads, expires_at=until, origin=origin)
+
+    @rule(orders=st.lists(st.tuples(recipients, st.lists(bodies, max_size=2), origins), min_size=2, max_size=4))
+    def deposit_all(self, orders: list[tuple[str, list[bytes], int]]) -> None:
+        until = self.clock.seconds() + 20
+        deposits = [
+            Deposit(did, tuple(self.payloads(contents)), until, origin=origin) for did, contents, origin in orders
+        ]
+        self.same(lambda store: store.deposit_all(deposits))
 
     @rule(did=recipients, body=bodies, data=st.data())
     def deposit_twice(self, did: str, body: bytes, data: st.DataObject) -> None:
@@ -180,10 +223,10 @@ class Stores(RuleBasedStateMachine):
         here, there = self.answers(lambda store: store.waiting())
         assert (here.messages, here.bytes, here.recipients) == (there.messages, there.bytes, there.recipients)
 
-    @rule(key=keys, ttl=spans, release=st.booleans())
-    def claim(self, key: bytes, ttl: float, release: bool) -> None:
+    @rule(key=keys, ttl=spans, share=st.sampled_from([1.0, 0.7]), release=st.booleans())
+    def claim(self, key: bytes, ttl: float, share: float, release: bool) -> None:
         until = self.clock.seconds() + ttl
-        self.same(lambda store: store.claim(key, until))
+        self.same(lambda store: store.claim(key, until, share))
         if release:
             self.same(lambda store: store.release(key))
 
@@ -195,11 +238,11 @@ class Stores(RuleBasedStateMachine):
 class SQLiteStores(Stores):
     """The memory store and the SQLite store."""
 
-    def make_store(self) -> IStore:
+    def make_store(self, limits: QueueLimits) -> IStore:
         self.folder = mkdtemp(prefix="mediatord-store-")
         self.writer = Held()
         path = Path(self.folder) / "db"
-        return a_sqlite_store(self.clock, path, LIMITS, write=self.writer, tuning=Tuning(max_nonces=NONCES))
+        return a_sqlite_store(self.clock, path, limits, write=self.writer, tuning=Tuning(max_nonces=NONCES))
 
     def teardown(self) -> None:
         super().teardown()
@@ -216,30 +259,31 @@ class SQLiteStores(Stores):
         rmtree(self.folder)
 
     @rule(
-        orders=st.lists(st.tuples(recipients, st.lists(bodies, max_size=2), st.booleans()), min_size=2, max_size=9),
+        orders=st.lists(
+            st.tuples(recipients, st.lists(bodies, max_size=2), st.booleans(), origins), min_size=2, max_size=9
+        ),
         ttl=spans,
     )
-    def deposit_together(self, orders: list[tuple[str, list[bytes], bool]], ttl: float) -> None:
+    def deposit_together(self, orders: list[tuple[str, list[bytes], bool, int]], ttl: float) -> None:
         """Many deposits, some spoiled by an id that is there twice, reach SQLite in one batch."""
         until = self.clock.seconds() + ttl
-        whole: list[tuple[str, list[Payload]]] = []
-        for did, contents, spoiled in orders:
-            payloads = [Payload(f"m{next(self.ids)}", body, "base64") for body in contents]
-            self.known += [payload.id for payload in payloads]
-            whole.append((did, payloads + payloads[:1] if spoiled else payloads))
+        whole: list[tuple[str, list[Payload], int]] = []
+        for did, contents, spoiled, origin in orders:
+            payloads = self.payloads(contents)
+            whole.append((did, payloads + payloads[:1] if spoiled else payloads, origin))
         memory, sqlite = self.stores
         self.writer.hold()
         blocking = sqlite.ping()
-        asked = [sqlite.deposit(did, payloads, expires_at=until) for did, payloads in whole]
+        asked = [self.put(did, payloads, until, origin, sqlite) for did, payloads, origin in whole]
         self.writer.let_go()
         answer(blocking)
-        expected = [answer(memory.deposit(did, payloads, expires_at=until)) for did, payloads in whole]
+        expected = [answer(self.put(did, payloads, until, origin, memory)) for did, payloads, origin in whole]
         assert [answer(deposited) for deposited in asked] == expected
 
     @rule(
         orders=st.lists(
             st.one_of(
-                st.tuples(st.just("deposit"), recipients, st.lists(bodies, max_size=2)),
+                st.tuples(st.sampled_from(["deposit", "flood"]), recipients, st.lists(bodies, max_size=2)),
                 st.tuples(st.just("acknowledge"), accounts, st.lists(st.integers(1, 9), max_size=3)),
                 st.tuples(st.sampled_from(["remove", "mark"]), st.just(""), st.lists(st.integers(1, 9), max_size=3)),
             ),
@@ -262,10 +306,9 @@ class SQLiteStores(Stores):
         assert [answer(one) for one in asked] == expected
 
     def traffic(self, what: str, did: str, items: list[Any], until: float) -> Callable[[IStore], Deferred[Any]]:
-        if what == "deposit":
-            payloads = [Payload(f"m{next(self.ids)}", body, "json") for body in items]
-            self.known += [payload.id for payload in payloads]
-            return lambda store: store.deposit(did, payloads, expires_at=until)
+        if what in ("deposit", "flood"):
+            payloads, origin = self.payloads(items), 0x0001_0001 if what == "flood" else 0
+            return lambda store: store.deposit(did, payloads, expires_at=until, origin=origin)
         ids = [self.known[-place] for place in items if place <= len(self.known)]
         if what == "acknowledge":
             return lambda store: store.acknowledge(did, ids)
@@ -275,12 +318,12 @@ class SQLiteStores(Stores):
 class MongoStores(Stores):
     """The memory store and the MongoDB store, which the reactor's thread is asked for."""
 
-    def make_store(self) -> IStore:
+    def make_store(self, limits: QueueLimits) -> IStore:
         self.fresh = fresh_database()
         address = read_uri(shared_replica_set().uri(self.fresh.__enter__()))
         clock = IReactorTime(reactor)
         server = Server(address, clock, observe=unobserved, on_up=lambda up: None, connections=2)
-        return MongoStore(server, self.clock, LIMITS, max_nonces=NONCES)
+        return MongoStore(server, self.clock, limits, max_nonces=NONCES)
 
     def teardown(self) -> None:
         super().teardown()

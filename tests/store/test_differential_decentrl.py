@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.python.failure import Failure
 from twisted.python.monkey import MonkeyPatcher
 
-from mediatord.interfaces import IStore, QueueLimits
+from mediatord.interfaces import IStore, Ledger, QueueLimits
 from mediatord.interfaces.decentrl import Caps, ContractFilter, EventFilter, IDecentrlStore, PublicFilter, Slice
 from mediatord.store.batches import unobserved
 from mediatord.store.memory import MemoryStore
@@ -53,7 +53,7 @@ CAPS = Caps(
     stored=8,
     stored_bytes=40,
 )
-MOST_NONCES = 6
+MOST_NONCES = 40
 REACTOR: Any = reactor
 ALL = Slice(0, 99)
 
@@ -184,6 +184,8 @@ class DecentrlStores(RuleBasedStateMachine):
             self.read(lambda store, did=did: store.pending_events(did, None, ALL))  # type: ignore[misc]
             self.read(lambda store, did=did: store.events(did, EventFilter(), ALL))  # type: ignore[misc]
         sizes = [self.answer(store.queue_sizes(99)) for store in self.stores]
+        books = self.same(lambda store: store.ledger())
+        assert (books.didcomm, books.decentrl.difference) == (Ledger(), 0), books
         assert dict(sizes[0][0]) == dict(sizes[1][0]) and sizes[0][1] == sizes[1][1], sizes
 
 

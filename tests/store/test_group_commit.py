@@ -7,7 +7,7 @@ from sqlite3 import Connection
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.errors import NotEnrolled, RecipientUnknown, StoreUnavailable
+from mediatord.errors import NotEnrolled, RecipientUnknown, ReplayMemoryFull, StoreUnavailable
 from mediatord.store.batches import Bounds
 from mediatord.store.database import open_database
 from mediatord.store.group_commit import Outcome, commit_together
@@ -110,6 +110,17 @@ class GroupCommitTests(CommitCase):
         self.turn()
         self.successResultOf(asked[0])
         self.failureResultOf(asked[1], RecipientUnknown)
+        self.successResultOf(asked[2])
+        self.assertEqual(self.stored(), ["a", "c"])
+        self.assertEqual(commits_in_log(self.path) - before, 1)
+
+    def test_full_replay_memory_is_its_own(self) -> None:
+        """A claim for which there is no room does not cost the others of its batch a commit each."""
+        before = commits_in_log(self.path)
+        asked = self.put("a"), self.store.claim(b"key", NOON + 60, share=0.0), self.put("c")
+        self.turn()
+        self.successResultOf(asked[0])
+        self.failureResultOf(asked[1], ReplayMemoryFull)
         self.successResultOf(asked[2])
         self.assertEqual(self.stored(), ["a", "c"])
         self.assertEqual(commits_in_log(self.path) - before, 1)

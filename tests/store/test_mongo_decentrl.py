@@ -51,6 +51,9 @@ class MongoBacklogTests(MakesMongo, contract.BacklogContract, TestCase): ...
 class MongoDecentrlPendingTests(MakesMongo, contract.DecentrlPendingContract, TestCase): ...
 
 
+class MongoDecentrlLedgerTests(MakesMongo, contract.DecentrlLedgerContract, TestCase): ...
+
+
 class MongoDecentrlArrivalTests(MakesMongo, contract.DecentrlArrivalContract, TestCase):
     largest = LARGEST_SLICE - 2_048
 

@@ -13,11 +13,12 @@ from mediatord.errors import (
     ContractNotFound,
     DuplicateNonce,
     PublicEventNotFound,
+    ReplayMemoryFull,
     StoreUnavailable,
     TooLarge,
     UnauthorizedCommand,
 )
-from mediatord.interfaces import Removed
+from mediatord.interfaces import Ledger, Removed
 from mediatord.interfaces.decentrl import (
     LARGEST_SLICE,
     ContractRequest,
@@ -27,7 +28,7 @@ from mediatord.interfaces.decentrl import (
     Slice,
     StoredEvent,
 )
-from mediatord.store.mongo import availability, server
+from mediatord.store.mongo import availability, books, server
 from mediatord.store.mongo.aftermath import Aftermath
 from mediatord.store.mongo.decentrl import MongoDecentrl
 from mediatord.store.mongo.decentrl_commands import Guarded
@@ -63,8 +64,9 @@ class FaultCase(MongoDecentrlCase):
                 one.restore()
 
     def everything(self) -> dict[str, Any]:
-        """All documents of our collections, nonces included, but for counters that are nought."""
-        names = [name for name in self.documents.list_collection_names() if name not in ("schema", "pulse")]
+        """All documents of our collections, nonces included, but for counters that are nought and the ledger."""
+        others = ("schema", "pulse", "ledger")
+        names = [name for name in self.documents.list_collection_names() if name not in others]
         found = {name: list(self.documents[name].find({}, {"edition": 0, "seq": 0})) for name in names}
         return {name: documents for name, documents in found.items() if documents}
 
@@ -103,6 +105,7 @@ class DoubtTests(FaultCase):
             await self.lost(write, guard, **DONE_OR_NOT)
             self.assertEqual(self.everything(), self.before, name)
             self.assertEqual(self.miscounted(), [], name)
+        self.assertEqual((await books.ledger(self.links[0])).decentrl, Ledger(accepted=1, withdrawn=1))
         for name, write in self.writes().items():
             await write(Guard(name.encode(), 9e9, ALICE))
         self.assertEqual(self.miscounted(), [])
@@ -165,6 +168,26 @@ class DoubtTests(FaultCase):
         self.assertEqual(self.everything(), self.before)
         await self.assertFailure(self.decentrl.deliver(guard, stranger), ContractNotFound)
 
+    async def test_sent_again_before_it_is_undone(self) -> None:
+        """It is not called a repetition, as if it had been done; once it is undone it may come."""
+        guard, event = self.guard(), self.an_event()
+        undone = Deferred[None]()
+        undo = Guarded.undo
+
+        async def later(guarded: Guarded[Any], transaction: Any) -> Any:
+            await undone
+            return await undo(guarded, transaction)
+
+        self.patch(Guarded, "undo", later)
+        with self.impatiently(), self.servers.failpoint("commitTransaction", **DONE_OR_NOT):
+            await self.assertFailure(self.decentrl.deliver(guard, event), StoreUnavailable)
+        await self.assertFailure(self.decentrl.deliver(guard, event), StoreUnavailable)
+        undone.callback(None)
+        await until(lambda: self.links[0].answers and not self.links[0].doubtful)
+        await self.decentrl.deliver(guard, event)
+        await self.assertFailure(self.decentrl.deliver(guard, event), DuplicateNonce)
+        self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
+
     async def test_somebody_elses(self) -> None:
         """What another node has done with the same nonce meanwhile is not undone."""
         guard, event = self.guard(), self.an_event()
@@ -217,11 +240,16 @@ class NonceTests(FaultCase):
         return [one["_id"] for one in self.documents.nonces.find().sort("seq", 1)]
 
     async def test_bounded(self) -> None:
-        """No more than so many are kept, those of refused commands too; the one that came first goes first."""
+        """No more than so many are kept, those of refused commands too; a command that has no room is not done."""
+        before = self.claimed()
         guards = [self.guard(ALICE if number % 2 else "did:example:stranger") for number in range(10)]
+        outcomes: list[Any] = []
         for guard in guards:
-            await self.decentrl.admit(guard).addErrback(lambda failure: failure.trap(UnauthorizedCommand) and None)
-        self.assertEqual(self.claimed(), [guard.nonce for guard in guards[-6:]])
+            outcomes += await DeferredList([self.decentrl.admit(guard)], consumeErrors=True)
+        room = 6 - len(before)
+        self.assertEqual(self.claimed(), before + [guard.nonce for guard in guards[:room]])
+        refused = [outcome.type for _, outcome in outcomes[room:]]
+        self.assertEqual(refused, [ReplayMemoryFull] * (10 - room))
 
     async def test_not_counted(self) -> None:
         """A command that was carried out was, even if nobody can count nonces right then."""

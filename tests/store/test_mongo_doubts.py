@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
-from mediatord.errors import StoreUnavailable
+from mediatord.errors import ReplayMemoryFull, StoreUnavailable
 from mediatord.interfaces import Payload, QueueLimits, Removed
 from mediatord.interfaces.decentrl import Contract, Guard, PendingEvent
 from mediatord.store.batches import Bounds
@@ -29,17 +29,51 @@ NO_MAJORITY = {"code": 64, "errmsg": "no"}
 class NonceTests(MongoCase):
     """A nonce is claimed for as long as what it stands for is done or may be."""
 
-    async def test_not_trimmed(self) -> None:
-        """Whether there are too many cannot be seen: claims that are made are new all the same."""
-        store = MongoStore(self.a_server(), CLOCK, QueueLimits(), max_nonces=3)
+    async def test_not_counted(self) -> None:
+        """How many there are cannot be seen: what is known of them decides, and it is told."""
+        store = MongoStore(self.a_server(), CLOCK, QueueLimits(), max_nonces=8)
         self.addCleanup(store.close)
         await store.open()
         later = CLOCK.seconds() + 60
         for command in ("count", "aggregate"):
-            keys = [f"{command} {number}".encode() for number in range(5)]
+            keys = [f"{command} {number}".encode() for number in range(4)]
             with self.servers.failpoint(command, errorCode=50, times=1):
-                self.assertEqual(await gatherResults([store.claim(key, later) for key in keys]), [True] * 5)
-        self.assertTrue(any("trim" in line for line in self.said))
+                self.assertEqual(await gatherResults([store.claim(key, later) for key in keys]), [True] * 4)
+        await self.assertFailure(store.claim(b"one more", later), ReplayMemoryFull)
+        self.assertTrue(any("count" in line for line in self.said))
+
+    async def test_others(self) -> None:
+        """What others have claimed is noticed, when many come or when there seems to be no room."""
+        ours, theirs = (MongoStore(self.a_server(), CLOCK, QueueLimits(), max_nonces=4) for _ in range(2))
+        later = CLOCK.seconds() + 60
+        for store in (ours, theirs):
+            self.addCleanup(store.close)
+            await store.open()
+        await ours.claim(b"a", later)
+        await gatherResults([theirs.claim(key, later) for key in (b"b", b"c", b"d")])
+        await self.assertFailure(ours.claim(b"e", later), ReplayMemoryFull)
+        self.assertFalse(await ours.claim(b"b", later))
+
+    async def test_releases(self) -> None:
+        """Each makes room for one, and nothing is counted for it."""
+        store = MongoStore(self.a_server(), CLOCK, QueueLimits(), max_nonces=256)
+        self.addCleanup(store.close)
+        await store.open()
+        later, counted = CLOCK.seconds() + 60, store._nonces._count
+        await gatherResults([store.claim(b"%d" % number, later) for number in range(256)])
+        await self.assertFailure(store.claim(b"z", later), ReplayMemoryFull)
+        counts: list[None] = []
+
+        def count(*asked: Any) -> Any:
+            counts.append(None)
+            return counted(*asked)
+
+        self.patch(store._nonces, "_count", count)
+        for key, next_ in ((b"1", b"e"), (b"2", b"f"), (b"3", b"g")):
+            await store.release(key)
+            self.assertTrue(await store.claim(next_, later))
+            await self.assertFailure(store.claim(b"z", later), ReplayMemoryFull)
+        self.assertLess(len(counts), 3)
 
     async def test_release_fails(self) -> None:
         """A release that failed is done as soon as it can be, and not to what was claimed since."""

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.ids import new_message_id
 from mediatord.interfaces import Cohort, Deposit, Window
-from mediatord.store.mongo import backlog, marks, sizes
+from mediatord.store.mongo import backlog, books, marks, sizes
 from tests.store.builders import ALICE, HOUR, NOON, PromptClock, a_payload
 from tests.store.mongo import MongoCase, begin
 
@@ -62,7 +62,7 @@ class PlanTests(MongoCase):
         self.documents["system.profile"].drop()
         self.assertTrue(seen)
         for one in seen:
-            if not one["ns"].endswith(".nodes"):  # of which there are never many
+            if not one["ns"].endswith((".nodes", ".owners", ".ledger")):  # of which there are never many
                 self.assertNotIn("COLLSCAN", one.get("planSummary", ""), one["ns"])
         return sum(one.get("keysExamined", 0) for one in seen), sum(one.get("docsExamined", 0) for one in seen)
 
@@ -134,6 +134,13 @@ class PlanTests(MongoCase):
         await self.look(4 * KEYS, 4 * DOCUMENTS, expire=lambda: self.store.expire(2))
         await self.look(250, 250, prune=self.store.prune)
 
+    async def test_ledger(self) -> None:
+        """What waits is counted by keys alone, and not at all where it is too much."""
+        messages = self.documents["messages"].count_documents({})
+        await self.look(messages + KEYS, DOCUMENTS, ledger=self.store.ledger)
+        self.patch(books, "_COUNTED", messages - 1)
+        await self.look(KEYS, DOCUMENTS, ledger=self.store.ledger)
+
     async def test_accounts(self) -> None:
         """Accounts, their DIDs and what was remembered are looked up."""
         store = self.store
@@ -149,6 +156,7 @@ class PlanTests(MongoCase):
             mark_draft03=lambda: store.mark_draft03("did:example:newer"),
             remember_did=lambda: store.remember_did("did:peer:4a", "did:peer:4a:b"),
             recall_did=lambda: store.recall_did("did:peer:4a"),
+            is_retired=lambda: store.is_retired(ALICE),
             claim=lambda: store.claim(b"1", NOON),
             release=lambda: store.release(b"1"),
             ping=store.ping,

@@ -8,7 +8,7 @@ from pymongo.errors import OperationFailure
 from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import StoreRefused
+from mediatord.interfaces import Books, Ledger, StoreRefused
 from mediatord.interfaces.decentrl import ContractFilter, EventFilter, PublicFilter, Slice
 from mediatord.store.mongo import cluster_schema, collections, decentrl_schema
 from mediatord.store.mongo import schema as schema_module
@@ -16,9 +16,10 @@ from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.requests import Request, updating
 from mediatord.store.mongo.schema import Collection, Index, Migration, Schema
 from mediatord.store.mongo.server import Server
+from mediatord.store.mongo.store import MongoStore
 from tests.mongod import ReplicaSet, fresh_database
 from tests.store.mongo import ALICE, CLOCK, INBOX, MongoCase, guarded_server, until
-from tests.store.mongo_recording import WALLET, restore
+from tests.store.mongo_recording import RECORDED, WALLET, restore
 
 ALL = (*collections.COLLECTIONS, *decentrl_schema.COLLECTIONS, *cluster_schema.COLLECTIONS)
 THINGS = Collection(
@@ -75,7 +76,7 @@ class IndexTests(SchemaCase):
         await self.a_store()
         for collection in ALL:
             self.assertEqual(set(self.indexes(collection.name)), {index.name for index in collection.indexes})
-        self.assertEqual(self.version(), {"_id": "schema", "version": 1, "readable_from": 1})
+        self.assertEqual(self.version(), {"_id": "schema", "version": 2, "readable_from": 2})
 
     async def test_again(self) -> None:
         """Opening it again changes nothing."""
@@ -304,8 +305,8 @@ async def _count_places(operations: Operations, deadline: float) -> None:
     await operations.write(updating("counts", [{"q": {"_id": 1}, "u": {"$inc": {"n": 1}}, "upsert": True}]), deadline)
 
 
-NAMED = Migration(_name_places, readable_from=1)
-COUNTED = Migration(_count_places, readable_from=2)
+NAMED = Migration(_name_places, readable_from=2)
+COUNTED = Migration(_count_places, readable_from=3)
 
 
 class UpgradeTests(SchemaCase):
@@ -387,7 +388,7 @@ class VersionTests(SchemaCase):
             store = await self.a_store(migrations=(NAMED, COUNTED))
             self.assertEqual(self.kept(), ["a"])
             await store.close()
-        self.assertEqual(self.version(), {"_id": "schema", "version": 3, "readable_from": 2})
+        self.assertEqual(self.version(), {"_id": "schema", "version": 4, "readable_from": 3})
         self.assertEqual([one["place"] for one in self.documents["recipients"].find()], ["here"])
         self.assertEqual(self.documents["counts"].find_one(), {"_id": 1, "n": 1})
 
@@ -403,12 +404,19 @@ class VersionTests(SchemaCase):
                 self.assertEqual(await store.owner(INBOX), ALICE)
                 await store.acknowledge(ALICE, ["m0", "m1", "m2"])
                 await store.close()
-        self.assertEqual(self.version(), {"_id": "schema", "version": 2, "readable_from": 1})
+        self.assertEqual(self.version(), {"_id": "schema", "version": 3, "readable_from": 2})
 
     async def test_recorded(self) -> None:
-        """A database as the first version left it is used by the next, with all that is in it."""
-        restore(self.documents)
-        store = await self.a_store(migrations=(NAMED,))
+        """A database as any version left it is used by the next, with all that is in it."""
+        for version in RECORDED:
+            for collection in self.documents.list_collection_names():
+                self.documents.drop_collection(collection)
+            restore(self.documents, version)
+            store = await self.a_store(migrations=(NAMED,))
+            await self.check_recorded(store)
+            await store.close()
+
+    async def check_recorded(self, store: MongoStore) -> None:
         self.assertEqual([line for line in self.said if "anew" in line], [])
         self.assertEqual(self.kept(), ["m", "left-over"])
         (found,) = await store.fetch(ALICE, None, limit=9, max_bytes=99)
@@ -424,6 +432,8 @@ class VersionTests(SchemaCase):
         self.assertEqual((await store.decentrl.contracts(WALLET, ContractFilter(), Slice())).total, 1)
         self.assertEqual((await store.decentrl.events(WALLET, EventFilter(tags=("tag",)), Slice())).total, 1)
         self.assertEqual((await store.decentrl.public_events(WALLET, PublicFilter(), Slice())).total, 1)
+        books = Books(Ledger(accepted=2, waiting=2), Ledger(accepted=1, waiting=1))
+        self.assertEqual(await store.ledger(), books)
 
     async def test_too_new(self) -> None:
         """A newer one that we must not use is left as it is."""
@@ -431,7 +441,7 @@ class VersionTests(SchemaCase):
         await newer.close()
         self.documents["messages"].drop_index("message_expiry")
         server: Server = self.a_server()
-        with self.assertRaisesRegex(StoreRefused, "its schema is version 3, this mediatord knows 1 at most"):
+        with self.assertRaisesRegex(StoreRefused, "its schema is version 4, this mediatord knows 2 at most"):
             await self.a_store(server=server)
         self.assertFalse(server.answers)
         self.assertNotIn("message_expiry", self.indexes("messages"))
@@ -443,9 +453,9 @@ class VersionTests(SchemaCase):
         with self.servers.failpoint("update", errorCode=8, times=1):
             with self.assertRaises(StoreUnavailable):
                 await self.a_store(migrations=(NAMED,))
-        self.assertEqual(self.version()["version"], 1)
-        await self.a_store(migrations=(NAMED,))
         self.assertEqual(self.version()["version"], 2)
+        await self.a_store(migrations=(NAMED,))
+        self.assertEqual(self.version()["version"], 3)
 
     async def test_command(self) -> None:
         """Migrations may use any command."""

@@ -11,8 +11,9 @@ from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.interfaces import QueueLimits, Removed
-from mediatord.store import checkpoints, sql_accounts, sql_digests, sql_messages, sqlite
+from mediatord.interfaces import Ledger, QueueLimits, Removed
+from mediatord.interfaces.decentrl import Caps, PendingEvent
+from mediatord.store import checkpoints, known_queues, sql_accounts, sql_digests, sql_ledger, sql_messages, sqlite
 from mediatord.store.batches import Batches, Bounds, unobserved
 from mediatord.store.database import connect, open_database
 from mediatord.store.group_commit import Outcome, Work, commit_together
@@ -20,9 +21,11 @@ from mediatord.store.known_queues import KnownQueues, StoreConnection
 from mediatord.store.sql_deposits import Depositing, Marking, Removing
 from mediatord.store.sqlite import SQLiteStore
 from mediatord.store.sqlite_file import Runners
+from mediatord.store.standings import Standing
 from mediatord.store.threads import ConnectionThread
 from tests.store.builders import ALICE, BOB, HOUR, NOON, InPlace, PromptClock, a_path, a_payload
 from tests.store.commits import CommitCase
+from tests.store.orders import Orders
 
 T = TypeVar("T")
 
@@ -71,22 +74,22 @@ class StatementTests(CostCase):
     """Each statement is two chances for the reactor to keep the interpreter's lock."""
 
     def test_deposits(self) -> None:
-        """A batch of deposits to queues that are known: begin, is it as we knew it, insert, count, commit."""
+        """A batch of deposits to queues that are known: begin, is it as we knew it, insert, count, ledger, commit."""
         self.commit(self.deposits(32))
-        self.assertEqual(self.statements(self.deposits(32)), 5)
-        self.assertEqual(self.statements(self.deposits(64)), 5)
+        self.assertEqual(self.statements(self.deposits(32)), 6)
+        self.assertEqual(self.statements(self.deposits(64)), 6)
 
     def test_unknown_queues(self) -> None:
         """Those that are not known are looked up together."""
-        self.assertEqual(self.statements(self.deposits(32)), 6)
+        self.assertEqual(self.statements(self.deposits(32)), 7)
 
     def test_removals(self) -> None:
         """A batch of acknowledgements: the same, with a look for the messages and a delete."""
         ids = [f"{number:032d}" for number in range(1, 65)]
         self.commit(self.deposits(65))
-        self.assertEqual(self.statements([Removing([id], ALICE) for id in ids[:32]]), 6)
+        self.assertEqual(self.statements([Removing([id], ALICE) for id in ids[:32]]), 7)
         # All but one recipient have nothing left.
-        self.assertEqual(self.statements([Removing([id], ALICE) for id in ids[32:]]), 7)
+        self.assertEqual(self.statements([Removing([id], ALICE) for id in ids[32:]]), 8)
 
     def test_mixed(self) -> None:
         """Deposits, acknowledgements and marks that take turns share their statements."""
@@ -94,7 +97,7 @@ class StatementTests(CostCase):
         works: list[Work] = []
         for place, deposit in enumerate(self.deposits(32)):
             works += [deposit, Removing([f"{place + 1:032d}"], ALICE), Marking([f"{place + 60:032d}"], "")]
-        self.assertEqual(self.statements(works), 8)
+        self.assertEqual(self.statements(works), 9)
         (count,) = self.connection.execute(
             "SELECT count(*) FROM message WHERE delivered = 1 AND pushes = 1"
         ).fetchone()
@@ -104,7 +107,26 @@ class StatementTests(CostCase):
         """So does what expires, however much of it there is."""
         self.commit(self.deposits(64))
         asked = [lambda c: sql_messages.expire(c, NOON + HOUR, 60, 1 << 30)]
-        self.assertEqual(self.statements(asked), 7)
+        self.assertEqual(self.statements(asked), 8)
+
+    def test_one_ledger(self) -> None:
+        """However many kinds of operations a batch has, what they count is written once for both halves."""
+        self.commit(self.deposits(64))
+        orders = Orders(Caps())
+        self.commit(orders.settled())
+        works: list[Work] = [lambda c: sql_messages.expire(c, NOON + HOUR, 1, 1 << 30)]
+        for place, deposit in enumerate(self.deposits(8)):
+            event = PendingEvent(f"e{place}", ALICE, BOB, "", NOON)
+            works += [deposit, orders.deliver(event), Removing([f"{place + 40:032d}"], ALICE)]
+            works.append(orders.acknowledge(ALICE, [f"e{place}"]))
+        told: list[str] = []
+        self.connection.set_trace_callback(told.append)
+        self.commit(works)
+        self.connection.set_trace_callback(None)
+        self.assertEqual(len([statement for statement in told if "INTO ledger" in statement]), 1)
+        books = sql_ledger.ledger(self.connection)
+        self.assertEqual(books.didcomm, Ledger(accepted=72, acknowledged=8, expired=1, waiting=63))
+        self.assertEqual(books.decentrl, Ledger(accepted=8, acknowledged=8))
 
 
 class PageTests(CostCase):
@@ -144,7 +166,7 @@ class KnownQueueTests(CostCase):
         other = connect(self.path)
         self.addCleanup(other.close)
         other.execute("BEGIN IMMEDIATE")
-        self.assertEqual(len(sql_messages.remove(other, [first.messages[0].id])), 1)
+        self.assertEqual(len(sql_messages.purge(other, [first.messages[0].id])), 1)
         other.execute("COMMIT")
         self.number += len(DIDS) - 1
         (third,) = self.commit(self.deposits(1, limits=self.limits))
@@ -181,6 +203,15 @@ class KnownQueueTests(CostCase):
         assert known is not None
         found = known.find(self.connection, DIDS)
         self.assertEqual([queue.messages for queue in found.values()], [3] * 8)
+
+    def test_few_standings(self) -> None:
+        """Of few queues it is remembered who has how much, and what was asked for last stays."""
+        self.patch(known_queues, "STANDINGS", 2)
+        known = KnownQueues()
+        queues = list(known.find(self.connection, DIDS[:3]).values())
+        for place in (0, 1, 0, 2):
+            known.keep_standing(queues[place], Standing(()))
+        self.assertEqual([queue.standing is None for queue in queues], [False, True, False])
 
     def test_bounded(self) -> None:
         """Two generations are remembered; who is asked for stays."""

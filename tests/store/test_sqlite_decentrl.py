@@ -49,7 +49,7 @@ SMALL = Caps(
     stored=5,
     stored_bytes=60,
 )
-MOST_NONCES = 6
+MOST_NONCES = 14
 
 
 class BatchTests(SynchronousTestCase):

@@ -6,7 +6,6 @@ import os
 import re
 import sqlite3
 from contextlib import closing
-from hashlib import sha256
 from pathlib import Path
 from stat import S_IMODE
 
@@ -15,17 +14,13 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import NotEnrolled, StoreUnavailable
 from mediatord.interfaces import Account, QueueLimits
-from mediatord.interfaces.decentrl import Caps, PendingEvent, StoredEvent
 from mediatord.store import (
     open_store,
-    sql_accounts,
 )
 from mediatord.store.database import DatabaseRefused, connect, migrate, open_database, schema_steps
-from mediatord.store.group_commit import commit_together
 from mediatord.store.sqlite import SQLiteStore
 from mediatord.store.sqlite_file import Tuning
 from tests.store.builders import ALICE, BOB, NOON, PromptClock, a_path, a_payload, a_sqlite_store
-from tests.store.orders import Orders, all_kept, answers, miscounted
 
 INBOX = "did:key:z6MkInbox"
 
@@ -166,85 +161,6 @@ class OpeningTests(SynchronousTestCase):
             self.assertEqual(connection.execute("SELECT x FROM extra").fetchall(), [("a;b",)])
             with self.assertRaises(DatabaseRefused):
                 migrate(connection, schema_steps())
-
-    def test_upgrade_from_version_1(self) -> None:
-        """What version 1 has kept is all there now: accounts, messages, and nonces that are claimed."""
-        self.path.touch()
-        with closing(connect(self.path)) as connection:
-            migrate(connection, schema_steps()[:1])
-            sql_accounts.grant(connection, ALICE, NOON)
-            sql_accounts.update(connection, ALICE, [(INBOX, "add")], 9)
-            insert_as_before(connection, "a")
-            connection.execute("INSERT INTO nonce (key, until) VALUES (?, ?), (?, ?)", (b"x", NOON + 9, b"y", NOON))
-        store = a_sqlite_store(PromptClock(), self.path)
-        self.successResultOf(store.open())
-        fetched = self.successResultOf(store.fetch(ALICE, None, limit=9, max_bytes=999))
-        self.assertEqual([message.id for message in fetched], ["a"])
-        self.assertEqual(self.successResultOf(store.status(ALICE, None)).message_count, 1)
-        self.assertIs(self.successResultOf(store.claim(b"x", NOON + 60)), False)
-        self.assertIs(self.successResultOf(store.claim(b"y", NOON + 60)), True)
-        self.successResultOf(store.close())
-
-    def test_upgrade_from_version_2(self) -> None:
-        """So is what version 2 has kept; what it had delivered is pending, and can be delivered by a node."""
-        self.path.touch()
-        orders = Orders(Caps())
-        with closing(connect(self.path)) as connection:
-            migrate(connection, schema_steps()[:2])
-            sql_accounts.grant(connection, ALICE, NOON)
-            sql_accounts.update(connection, ALICE, [(INBOX, "add")], 9)
-            insert_as_before(connection, "a", "b")
-            connection.execute("UPDATE message SET delivered = 1, pushes = 1 WHERE id = 'a'")
-            commands = [*orders.settled(), orders.deliver(PendingEvent("p", ALICE, BOB, "event", NOON))]
-            commands.append(orders.save(ALICE, [StoredEvent("s", ALICE, ALICE, "kept", ("x",), 1.0)]))
-            self.assertEqual({error for _, error in answers(commit_together(connection, commands))}, {None})
-            kept = all_kept(connection)
-        store = a_sqlite_store(PromptClock(), self.path)
-        self.successResultOf(store.open())
-        fetched = self.successResultOf(store.fetch(ALICE, None, limit=9, max_bytes=999))
-        self.assertEqual([(message.id, message.status) for message in fetched], [("a", "pending"), ("b", "pending")])
-        self.successResultOf(store.mark_delivered(["b"], node="boot"))
-        self.assertEqual(self.successResultOf(store.cluster.drop("boot")), 1)
-        self.assertEqual([one.pushes for one in self.successResultOf(store.remove(["a", "b"]))], [1, 1])
-        self.successResultOf(store.close())
-        with closing(connect(self.path)) as connection:
-            self.assertEqual((all_kept(connection), miscounted(connection)), (kept, []))
-
-    def test_upgrade_from_version_3(self) -> None:
-        """Messages that were counted by triggers are counted all the same, and found by account and by digest."""
-        self.path.touch()
-        with closing(connect(self.path)) as connection:
-            migrate(connection, schema_steps()[:3])
-            sql_accounts.grant(connection, ALICE, NOON)
-            sql_accounts.update(connection, ALICE, [(INBOX, "add")], 9)
-            insert_as_before(connection, *"abc")
-        store = a_sqlite_store(PromptClock(), self.path)
-        self.successResultOf(store.open())
-        self.successResultOf(store.deposit(INBOX, [a_payload("d")], expires_at=NOON + 60))
-        digest = sha256(a_payload("b").data).hexdigest()
-        removed = self.successResultOf(store.acknowledge(ALICE, ["a", digest]))
-        self.assertEqual([one.id for one in removed], ["a", "b"])
-        fetched = self.successResultOf(store.fetch(ALICE, None, limit=9, max_bytes=999))
-        self.assertEqual([message.id for message in fetched], ["c", "d"])
-        self.assertEqual(self.successResultOf(store.status(ALICE, INBOX)).message_count, 2)
-        self.assertEqual(self.successResultOf(store.queue_sizes(9)), ([(INBOX, 2)], 0))
-        self.successResultOf(store.close())
-
-
-def insert_as_before(connection: sqlite3.Connection, *ids: str) -> None:
-    """Messages for the only recipient of the only account, as versions before the fourth have inserted them."""
-    for payload in map(a_payload, ids):
-        digest = sha256(payload.data).digest()
-        head = int.from_bytes(digest[:8], "big", signed=True)
-        connection.execute(
-            """
-            INSERT INTO message (
-                id, recipient_id, account_id, form, size, received_at, expires_at, due_at,
-                digest_head, digest, payload
-            ) VALUES (?, 1, 1, 'json', ?, ?, ?, NULL, ?, ?, ?)
-            """,
-            (payload.id, len(payload.data), NOON, NOON + 60, head, digest, payload.data),
-        )
 
 
 class BackendTests(SynchronousTestCase):

@@ -221,19 +221,25 @@ class NonceTests(TestCase):
 
     @given(
         batches=st.lists(
-            st.lists(st.tuples(st.sampled_from(b"abcdefg"), st.sampled_from([-1.0, 1.0, 9.0])), max_size=9),
+            st.lists(
+                st.tuples(
+                    st.sampled_from(b"abcdefg"), st.sampled_from([-1.0, 1.0, 9.0]), st.sampled_from([0.5, 1.0])
+                ),
+                max_size=9,
+            ),
             max_size=4,
         )
     )
     @settings(max_examples=200, deadline=None)
-    def test_claims_together(self, batches: list[list[tuple[int, float]]]) -> None:
+    def test_claims_together(self, batches: list[list[tuple[int, float, float]]]) -> None:
         """Claims in one batch have the same outcomes as one by one, and leave the same behind."""
         with closing(in_memory()) as alone, closing(in_memory()) as together:
             for number, batch in enumerate(batches):
                 now = NOON + 2 * number
-                claims = [sql_nonces.Claim(bytes([key]), now + ttl, now) for key, ttl in batch]
+                claims = [sql_nonces.Claim(bytes([key]), now + ttl, now, share) for key, ttl, share in batch]
                 one_by_one = [sql_nonces.claim_all(alone, [claim], 4)[0] for claim in claims]
-                self.assertEqual(sql_nonces.claim_all(together, claims, 4), one_by_one)
+                at_once = sql_nonces.claim_all(together, claims, 4)
+                self.assertEqual([repr(one) for one in at_once], [repr(one) for one in one_by_one])
                 kept = [
                     connection.execute("SELECT key, until FROM nonce ORDER BY place").fetchall()
                     for connection in (alone, together)

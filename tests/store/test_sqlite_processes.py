@@ -13,7 +13,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from mediatord.errors import StoreUnavailable
+from mediatord.errors import ReplayMemoryFull, StoreUnavailable
 from mediatord.interfaces.decentrl import EventFilter, Slice
 from mediatord.store import sql_accounts
 from mediatord.store.database import connect, migrate, open_database, schema_steps
@@ -141,12 +141,14 @@ class SharedTests(TestCase):
         self.assertEqual(await pages(), [event.id for event in events])
 
     async def test_nonces_are_bounded(self) -> None:
-        """No more nonces are kept than one process alone would keep, and the oldest of all goes first."""
-        for number in range(6):
+        """No more nonces are kept than one process alone would keep; what has no room is refused by each."""
+        for number in range(5):
             self.assertTrue(await self.stores[number % 2].claim(b"%d" % number, NOON + HOUR))
-        for number in range(1, 6):
-            self.assertFalse(await self.stores[number % 2].claim(b"%d" % number, NOON + HOUR))
-        self.assertTrue(await self.stores[1].claim(b"0", NOON + HOUR))
+        for store in self.stores:
+            with self.assertRaises(ReplayMemoryFull):
+                await store.claim(b"5", NOON + HOUR)
+        for number in range(5):
+            self.assertFalse(await self.stores[1 - number % 2].claim(b"%d" % number, NOON + HOUR))
 
     async def test_order_of_arrival(self) -> None:
         """Messages have one order, whichever process accepted them."""

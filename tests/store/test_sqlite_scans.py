@@ -9,6 +9,7 @@ from hashlib import sha256
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.errors import QueueFull
 from mediatord.interfaces import Node, QueueLimits, Window
 from mediatord.store import (
     sql_accounts,
@@ -18,6 +19,7 @@ from mediatord.store import (
     sql_cluster,
     sql_deposits,
     sql_digests,
+    sql_ledger,
     sql_messages,
     sql_nonces,
     sql_queues,
@@ -55,6 +57,9 @@ class PlanTests(SynchronousTestCase):
             "SCAN recipient USING INDEX recipient_left_over",
             # as many messages of one age as are counted
             "SCAN (subquery-1)",
+            # as many as the ledger counts, out of everybody's way
+            "SCAN message USING INDEX message_of_recipient",
+            "SCAN pending_event USING INDEX pending_event_of_recipient",
             # as many as expire together, or make room together
             "SCAN some",
             # as many as a statement names
@@ -93,10 +98,11 @@ class PlanTests(SynchronousTestCase):
         sql_accounts.recipients(connection, ALICE, 0, 9)
         sql_accounts.remember_did(connection, "short", "long")
         sql_accounts.recall_did(connection, "short")
-        limits = QueueLimits(max_messages=2)
-        for id in "abc":
-            order = sql_messages.Deposit(INBOX, [a_payload(id)], NOON, NOON + 60, NOON + 5)
-            sql_messages.deposit(connection, limits, order)
+        evicting, refusing = QueueLimits(3, share=0.5), QueueLimits(4, when_full="refuse", share=0.9)
+        for id in "abcd":
+            sql_messages.deposit(connection, evicting, self.an_order(id))
+        with self.assertRaises(QueueFull):
+            sql_messages.deposit(connection, refusing, self.an_order("e"))
         sql_messages.mark_delivered(connection, ["b"])
         sql_messages.mark_pending(connection, ["b"])
         for did in (None, INBOX):
@@ -109,7 +115,8 @@ class PlanTests(SynchronousTestCase):
         sql_backlog.backlog(connection, [NOON, NOON - 5], 9)
         sql_digests.find(connection, ALICE, [sha256(b"x").digest()], -1)
         sql_deposits.Removing(["b"], ALICE)(connection)
-        sql_messages.remove(connection, ["c"])
+        sql_messages.purge(connection, ["c"])
+        sql_ledger.ledger(connection)
         sql_messages.expire(connection, NOON + 60, 9, 999)
         sql_accounts.move(connection, ALICE, BOB)
         sql_nonces.claim_all(connection, [sql_nonces.Claim(key, NOON + 9, NOON) for key in (b"a", b"a", b"b")], 1)
@@ -118,6 +125,9 @@ class PlanTests(SynchronousTestCase):
         sql_nonces.ping(connection)
         sql_nonces.pong(connection)
         self.use_cluster(connection)
+
+    def an_order(self, id: str) -> sql_messages.Deposit:
+        return sql_messages.Deposit(INBOX, [a_payload(id)], NOON, NOON + 60, NOON + 5, 0x0002_0001)
 
     def use_cluster(self, connection: sqlite3.Connection) -> None:
         sql_cluster.release_lost(connection, NOON)

@@ -15,8 +15,10 @@ import pytest
 import yaml
 
 from mediatord.config import load
-from mediatord.store.database import prepare_database
+from mediatord.store import database
+from mediatord.store.database import prepare_database, schema_steps
 from mediatord.store.sole_use import SoleUse
+from mediatord.transfer import sqlite_source
 from mediatord.transfer.archive import write_archive
 from mediatord.transfer.backing import copy_sqlite
 from mediatord.transfer.errors import TransferError
@@ -81,6 +83,35 @@ def test_what_is_only_in_the_write_ahead_log(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "copy")) as connection:
         assert connection.execute("SELECT did FROM account").fetchall() == [("did:committed",)]
     assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o600
+
+
+def test_the_ledger_goes_along(tmp_path: Path) -> None:
+    """What became of what was accepted before is known after a backup is restored."""
+    path, numbers = tmp_path / "s.sqlite3", "SELECT accepted, expired, removed FROM ledger WHERE half = 'decentrl'"
+    with closing(prepare_database(path)) as writer:
+        writer.execute("UPDATE ledger SET accepted = 3, expired = 2, removed = 1 WHERE half = 'decentrl'")
+        copy_sqlite(path, tmp_path / "copy")
+    with closing(sqlite3.connect(tmp_path / "copy")) as connection:
+        assert connection.execute(numbers).fetchall() == [(3, 2, 1)]
+
+
+def test_a_backup_of_an_earlier_version(
+    made: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was saved before an upgrade can be brought back after it, with all that is kept since."""
+    path, backup, new = load(made).storage.sqlite.path, tmp_path / "old.tar", tmp_path / "new"
+    path.unlink()
+    with monkeypatch.context() as earlier:
+        for module in (database, sqlite_source):
+            earlier.setattr(module, "schema_steps", lambda steps=schema_steps()[:4]: steps)  # noqa: B008
+        with closing(prepare_database(path)) as writer:
+            writer.execute("INSERT INTO account (did, created_at) VALUES ('did:old', 1.0)")
+        assert call("backup", "--config", str(made), "--to", str(backup)) == 0
+    assert call("restore", "--from", str(backup), "--dir", str(new)) == 0
+    with closing(sqlite3.connect(new / "mediator.sqlite3")) as connection:
+        assert connection.execute("SELECT did FROM account").fetchall() == [("did:old",)]
+        assert connection.execute("SELECT count(*) FROM ledger").fetchall() == [(2,)]
+    assert call("check-config", "--config", str(new / "mediator.yaml")) == 0
 
 
 def test_what_is_there_is_not_overwritten(made: Path, saved: Path, capsys: Capture) -> None:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
+from mediatord.interfaces import Books, Ledger
 from mediatord.store.database import connect, prepare_database
 from mediatord.store.sqlite import SQLiteStore
 from mediatord.transfer.archive import check_archive, write_archive
@@ -71,6 +72,9 @@ def test_the_same(seed: int) -> None:
             import_archive(check_archive(folder / "a.gz"), target)
         assert exported(other, folder / "b.gz") == records
         stores = [opened(clock, one), opened(clock, other)]
+        halves = [len([record for record in records if record.kind == kind]) for kind in ("message", "pending_event")]
+        accepted = Books(*[Ledger(accepted=number, waiting=number) for number in halves])
+        assert answer(stores[1].ledger()) == accepted
         for seconds in (0.0, 601.0, 7200.0):
             clock.advance(seconds)
             told = [done(answers(store)) for store in stores]
@@ -79,6 +83,8 @@ def test_the_same(seed: int) -> None:
             assert removed[0] == removed[1]
             taken = [answer(store.take_due(1000)) for store in stores]
             assert taken[0] == taken[1]
+            books = [answer(store.ledger()) for store in stores]
+            assert [(one.didcomm.difference, one.decentrl.difference) for one in books] == [(0, 0), (0, 0)]
         for store in stores:
             store.close()
     finally:

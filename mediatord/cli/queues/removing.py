@@ -19,6 +19,7 @@ from mediatord.store.mongo.aftermath import Aftermath
 from mediatord.store.mongo.decentrl_parties import asking_for, exchanging, of_party, party_among
 from mediatord.store.mongo.decentrl_schema import PENDING
 from mediatord.store.mongo.duplicates import retried
+from mediatord.store.mongo.ledger import entering
 from mediatord.store.mongo.names import NameBook
 from mediatord.store.mongo.removals import Removal, Removing
 from mediatord.store.mongo.server import Server, Transaction
@@ -65,7 +66,7 @@ def _why(failure: Failure) -> str:
 async def _remove(reactor: Any, address: MongoAddress, entries: Sequence[Entry], course: Course) -> None:
     server = Server(address, reactor, observe=unobserved, on_up=lambda up: None)
     # What is known late is found by looking what is missing.
-    removing = Removing(NameBook(), Aftermath(lambda removed: None))
+    removing = Removing(NameBook(), Aftermath(lambda removed: None), "removed")
     try:
         await server.open()
         for some in pieces([one for one in entries if one.half == "didcomm"], _AT_A_TIME):
@@ -97,4 +98,5 @@ async def _take_events(entries: Sequence[Entry], transaction: Transaction) -> se
     did = entries[0].did
     parties, found = await transaction.ask(asking_for(did), of_party(PENDING, did, [one.id for one in entries]))
     transaction.later(exchanging(PENDING, party_among(parties, did), gone=found))
+    transaction.later(entering(transaction.page, "decentrl", removed=len(found)))
     return {one["_id"] for one in found}

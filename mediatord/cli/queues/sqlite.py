@@ -141,11 +141,11 @@ class WaitingInFile:
 
 def _take_out(connection: sqlite3.Connection, entries: Sequence[Entry]) -> set[tuple[Half, str]]:
     """Which were still there."""
-    messages = sql_messages.remove(connection, [one.id for one in entries if one.half == "didcomm"])
+    messages = sql_messages.purge(connection, [one.id for one in entries if one.half == "didcomm"])
     gone: set[tuple[Half, str]] = {("didcomm", one.id) for one in messages}
     for did in {one.did for one in entries if one.half == "decentrl"}:
         ids = [one.id for one in entries if one.half == "decentrl" and one.did == did]
-        gone |= {("decentrl", one.id) for one in sql_pending.acknowledge(connection, did, ids)}
+        gone |= {("decentrl", one.id) for one in sql_pending.acknowledge(connection, did, ids, "removed")}
     return gone
 
 

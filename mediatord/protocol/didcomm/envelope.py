@@ -37,6 +37,11 @@ def open_envelope(
     """
     The plaintext: steps 10 and 11 of reference 1.6.
 
+    Once a kid of ours and all sizes are right, whatever is wrong costs the same operations: a key agreement (two for
+    an authcrypt), an unwrapping, a tag. Only a right tag leads further, to padding. What is told apart by its cost is
+    public: whether a kid is ours, whether a point is on its curve, how long the ciphertext is; and, for a moment, an
+    ephemeral key that came before, whose secret is remembered.
+
     :param kid: one of `envelope.kids`, as written there.
     :param key: the key that this kid stands for.
     :param sender: of an authcrypt, the key of `envelope.sender_kid`; None for an anoncrypt.
@@ -67,7 +72,7 @@ def _opened(envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | N
         info_tag = None if legacy else tag
     elif sender is not None:
         raise ValueError("an anoncrypt has no sender")
-    cek = _unwrapped(kek(secret, envelope.info, info_tag), wrapped)
+    cek = unwrapped(kek(secret, envelope.info, info_tag), wrapped)
     return cipher.open(cek, iv, data, tag, envelope.members["protected"].encode())
 
 
@@ -79,11 +84,15 @@ def _sender_secret(envelope: Envelope, key: PrivateKey, sender: PublicKey | None
     return agree_lasting(key, sender)
 
 
-def _unwrapped(wrapping_key: bytes, wrapped: bytes) -> bytes:
+def unwrapped(wrapping_key: bytes, wrapped: bytes) -> bytes:
+    """
+    The content-encryption key. Where it was wrapped with another key it is one that nobody knows (RFC 7516 11.5), so
+    that such an envelope is as much work as one with a wrong tag, and refused at the same place.
+    """
     try:
         return aes_key_unwrap(wrapping_key, wrapped)
     except InvalidUnwrap:
-        raise ValueError("wrapped with another key") from None
+        return secrets.token_bytes(len(wrapped) - _WRAPPING)
 
 
 def seal_anoncrypt(

@@ -67,7 +67,7 @@ class Message:
 
     :param body: None when it is there but not an object; an absent one is `{}`.
     :param attachments: None when absent or not a list of objects.
-    :param expires_time: seconds since the epoch.
+    :param created_time: seconds since the epoch, as is `expires_time`.
     """
 
     id: str
@@ -76,6 +76,7 @@ class Message:
     sender: str | None = None
     to: tuple[str, ...] = ()
     thid: str | None = None
+    created_time: float | None = None
     expires_time: float | None = None
     return_route: str | None = None
     return_route_thread: str | None = None
@@ -133,6 +134,7 @@ def read_message(value: Mapping[str, Any]) -> Message:
         sender=sender,
         to=_read_to(value.get("to")),
         thid=_text(value.get("thid"), MAX_ID),
+        created_time=read_time(value.get("created_time")),
         expires_time=read_time(value.get("expires_time")),
         return_route=_text(value.get("return_route"), MAX_ID),
         return_route_thread=_text(value.get("return_route_thread"), MAX_ID),

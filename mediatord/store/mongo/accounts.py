@@ -96,6 +96,10 @@ async def mark_draft03(server: Server, did: str) -> None:
     await server.write("mark_draft03", updating(ACCOUNTS, [{"q": {"did": did}, "u": {"$set": {"draft03": True}}}]))
 
 
+async def is_retired(server: Server, did: str) -> bool:
+    return bool(await server.find("is_retired", RETIRED, {"_id": did}))
+
+
 async def remember_did(server: Server, short: str, long: str) -> None:
     remembered = {"q": {"_id": short}, "u": {"$set": {"long": long}}, "upsert": True}
     await server.write("remember_did", updating(DOCUMENTS, [remembered]))

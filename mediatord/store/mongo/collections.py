@@ -8,8 +8,9 @@ can go by another DID.
 
 from __future__ import annotations
 
+from mediatord.store.mongo.ledger import LEDGER
 from mediatord.store.mongo.pulse import PULSE
-from mediatord.store.mongo.schema import Collection, Index
+from mediatord.store.mongo.schema import Collection, Index, Migration
 
 ACCOUNTS = "accounts"
 RECIPIENTS = "recipients"
@@ -23,8 +24,8 @@ OWNERS = "owners"
 _ACCOUNTS = Collection(ACCOUNTS, (Index("account_did", {"did": 1}, unique=True),))
 
 # A DID that an account has registered, or had registered when something came that still waits. `account`, `did`,
-# `registered`, its place in the order of registration, absent when it is not; `messages` and `bytes` that wait, and
-# `waited_for`, which is there when any do.
+# `registered`, its place in the order of registration, absent when it is not; `messages` and `bytes` that wait,
+# `changes` of those, and `waited_for`, which is there when any do.
 _RECIPIENTS = Collection(
     RECIPIENTS,
     (
@@ -37,9 +38,9 @@ _RECIPIENTS = Collection(
 )
 
 # `_id` is the message id. `recipient`, `account`, `seq`, `form`, `size`, `received_at`, `expires_at`, `digest`,
-# `pushes`, `payload`; `due_at` while delayed, and `wakes_at`, the same if it is due before it expires; once it is not
-# delayed `arrived_at`, since when it can be pushed; `delivered`, the boot of the node that pushed it last, if it was
-# pushed.
+# `pushes`, `payload`; `network` and `sender`, the halves of its origin, as far as they are known; `due_at` while
+# delayed, and `wakes_at`, the same if it is due before it expires; once it is not delayed `arrived_at`, since when it
+# can be pushed; `delivered`, the boot of the node that pushed it last, if it was pushed.
 _MESSAGES = Collection(
     MESSAGES,
     (
@@ -69,6 +70,10 @@ _MESSAGES = Collection(
 # `_id` is the key. `until`, `seq`, and `token`, which says whose claim it is.
 _NONCES = Collection(NONCES, (Index("nonce_order", {"seq": 1}), Index("nonce_until", {"until": 1})))
 
+# `owner`, of the sessions that write it; `didcomm` and `decentrl`, each with what there is of the entries. The
+# page that is carried forward has no owner, but `settled`, once there is nobody left who keeps none.
+_LEDGER = Collection(LEDGER)
+
 COLLECTIONS = (
     _ACCOUNTS,
     _RECIPIENTS,
@@ -78,4 +83,13 @@ COLLECTIONS = (
     Collection(DOCUMENTS),
     Collection(PULSE),
     Collection(OWNERS),
+    _LEDGER,
 )
+
+
+async def _begin_a_ledger(_operations: object, _deadline: float) -> None:
+    """Whoever opens the books finds what waits; see :mod:`.books`."""
+
+
+# Of version 2 is what has a ledger: who does not keep it may not change messages.
+MIGRATIONS = (Migration(_begin_a_ledger, readable_from=2),)

@@ -77,7 +77,7 @@ class MongoDecentrl:
         self._aftermath = aftermath or Aftermath(lambda removed: None)
         self._clock = clock
         self._caps = caps
-        self._turns = Turns(server, nonces or Nonces(server, 250_000), Bounds())
+        self._turns = Turns(server, nonces or Nonces(server, 1_000_000), Bounds())
         self._lists = Memory(step)
 
     def admit(self, guard: Guard) -> Deferred[None]:

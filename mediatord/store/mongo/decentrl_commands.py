@@ -5,7 +5,7 @@ writes goes in another, so that a refused one has written nothing but its nonce.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -14,13 +14,15 @@ from mediatord.errors import (
     DuplicateNonce,
     MediatorError,
     RecipientNotRegistered,
+    ReplayMemoryFull,
     StoreUnavailable,
     UnauthorizedCommand,
 )
 from mediatord.interfaces.decentrl import Guard
 from mediatord.store.mongo.collections import NONCES
 from mediatord.store.mongo.decentrl_parties import Party, asking_for, exchanging, of_party, party_among
-from mediatord.store.mongo.decentrl_schema import Table
+from mediatord.store.mongo.decentrl_schema import PENDING, Table
+from mediatord.store.mongo.ledger import entering
 from mediatord.store.mongo.nonces import asking_for_nonce, claiming, releasing_own
 from mediatord.store.mongo.replies import Kept
 from mediatord.store.mongo.requests import Document, Request
@@ -107,6 +109,8 @@ class Guarded(Generic[T]):
     :param now: the store's time when it was given.
     :param token: which says whose claim of the nonce it is.
     :param tell: told the answer if it was done although it was said to have failed.
+    :ivar has_room: whether one more nonce may be claimed.
+    :ivar doubtful: tokens of commands of this process that seemed to have failed; what they did is yet to be undone.
     """
 
     guard: Guard
@@ -114,6 +118,8 @@ class Guarded(Generic[T]):
     now: float
     token: bytes
     tell: Callable[[T], None] | None = None
+    has_room: bool = True
+    doubtful: Collection[bytes] = ()
     _change: Change[T] | None = None
     _done: bool = False
 
@@ -125,7 +131,12 @@ class Guarded(Generic[T]):
         )
         claim = claiming(held, guard.nonce, guard.until, self.now, self.token)
         if claim is None:
+            if held[0]["token"] in self.doubtful:
+                # Refused as done, it would never be sent again; and soon it will not have been done.
+                raise StoreUnavailable()
             raise DuplicateNonce()
+        if not held and not self.has_room:
+            raise ReplayMemoryFull()
         try:
             self._check(parties)
             change = self._change = await command.decide(
@@ -158,6 +169,8 @@ class Guarded(Generic[T]):
             table, ids = command.creates
             parties, added = await transaction.ask(asking_for(command.did), of_party(table, command.did, ids))
             transaction.later(exchanging(table, party_among(parties, command.did), gone=added))
+            if table is PENDING:
+                transaction.later(entering(transaction.page, "decentrl", withdrawn=len(added)))
 
     def _check(self, parties: Sequence[Document]) -> None:
         """:raise MediatorError: the guard has something against it."""

@@ -26,6 +26,7 @@ from mediatord.store.mongo.decentrl_schema import (
     PENDING_OF_PARTY,
     Table,
 )
+from mediatord.store.mongo.ledger import entering
 from mediatord.store.mongo.requests import Document, Request
 from mediatord.store.mongo.server import finding
 
@@ -81,7 +82,8 @@ class Delivering:
             "payload": event.payload,
             "seq": Timestamp(0, 0),
         }
-        return Change(exchanging(PENDING, party, come=[document]), None)
+        noted = entering(scene.transaction.page, "decentrl", accepted=1)
+        return Change([*exchanging(PENDING, party, come=[document]), *noted], None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ class AcknowledgingEvents:
         """Those that were there, in order of arrival."""
         (found,) = scene.found
         gone = [Removed(one["_id"], self.did, self.did, one["size"], one["received_at"], 0) for one in found]
-        return Change(exchanging(PENDING, scene.party, gone=found), gone)
+        noted = entering(scene.transaction.page, "decentrl", acknowledged=len(found))
+        return Change([*exchanging(PENDING, scene.party, gone=found), *noted], gone)
 
 
 async def pending_events(reading: Reading, recipient: str, sender: str | None, part: Slice) -> Found[PendingEvent]:

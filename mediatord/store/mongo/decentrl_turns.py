@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -16,6 +17,9 @@ from mediatord.store.mongo.replies import Duplicate
 from mediatord.store.mongo.server import Server
 
 T = TypeVar("T")
+
+# Commands that seemed to have failed, the last ones, which may have to be undone.
+_DOUBTFUL = 1_000
 
 
 class Turns:
@@ -33,6 +37,7 @@ class Turns:
         self._bounds = bounds
         self._commands = 0
         self._bytes = 0
+        self._doubtful: OrderedDict[bytes, None] = OrderedDict()
         self._of_nonces = Locks(server.clock)
         self._of_parties = Locks(server.clock)
 
@@ -69,12 +74,22 @@ class Turns:
             raise StoreUnavailable() from None
 
     async def _claimed(self, operations: Operations, guarded: Guarded[T], deadline: float) -> T:
+        await self._nonces.look(operations, deadline, guarded.guard.share)
+        guarded.has_room, guarded.doubtful = self._nonces.has_room(guarded.guard.share), self._doubtful
         try:
             answer = await operations.transact(guarded, deadline, guarded.undo)
         except (StoreUnavailable, DuplicateNonce):
             raise
         except MediatorError:
-            await self._nonces.claimed(operations, 1, deadline)
+            self._nonces.claimed(1)
             raise
-        await self._nonces.claimed(operations, 1, deadline)
+        except Exception:
+            self._doubt(guarded.token)
+            raise
+        self._nonces.claimed(1)
         return answer
+
+    def _doubt(self, token: bytes) -> None:
+        self._doubtful[token] = None
+        if len(self._doubtful) > _DOUBTFUL:
+            self._doubtful.popitem(last=False)

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bson import ObjectId
-
-from mediatord.errors import MediatorError, RecipientUnknown
-from mediatord.interfaces import Deposited, Payload, QueueLimits, Reason, Removed
+from mediatord.errors import MediatorError, QueueFull, RecipientUnknown
+from mediatord.interfaces import Deposited, QueueLimits, Removed
 from mediatord.store.mongo.aftermath import Aftermath
 from mediatord.store.mongo.collections import MESSAGES, RECIPIENTS
-from mediatord.store.mongo.cursors import finding
+from mediatord.store.mongo.holdings import Holdings
+from mediatord.store.mongo.lanes import Lane, Newcomer, TooFewKnown, fitting, size_of
+from mediatord.store.mongo.ledger import Page, entering
+from mediatord.store.mongo.looking import Looking
 from mediatord.store.mongo.operations import Operations
-from mediatord.store.mongo.queue_finder import Queue, QueueFinder
-from mediatord.store.mongo.removals import remove_by_id
+from mediatord.store.mongo.queue_finder import QueueFinder
+from mediatord.store.mongo.removals import withdraw
 from mediatord.store.mongo.requests import LARGEST_DOCUMENT, Document, Request, deleting, inserting, updating
-from mediatord.store.mongo.rows import OUTLINE, Order, Place, removed
+from mediatord.store.mongo.rows import Order
 from mediatord.store.mongo.transaction import Transaction
 from mediatord.store.mongo.transactions import Settled
+from mediatord.store.shares import Amount, counting_parties, refuse_excess
 
-# Messages of a queue that are looked at first when it has too many bytes.
-_SOME = 16
 _BESIDE_THE_PAYLOAD = 1_024
 
 Work = Sequence[Order]
 Answer = list[Deposited] | MediatorError
-
-
-class _TooFewKnown(Exception):
-    """More of what waits has to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,162 +35,112 @@ class Depositing:
     limits: QueueLimits
     finder: QueueFinder
     aftermath: Aftermath
+    holdings: Holdings = field(default_factory=Holdings)
 
     async def __call__(
         self, operations: Operations, works: Sequence[Work], deadline: float, tries: int | None
     ) -> Sequence[Answer]:
         ids = [payload.id for orders in works for order in orders for payload in order.payloads]
         answers: list[Answer] = []
+        lanes: list[Lane] = []
 
-        async def deposit(transaction: Transaction) -> list[Answer]:
-            answers[:] = await self._deposit(transaction, works)
-            return answers
+        async def deposit(transaction: Transaction) -> None:
+            run, answers[:] = await self._deposit(transaction, works)
+            lanes[:] = run.changed
 
         async def undo(transaction: Transaction) -> Settled | None:
-            await remove_by_id(transaction, ids)
+            await withdraw(transaction, ids)
             return await self.aftermath.look(transaction, _others(answers, set(ids)))
 
-        return await operations.transact(deposit, deadline, undo, tries=tries)
+        await operations.transact(deposit, deadline, undo, tries=tries)
+        self.holdings.remember(lanes)
+        return answers
 
     def possible(self, work: Work) -> bool:
         """Whether no message that would be kept is larger than a document can be."""
         largest = LARGEST_DOCUMENT - _BESIDE_THE_PAYLOAD
-        return all(
-            len(payload.data) <= largest for order in work for payload in _fitting(order.payloads, self.limits)
-        )
+        return all(len(payload.data) <= largest for order in work for payload in fitting(order.payloads, self.limits))
 
-    async def _deposit(self, transaction: Transaction, works: Sequence[Work]) -> list[Answer]:
+    async def _deposit(self, transaction: Transaction, works: Sequence[Work]) -> tuple[_Run, list[Answer]]:
         queues = await self.finder.find(transaction, {order.recipient_did for orders in works for order in orders})
-        wanted = self._in_need_of_room(works, queues)
+        looking = Looking(self.limits, transaction, queues, self.holdings)
+        await looking.begin(order for orders in works for order in orders)
         while True:
-            run = _Run(self.limits, queues, await _look(transaction, wanted))
+            run = _Run(
+                self.limits, {did: Lane(queue, looking.known(did), self.limits) for did, queue in queues.items()}
+            )
             try:
                 answers = [run.deposit(orders) for orders in works]
-            except _TooFewKnown:
-                wanted = {recipient: number * 8 for recipient, number in wanted.items()}
+            except TooFewKnown as missing:
+                await looking.more(missing)
                 continue
-            transaction.later(run.requests())
-            return answers
-
-    def _in_need_of_room(self, works: Iterable[Work], queues: Mapping[str, Queue]) -> dict[ObjectId, int]:
-        """How many of the oldest to look at, by recipient."""
-        messages = {queue.did: queue.messages for queue in queues.values()}
-        size = {queue.did: queue.bytes for queue in queues.values()}
-        for order in (order for orders in works for order in orders if order.recipient_did in queues):
-            fitting = _fitting(order.payloads, self.limits)
-            messages[order.recipient_did] += len(fitting)
-            size[order.recipient_did] += _size(fitting)
-        wanted: dict[ObjectId, int] = {}
-        for did, queue in queues.items():
-            number = max(messages[did] - self.limits.max_messages, 0)
-            if size[did] > self.limits.max_bytes:
-                number += _SOME
-            if number:
-                wanted[queue.place.recipient] = number
-        return wanted
-
-
-@dataclass(eq=False, slots=True)
-class _Newcomer:
-    order: Order
-    payload: Payload
-    place: Place
-    kept: bool = True
-
-
-@dataclass(eq=False, slots=True)
-class _Lane:
-    """
-    A queue as it is after some deposits.
-
-    :param oldest: outlines of those that waited before, as far as they are known.
-    :param all_known: whether there are no more.
-    """
-
-    queue: Queue
-    oldest: deque[Document]
-    all_known: bool
-    messages: int
-    bytes: int
-    newcomers: deque[_Newcomer] = field(default_factory=deque)
-    gone: list[str] = field(default_factory=list)
-
-    def evict(self, reason: Reason) -> Removed | None:
-        """Take out the oldest, if there is one."""
-        if self.oldest:
-            document = self.oldest.popleft()
-            self.gone.append(document["_id"])
-            return self._without(removed(document, self.queue.did, self.queue.account, reason))
-        if not self.all_known:
-            raise _TooFewKnown
-        if self.newcomers:
-            newcomer = self.newcomers.popleft()
-            newcomer.kept = False
-            return self._without(newcomer.order.removed(newcomer.payload, self.queue.account, reason))
-        return None
-
-    def _without(self, one: Removed) -> Removed:
-        self.messages -= 1
-        self.bytes -= one.size
-        return one
+            transaction.later(run.requests(transaction.page))
+            return run, answers
 
 
 class _Run:
-    """Deposits in a row."""
+    """
+    Deposits in a row.
 
-    def __init__(
-        self, limits: QueueLimits, queues: Mapping[str, Queue], oldest: Mapping[ObjectId, tuple[list[Document], bool]]
-    ) -> None:
+    :param lanes: by DID.
+    """
+
+    def __init__(self, limits: QueueLimits, lanes: Mapping[str, Lane]) -> None:
         self._limits = limits
-        self._lanes: dict[str, _Lane] = {}
-        for did, queue in queues.items():
-            known, all_known = oldest.get(queue.place.recipient, ([], False))
-            self._lanes[did] = _Lane(queue, deque(known), all_known, queue.messages, queue.bytes)
-        self._newcomers: list[_Newcomer] = []
+        self._lanes = lanes
+        self._newcomers: list[Newcomer] = []
+        self._accepted = self._evicted = 0
 
     def deposit(self, orders: Work) -> Answer:
         """What becomes of some orders, or why none of them is carried out."""
         if any(order.recipient_did not in self._lanes for order in orders):
             return RecipientUnknown()
+        if self._limits.when_full == "refuse":
+            try:
+                self._refuse_excess(orders)
+            except QueueFull as error:
+                return error
         return [self._append(order, self._lanes[order.recipient_did]) for order in orders]
 
-    def requests(self) -> list[Request]:
+    @property
+    def changed(self) -> list[Lane]:
+        """Those that are not as they were."""
+        return [lane for lane in self._lanes.values() if lane.newcomers or lane.gone]
+
+    def requests(self, page: Page) -> list[Request]:
         """What is to be written."""
         kept = [one for one in self._newcomers if one.kept]
-        lanes = [lane for lane in self._lanes.values() if lane.newcomers or lane.gone]
-        gone = [id for lane in lanes for id in lane.gone]
+        gone = [id for lane in self.changed for id in lane.gone]
         return [
             *inserting(MESSAGES, [one.order.document(one.payload, one.place) for one in kept]),
-            *updating(RECIPIENTS, [_counting(lane) for lane in lanes]),
+            *updating(RECIPIENTS, [_counting(lane) for lane in self.changed]),
             *(deleting(MESSAGES, {"_id": {"$in": gone}}) if gone else ()),
+            *entering(page, "didcomm", accepted=self._accepted, evicted=self._evicted),
         ]
 
-    def _append(self, order: Order, lane: _Lane) -> Deposited:
-        limits = self._limits
-        fitting = _fitting(order.payloads, limits)
-        size = _size(fitting)
-        evicted: list[Removed] = []
-        while True:
-            if lane.messages + len(fitting) > limits.max_messages:
-                victim = lane.evict("fifo_count")
-            elif lane.bytes + size > limits.max_bytes:
-                victim = lane.evict("fifo_bytes")
-            else:
-                break
-            if victim is None:
-                break
-            evicted.append(victim)
-        newcomers = [_Newcomer(order, payload, lane.queue.place) for payload in fitting]
-        lane.newcomers += newcomers
-        lane.messages += len(fitting)
-        lane.bytes += size
-        self._newcomers += newcomers
-        account = lane.queue.account
-        if len(fitting) < len(order.payloads):
-            largest = limits.max_bytes
-            evicted += [
-                order.removed(one, account, "fifo_bytes") for one in order.payloads if len(one.data) > largest
-            ]
+    def _refuse_excess(self, orders: Work) -> None:
+        """:raise QueueFull: after all of these, which are never less than after some, something would be too much."""
+        wholes: dict[str, Amount] = {}
+        parties: dict[tuple[str, int], Amount] = {}
+        for order in orders:
+            did, lane = order.recipient_did, self._lanes[order.recipient_did]
+            amounts = [wholes.setdefault(did, Amount(lane.messages, lane.bytes))]
+            for party in counting_parties(self._limits, order.origin):
+                held = lane.amount(party)
+                amounts.append(parties.setdefault((did, party), Amount(held.messages, held.size)))
+            for amount in amounts:
+                amount.add(len(order.payloads), size_of(order.payloads))
+        for did, whole in wholes.items():
+            refuse_excess(self._limits, whole, [one for (of, _), one in parties.items() if of == did])
+
+    def _append(self, order: Order, lane: Lane) -> Deposited:
+        payloads, account = fitting(order.payloads, self._limits), lane.queue.account
+        evicted = lane.make_room(order, payloads)
+        self._newcomers += lane.append(order, payloads)
+        largest = self._limits.max_bytes
+        evicted += [order.removed(one, account, "fifo_bytes") for one in order.payloads if len(one.data) > largest]
+        self._accepted += len(order.payloads)
+        self._evicted += len(evicted)
         return order.deposited(account, evicted)
 
 
@@ -205,34 +150,9 @@ def _others(answers: Sequence[Answer], ids: Collection[str]) -> list[Removed]:
     return [gone for one in deposited for gone in one.evicted if gone.id not in ids]
 
 
-def _fitting(payloads: Sequence[Payload], limits: QueueLimits) -> Sequence[Payload]:
-    """Those that are not too large for any queue."""
-    return [payload for payload in payloads if len(payload.data) <= limits.max_bytes]
-
-
-def _size(payloads: Iterable[Payload]) -> int:
-    return sum([len(payload.data) for payload in payloads])
-
-
-def _counting(lane: _Lane) -> Document:
-    more = {"messages": lane.messages - lane.queue.messages, "bytes": lane.bytes - lane.queue.bytes}
-    change: Document = {"$inc": more}
+def _counting(lane: Lane) -> Document:
+    messages, size = lane.messages - lane.queue.messages, lane.bytes - lane.queue.bytes
+    change: Document = {"$inc": {"messages": messages, "bytes": size, "changes": 1}}
     if not lane.queue.messages:
         change["$set"] = {"waited_for": True}
     return {"q": {"_id": lane.queue.place.recipient}, "u": change}
-
-
-async def _look(
-    transaction: Transaction, wanted: Mapping[ObjectId, int]
-) -> dict[ObjectId, tuple[list[Document], bool]]:
-    """The oldest messages of some recipients, and whether those are all."""
-    if not wanted:
-        return {}
-    questions = [
-        finding(MESSAGES, {"recipient": recipient}, sort={"seq": 1}, limit=number, projection=OUTLINE)
-        for recipient, number in wanted.items()
-    ]
-    found = await transaction.ask(*questions)
-    return {
-        recipient: (some, len(some) < number) for (recipient, number), some in zip(wanted.items(), found, strict=True)
-    }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 
 from bson import Timestamp
 
-from mediatord.errors import StoreUnavailable
+from mediatord.errors import ReplayMemoryFull, StoreUnavailable
 from mediatord.interfaces import KEPT_BEYOND
 from mediatord.store.mongo.collections import NONCES
 from mediatord.store.mongo.cursors import aggregating, finding
@@ -24,25 +25,37 @@ from mediatord.store.mongo.transactions import Settled
 _AT_A_TIME = 5_000
 # Of the capacity, how much may come until it is looked whether that is too much.
 _SLACK = 64
+# Below this part of it, a count that may be wrong after a crash of the server will do.
+_LITTLE = 4
 _TOKEN_BYTES = 12
 # Claims that are remembered as ours, and releases that may be owed.
 _OURS = 50_000
 _OWED = 20_000
-# Seconds that claims wait at most until it is seen whether there are too many.
-_TRIMMING = 1.0
+# Seconds that claims wait at most until it is seen how many there are, and until it is looked again where those are
+# too many.
+_COUNTING, _AGAIN = 1.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A nonce to be claimed until a time, at a time."""
+    """
+    A nonce to be claimed until a time, at a time.
+
+    :param share: of the capacity, how much may be taken already.
+    """
 
     key: bytes
     until: float
     now: float
+    share: float = 1.0
+
+
+# Whether it was new; or it would be, and there is no room.
+Claimed = bool | ReplayMemoryFull
 
 
 class Claiming:
-    """Does claims; see :class:`~.gathering.Together`. Each is answered with whether it was new."""
+    """Does claims; see :class:`~.gathering.Together`. Each is answered with what became of it."""
 
     def __init__(self, nonces: Nonces, releases: Releases) -> None:
         self._nonces = nonces
@@ -50,21 +63,23 @@ class Claiming:
 
     async def __call__(
         self, operations: Operations, works: Sequence[Claim], deadline: float, tries: int | None
-    ) -> Sequence[bool]:
+    ) -> Sequence[Claimed]:
+        await self._nonces.look(operations, deadline, min(work.share for work in works))
         keys = list({work.key for work in works})
         token = os.urandom(_TOKEN_BYTES)
 
-        async def claim(transaction: Transaction) -> list[bool]:
+        async def claim(transaction: Transaction) -> list[Claimed]:
             found = await transaction.query(asking_for_nonce(*keys))
             held = {one["_id"]: 0.0 if self._releases.owes(one) else one["until"] for one in found}
-            return _claim_all(transaction, works, token, held)
+            return _claim_all(transaction, works, token, held, self._nonces.has_room)
 
         async def undo(transaction: Transaction) -> None:
             transaction.later(deleting(NONCES, {"_id": {"$in": keys}, "token": token}))
 
         answers = await retried(lambda: operations.transact(claim, deadline, undo, tries=tries))
-        self._releases.claimed([work.key for work, new in zip(works, answers, strict=True) if new], token)
-        await self._nonces.claimed(operations, sum(answers), deadline)
+        new = [work.key for work, one in zip(works, answers, strict=True) if one is True]
+        self._releases.claimed(new, token)
+        self._nonces.claimed(len(new))
         return answers
 
 
@@ -126,27 +141,52 @@ class Nonces:
     """
     All nonces there are, with those of commands.
 
-    :param capacity: how many are kept; the oldest go first.
+    How many those are is known by counting them from time to time, and by what this process does in between: what
+    others do is noticed a little late.
+
+    :param capacity: how many are kept.
     """
 
     def __init__(self, server: Server, capacity: int) -> None:
         self._server = server
         self._capacity = capacity
-        self._unchecked = 0
+        self._present = 0
+        self._unchecked: float = inf
+        self._looked = -inf
 
-    async def claimed(self, operations: Operations, number: int, deadline: float) -> None:
+    def has_room(self, share: float = 1.0, more: int = 0) -> bool:
         """
-        So many more are there, whatever comes of it: once in a while, see whether that is too many. If it cannot be
-        seen, it will be the next time.
+        Whether one more may be claimed, as far as that is known.
+
+        :param more: that will have been claimed by then.
         """
+        return self._present + more < int(share * self._capacity)
+
+    def released(self) -> None:
+        """One is not there any more; a count for each would cost more than it has cost to claim it."""
+        self._present = max(0, self._present - 1)
+
+    def claimed(self, number: int) -> None:
+        """So many more are there."""
+        self._present += number
         self._unchecked += number
-        if self._unchecked <= self._capacity // _SLACK:
+
+    async def look(self, operations: Operations, deadline: float, share: float = 1.0) -> None:
+        """
+        Count them, if many have come since that was done, or if there is no room any more. If they cannot be counted,
+        they will be the next time.
+
+        :param share: the least that somebody asks who is to claim one.
+        """
+        now = self._server.clock.seconds()
+        is_over = not self.has_room(share) and now - self._looked >= _AGAIN
+        if self._unchecked <= self._capacity // _SLACK and not is_over:
             return
-        self._unchecked = 0
+        self._unchecked, self._looked = 0, now
         try:
-            await self._check(operations, min(deadline, self._server.clock.seconds() + _TRIMMING))
+            self._present = await self._count(operations, min(deadline, now + _COUNTING))
         except (Refused, Unreachable) as error:
-            self._server.failed("trim", error)
+            self._server.failed("count", error)
 
     async def prune(self, now: float) -> int:
         """Forget those that have been over for long enough; how many those were."""
@@ -159,25 +199,17 @@ class Nonces:
             gone = deleting(NONCES, {"_id": {"$in": [one["_id"] for one in found]}, **over})
             (reply,) = await self._server.write("prune", gone)
             pruned += reply["n"]
+            self._present = max(0, self._present - reply["n"])
 
-    async def _check(self, operations: Operations, deadline: float) -> None:
+    async def _count(self, operations: Operations, deadline: float) -> int:
         # What is said first costs nothing, and may be wrong after a crash of the server.
         reply = await operations.command(Request({"count": NONCES}), deadline)
-        if reply["n"] > self._capacity:
-            await self._trim(operations, deadline)
-
-    async def _trim(self, operations: Operations, deadline: float) -> None:
+        if reply["n"] < self._capacity // _LITTLE:
+            return int(reply["n"])
         counted = await operations.query(
             aggregating(NONCES, [{"$group": {"_id": None, "n": {"$sum": 1}}}], hint="nonce_order"), deadline
         )
-        excess = counted[0]["n"] - self._capacity if counted else 0
-        if excess > 0:
-            oldest = finding(NONCES, {}, sort={"seq": 1}, limit=min(excess, _AT_A_TIME), projection={"seq": 1})
-            found = await operations.query(oldest, deadline)
-            if not found:
-                return
-            gone = {"_id": {"$in": [one["_id"] for one in found]}, "seq": {"$lte": found[-1]["seq"]}}
-            await operations.write(deleting(NONCES, gone), deadline)
+        return int(counted[0]["n"]) if counted else 0
 
 
 def asking_for_nonce(*keys: bytes) -> Request:
@@ -209,24 +241,32 @@ def _document(key: bytes, until: float, token: bytes) -> Document:
 
 
 def _claim_all(
-    transaction: Transaction, works: Sequence[Claim], token: bytes, held: dict[bytes, float]
-) -> list[bool]:
+    transaction: Transaction,
+    works: Sequence[Claim],
+    token: bytes,
+    held: dict[bytes, float],
+    has_room: Callable[[float, int], bool],
+) -> list[Claimed]:
     """
-    Whether each is new, as if they had come one by one.
+    What becomes of each, as if they had come one by one.
 
     :param held: until when, by key, those that are there.
+    :param has_room: for one more of a share, with so many that come with it.
     """
     there = set(held)
-    answers: list[bool] = []
+    answers: list[Claimed] = []
     fresh: dict[bytes, Document] = {}
     for work in works:
-        new = held.get(work.key, work.now) <= work.now
-        if new:
+        answer: Claimed = held.get(work.key, work.now) <= work.now
+        if answer and work.key not in held and not has_room(work.share, len(fresh.keys() - there)):
+            answer = ReplayMemoryFull()
+        if answer is True:
             held[work.key] = work.until
             fresh[work.key] = _document(work.key, work.until, token)
-        answers.append(new)
+        answers.append(answer)
     gone = list(there & fresh.keys())
     if gone:
         transaction.later(deleting(NONCES, {"_id": {"$in": gone}}))
-    transaction.later(inserting(NONCES, fresh.values()))
+    if fresh:
+        transaction.later(inserting(NONCES, fresh.values()))
     return answers

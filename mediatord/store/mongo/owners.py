@@ -8,6 +8,7 @@ from contextlib import suppress
 from twisted.logger import Logger
 
 from mediatord.errors import StoreUnavailable
+from mediatord.store.mongo.books import KEEPS
 from mediatord.store.mongo.collections import OWNERS
 from mediatord.store.mongo.requests import deleting, updating
 from mediatord.store.mongo.server import Server
@@ -36,7 +37,7 @@ class Entry:
             self._compare(user, other.get("user", user))
             await server.end_sessions(other["_id"])
             await server.write("enter", deleting(OWNERS, {"_id": other["_id"]}))
-        entry = {"since": "$$NOW", "user": {"$literal": user}}
+        entry = {"since": "$$NOW", "user": {"$literal": user}, KEEPS: True}
         ours = {"q": {"_id": self._owner}, "u": [{"$set": entry}], "upsert": True}
         await server.write("enter", updating(OWNERS, [ours]))
 

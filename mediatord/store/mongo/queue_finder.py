@@ -24,6 +24,7 @@ class Queue:
     What waits for a recipient.
 
     :param account: DID of the account that has registered it.
+    :param changes: how often what waits was changed; of a document that another version wrote, since then.
     """
 
     did: str
@@ -31,6 +32,7 @@ class Queue:
     account: str
     messages: int
     bytes: int
+    changes: int = 0
 
 
 class QueueFinder:
@@ -60,6 +62,7 @@ class QueueFinder:
                 accounts[one["account"]],
                 one["messages"],
                 one["bytes"],
+                one.get("changes", 0),
             )
             for one in found
         }

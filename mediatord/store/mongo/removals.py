@@ -13,10 +13,12 @@ from bson import ObjectId
 
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Reason, Removed
+from mediatord.store.books import Entry
 from mediatord.store.mongo.aftermath import Aftermath
 from mediatord.store.mongo.clocks import agreeing
 from mediatord.store.mongo.collections import ACCOUNTS, MESSAGES, RECIPIENTS
 from mediatord.store.mongo.cursors import finding
+from mediatord.store.mongo.ledger import entering
 from mediatord.store.mongo.names import NameBook, Names
 from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.requests import Document, Request, deleting, updating
@@ -57,11 +59,16 @@ class Removal:
 
 
 class Removing:
-    """Does removals; see :class:`~.gathering.Together`. Each is answered with what it removed."""
+    """
+    Does removals; see :class:`~.gathering.Together`. Each is answered with what it removed.
 
-    def __init__(self, book: NameBook, aftermath: Aftermath) -> None:
+    :param entry: of the ledger, what becomes of messages by that.
+    """
+
+    def __init__(self, book: NameBook, aftermath: Aftermath, entry: Entry = "acknowledged") -> None:
         self._book = book
         self._aftermath = aftermath
+        self._entry = entry
 
     async def __call__(
         self, operations: Operations, works: Sequence[Removal], deadline: float, tries: int | None
@@ -112,6 +119,7 @@ class Removing:
         )
         names = await self._book.look_up(transaction.query, found)
         transaction.later(taking_out(found))
+        transaction.later(entering(transaction.page, "didcomm", expired=len(found)))
         expired[:] = _tell(found, names, "ttl")
 
     async def _remove(self, transaction: Transaction, works: Sequence[Removal]) -> list[list[Removed]]:
@@ -128,6 +136,7 @@ class Removing:
         heap = _Heap(found, names)
         answers = [_tell(heap.take(work), names, None) for work in works]
         transaction.later(taking_out(heap.taken))
+        transaction.later(entering(transaction.page, "didcomm", **{self._entry: len(heap.taken)}))
         return answers
 
     async def _with_digests(
@@ -175,10 +184,11 @@ class _Heap:
         return removal.account is None or self._names.accounts.get(document["account"]) == removal.account
 
 
-async def remove_by_id(transaction: Transaction, ids: Sequence[str]) -> None:
-    """Remove those that are there, whoever they belong to."""
+async def withdraw(transaction: Transaction, ids: Sequence[str]) -> None:
+    """Take those out that are there, as if they had never been deposited."""
     found = await transaction.find(MESSAGES, {"_id": {"$in": list(ids)}}, projection=OUTLINE)
     transaction.later(taking_out(found))
+    transaction.later(entering(transaction.page, "didcomm", withdrawn=len(found)))
 
 
 def taking_out(documents: Iterable[Document]) -> list[Request]:
@@ -202,7 +212,7 @@ def taking_out(documents: Iterable[Document]) -> list[Request]:
         *updating(
             RECIPIENTS,
             [
-                {"q": {"_id": recipient}, "u": {"$inc": {"messages": messages, "bytes": size}}}
+                {"q": {"_id": recipient}, "u": {"$inc": {"messages": messages, "bytes": size, "changes": 1}}}
                 for recipient, (messages, size) in counts.items()
             ],
         ),

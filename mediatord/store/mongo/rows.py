@@ -11,9 +11,13 @@ from bson import ObjectId, Timestamp
 
 from mediatord.interfaces import Deposited, Payload, Reason, Removed, StoredMessage
 from mediatord.store.mongo.requests import Document
+from mediatord.store.shares import SENDER
 
 # What is needed of a message that is to go.
 OUTLINE = {"recipient": 1, "account": 1, "size": 1, "received_at": 1, "pushes": 1}
+# In a queue that is shared.
+OUTLINE_OF_PARTY = {**OUTLINE, "network": 1, "sender": 1}
+_NETWORK_BITS = 16
 _ARRIVES = Timestamp(0, 0)
 
 
@@ -33,6 +37,7 @@ class Order:
     now: float
     expires_at: float
     due_at: float | None
+    origin: int = 0
 
     def document(self, payload: Payload, place: Place) -> Document:
         document: Document = {
@@ -54,7 +59,7 @@ class Order:
             document["due_at"] = self.due_at
             if self.due_at < self.expires_at:
                 document["wakes_at"] = self.due_at
-        return document
+        return document | halves_of(self.origin)
 
     def deposited(self, account: str, evicted: Sequence[Removed]) -> Deposited:
         return Deposited(tuple([self._stored(payload, account) for payload in self.payloads]), tuple(evicted))
@@ -74,6 +79,22 @@ class Order:
             expires_at=self.expires_at,
             due_at=self.due_at,
         )
+
+
+def halves_of(origin: int) -> Document:
+    """What a message has of its origin: a value each, so that the server can find those of a party."""
+    halves = {"network": origin >> _NETWORK_BITS, "sender": origin & SENDER}
+    return {name: value for name, value in halves.items() if value}
+
+
+def origin_of(document: Document) -> int:
+    origin: int = document.get("network", 0) << _NETWORK_BITS | document.get("sender", 0)
+    return origin
+
+
+def of_party(party: int) -> Document:
+    """What finds its messages; see :mod:`mediatord.store.shares`."""
+    return halves_of(party)
 
 
 def stored(document: Document, recipients: Mapping[ObjectId, str], accounts: Mapping[ObjectId, str]) -> StoredMessage:

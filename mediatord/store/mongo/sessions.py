@@ -11,6 +11,7 @@ from bson import Binary, Int64
 from bson.binary import UUID_SUBTYPE
 from twisted.internet.interfaces import IReactorTime
 
+from mediatord.store.mongo.ledger import Page
 from mediatord.store.mongo.requests import Document
 
 # Seconds until whatever was going on in a session has ended.
@@ -31,11 +32,13 @@ class Session:
     :param id: as it is sent.
     :param owner: of the process.
     :param named: whether its id is made from that of the owner.
+    :param page: of the ledger, where its transactions note what they do.
     """
 
     id: Document
     owner: str
     named: bool
+    page: Page
     number: int
     rested_at: float = 0.0
 
@@ -104,7 +107,9 @@ class Sessions:
         id = _id(_uuid(self.owner, number) if named else uuid.uuid4())
         if named:
             self._named.append(id)
-        return Session(id, self.owner, named, int(now * _A_SECOND))
+        # Those for once share pages: rather that they run into each other than that pages become ever more.
+        page = Page(self.owner, number % _NAMED)
+        return Session(id, self.owner, named, page, int(now * _A_SECOND))
 
 
 def sessions_of(owner: str) -> list[Document]:

@@ -16,6 +16,7 @@ from mediatord.interfaces import (
     Action,
     Arrival,
     Backlog,
+    Books,
     Deposit,
     Deposited,
     IClusterStore,
@@ -32,11 +33,11 @@ from mediatord.interfaces import (
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
 from mediatord.store.batches import Bounds
 from mediatord.store.each import one_by_one
-from mediatord.store.mongo import accounts, backlog, cluster_schema, decentrl_schema, queues, sizes
+from mediatord.store.mongo import accounts, backlog, books, cluster_schema, decentrl_schema, queues, sizes
 from mediatord.store.mongo.aftermath import Aftermath, Tell
 from mediatord.store.mongo.clocks import Clocks
 from mediatord.store.mongo.cluster import MongoCluster
-from mediatord.store.mongo.collections import COLLECTIONS
+from mediatord.store.mongo.collections import COLLECTIONS, MIGRATIONS
 from mediatord.store.mongo.decentrl import MongoDecentrl
 from mediatord.store.mongo.deposits import Depositing
 from mediatord.store.mongo.duplicates import begin, retried
@@ -73,7 +74,7 @@ class MongoStore:
     their Deferreds fire. Its many methods are those of the interface.
 
     :param clock: what messages and nonces expire by; leases go by the clock of the server.
-    :param migrations: beyond version 1 of the schema.
+    :param migrations: beyond those that there are.
     :param tell: told what was removed by operations that had failed for all that was known when they ended.
     :param tell_events: told the same of the Decentrl half.
     """
@@ -85,14 +86,15 @@ class MongoStore:
         limits: QueueLimits,
         *,
         caps: Caps = Caps(),  # noqa: B008  it is frozen
-        max_nonces: int = 250_000,
+        max_nonces: int = 1_000_000,
         migrations: Sequence[Migration] = (),
         tell: Tell = lambda removed: None,
         tell_events: Tell = lambda removed: None,
     ) -> None:
         self._server = server
         self._clock = clock
-        self._schema = Schema((*COLLECTIONS, *decentrl_schema.COLLECTIONS, *cluster_schema.COLLECTIONS), migrations)
+        collections = (*COLLECTIONS, *decentrl_schema.COLLECTIONS, *cluster_schema.COLLECTIONS)
+        self._schema = Schema(collections, (*MIGRATIONS, *migrations))
         self._gathering = Gathering(server, at_once=_AT_ONCE, bounds=_BOUNDS)
         self._claims = Gathering(server, at_once=_CLAIMS_AT_ONCE, bounds=_BOUNDS)
         self._entry = Entry(server)
@@ -128,8 +130,9 @@ class MongoStore:
         *,
         expires_at: float,
         due_at: float | None = None,
+        origin: int = 0,
     ) -> Deferred[Deposited]:
-        deposited = self.deposit_all([Deposit(recipient_did, tuple(payloads), expires_at, due_at)])
+        deposited = self.deposit_all([Deposit(recipient_did, tuple(payloads), expires_at, due_at, origin)])
         return deposited.addCallback(lambda one: one[0])
 
     def deposit_each(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
@@ -139,7 +142,9 @@ class MongoStore:
         if self._clocks.differ:
             return fail(StoreUnavailable())  # it would expire too early, or not be found where its recipient is
         now = self._clock.seconds()
-        orders = [Order(one.recipient_did, one.payloads, now, one.expires_at, one.due_at) for one in deposits]
+        orders = [
+            Order(one.recipient_did, one.payloads, now, one.expires_at, one.due_at, one.origin) for one in deposits
+        ]
         if not self._depositing.possible(orders):
             return fail(TooLarge())
         dids = {one.recipient_did for one in deposits}
@@ -212,6 +217,9 @@ class MongoStore:
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         return begin(sizes.queue_sizes(self._server, top))
 
+    def ledger(self) -> Deferred[Books]:
+        return begin(books.ledger(self._server))
+
     def waiting(self) -> Deferred[Waiting]:
         return begin(sizes.waiting(self._server))
 
@@ -249,17 +257,24 @@ class MongoStore:
     def move(self, prior: str, new: str) -> Deferred[bool]:
         return self._transact("move", lambda t: accounts.move(t, prior, new)).addBoth(self._clear_owners)
 
+    def is_retired(self, did: str) -> Deferred[bool]:
+        return begin(accounts.is_retired(self._server, did))
+
     def remember_did(self, short: str, long: str) -> Deferred[None]:
         return begin(accounts.remember_did(self._server, short, long))
 
     def recall_did(self, short: str) -> Deferred[str | None]:
         return begin(accounts.recall_did(self._server, short))
 
-    def claim(self, key: bytes, until: float) -> Deferred[bool]:
-        return self._claims.submit("claim", self._claiming, Claim(key, until, self._clock.seconds()), [key])
+    def claim(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
+        return self._claims.submit("claim", self._claiming, Claim(key, until, self._clock.seconds(), share), [key])
 
     def release(self, key: bytes) -> Deferred[None]:
-        return begin(self._releases.release(key))
+        return begin(self._release(key))
+
+    async def _release(self, key: bytes) -> None:
+        await self._releases.release(key)
+        self._nonces.released()
 
     def prune(self) -> Deferred[int]:
         """Registrations that have expired go as well."""
@@ -271,6 +286,7 @@ class MongoStore:
         self._claims.start()
         live = {node.boot for node in await self.cluster.nodes()}
         await self._entry.enter(live)
+        await books.begin(self._server)
         for boot in await delivered_by(self._server):
             if boot not in live:
                 await release_delivered(self._server, boot)
@@ -283,6 +299,7 @@ class MongoStore:
     async def _prune(self, now: float) -> int:
         pruned = await self._nonces.prune(now)
         await self._decentrl.drop_expired_registrations()
+        await books.carry_forward(self._server)
         return pruned
 
     def _transact(self, name: str, work: Work[T]) -> Deferred[T]:

@@ -9,6 +9,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from mediatord.store.mongo.cursors import collect, finding
+from mediatord.store.mongo.ledger import Page
 from mediatord.store.mongo.link import Lane
 from mediatord.store.mongo.replies import Refused, Unreachable, check
 from mediatord.store.mongo.requests import Document, Request, deleting, inserting, updating
@@ -25,7 +26,7 @@ class Doubtful(Exception):
 async def pause(clock: IReactorTime, attempt: int = 0) -> None:
     """A moment, longer with every attempt, and never the same for two."""
     scale = min(2**attempt, 16)
-    await deferLater(clock, uniform(SHORTEST_PAUSE, LONGEST_PAUSE) * scale)
+    await deferLater(clock, uniform(SHORTEST_PAUSE, LONGEST_PAUSE) * scale)  # nosec B311 # no secret
 
 
 class Transaction:
@@ -49,6 +50,11 @@ class Transaction:
         self._begun = False
         self.wrote = False
         self.committed = False
+
+    @property
+    def page(self) -> Page:
+        """Where it notes what becomes of messages; see :func:`~.ledger.entering`."""
+        return self._session.page
 
     @property
     def open(self) -> bool:

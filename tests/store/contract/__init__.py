@@ -21,9 +21,11 @@ from tests.store.contract.decentrl_pending import DecentrlDeliveryContract, Dece
 from tests.store.contract.decentrl_public import DecentrlPublicContract
 from tests.store.contract.decentrl_requests import DecentrlRequestContract
 from tests.store.contract.deposits import DepositContract
+from tests.store.contract.ledger import DecentrlLedgerContract, LedgerContract
 from tests.store.contract.lifecycle import LifecycleContract
 from tests.store.contract.nonces import NonceContract
 from tests.store.contract.pickup import PickupContract
+from tests.store.contract.shares import NoShareContract, RefusalByShareContract, RefusalContract, ShareContract
 from tests.store.contract.timing import TimingContract
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "DecentrlEventContract",
     "DecentrlFilterContract",
     "DecentrlGuardContract",
+    "DecentrlLedgerContract",
     "DecentrlLifecycleContract",
     "DecentrlPendingContract",
     "DecentrlPublicContract",
@@ -50,8 +53,13 @@ __all__ = [
     "DecentrlRequestContract",
     "DecentrlTagContract",
     "DepositContract",
+    "LedgerContract",
     "LifecycleContract",
+    "NoShareContract",
     "NonceContract",
     "PickupContract",
+    "RefusalByShareContract",
+    "RefusalContract",
+    "ShareContract",
     "TimingContract",
 ]

@@ -182,8 +182,11 @@ class AccountContract(StoreContract):
         self.assertTrue(await self.store.move(CAROL, "did:example:dave"))
         self.assertEqual(await self.store.owner(INBOX), "did:example:dave")
         for prior in (ALICE, CAROL):
+            self.assertTrue(await self.store.is_retired(prior))
             with self.assertRaises(NotEnrolled):
                 await self.store.grant(prior)
+        for other in (BOB, INBOX, "did:example:dave"):
+            self.assertFalse(await self.store.is_retired(other))
 
     async def test_long_forms(self) -> None:
         """The long form of a did:peer:4 is there once it was seen (reference 8.4)."""

@@ -67,17 +67,24 @@ class StoreContract(Base):
         return await self.store.update(account, updates, max_recipients=max_recipients)
 
     async def put(
-        self, *ids: str, to: str = INBOX, ttl: float = HOUR, delay: float | None = None, data: bytes | None = None
+        self,
+        *ids: str,
+        to: str = INBOX,
+        ttl: float = HOUR,
+        delay: float | None = None,
+        data: bytes | None = None,
+        origin: int = 0,
     ) -> Deposited:
         """Deposit payloads with these ids in one go."""
-        return await self.put_payloads(*(a_payload(id, data) for id in ids), to=to, ttl=ttl, delay=delay)
+        payloads = (a_payload(id, data) for id in ids)
+        return await self.put_payloads(*payloads, to=to, ttl=ttl, delay=delay, origin=origin)
 
     async def put_payloads(
-        self, *payloads: Payload, to: str = INBOX, ttl: float = HOUR, delay: float | None = None
+        self, *payloads: Payload, to: str = INBOX, ttl: float = HOUR, delay: float | None = None, origin: int = 0
     ) -> Deposited:
         now = self.clock.seconds()
         due_at = None if delay is None else now + delay
-        return await self.store.deposit(to, payloads, expires_at=now + ttl, due_at=due_at)
+        return await self.store.deposit(to, payloads, expires_at=now + ttl, due_at=due_at, origin=origin)
 
     async def waiting(self, account: str = ALICE, recipient_did: str | None = None) -> list[str]:
         """Ids of all that can be fetched."""

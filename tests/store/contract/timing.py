@@ -126,6 +126,12 @@ class TimingContract(StoreContract):
         self.clock.advance(10)
         self.assertEqual([message.id for message in await self.store.take_due(9)], ["b"])
 
+    async def test_expired_is_not_taken(self) -> None:
+        """Nor is one that expires just when it is asked for, by whoever asks for nothing else before."""
+        await self.put("a", ttl=20, delay=10)
+        self.clock.advance(20)
+        self.assertEqual(await self.store.take_due(9), [])
+
     async def test_expired_and_delayed_count_once(self) -> None:
         """The status leaves out expired and delayed messages, and takes none off twice."""
         await self.put("a", ttl=5, delay=60)

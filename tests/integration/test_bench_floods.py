@@ -1,0 +1,25 @@
+"""Every flood of the benchmark reaches a real daemon and says what came of it."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.bench.flooding import Floods, Setup
+from tests.integration.daemon import Daemon
+
+
+class FloodTests(SynchronousTestCase):
+    def test_each(self) -> None:
+        """Posts are answered as limits say, which here are the one address's; connections and sockets are there."""
+        daemon = Daemon({"limits": {"ip_per_minute": 6, "did_per_minute": 1000}})
+        self.addCleanup(daemon.clean)
+        daemon.start()
+        floods = Floods(Setup(daemon.url, 40, 40, 300))
+        flooded = floods.run("address", 1.0, 40.0)
+        self.assertTrue(flooded["sent"])
+        self.assertEqual(flooded["statuses"]["202"], 6)
+        self.assertEqual(set(flooded["statuses"]), {"202", "429"})
+        for do in ("did", "fresh"):
+            self.assertIn("202", floods.run(do, 0.5, 40.0)["statuses"], do)
+        self.assertTrue(floods.run("loris", 0.5, 40.0)["kept"])
+        self.assertTrue(floods.run("deaf", 0.5, 40.0)["sent"])

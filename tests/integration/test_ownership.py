@@ -1,0 +1,35 @@
+"""A wallet proves over the network that another DID is its own, to a daemon that asks for that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from mediatord.wallet.identity import Identity
+from mediatord.wallet.packing import BASIC_MESSAGE, anoncrypt, compose, forward, prove_ownership
+from tests.integration.daemon import Daemon
+from tests.integration.traffic import enrolled
+
+reactor: Any = _reactor
+
+
+class OwnershipTests(TestCase):
+    async def test_registered_with_a_proof(self) -> None:
+        """Without it not; with it mail comes for it."""
+        daemon = Daemon({"didcomm": {"require_ownership": True}})
+        self.addCleanup(daemon.clean)
+        await deferToThread(daemon.start)
+        bob = await enrolled(daemon, reactor)
+        alias = Identity.fresh(endpoint=bob.mediator.did)
+        self.assertEqual(await bob.register(alias.did), ["client_error"])
+        proof = prove_ownership(alias, alias.did, bob.did, bob.mediator.document, now=reactor.seconds())
+        self.assertEqual(await bob.register(alias.did, proofs=[proof]), ["success"])
+        self.assertEqual(await bob.registered(), [bob.did, alias.did])
+        self.assertEqual(await bob.register(alias.did), ["no_change"])
+        letter = anoncrypt(compose(BASIC_MESSAGE, {"content": "hello"}, to=[alias.did]), alias.document)
+        sealed = anoncrypt(forward(alias.did, [letter], to=[bob.mediator.did]), bob.mediator.document)
+        self.assertEqual((await bob.post(sealed)).status, 202)
+        self.assertEqual((await bob.status()).message_count, 1)

@@ -1,0 +1,296 @@
+"""Who makes room in a full queue, and who is refused."""
+
+from __future__ import annotations
+
+from mediatord.errors import MediatorError, QueueFull, RecipientUnknown
+from mediatord.interfaces import Books, Deposit, Deposited, Ledger, QueueLimits
+from tests.store.builders import ALICE, HOUR, NOON, a_payload
+from tests.store.contract.base import INBOX, OTHER, StoreContract
+
+
+def origin(network: int, sender: int) -> int:
+    """0 in either stands for one that is not known."""
+    return network << 16 | sender
+
+
+class ShareCase(StoreContract):
+    """How queues are filled."""
+
+    async def fill(self, names: str, origin: int = 0, size: int = 1) -> list[str]:
+        """Deposit a message for each letter, one after another; what had to make room, in order."""
+        gone: list[str] = []
+        for name in names:
+            gone += [one.id for one in (await self.put(name, data=b"x" * size, origin=origin)).evicted]
+        return gone
+
+    def deposit(self, names: str, to: str = INBOX, origin: int = 0) -> Deposit:
+        return Deposit(to, tuple([a_payload(name, b"x") for name in names]), NOON + HOUR, origin=origin)
+
+
+class ShareContract(ShareCase):
+    """Promises of `QueueLimits` with `oldest` and a share."""
+
+    limits = QueueLimits(max_messages=10, max_bytes=1000, share=0.5)
+
+    async def test_sender_makes_room_for_itself(self) -> None:
+        """Who has more than its share pushes out its own oldest message, and nobody else's."""
+        await self.fill("abcd", origin(1, 1))
+        await self.fill("ABCDEF", origin(2, 2))
+        self.assertEqual(await self.fill("GHI", origin(2, 2)), ["A", "B", "C"])
+        self.assertEqual(await self.waiting(), [*"abcdDEFGHI"])
+
+    async def test_not_beyond_its_share(self) -> None:
+        """Who has no more than its share with what comes now makes room like all, by age."""
+        await self.fill("abcdef", origin(1, 1))
+        await self.fill("ABCD", origin(2, 2))
+        self.assertEqual(await self.fill("E", origin(2, 2)), ["a"])
+        self.assertEqual(await self.fill("F", origin(2, 2)), ["A"])
+
+    async def test_alone(self) -> None:
+        """One sender alone has a first-in, first-out queue of full length."""
+        self.assertEqual(await self.fill("abcdefghijkl", origin(1, 1)), ["a", "b"])
+        self.assertEqual(await self.waiting(), [*"cdefghijkl"])
+
+    async def test_network_makes_room(self) -> None:
+        """Many senders of one network, each with little, push out the oldest message of that network."""
+        await self.fill("abcd", origin(1, 1))
+        for sender, name in enumerate("ABCDEF", 10):
+            await self.fill(name, origin(2, sender))
+        self.assertEqual(await self.fill("G", origin(2, 99)), ["A"])
+        self.assertEqual(await self.fill("H", origin(2, 0)), ["B"])
+        self.assertEqual(await self.fill("e", origin(1, 1)), ["a"])
+
+    async def test_sender_before_network(self) -> None:
+        """Of both it is the sender's own, though another of its network has an older one."""
+        await self.fill("a", origin(2, 1))
+        await self.fill("bcd", origin(1, 3))
+        await self.fill("ABCDEF", origin(2, 2))
+        self.assertEqual(await self.fill("G", origin(2, 2)), ["A"])
+        # From elsewhere the same sender is the same party.
+        self.assertEqual(await self.fill("H", origin(9, 2)), ["B"])
+
+    async def test_halves_are_told_apart(self) -> None:
+        """A sender and a network with the same number have nothing to do with each other."""
+        await self.fill("abcdef", origin(7, 1))
+        await self.fill("ABCD", origin(1, 8))
+        self.assertEqual(await self.fill("E", origin(2, 7)), ["a"])
+        self.assertEqual(await self.fill("F", origin(0xFFFF, 0xFFFF)), ["b"])
+
+    async def test_unknown_is_no_party(self) -> None:
+        """What is known of nobody makes room by age, whatever there is of it; a known half counts by itself."""
+        await self.fill("abcd", origin(3, 3))
+        await self.fill("ABCDEF")
+        self.assertEqual(await self.fill("G"), ["a"])
+        self.assertEqual(await self.fill("HIJKL", origin(0, 0xFFFF)), [*"bcdAB"])
+        self.assertEqual(await self.fill("M", origin(0, 0xFFFF)), ["H"])
+        self.assertEqual(await self.waiting(), [*"CDEFGIJKLM"])
+
+    async def test_high_numbers(self) -> None:
+        """All 32 bits count."""
+        top = origin(0xFFFF, 0)
+        await self.fill("abcd", origin(0x7FFF, 0))
+        await self.fill("ABCDEF", top)
+        self.assertEqual(await self.fill("G", top), ["A"])
+
+    async def test_by_bytes(self) -> None:
+        """A few large messages are as much of a queue as many small ones."""
+        await self.fill("a", origin(1, 1), 100)
+        await self.fill("ABC", origin(2, 2), 300)
+        deposited = await self.put("D", data=b"x" * 299, origin=origin(2, 2))
+        self.assertEqual([(gone.id, gone.reason) for gone in deposited.evicted], [("A", "fifo_bytes")])
+        self.assertEqual(await self.fill("E", origin(3, 3), 100), ["a"])
+
+    async def test_as_far_as_its_share(self) -> None:
+        """One deposit of several messages takes from its own until that is no more than the share, then by age."""
+        await self.fill("abcdef", origin(1, 1))
+        await self.fill("ABCD", origin(2, 2))
+        deposited = await self.put("E", "F", "G", data=b"x", origin=origin(2, 2))
+        self.assertEqual([gone.id for gone in deposited.evicted], ["A", "B", "a"])
+        self.assertEqual({gone.reason for gone in deposited.evicted}, {"fifo_count"})
+        self.assertEqual(await self.waiting(), [*"bcdefCDEFG"])
+
+    async def test_nothing_of_itself(self) -> None:
+        """Who has more than its share only by what comes now makes room like all."""
+        await self.fill("abcdefgh", origin(1, 1))
+        deposited = await self.put(*"ABCDEF", data=b"x", origin=origin(2, 2))
+        self.assertEqual([gone.id for gone in deposited.evicted], [*"abcd"])
+
+    async def test_too_large_is_nobodys(self) -> None:
+        """What is out again at once counts for no share."""
+        await self.fill("abcde", origin(1, 1))
+        await self.fill("ABCDE", origin(2, 2))
+        await self.put("big", data=b"x" * 1001, origin=origin(2, 2))
+        self.assertEqual(await self.fill("F", origin(1, 3)), ["a"])
+
+    async def test_what_is_gone_does_not_count(self) -> None:
+        """Acknowledged, taken and expired messages are nobody's share."""
+        await self.fill("abcde", origin(1, 1))
+        await self.put("X", data=b"x", ttl=5, origin=origin(2, 2))
+        await self.fill("ABCD", origin(2, 2))
+        self.clock.advance(6)
+        await self.store.expire(1)
+        await self.store.acknowledge(ALICE, ["A"])
+        await self.store.remove(["B"])
+        await self.fill("fgh", origin(3, 3))
+        self.assertEqual(await self.fill("E", origin(2, 2)), ["a"])
+
+    async def test_queues_are_apart(self) -> None:
+        """What somebody has in one queue does not count in another, of the same account or not."""
+        await self.register(ALICE, OTHER)
+        await self.fill("abcdefghi", origin(1, 1))
+        await self.fill("A", origin(2, 2))
+        for name in "BCDEF":
+            await self.put(name, to=OTHER, data=b"x", origin=origin(2, 2))
+        self.assertEqual(await self.fill("G", origin(2, 2)), ["a"])
+
+    async def test_many_at_once(self) -> None:
+        """It is the same for deposits that come together."""
+        await self.fill("abcde", origin(1, 1))
+        deposits = [self.deposit(name, origin=origin(2, 2)) for name in "ABCDEFG"]
+        done = await self.store.deposit_each(deposits)
+        gone = [[one.id for one in each.evicted] for each in done if isinstance(each, Deposited)]
+        self.assertEqual(gone, [[], [], [], [], [], ["A"], ["B"]])
+        both = await self.store.deposit_all([self.deposit("HI", origin=origin(2, 2)), self.deposit("J")])
+        gone = [[one.id for one in each.evicted] for each in both]
+        self.assertEqual(gone, [["C", "D"], ["a"]])
+        self.assertEqual(await self.store.ledger(), Books(Ledger(accepted=15, evicted=5, waiting=10)))
+
+
+class NoShareContract(ShareCase):
+    """Promises of `QueueLimits` with `oldest` and no share."""
+
+    limits = QueueLimits(max_messages=4, max_bytes=1000, share=1.0)
+
+    async def test_by_age(self) -> None:
+        """Whoever sent it, the oldest makes room."""
+        await self.fill("a", origin(1, 1))
+        await self.fill("ABC", origin(2, 2))
+        deposited = await self.put("D", "E", data=b"x", origin=origin(2, 2))
+        self.assertEqual([gone.id for gone in deposited.evicted], ["a", "A"])
+
+
+class RefusalContract(ShareCase):
+    """Promises of `QueueLimits` with `refuse`."""
+
+    limits = QueueLimits(max_messages=4, max_bytes=100, when_full="refuse")
+
+    async def refused(self, *names: str, size: int = 1, origin: int = 0) -> None:
+        before = await self.waiting()
+        with self.assertRaises(QueueFull):
+            await self.put(*names, data=b"x" * size, origin=origin)
+        self.assertEqual(await self.waiting(), before)
+
+    async def test_full(self) -> None:
+        """A deposit that would exceed a limit is refused, and nothing makes room; one that fits is stored."""
+        await self.fill("abcd")
+        await self.refused("e")
+        await self.store.acknowledge(ALICE, ["b"])
+        self.assertEqual(await self.fill("e"), [])
+        self.assertEqual(await self.waiting(), [*"acde"])
+
+    async def test_bytes(self) -> None:
+        """Likewise for bytes; exactly full is not too full."""
+        await self.fill("ab", size=40)
+        await self.refused("c", size=21)
+        self.assertEqual(await self.fill("c", size=20), [])
+
+    async def test_too_large(self) -> None:
+        """What would never fit is refused, and is not stored for a moment."""
+        await self.refused("big", size=101)
+        with self.assertRaises(QueueFull):
+            await self.put_payloads(a_payload("a", b"x"), a_payload("big", b"x" * 101))
+        self.assertEqual(await self.store.ledger(), Books())
+
+    async def test_as_a_whole(self) -> None:
+        """Of a deposit of which a part would fit nothing is stored."""
+        await self.fill("abc")
+        await self.refused("d", "e")
+        await self.fill("d")
+
+    async def test_each_by_itself(self) -> None:
+        """Of several deposits those are stored that fit, each in its turn."""
+        await self.fill("ab")
+        deposits = [self.deposit("cde"), self.deposit("c"), self.deposit("x", OTHER), self.deposit("d")]
+        done = await self.store.deposit_each([*deposits, self.deposit("e")])
+        kinds = [type(one) if isinstance(one, MediatorError) else Deposited for one in done]
+        self.assertEqual(kinds, [QueueFull, Deposited, RecipientUnknown, Deposited, QueueFull])
+        self.assertEqual(await self.waiting(), [*"abcd"])
+
+    async def test_all_or_none(self) -> None:
+        """Of several that belong together none is stored if they are too much, alone or with each other."""
+        await self.register(ALICE, OTHER)
+        await self.fill("ab")
+        for deposits in (
+            [self.deposit("c", OTHER), self.deposit("cde")],
+            [self.deposit("c"), self.deposit("e", OTHER), self.deposit("df")],
+        ):
+            with self.assertRaises(QueueFull):
+                await self.store.deposit_all(deposits)
+            self.assertEqual(await self.waiting(), ["a", "b"])
+        await self.store.deposit_all([self.deposit("c"), self.deposit("d"), self.deposit("efgh", OTHER)])
+        self.assertEqual(await self.waiting(), [*"abcdefgh"])
+
+    async def test_unknown_recipient(self) -> None:
+        """Nobody's queue is not full."""
+        with self.assertRaises(RecipientUnknown):
+            await self.put("a", "b", "c", "d", "e", to=OTHER)
+
+    async def test_ledger(self) -> None:
+        """What was refused was not accepted."""
+        await self.fill("abcd")
+        await self.refused("e")
+        await self.store.deposit_each([self.deposit("f")])
+        self.assertEqual(await self.store.ledger(), Books(Ledger(accepted=4, waiting=4)))
+
+
+class RefusalByShareContract(ShareCase):
+    """Promises of `QueueLimits` with `refuse` and a share."""
+
+    limits = QueueLimits(max_messages=8, max_bytes=100, when_full="refuse", share=0.5)
+
+    async def refused(self, *names: str, size: int = 1, origin: int) -> None:
+        before = await self.waiting()
+        with self.assertRaises(QueueFull):
+            await self.put(*names, data=b"x" * size, origin=origin)
+        self.assertEqual(await self.waiting(), before)
+
+    async def test_sender(self) -> None:
+        """Who would have more than its share is refused while there is room for others; its share it may have."""
+        await self.fill("abcd", origin(1, 1))
+        await self.refused("e", origin=origin(1, 1))
+        await self.refused("e", origin=origin(2, 1))
+        await self.fill("ABCD", origin(2, 2))
+        await self.store.acknowledge(ALICE, ["a"])
+        await self.fill("e", origin(1, 1))
+
+    async def test_network(self) -> None:
+        """So is who comes from a network of which all together would."""
+        for sender, name in enumerate("abcd", 1):
+            await self.fill(name, origin(1, sender))
+        await self.refused("e", origin=origin(1, 9))
+        await self.refused("e", origin=origin(1, 0))
+        await self.fill("e", origin(3, 9))
+
+    async def test_bytes(self) -> None:
+        """The share is one of bytes as well."""
+        await self.fill("ab", origin(1, 1), 25)
+        await self.refused("c", origin=origin(1, 1))
+        await self.fill("c", origin(2, 2), 50)
+
+    async def test_at_once(self) -> None:
+        """A deposit by itself can be more than a share, and several together can be."""
+        await self.refused(*"abcde", origin=origin(1, 1))
+        with self.assertRaises(QueueFull):
+            await self.store.deposit_all([self.deposit(some, origin=origin(1, 1)) for some in ("abc", "de")])
+
+    async def test_each_in_its_turn(self) -> None:
+        """Of several deposits that come together each finds what those before it have left."""
+        deposits = [self.deposit(some, origin=origin(1, 1)) for some in ("abc", "de", "f")]
+        done = await self.store.deposit_each(deposits)
+        self.assertEqual([isinstance(one, Deposited) for one in done], [True, False, True])
+        self.assertEqual(await self.waiting(), [*"abcf"])
+
+    async def test_unknown_is_no_party(self) -> None:
+        """Those of whom nothing is known may fill a queue."""
+        await self.fill("abcdefgh")
+        await self.refused("i", origin=0)

@@ -1,0 +1,174 @@
+"""Keys that are encrypted at rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+from mediatord.keyfile import (
+    create_keys,
+    decrypt_keys,
+    encrypt_keys,
+    load_keys,
+    retire_keys,
+    rotate_keys,
+)
+from mediatord.keylock import is_locked, lock, passphrase_from, unlock
+from mediatord.private_file import PrivateFileError, create_private, read_private
+
+RIGHT, WRONG = b"correct horse battery", b"correct horse batterz"
+CONTENT = b'{"keys": []}'
+
+
+@pytest.fixture(scope="module")
+def locked() -> bytes:
+    """The content of an encrypted file; making one takes a third of a second."""
+    return lock(CONTENT, RIGHT)
+
+
+def changed(content: bytes, *path: str, to: Any) -> bytes:
+    """The same with one member changed."""
+    document = json.loads(content)
+    inner = document
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = to
+    return json.dumps(document).encode()
+
+
+def test_opens(locked: bytes) -> None:
+    """With the passphrase, however the file is laid out; nothing of what is in it shows; each time otherwise."""
+    assert unlock(locked, RIGHT, "it") == CONTENT
+    assert unlock(json.dumps(json.loads(locked)).encode(), RIGHT, "it") == CONTENT
+    assert is_locked(locked) and not is_locked(CONTENT) and not is_locked(b"[") and not is_locked(b"[" * 100_000)
+    assert CONTENT not in locked and b"keys" not in locked
+    one, other = json.loads(locked), json.loads(lock(CONTENT, RIGHT))
+    assert one["kdf"]["salt"] != other["kdf"]["salt"] and one["cipher"]["nonce"] != other["cipher"]["nonce"]
+
+
+def test_wrong_passphrase(locked: bytes) -> None:
+    """It is one line, which says so and repeats nothing."""
+    for passphrase in (WRONG, RIGHT + b"\n", RIGHT[:-1], b""):
+        with pytest.raises(PrivateFileError) as caught:
+            unlock(locked, passphrase, "keys.jwks")
+        assert str(caught.value) == "keys.jwks does not open: the passphrase is wrong, or the file was changed"
+
+
+@pytest.mark.parametrize(
+    ("path", "to"),
+    [
+        (("kdf", "n"), 1 << 14),
+        (("kdf", "n"), 1 << 19),
+        (("kdf", "n"), (1 << 17) + 1),
+        (("kdf", "n"), True),
+        (("kdf", "n"), "131072"),
+        (("kdf", "r"), 1),
+        (("kdf", "r"), 1 << 20),
+        (("kdf", "p"), 0),
+        (("kdf", "p"), 5),
+        (("kdf", "name"), "pbkdf2"),
+        (("kdf", "salt"), "AAAA"),
+        (("kdf", "salt"), None),
+        (("kdf",), []),
+        (("cipher", "name"), "none"),
+        (("cipher", "nonce"), "AAAA"),
+        (("version",), 2),
+        (("ciphertext",), "*"),
+    ],
+)
+def test_foreign(locked: bytes, path: tuple[str, ...], to: Any) -> None:
+    """What would be weak, or take more memory than a daemon has, is refused before anything is computed."""
+    with pytest.raises(PrivateFileError, match="encrypted in a way that is not known here"):
+        unlock(changed(locked, *path, to=to), RIGHT, "it")
+
+
+def test_no_memory(locked: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small host, or one that is busy, is told what is missing."""
+    monkeypatch.setattr(Scrypt, "derive", mock.Mock(side_effect=MemoryError))
+    with pytest.raises(PrivateFileError, match="^scrypt needs 128 MiB of memory, which are not there$"):
+        unlock(locked, RIGHT, "keys.jwks")
+
+
+def test_tampered(locked: bytes) -> None:
+    """Whatever is changed in the file, it does not open: parameters and names are authenticated too."""
+    document = json.loads(locked)
+    nonce = document["cipher"]["nonce"]
+    for content in (
+        changed(locked, "kdf", "p", to=2),
+        changed(locked, "cipher", "nonce", to=nonce[:-4] + ("AAAA" if nonce[-4:] != "AAAA" else "BBBB")),
+        changed(locked, "ciphertext", to="A" * 24 + document["ciphertext"][24:]),
+        changed(locked, "comment", to="mine"),
+    ):
+        with pytest.raises(PrivateFileError, match="does not open"):
+            unlock(content, RIGHT, "it")
+
+
+def test_changes_leave_it_encrypted(tmp_path: Path) -> None:
+    """Rotating, preparing and retiring write the file encrypted by the passphrase that it was, mode 0600."""
+    path, right = tmp_path / "keys.jwks", tmp_path / "passphrase"
+    create_private(right, RIGHT + b"\n")
+    first, passphrase = create_keys(path), passphrase_from(right)
+    encrypt_keys(path, RIGHT)
+    assert load_keys(path, passphrase) == first
+    for change in (
+        lambda: rotate_keys(path, str, passphrase=passphrase),
+        lambda: rotate_keys(path, str, prepare=True, passphrase=passphrase),
+        lambda: retire_keys(path, "prekey", str, passphrase=passphrase),
+    ):
+        change()
+        content = path.read_bytes()
+        assert is_locked(content) and b'"d"' not in content and path.stat().st_mode & 0o777 == 0o600
+    kids = [kid for kid, _ in load_keys(path, passphrase)]
+    assert kids[0] == "prekey-2" and "prekey-3" in kids and "prekey" not in kids
+    decrypt_keys(path, passphrase)
+    assert [kid for kid, _ in load_keys(path)] == kids
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_refusals(tmp_path: Path) -> None:
+    """An encrypted file without a passphrase, with another one, and what is there already: nothing changes."""
+    path, wrong, short = tmp_path / "keys.jwks", tmp_path / "wrong", tmp_path / "short"
+    create_keys(path)
+    with pytest.raises(PrivateFileError, match="is not encrypted"):
+        decrypt_keys(path, passphrase_from(None))
+    encrypt_keys(path, RIGHT)
+    before = path.read_bytes()
+    create_private(wrong, WRONG)
+    create_private(short, b"eleven byte\n")
+    with pytest.raises(PrivateFileError, match="is encrypted already"):
+        encrypt_keys(path, WRONG)
+    for source, said in (
+        (None, "say where its passphrase is by identity.passphrase_file"),
+        (wrong, "the passphrase is wrong"),
+        (short, "holds less than 12 bytes"),
+        (tmp_path / "none", "cannot be read"),
+        (Path("credential:passphrase"), "no such credential"),
+    ):
+        with pytest.raises(PrivateFileError, match=said):
+            load_keys(path, passphrase_from(source))
+        with pytest.raises(PrivateFileError, match=said):
+            rotate_keys(path, str, passphrase=passphrase_from(source))
+    assert path.read_bytes() == before
+
+
+def test_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A credential of systemd may show the group's bit, as a list of access does; no other bit, and no other file."""
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    path = tmp_path / "passphrase"
+    create_private(path, RIGHT)
+    for mode, fits in ((0o400, True), (0o440, True), (0o600, True), (0o460, False), (0o444, False)):
+        path.chmod(mode)
+        if fits:
+            assert read_private(path) == RIGHT
+        else:
+            with pytest.raises(PrivateFileError, match="open to others"):
+                read_private(path)
+    path.chmod(0o440)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "another"))
+    with pytest.raises(PrivateFileError, match="open to others"):
+        read_private(path)

@@ -1,0 +1,156 @@
+"""Where deposits come from, as queues know it: who it was cannot be read from it, and every way in gives the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.admission import Origins
+from mediatord.didcomm.exchange import Origin
+from mediatord.interfaces import Deposit, Payload
+from mediatord.protocol import jsontext
+from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.synthetic import ITSELF
+from mediatord.wallet.packing import authcrypt, compose, forward
+from tests.house import PEER, Guest, House, sealed_forward
+
+SEED = b"a secret of the mediator"
+BOB, ALICE, MALLORY = "did:example:bob", "did:example:alice", "did:example:mallory"
+OTHER_PEER = "192.0.2.2"
+BITS = 16
+SENDER = (1 << BITS) - 1
+MANY = 300_000
+
+
+def test_halves() -> None:
+    """The upper half is of the network alone, the lower one of the sender alone; 0 is what is not known."""
+    origins = Origins(SEED)
+    both = origins.of(BOB, PEER, ALICE)
+    assert 0 < both < 1 << 2 * BITS
+    assert origins.of(BOB, PEER, None) == both & ~SENDER
+    assert origins.of(BOB, "", ALICE) == both & SENDER
+    assert origins.of(BOB, "", None) == 0
+    assert origins.of(BOB, OTHER_PEER, ALICE) & SENDER == both & SENDER
+    assert origins.of(BOB, PEER, MALLORY) >> BITS == both >> BITS
+    assert origins.of(BOB, PEER, MALLORY) != both != origins.of(BOB, OTHER_PEER, ALICE)
+
+
+def test_it_is_nobody_elses() -> None:
+    """It is the same after a restart, another one in another queue, and nobody makes it without the secret."""
+    origin = Origins(SEED).of(BOB, PEER, ALICE)
+    assert Origins(SEED).of(BOB, PEER, ALICE) == origin
+    for other in (Origins(SEED).of(MALLORY, PEER, ALICE), Origins(b"another").of(BOB, PEER, ALICE)):
+        assert other >> BITS != origin >> BITS
+        assert other & SENDER != origin & SENDER
+
+
+def test_names_do_not_run_into_each_other() -> None:
+    """What stands at the end of a sender and what at the beginning of a recipient is not the same."""
+    origins = Origins(SEED)
+    assert origins.of("ob", "", "b") != origins.of("b", "", "bo")
+    assert origins.of("b", "", PEER) != origins.of("b", PEER, None) >> BITS
+
+
+def test_what_is_known_is_never_0() -> None:
+    """Of 65 536 values one means that nothing is known; who would have it has another. A lone surrogate is a name."""
+    origins = Origins(SEED)
+    networks = {origins.of(BOB, f"{number}", None) >> BITS for number in range(MANY)}
+    senders = {origins.of(BOB, "", f"{number}") for number in range(MANY)}
+    assert 0 not in networks | senders
+    # Of so many nearly every value is somebody's.
+    assert min(len(networks), len(senders)) > 1 << BITS - 1
+    assert origins.of("did:example:\ud800", "\ud800", "\ud800")
+
+
+def test_the_daemon_itself() -> None:
+    """What it sends to itself has no origin."""
+    assert Origins(SEED).of(BOB, ITSELF, ALICE) == 0
+
+
+class WaysTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.house = House(self)
+        self.bob, self.alice = Guest(self.house).enrol(), Guest(self.house)
+        self.found: list[int] = []
+        store: Any = self.house.store
+        each, all_, one = store.deposit_each, store.deposit_all, store.deposit
+
+        def deposit_each(deposits: list[Deposit]) -> Any:
+            self.found += [deposit.origin for deposit in deposits]
+            return each(deposits)
+
+        def deposit_all(deposits: list[Deposit]) -> Any:
+            self.found += [deposit.origin for deposit in deposits]
+            return all_(deposits)
+
+        def deposit(did: str, payloads: list[Payload], **options: Any) -> Any:
+            self.found.append(options.get("origin", 0))
+            return one(did, payloads, **options)
+
+        self.patch(store, "deposit_each", deposit_each)
+        self.patch(store, "deposit_all", deposit_all)
+        self.patch(store, "deposit", deposit)
+
+    def origin_of(self, raw: bytes, peer: str = PEER) -> int:
+        """What the store is told of it, the same for all deposits that it leads to."""
+        self.found.clear()
+        self.assertEqual(self.house.receive(raw, peer=peer).status, 202)
+        (origin,) = set(self.found)
+        return origin
+
+    def signed(self, **headers: Any) -> bytes:
+        """A forward that Alice is proven to have sent."""
+        return authcrypt(
+            compose(
+                FORWARD,
+                {"next": self.bob.did},
+                **{"from": self.alice.did, "to": [self.house.did], **headers},
+                attachments=[{"data": {"base64": jsontext.b64url_encode(self.bob.letter())}}],
+            ),
+            self.alice.identity,
+            self.house.document,
+        )
+
+    def test_every_way_gives_it(self) -> None:
+        """The short way, the long one, and forwards inside forwards; it is that of the address, as it is charged."""
+        origins = self.house.base.origins
+        network = origins.of(self.bob.did, PEER, None)
+        self.assertEqual(network & SENDER, 0)
+        letter = self.bob.letter
+        short = sealed_forward(self.house, self.bob.did, letter())
+        long = sealed_forward(self.house, self.bob.did, letter(), letter())
+        delayed = sealed_forward(self.house, self.bob.did, letter(), delay_milli=5_000)
+        inner = sealed_forward(self.house, self.house.did, short)
+        several = sealed_forward(
+            self.house, self.house.did, short, sealed_forward(self.house, self.bob.did, letter())
+        )
+        for raw in (short, long, delayed, inner, several):
+            self.assertEqual(self.origin_of(raw), network)
+        self.assertEqual(self.origin_of(short, OTHER_PEER), origins.of(self.bob.did, OTHER_PEER, None))
+
+    def test_a_proven_sender(self) -> None:
+        """Counts beside the address; inside, that of the outermost envelope, who is charged as well."""
+        both = self.house.base.origins.of(self.bob.did, PEER, self.alice.did)
+        self.assertGreater(both & SENDER, 0)
+        self.assertEqual(self.origin_of(self.signed()), both)
+        wrapped = forward(self.house.did, [sealed_forward(self.house, self.bob.did, self.bob.letter())])
+        wrapped |= {"from": self.alice.did, "to": [self.house.did]}
+        self.assertEqual(self.origin_of(authcrypt(wrapped, self.alice.identity, self.house.document)), both)
+        anonymous = self.house.base.origins.of(self.bob.did, PEER, None)
+        self.assertEqual(self.origin_of(sealed_forward(self.house, self.house.did, self.signed())), anonymous)
+
+    def test_who_sends_it_again_is_not_who_wrote_it(self) -> None:
+        """Nobody pushes out the mail of a sender by repeating a forward of that sender."""
+        raw = self.signed()
+        self.origin_of(raw)
+        again = self.house.base.origins.of(self.bob.did, OTHER_PEER, None)
+        self.assertEqual(self.origin_of(raw, OTHER_PEER), again)
+
+    def test_what_the_daemon_sends_to_itself(self) -> None:
+        """Is nobody's, on either way."""
+        raw = sealed_forward(self.house, self.bob.did, self.bob.letter())
+        self.assertEqual(self.origin_of(raw, ITSELF), 0)
+        self.found.clear()
+        self.house.done(self.house.half.mediator.receive(raw, Origin(ITSELF)))
+        self.assertEqual(set(self.found), {0})
