@@ -143,6 +143,11 @@ class Mongod:
         """Whether it was started and not ended since."""
         return self._process is not None
 
+    @property
+    def log(self) -> Path:
+        """What it writes; there once it was started."""
+        return self._directory / "log"
+
     def start(self) -> None:
         """
         Run it and wait until it listens.
@@ -159,6 +164,10 @@ class Mongod:
                     raise
                 self.port = free_port()
         return None
+
+    def send_kill(self) -> None:
+        """As :meth:`kill`, which is to follow, without waiting for the end: so that several end at the same time."""
+        self._running().kill()
 
     def kill(self) -> None:
         """End it as a power cut would."""
@@ -189,8 +198,9 @@ class Mongod:
 
     def last_words(self) -> str:
         """The end of its log, for failure messages."""
-        log = self._directory / "log"
-        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]) if log.exists() else ""
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "the server is not running"
@@ -199,7 +209,7 @@ class Mongod:
     def _begin(self) -> None:
         data = self._directory / "data"
         data.mkdir(parents=True, exist_ok=True)
-        with open(self._directory / "log", "ab") as log:
+        with open(self.log, "ab") as log:
             self._process = _starter.submit(
                 subprocess.Popen,
                 [

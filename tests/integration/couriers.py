@@ -13,7 +13,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as DeferredTimeout
-from twisted.internet.error import ConnectError, ConnectionClosed
+from twisted.internet.error import ConnectError, ConnectingCancelledError, ConnectionClosed, DNSLookupError
 from twisted.internet.task import deferLater
 from twisted.web.client import ResponseNeverReceived
 
@@ -32,6 +32,8 @@ PAUSE_SECONDS = 0.1
 # A letter that is not accepted within so long never will be.
 GIVE_UP_SECONDS = 60.0
 _END = Delivered("", b"", "json")
+# What it comes to when it is cancelled, also while it connects.
+_STOPPED = (CancelledError, ConnectingCancelledError, DNSLookupError)
 # The answers to expect from a mediator that is in trouble.
 TROUBLE = (Problem, ConnectionClosed, ConnectError, ResponseNeverReceived, DeferredTimeout)
 
@@ -80,6 +82,10 @@ class Couriers:
     def wait_for_answers(self, more: int) -> None:
         """Return when so many more have been answered than now, whatever the answer, or all are out."""
         self._wait(lambda: self._answers, more)
+
+    def wait_for_refused(self, more: int) -> None:
+        """Return when so many more have been refused than now, or all are out."""
+        self._wait(lambda: self._answers - self._accepted, more)
 
     def join(self) -> None:
         """Return when all letters are out, or were given up."""
@@ -195,7 +201,7 @@ class Recipient:
                     await self._stay(random.choice(self._ports))
                 except TROUBLE:
                     await self._pause()
-        except CancelledError:
+        except _STOPPED:
             pass
 
     async def _stay(self, port: int) -> None:

@@ -97,7 +97,7 @@ class Daemon:
         assert self._process is None, "the daemon is running"
         if not self.config.exists():
             self.initialise()
-        self._process = Forked(self.config, self._root, self._root / "output", _environment())
+        self._process = Forked(self.config, self._root, self._root / "output", environment())
         self.await_health(health)
 
     def stop(self) -> None:
@@ -214,6 +214,6 @@ def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours without the settings of a daemon that somebody may be running."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MEDIATORD_")}

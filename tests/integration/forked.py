@@ -15,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Lock
@@ -41,10 +41,19 @@ class Forked:
     :param directory: where it is to work.
     :param output: what it writes is appended here.
     :param environment: all of it.
+    :param before: called in the process before it begins; something that can be pickled.
     """
 
-    def __init__(self, config: Path, directory: Path, output: Path, environment: Mapping[str, str]) -> None:
-        self._process = _forks.Process(target=_run, args=(config, directory, output, dict(environment)), daemon=True)
+    def __init__(
+        self,
+        config: Path,
+        directory: Path,
+        output: Path,
+        environment: Mapping[str, str],
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        arguments = (config, directory, output, dict(environment), before)
+        self._process = _forks.Process(target=_run, args=arguments, daemon=True)
         with _status:
             self._process.start()
 
@@ -80,7 +89,9 @@ class Forked:
         return self._process.exitcode
 
 
-def _run(config: Path, directory: Path, output: Path, environment: dict[str, str]) -> None:
+def _run(
+    config: Path, directory: Path, output: Path, environment: dict[str, str], before: Callable[[], None] | None
+) -> None:
     """As if the program had been started like that, but to be killed with the fork server, which ends with us."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # One of them is what keeps the fork server alive.
@@ -95,6 +106,8 @@ def _run(config: Path, directory: Path, output: Path, environment: dict[str, str
     os.close(nothing)
     os.close(said)
     sys.argv = ["mediatord"]
+    if before is not None:
+        before()
     try:
         main(["run", "--config", str(config)])
     finally:

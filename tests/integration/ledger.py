@@ -119,6 +119,10 @@ class ClusterLedger:
         for one in batch:
             self.came(marker_of(wallet, one), one.id)
 
+    def delivered_unseen(self, wallet: Wallet, delivered: Delivered) -> None:
+        """Enter what was sent to a wallet that has not got it: when it comes, it has the same id."""
+        self._ids.setdefault(marker_of(wallet, delivered), set()).add(delivered.id)
+
     def came(self, marker: str, id_: str) -> None:
         """Enter one of them."""
         self._ids.setdefault(marker, set()).add(id_)

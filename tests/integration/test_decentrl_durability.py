@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.interfaces import Books
 from mediatord.protocol import jsontext
 from mediatord.wallet.decentrl.commands import PRIVATE
 from tests.integration.cluster import fresh_storage
 from tests.integration.residents import JSON, Door, Line, Resident
 from tests.integration.traffic import Letter, Post, Senders, prepared
+from tests.torture.books import of_daemon_on_mongodb, of_sqlite
 
 # `make durability` has more. The first one has nothing to acknowledge yet.
 ROUNDS = int(os.environ.get("DURABILITY_ROUNDS", "3"))
@@ -94,6 +96,10 @@ class KillTests(SynchronousTestCase):
         """Where the daemon keeps everything."""
         return {}
 
+    def books(self) -> Books:
+        """What the store says itself."""
+        return of_sqlite(self.door.database)
+
     def setUp(self) -> None:
         seed = int(os.environ.get("DURABILITY_SEED", random.SystemRandom().randrange(1_000_000)))
         print(f"DURABILITY_SEED={seed}")  # noqa: T201  pytest shows it when the test fails
@@ -130,6 +136,8 @@ class KillTests(SynchronousTestCase):
             self.look()
             self.assertEqual([one for one in sent if not self.has_happened(one)], [])
             self.check_ids(sent)
+            books = self.books().decentrl
+            self.assertEqual((books.difference, books.waiting), (0, len(self.waiting)))
         self.assertEqual(max(self.kept.values()), 1)
         self.assertGreater(len(self.kept), self.rounds)
 
@@ -223,3 +231,6 @@ class MongoDBKillTests(KillTests):
 
     def storage(self) -> dict[str, Any]:
         return fresh_storage(self)
+
+    def books(self) -> Books:
+        return of_daemon_on_mongodb(self.daemon)

@@ -13,11 +13,13 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from mediatord.interfaces import Books
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.mediation import Delivered
 from mediatord.wallet.socket import SocketClosed, WalletSocket, connect
 from tests.integration.cluster import fresh_storage
 from tests.integration.traffic import MANY, ROOMY, Letter, Senders, enrolled, letters, marker_of, prepared
+from tests.torture.books import of_daemon_on_mongodb, of_sqlite
 
 reactor: Any = _reactor
 
@@ -88,6 +90,10 @@ class KillTests(TestCase):
     def storage(self) -> dict[str, Any]:
         """Where the daemon keeps everything."""
         return {}
+
+    def books(self) -> Books:
+        """What the store says itself."""
+        return of_sqlite(self.daemon.directory / "mediator.sqlite3")
 
     def setUp(self) -> None:
         seed = int(os.environ.get("DURABILITY_SEED", random.SystemRandom().randrange(1_000_000)))
@@ -166,6 +172,9 @@ class KillTests(TestCase):
         self.assertEqual(ledger.vanished(), set())
         self.assertEqual(ledger.returned, [])
         self.assertEqual((await bob.status()).message_count, 0)
+        books = (await deferToThread(self.books)).didcomm
+        self.assertEqual((books.difference, books.acknowledged), (0, books.accepted))
+        self.assertEqual(books.acknowledged, sum(len(ids) for ids in ledger.ids.values()))
 
 
 class MongoDBKillTests(KillTests):
@@ -175,3 +184,6 @@ class MongoDBKillTests(KillTests):
 
     def storage(self) -> dict[str, Any]:
         return fresh_storage(self)
+
+    def books(self) -> Books:
+        return of_daemon_on_mongodb(self.daemon)
