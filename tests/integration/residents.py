@@ -306,8 +306,9 @@ class Hangup(Exception):
 class Line:
     """A WebSocket, written and read by hand; waiting for anything but a ping ends before long."""
 
-    def __init__(self, door: Door, path: str = "/ws") -> None:
-        self._socket = socket.create_connection(("127.0.0.1", door.port), timeout=PATIENCE_SECONDS)
+    def __init__(self, door: Door, path: str = "/ws", *, source: str = "127.0.0.1") -> None:
+        address = ("127.0.0.1", door.port)
+        self._socket = socket.create_connection(address, timeout=PATIENCE_SECONDS, source_address=(source, 0))
         opening = {
             "Connection": "Upgrade",
             "Upgrade": "websocket",

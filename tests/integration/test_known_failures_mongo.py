@@ -1,0 +1,58 @@
+"""What other mediators are known to have done wrong with their database, each once, with a real MongoDB server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.threads import deferToThread
+
+from mediatord.wallet.mediation import PICKUP
+from tests.integration.devices import Owner
+from tests.integration.one_server import OneServerCase, ask
+from tests.integration.residents import Door
+
+CHECKS = 50
+
+
+class DatabaseTests(OneServerCase):
+    """
+    Failures of a database that is a server:
+
+    * a health check opens a client at each call;
+    * a server that is away is reported as "0 messages".
+    """
+
+    def opened(self) -> int:
+        """Connections that the server has ever taken."""
+        return int(self.servers.client.admin.command("serverStatus")["connections"]["totalCreated"])
+
+    async def test_a_health_check_that_opens_a_client(self) -> None:
+        """However often it is asked, the daemon goes on with the connections that it has."""
+
+        def check() -> tuple[int, set[int]]:
+            ask(self.daemon, "GET", "/health")
+            before = self.opened()
+            statuses = {ask(self.daemon, "GET", path).status for _ in range(CHECKS) for path in ("/health", "/ready")}
+            return self.opened() - before, statuses
+
+        opened, statuses = await deferToThread(check)
+        self.assertEqual(statuses, {200})
+        self.assertLess(opened, CHECKS // 2)
+
+    async def test_a_store_failure_is_no_empty_queue(self) -> None:
+        """Neither a status nor a delivery says that nothing is there; when the server is back, it is."""
+
+        def check() -> None:
+            bob = Owner(Door(self.daemon)).enrol()
+            bob.tell("there")
+            requests: list[tuple[str, dict[str, Any]]] = [
+                (f"{PICKUP}/status-request", {}),
+                (f"{PICKUP}/delivery-request", {"limit": 1}),
+            ]
+            with self.servers.failpoint("find", "aggregate", errorCode=11_600):
+                statuses = [ask(self.daemon, "POST", "/didcomm", bob.pack(*one)).status for one in requests]
+            self.assertEqual(statuses, [503, 503])
+            self.daemon.await_health()
+            self.assertEqual((bob.waiting(), bob.texts()), (1, ["there"]))
+
+        await deferToThread(check)
