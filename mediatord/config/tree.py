@@ -10,6 +10,12 @@ import yaml
 Key = str | int
 Place = tuple[int, str]
 
+# A few lines of aliases can stand for more values than there is memory for.
+MAX_VALUES = 100_000
+# What PyYAML raises for characters that YAML does not allow, for a tagged scalar that is no such thing, and for an
+# alias of itself.
+_UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+
 
 @dataclass
 class Tree:
@@ -20,6 +26,7 @@ class Tree:
     :param places: path of keys to (line for sorting, text in front of a problem).
     :param problems: (line, place, text) of what is wrong already.
     :param complete: whether there is anything to check against the models.
+    :param count: how many values there are, those of an alias counted wherever it stands.
     """
 
     name: str
@@ -27,6 +34,7 @@ class Tree:
     places: dict[tuple[Key, ...], Place] = field(default_factory=dict)
     problems: list[tuple[int, str, str]] = field(default_factory=list)
     complete: bool = True
+    count: int = 0
 
     def place(self, where: tuple[Key, ...]) -> Place:
         """Where this key is written, or the nearest above it."""
@@ -44,8 +52,8 @@ class Tree:
 
 def read_tree(raw: bytes, name: str) -> Tree:
     """
-    Parse one YAML document. Duplicate keys and what is no YAML are problems of the tree; an empty file is an
-    empty mapping.
+    Parse one YAML document. Duplicate keys, too many values and what is no YAML are problems of the tree; an empty
+    file is an empty mapping.
     """
     tree = Tree(name)
     loader: yaml.SafeLoader | None = None
@@ -56,8 +64,7 @@ def read_tree(raw: bytes, name: str) -> Tree:
             tree.values = _plain(loader, root, (), tree)
     except yaml.MarkedYAMLError as error:
         _refuse(tree, error.problem_mark or error.context_mark, error.problem or "unreadable")
-    except (yaml.YAMLError, ValueError, RecursionError):
-        # Characters that YAML does not allow, a tagged scalar that is no such thing, or an alias of itself.
+    except _UNREADABLE:
         _refuse(tree, None, "unreadable")
     finally:
         if loader is not None:
@@ -72,6 +79,9 @@ def _refuse(tree: Tree, mark: yaml.Mark | None, problem: str) -> None:
 
 
 def _plain(loader: yaml.SafeLoader, node: yaml.Node, where: tuple[Key, ...], tree: Tree) -> Any:
+    tree.count += 1
+    if tree.count > MAX_VALUES:
+        raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES} values", problem_mark=node.start_mark)
     if isinstance(node, yaml.MappingNode):
         return _mapping(loader, node, where, tree)
     if isinstance(node, yaml.SequenceNode):

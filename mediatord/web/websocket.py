@@ -88,6 +88,7 @@ class MediatorSocket(WebSocketServerProtocol):
         "_messages_out",
         "_opened",
         "_outbox",
+        "_owed",
         "_pinged",
         "_reading",
         "_resting",
@@ -114,7 +115,7 @@ class MediatorSocket(WebSocketServerProtocol):
         self.client = ""
         self.name = secrets.token_hex(8)
         self.turn = 0
-        self._outbox = Outbox(self._write_frame, max_bytes=self._max_outbox, cleared=self._go_on)
+        self._outbox = Outbox(self._write_frame, max_bytes=self._max_outbox, cleared=self._cleared)
         self._speech: Speech = Envelopes(self._sockets.receive, self, self._outbox.put)
         self._waiting: deque[tuple[bytes, bool]] | None = None
         self._serving = False
@@ -123,6 +124,7 @@ class MediatorSocket(WebSocketServerProtocol):
         self._resting = False
         self._heard = False
         self._pinged = False
+        self._owed: bytes | None = None
         self._fragments = 0
         self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
 
@@ -215,6 +217,19 @@ class MediatorSocket(WebSocketServerProtocol):
         if len(self._waiting) >= MAX_WAITING and self._reading:
             self._reading = False
             self.transport.pauseProducing()
+        self._go_on()
+
+    def onPing(self, payload: bytes) -> None:  # noqa: N802
+        """Answer it; to a peer that does not read only the last one, once it does (RFC 6455 section 5.5.3)."""
+        if self._outbox.is_clear:
+            super().onPing(payload)
+        else:
+            self._owed = payload
+
+    def _cleared(self) -> None:
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            super().onPing(owed)
         self._go_on()
 
     def _go_on(self) -> None:

@@ -1,0 +1,86 @@
+"""Bombs thrown at the front door of a mediator, and what they cost it: calls and bytes, which are counted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.protocol.didcomm.envelope import seal_anoncrypt, seal_authcrypt
+from tests.fuzz.grounds import Work, measured, problem_code
+from tests.fuzz.targets.http import statuses
+from tests.house import PING, Guest
+from tests.integration.daemon import PLENTY
+from tests.protocol.foreign_jwe import Writing
+from tests.web.premises import Answered, Line, Premises
+
+# Functions that a usual message has called, thrice: about 1000.
+USUAL = 3_000
+# Bytes of memory, and how many more for each that comes: it is there as HTTP, as JSON, decoded and decrypted.
+ROOM = 600_000
+COPIES = 20
+
+
+class BombTestCase(SynchronousTestCase):
+    """A mediator that allows any number of messages, and a wallet that has an account there."""
+
+    def setUp(self) -> None:
+        self.premises = Premises(self, **PLENTY, listen=["tcp:0"])
+        self.guest = Guest(self.premises).enrol()
+        self.to = [(method.id, method.key) for method in self.premises.document.key_agreement]
+
+    def message(self, type_: str = PING, body: Any = None, **headers: Any) -> bytes:
+        """Of the wallet to the mediator, in the clear."""
+        value = {"id": "b-1", "type": type_, "body": body or {}, "from": self.guest.did, "to": [self.premises.did]}
+        return json.dumps({**value, **headers}).encode()
+
+    def anoncrypted(self, plaintext: bytes) -> bytes:
+        """By nobody."""
+        return seal_anoncrypt(plaintext, self.to)
+
+    def authcrypted(self, plaintext: bytes) -> bytes:
+        """By the wallet."""
+        key = self.guest.identity.agreement
+        return seal_authcrypt(plaintext, (key.kid, key.private), self.to)
+
+    def foreign(self, plaintext: bytes = b"{}", **writing: Any) -> dict[str, Any]:
+        """An envelope written in any way."""
+        return Writing(**writing).write(plaintext, self.to[0])
+
+    def post(self, body: bytes, *, most_calls: int = USUAL, most: int = 0, **headers: str) -> Answered:
+        """
+        The answer to an envelope, which must not have cost more.
+
+        :param most: bytes of memory; 20 times what was sent and some more unless given.
+        """
+        self.premises.post(self.anoncrypted(b"{}"))  # what is only done once is done now
+        answers: list[Answered] = []
+        work = measured(lambda: answers.append(self.premises.post(body, **headers)))
+        self.bounded(work, most_calls, most or ROOM + COPIES * len(body))
+        return answers[0]
+
+    def refused(self, body: bytes, status: int = 400, **options: Any) -> str:
+        """The code that an envelope is refused with, in the clear."""
+        waiting = self.guest.waiting()
+        answer = self.post(body, **options)
+        self.assertEqual(answer.status, status, answer.body)
+        self.assertEqual(self.guest.waiting(), waiting)
+        return problem_code(answer.body)
+
+    def told(self, *pieces: bytes, most_calls: int, most: int) -> tuple[list[int], Line]:
+        """The statuses of what is answered on one connection."""
+        line = self.premises.line()
+
+        def feed() -> None:
+            for piece in pieces:
+                line.feed(piece)
+            self.premises.settle()
+
+        self.bounded(measured(feed), most_calls, most)
+        return statuses(line.taken()), line
+
+    def bounded(self, work: Work, most_calls: int, most: int) -> None:
+        """It has cost no more than that."""
+        self.assertLess(work.calls, most_calls)
+        self.assertLess(work.peak, most)

@@ -1,0 +1,99 @@
+"""Inputs made of other inputs: bytes that are changed, and JSON that is changed as what it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from tests.protocol.decentrl.mutations import ODDITIES, Path, at, nested, places
+
+_MORE_ODDITIES: tuple[Any, ...] = (
+    *ODDITIES,
+    nested(1000),
+    ["x"] * 200,
+    {str(number): number for number in range(200)},
+    "(a+)+$",
+    "*" * 300,
+    "@MEDIATOR@",
+    "@GUEST@",
+    "did:peer:4zQm",
+    "https://didcomm.org/routing/2.0/forward",
+)
+_PLACES = 400
+
+
+def mutated(data: bytes, dice: Random, most: int, words: Sequence[bytes] = ()) -> bytes:
+    """
+    A neighbour of an input.
+
+    :param most: bytes that it may have.
+    :param words: what is worth trying anywhere.
+    """
+    way, rest = data[:1], data[1:]
+    for _ in range(dice.choice((1, 1, 1, 2, 3))):
+        changed = _as_json(rest, dice) if dice.random() < 0.6 else None
+        rest = _as_bytes(rest, dice, words) if changed is None else changed
+    return (way + rest)[:most]
+
+
+def _as_json(data: bytes, dice: Random) -> bytes | None:
+    """With something else in one place; None if it is no JSON with places in it."""
+    if len(data) > 65_536:
+        return None
+    try:
+        value = json.loads(data)
+        found = [path for path, _ in zip(places(value), range(_PLACES), strict=False)]
+        if not found:
+            return None
+        value = _changed(value, dice.choice(found), dice)
+        text = json.dumps(value, ensure_ascii=dice.random() < 0.5)
+        return text.encode("utf-8", "surrogatepass")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _changed(value: Any, path: Path, dice: Random) -> Any:
+    container, name = at(value, path[:-1]), path[-1]
+    what = dice.randrange(8)
+    if what == 0:
+        del container[name]
+    elif what == 1:
+        container[name] = [container[name]] * dice.choice((1, 2, 101))
+    elif what == 2 and isinstance(container, dict):
+        container[dice.choice(("", "unknown", "id", "kid", f"{name} "))] = container[name]
+    elif what == 3 and isinstance(container[name], str):
+        container[name] = _text(container[name], dice)
+    elif what == 4:
+        container[name] = at(value, dice.choice(list(places(value))))
+        json.dumps(value)  # a value within itself is none
+    else:
+        container[name] = dice.choice(_MORE_ODDITIES)
+    return value
+
+
+def _text(text: str, dice: Random) -> str:
+    where = dice.randrange(len(text) + 1)
+    more = dice.choice(("", "\0", "=", "#", ":", ".", "%2F", "é", "\ud800", text, "a" * 100))
+    return text[:where] + more + text[where + dice.choice((0, 0, 1, 5)) :]
+
+
+def _as_bytes(data: bytes, dice: Random, words: Sequence[bytes]) -> bytes:
+    raw = bytearray(data)
+    start = dice.randrange(len(raw) + 1)
+    end = min(len(raw), start + dice.choice((0, 1, 1, 2, 8, 40)))
+    what = dice.randrange(6)
+    if what == 0:
+        del raw[start:end]
+    elif what == 1:
+        raw[start:end] = dice.randbytes(dice.choice((1, 2, 4)))
+    elif what == 2:
+        raw[start:start] = raw[start:end] * dice.choice((1, 2, 50))
+    elif what == 3 and start < len(raw):
+        raw[start] ^= 1 << dice.randrange(8)
+    elif words:
+        raw[start:end] = dice.choice(words)
+    else:
+        raw[start:start] = dice.choice((b"\0", b"\r\n", b'"', b"{", b"[", b"\xff", b"-1", b"1e400", b"\\u0000"))
+    return bytes(raw)

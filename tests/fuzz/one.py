@@ -1,0 +1,40 @@
+"""
+One target under atheris, in a process of its own: libFuzzer ends the process when it is done.
+
+Arguments: the name of the target, then those of libFuzzer. Where it starts itself once more, it does so by the
+program that `--again=` names.
+"""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+
+import atheris
+
+from tests.fuzz.mutation import mutated
+from tests.fuzz.targets import target
+
+_HALF = 0.5
+_AGAIN = "--again="
+
+
+def main(arguments: list[str]) -> None:
+    """Fuzz; does not return."""
+    name, *options = [one for one in arguments if not one.startswith(_AGAIN)]
+    again = next((one.removeprefix(_AGAIN) for one in arguments if one.startswith(_AGAIN)), name)
+    with atheris.instrument_imports(include=["mediatord"]):
+        tried = target(name)
+
+    def mutate(data: bytes, most: int, seed: int) -> bytes:
+        dice = Random(seed)
+        if dice.random() < _HALF:
+            return bytes(atheris.Mutate(data, most))
+        return mutated(data, dice, most, tried.words)
+
+    atheris.Setup([again, *options], tried.run, custom_mutator=mutate)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,102 @@
+"""A configuration file as bytes, and variables of the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mediatord.config import Config, ConfigError, load
+from mediatord.config.file import examine
+from mediatord.config.template import render
+
+# YAML is read slowly.
+_PART = 1_000
+
+
+class ConfigTarget:
+    """Ways: `y` YAML, `e` lines of `NAME=value` to override an empty file with."""
+
+    words = (
+        *(
+            b"&a ",
+            b"*a",
+            b"<<: ",
+            b"!!python/object:os.system",
+            b"!!binary ",
+            b"? ",
+            b"---\n",
+            b"\n  - ",
+            b": ",
+            b"!!int ",
+        ),
+        *(
+            b"listen:",
+            b"storage:",
+            b"limits:",
+            b"decentrl:",
+            b"72h",
+            b"tcp:8080",
+            b"10.0.0.0/8",
+            b"did:web:a",
+            b"%YAML 9",
+        ),
+    )
+    longest = 2_048
+    # YAML is read by Python, a few calls for each character.
+    most_calls = (60_000, 400)
+    most_memory = (4_000_000, 3_000)
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp())
+        self._path = self._directory / "mediator.yaml"
+
+    def close(self) -> None:
+        """Delete the file."""
+        shutil.rmtree(self._directory)
+
+    def run(self, data: bytes) -> None:
+        """Both readers say the same: a configuration, or where what is wrong."""
+        way, rest = data[:1], data[1:]
+        environ: dict[str, str] = {}
+        if way == b"e":
+            lines = (line.partition(b"=") for line in rest.split(b"\n"))
+            environ = {"MEDIATORD_" + _text(name): _text(value) for name, _, value in lines}
+            rest = b""
+        self._path.write_bytes(rest)
+        config: Config | None = None
+        problems: list[str] = []
+        try:
+            config = load(self._path, environ)
+        except ConfigError as error:
+            problems = error.problems
+            assert problems
+        assert all("\n" not in line and line for line in problems), problems
+        assert all(line.startswith((f"{self._path}:", "environment")) for line in problems), problems
+        found: Any = None
+        with contextlib.suppress(ConfigError):
+            found = examine(self._path, environ)
+        assert found is None or found.lines() == problems
+        assert config is None or (found is not None and found.config == config)
+
+    def seeds(self) -> Iterable[bytes]:
+        """Parts of the template, and YAML of every kind."""
+        text = render().encode()
+        for start in range(0, len(text), _PART):
+            yield b"y" + text[start : start + _PART]
+        yield from (b"y", b"ylisten: [tcp:8080]\n", b"ylimits: {ip_per_minute: 1, ip_per_minute: 2}\n")
+        yield b"ystorage:\n  backend: memory\nlimits: &a\n  max_message_bytes: 1000\ndecentrl: *a\n"
+        yield from (b"y- a\n", b"yfoo: !!binary AA\nbar: !!timestamp 2001-01-01\n", b"y\xff\xfe", b"ya: &a [*a]\n")
+        yield b"eLISTEN=tcp:8080\nLIMITS__IP_PER_MINUTE=ten\nSTORAGE__BACKEND=memory"
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def make() -> ConfigTarget:
+    """The target."""
+    return ConfigTarget()

@@ -1,0 +1,181 @@
+"""Commands, signed whatever they say, first frames of sockets, registrations, and queries of public channels."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterable
+
+from twisted.internet.defer import Deferred
+
+from mediatord.decentrl.exchange import Reply
+from mediatord.errors import InvalidCommand, InvalidMessage
+from mediatord.protocol.decentrl.commands import parse_authenticate, parse_command
+from mediatord.protocol.decentrl.public import sign_event
+from mediatord.protocol.decentrl.signing import sign_json
+from mediatord.wire import SOCKET_WIRE
+from tests.citizens import Citizen, Dialogue
+from tests.fuzz.grounds import DECENTRL_CODES, DECENTRL_STATUSES, Grounds
+from tests.fuzz.targets import filled_in
+from tests.house import PEER
+from tests.protocol.decentrl import samples
+from tests.web.premises import Premises
+
+_SOCKET_CODES = {row.code for row in SOCKET_WIRE.values()} - {"INTERNAL_ERROR"}
+_UNSIGNABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+
+
+class DecentrlTarget:
+    """Ways: `r` a command as it is, `s` signed, `g` a first frame, signed, `e` a registration, `q` DID and query."""
+
+    words = (
+        *(
+            b"@ALICE@",
+            b"@BOB@",
+            b"@MEDIATOR@",
+            b"@NONCE@",
+            b'"TWO_WAY_PRIVATE"',
+            b'"ONE_WAY_PUBLIC"',
+            b'"pagination"',
+        ),
+        *(b'"signed_communication_contract"', b"AUTHENTICATE", b"page_size=", b"tags=", b"after=", b"&page="),
+    )
+    longest = 8_192
+    most_calls = (4_000, 60)
+    most_memory = (3_000_000, 1_000)
+
+    def __init__(self) -> None:
+        self._grounds = Grounds(self._move_in)
+        self._premises: Premises = None  # type: ignore[assignment]  # likewise
+        self._alice: Citizen = None  # type: ignore[assignment]  # there is one as soon as there is a mediator
+        self._bob: Citizen = None  # type: ignore[assignment]  # likewise
+
+    def _move_in(self, premises: Premises) -> None:
+        self._alice, self._bob = Citizen(premises, "alice"), Citizen(premises, "bob")
+        for one in (self._alice, self._bob):
+            one.register()
+        self._alice.befriend(self._bob)
+
+    def close(self) -> None:
+        """Take the mediator down."""
+        self._grounds.close()
+
+    def run(self, data: bytes) -> None:
+        """Send it, and look at the answer and at what is stored."""
+        self._premises = self._grounds.enter()
+        words = {
+            b"@MEDIATOR@": self._alice.mediator,
+            b"@ALICE@": self._alice.did,
+            b"@BOB@": self._bob.did,
+            b"@NONCE@": str(uuid.uuid4()),
+            b"@NOW@": str(int(self._premises.clock.seconds() * 1000)),
+        }
+        way, rest = data[:1], filled_in(data[1:], words)
+        kept = self._grounds.kept()
+        if way == b"g":
+            self._greet(self._signed(rest, ("did", "signing_key_id", "timestamp", "nonce")))
+            refused = True
+        elif way == b"q":
+            refused = self._ask(rest)
+        else:
+            refused = self._send(self._written(way, rest))
+        self._grounds.calm()
+        assert not refused or self._grounds.kept() == kept, "stored, although it was refused"
+        self._premises.clock.advance(0)
+
+    def _written(self, way: bytes, rest: bytes) -> bytes:
+        if way == b"s":
+            return self._signed(rest, ("header", "payload"))
+        if way == b"e":
+            with contextlib.suppress(*_UNSIGNABLE):
+                sealed = self._alice.sealed_registration(json.loads(rest))
+                return self._alice.command({"type": "REQUEST_COMMUNICATION_CONTRACT", **sealed})
+        return rest
+
+    def _signed(self, raw: bytes, names: tuple[str, ...]) -> bytes:
+        """With a signature of what is there; as it was where that is impossible."""
+        try:
+            document = json.loads(raw)
+            payload = document.get("payload")
+            if isinstance(payload, dict) and "event_signature" in payload:
+                event, tags, time = (payload[name] for name in ("event", "tags", "timestamp"))
+                payload["event_signature"] = sign_event(
+                    event, tags, time, self._alice.seed, payload.get("channel_id")
+                )
+            document["signature"] = sign_json({name: document[name] for name in names}, self._alice.seed)
+            return json.dumps(document).encode()
+        except _UNSIGNABLE:
+            return raw
+
+    def _send(self, raw: bytes) -> bool:
+        """Whether it is refused; one that is no command is for just that."""
+        reply = self._premises.obey(raw)
+        refused = self._refuses(reply, DECENTRL_STATUSES, "SUCCESS")
+        try:
+            parse_command(raw)
+        except InvalidCommand:
+            assert (reply.status, json.loads(reply.body)["code"]) == (400, "INVALID_COMMAND")
+        return refused
+
+    def _ask(self, rest: bytes) -> bool:
+        did, _, query = rest.partition(b"?")
+        arguments: dict[bytes, list[bytes]] = {}
+        for pair in query.split(b"&"):
+            name, _, value = pair.partition(b"=")
+            arguments.setdefault(name, []).append(value)
+        asked = self._premises.decentrl.mediator.public(did.decode("utf-8", "replace"), arguments, PEER)
+        return self._refuses(self._premises.test.successResultOf(Deferred.fromCoroutine(asked)), {200, 400}, None)
+
+    def _refuses(self, reply: Reply, statuses: set[int], type_: str | None) -> bool:
+        """Whether it does; and it is one clear answer."""
+        assert reply.status in statuses, reply.status
+        body = json.loads(reply.body)
+        if reply.status == 200:
+            assert body.get("type") == type_
+            return False
+        assert set(body) == {"type", "code"} and body["type"] == "ERROR" and body["code"] in DECENTRL_CODES, body
+        return True
+
+    def _greet(self, frame: bytes) -> None:
+        """Say it first on a socket."""
+        dialogue = Dialogue(self._premises)
+        dialogue.say(frame)
+        (told,) = dialogue.heard()
+        try:
+            parse_authenticate(frame)
+        except InvalidMessage:
+            assert told == {"type": "AUTH_FAILED", "code": "INVALID_MESSAGE"}, told
+        assert told == {"type": "AUTH_SUCCESS"} or told["code"] in _SOCKET_CODES, told
+        assert bool(dialogue.socket.codes) is (told["type"] == "AUTH_FAILED")
+        dialogue.hang_up()
+
+    def seeds(self) -> Iterable[bytes]:
+        """Each command, signed, with all its members; and what else there is to say."""
+        for name in samples.CHANNELS:
+            command = samples.command(
+                name,
+                sender_did="@ALICE@",
+                sender_signing_key_id="@ALICE@#signing",
+                recipient_did="@BOB@"
+                if name in ("TWO_WAY_PRIVATE", "COMMUNICATION_CONTRACT_RESPONSE")
+                else "@MEDIATOR@",
+                nonce="@NONCE@",
+                timestamp="NOW",
+            )
+            raw = json.dumps(command).replace('"NOW"', "@NOW@").encode()
+            yield b"s" + raw
+            if name in ("QUERY_EVENTS", "TWO_WAY_PRIVATE"):
+                yield b"r" + raw
+        greeting = samples.authenticate(
+            did="@ALICE@", signing_key_id="@ALICE@#signing", nonce="@NONCE@", timestamp="NOW"
+        )
+        yield b"g" + json.dumps(greeting).replace('"NOW"', "@NOW@").encode()
+        contract = {**samples.CONTRACT, "requestor_did": "@ALICE@", "recipient_did": "@MEDIATOR@"}
+        yield b"e" + json.dumps({"communication_contract": contract, "requestor_signature": samples.SECRET}).encode()
+        yield from (b"q@ALICE@?tags=a,b&page=0&page_size=10&after=1.5", b"qdid:x?channel_id=&before=1e400&tags=%ff")
+
+
+def make() -> DecentrlTarget:
+    """The target."""
+    return DecentrlTarget()

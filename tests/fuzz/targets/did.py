@@ -1,0 +1,166 @@
+"""DIDs of every method, documents in every form, and the names of keys in them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable
+
+from mediatord.errors import SenderUnresolvable, SenderUnsupported
+from mediatord.protocol import jsontext
+from mediatord.protocol.didcomm.did import (
+    MAX_DID_LENGTH,
+    DIDDocument,
+    NeedsNetwork,
+    NeedsRecall,
+    canonical,
+    did_of,
+    is_did,
+)
+from mediatord.protocol.didcomm.did_document import (
+    MAX_ENDPOINTS,
+    MAX_KEYS,
+    MAX_ROUTING_KEYS,
+    MAX_SERVICES,
+    parse_document,
+)
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.protocol.didcomm.did_peer import make_did_peer_4, resolve_recalled
+from mediatord.protocol.didcomm.did_web import parse_web_document, web_location
+
+_DECLARED = (SenderUnresolvable, SenderUnsupported, NeedsNetwork, NeedsRecall)
+_KEYS = ".Ez6LSqaU49Tn4sboPj9gbrxmcJ7sHF5gu6bzAASfJnh9meXK6.Vz6Mkon3Necd6NkkyfoGoHxid2znGc59LU3K7mubaRcFbLfLX"
+_DIDS = (
+    "did:key:z6Mkon3Necd6NkkyfoGoHxid2znGc59LU3K7mubaRcFbLfLX",
+    "did:key:z6LSqaU49Tn4sboPj9gbrxmcJ7sHF5gu6bzAASfJnh9meXK6",
+    "did:peer:0z6Mkon3Necd6NkkyfoGoHxid2znGc59LU3K7mubaRcFbLfLX",
+    f"did:peer:2{_KEYS}.SeyJ0IjoiZG0iLCJzIjp7InVyaSI6Imh0dHA6Ly9hIn19",
+    "did:peer:4zQm" + "1" * 44,
+    "did:web:a.example%3A8443:b:c",
+    "did:web:127.0.0.1",
+    "did:web:a..b:..:%2e%2E",
+    "did:decentrl:a:b:c:d",
+    "did:peer:3zQm",
+    "did:key:zDnaerDaTF5BXEavCrfRZEk316dpbLsfPDZ3WJ5hRTPFU2169",
+    "did:key:zQ3shokFTS3brHcDQrn82RUDfCZESWL1ZdCEJwekUDPQiYBme",
+)
+_SERVICE = {"t": "dm", "s": {"uri": "http://a", "r": ["did:key:z6Mk#a"], "a": ["didcomm/v2"]}, "id": "#s"}
+_DOCUMENT = {
+    "@context": ["https://www.w3.org/ns/did/v1"],
+    "verificationMethod": [
+        {"id": "#1", "type": "Multikey", "publicKeyMultibase": "z6LSqaU49Tn4sboPj9gbrxmcJ7sHF5gu6bzAASfJnh9meXK6"},
+        {
+            "id": "#2",
+            "type": "JsonWebKey2020",
+            "publicKeyJwk": {"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"},
+        },
+        {
+            "id": "@DID@#3",
+            "type": "X25519KeyAgreementKey2019",
+            "publicKeyBase58": "JhNWeSVLMYccCk7iopQW4guaSJTojqpMEELgSLhKwRr",
+        },
+    ],
+    "keyAgreement": ["#1", "@DID@#3", {"id": "#4", "type": "Multikey", "publicKeyMultibase": "z"}],
+    "authentication": ["#2"],
+    "service": [
+        {
+            "id": "#s",
+            "type": "DIDCommMessaging",
+            "serviceEndpoint": [{"uri": "http://a", "routingKeys": ["did:a:b"]}],
+        },
+        {"id": "#t", "type": ["DIDCommMessaging"], "serviceEndpoint": "http://b", "accept": ["didcomm/v2"]},
+    ],
+}
+
+
+class DIDTarget:
+    """Ways: `t` a DID, `d` a document, `w` one that was fetched, `2` services of a did:peer:2, `4` a did:peer:4."""
+
+    words = (
+        *(did.encode() for did in _DIDS),
+        b"#key-1",
+        b".S",
+        b".E",
+        b"%00",
+        b"%",
+        b'"routingKeys"',
+        b"did:",
+        b"==",
+    )
+    longest = 10_000
+    most_calls = (3_000, 40)
+    most_memory = (1_000_000, 400)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def run(self, data: bytes) -> None:
+        """Resolve it, and look at what comes of that."""
+        way, rest = data[:1], data[1:].replace(b"@DID@", b"did:web:a")
+        with contextlib.suppress(*_DECLARED):
+            if way == b"w":
+                self._check(parse_web_document("did:web:a", rest))
+            elif way in (b"d", b"2", b"4"):
+                self._from_json(way, rest)
+            else:
+                self._text(rest.decode("utf-8", "surrogateescape"))
+
+    def _from_json(self, way: bytes, rest: bytes) -> None:
+        try:
+            value = jsontext.loads_object(rest)
+        except ValueError:
+            return
+        if way == b"d":
+            self._check(parse_document("did:web:a", value))
+        elif way == b"2":
+            encoded = jsontext.b64url_encode(rest)
+            self._text(f"did:peer:2{_KEYS}.S{encoded}")
+        else:
+            try:
+                long, short = make_did_peer_4(value)
+            except ValueError:
+                return
+            self._check(resolve_recalled(short, long))
+            self._text(long)
+
+    def _text(self, text: str) -> None:
+        short = canonical(text)
+        assert canonical(short) == short
+        assert did_of(did_of(text)) == did_of(text)
+        if text.startswith("did:web:") and is_did(text):
+            location = web_location(text)
+            assert location.url.startswith("https://") and location.url.endswith("/did.json")
+            assert location.url.removeprefix("https://").startswith(location.host)
+            assert "/../" not in location.url and "/./" not in location.url and "//" not in location.url[8:]
+        document = resolve_local(text)
+        assert is_did(text) and len(text) <= MAX_DID_LENGTH
+        self._check(document)
+
+    def _check(self, document: DIDDocument) -> None:
+        """It keeps to its limits, and each of its keys is found under its name."""
+        assert len(document.key_agreement) <= MAX_KEYS and len(document.authentication) <= MAX_KEYS
+        assert len(document.services) <= MAX_SERVICES
+        for method in document.key_agreement:
+            assert method.key.curve not in ("Ed25519", "secp256k1")
+            found = document.key_agreement_key(method.id)
+            assert found is not None and found.id.partition("#")[2] == method.id.partition("#")[2]
+        for service in document.services:
+            assert len(service.endpoints) <= MAX_ENDPOINTS
+            assert all(len(endpoint.routing_keys) <= MAX_ROUTING_KEYS for endpoint in service.endpoints)
+        document.http_endpoints()
+
+    def seeds(self) -> Iterable[bytes]:
+        """Each method, and documents with all that is read."""
+        for did in _DIDS:
+            yield b"t" + did.encode()
+        document = json.dumps(_DOCUMENT).encode()
+        yield b"d" + document
+        yield b"4" + document
+        yield b"w" + json.dumps({"id": "did:web:a", **_DOCUMENT}).encode()
+        yield b"2" + json.dumps(_SERVICE).encode()
+        yield b"2" + json.dumps({**_SERVICE, "s": "http://a", "a": ["didcomm/v2"]}).encode()
+
+
+def make() -> DIDTarget:
+    """The target."""
+    return DIDTarget()

@@ -1,0 +1,187 @@
+"""Envelopes: as bytes, as headers that nobody writes, and with anything inside that opens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from mediatord.didcomm.exchange import Reply
+from mediatord.protocol.didcomm import signed
+from mediatord.protocol.didcomm.envelope import seal_anoncrypt, seal_authcrypt
+from mediatord.wallet.packing import Unreadable
+from tests.fuzz.grounds import STATUSES, Grounds, problem_code
+from tests.fuzz.targets import filled_in
+from tests.house import CM2, CM3, MP, PING, Guest
+from tests.protocol.foreign_jwe import Writing
+from tests.web.premises import Premises
+
+PROBLEM = "https://didcomm.org/report-problem/2.0/problem-report"
+FORWARD = "https://didcomm.org/routing/2.0/forward"
+INNER = {"protected": "e30", "recipients": [{"header": {"kid": "@GUEST@#key-1"}}], "ciphertext": "AAAA"}
+
+
+class EnvelopeTarget:
+    """
+    The DIDComm half, by POST, or over a socket where the way is a capital letter.
+
+    Ways: `r` raw, `a` anoncrypted, `c` authcrypted, `n` one in the other, `s` signed and anoncrypted, `w` as a
+    foreign writer does it, who is told what to do.
+    """
+
+    words = (
+        *(b'"protected"', b'"recipients"', b'"ciphertext"', b'"epk"', b'"zip":"DEF"', b'"p2c":2147483647', b'"crit"'),
+        *(b"@MEDIATOR@", b"@GUEST@", b"@KID@", b'"attachments"', b'"base64"', b'"delay_milli"', b'"expires_time"'),
+    )
+    longest = 16_384
+    # Opening an authcrypt resolves a DID with hundreds of digits of base58, each of which is a call or two.
+    most_calls = (15_000, 30)
+    most_memory = (4_000_000, 600)
+
+    def __init__(self) -> None:
+        self._grounds = Grounds(self._move_in)
+        self._guest: Guest = None  # type: ignore[assignment]  # there is one as soon as there is a mediator
+
+    def _move_in(self, premises: Premises) -> None:
+        self._guest = Guest(premises).enrol()
+
+    def close(self) -> None:
+        """Take the mediator down."""
+        self._grounds.close()
+
+    def run(self, data: bytes) -> None:
+        """Send it, and look at the answer and at what is stored."""
+        premises = self._grounds.enter()
+        method = premises.document.key_agreement[0]
+        words = {b"@MEDIATOR@": premises.did, b"@GUEST@": self._guest.did, b"@KID@": method.id}
+        way, rest = data[:1], filled_in(data[1:], words)
+        raw = self._written(way.lower(), rest)
+        if raw is None:
+            return
+        kept = self._grounds.kept()
+        socket = premises.socket() if way.isupper() else None
+        reply = premises.receive(raw, socket)
+        self._grounds.calm()
+        if self._refuses(reply):
+            assert self._grounds.kept() == kept, "stored, although it was refused"
+        if socket is not None:
+            premises.base.connections.closed(socket)
+        premises.clock.advance(0)
+        self._grounds.calm()
+
+    def _written(self, way: bytes, rest: bytes) -> bytes | None:
+        document = self._grounds.enter().document
+        to = [(method.id, method.key) for method in document.key_agreement if method.key.curve == "X25519"]
+        sender = (self._guest.identity.agreement.kid, self._guest.identity.agreement.private)
+        if way == b"a":
+            return seal_anoncrypt(rest, to)
+        if way == b"c":
+            return seal_authcrypt(rest, sender, to)
+        if way == b"n":
+            return seal_anoncrypt(seal_authcrypt(rest, sender, to), to)
+        if way == b"s":
+            signing = self._guest.identity.signing
+            return seal_anoncrypt(signed.sign(rest, signing.kid, signing.private), to)
+        return self._told(rest, sender, to) if way == b"w" else rest
+
+    def _told(self, rest: bytes, sender: Any, to: Any) -> bytes | None:
+        """What the foreign writer makes of its orders; None if it cannot follow them."""
+        try:
+            orders = json.loads(rest)
+            writing = Writing(
+                sender=sender if orders.get("sender") else None,
+                enc=orders.get("enc", "A256CBC-HS512"),
+                draft03=bool(orders.get("draft03")),
+                change=lambda header: header.update(orders.get("change", {})),
+                headers=orders.get("headers", {}),
+                moved=tuple(orders.get("moved", ())),
+            )
+            jwe = writing.write(json.dumps(orders.get("plaintext")).encode(), *to)
+            jwe.update(orders.get("outer", {}))
+            return json.dumps(jwe).encode()
+        except (ValueError, TypeError, AttributeError, KeyError, LookupError, RecursionError):
+            return None
+
+    def _refuses(self, reply: Reply) -> bool:
+        """Whether it does; and it is one clear answer."""
+        assert reply.status in STATUSES, reply.status
+        if reply.status == 202:
+            assert not reply.body
+            return False
+        if b'"ciphertext"' not in reply.body:
+            problem_code(reply.body)
+            return True
+        try:
+            opened = self._guest.open(reply.body)
+        except Unreadable:
+            raise AssertionError("an answer that its recipient cannot read") from None
+        return opened.message.type.uri == PROBLEM
+
+    def seeds(self) -> Iterable[bytes]:
+        """One of everything that is served, and one of each refusal."""
+        for type_, body, more in _MESSAGES:
+            headers = {"from": "@GUEST@", "to": ["@MEDIATOR@"], "return_route": "all", **more}
+            message = {"id": "m-1", "type": type_, "body": body, **headers}
+            for way in b"cCns" if type_ == PING else b"c":
+                yield bytes([way]) + json.dumps(message).encode()
+        for data in (
+            {"json": INNER},
+            {"base64": "eyJjaXBoZXJ0ZXh0IjoiQUFBQSJ9"},
+            {"links": ["http://a"], "hash": "b"},
+        ):
+            yield (
+                b"a"
+                + json.dumps(
+                    {"id": "f-1", "type": FORWARD, "body": {"next": "@GUEST@"}, "attachments": [{"data": data}]}
+                ).encode()
+            )
+        for orders in _ORDERS:
+            message = {"id": "w-1", "type": PING, "body": {}, "from": "@GUEST@", "to": ["@MEDIATOR@"]}
+            yield b"w" + json.dumps({"plaintext": message, **orders}).encode()
+        yield from (b"r{}", b"r", b"R[]", b'r{"payload":"e30","signatures":[]}', b'r{"id":"1","type":"2"}')
+        yield b"r" + json.dumps({"ciphertext": "AAAA", "protected": "e30", **INNER, "iv": "AA", "tag": "AA"}).encode()
+
+
+_UPDATES = {
+    "updates": [{"recipient_did": "did:example:x", "action": "add"}, {"recipient_did": "#", "action": "remove"}]
+}
+_MESSAGES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+    (PING, {"response_requested": True}, {}),
+    (PING, {}, {"expires_time": "2001-01-01T00:00:00Z", "created_time": 1.5}),
+    (PING, {}, {"from_prior": "e30.e30.AAAA", "thid": "t", "pthid": "p", "to": "@MEDIATOR@"}),
+    (f"{CM3}/mediate-request", {}, {}),
+    (f"{CM2}/mediate-request", {}, {}),
+    (f"{CM3}/recipient-update", _UPDATES, {}),
+    (f"{CM2}/keylist-update", {"updates": [{"recipient_key": "did:key:z6Mk", "action": "add"}]}, {}),
+    (f"{CM3}/recipient-query", {"paginate": {"limit": 10, "offset": 0}}, {}),
+    (f"{CM2}/keylist-query", {}, {}),
+    (f"{MP}/status-request", {"recipient_did": "@GUEST@"}, {}),
+    (f"{MP}/delivery-request", {"limit": 10, "recipient_did": "@GUEST@"}, {}),
+    (f"{MP}/messages-received", {"message_id_list": ["a", "b"]}, {}),
+    (f"{MP}/live-delivery-change", {"live_delivery": True}, {}),
+    (
+        "https://didcomm.org/discover-features/2.0/queries",
+        {"queries": [{"feature-type": "protocol", "match": "https://didcomm.org/*"}]},
+        {},
+    ),
+    (PROBLEM, {"code": "e.p", "comment": "{1}", "args": ["a"]}, {"pthid": "x"}),
+    (FORWARD, {"next": "@GUEST@"}, {"attachments": [{"id": "a", "data": {"json": INNER}}], "delay_milli": 5}),
+    (FORWARD, {"next": "@MEDIATOR@"}, {"attachments": [{"data": {"json": INNER}}], "expires_time": 2e9}),
+    (FORWARD, {"next": "@GUEST@"}, {"attachments": [{"data": {"json": INNER}}] * 3}),
+    ("https://didcomm.org/empty/1.0/empty", {}, {"please_ack": [""], "ack": ["x"]}),
+)
+_ORDERS: tuple[dict[str, Any], ...] = (
+    {"enc": "A256GCM"},
+    {"sender": True},
+    {"sender": True, "draft03": True, "enc": "A256GCM"},
+    {"change": {"zip": "DEF", "crit": ["zip"], "p2c": 2**31, "p2s": "AA"}},
+    {"change": {"apu": "AAAA", "apv": "AA", "skid": "did:example:a#b", "alg": "dir"}},
+    {"headers": {"epk": {"kty": "OKP", "crv": "X25519", "x": "AA"}}, "moved": ["epk", "enc"]},
+    {"outer": {"unprotected": {"a": 1}, "aad": "AA", "recipients": []}},
+    {"outer": {"iv": "AA", "tag": "", "ciphertext": "===="}},
+)
+
+
+def make() -> EnvelopeTarget:
+    """The target."""
+    return EnvelopeTarget()

@@ -1,0 +1,69 @@
+"""Queries for features, held against a slow reading of the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from mediatord.errors import BadBody
+from mediatord.protocol import jsontext
+from mediatord.protocol.didcomm.small import disclosures, read_queries
+
+_ALL = [{"feature-type": kind, "match": "*"} for kind in ("protocol", "header", "goal-code", "constraint")]
+
+
+class FeaturesTarget:
+    """The body of a request."""
+
+    words = (b"*", b"**", b"(a+)+$", b"https://didcomm.org/", b"routing", b"/2.0", b"[", b"?", b".*", b"\\", b"*o*")
+    longest = 8_192
+    most_calls = (5_000, 20)
+    most_memory = (500_000, 100)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def run(self, data: bytes) -> None:
+        """What is disclosed is what matches, each once."""
+        try:
+            queries = read_queries(jsontext.loads_object(data[1:]))
+        except (BadBody, ValueError):
+            return
+        found = [(feature["feature-type"], feature["id"]) for feature in disclosures(queries, 1000)]
+        everything = disclosures(read_queries({"queries": _ALL}), 1000)
+        expected = [
+            (feature["feature-type"], feature["id"])
+            for feature in everything
+            if any(kind == feature["feature-type"] and matches(match, feature["id"]) for kind, match in queries)
+        ]
+        assert found == expected, f"{found} instead of {expected}"
+
+    def seeds(self) -> Iterable[bytes]:
+        """Queries of every kind."""
+        for matches_ in (
+            ["*"],
+            ["https://didcomm.org/*"],
+            ["*ro*/2.*", "x"],
+            ["(a+)+$"],
+            ["", "**"],
+            ["https*https*", "*.0*.0"],
+        ):
+            queries = [{"feature-type": "protocol", "match": match} for match in matches_]
+            yield b"q" + json.dumps({"queries": [*queries, *_ALL[1:]]}).encode()
+
+
+def matches(match: str, text: str) -> bool:
+    """Whether `*`, which stands for any text, can be read so that both are the same; by looking at every prefix."""
+    reached = [True] + [False] * len(text)
+    for character in match:
+        if character == "*":
+            for place in range(len(text)):
+                reached[place + 1] |= reached[place]
+        else:
+            reached = [False, *(reached[place] and text[place] == character for place in range(len(text)))]
+    return reached[-1]
+
+
+def make() -> FeaturesTarget:
+    """The target."""
+    return FeaturesTarget()

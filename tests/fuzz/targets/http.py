@@ -1,0 +1,153 @@
+"""HTTP as bytes: the connection, twisted.web behind it, the tree, and both halves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.fuzz.grounds import Grounds
+from tests.fuzz.targets import filled_in
+from tests.web.premises import Line, Premises
+
+# Whatever else there is to say, it is none of these that says it.
+STATUSES = {100, 101, 200, 202, 204, 400, 404, 405, 411, 413, 414, 415, 426, 429, 431, 503}
+_END = b"\r\n\r\n"
+# Each is a turn of the reactor.
+_MOST_PIECES = 300
+
+
+class HTTPTarget:
+    """
+    A connection, which is told an input at once and then, on another one, in pieces: the answers have to be alike.
+
+    The way is the size of the pieces.
+    """
+
+    words = (
+        *(
+            b"GET ",
+            b"POST /didcomm HTTP/1.1\r\n",
+            b"HEAD ",
+            b"OPTIONS ",
+            b" HTTP/1.0\r\n",
+            b"\r\n\r\n",
+            b"\r\n",
+            b"\n",
+        ),
+        *(b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n", b"0\r\n\r\n"),
+        *(b"Content-Encoding: gzip\r\n", b"Upgrade: websocket\r\n", b"Connection: close\r\n", b"Host: a\r\n", b"%00"),
+        *(b"X-Forwarded-For: 1.2.3.4\r\n", b"/public/did:x?tags=", b";x=y\r\n", b"\0", b"%2F..", b"Range: bytes=0-"),
+    )
+    longest = 4_096
+    # Each piece of input is a turn of the reactor, and each of those looks at the timers.
+    most_calls = (30_000, 400)
+    most_memory = (4_000_000, 300)
+
+    def __init__(self) -> None:
+        self._grounds = Grounds(self._move_in, listen=["tcp:0"], metrics={"allow": ["192.0.2.0/24"]})
+        self._timers = 0
+
+    def _move_in(self, premises: Premises) -> None:
+        premises.settle()
+        self._timers = len(premises.clock.getDelayedCalls())
+
+    def close(self) -> None:
+        """Take the mediator down."""
+        self._grounds.close()
+
+    def run(self, data: bytes) -> None:
+        """Feed it, and compare the answers."""
+        premises = self._grounds.enter()
+        size, rest = data[:1], filled_in(data[1:], {b"@MEDIATOR@": premises.did})
+        step = size[0] if size else 1
+        whole = self._talk(premises, [rest])
+        pieces = [rest[start : start + step] for start in range(0, len(rest), step)] if step else [rest]
+        if len(pieces) <= _MOST_PIECES:
+            other = self._talk(premises, pieces)
+            assert other == whole, f"{whole} at once, {other} in pieces of {step}"
+
+    def _talk(self, premises: Premises, pieces: list[bytes]) -> list[int]:
+        """The statuses of the answers on one connection, which leaves nothing behind."""
+        line: Line = premises.line()
+        for piece in pieces:
+            line.feed(piece)
+        premises.settle()
+        found = statuses(line.taken())
+        line.hang_up()
+        premises.settle()
+        self._grounds.calm()
+        assert set(found) <= STATUSES, found
+        site = premises.site
+        assert not site._per_host, "a connection that is still counted"
+        assert not site.unread.total and site.read_ahead() == (0, 0), "an answer or a request that is still held"
+        return found
+
+    def seeds(self) -> Iterable[bytes]:
+        """A request of every kind, and some that are nearly one."""
+        host = b"Host: mediator.example\r\n"
+        for path in _PATHS:
+            for method in (b"GET", b"HEAD", b"OPTIONS") if path in _PATHS[:3] else (b"GET",):
+                yield b"\7%b %b HTTP/1.1\r\n%b\r\n" % (method, path, host)
+        for path, label, body in _BODIES:
+            head = b"POST %b HTTP/1.1\r\n%bContent-Type: %b\r\n" % (path, host, label)
+            yield b"\5%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
+            yield b"\3%bTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (head, len(body), body)
+            yield b"\x20" + (b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)) * 3
+        upgrade = (
+            b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        for path in (b"/ws", b"/didcomm", b"/"):
+            yield b"\x09GET %b HTTP/1.1\r\n%b%b\x81\x82\0\0\0\0{}" % (path, host, upgrade)
+        yield b"\1GET / HTTP/1.1\n\n"
+        yield b"\1\x16\x03\x01\x02\x00\x01\x00"
+        yield b"\1PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        yield b"\6POST /didcomm HTTP/1.1\r\n%bContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}" % host
+        yield b"\6POST /didcomm HTTP/1.1\r\n%bExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}" % host
+        yield b"\6POST /didcomm HTTP/1.1\r\n%bContent-Length: 99999999\r\n\r\n{}" % host
+
+
+_PATHS = (
+    *(b"/", b"/didcomm", b"/public/did:web:a?tags=a,b&page=1&after=2", b"/ws", b"/did", b"/did.json", b"/invitation"),
+    *(
+        b"/invitationOOB",
+        b"/openapi.json",
+        b"/health",
+        b"/metrics",
+        b"/.well-known/did.json",
+        b"/none",
+        b"/public/%ff",
+    ),
+    *(b"*", b"http://a/did", b"//", b"/did/", b"/ready"),
+)
+_BODIES = (
+    (b"/didcomm", b"application/didcomm-encrypted+json", b'{"ciphertext":"AAAA","protected":"e30"}'),
+    (b"/", b"application/json", b'{"header":{"channel":"TWO_WAY_PRIVATE"},"payload":"","signature":""}'),
+    (b"/didcomm/", b"text/plain; charset=utf-8", b"\0"),
+)
+
+
+def statuses(raw: bytes) -> list[int]:
+    """
+    Of all responses in what was written. Those to HEAD have a length and no body.
+
+    :raise AssertionError: it is anything but whole responses, and perhaps the frames of a socket at the end.
+    """
+    found: list[int] = []
+    while raw:
+        head, end, raw = raw.partition(_END)
+        assert end and head.startswith(b"HTTP/1."), head[:60]
+        lines = head.split(b"\r\n")
+        found.append(int(lines[0].split(b" ")[1]))
+        if found[-1] == 101:
+            break
+        named = dict(line.lower().split(b": ", 1) for line in lines[1:])
+        length = int(named.get(b"content-length", b"0"))
+        if raw and not raw.startswith(b"HTTP/1."):
+            assert len(raw) >= length > 0, "a body that is not whole"
+            raw = raw[length:]
+    return found
+
+
+def make() -> HTTPTarget:
+    """The target."""
+    return HTTPTarget()

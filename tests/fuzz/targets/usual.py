@@ -1,0 +1,92 @@
+"""Forwards read in the short way, held against the long one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from tests.protocol import foreign_jwe
+from tests.protocol.foreign_jwe import Writing
+from tests.protocol.test_envelope import BOB, flattened
+from tests.protocol.test_usual import INNER, KEY, agree, forward, sealed
+
+
+class UsualTarget:
+    """Ways: `g` a plaintext in General form, `f` flattened, `i` with spaces, `r` an envelope, `w` a foreign one."""
+
+    words = (
+        b'"ciphertext":',
+        b'"attachments"',
+        b'"base64"',
+        b'"from"',
+        b'"delay_milli"',
+        b"\\u0022",
+        b'"next"',
+        b'"to"',
+    )
+    longest = 16_384
+    most_calls = (2_000, 40)
+    most_memory = (1_000_000, 200)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def run(self, data: bytes) -> None:
+        """Both read the same, or only the long way reads it."""
+        way, rest = data[:1], data[1:]
+        if way == b"r":
+            agree(rest.replace(b"@KID@", BOB.encode()))
+        elif way == b"w":
+            self._foreign(rest)
+        else:
+            raw = sealed(rest)
+            if way == b"f":
+                raw = json.dumps(flattened(json.loads(raw)), separators=(",", ":")).encode()
+            elif way == b"i":
+                raw = json.dumps(json.loads(raw), indent=2).encode()
+            agree(raw)
+
+    def _foreign(self, rest: bytes) -> None:
+        try:
+            orders = json.loads(rest)
+            change, headers = orders.get("change", {}), orders.get("headers", {})
+            moved = tuple(orders.get("moved", ()))
+            writing = Writing(change=lambda header: header.update(change), headers=headers, moved=moved)
+            jwe = writing.write(foreign_jwe.compact(forward()), (BOB, KEY.public))
+            jwe.update(orders.get("outer", {}))
+            raw = json.dumps(jwe).encode()
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+            return
+        agree(raw)
+
+    def seeds(self) -> Iterable[bytes]:
+        """Usual forwards, and some that are nearly that."""
+        for more in (
+            {},
+            {"thid": "t"},
+            {"expires_time": 2e9},
+            {"note": "x" * 5000},
+            {"to": None},
+            {"from": "did:a:b"},
+            {"payload": "e30"},
+        ):
+            raw = json.dumps(forward(**more), separators=(",", ":")).encode()
+            yield from (b"g" + raw, b"i" + raw)
+        yield b"f" + json.dumps(forward()).encode()
+        data = {"base64": "eyJjaXBoZXJ0ZXh0IjoiQUFBQSJ9"}
+        yield b"g" + json.dumps(forward(attachments=[{"data": data}])).encode()
+        long = {**INNER, "ciphertext": "A" * 6000}
+        yield b"g" + json.dumps(forward(attachments=[{"data": {"json": long}}]), separators=(",", ":")).encode()
+        for orders in (
+            {"change": {"apu": "AA"}},
+            {"moved": ["enc"]},
+            {"headers": {"typ": "x"}},
+            {"outer": {"aad": "A"}},
+        ):
+            yield b"w" + json.dumps(orders).encode()
+        yield b'r{"protected":"e30","recipients":[{"header":{"kid":"@KID@"}}],"ciphertext":"AA","iv":"","tag":""}'
+
+
+def make() -> UsualTarget:
+    """The target."""
+    return UsualTarget()

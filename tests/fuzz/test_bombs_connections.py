@@ -1,0 +1,130 @@
+"""HTTP and WebSockets that go on and on."""
+
+from __future__ import annotations
+
+from tests.fuzz.bombs import BombTestCase
+from tests.fuzz.grounds import measured
+from tests.web.premises import PING, PONG, TEXT, framed
+
+HEAD = b"POST /didcomm HTTP/1.1\r\nHost: a\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+MANY = 10_000
+MEGABYTE = 1_000_000
+
+
+class RequestTests(BombTestCase):
+    """Requests of which there is more than there should be."""
+
+    def test_headers(self) -> None:
+        """Of ten thousand headers the first 500 are read, and of one that is long the first 16 KiB."""
+        for headers in (
+            b"".join(b"X-%d: a\r\n" % number for number in range(MANY)),
+            b"Accept: a\r\n" * MANY,
+            b"X: a\r\n" + b" b\r\n" * MANY,
+            b": \r\n" * MANY,
+        ):
+            found, line = self.told(HEAD + headers + b"\r\n", most_calls=60_000, most=1_000_000)
+            self.assertEqual((found, line.lost), ([400], True))
+        for endless in (HEAD + b"X: " + b"a" * MEGABYTE, b"GET /" + b"a" * MEGABYTE, b"a" * MEGABYTE):
+            found, line = self.told(endless, most_calls=1_000, most=2 * MEGABYTE)
+            self.assertEqual((found, line.lost), ([], True))
+
+    def test_blank_lines(self) -> None:
+        """One before a request is passed over, and no more."""
+        found, line = self.told(b"\r\n" * 100_000, most_calls=1_000, most=MEGABYTE)
+        self.assertEqual((found, line.lost), ([400], True))
+
+    def test_lengths(self) -> None:
+        """A length that is no number, or one of more digits than Python reads, is a mistake of the client."""
+        for length in (b"9" * 5_000, b"9" * 12_000, b"-1", b"1e3", b"0x10", b"+1", b"1_0", b"\xb2", b"1, 1", b""):
+            found, line = self.told(HEAD + b"Content-Length: " + length + b"\r\n\r\n", most_calls=1_000, most=200_000)
+            self.assertEqual((found, line.lost), ([400], True), length[:20])
+        for length in (b"9" * 4_000, b"1048577"):
+            found, _ = self.told(HEAD + b"Content-Length: " + length + b"\r\n\r\n", most_calls=3_000, most=200_000)
+            self.assertEqual(found, [413])
+
+    def test_chunk_extensions(self) -> None:
+        """They are read over, up to a kilobyte each."""
+        extended = (b"1;" + b"a" * 1_000 + b"\r\n{\r\n") * 1_000
+        found, _ = self.told(CHUNKED + extended + b"0\r\n\r\n", most_calls=40_000, most=2 * MEGABYTE)
+        self.assertEqual(found, [400])
+        for start in (b"1;" + b"a" * MANY, b"1;" + b"a" * MEGABYTE, b"f" * 5_000, b"0" * 5_000, b"1" + b" " * 5_000):
+            found, line = self.told(CHUNKED + start + b"\r\n", most_calls=2_000, most=2 * MEGABYTE)
+            self.assertEqual((found, line.lost), ([400], True), start[:10])
+
+    def test_small_chunks(self) -> None:
+        """Ten thousand of one byte cost some calls each, and no memory but that of the body."""
+        found, _ = self.told(CHUNKED + b"1\r\n{\r\n" * MANY + b"0\r\n\r\n", most_calls=300_000, most=MEGABYTE)
+        self.assertEqual(found, [400])
+
+    def test_trailers(self) -> None:
+        """Likewise what may follow the last chunk."""
+        ending = b"1\r\n{\r\n0\r\n" + b"A: b\r\n" * MANY + b"\r\n"
+        found, _ = self.told(CHUNKED + ending, most_calls=80_000, most=2 * MEGABYTE)
+        self.assertLessEqual(set(found), {400})
+
+    def test_queries(self) -> None:
+        """Thousands of parameters of a public channel, as many as an address has room for."""
+        asked = b"GET /public/did:x?" + b"a=b&" * 4_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n"
+        found, _ = self.told(asked, most_calls=90_000, most=2 * MEGABYTE)
+        self.assertEqual(found, [200])
+
+
+class FrameTests(BombTestCase):
+    """Frames of a WebSocket."""
+
+    def test_fragments(self) -> None:
+        """A message in more than 1024 of them is none, empty ones counted."""
+        for size in (0, 1, 1_000):
+            visitor = self.premises.visitor()
+            sent = framed(b"{", TEXT, final=False) + framed(b"x" * size, 0, final=False) * 2_000
+            self.bounded(measured(visitor.line.feed, sent), 150_000, 2 * len(sent) + MEGABYTE)
+            self.assertEqual(visitor.close_code(), 1009)
+            visitor.line.hang_up()
+
+    def test_lengths(self) -> None:
+        """A frame that says it is longer than any message is refused before it is there."""
+        for length in (2**63 - 1, 2**32, 1_048_577):
+            visitor = self.premises.visitor()
+            start = b"\x81\xff" + length.to_bytes(8, "big") + b"\0\0\0\0"
+            self.bounded(measured(visitor.line.feed, start), 1_000, 100_000)
+            self.assertEqual(visitor.close_code(), 1009)
+            visitor.line.hang_up()
+
+    def test_pings_of_one_who_does_not_read(self) -> None:
+        """Only the last of them is answered, once there is somebody to read it (RFC 6455 section 5.5.3)."""
+        visitor = self.premises.visitor()
+        visitor.line.stuck = True
+        flood = framed(b"x" * 125, PING) * MANY
+        self.bounded(measured(visitor.line.feed, flood + framed(b"last", PING)), 600_000, 5 * MEGABYTE)
+        self.assertLess(visitor.line.unsent, 100_000)
+        self.assertLess(len(visitor.frames()), MANY // 10)
+        visitor.line.unstick()
+        self.assertEqual(visitor.frames(), [(PONG, b"last")])
+        visitor.send(b"again", PING)
+        self.assertEqual(visitor.frames(), [(PONG, b"again")])
+
+    def test_pings_of_one_who_reads(self) -> None:
+        """Each is answered."""
+        visitor = self.premises.visitor()
+        for number in range(100):
+            visitor.send(b"%d" % number, PING)
+        self.assertEqual(visitor.frames(), [(PONG, b"%d" % number) for number in range(100)])
+
+    def test_messages_of_one_who_does_not_read(self) -> None:
+        """A socket that does not take its answers is not read any more."""
+        visitor = self.premises.visitor()
+        visitor.line.stuck = True
+        for _ in range(20):
+            visitor.line.feed(framed(self.authcrypted(self.message(return_route="all"))) * 10)
+        self.assertLess(visitor.line.unsent, 100_000)
+        self.assertGreater(visitor.line.unread, 100_000)
+
+    def test_compressed(self) -> None:
+        """No extension is agreed on, so a frame that says it is compressed breaks the rules."""
+        offered = {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"}
+        _, response, _ = self.premises.upgrade(**offered)
+        self.assertNotIn("sec-websocket-extensions", response.headers)
+        visitor = self.premises.visitor(**offered)
+        visitor.line.feed(b"\xc1\x84\0\0\0\0\xf2H\xcd\xc9")
+        self.assertEqual(visitor.close_code(), 1002)

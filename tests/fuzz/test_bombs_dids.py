@@ -1,0 +1,120 @@
+"""DIDs that hold more than anybody needs; whoever writes to us names one, and we resolve it before we believe it."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import Any
+
+from mediatord.errors import SenderUnresolvable
+from mediatord.protocol import base58, jsontext
+from mediatord.protocol.didcomm.did import MAX_DID_LENGTH, canonical, is_did
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.protocol.didcomm.did_peer import make_did_peer_4
+from mediatord.protocol.didcomm.did_web import parse_web_document
+from tests.fuzz.bombs import BombTestCase
+from tests.fuzz.grounds import measured
+from tests.house import PING
+
+E_KEY = "z6LSqaU49Tn4sboPj9gbrxmcJ7sHF5gu6bzAASfJnh9meXK6"
+V_KEY = "z6Mkon3Necd6NkkyfoGoHxid2znGc59LU3K7mubaRcFbLfLX"
+MEGABYTE = 1_000_000
+UNRESOLVABLE = "e.p.did.unresolvable"
+
+
+def peer_4(document: bytes) -> str:
+    """The long form of any document, also of one that nobody would write."""
+    encoded = "z" + base58.encode(b"\x80\x04" + document)
+    return f"did:peer:4z{base58.encode(bytes((0x12, 0x20)) + sha256(encoded.encode()).digest())}:{encoded}"
+
+
+class DIDTests(BombTestCase):
+    """As the sender of an authcrypt, and in the hands of the resolver."""
+
+    def sent_by(self, did: str, *, most_calls: int) -> str:
+        """The code that a message from a DID is refused with."""
+        key = self.guest.identity.agreement.private
+        message = json.dumps({"id": "1", "type": PING, "body": {}, "from": did}).encode()
+        # Short names of the sender's key and long ones cost the same: none of them is looked for.
+        raw = json.dumps(self.foreign(message, sender=(f"{did}#key-1", key))).encode()
+        return self.refused(raw, most_calls=most_calls)
+
+    def test_a_megabyte(self) -> None:
+        """Of whatever method: it is too long before anything in it is read."""
+        for start in ("did:key:z", "did:peer:0z", "did:peer:2.E", "did:peer:4z", "did:web:", "did:x:", "did:web:%3"):
+            long = start + "6" * MEGABYTE
+            self.assertFalse(is_did(long))
+            with self.assertRaises(SenderUnresolvable):
+                resolve_local(long)
+            self.bounded(measured(is_did, long), 20, 10_000)
+            self.bounded(measured(canonical, long), 20, 3 * MEGABYTE)
+        self.assertEqual(self.sent_by("did:peer:2.E" + "6" * 20_000, most_calls=3_000), UNRESOLVABLE)
+
+    def test_syntax(self) -> None:
+        """The longest that may be, which fails at its end, is read once and not in all the ways there are."""
+        for unit in ("a", "a.", "%41", ":", "a:", "%4", "-._:"):
+            text = "did:a:" + unit * (MAX_DID_LENGTH // len(unit) - 10) + "!"
+            work = measured(is_did, text)
+            self.bounded(work, 20, 50_000)
+            self.assertFalse(is_did(text))
+
+    def test_services_of_peer_2(self) -> None:
+        """More than 64 are refused, as many elements as they are, or in one of them."""
+        service = {"t": "dm", "s": "http://a"}
+        one = jsontext.b64url_encode(jsontext.dumps(service))
+        many = jsontext.b64url_encode(jsontext.dumps([{"t": "dm"}] * 500))
+        for services in (f".S{one}" * 65, ".SAA" * 2_000, f".S{many}", ".S" * 4_000):
+            did = f"did:peer:2.E{E_KEY}.V{V_KEY}{services}"[:MAX_DID_LENGTH]
+            self.assertEqual(self.sent_by(did, most_calls=15_000), UNRESOLVABLE)
+        document = resolve_local(f"did:peer:2.E{E_KEY}.V{V_KEY}" + f".S{one}" * 64)
+        self.assertEqual(len(document.services), 64)
+
+    def test_keys_of_peer_2(self) -> None:
+        """More than 64 likewise: none of them is put on its curve."""
+        did = f"did:peer:2.E{E_KEY}" + f".V{V_KEY}" * 155
+        self.assertLessEqual(len(did), MAX_DID_LENGTH)
+        self.assertEqual(self.sent_by(did, most_calls=5_000), UNRESOLVABLE)
+        self.assertEqual(self.sent_by("did:peer:2" + ".Ez" * 2_700, most_calls=10_000), UNRESOLVABLE)
+
+    def test_depth_of_peer_4(self) -> None:
+        """A document as deep as a name may be long."""
+        for deep in (b"[" * 5_000, b"[" * 1_000 + b"]" * 1_000, b'{"a":' * 1_000 + b"1" + b"}" * 1_000):
+            for document in (deep, b'{"service":%b}' % deep, b'{"keyAgreement":%b}' % deep):
+                self.assertEqual(self.sent_by(peer_4(document), most_calls=8_000), UNRESOLVABLE)
+
+    def test_lists_of_peer_4(self) -> None:
+        """One with more keys, references, services or endpoints than 64."""
+        endpoints = [{"type": "DIDCommMessaging", "serviceEndpoint": ["a"] * 65}]
+        for member, value in (
+            ("verificationMethod", [{}] * 500),
+            ("keyAgreement", ["#a"] * 500),
+            ("service", [{}] * 500),
+            ("service", endpoints),
+        ):
+            long, _ = make_did_peer_4({member: value})
+            self.assertEqual(self.sent_by(long, most_calls=8_000), UNRESOLVABLE)
+
+    def test_wrong_hash(self) -> None:
+        """The name has to be that of the document before the document is read."""
+        long, _ = make_did_peer_4({"a": "x" * 5_000})
+        self.assertEqual(self.sent_by(long[:-1] + ("2" if long[-1] != "2" else "3"), most_calls=4_000), UNRESOLVABLE)
+
+    def test_fetched_documents(self) -> None:
+        """What a stranger's host sends, as long as it may be."""
+        lists: tuple[Any, ...] = ([{}] * 20_000, ["#a"] * 20_000, [[]] * 20_000)
+        for value in lists:
+            for member in ("verificationMethod", "keyAgreement", "authentication", "service"):
+                raw = json.dumps({"id": "did:web:a", member: value}).encode()
+                with self.assertRaises(SenderUnresolvable):
+                    parse_web_document("did:web:a", raw)
+                self.bounded(measured(self.quietly, raw), 2_000, 40 * len(raw))
+        deep = b'{"id":"did:web:a","service":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+        self.bounded(measured(self.quietly, deep), 200, 20 * len(deep))
+
+    def quietly(self, raw: bytes) -> None:
+        """Read a document, which is refused."""
+        try:
+            parse_web_document("did:web:a", raw)
+        except SenderUnresolvable:
+            return
+        self.fail("it was read")

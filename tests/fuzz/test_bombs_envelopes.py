@@ -1,0 +1,130 @@
+"""Envelopes that are much work to whoever reads on after the first mistake."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import Any
+
+from mediatord.protocol import jsontext
+from tests.fuzz.bombs import USUAL, BombTestCase
+from tests.house import CM3, MP, PING
+
+DEEP = 100_000
+CRYPTO, NO_MESSAGE = "e.p.trust.crypto", "e.p.msg"
+FORWARD = "https://didcomm.org/routing/2.0/forward"
+
+
+class DepthTests(BombTestCase):
+    """Nesting of 100 000 levels, wherever there is JSON."""
+
+    def test_around(self) -> None:
+        """Of the envelope itself, in arrays and in objects, closed or not."""
+        for raw in (b"[" * DEEP, b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP):
+            self.assertEqual(self.refused(raw), NO_MESSAGE)
+
+    def test_protected(self) -> None:
+        """Of the protected header; also such as is as deep as may be, and has to be read by the slow parser."""
+        envelope = self.foreign()
+        for header in (b'{"a":' * DEEP, b'{ "a":' * 900 + b"1" + b"}" * 900):
+            raw = json.dumps({**envelope, "protected": jsontext.b64url_encode(header)}).encode()
+            self.assertEqual(self.refused(raw, most_calls=5_000), CRYPTO)
+
+    def test_inside(self) -> None:
+        """Of the message, and of what it carries."""
+        for depth in (b"[" * DEEP, b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP):
+            self.assertEqual(
+                self.refused(self.anoncrypted(b'{"id":"1","type":"a/b/1/c","body":' + depth)), NO_MESSAGE
+            )
+
+    def test_carried(self) -> None:
+        """An attachment that is read and cannot be written again is refused, and not stored."""
+        deep = b'{"ciphertext":"A","a":' + b"[" * 800 + b"]" * 800 + b"}"
+        forward = b'{"id":"1","type":"%b","body":{"next":"%b"},"attachments":[{"data":{"json":%b}}]}'
+        raw = forward % (FORWARD.encode(), self.guest.did.encode(), deep)
+        self.assertEqual(self.refused(self.anoncrypted(raw)), "e.p.msg.bad-attachment")
+
+
+class ManyTests(BombTestCase):
+    """Ten thousand of what there may be several of."""
+
+    def test_recipients(self) -> None:
+        """Their list is too long before one of them is looked at; as many as may be cost no decryption."""
+        entries = [{"header": {"kid": f"did:key:z{number}#a"}, "encrypted_key": "AA"} for number in range(10_000)]
+        raw = json.dumps({**self.foreign(), "recipients": entries}).encode()
+        self.assertEqual(self.refused(raw, most=30 * len(raw)), CRYPTO)
+        raw = json.dumps({**self.foreign(), "recipients": entries[:100]}).encode()
+        self.assertEqual(self.refused(raw, most_calls=6_000), CRYPTO)
+
+    def test_attachments(self) -> None:
+        """A forward of more than twenty is none."""
+        self.assertEqual(
+            self.refused(self.forward(10_000), most_calls=30_000, most=20_000_000), "e.p.msg.bad-attachment"
+        )
+        self.assertEqual(self.post(self.forward(20), most_calls=6_000).status, 202)
+        self.assertEqual(self.guest.waiting(), 20)
+
+    def forward(self, count: int) -> bytes:
+        """To the wallet."""
+        attachments = [{"data": {"json": {"ciphertext": "A"}}}] * count
+        return self.anoncrypted(
+            json.dumps(
+                {"id": "1", "type": FORWARD, "body": {"next": self.guest.did}, "attachments": attachments}
+            ).encode()
+        )
+
+    def test_ids_and_updates(self) -> None:
+        """A list that is too long costs a look at each entry at most; one that is just short enough a few calls."""
+        updates = [{"recipient_did": f"did:x:{number}", "action": "add"} for number in range(10_000)]
+        for type_, member, entries, longest in (
+            (f"{MP}/messages-received", "message_id_list", [f"i-{number}" for number in range(50_000)], 10_000),
+            (f"{CM3}/recipient-update", "updates", updates, 1_000),
+        ):
+            for count, most_calls in ((longest, 90_000), (longest + 1, USUAL), (len(entries), USUAL)):
+                raw = self.authcrypted(self.message(type_, {member: entries[:count]}, return_route="all"))
+                answer = self.post(raw, most_calls=most_calls, most=40 * len(raw) + 2_000_000)
+                is_refused = self.guest.open(answer.body).message.type.uri.endswith("/problem-report")
+                self.assertIs(is_refused, count > longest)
+
+    def test_names(self) -> None:
+        """A header with two members of one name is read twice and refused, however many there are."""
+        header = b"{" + b'"a":1,' * 6_000 + b'"b":1}'
+        raw = json.dumps({**self.foreign(), "protected": jsontext.b64url_encode(header)}).encode()
+        self.assertEqual(self.refused(raw, most=60 * len(raw)), CRYPTO)
+
+
+class PackedTests(BombTestCase):
+    """What would become more when it is unpacked is not, and no header makes us work."""
+
+    def test_zip(self) -> None:
+        """An envelope with a compressed content is refused before it is decrypted (DIDComm has none)."""
+        packed = zlib.compress(bytes(100_000_000), 9)[2:-4]
+        raw = json.dumps(self.foreign(packed, change=lambda header: header.update(zip="DEF"))).encode()
+        self.assertEqual(self.refused(raw), CRYPTO)
+        raw = json.dumps(self.foreign(packed, headers={"zip": "DEF"})).encode()
+        self.assertEqual(self.refused(raw), CRYPTO)
+
+    def test_gzip(self) -> None:
+        """A compressed body is not unpacked, whatever it is called."""
+        packed = gzip.compress(bytes(100_000_000))
+        for coding in ("gzip", "deflate", "br", "gzip, gzip"):
+            headers: dict[str, Any] = {"Content-Encoding": coding}
+            self.assertEqual(self.refused(packed, **headers), NO_MESSAGE)
+
+    def test_rounds(self) -> None:
+        """Nobody but we ourselves says how often a key is derived: such parameters mean nothing (CVE-2023-6681)."""
+        message = json.dumps({"id": "1", "type": PING, "body": {}}).encode()
+        raw = json.dumps(self.foreign(message, change=lambda header: header.update(p2c=2**31, p2s="AA"))).encode()
+        self.assertEqual(self.post(raw).status, 202)
+        for alg in ("PBES2-HS512+A256KW", "dir", "RSA-OAEP", "none", "ECDH-ES"):
+            header = {"alg": alg, "p2c": 2**31, "p2s": "AA"}
+            raw = json.dumps(self.foreign(message, change=lambda found, more=header: found.update(more))).encode()
+            self.assertEqual(self.refused(raw), CRYPTO)
+
+    def test_base64(self) -> None:
+        """Padding, line ends and foreign characters without end, in each part of an envelope."""
+        for junk in ("=" * 60_000, "A" * 60_000 + "=", " \n" * 30_000, "é" * 30_000, "A=" * 30_000, "\0" * 60_000):
+            for member in ("protected", "iv", "ciphertext", "tag"):
+                raw = json.dumps({**self.foreign(), member: junk}).encode()
+                self.assertEqual(self.refused(raw), CRYPTO)

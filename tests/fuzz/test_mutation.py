@@ -1,0 +1,131 @@
+"""The plain mutator, and the command that runs the fuzzer."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+
+import pytest
+from twisted.logger import Logger
+
+from mediatord.errors import MediatorError
+from tests.fuzz import __main__ as command
+from tests.fuzz import corpus
+from tests.fuzz.grounds import Grounds
+from tests.fuzz.mutation import mutated
+from tests.fuzz.targets import NAMES, target
+from tests.fuzz.targets.features import FeaturesTarget, matches
+from tests.house import PING, Guest, sealed_forward
+
+GOOD = b'j{"a":[1,{"b":"c"}],"d":"e"}'
+
+
+def test_neighbours_differ() -> None:
+    """They are of all kinds: mostly JSON, sometimes none, never longer than they may be; the seed says which."""
+    made = [mutated(GOOD, Random(seed), 200, [b"word"]) for seed in range(500)]
+    assert made == [mutated(GOOD, Random(seed), 200, [b"word"]) for seed in range(500)]
+    assert len(set(made)) > 300
+    assert max(map(len, made)) <= 200
+    assert {one[:1] for one in made} == {b"j"}
+    assert any(b"word" in one for one in made)
+    readable = 0
+    for one in made:
+        try:
+            json.loads(one[1:])
+        except ValueError:
+            continue
+        readable += 1
+    assert 100 < readable < 450
+
+
+def test_a_fault_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a target does not bear comes out of it; `--repeat` shows it again."""
+    path = tmp_path / "input"
+    path.write_bytes(b'q{"queries":[{"feature-type":"protocol","match":"*"}]}')
+    assert command.main(["--target", "features", "--repeat", str(path)]) == 0
+    monkeypatch.setattr("tests.fuzz.targets.features.matches", lambda match, text: False)
+    with pytest.raises(AssertionError, match="instead of"):
+        command.main(["--target", "features", "--repeat", str(path)])
+
+
+def test_without_a_fuzzer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says what is missing."""
+    monkeypatch.setattr("tests.fuzz.__main__.find_spec", lambda name: None)
+    assert command.main([]) == 2
+    assert "there is no atheris here" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(find_spec("atheris") is None, reason="no atheris here, which `make fuzz` installs")
+def test_with_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It runs, says how much it has tried and how far that led, and keeps the least of it."""
+    monkeypatch.setattr(command, "FOUND", tmp_path / "found")
+    monkeypatch.setattr(corpus, "CORPUS", tmp_path / "corpus")
+    monkeypatch.setattr(corpus, "CRASHES", tmp_path / "crashes")
+    assert command.main(["--target", "features", "--seconds", "60", "--", "-runs=500", "-seed=1"]) == 0
+    assert "features: 500 runs, " in capsys.readouterr().out
+    assert command.main(["--target", "features", "--merge"]) == 0
+    assert 1 < len(corpus.kept("features")) < 200
+
+
+def test_what_is_kept() -> None:
+    """It stays what it is when something is asked, and not when something is stored."""
+    grounds = Grounds(lambda premises: None)
+    premises = grounds.enter()
+    guest = Guest(premises).enrol()
+    before = grounds.kept()
+    guest.answer(PING)
+    assert grounds.kept() == before
+    assert premises.receive(sealed_forward(premises, guest.did, guest.letter())).status == 202
+    assert grounds.kept() != before
+    grounds.close()
+
+
+def test_what_is_only_logged() -> None:
+    """A fault that somebody has caught and logged comes out all the same."""
+    grounds = Grounds(lambda premises: None)
+    grounds.calm()
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        Logger().failure("it has failed")
+    with pytest.raises(ZeroDivisionError):
+        grounds.calm()
+    grounds.calm()
+    grounds.close()
+
+
+def test_all_targets_are_there() -> None:
+    """Each has inputs to begin with, which differ, and words to try."""
+    for name in NAMES:
+        tried = target(name)
+        seeds = list(tried.seeds())
+        assert len(seeds) == len(set(seeds)) > 3, name
+        assert tried.words
+        tried.close()
+    with pytest.raises(KeyError):
+        target("none")
+
+
+def test_the_slow_reading_of_stars() -> None:
+    """What queries are held against is right itself."""
+    for match, text, expected in (
+        ("*", "", True),
+        ("", "", True),
+        ("", "a", False),
+        ("a*c", "abbc", True),
+        ("a*c", "ab", False),
+        ("**b*", "abc", True),
+        ("a", "aa", False),
+        ("*a", "ba", True),
+    ):
+        assert matches(match, text) is expected, (match, text)
+
+
+def test_declared_errors_are_no_faults() -> None:
+    """A refusal that is declared does not come out of a target."""
+    try:
+        FeaturesTarget().run(b'q{"queries":1}')
+    except MediatorError as error:
+        raise AssertionError("it did") from error
