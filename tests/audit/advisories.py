@@ -1,0 +1,67 @@
+"""
+Asks PyPI for known weaknesses of everything that is installed beside us: ``python -m tests.audit.advisories``.
+
+Fails if there is one. Where nobody answers, or knows the packages, that is said in one line and is no failure: what
+cannot be reached says nothing about the code.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parents[2]
+PIP_AUDIT = _ROOT / ".venv-audit/bin/pip-audit"
+_SECONDS = 120.0
+
+
+def installed() -> list[str]:
+    """What pip has installed beside us, as `name==version`; ourselves not."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "freeze", "--exclude-editable"], check=True, capture_output=True, text=True
+    )
+    return [line for line in done.stdout.splitlines() if "==" in line]
+
+
+def asked(packages: Sequence[str], program: Path = PIP_AUDIT) -> list[dict[str, Any]] | None:
+    """What is known of each package, as pip-audit has it in JSON; None if nobody answered."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
+        listed.write("\n".join(packages))
+        listed.flush()
+        command = [str(program), "--requirement", listed.name, "--no-deps", "--disable-pip", "--format", "json"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+            found: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
+        except (OSError, ValueError, KeyError, subprocess.TimeoutExpired):
+            return None
+    return found
+
+
+def judged(found: Sequence[dict[str, Any]] | None) -> tuple[int, list[str]]:
+    """The exit status, and what is to be said."""
+    known = [one for one in found or () if "vulns" in one]
+    weak = [one for one in known if one["vulns"]]
+    lines = [f"{one['name']} {one['version']}: {', '.join(vuln['id'] for vuln in one['vulns'])}" for one in weak]
+    if weak:
+        return 1, lines
+    if not known:
+        return 0, ["audit: the advisories of PyPI cannot be reached: dependencies were not looked at"]
+    missing = len(found or ()) - len(known)
+    return 0, [f"audit: no known weakness in {len(known)} packages; nothing is known of {missing}"]
+
+
+def main() -> int:
+    """The exit status."""
+    status, lines = judged(asked(installed()))
+    for line in lines:
+        sys.stderr.write(f"{line}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
