@@ -27,10 +27,13 @@ ifndef MONGOD
 SERVERS := .mongod/.installed
 endif
 
-.PHONY: help run test durability cluster-test cluster-demo demo lint types bench bench-mongodb clean
-.PHONY: bench-peers
+# What looks for weak spots in the code.
+AUDIT := .venv-audit/.installed
+
+.PHONY: help run test durability cluster-test torture cluster-demo demo lint types bench bench-mongodb clean
+.PHONY: bench-peers coverage mutation fuzz
 .PHONY: docs docs-reference docs-linkcheck
-.PHONY: wheel deb deb-test systemd-test package-test security
+.PHONY: wheel deb deb-test systemd-test package-test security audit
 .PHONY: analytics analytics-demo analytics-test analytics-cluster-test bench-analytics
 .DEFAULT_GOAL := help
 
@@ -40,8 +43,18 @@ help: ## list these commands
 run: $(DEV)/mediator.yaml ## start a mediator on 127.0.0.1:8080, with its data in var/dev
 	@exec $(BIN)/mediatord run --config $(DEV)/mediator.yaml
 
-test: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) ## run the whole test suite
+test: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run the whole test suite
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+coverage: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) ## run the suite of the daemon and say what of mediatord/ it has not been through, children included
+	@rm -rf var/coverage && mkdir -p var/coverage
+	@COVERAGE_FILE=$(CURDIR)/var/coverage/data $(BIN)/python -m coverage run -m pytest --numprocesses auto --maxprocesses 4 \
+	  --dist loadfile --ignore tests/analytics --ignore tests/packaging; tests=$$?; \
+	COVERAGE_FILE=$(CURDIR)/var/coverage/data $(BIN)/python -m coverage combine -q && \
+	COVERAGE_FILE=$(CURDIR)/var/coverage/data $(BIN)/python -m coverage report && exit $$tests
+
+mutation: $(VENV)/.installed-mutation ## change queue, limits and envelopes in a thousand ways, and see which changes no test notices
+	@$(BIN)/python -m tests.mutation $(ARGS)
 
 durability: $(VENV)/.installed-test ## kill a mediator under load many times over and count what is left
 	@DURABILITY_ROUNDS=40 $(BIN)/python -m pytest tests/integration/test_durability.py \
@@ -49,6 +62,9 @@ durability: $(VENV)/.installed-test ## kill a mediator under load many times ove
 
 cluster-test: $(VENV)/.installed-test $(SERVERS) ## kill, freeze and cut off nodes and servers under load, and close the books each time
 	@CLUSTER_ROUNDS=$${CLUSTER_ROUNDS:-50} $(BIN)/python -m pytest -s tests/integration/test_cluster_kills.py
+
+torture: $(VENV)/.installed-test $(SERVERS) ## 1000 faults under load, with books closed after each; ARGS="--faults 50 --seed 7" for others
+	@$(BIN)/python -m tests.torture $(ARGS)
 
 cluster-demo: $(VENV)/.installed-test $(SERVERS) ## let two wallets talk through three nodes on MongoDB while some of it is killed
 	@$(BIN)/python -m tests.cluster_demo
@@ -85,6 +101,14 @@ docs-reference: $(VENV)/.installed-docs ## write the pages that say what the cod
 docs-linkcheck: $(VENV)/.installed-docs ## ask the addresses elsewhere that the documentation names; needs the network
 	@$(BIN)/python -m sphinx -q -n -b linkcheck docs var/linkcheck
 
+# .venv-audit has them apart from ours, as they do not agree with what we install.
+audit: $(VENV)/.installed-test $(AUDIT) ## look for weak spots in the code, and for known ones in what it stands on
+	@test -e $(AUDIT) || { echo "make: nothing was looked at, as $(dir $(AUDIT)) could not be made" >&2; exit 1; }
+	@.venv-audit/bin/bandit --quiet --recursive --configfile pyproject.toml --severity-level low mediatord analytics deb twisted
+	@.venv-audit/bin/semgrep scan --quiet --error --metrics=off --disable-version-check --config tests/audit/rules.yaml \
+	  mediatord analytics deb twisted
+	@$(BIN)/python -m tests.audit.advisories
+
 security: ## say how far systemd fences the services in; worse than 2.0 is an error
 	@mkdir -p var; if command -v systemd-analyze >/dev/null; then for unit in systemd/*.service; do \
 	  systemd-analyze security --offline=yes --no-pager --threshold=20 $$unit >var/security.txt || { cat var/security.txt; exit 1; }; \
@@ -117,6 +141,9 @@ bench-mongodb: $(VENV)/.installed-test $(SERVERS) ## measure MongoDB and several
 
 bench-peers: $(VENV)/.installed $(PEERS) ## measure beside what is installable by name; ARGS="--peer jwcrypto --rounds 3" for a part
 	@$(BIN)/python -m tests.peers $(ARGS)
+
+fuzz: $(VENV)/.installed-fuzz ## look for inputs that something does not bear; ARGS="--target envelope --seconds 600"
+	@nice -n 15 $(BIN)/python -m tests.fuzz $(ARGS)
 
 bench-analytics: $(VENV)/.installed-test ## measure the nightly analysis against its goals; ARGS="..." likewise
 	@$(BIN)/mediatord-analytics goals $(ARGS)
@@ -153,6 +180,22 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "installing what the tests need ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,dev]'
 	@touch $@
+
+$(VENV)/.installed-mutation: $(VENV)/.installed-test
+	@echo "installing what changes code in order to have tests fail ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[mutation]'
+	@touch $@
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-test
+	@echo "installing a fuzzer ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	@touch $@
+
+.venv-audit/.installed: tests/audit/requirements.txt
+	@echo "installing what looks for weak spots into $(@D) ..."
+	@{ $(PYTHON) -m venv $(@D) && \
+	  $(@D)/bin/pip install --quiet --disable-pip-version-check --requirement $< && touch $@; } || \
+	  echo "make: $(@D) could not be made; its tests are skipped" >&2
 
 # --- foreign wallets: rules for the stamps in FOREIGN ------------------------------------------------------------
 

@@ -38,6 +38,7 @@ settings.load_profile("patient")
 
 # pytest-xdist gives a file to one process: these take longest, and are not to be what the others wait for at the end.
 LONGEST_FIRST = (
+    "integration/test_torture.py",
     "integration/test_cluster_kills.py",
     "integration/test_decentrl_durability.py",
     "integration/test_durability.py",
@@ -46,6 +47,7 @@ LONGEST_FIRST = (
     "integration/test_mongo_start.py",
     "integration/test_lifecycle.py",
     "integration/test_cluster_limits.py",
+    "model/test_model.py",
     "store/test_differential_decentrl.py",
     "integration/test_onion.py",
     "integration/test_cluster.py",
