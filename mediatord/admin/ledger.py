@@ -41,11 +41,9 @@ def as_json(books: Books) -> dict[str, dict[str, int | None]]:
 
 
 def as_table(books: Books) -> Markup:
-    """A row for each half."""
-    columns = [Column("", "name"), *(Column(entry, _NUMBER) for entry in _ENTRIES)]
-    return table(
-        columns, [(half, *(_shown(entries.get(entry)) for entry in _ENTRIES)) for half, entries in books.items()]
-    )
+    """A column for each half: phones are narrow."""
+    columns = [Column("", "name"), *(Column(half, _NUMBER) for half in books)]
+    return table(columns, [(entry, *(_shown(half.get(entry)) for half in books.values())) for entry in _ENTRIES])
 
 
 def _shown(number: int | None) -> str | Markup:
