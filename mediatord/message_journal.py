@@ -76,6 +76,10 @@ class MessageJournal:
         """Messages whose pushes are counted."""
         return len(self._attempts)
 
+    def settle(self) -> None:
+        """What was told is in the log, before those are answered whom it is about."""
+        self._events.flush()
+
     def tag(self, did: str) -> str:
         """What stands for a DID in the log."""
         return self._tags.did(did)

@@ -18,6 +18,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.config import Config
 from mediatord.decentrl.exchange import Reply as DecentrlReply
 from mediatord.didcomm.exchange import Origin, Reply
+from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import Books
 from mediatord.keyfile import create_keys
 from mediatord.protocol.didcomm.did import DIDDocument
 from mediatord.protocol.didcomm.did_methods import resolve_local
@@ -27,6 +29,7 @@ from mediatord.wallet.packing import AddressBook, Opened, anoncrypt, authcrypt, 
 from mediatord.wiring.base import build_base
 from mediatord.wiring.decentrl import build_decentrl
 from mediatord.wiring.didcomm import build_didcomm
+from tests.books import assert_closed
 
 NOW = 1_800_000_000.0
 PEER = "192.0.2.1"
@@ -101,6 +104,7 @@ class House:
         self.base.connections.startService()
         self.base.gate.startService()
         test.addCleanup(self.base.events.stopService)
+        test.addCleanup(self._close_books)
         self.did = self.base.identity.did
         self.document: DIDDocument = resolve_local(self.did)
 
@@ -122,6 +126,12 @@ class House:
     def done(self, work: Coroutine[Any, Any, T]) -> T:
         """What comes of work that needs no time."""
         return self.test.successResultOf(Deferred.fromCoroutine(work))
+
+    def _close_books(self) -> None:
+        looking: Deferred[Books] = self.store.ledger()
+        # A store that the test has closed says nothing any more.
+        looking.addCallbacks(assert_closed, lambda failure: failure.trap(StoreUnavailable))
+        self.test.successResultOf(looking)
 
     def socket(self, **options: Any) -> FakeSocket:
         """A socket that has finished its handshake."""

@@ -217,6 +217,8 @@ class ShortWay:
                 self._end(one, reply)
             except Exception:
                 _log.failure("telling of a message failed", without_text())
+        # Answers are in the kernel before the turn ends: whoever is killed then has told the log of what it accepted.
+        self._route.journal.settle()
         for one, reply in zip(requests, replies, strict=True):
             try:
                 one.answer(reply)

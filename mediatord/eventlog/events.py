@@ -213,6 +213,9 @@ class EventLog(Protocol):
         :param fields: as declared, none of them None, and milliseconds as :func:`milliseconds` gives them.
         """
 
+    def flush(self) -> None:
+        """Have what was written be in the file now, and not at the end of the turn: somebody is to be told of it."""
+
 
 class EventList:
     """
@@ -237,6 +240,9 @@ class EventList:
         if checked(event, dict(fields)) != fields:
             raise TypeError(f"{event} has a field without a value, or one that is not rounded")
         self.events.append((event, fields))
+
+    def flush(self) -> None:
+        """Nothing waits here."""
 
     def named(self, event: str) -> list[dict[str, object]]:
         """The fields of every event of this name, in order."""

@@ -159,6 +159,11 @@ class EventFile(Service):
         elif self._flush_call is None:
             self._flush_call = self._clock.callLater(0, self._turn_ended)
 
+    def flush(self) -> None:
+        """As :meth:`EventLog.flush`."""
+        if self._flush_call is not None and not self._sink.blocked:
+            self._flush()
+
     @property
     def pending(self) -> int:
         """Bytes of lines that are not in the file yet."""

@@ -27,6 +27,7 @@ import yaml
 
 from mediatord.cli.files import set_up
 from mediatord.wallet.throwaway import free_port
+from tests.books import assert_closed, of_sqlite
 from tests.integration.forked import Forked
 
 # A daemon that takes so long is stuck, however busy the machine is.
@@ -142,8 +143,16 @@ class Daemon:
             # Whether the end is orderly matters only to a test that has not failed already.
             if self._process is not None and kind is None:
                 self.stop()
+                self._close_books()
         finally:
             self.clean()
+
+    def _close_books(self) -> None:
+        """:raise AssertionError: an SQLite store does not account for all that it has accepted."""
+        storage = self.configuration().get("storage", {})
+        database = self.directory / storage.get("sqlite", {}).get("path", "mediator.sqlite3")
+        if storage.get("backend", "sqlite") == "sqlite" and database.exists():
+            assert_closed(of_sqlite(database))
 
     def initialise(self) -> None:
         """Make its files, as `mediatord init` would, which takes as long as a start."""

@@ -16,10 +16,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.interfaces import Books
 from mediatord.protocol import jsontext
 from mediatord.wallet.decentrl.commands import PRIVATE
+from tests.books import of_sqlite
 from tests.integration.cluster import fresh_storage
 from tests.integration.residents import JSON, Door, Line, Resident
 from tests.integration.traffic import Letter, Post, Senders, prepared
-from tests.torture.books import of_daemon_on_mongodb, of_sqlite
+from tests.torture.books import of_daemon_on_mongodb
 
 # `make durability` has more. The first one has nothing to acknowledge yet.
 ROUNDS = int(os.environ.get("DURABILITY_ROUNDS", "3"))

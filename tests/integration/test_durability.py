@@ -17,9 +17,10 @@ from mediatord.interfaces import Books
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.mediation import Delivered
 from mediatord.wallet.socket import SocketClosed, WalletSocket, connect
+from tests.books import of_sqlite
 from tests.integration.cluster import fresh_storage
 from tests.integration.traffic import MANY, ROOMY, Letter, Senders, enrolled, letters, marker_of, prepared
-from tests.torture.books import of_daemon_on_mongodb, of_sqlite
+from tests.torture.books import of_daemon_on_mongodb
 
 reactor: Any = _reactor
 

@@ -8,8 +8,8 @@ from unittest import TestCase
 
 from mediatord.bench.courier import Courier
 from mediatord.bench.crowd import gather, letters
+from tests.books import of_sqlite
 from tests.integration.traffic import Letter, Senders, prepared
-from tests.torture.books import of_sqlite
 from tests.torture.guests import House
 from tests.torture.storm import patiently, storm
 

@@ -60,7 +60,8 @@ class NonceTests(MongoCase):
         self.addCleanup(store.close)
         await store.open()
         later, counted = CLOCK.seconds() + 60, store._nonces._count
-        await gatherResults([store.claim(b"%d" % number, later) for number in range(256)])
+        for number in range(256):  # together, some would be counted twice until they are counted again
+            await store.claim(b"%d" % number, later)
         await self.assertFailure(store.claim(b"z", later), ReplayMemoryFull)
         counts: list[None] = []
 

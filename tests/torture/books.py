@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from pymongo import MongoClient
 
 from mediatord.interfaces import Books, Ledger
-from mediatord.store import sql_ledger
 from mediatord.store.books import ENTRIES
 from mediatord.store.mongo.collections import MESSAGES
 from mediatord.store.mongo.decentrl_schema import PENDING
@@ -22,13 +18,6 @@ from tests.integration.ledger import Balance
 from tests.mongod import shared_replica_set
 
 _ROWS = {"didcomm": MESSAGES, "decentrl": PENDING.name}
-
-
-def of_sqlite(database: Path) -> Books:
-    """As somebody else reads the file, whether the daemon runs or not."""
-    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
-        connection.execute("BEGIN")
-        return sql_ledger.ledger(connection)
 
 
 def of_mongodb(client: MongoClient[dict[str, Any]], database: str) -> Books:

@@ -14,6 +14,7 @@ from twisted.internet.threads import deferToThread
 
 from mediatord.interfaces import Books
 from mediatord.wallet.client import Wallet
+from tests.books import of_sqlite
 from tests.integration.couriers import Couriers, Errand, Recipient
 from tests.integration.ledger import ClusterLedger
 from tests.integration.residents import Door
@@ -138,7 +139,7 @@ class Stage:
         """What the store says; None of one that nobody else can read."""
         if self.servers is not None:
             return books.of_mongodb(self.servers.client, _DATABASE)
-        return books.of_sqlite(self.daemon.database) if self.store == "sqlite" else None
+        return of_sqlite(self.daemon.database) if self.store == "sqlite" else None
 
     def left(self) -> int:
         """Messages that wait, as far as somebody else can know."""

@@ -18,9 +18,9 @@ from mediatord.bench.crowd import gather
 from mediatord.bench.crowd import letters as packed
 from mediatord.bench.processes import allow_many_files
 from mediatord.interfaces import Ledger
+from tests.books import of_sqlite
 from tests.integration.daemon import Daemon
 from tests.integration.traffic import PATIENCE_SECONDS, Letter, Senders, prepared
-from tests.torture.books import of_sqlite
 from tests.torture.guests import House
 
 # Of all deliveries, those that may be of something that was delivered before.

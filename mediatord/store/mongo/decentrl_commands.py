@@ -110,6 +110,7 @@ class Guarded(Generic[T]):
     :param token: which says whose claim of the nonce it is.
     :param tell: told the answer if it was done although it was said to have failed.
     :ivar has_room: whether one more nonce may be claimed.
+    :ivar replaces: whether its nonce takes the place of one that is over.
     :ivar doubtful: tokens of commands of this process that seemed to have failed; what they did is yet to be undone.
     """
 
@@ -119,6 +120,7 @@ class Guarded(Generic[T]):
     token: bytes
     tell: Callable[[T], None] | None = None
     has_room: bool = True
+    replaces: bool = False
     doubtful: Collection[bytes] = ()
     _change: Change[T] | None = None
     _done: bool = False
@@ -135,6 +137,7 @@ class Guarded(Generic[T]):
                 # Refused as done, it would never be sent again; and soon it will not have been done.
                 raise StoreUnavailable()
             raise DuplicateNonce()
+        self.replaces = bool(held)
         if not held and not self.has_room:
             raise ReplayMemoryFull()
         try:

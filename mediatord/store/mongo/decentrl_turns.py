@@ -81,12 +81,12 @@ class Turns:
         except (StoreUnavailable, DuplicateNonce):
             raise
         except MediatorError:
-            self._nonces.claimed(1)
+            self._nonces.claimed(not guarded.replaces)
             raise
         except Exception:
             self._doubt(guarded.token)
             raise
-        self._nonces.claimed(1)
+        self._nonces.claimed(not guarded.replaces)
         return answer
 
     def _doubt(self, token: bytes) -> None:

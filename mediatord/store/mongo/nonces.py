@@ -67,9 +67,12 @@ class Claiming:
         await self._nonces.look(operations, deadline, min(work.share for work in works))
         keys = list({work.key for work in works})
         token = os.urandom(_TOKEN_BYTES)
+        before: set[bytes] = set()
 
         async def claim(transaction: Transaction) -> list[Claimed]:
+            nonlocal before
             found = await transaction.query(asking_for_nonce(*keys))
+            before = {one["_id"] for one in found}
             held = {one["_id"]: 0.0 if self._releases.owes(one) else one["until"] for one in found}
             return _claim_all(transaction, works, token, held, self._nonces.has_room)
 
@@ -79,7 +82,7 @@ class Claiming:
         answers = await retried(lambda: operations.transact(claim, deadline, undo, tries=tries))
         new = [work.key for work, one in zip(works, answers, strict=True) if one is True]
         self._releases.claimed(new, token)
-        self._nonces.claimed(len(new))
+        self._nonces.claimed(len(set(new) - before))
         return answers
 
 
@@ -106,17 +109,21 @@ class Releases:
         """Whether a claim was to be released."""
         return (document["_id"], document.get("token")) in self._owed
 
-    async def release(self, key: bytes) -> None:
-        """:raise StoreUnavailable: not yet, then."""
+    async def release(self, key: bytes) -> int:
+        """
+        :return: how many there were of it.
+        :raise StoreUnavailable: not yet, then.
+        """
         token = self._tokens.pop(key, None)
         if token is None:  # a command's, or not claimed at all
-            await self._server.write("release", deleting(NONCES, {"_id": key}))
-            return
+            (reply,) = await self._server.write("release", deleting(NONCES, {"_id": key}))
+            return int(reply["n"])
         try:
-            await self._server.write("release", releasing_own(key, token))
+            (reply,) = await self._server.write("release", releasing_own(key, token))
         except StoreUnavailable:
             self._owe(key, token)
             raise
+        return int(reply["n"])
 
     def _owe(self, key: bytes, token: bytes) -> None:
         if len(self._owed) < _OWED:
@@ -162,9 +169,9 @@ class Nonces:
         """
         return self._present + more < int(share * self._capacity)
 
-    def released(self) -> None:
-        """One is not there any more; a count for each would cost more than it has cost to claim it."""
-        self._present = max(0, self._present - 1)
+    def released(self, number: int) -> None:
+        """So many are not there any more; to count them each time would cost more than it has cost to claim one."""
+        self._present = max(0, self._present - number)
 
     def claimed(self, number: int) -> None:
         """So many more are there."""

@@ -273,8 +273,7 @@ class MongoStore:
         return begin(self._release(key))
 
     async def _release(self, key: bytes) -> None:
-        await self._releases.release(key)
-        self._nonces.released()
+        self._nonces.released(await self._releases.release(key))
 
     def prune(self) -> Deferred[int]:
         """Registrations that have expired go as well."""
