@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pymongo import MongoClient
+from pymongo.errors import AutoReconnect
 
 from tests.mongod_process import mongod_binary
 from tests.replica_set import Credentials, ReplicaSet, TLSFiles
@@ -56,7 +57,10 @@ def fresh_database(servers: ReplicaSet | None = None) -> Iterator[str]:
         try:
             yield name
         finally:
-            servers.client.drop_database(name)
+            try:
+                servers.client.drop_database(name)
+            except AutoReconnect:  # the first to use a connection to a server that was killed is told so
+                servers.client.drop_database(name)
         return
     shared = shared_replica_set()
     name = _free.pop() if _free else f"shared-{next(_numbers)}"
