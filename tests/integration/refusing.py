@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
-from twisted.trial.unittest import SynchronousTestCase
-
-from tests.integration.daemon import Daemon
-from tests.integration.residents import JSON, Door, Line, Resident
-from tests.integration.traffic import prepared
+from tests.integration.residents import JSON, Line, Resident
+from tests.integration.shared_daemon import DaemonTestCase, SharedDaemonTestCase
 from tests.web.premises import Answered
 
 # As any HTTP library asks, and with a header that takes a request through twisted.web.
@@ -25,31 +21,8 @@ SAVE, RESPOND, REQUEST = (
 SEALED: dict[str, Any] = {"encrypted_contract_request": "AAAA", "requestor_ephemeral_public_key": "AAAA"}
 
 
-class RefusalTestCase(SynchronousTestCase):
-    """Tests that share a daemon, which somebody has to start and to end."""
-
-    daemon: ClassVar[Daemon]
-    door: ClassVar[Door]
-
-    @classmethod
-    def start(cls, settings: Mapping[str, Any] | None = None) -> None:
-        """Have a daemon."""
-        cls.daemon = prepared(settings)
-        cls.daemon.__enter__()
-        try:
-            cls.door = Door(cls.daemon)
-        except BaseException:
-            cls.daemon.__exit__(*sys.exc_info())
-            raise
-
-    @classmethod
-    def finish(cls) -> None:
-        """Have it end, in an orderly way and without complaints."""
-        cls.daemon.__exit__(None, None, None)
-
-    def tearDown(self) -> None:
-        """Nothing has gone wrong inside."""
-        self.assertNotIn("Traceback", self.daemon.output())
+class RefusalTestCase(DaemonTestCase):
+    """What refusals are held to."""
 
     def a_resident(self, alias: str = "somebody", **options: Any) -> Resident:
         """One that is registered."""
@@ -81,13 +54,5 @@ class RefusalTestCase(SynchronousTestCase):
         self.assertEqual(self.door.kept(), before)
 
 
-class OneDaemonTestCase(RefusalTestCase):
+class OneDaemonTestCase(SharedDaemonTestCase, RefusalTestCase):
     """The tests of one class, and a daemon for them."""
-
-    settings: ClassVar[dict[str, Any]] = {}
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        cls.start(cls.settings)
-        cls.addClassCleanup(cls.finish)

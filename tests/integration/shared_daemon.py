@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -12,20 +13,16 @@ from tests.integration.residents import Door
 from tests.integration.traffic import prepared
 
 
-class SharedDaemonTestCase(SynchronousTestCase):
-    """
-    Tests that share a daemon, whose end has to be orderly.
+class DaemonTestCase(SynchronousTestCase):
+    """Tests that share a daemon, which somebody has to start and to end."""
 
-    :cvar settings: of it.
-    """
-
-    settings: ClassVar[dict[str, Any]] = {}
     daemon: ClassVar[Daemon]
     door: ClassVar[Door]
 
     @classmethod
-    def setUpClass(cls) -> None:
-        cls.daemon = prepared(cls.settings)
+    def start(cls, settings: Mapping[str, Any] | None = None) -> None:
+        """Have a daemon."""
+        cls.daemon = prepared(settings)
         cls.daemon.__enter__()
         try:
             cls.door = Door(cls.daemon)
@@ -34,9 +31,26 @@ class SharedDaemonTestCase(SynchronousTestCase):
             raise
 
     @classmethod
-    def tearDownClass(cls) -> None:
+    def finish(cls) -> None:
+        """Have it end, in an orderly way and without complaints."""
         cls.daemon.__exit__(None, None, None)
 
     def tearDown(self) -> None:
         """Nothing has gone wrong inside."""
         self.assertNotIn("Traceback", self.daemon.output())
+
+
+class SharedDaemonTestCase(DaemonTestCase):
+    """
+    The tests of one class, and a daemon for them.
+
+    :cvar settings: of it.
+    """
+
+    settings: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.start(cls.settings)
+        cls.addClassCleanup(cls.finish)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
 import socket
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from mediatord.wallet.identity import Identity
 from mediatord.wallet.mediation import PICKUP
 from mediatord.wallet.packing import anoncrypt, forward
 from tests.integration.devices import CM3, Device, Owner, StuckDevice, everyone, gauge
+from tests.integration.locking import locked
 from tests.integration.residents import JSON, Resident
 from tests.integration.shared_daemon import SharedDaemonTestCase
 from tests.integration.traffic import PATIENCE_SECONDS, ROOMY
@@ -275,12 +274,3 @@ def written_by(directory: Path) -> Iterator[bytes]:
     """The event files, as they were before they were compressed."""
     for path in directory.iterdir():
         yield gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-
-
-@contextlib.contextmanager
-def locked(database: Path) -> Iterator[None]:
-    """Nobody else can write to this database; for less than the five seconds after which they would give up."""
-    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("ROLLBACK")

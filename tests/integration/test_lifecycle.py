@@ -34,6 +34,7 @@ from mediatord.wallet.mediation import PICKUP, PROBLEM_REPORT, Problem
 from mediatord.wallet.socket import WalletSocket, connect
 from mediatord.wallet.throwaway import free_port
 from tests.integration.daemon import STOP_SECONDS, Daemon, merge
+from tests.integration.locking import locked
 from tests.integration.traffic import (
     PATIENCE_SECONDS,
     ROOMY,
@@ -79,15 +80,6 @@ def ask_on(
     connection.request(method, path, body, {"Content-Type": ENCRYPTED_TYPE} if body else {})
     response = connection.getresponse()
     return response.status, response.getheader("Retry-After"), response.read()
-
-
-@contextlib.contextmanager
-def locked(database: Path) -> Iterator[None]:
-    """Nobody else can write to this database; for less than the five seconds after which they would give up."""
-    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("ROLLBACK")
 
 
 class DaemonTestCase(TestCase):
