@@ -1,4 +1,4 @@
-# The two commands of the project are `make run` and `make test`; `make help` lists the rest.
+# The commands of the project are `make run`, `make check` and `make test`; `make help` lists the rest.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,10 +27,13 @@ ifndef MONGOD
 SERVERS := .mongod/.installed
 endif
 
+# Tests that run daemons and servers mostly wait: half as many again as there are cores.
+TEST_PROCESSES ?= $(shell expr 3 \* $$(nproc) / 2)
+
 # What looks for weak spots in the code.
 AUDIT := .venv-audit/.installed
 
-.PHONY: help run test durability cluster-test torture cluster-demo demo lint types bench bench-mongodb clean
+.PHONY: help run check unit test test-all durability cluster-test torture cluster-demo demo lint types bench bench-mongodb clean
 .PHONY: bench-peers coverage mutation fuzz
 .PHONY: docs docs-reference docs-linkcheck
 .PHONY: wheel deb deb-test systemd-test package-test security audit
@@ -43,8 +46,17 @@ help: ## list these commands
 run: $(DEV)/mediator.yaml ## start a mediator on 127.0.0.1:8080, with its data in var/dev
 	@exec $(BIN)/mediatord run --config $(DEV)/mediator.yaml
 
-test: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run the whole test suite
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+check: $(VENV)/.installed-test ## lint, types and unit tests: what to run before a commit
+	@$(MAKE) --no-print-directory --jobs=2 lint types unit
+
+unit: $(VENV)/.installed-test ## run the tests that start no process, no server and no browser
+	@$(BIN)/python -m pytest -m unit --numprocesses auto --maxprocesses 4 --dist loadfile
+
+test: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run the unit tests, and every feature end to end once
+	@$(BIN)/python -m pytest -m "not exhaustive" --numprocesses $(TEST_PROCESSES) --dist loadfile
+
+test-all: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run all tests: kill loops, models, corpora and long Spark runs as well
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 coverage: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) ## run the suite of the daemon and say what of mediatord/ it has not been through, children included
 	@rm -rf var/coverage && mkdir -p var/coverage

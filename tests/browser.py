@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import pytest
 from playwright.sync_api import Browser as PlaywrightBrowser
 from playwright.sync_api import Dialog, HttpCredentials, Page, Response, sync_playwright
 
@@ -61,6 +62,10 @@ class View:
 PHONE_LIGHT, PHONE_DARK = View("phone", 360, 800, "light"), View("phone", 360, 800, "dark")
 DESKTOP_LIGHT, DESKTOP_DARK = View("desktop", 1280, 900, "light"), View("desktop", 1280, 900, "dark")
 VIEWS = (PHONE_LIGHT, PHONE_DARK, DESKTOP_LIGHT, DESKTOP_DARK)
+# For `pytest.mark.parametrize`: `make test` looks at a page once, `make test-all` in every way.
+VIEW_PARAMETERS = [
+    pytest.param(view, id=view.name, marks=() if view is PHONE_LIGHT else pytest.mark.exhaustive) for view in VIEWS
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """
-Which files begin first and which share a process, how long tests may take, compiled code for all the processes that
-they start, and a Spark that nobody configures from outside.
+Tiers of tests, which files begin first and which share a process, how long tests may take, compiled code for all the
+processes that they start, and a Spark that nobody configures from outside.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from twisted.trial import util
 from xdist.scheduler import LoadFileScheduling
+
+from tests.tiers import TIERS, install_process_guard, tier_of
 
 # Hundreds of daemons are started: each of them would compile the whole of mediatord again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -80,17 +83,34 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneSpark 
     return OneSpark(config, log) if config.option.dist == "loadfile" else None
 
 
+_GUARD = install_process_guard()
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Let pytest-xdist keep to the order; it would begin with the files that have the most tests."""
+    """Declare the tiers, and keep to our order; pytest-xdist begins with the files that have most tests."""
+    for tier in TIERS:
+        config.addinivalue_line("markers", f"{tier}: see tests/tiers.py")
     config.option.loadscopereorder = False
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail unit tests that start processes."""
+    if not item.get_closest_marker("unit"):
+        return (yield)
+    with _GUARD.guarding():
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
-    Longest files first, everything else as it was.
+    Give each test the mark of its tier, and put the longest files first.
 
     :raise UsageError: one of them is not there.
     """
+    for item in items:
+        item.add_marker(tier_of(item, Path(__file__).parent))
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST_FIRST)}
     if missing := [str(path) for path in places if not path.exists()]:
         raise pytest.UsageError(f"in LONGEST_FIRST of {__file__}, but not there: {', '.join(missing)}")

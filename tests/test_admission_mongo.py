@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import cycle
 from typing import Any
 
+import pytest
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import LoopingCall, deferLater
 
@@ -73,6 +74,7 @@ class SharedLimitTests(MongoCase):
         await store.open()
         return Allowances(CLOCK, store.cluster, lambda: NODES, secret=b"secret")
 
+    @pytest.mark.exhaustive
     async def test_within_5_percent(self) -> None:
         """In any period; what an answer took to come may have been taken that much earlier."""
         self.patch(allowances, "PATIENCE", 30.0)  # a busy machine is not what is tried here

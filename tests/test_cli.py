@@ -80,6 +80,7 @@ def test_catalogue() -> None:
         assert issubclass(getattr(import_module(module), failure), Exception)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"], ["queue", "--help"]])
 def test_what_is_not_needed_is_not_imported(arguments: Sequence[str]) -> None:
     """Help and completion are there at once: neither the daemon nor what draws tables is loaded for them."""
@@ -102,6 +103,7 @@ def test_completion(shell: str, capsys: Capture) -> None:
     assert "mediatord" in shown
 
 
+@pytest.mark.system
 def test_completion_by_bash(tmp_path: Path, capsys: Capture) -> None:
     """In a real shell it knows commands, those of groups, and options."""
     bash = shutil.which("bash")
@@ -167,6 +169,7 @@ def test_init_as_json(tmp_path: Path, capsys: Capture) -> None:
     assert found["next"][1]["commands"] == [f"mediatord run --config {config}"]
 
 
+@pytest.mark.system
 def test_the_steps_of_init_work(tmp_path: Path, capsys: Capture) -> None:
     """What init tells to type for TLS on this machine gives a configuration that is right."""
     assert call("init", "--dir", str(tmp_path / "m"), "--public-url", "https://localhost:8443", "--json") == 0
@@ -353,6 +356,7 @@ def test_status_of_workers(capsys: Capture) -> None:
     assert rows["workers"] == "3 of 4 answer"
 
 
+@pytest.mark.system
 def test_worker_is_for_the_supervisor(capsys: Capture) -> None:
     """Who types it is told so in a line, and it is not in the help."""
     done = subprocess.run(
@@ -390,6 +394,7 @@ def test_status_of_nobody(capsys: Capture) -> None:
     assert one_line(capsys) == f"{url}/health: Connection refused"
 
 
+@pytest.mark.system
 def test_as_a_module() -> None:
     """`python -m mediatord` is the same script."""
     done = subprocess.run([sys.executable, "-m", "mediatord", "fly"], capture_output=True, text=True, check=False)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from mediatord import keylock
 from mediatord.config import load
 from mediatord.keylock import is_locked
 from mediatord.private_file import create_private
@@ -15,6 +17,14 @@ from mediatord.wiring import load_identity
 from tests.test_cli import Capture, call, one_line
 
 PASSPHRASE = "correct horse battery"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cheap_scrypt() -> Iterator[None]:
+    """Encrypt with the least cost that is accepted, a quarter of what is usual."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(keylock, "_N", keylock._LEAST_N)
+        yield
 
 
 @pytest.fixture

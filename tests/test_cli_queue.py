@@ -186,6 +186,7 @@ def test_nothing_is_done_to_the_terminal(office: Office, capsys: Capture) -> Non
         assert arguments[0] != "show" or "\\x9bid" in shown
 
 
+@pytest.mark.system
 def test_dids_on_a_terminal(office: Office) -> None:
     """Are those that wait: `:key:` is no picture of one."""
     office.put("a")
@@ -319,6 +320,7 @@ def test_nothing_is_removed_without_a_log(office: Office, capsys: Capture) -> No
     assert office.ids() == ["a"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("room", [0, 100, 700])
 def test_nothing_is_removed_that_cannot_be_logged(room: int, office: Office) -> None:
     """Without room for its plan or its lines a message stays, and nothing is left behind."""
@@ -446,6 +448,7 @@ def test_two_at_a_time(office: Office) -> None:
     assert len(office.lines()) == 1
 
 
+@pytest.mark.system
 def test_killed_for_real(office: Office) -> None:
     """Wherever a removal is killed, once another one has been done each message has had one line."""
     ids = [f"m{number:03}" for number in range(999)]

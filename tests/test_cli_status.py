@@ -193,6 +193,7 @@ def watching(url: str, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.system
 def test_watch() -> None:
     """It looks until it is interrupted, which is no failure, through a daemon that goes and comes back."""
     pages = {"/health": HEALTHY, "/metrics": (200, METRICS)}
@@ -216,6 +217,7 @@ def test_watch() -> None:
     )
 
 
+@pytest.mark.system
 def test_watch_as_text() -> None:
     """Where there is no terminal one table follows the other, without any drawing."""
     with answering({"/health": HEALTHY, "/metrics": (200, METRICS)}) as url:

@@ -65,6 +65,7 @@ def read(site: Path) -> Iterator[tuple[Path, Page]]:
         yield path, Page(path)
 
 
+@pytest.mark.exhaustive
 def test_every_document_is_a_page(site: Path) -> None:
     """None is left out, and each can be reached from the first page."""
     documents = {path.stem for path in (PROJECT / "docs").glob("*.*") if path.suffix in {".md", ".rst"}}

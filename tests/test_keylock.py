@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,6 +11,7 @@ from unittest import mock
 import pytest
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from mediatord import keylock
 from mediatord.keyfile import (
     create_keys,
     decrypt_keys,
@@ -22,12 +24,22 @@ from mediatord.keylock import is_locked, lock, passphrase_from, unlock
 from mediatord.private_file import PrivateFileError, create_private, read_private
 
 RIGHT, WRONG = b"correct horse battery", b"correct horse batterz"
+# Before it is lowered for these tests.
+USUAL_N = keylock._N
 CONTENT = b'{"keys": []}'
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cheap_scrypt() -> Iterator[None]:
+    """Encrypt with the least cost that is accepted, a quarter of what is usual."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(keylock, "_N", keylock._LEAST_N)
+        yield
+
+
 @pytest.fixture(scope="module")
-def locked() -> bytes:
-    """The content of an encrypted file; making one takes a third of a second."""
+def locked(cheap_scrypt: None) -> bytes:
+    """The content of an encrypted file."""
     return lock(CONTENT, RIGHT)
 
 
@@ -49,6 +61,13 @@ def test_opens(locked: bytes) -> None:
     assert CONTENT not in locked and b"keys" not in locked
     one, other = json.loads(locked), json.loads(lock(CONTENT, RIGHT))
     assert one["kdf"]["salt"] != other["kdf"]["salt"] and one["cipher"]["nonce"] != other["cipher"]["nonce"]
+
+
+def test_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new file asks for 2**17 rounds of scrypt with blocks of 8, 128 MiB of memory (RFC 7914)."""
+    monkeypatch.setattr(keylock, "_N", USUAL_N)
+    kdf = json.loads(lock(CONTENT, RIGHT))["kdf"]
+    assert (kdf["n"], kdf["r"], kdf["p"]) == (1 << 17, 8, 1)
 
 
 def test_wrong_passphrase(locked: bytes) -> None:
@@ -90,7 +109,7 @@ def test_foreign(locked: bytes, path: tuple[str, ...], to: Any) -> None:
 def test_no_memory(locked: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small host, or one that is busy, is told what is missing."""
     monkeypatch.setattr(Scrypt, "derive", mock.Mock(side_effect=MemoryError))
-    with pytest.raises(PrivateFileError, match="^scrypt needs 128 MiB of memory, which are not there$"):
+    with pytest.raises(PrivateFileError, match="^scrypt needs 32 MiB of memory, which are not there$"):
         unlock(locked, RIGHT, "keys.jwks")
 
 

@@ -529,6 +529,7 @@ def test_seal(tmp_path: Path, compress: bool) -> None:
     seal(tmp_path / "gone.jsonl", compress)
 
 
+@pytest.mark.system
 def test_seal_as_a_program(tmp_path: Path) -> None:
     """The program that the daemon starts works without anything of mediatord on its path."""
     path = tmp_path / "events-1.jsonl"

@@ -83,6 +83,7 @@ class ReplicaSetTests(TestCase):
 class SeveralMembersTests(TestCase):
     """Another member takes over."""
 
+    @pytest.mark.exhaustive
     def test_a_frozen_primary_is_replaced(self) -> None:
         """It is none any more when it thaws."""
         with ReplicaSet(3) as servers:

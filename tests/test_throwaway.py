@@ -16,6 +16,7 @@ ASK = (
 )
 
 
+@pytest.mark.system
 def test_processes_are_given_different_ports() -> None:
     """What one was given is not given again, to it or to another, though nobody listens there yet."""
     command = [sys.executable, "-c", ASK]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.task import Clock
@@ -96,6 +97,7 @@ class FiguresTests(SynchronousTestCase):
         ):
             self.assertEqual(values(self.page(reports), "mediator_ready"), shown)
 
+    @pytest.mark.system
     def test_what_waits(self) -> None:
         """It waits for all of them, and is no more where more processes know of it; memory is that of each."""
         one = report(lambda m: m.waiting(5, 1000.0), lambda m: m.lag(0.2))

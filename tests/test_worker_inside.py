@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
@@ -228,6 +229,7 @@ class WorkerTests(SynchronousTestCase):
 class BeginningTests(SynchronousTestCase):
     """Before a worker's reactor runs."""
 
+    @pytest.mark.system
     def test_one_that_hangs_ends(self) -> None:
         """Also when there is no supervisor that would notice (here: it waits for a brief that never comes)."""
         program = (

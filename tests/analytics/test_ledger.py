@@ -118,6 +118,7 @@ def no_cache(spark: SparkSession) -> Iterator[None]:
     spark.catalog.clearCache()
 
 
+@pytest.mark.exhaustive
 def test_five_days_at_once_and_in_parts_agree_with_the_truth(spark: SparkSession) -> None:
     books = Books(seed=5, messages=200)
     span = Span(day(0), day(DAYS - 1))
@@ -274,6 +275,7 @@ def test_acceptances_lost_with_a_killed_start_are_no_orphans(spark: SparkSession
     assert [(row["around_crash"], row["orphans"], row["difference"]) for row in rows] == [(1, 3, 0), (1, 0, 0)]
 
 
+@pytest.mark.exhaustive
 def test_a_killed_start_is_remembered_for_as_long_as_messages_wait(spark: SparkSession) -> None:
     """A night knows what a back-fill of all days knows, and no more."""
     lines = [

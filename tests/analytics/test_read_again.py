@@ -122,6 +122,7 @@ SHRINKING: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 }
 
 
+@pytest.mark.exhaustive
 def test_files_that_show_less_than_before(nights: Nights) -> None:
     """What was read of them stays; their state is shown, told once, and no new input. What is whole again is read."""
     written = {state: Writer(state).segment(2000) for state in SHRINKING}
@@ -149,6 +150,7 @@ def test_files_that_show_less_than_before(nights: Nights) -> None:
     assert nights.inputs() == {**expected, written["empty"][0]: ("closed", 2002, 0, "")}
 
 
+@pytest.mark.exhaustive
 def test_the_only_file_of_a_day_that_cannot_be_read_any_more(nights: Nights) -> None:
     """The day can be made again all the same."""
     stem, lines = Writer().segment(3)
@@ -160,6 +162,7 @@ def test_the_only_file_of_a_day_that_cannot_be_read_any_more(nights: Nights) -> 
         assert nights.inputs() == {stem: ("unread", 4, 0, "shrunk")}
 
 
+@pytest.mark.exhaustive
 def test_a_file_that_is_deleted_just_before_it_is_read_again(nights: Nights) -> None:
     """What was read of it stays, as for one that was deleted earlier."""
     stem, lines = Writer().segment(3)
@@ -171,6 +174,7 @@ def test_a_file_that_is_deleted_just_before_it_is_read_again(nights: Nights) -> 
     assert nights.inputs() == {stem: ("crashed", 4, 0, ""), other: ("closed", 3, 0, "")}
 
 
+@pytest.mark.exhaustive
 def test_lines_of_a_segment_that_is_gone_come_again(nights: Nights) -> None:
     """They count once, and are doubled lines of the one whose file is gone."""
     stem, lines = Writer().segment(3)

@@ -138,6 +138,7 @@ def test_codes_are_those_of_the_daemon() -> None:
     assert {NEW_CODE, REPLAYED, UNTIMELY, *RATE_LIMITED.values()} <= {code for _, code in known}
 
 
+@pytest.mark.exhaustive
 def test_truth_is_what_the_lines_add_up_to(month: Truth) -> None:
     events, damaged = parsed(month.directory)
     before = month.days_before_late

@@ -136,6 +136,7 @@ def test_local_mode(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.exhaustive
 def test_what_is_configured_wins(tmp_path: Path) -> None:
     """spark-defaults.conf and the options of spark-submit, but for what results depend on."""
     (tmp_path / "spark-defaults.conf").write_text(
@@ -172,6 +173,7 @@ def test_what_is_configured_wins(tmp_path: Path) -> None:
     assert running.ended()[0] == 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_java_ends_with_the_process(tmp_path: Path, number: signal.Signals) -> None:
     """In the middle of a query, and before the process does; no file is left."""
@@ -204,6 +206,7 @@ def test_java_that_is_killed(tmp_path: Path) -> None:
 NAMELESS = ("unshare", "--uts", "--map-root-user", "sh", "-c", 'hostname nobody.invalid && exec "$@"', "sh")
 
 
+@pytest.mark.exhaustive
 def test_a_host_whose_name_has_no_address(tmp_path: Path) -> None:
     """As where only DNS knows it and the unit allows no question: a session of this host alone does not need it."""
     if subprocess.run([*NAMELESS, "true"], capture_output=True, check=False).returncode:

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from analytics.job import Span
 from analytics.jobs.sessions import JOB
 from tests.analytics.events import at, day, event, events, plans, run, table
@@ -54,6 +56,7 @@ def counted(lines: list[Row], days: int) -> dict[tuple[str, datetime], tuple[int
     return found
 
 
+@pytest.mark.exhaustive
 def test_concurrency_of_three_days_at_once_and_one_by_one(spark: SparkSession) -> None:
     lines = traffic(9, 3)
 

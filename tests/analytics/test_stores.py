@@ -6,6 +6,8 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from analytics.job import Span
 from analytics.jobs.stores import ENTRIES, JOB, LINES
 from analytics.verdict import broken
@@ -113,6 +115,7 @@ def test_nodes_that_share_a_store_and_one_that_does_not(spark: SparkSession) -> 
     assert found[day(0), "u", "didcomm", "difference"] == (None, None, None, None, None)
 
 
+@pytest.mark.exhaustive
 def test_days_one_by_one_and_together(spark: SparkSession) -> None:
     """It makes no difference how many days a run is about; after a long silence a day begins with its own first."""
     rows = [ledger(at(0, hour), accepted=hour, waiting=hour) for hour in range(0, 21)]

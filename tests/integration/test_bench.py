@@ -29,6 +29,7 @@ from mediatord.wallet.throwaway import throw_away_daemon
 TINY = ["--seconds", "0.2", "--rounds", "1", "--clients", "3", "--sockets", "5", "--messages", "500", "--sizes", "1k"]
 
 
+@pytest.mark.exhaustive
 def test_tiny_run_measures_everything(tmp_path: Path) -> None:
     """Every scenario runs against a daemon of its own; all that was accepted is stored, and the JSON says so."""
     results = tmp_path / "results.json"
@@ -63,6 +64,7 @@ def test_tiny_run_measures_everything(tmp_path: Path) -> None:
     assert round(log["rows"]["1k  event log off"]["lines"]) == 0
 
 
+@pytest.mark.exhaustive
 def test_pages_are_read_from_both_histories(tmp_path: Path) -> None:
     """A long and a short history are filled, and what is read of them is as many events as there have to be."""
     results = tmp_path / "results.json"
@@ -81,6 +83,7 @@ def test_pages_are_read_only_when_asked_for() -> None:
     assert {"cost", "pages", "accounts"} <= set(ASKED_FOR)
 
 
+@pytest.mark.exhaustive
 def test_any_mediator_can_be_measured_and_is_left_as_it_was(tmp_path: Path) -> None:
     """By its URL alone: what was forwarded is fetched and compared; nothing waits then, nobody is registered."""
     results = tmp_path / "results.json"
@@ -104,6 +107,7 @@ def test_target_is_asked_for_what_any_mediator_has() -> None:
         bench.main(["--target-pid", "1", "--scenario", "forward"], standalone_mode=False)
 
 
+@pytest.mark.exhaustive
 def test_large_databases_are_filled_and_swept(tmp_path: Path) -> None:
     """Daemons start with what was put into their files, take forwards, and none is lost."""
     results = tmp_path / "results.json"

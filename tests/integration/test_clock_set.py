@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
@@ -58,6 +59,7 @@ class ClockTestCase(TestCase):
         return letter.marker
 
 
+@pytest.mark.exhaustive
 class WorkersTests(ClockTestCase):
     """Two of them, in whose log every process has its line."""
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
+import pytest
 from twisted.internet import reactor as _reactor  # noqa: TID251  the nodes are child processes, their sockets are real
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
@@ -122,6 +123,7 @@ class DIDCommTests(ClusterTestCase):
         refused = self.bobs[1].from_mediator(second.body).message
         self.assertEqual((refused.body or {})["code"], "e.p.crypto.message.dejavu")
 
+    @pytest.mark.exhaustive
     async def test_messages_of_a_killed_node_are_pending_again(self) -> None:
         """
         Within the lease (issue: a node killed). Whoever it pushed them to may have read them or not. When the node

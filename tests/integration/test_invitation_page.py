@@ -14,10 +14,8 @@ import zxingcpp
 from PIL import Image
 
 from mediatord.protocol import jsontext
-from tests.browser import DESKTOP_LIGHT, PHONE_DARK, PHONE_LIGHT, VIEWS, Browser, View, chromium
+from tests.browser import DESKTOP_LIGHT, PHONE_DARK, PHONE_LIGHT, VIEW_PARAMETERS, Browser, View, chromium
 from tests.integration.daemon import Daemon
-
-VIEW_NAMES = [view.name for view in VIEWS]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +41,7 @@ def qr_codes(picture: Path) -> list[str]:
         return [found.text for found in zxingcpp.read_barcodes(image)]
 
 
-@pytest.mark.parametrize("view", VIEWS, ids=VIEW_NAMES)
+@pytest.mark.parametrize("view", VIEW_PARAMETERS)
 @pytest.mark.parametrize("javascript", [True, False], ids=["scripts", "no-scripts"])
 def test_it_looks_right(browser: Browser, url: str, view: View, javascript: bool) -> None:
     """It fits, can be read, loads nothing, and the QR code of the screenshot is the invitation."""

@@ -492,6 +492,7 @@ def test_service_manager_is_told(way: str, made: Path, tmp_path: Path) -> None:
         assert manager.silent()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [1, 2])
 def test_service_manager_when_the_store_is_away(workers: int, made: Path, tmp_path: Path) -> None:
     """The daemon is up all the same, which is to be said before systemd ends it: it answers 503 and keeps trying."""

@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase
@@ -92,6 +93,7 @@ class OutageTests(OneServerCase):
         await self.assert_recovered()
         self.assertNotIn("versions this was tested with", self.daemon.output())
 
+    @pytest.mark.exhaustive
     async def test_the_server_says_nothing(self) -> None:
         """What was asked of it meanwhile it does late, when nobody waits for it any more; it is undone."""
         self.servers.freeze(0)
@@ -141,6 +143,7 @@ class RefusalTests(SynchronousTestCase):
             daemon.await_health()
             daemon.stop()
 
+    @pytest.mark.exhaustive
     def test_a_user_of_the_database_is_enough(self) -> None:
         """With `readWrite` on it and nothing else: to begin, and to take over from a node that was killed."""
         with ReplicaSet(auth=Credentials("root", "r00t")) as servers:

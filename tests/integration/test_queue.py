@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from typing import Any
 
+import pytest
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
@@ -139,11 +140,13 @@ def _is_of_worker(path: Any) -> bool:
     return bool(path.is_dir())
 
 
+@pytest.mark.exhaustive
 class WorkersQueueTests(QueueTests):
     def settings(self) -> dict[str, Any]:
         return {"workers": 2}
 
 
+@pytest.mark.exhaustive
 class MongoDBQueueTests(QueueTests):
     if mongod_binary() is None:
         skip = "there is no MongoDB server"

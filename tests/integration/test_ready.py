@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import TestCase
 
+import pytest
 import yaml
 
 from tests.authority import Authority
@@ -258,6 +259,7 @@ class StoreTests(ReadyTestCase):
             connection.execute("ALTER TABLE missing RENAME TO message")
         asking.until(200)
 
+    @pytest.mark.exhaustive
     def test_a_frozen_server(self) -> None:
         """MongoDB keeps its connections and says nothing, and then goes on; or is not there, and comes back."""
         mongod_binary()
@@ -306,6 +308,7 @@ class WayInTests(ReadyTestCase):
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
         asking.until(200)
 
+    @pytest.mark.exhaustive
     def test_a_worker_that_hangs(self) -> None:
         """The kernel takes connections for one of two, which does nothing: the other one sees it. Then it goes on."""
         daemon = self.daemon({"workers": 2})

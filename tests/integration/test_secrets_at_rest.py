@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.cli.commands import _status_of
@@ -87,6 +88,7 @@ class ModeTests(Case):
 class EncryptedTests(Case):
     """Keys that are encrypted by a passphrase in a file."""
 
+    @pytest.mark.exhaustive
     def test_workers(self) -> None:
         """Started, rotated by SIGHUP, backed up and restored; no process shows the passphrase to others."""
         daemon = self.a_daemon({"workers": 2, "identity": {"passphrase_file": "passphrase"}})

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
@@ -61,6 +62,7 @@ class WhoisTests(TestCase):
         return done.returncode, done.stdout
 
 
+@pytest.mark.exhaustive
 class MongoDBWhoisTests(WhoisTests):
     if mongod_binary() is None:
         skip = "there is no MongoDB server"

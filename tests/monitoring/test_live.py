@@ -11,6 +11,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import pytest
 import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -88,6 +89,7 @@ class NightFile(BaseHTTPRequestHandler):
         """Nobody reads it."""
 
 
+@pytest.mark.exhaustive
 class AloneTests(TestCase):
     """A daemon over SQLite with TLS, one with workers, and the file of a night."""
 

@@ -48,6 +48,7 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     promtool("test", "rules", CASES.name, folder=tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_promtool_sees_an_alert_that_does_not_fire(tmp_path: Path) -> None:
     shutil.copy(CASES, tmp_path)
     broken = RULES[0].read_text("utf-8").replace("mediator_storage_up == 0", "mediator_storage_up == 2")

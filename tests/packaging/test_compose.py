@@ -209,6 +209,7 @@ def house() -> Iterator[House]:
         yield house
 
 
+@pytest.mark.exhaustive
 def test_two_nodes_behind_the_proxy(house: House) -> None:
     """Wallets talk through it; when a node is gone they go on at the other. What is not theirs is not there."""
     assert "Every step went as it must." in house.demonstrate(), house.outputs()

@@ -12,6 +12,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -340,6 +341,7 @@ TestSQLiteStores = SQLiteStores.TestCase
 TestSQLiteStores.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.exhaustive
 class MongoTests(TestCase):
     """As for SQLite, with fewer examples."""
 

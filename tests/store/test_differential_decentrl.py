@@ -8,6 +8,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -247,5 +248,5 @@ class MongoDecentrlStores(DecentrlStores):
 
 TestSQLiteDecentrlStores = SQLiteDecentrlStores.TestCase
 TestSQLiteDecentrlStores.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
-TestMongoDecentrlStores = MongoDecentrlStores.TestCase
+TestMongoDecentrlStores = pytest.mark.exhaustive(MongoDecentrlStores.TestCase)
 TestMongoDecentrlStores.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import pytest
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
@@ -356,6 +357,7 @@ class DoubtTests(MongoCase):
         await until(lambda: self.documents["nonces"].count_documents({}) == 1)
         self.assertEqual([await store.claim(b"other", later), await store.claim(b"mine", later)], [False, True])
 
+    @pytest.mark.exhaustive
     async def test_half_done(self) -> None:
         """A deposit of which only the half was done is not committed, and done again."""
         store = await self.a_store()
@@ -368,6 +370,7 @@ class DoubtTests(MongoCase):
                 self.assertEqual(id in self.kept(), answer is not StoreUnavailable, id)
 
 
+@pytest.mark.exhaustive
 class FailoverTests(MongoCase):
     """Three servers, one of which is the primary, and not always the same."""
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.store.sole_use import SoleUse
@@ -47,6 +48,7 @@ class SoleUseTests(SynchronousTestCase):
         self.first.take()
         self.assertIn("another daemon does", self.refusal(SoleUse(other)))
 
+    @pytest.mark.system
     def test_one_that_was_killed(self) -> None:
         """Nobody has to clean up after it, and its children do not keep it."""
         program = (

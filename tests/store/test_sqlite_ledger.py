@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 from sqlite3 import Connection
 
+import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import QueueFull
@@ -107,6 +108,7 @@ class WritingTests(CommitCase):
         self.assertEqual(books, Books(Ledger(accepted=3, waiting=3)))
 
 
+@pytest.mark.system
 class KillTests(SynchronousTestCase):
     """Deaths in the middle of it."""
 

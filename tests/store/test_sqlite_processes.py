@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
@@ -30,6 +31,7 @@ PROCESSES = ("a", "b", "c")
 PATIENCE = 0.05
 
 
+@pytest.mark.system
 class HammerTests(SynchronousTestCase):
     """Real processes that want the same at the same time, beginning with the upgrade of the database."""
 

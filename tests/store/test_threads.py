@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from threading import current_thread, enumerate
 
+import pytest
 from twisted.internet import reactor  # noqa: TID251  these tests are about calls from real threads to it
 from twisted.internet.defer import gatherResults
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
@@ -108,6 +109,7 @@ class ThreadTests(TestCase):
         self.assertEqual(self.successResultOf(owner), ALICE)
 
 
+@pytest.mark.system
 class KillTests(SynchronousTestCase):
     """The end without a close."""
 

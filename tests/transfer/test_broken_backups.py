@@ -55,6 +55,7 @@ def test_every_torn_one_is_refused(small: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.exhaustive
 def test_every_altered_one_is_refused(small: Path) -> None:
     """A bit flipped in any byte, or nothing else is read."""
     whole, random = small.read_bytes(), Random(1)

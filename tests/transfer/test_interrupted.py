@@ -67,6 +67,7 @@ def killed(archive: Path, config: Path, place: str, times: int) -> None:
     assert ended.returncode == -signal.SIGKILL
 
 
+@pytest.mark.exhaustive
 def test_killed_and_continued(config: Path, tmp_path: Path, capsys: Capture) -> None:
     """Five times, between batches and within one; what is there in the end is what was in the archive."""
     archive = tmp_path / "a.gz"

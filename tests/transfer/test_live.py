@@ -12,6 +12,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
@@ -98,6 +99,7 @@ class LiveTests(TestCase):
         return dict(json.loads(ended.stdout))
 
 
+@pytest.mark.exhaustive
 class MongoDBLiveTests(LiveTests):
     """With MongoDB, where a backup has the state of one time as well."""
 

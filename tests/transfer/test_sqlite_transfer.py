@@ -56,6 +56,7 @@ def exported(path: Path, archive: Path) -> list[Record]:
     return [record for record, _ in check_archive(archive).records()]
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=15)
 @given(st.integers(0, 1 << 32))
 def test_the_same(seed: int) -> None:

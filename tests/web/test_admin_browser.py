@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import RateLimited, RecipientUnknown, StoreUnavailable, Undecryptable
 from mediatord.interfaces import Payload
-from tests.browser import PHONE_LIGHT, VIEWS, Browser, View, chromium
+from tests.browser import PHONE_LIGHT, VIEW_PARAMETERS, VIEWS, Browser, View, chromium
 from tests.web.admin_premises import TOKEN, AdminPremises
 from tests.web.premises import written
 
@@ -134,7 +134,7 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
+@pytest.mark.parametrize("view", VIEW_PARAMETERS)
 def test_it_looks_right(browser: Browser, url: str, view: View) -> None:
     """No script runs, nothing comes from elsewhere, all is there to be read, and nothing is wider than the page."""
     with browser.visit(f"{url}/admin", view, credentials=USER) as visit:
@@ -153,6 +153,7 @@ def test_it_looks_right(browser: Browser, url: str, view: View) -> None:
         assert scrolling == 0
 
 
+@pytest.mark.exhaustive
 def test_the_schemes_differ(browser: Browser, url: str) -> None:
     """Whoever likes it dark has it dark."""
     grounds = set()
@@ -185,6 +186,7 @@ def test_links(browser: Browser, url: str) -> None:
         assert page.locator("meta[http-equiv=refresh]").count() == 1
 
 
+@pytest.mark.exhaustive
 def test_it_comes_again(browser: Browser, url: str) -> None:
     """Every ten seconds, without a script."""
     with browser.visit(f"{url}/admin", javascript=False, credentials=USER) as visit:

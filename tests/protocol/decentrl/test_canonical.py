@@ -149,6 +149,7 @@ def test_recorded_answers_of_node() -> None:
         assert canonical(json.loads(pair["json"])) == pair["canonical"].encode(), pair["json"]
 
 
+@pytest.mark.system
 @pytest.mark.skipif(NODE is None, reason="Node is not installed; `apt-get install nodejs` does that")
 def test_as_node_does() -> None:
     """Thousands of values, numbers of all exponents among them, are spelled as Node spells them."""

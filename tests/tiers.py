@@ -1,0 +1,123 @@
+"""
+Which tests `make check`, `make test` and `make test-all` run.
+
+========== ================================================== ==============================
+tier       what its tests may use                             run by
+========== ================================================== ==============================
+unit       this process, its threads, sockets on loopback     all three
+system     processes, MongoDB, Spark, a browser               `make test`, `make test-all`
+exhaustive the same: kill loops, models, corpora, long Spark  `make test-all`
+========== ================================================== ==============================
+
+A test is a unit test unless it, its class or its module has the mark of another tier, or :data:`TIER_OF_PATH` names
+its file. A unit test that starts a process fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+TIERS = ("unit", "system", "exhaustive")
+
+# Files below tests/ without marks of their own; the first pattern that fits decides.
+TIER_OF_PATH: tuple[tuple[str, str], ...] = (
+    ("analytics/test_analytics_cluster.py", "exhaustive"),
+    ("analytics/test_stopping.py", "exhaustive"),
+    ("analytics/*", "system"),
+    ("cluster/test_daemons.py", "system"),
+    ("foreign/*", "system"),
+    ("fuzz/test_corpus.py", "system"),
+    ("integration/test_bench_floods.py", "exhaustive"),
+    ("integration/test_cluster_kills.py", "exhaustive"),
+    ("integration/test_schemathesis.py", "exhaustive"),
+    ("integration/test_torture.py", "exhaustive"),
+    ("integration/*", "system"),
+    ("model/*", "exhaustive"),
+    ("monitoring/*", "system"),
+    ("packaging/*", "system"),
+    ("peers/*", "system"),
+    ("store/test_differential*.py", "system"),
+    ("store/test_mongo_uri.py", "unit"),
+    ("store/test_mongo*.py", "system"),
+    ("test_admission_mongo.py", "system"),
+    ("test_audit.py", "system"),
+    ("test_docs_browser.py", "exhaustive"),
+    ("test_docs_programs.py", "system"),
+    ("test_docs_site.py", "system"),
+    ("test_man.py", "system"),
+    ("test_mongod.py", "system"),
+    ("test_programs.py", "system"),
+    ("torture/*", "system"),
+    ("transfer/*", "system"),
+    ("web/test_admin_browser.py", "system"),
+)
+
+_PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
+
+
+class ProcessGuard:
+    """
+    Audit hook that refuses to start processes while a unit test runs.
+
+    :ivar refused: the audited events that were refused since the test began.
+    """
+
+    def __init__(self) -> None:
+        self._guarding = False
+        self.refused: list[str] = []
+
+    @contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Refuse within this context, and fail the test at its end if anything was refused."""
+        self.refused.clear()
+        before = _children()
+        self._guarding = True
+        try:
+            yield
+        finally:
+            self._guarding = False
+        # Not all ways to start a process are audited.
+        self.refused.extend(f"child {pid}" for pid in _children() - before)
+        if self.refused:
+            pytest.fail(f"a unit test starts a process ({self.refused[0]}); mark it system, see tests/tiers.py")
+
+    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
+        """
+        Called by the interpreter for every audited event, in every thread.
+
+        :raise RuntimeError: a process would start.
+        """
+        if self._guarding and event in _PROCESS_EVENTS:
+            self.refused.append(event)
+            raise RuntimeError("unit tests start no processes")
+
+
+def tier_of(item: pytest.Item, root: Path) -> str:
+    """
+    The tier of a test.
+
+    :param root: the directory `tests`.
+    """
+    for tier in reversed(TIERS):
+        if item.get_closest_marker(tier):
+            return tier
+    path = item.path.relative_to(root).as_posix()
+    return next((tier for pattern, tier in TIER_OF_PATH if fnmatch(path, pattern)), "unit")
+
+
+def _children() -> set[str]:
+    """Process ids of the children of this process."""
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text("ascii").split()}
+
+
+def install_process_guard() -> ProcessGuard:
+    """A guard that is called from now on until the interpreter ends; hooks cannot be removed."""
+    guard = ProcessGuard()
+    sys.addaudithook(guard)
+    return guard
