@@ -34,7 +34,7 @@ def schema_steps() -> list[str]:
     return [folder.joinpath(f"schema-{version}.sql").read_text("utf-8") for version in range(1, _VERSION + 1)]
 
 
-def open_database(path: Path, now: float = inf) -> sqlite3.Connection:
+def open_database(path: Path, now: float = inf) -> StoreConnection:
     """
     Open for writing, creating the file if it is not there; what was delivered by no node or one that is not live is
     pending again.
@@ -47,15 +47,31 @@ def open_database(path: Path, now: float = inf) -> sqlite3.Connection:
         begin(connection, PATIENCE_SECONDS)
         release_lost(connection, now)
         connection.execute("COMMIT")
-        # Rows refer to others by numbers that were read in the same transaction: it was found out already.
-        connection.execute("PRAGMA foreign_keys = OFF")
+        _relax(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def prepare_database(path: Path) -> sqlite3.Connection:
+def reopen_database(path: Path) -> StoreConnection:
+    """Open for writing what :func:`open_database` has opened in this process before, and change nothing in it."""
+    connection = connect(path)
+    try:
+        connection.execute("PRAGMA busy_timeout = 0")
+        _relax(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _relax(connection: sqlite3.Connection) -> None:
+    # Rows refer to others by numbers that were read in the same transaction: it was found out already.
+    connection.execute("PRAGMA foreign_keys = OFF")
+
+
+def prepare_database(path: Path) -> StoreConnection:
     """
     Open for writing, creating the file if it is not there, and change nothing in it but its version.
 
@@ -75,9 +91,9 @@ def prepare_database(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> StoreConnection:
     """A connection in which every commit is on disk when it returns, and transactions are begun by hand."""
-    connection = sqlite3.connect(
+    connection: StoreConnection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
         isolation_level=None,

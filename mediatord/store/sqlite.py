@@ -88,7 +88,7 @@ class SQLiteStore:
         self._clock = clock
         self._limits = limits
         self._max_nonces = tuning.max_nonces
-        self._file = SQLiteFile(path, clock, runners, observe, tuning)
+        self._file = SQLiteFile(path, clock, runners, observe, tuning, shared=shared)
         capacity = 0 if shared else CAPACITY
         self._owners: Owners[str] = Owners(capacity)
         self._accounts: Owners[Account] = Owners(capacity, length=lambda account: len(account.did))

@@ -17,10 +17,18 @@ from twisted.python.failure import Failure
 from mediatord.errors import StoreUnavailable
 from mediatord.store.batches import Batches, Bounds, Observer
 from mediatord.store.checkpoints import Checkpoints
-from mediatord.store.database import WAL_CAP_BYTES, connect_for_checkpoints, connect_for_reading, open_database
+from mediatord.store.database import (
+    WAL_CAP_BYTES,
+    connect_for_checkpoints,
+    connect_for_reading,
+    open_database,
+    reopen_database,
+)
 from mediatord.store.group_commit import Outcome, Work, commit_together, read_together
+from mediatord.store.known_queues import StoreConnection
 from mediatord.store.locking import PATIENCE_SECONDS
 from mediatord.store.threads import ConnectionThread, Runner
+from mediatord.store.writer_queue import WriterQueue
 
 T = TypeVar("T")
 
@@ -62,10 +70,24 @@ class Tuning:
 
 
 class SQLiteFile:
-    """Reads and writes, each kind in its own thread; the file is there between open and close."""
+    """
+    Reads and writes, each kind in its own thread; the file is there between open and close.
 
-    def __init__(self, path: Path, clock: IReactorTime, runners: Runners, observe: Observer, tuning: Tuning) -> None:
+    :param shared: whether other processes write to the file, so that transactions wait in line.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: IReactorTime,
+        runners: Runners,
+        observe: Observer,
+        tuning: Tuning,
+        *,
+        shared: bool = False,
+    ) -> None:
         self._path = path
+        self._queue = WriterQueue(path) if shared else None
         self._clock = clock
         self._observe = observe
         self._writer = ConnectionThread(runners.write)
@@ -127,11 +149,18 @@ class SQLiteFile:
     def _open(self) -> Deferred[None]:
         if self.is_open:
             return succeed(None)
-        opened = self._writer.open(lambda: open_database(self._path, self._clock.seconds()))
+        opened = self._writer.open(
+            lambda: self._queued(open_database(self._path, self._clock.seconds())),
+            lambda: self._queued(reopen_database(self._path)),
+        )
         opened.addCallback(lambda _: self._reader.open(lambda: connect_for_reading(self._path)))
         opened.addCallback(lambda _: self._surveyor.open(lambda: connect_for_checkpoints(self._path)))
         opened.addCallback(lambda _: self._searcher.open(lambda: connect_for_reading(self._path)))
         return opened.addCallbacks(self._start, self._give_up)
+
+    def _queued(self, connection: StoreConnection) -> StoreConnection:
+        connection.queue = self._queue
+        return connection
 
     def _start(self, _: None) -> None:
         self._writes.start(after_batch=self._committed)
@@ -165,4 +194,5 @@ class SQLiteFile:
         gone = self._reader.close()
         gone.addCallback(lambda _: self._surveyor.close())
         gone.addCallback(lambda _: self._searcher.close())
-        return gone.addCallback(lambda _: self._writer.close())
+        gone.addCallback(lambda _: self._writer.close())
+        return gone.addCallback(lambda _: self._queue.close() if self._queue else None)
