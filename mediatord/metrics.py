@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
+from mediatord.interfaces.store import FAULTS, Fault
 from mediatord.ledger_figures import LedgerFigures
 from mediatord.process_figures import ProcessFigures
 from mediatord.tallies import Spreads, Tallies
@@ -70,6 +71,9 @@ class Metrics:
         ).labels()
         self.storage_is_up = False
         self._storage_up = _gauge(registry, "storage_up", "Whether the store answers")
+        faults = _gauge(registry, "storage_fault", "What is wrong with the store's file", "fault")
+        self._storage_faults = {fault: faults.labels(fault) for fault in FAULTS}
+        self._faults: set[Fault] = set()
         self._queue_size = _gauge(registry, "message_queue_size", "Waiting messages of the largest queues", "did")
         self._queues: frozenset[str] = frozenset()
         requests = _counter(registry, "requests", "Requests and frames by outcome", "protocol", "outcome")
@@ -195,8 +199,14 @@ class Metrics:
 
     def storage_up(self, up: bool) -> None:
         """Whether the store answered when last asked."""
-        self.storage_is_up = up
-        self._storage_up.set(up)
+        self.storage_is_up = up and not self._faults
+        self._storage_up.set(self.storage_is_up)
+
+    def storage_fault(self, fault: Fault, present: bool) -> None:
+        """Something is wrong with the file of the store, or is no longer; as long as it is, the store is not up."""
+        (self._faults.add if present else self._faults.discard)(fault)
+        self._storage_faults[fault].set(present)
+        self.storage_up(not self._faults)
 
     def lag(self, seconds: float) -> None:
         """The reactor did so late what it was to do."""

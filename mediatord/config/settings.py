@@ -72,6 +72,13 @@ class SQLite(Section):
     """Where SQLite keeps its file."""
 
     path: Annotated[Path, _explain("the database file; its directory must be writable")] = Path("mediator.sqlite3")
+    max_bytes: Annotated[
+        Count | None, _explain("beyond it nothing more is stored (503), only deleted; null: as the disk allows")
+    ] = None
+    min_free_bytes: Annotated[
+        Count | None,
+        _explain("left free on its disk in the same way; null: 5 % of it, 256 MiB to 1 GiB, at most a tenth"),
+    ] = None
 
 
 class MongoDB(Section):

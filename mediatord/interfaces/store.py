@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute
 
@@ -10,6 +12,10 @@ from mediatord.interfaces.cluster import IClusterStore
 from mediatord.interfaces.decentrl import IDecentrlStore
 from mediatord.interfaces.messages import IMessageStore
 from mediatord.interfaces.nonces import INonceCache
+
+# What may be wrong with the file of a store, the worst first.
+Fault = Literal["missing", "damaged", "full"]
+FAULTS: tuple[Fault, ...] = ("missing", "damaged", "full")
 
 
 class StoreRefused(Exception):
@@ -21,6 +27,7 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
 
     decentrl: IDecentrlStore = Attribute("What the Decentrl half keeps, in the same place and open as long as this.")
     cluster: IClusterStore = Attribute("What processes that share this store know of each other, open as long.")
+    trouble: str = Attribute("What is wrong with it, as far as it knows, for the operator; empty when nothing is.")
 
     def open() -> Deferred[None]:
         """

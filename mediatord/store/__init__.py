@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,11 +9,12 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from mediatord.interfaces import IStore, QueueLimits, Removed
 from mediatord.interfaces.decentrl import Caps
+from mediatord.interfaces.store import Fault
 from mediatord.store.batches import Observer, unobserved
-from mediatord.store.database import DatabaseRefused, prepare_database
+from mediatord.store.database_check import check_store
 from mediatord.store.memory import MemoryStore
 from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import Runners
+from mediatord.store.sqlite_file import Room, Runners
 from mediatord.store.threads import ThreadRunner
 
 __all__ = ["check_store", "open_store"]
@@ -28,9 +28,12 @@ def open_store(
     caps: Caps = Caps(),  # noqa: B008  it is frozen
     path: Path | None = None,
     shared: bool = False,
+    create: bool = True,
+    room: Room = Room(),  # noqa: B008  it is frozen
     uri: str = "",
     observe: Observer = unobserved,
     on_up: Callable[[bool], None] = lambda up: None,
+    on_fault: Callable[[Fault, bool], None] = lambda fault, present: None,
     tell: Callable[[Sequence[Removed]], None] = lambda removed: None,
     tell_events: Callable[[Sequence[Removed]], None] = lambda removed: None,
 ) -> IStore:
@@ -41,9 +44,12 @@ def open_store(
     :param caps: how much the Decentrl half keeps for whom.
     :param path: the file of the `sqlite` backend; its directory must exist.
     :param shared: whether other processes work on the same file.
+    :param create: whether to make that file if it is not there.
+    :param room: how much room that file may take.
     :param uri: of the `mongodb` backend.
     :param observe: told what each operation took; not by `memory`, which takes no time.
     :param on_up: told by `mongodb` whether it can be reached, when that changes.
+    :param on_fault: told by `sqlite` of what is wrong with its file, when that begins and ends.
     :param tell: told by `mongodb` of messages that were removed by what had failed for all that was known.
     :param tell_events: told the same of events of the Decentrl half.
     :raise ValueError: the backend is not available, or lacks what it needs; the text is for the operator.
@@ -56,7 +62,18 @@ def open_store(
         threads = IReactorFromThreads(reactor)
         names = ("write", "read", "survey", "search")
         runners = Runners(*(ThreadRunner(threads, f"mediatord-store-{name}") for name in names))
-        return SQLiteStore(path, reactor, limits, runners, caps=caps, shared=shared, observe=observe)
+        return SQLiteStore(
+            path,
+            reactor,
+            limits,
+            runners,
+            caps=caps,
+            shared=shared,
+            create=create,
+            room=room,
+            observe=observe,
+            on_fault=on_fault,
+        )
     if backend == "mongodb":
         return _open_mongodb(uri, reactor, limits, caps, observe, on_up, tell, tell_events)
     raise ValueError(f"there is no backend {backend!r}; choose memory, sqlite or mongodb")
@@ -87,18 +104,3 @@ def _open_mongodb(
         raise ValueError(f"storage.mongodb.uri: {error}") from None
     server = Server(address, reactor, observe=observe, on_up=on_up)
     return MongoStore(server, reactor, limits, caps=caps, tell=tell, tell_events=tell_events)
-
-
-def check_store(backend: str, path: Path) -> None:
-    """
-    Find out whether the store can be opened at all, before anything else is begun.
-
-    :raise ValueError: the file cannot be made, is not ours, or of a newer version; the text is for the operator.
-    """
-    if backend != "sqlite":
-        return
-    try:
-        prepare_database(path).close()
-    except (DatabaseRefused, sqlite3.Error, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(f"cannot use the database {path}: {reason}") from None

@@ -83,6 +83,7 @@ class Batches:
     Collects operations until the end of the reactor's turn, or while a batch is being performed, and has them
     performed together. Their Deferreds fire when the whole batch is done.
 
+    :param on_fault: told what an operation failed of below.
     :param gather: seconds for which a batch waits for more at most, as long as every turn brings some, and never for
         more than an eighth of what the last one took: where the disk is slow, those who have just been answered come
         back in that time, and one wait for it will do for all.
@@ -96,9 +97,11 @@ class Batches:
         observe: Observer,
         bounds: Bounds,
         *,
+        on_fault: Callable[[BaseException], None] = lambda error: None,
         gather: float = 0.0,
     ) -> None:
         self._thread = thread
+        self._on_fault = on_fault
         self._perform = perform
         self._clock = clock
         self._observe = observe
@@ -241,6 +244,8 @@ class Batches:
             log_fault(f"operations failed ({self._failed})", faults[0])
             self._quiet_until = now + 1.0
             self._failed = 0
+        for fault in faults:
+            self._on_fault(fault)
 
 
 def _only(outcomes: list[Outcome]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from time import monotonic, sleep
 
 from twisted.internet.defer import Deferred
@@ -36,6 +37,7 @@ class Checkpoints:
     log keeps growing all the same; past `cap_bytes` one follows that waits for readers and writers and empties it.
 
     :param writer: the thread that writes.
+    :param on_fault: told what a checkpoint failed of below.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Checkpoints:
         clock: IReactorTime,
         observe: Observer,
         *,
+        on_fault: Callable[[BaseException], None] = lambda error: None,
         cap_bytes: int = WAL_CAP_BYTES,
     ) -> None:
         self._thread = thread
         self._writer = writer
         self._clock = clock
         self._observe = observe
+        self._on_fault = on_fault
         self._cap_bytes = cap_bytes
         self._timer: IDelayedCall | None = None
 
@@ -93,6 +97,8 @@ class Checkpoints:
 
     def _failed(self, failure: Failure) -> None:
         log_fault("a checkpoint failed", failure.value)
+        if failure.value is not None:
+            self._on_fault(failure.value)
 
 
 def _move(connection: sqlite3.Connection) -> tuple[int, int]:

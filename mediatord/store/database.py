@@ -34,36 +34,58 @@ def schema_steps() -> list[str]:
     return [folder.joinpath(f"schema-{version}.sql").read_text("utf-8") for version in range(1, _VERSION + 1)]
 
 
-def open_database(path: Path, now: float = inf) -> sqlite3.Connection:
+def open_database(path: Path, now: float = inf, *, create: bool = True) -> StoreConnection:
     """
-    Open for writing, creating the file if it is not there; what was delivered by no node or one that is not live is
+    Open for writing; what was delivered by no node or one that is not live is
     pending again.
 
     :param now: nodes are live if their lease is not over then.
-    :raise DatabaseRefused: the file is of a newer version, or of another program.
+    :param create: whether to make the file if it is not there.
+    :raise DatabaseRefused: the file is of a newer version, or of another program, or it is not there.
     """
-    connection = prepare_database(path)
+    connection = prepare_database(path, create=create)
     try:
         begin(connection, PATIENCE_SECONDS)
         release_lost(connection, now)
         connection.execute("COMMIT")
-        # Rows refer to others by numbers that were read in the same transaction: it was found out already.
-        connection.execute("PRAGMA foreign_keys = OFF")
+        _relax(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def prepare_database(path: Path) -> sqlite3.Connection:
-    """
-    Open for writing, creating the file if it is not there, and change nothing in it but its version.
+def reopen_database(path: Path) -> StoreConnection:
+    """Open for writing what :func:`open_database` has opened in this process before, and change nothing in it."""
+    connection = connect(path)
+    try:
+        connection.execute("PRAGMA busy_timeout = 0")
+        _relax(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
+
+def _relax(connection: sqlite3.Connection) -> None:
+    # Rows refer to others by numbers that were read in the same transaction: it was found out already.
+    connection.execute("PRAGMA foreign_keys = OFF")
+
+
+def prepare_database(path: Path, *, create: bool = True) -> StoreConnection:
+    """
+    Open for writing, and change nothing in it but its version.
+
+    :param create: as for :func:`open_database`.
     :raise DatabaseRefused: as :func:`open_database`.
     """
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise DatabaseRefused(f"SQLite {sqlite3.sqlite_version} is too old for it")
-    _create(path)
+    if is_empty(path):
+        _refuse_to_lose_log(path)
+        if not create:
+            raise DatabaseRefused("it is gone")
+        _create(path)
     connection = connect(path)
     try:
         connection.execute("PRAGMA busy_timeout = 0")  # it is waited for in another way
@@ -75,9 +97,9 @@ def prepare_database(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> StoreConnection:
     """A connection in which every commit is on disk when it returns, and transactions are begun by hand."""
-    connection = sqlite3.connect(
+    connection: StoreConnection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
         isolation_level=None,
@@ -138,6 +160,25 @@ def migrate(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+def is_empty(path: Path) -> bool:
+    """Whether there is no database, or a file without content."""
+    try:
+        return path.stat().st_size == 0
+    except FileNotFoundError:
+        return True
+
+
+def _refuse_to_lose_log(path: Path) -> None:
+    """:raise DatabaseRefused: there is the write-ahead log of a database, which SQLite would delete."""
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists():
+        what = "empty" if path.exists() else "gone"
+        raise DatabaseRefused(
+            f"it is {what}, but its write-ahead log {log} is there; put the database back, or restore a backup "
+            f"after moving {log} away"
+        )
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Any
 
 from mediatord.errors import MediatorError, StoreUnavailable
-from mediatord.store.known_queues import begun, ended
+from mediatord.store.known_queues import StoreConnection, begun, ended
 from mediatord.store.locking import begin, locked_out
 from mediatord.store.sql_ledger import settle
 
@@ -52,26 +52,56 @@ def commit_together(connection: sqlite3.Connection, works: Sequence[Work], patie
     :param patience: seconds for which to wait while another process writes.
     """
     try:
-        begin(connection, patience)
-    except sqlite3.Error as error:
+        outcomes = _commit_all(connection, works, patience)
+    except _NotBegun as error:
         # None of the works is to blame, so there is no point in trying them one by one.
-        return [_failed(error) for _ in works]
-    begun(connection)
+        return [_failed(error.reason) for _ in works]
+    except Exception as error:
+        return [_failed(error)] if len(works) == 1 else _commit_each(connection, works, patience)
+    return outcomes
+
+
+class _NotBegun(Exception):
+    """The transaction could not be begun."""
+
+    def __init__(self, reason: sqlite3.Error) -> None:
+        super().__init__()
+        self.reason = reason
+
+
+def _commit_all(connection: sqlite3.Connection, works: Sequence[Work], patience: float) -> list[Outcome]:
+    """:raise _NotBegun: the transaction could not be begun; after any other exception it was rolled back."""
+    if connection.in_transaction:
+        _roll_back(connection)  # which failed the last time
+    queue = connection.queue if isinstance(connection, StoreConnection) else None
+    if queue is not None:
+        patience = queue.enter(patience)
     try:
-        outcomes = attempt_all(connection, works)
-        settle(connection)
-        connection.execute("COMMIT")
+        try:
+            begin(connection, patience)
+        except sqlite3.Error as error:
+            raise _NotBegun(error) from None
+        begun(connection)
+        try:
+            outcomes = attempt_all(connection, works)
+            settle(connection)
+            connection.execute("COMMIT")
+        except Exception:
+            _roll_back(connection)
+            ended(connection, committed=False)
+            raise
         ended(connection, committed=True)
         return outcomes
-    except Exception as error:
-        _roll_back(connection)
-        ended(connection, committed=False)
-        return [_failed(error)] if len(works) == 1 else _commit_each(connection, works, patience)
+    finally:
+        if queue is not None:
+            queue.leave()
 
 
 def read_together(connection: sqlite3.Connection, works: Sequence[Work]) -> list[Outcome]:
     """Do all works on one and the same state of the database; a failing one does not disturb the others."""
     try:
+        if connection.in_transaction:
+            _roll_back(connection)  # which failed the last time
         connection.execute("BEGIN")
         return [_attempt_reading(connection, work) for work in works]
     except sqlite3.Error as error:
@@ -133,7 +163,7 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         try:
             connection.execute("ROLLBACK")
         except sqlite3.Error:
-            pass  # then the next BEGIN fails and says so
+            pass  # it is tried again before the next BEGIN, and the thread replaces a connection that stays like this
 
 
 def _failed(error: Exception) -> Outcome:

@@ -8,6 +8,7 @@ from sqlite3 import Connection
 
 from mediatord.store.sql_rows import gather_in
 from mediatord.store.standings import Standing
+from mediatord.store.writer_queue import WriterQueue
 
 # Queues in each of two generations; with DIDs of two thousand characters that is 32 MiB of text at most.
 GENERATION = 4_096
@@ -140,10 +141,12 @@ class StoreConnection(Connection):
 
     :ivar known: good within a transaction of :func:`~mediatord.store.group_commit.commit_together` only.
     :ivar entries: in such a transaction, what it has yet to write in the ledger; None outside.
+    :ivar queue: where transactions that write wait for those of other processes; None where there are none.
     """
 
     known: KnownQueues | None = None
     entries: Counter[tuple[str, str]] | None = None
+    queue: WriterQueue | None = None
     _version = 0
     _trusted = False
     _checked = False

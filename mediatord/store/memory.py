@@ -107,6 +107,7 @@ class MemoryStore:
         self._limits = limits
         self._caps = caps
         self._max_nonces = max_nonces
+        self.trouble = ""
         self._openings = 0
         self._contents: _Contents | None = None
         self.decentrl: IDecentrlStore = MemoryDecentrl(self._answer_decentrl)

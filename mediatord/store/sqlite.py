@@ -34,6 +34,7 @@ from mediatord.interfaces import (
     Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
+from mediatord.interfaces.store import Fault
 from mediatord.store import (
     sql_accounts,
     sql_arrivals,
@@ -51,7 +52,7 @@ from mediatord.store.group_commit import Outcome
 from mediatord.store.owners import CAPACITY, Owners
 from mediatord.store.sqlite_cluster import SQLiteCluster
 from mediatord.store.sqlite_decentrl import SQLiteDecentrl, slice_bytes
-from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
+from mediatord.store.sqlite_file import Room, Runners, SQLiteFile, Tuning
 from mediatord.store.texts import storable
 
 T = TypeVar("T")
@@ -71,6 +72,8 @@ class SQLiteStore:
     :param shared: whether other processes work on the file, so that nothing is to be remembered of it.
     :param observe: told what each operation took from being asked for to being done, and each commit and
         checkpoint alone, in seconds.
+    :param create: whether to make the file if it is not there.
+    :param on_fault: told of what is wrong with the file when that begins and ends.
     """
 
     def __init__(
@@ -82,13 +85,18 @@ class SQLiteStore:
         *,
         caps: Caps = Caps(),  # noqa: B008  it is frozen
         shared: bool = False,
+        create: bool = True,
+        room: Room = Room(),  # noqa: B008  it is frozen
         observe: Observer = unobserved,
+        on_fault: Callable[[Fault, bool], None] = lambda fault, present: None,
         tuning: Tuning = Tuning(),  # noqa: B008  it is frozen
     ) -> None:
         self._clock = clock
         self._limits = limits
         self._max_nonces = tuning.max_nonces
-        self._file = SQLiteFile(path, clock, runners, observe, tuning)
+        self._file = SQLiteFile(
+            path, clock, runners, observe, tuning, shared=shared, create=create, room=room, on_fault=on_fault
+        )
         capacity = 0 if shared else CAPACITY
         self._owners: Owners[str] = Owners(capacity)
         self._accounts: Owners[Account] = Owners(capacity, length=lambda account: len(account.did))
@@ -106,8 +114,16 @@ class SQLiteStore:
     def close(self) -> Deferred[None]:
         return self._file.close()
 
+    @property
+    def trouble(self) -> str:
+        return self._file.health.trouble
+
     def ping(self) -> Deferred[None]:
         """A write and a read, so that a full disk and a stuck thread show."""
+        if self._file.health.faults:
+            self._file.health.check()
+        if self._file.health.faults:
+            return fail(StoreUnavailable())
         return self._write("ping", sql_nonces.ping).addCallback(lambda _: self._read("ping", sql_nonces.pong))
 
     def deposit(
@@ -224,7 +240,9 @@ class SQLiteStore:
         self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
     ) -> Deferred[list[UpdateResult]]:
         wanted = tuple(updates)
-        updated = self._write("update", lambda c: sql_accounts.update(c, account, wanted, max_recipients))
+        removing = all(action == "remove" for _, action in wanted)
+        work = partial(sql_accounts.update, did=account, updates=wanted, max_recipients=max_recipients)
+        updated: Deferred[list[UpdateResult]] = self._write("update", work, shrinking=removing)
         return updated.addBoth(self._forget, self._owners, [did for did, _ in wanted])
 
     def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
@@ -316,7 +334,7 @@ class SQLiteStore:
     def _known(
         self, name: str, ask: Callable[[Connection, str], T | None], known: Owners[T], did: str
     ) -> Deferred[T | None]:
-        if not self._file.is_open:
+        if not self._file.is_readable:
             return fail(StoreUnavailable())
         answer = known.get(did)
         if answer is not None:

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import TypeVar
 
-from twisted.internet.defer import Deferred, DeferredLock, gatherResults, succeed
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.defer import Deferred, DeferredLock, fail, gatherResults, succeed
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
+from mediatord.interfaces.store import Fault
 from mediatord.store.batches import Batches, Bounds, Observer
 from mediatord.store.checkpoints import Checkpoints
-from mediatord.store.database import WAL_CAP_BYTES, connect_for_checkpoints, connect_for_reading, open_database
+from mediatord.store.database import (
+    WAL_CAP_BYTES,
+    connect_for_checkpoints,
+    connect_for_reading,
+    open_database,
+    reopen_database,
+)
+from mediatord.store.disk_space import DiskSpace
+from mediatord.store.file_health import FileHealth, FileLost
 from mediatord.store.group_commit import Outcome, Work, commit_together, read_together
+from mediatord.store.known_queues import StoreConnection
 from mediatord.store.locking import PATIENCE_SECONDS
 from mediatord.store.threads import ConnectionThread, Runner
+from mediatord.store.writer_queue import WriterQueue
 
 T = TypeVar("T")
 
@@ -28,6 +38,8 @@ _log = Logger(namespace="mediatord.store")
 
 # For which a commit may be put off while more comes, where the disk is that slow.
 _GATHER_SECONDS = 0.01
+# Between two looks at the file and its disk.
+LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +73,76 @@ class Tuning:
     patience: float = PATIENCE_SECONDS
 
 
-class SQLiteFile:
-    """Reads and writes, each kind in its own thread; the file is there between open and close."""
+@dataclass(frozen=True, slots=True)
+class Room:
+    """
+    How much room the database may take.
 
-    def __init__(self, path: Path, clock: IReactorTime, runners: Runners, observe: Observer, tuning: Tuning) -> None:
+    :param max_bytes: without its write-ahead log; None for no such bound.
+    :param min_free_bytes: of the disk, to be left to others; None for a share of the disk.
+    """
+
+    max_bytes: int | None = None
+    min_free_bytes: int | None = None
+
+
+class SQLiteFile:
+    """
+    Reads and writes, each kind in its own thread; the file is there between open and close.
+
+    :param shared: whether other processes write to the file, so that transactions wait in line.
+    :param create: whether to make the file if it is not there.
+    :param on_fault: told of what is wrong with the file, see :class:`~mediatord.store.file_health.FileHealth`.
+    :ivar health: of the file.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: IReactorTime,
+        runners: Runners,
+        observe: Observer,
+        tuning: Tuning,
+        *,
+        shared: bool = False,
+        create: bool = True,
+        room: Room = Room(),  # noqa: B008  it is frozen
+        on_fault: Callable[[Fault, bool], None] = lambda fault, present: None,
+    ) -> None:
         self._path = path
+        self._create = create
+        self._space = DiskSpace(path, max_bytes=room.max_bytes, min_free=room.min_free_bytes)
+        self.health = FileHealth(path, self._space, on_fault)
+        self._patience = tuning.patience
+        self._timer: IDelayedCall | None = None
+        self._surveying = False
+        self._queue = WriterQueue(path) if shared else None
         self._clock = clock
         self._observe = observe
         self._writer = ConnectionThread(runners.write)
         self._reader = ConnectionThread(runners.read)
         self._surveyor = ConnectionThread(runners.survey)
         self._searcher = ConnectionThread(runners.search)
-        committing = partial(commit_together, patience=tuning.patience)
-        self._writes = Batches(self._writer, committing, clock, observe, tuning.bounds, gather=_GATHER_SECONDS)
-        self._reads = Batches(self._reader, read_together, clock, observe, tuning.read_bounds)
-        self._surveys = Batches(self._surveyor, read_together, clock, observe, tuning.read_bounds)
-        self._searches = Batches(self._searcher, read_together, clock, observe, tuning.search_bounds)
-        self._checkpoints = Checkpoints(self._surveyor, self._writer, clock, observe, cap_bytes=tuning.wal_cap_bytes)
+        failed = self.health.failed
+        self._writes = Batches(
+            self._writer, self._commit, clock, observe, tuning.bounds, on_fault=failed, gather=_GATHER_SECONDS
+        )
+        self._reads = Batches(self._reader, read_together, clock, observe, tuning.read_bounds, on_fault=failed)
+        self._surveys = Batches(self._surveyor, read_together, clock, observe, tuning.read_bounds, on_fault=failed)
+        self._searches = Batches(self._searcher, read_together, clock, observe, tuning.search_bounds, on_fault=failed)
+        self._checkpoints = Checkpoints(
+            self._surveyor, self._writer, clock, observe, on_fault=failed, cap_bytes=tuning.wal_cap_bytes
+        )
         self._changing = DeferredLock()
 
     @property
     def is_open(self) -> bool:
         return self._writes.accepting
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it is open and there."""
+        return self._writes.accepting and not self.health.refuses_reading()
 
     @property
     def held(self) -> tuple[int, int]:
@@ -98,24 +158,42 @@ class SQLiteFile:
         """Refuse more, finish what was accepted, empty the write-ahead log and let go."""
         return self._changing.run(self._close)
 
-    def write(self, name: str, work: Callable[[Connection], T], size: int = 0) -> Deferred[T]:
-        """Fires when what `work` wrote is on disk. :param size: bytes that it keeps in memory until then."""
+    def write(
+        self, name: str, work: Callable[[Connection], T], size: int = 0, *, shrinking: bool = False
+    ) -> Deferred[T]:
+        """
+        Fires when what `work` wrote is on disk.
+
+        :param size: bytes that it keeps in memory until then.
+        :param shrinking: whether it is done on a full disk although others of its name are not.
+        """
+        if self.health.faults and self.health.refuses_writing(name, shrinking):
+            return fail(StoreUnavailable())
         return self._writes.submit(name, work, size)
 
     def write_each(self, name: str, works: Sequence[tuple[Work, int]]) -> Deferred[list[Outcome]]:
         """Several writes, each with its size; fires when all are on disk, or failed."""
+        if self.health.faults and self.health.refuses_writing(name, shrinking=False):
+            return fail(StoreUnavailable())
         return self._writes.submit_each(name, works)
 
     def read(self, name: str, work: Callable[[Connection], T], size: int = 0) -> Deferred[T]:
         """:param size: bytes that it may read, so that not too many are in memory at the same time."""
+        if self.health.faults and self.health.refuses_reading():
+            return fail(StoreUnavailable())
         return self._reads.submit(name, work, size)
 
     def survey(self, name: str, work: Callable[[Connection], T]) -> Deferred[T]:
         """A read that takes so long that others should not wait behind it."""
+        if self.health.faults and self.health.refuses_reading():
+            return fail(StoreUnavailable())
         return self._surveys.submit(name, work)
 
     def search(self, name: str, work: Callable[[Connection], T]) -> Deferred[T]:
         """The same for somebody who waits for it; few may wait at a time, and none is waited for at the end."""
+
+        if self.health.faults and self.health.refuses_reading():
+            return fail(StoreUnavailable())
 
         def unless_closing(connection: Connection) -> T:
             if not self._searches.accepting:
@@ -127,17 +205,59 @@ class SQLiteFile:
     def _open(self) -> Deferred[None]:
         if self.is_open:
             return succeed(None)
-        opened = self._writer.open(lambda: open_database(self._path, self._clock.seconds()))
+        opened = self._writer.open(self._first_connection, self._next_connection)
         opened.addCallback(lambda _: self._reader.open(lambda: connect_for_reading(self._path)))
         opened.addCallback(lambda _: self._surveyor.open(lambda: connect_for_checkpoints(self._path)))
         opened.addCallback(lambda _: self._searcher.open(lambda: connect_for_reading(self._path)))
         return opened.addCallbacks(self._start, self._give_up)
+
+    def _first_connection(self) -> StoreConnection:
+        connection = open_database(self._path, self._clock.seconds(), create=self._create)
+        connection.queue = self._queue
+        self.health.opened()
+        return connection
+
+    def _next_connection(self) -> StoreConnection:
+        if self.health.is_lost():
+            raise FileLost
+        connection = reopen_database(self._path)
+        connection.queue = self._queue
+        return connection
+
+    def _commit(self, connection: Connection, works: Sequence[Work]) -> list[Outcome]:
+        outcomes = commit_together(connection, works, self._patience)
+        if self.health.is_lost():
+            return [Outcome(error=StoreUnavailable(), cause=FileLost()) for _ in outcomes]
+        return outcomes
+
+    def _look(self) -> None:
+        """Look after the file, again and again."""
+        self._timer = self._clock.callLater(LOOK_SECONDS, self._look)
+        self.health.check()
+        if not self._surveying:
+            self._surveying = True
+            self._surveyor.run(self._survey_space).addCallbacks(self._surveyed, self._not_surveyed)
+
+    def _surveyed(self, _: None) -> None:
+        self._surveying = False
+
+    def _not_surveyed(self, failure: Failure) -> None:
+        self._surveying = False
+        self.health.failed(failure.value)
+
+    def _survey_space(self, connection: Connection) -> None:
+        if self._space.wants_reusable:
+            ((pages,),) = connection.execute("PRAGMA freelist_count").fetchall()
+            ((page_size,),) = connection.execute("PRAGMA page_size").fetchall()
+            self._space.reusable(pages * page_size)
+        self._space.provide()
 
     def _start(self, _: None) -> None:
         self._writes.start(after_batch=self._committed)
         self._reads.start()
         self._surveys.start()
         self._searches.start()
+        self._timer = self._clock.callLater(LOOK_SECONDS, self._look)
 
     def _committed(self, seconds: float) -> None:
         self._observe("commit", seconds)
@@ -155,6 +275,9 @@ class SQLiteFile:
     def _close(self) -> Deferred[None]:
         if not self.is_open:
             return succeed(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         ends = [self._writes.stop(), self._reads.stop(), self._surveys.stop(), self._searches.stop()]
         self._searcher.interrupt()
         drained = gatherResults(ends)
@@ -162,7 +285,9 @@ class SQLiteFile:
         return emptied.addCallback(lambda _: self._let_go())
 
     def _let_go(self) -> Deferred[None]:
+        self.health.closed()
         gone = self._reader.close()
         gone.addCallback(lambda _: self._surveyor.close())
         gone.addCallback(lambda _: self._searcher.close())
-        return gone.addCallback(lambda _: self._writer.close())
+        gone.addCallback(lambda _: self._writer.close())
+        return gone.addCallback(lambda _: self._queue.close() if self._queue else None)

@@ -72,24 +72,36 @@ class ThreadRunner:
 
 
 class ConnectionThread:
-    """A runner and the connection that is used nowhere else."""
+    """
+    A runner and the connection that is used nowhere else.
+
+    A connection that a job leaves inside a transaction, because it could not be rolled back, is replaced: every later
+    `BEGIN` on it would fail.
+    """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._connection: sqlite3.Connection | None = None
+        self._connect: Callable[[], sqlite3.Connection] | None = None
 
-    def open(self, connect: Callable[[], sqlite3.Connection]) -> Deferred[None]:
-        """Start the thread and connect in it; if that fails, the thread is stopped again."""
+    def open(
+        self, connect: Callable[[], sqlite3.Connection], reconnect: Callable[[], sqlite3.Connection] | None = None
+    ) -> Deferred[None]:
+        """
+        Start the thread and connect in it; if that fails, the thread is stopped again.
+
+        :param reconnect: makes the connection that takes the place of one that cannot be used any longer.
+        """
+        self._connect = reconnect or connect
         self._runner.start()
         opened = self._runner(connect)
         return opened.addCallbacks(self._opened, self._stop)
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> Deferred[T]:
         """Do `work` with the connection."""
-        connection = self._connection
-        if connection is None:
+        if self._connect is None:
             raise RuntimeError("used before it was opened or after it was closed")
-        return self._runner(lambda: work(connection))
+        return self._runner(lambda: self._perform(work))
 
     def interrupt(self) -> None:
         """Have the statement that is being executed fail, if there is one; may be called from another thread."""
@@ -98,14 +110,31 @@ class ConnectionThread:
 
     def close(self) -> Deferred[None]:
         """Close the connection and stop the thread, if they are there."""
-        connection, self._connection = self._connection, None
-        if connection is None:
+        if self._connect is None:
             return succeed(None)
-        return self._runner(connection.close).addBoth(self._stop)
+        self._connect = None
+        return self._runner(self._disconnect).addBoth(self._stop)
+
+    def _perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self._connection
+        if connection is None:
+            assert self._connect is not None
+            connection = self._connection = self._connect()
+        try:
+            return work(connection)
+        finally:
+            if connection.in_transaction:
+                self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _opened(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def _stop(self, result: T) -> T:
+        self._connect = None
         self._runner.stop()
         return result

@@ -62,6 +62,7 @@ class Front:
     :param command: takes a Decentrl command and who pays for it, gives the reply; raises ShuttingDown.
     :param public: reads a public channel: DID as in the path, arguments of the query, who pays; raises ShuttingDown.
     :param ping_store: asks the store whether it answers; raises StoreUnavailable.
+    :param store_trouble: what the store knows to be wrong with it; empty if nothing is.
     :param trouble: why nobody should be sent here even so, in a few words; empty if there is nothing.
     :param queue_sizes: refreshes the queue gauge before a scrape.
     :param figures: the metrics, rendered; raises TimeoutError.
@@ -77,6 +78,7 @@ class Front:
     command: Command
     public: Callable[[str, Mapping[bytes, Sequence[bytes]], str], Awaitable[DecentrlReply]]
     ping_store: Callable[[], Awaitable[None]]
+    store_trouble: Callable[[], str]
     trouble: Callable[[], str]
     queue_sizes: Callable[[], Awaitable[None]]
     figures: Callable[[], Awaitable[bytes]]

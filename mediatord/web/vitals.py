@@ -26,9 +26,10 @@ class Health(Leaf):
                 await self._front.ping_store()
             except (StoreUnavailable, ShuttingDown) as error:
                 self._front.metrics.storage_up(False)
-                return _unwell("store unavailable" if isinstance(error, StoreUnavailable) else "stopping")
+                stopping = isinstance(error, ShuttingDown)
+                return _unwell("stopping" if stopping else self._front.store_trouble() or "store unavailable")
             self._front.metrics.storage_up(True)
-            trouble = self._front.trouble()
+            trouble = self._front.store_trouble() or self._front.trouble()
             return _unwell(trouble) if trouble else Answer(200, b'{"status":"ok"}', JSON)
 
         return self.later(request, asked(), "didcomm")

@@ -116,7 +116,8 @@ def _store_services(
     elif backend == "mongodb":
         alone = Alone(base.reactor, base.store, base.node, base.gate, base.standing, give_up)
         open_store, beside = alone.open, [alone]
-    return [StoreLife(base, open_store, lambda: check_store(backend, path), opened, give_up), *beside]
+    check = partial(check_store, backend, path, config.log.directory)
+    return [StoreLife(base, open_store, check, opened, give_up), *beside]
 
 
 async def _stop_outgoing(base: Base, half: DIDCommHalf) -> None:

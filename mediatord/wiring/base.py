@@ -30,6 +30,7 @@ from mediatord.private_file import PrivateFileError
 from mediatord.readiness import Own, own
 from mediatord.service import StartupError
 from mediatord.store import open_store
+from mediatord.store.sqlite_file import Room
 from mediatord.tag_keys import renewed_tag_key
 from mediatord.tags import Tags
 from mediatord.web.peers import community
@@ -204,9 +205,12 @@ def _store(reactor: Any, config: Config, metrics: Metrics, late: LateNews, *, sh
             caps=_caps(config),
             path=config.storage.sqlite.path,
             shared=shared,
+            create=False,  # which was done, if it was right, before the daemon came up
+            room=Room(config.storage.sqlite.max_bytes, config.storage.sqlite.min_free_bytes),
             uri=config.storage.mongodb.uri,
             observe=metrics.store_took,
             on_up=metrics.storage_up,
+            on_fault=metrics.storage_fault,
             tell=late.tell,
             tell_events=late.tell_events,
         )

@@ -93,6 +93,7 @@ def build_site(
         command=gateway.command,
         public=gateway.public,
         ping_store=_asking(base, config),
+        store_trouble=lambda: base.store.trouble,
         trouble=lambda: base.standing.trouble,
         queue_sizes=lambda: _queue_sizes(base),
         figures=worker.page if worker else lambda: _figures(base),

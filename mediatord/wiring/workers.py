@@ -55,7 +55,7 @@ def build_supervisor(
             identity.secret,
             write_keys(identity.keys),
         ),
-        check=lambda: check_store(config.storage.backend, config.storage.sqlite.path),
+        check=lambda: check_store(config.storage.backend, config.storage.sqlite.path, config.log.directory),
         give_up=give_up,
         patience=Patience(stop=config.drain_timeout),
     )

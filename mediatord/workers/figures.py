@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -22,6 +22,8 @@ _WORST = {
     "mediator_config_last_reload_success_timestamp_seconds",
     "process_start_time_seconds",
 }
+# The other way round: a fault of one is a fault.
+_HIGHEST = {"mediator_storage_fault"}
 _ANY = {
     "mediator_message_queue_size",
     "mediator_messages_waiting",
@@ -118,8 +120,13 @@ def _merge(into: Metric, family: Metric) -> None:
         if there is None:
             values[series] = sample.value
         else:
-            values[series] = min(there, sample.value) if family.name in _WORST else there + sample.value
+            values[series] = _choice(family.name)((there, sample.value))
     into.samples = [Sample(name, dict(labels), value) for (name, labels), value in values.items()]
+
+
+def _choice(name: str) -> Callable[[tuple[float, float]], float]:
+    """What becomes of the values of two processes."""
+    return min if name in _WORST else max if name in _HIGHEST else sum
 
 
 def _together(totals: Counts) -> Iterator[tuple[Series, float]]:

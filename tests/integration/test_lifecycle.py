@@ -423,16 +423,17 @@ def foreign_database(path: Path) -> None:
         connection.execute("CREATE TABLE invoice (id TEXT)")
 
 
+NO_DATABASE = "file is not a database; restore a backup, or see docs/backup.md on what can be recovered"
 TROUBLES = {
     "No such file or directory": nowhere,
-    "file is not a database": no_database,
+    NO_DATABASE: no_database,
     "its schema is version 1000, this mediatord knows 5 at most": newer_database,
     "it is a database of another program": foreign_database,
 }
 
 
 @pytest.mark.parametrize(
-    ("way", "reason"), [*(("run", reason) for reason in TROUBLES), ("twistd", "file is not a database")]
+    ("way", "reason"), [*(("run", reason) for reason in TROUBLES), ("twistd", NO_DATABASE)]
 )
 def test_unusable_database(way: str, reason: str, made: Path) -> None:
     """A database that cannot be used is named in one line with the reason, and is not touched."""

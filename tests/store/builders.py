@@ -16,9 +16,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.errors import MediatorError
 from mediatord.interfaces import Form, Payload, QueueLimits
 from mediatord.interfaces.decentrl import Caps
+from mediatord.interfaces.store import Fault
 from mediatord.store.batches import Observer, unobserved
 from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import Runners, Tuning
+from mediatord.store.sqlite_file import Room, Runners, Tuning
 from mediatord.store.threads import Runner
 
 T = TypeVar("T")
@@ -117,6 +118,9 @@ def a_sqlite_store(
     shared: bool = False,
     observe: Observer = unobserved,
     tuning: Tuning | None = None,
+    create: bool = True,
+    room: Room | None = None,
+    on_fault: Callable[[Fault, bool], None] = lambda fault, present: None,
 ) -> SQLiteStore:
     """A store without threads."""
     return SQLiteStore(
@@ -128,6 +132,9 @@ def a_sqlite_store(
         shared=shared,
         observe=observe,
         tuning=tuning or Tuning(),
+        create=create,
+        room=room or Room(),
+        on_fault=on_fault,
     )
 
 

@@ -51,11 +51,13 @@ class CommitCase(SynchronousTestCase):
             tuning=self.tuning,
         )
         self.successResultOf(self.store.open())
+        self.addCleanup(self.close)  # trial removes the directory before it calls tearDown
         self.done(self.store.grant(ALICE))
         self.done(self.store.update(ALICE, [(INBOX, "add")], max_recipients=9))
         self.observed.clear()
 
-    def tearDown(self) -> None:
+    def close(self) -> None:
+        """Do what was held, and close the store."""
         self.writer.let_go()
         closed = self.store.close()
         self.turn()

@@ -119,6 +119,10 @@ class MongoStore:
     def close(self) -> Deferred[None]:
         return begin(self._close())
 
+    @property
+    def trouble(self) -> str:
+        return ""
+
     def ping(self) -> Deferred[None]:
         """A write that a majority has on disk."""
         return begin(self._server.beat("ping"))

@@ -1,0 +1,78 @@
+"""Transactions that cannot be rolled back: the connection is usable again with the next batch."""
+
+from __future__ import annotations
+
+import sqlite3
+from sqlite3 import Connection
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import StoreUnavailable
+from mediatord.store.batches import unobserved
+from mediatord.store.sql_accounts import account, grant
+from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
+from tests.store.builders import ALICE, BOB, NOON, InPlace, PromptClock, a_path
+
+
+class RefusedRollback:
+    """SQLite refuses so many ROLLBACKs of a connection."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def __call__(self, connection: Connection) -> None:
+        """As an operation: it has written, and fails."""
+        connection.set_authorizer(self._authorise)
+        connection.execute("CREATE TABLE half_done (x)")
+        raise ZeroDivisionError
+
+    def read(self, connection: Connection) -> None:
+        """As an operation that reads."""
+        connection.set_authorizer(self._authorise)
+
+    def _authorise(self, action: int, what: str | None, *_: Any) -> int:
+        if action == sqlite3.SQLITE_TRANSACTION and what == "ROLLBACK" and self.left:
+            self.left -= 1
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK
+
+
+class RollbackTests(SynchronousTestCase):
+    """A ROLLBACK that fails once, a few times, always."""
+
+    def setUp(self) -> None:
+        runners = Runners(InPlace(), InPlace(), InPlace(), InPlace())
+        self.file = SQLiteFile(a_path(self), PromptClock(), runners, unobserved, Tuning())
+        self.successResultOf(self.file.open())
+        self.addCleanup(lambda: self.successResultOf(self.file.close()))
+
+    def granted(self, did: str) -> bool:
+        return self.successResultOf(self.file.read("read", lambda c: account(c, did))) is not None
+
+    def test_write(self) -> None:
+        """What comes next is written, what was half done is not, however often the ROLLBACK fails."""
+        for times in (1, 2, 3, 1_000_000):
+            did = f"did:example:{times}"
+            self.failureResultOf(self.file.write("write", RefusedRollback(times)), StoreUnavailable)
+            self.successResultOf(self.file.write("write", lambda c, did=did: grant(c, did, NOON)))
+            self.assertTrue(self.granted(did))
+            tables = self.successResultOf(
+                self.file.read("read", lambda c: c.execute("SELECT name FROM sqlite_schema").fetchall())
+            )
+            self.assertNotIn(("half_done",), tables)
+
+    def test_neighbours(self) -> None:
+        """Those in the same batch are done once the ROLLBACK goes through, each on its own."""
+        works = [lambda c: grant(c, ALICE, NOON), RefusedRollback(1), lambda c: grant(c, BOB, NOON)]
+        outcomes = self.successResultOf(self.file.write_each("write", [(work, 0) for work in works]))
+        self.assertEqual([outcome.error is None for outcome in outcomes], [True, False, True])
+        self.assertTrue(self.granted(ALICE) and self.granted(BOB))
+
+    def test_read(self) -> None:
+        """A connection that reads is not stuck in its transaction, in which it would see nothing new."""
+        for times in (1, 2, 1_000_000):
+            self.successResultOf(self.file.read("read", RefusedRollback(times).read))
+            did = f"did:example:{times}"
+            self.successResultOf(self.file.write("write", lambda c, did=did: grant(c, did, NOON)))
+            self.assertTrue(self.granted(did))

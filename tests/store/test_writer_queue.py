@@ -1,0 +1,97 @@
+"""Processes that write to one database take turns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.store.database import connect, open_database
+from mediatord.store.writer_queue import WriterQueue
+from tests.store.builders import a_path
+
+PROCESSES = ("a", "b", "c")
+ROWS = 240
+
+
+class FairnessTests(SynchronousTestCase):
+    """Real processes, each of which wants to write all the time."""
+
+    def test_nobody_is_overtaken(self) -> None:
+        """A process that has just written does not write again before those which were waiting."""
+        path = a_path(self)
+        with closing(open_database(path)) as connection:
+            connection.execute("CREATE TABLE written (place INTEGER PRIMARY KEY, name TEXT)")
+        command = [sys.executable, "-m", "tests.store.fairness", str(path)]
+        children = [
+            subprocess.Popen([*command, name, str(ROWS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for name in PROCESSES
+        ]
+        for child in children:
+            self.addCleanup(child.kill)
+        for child in children:
+            assert child.stdout is not None
+            child.stdout.readline()
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("\n")
+            child.stdin.flush()
+        for child in children:
+            child.communicate(timeout=100)
+        self.assertEqual([child.returncode for child in children], [0] * len(children))
+        with closing(connect(path)) as connection:
+            names = [
+                name for (name,) in connection.execute("SELECT name FROM written ORDER BY place LIMIT ?", (ROWS,))
+            ]
+        # The first ones were alone for a moment.
+        later = names[ROWS // 4 :]
+        again = sum(before == name for before, name in zip(later, later[1:], strict=False))
+        self.assertEqual(set(later), set(PROCESSES))
+        self.assertLess(again, len(later) // 5)
+
+
+class LineTests(SynchronousTestCase):
+    """Waiting in line, and what ends it."""
+
+    def setUp(self) -> None:
+        self.path = a_path(self)
+        self.queue = WriterQueue(self.path)
+        self.addCleanup(self.queue.close)
+
+    def another(self, program: str) -> subprocess.Popen[str]:
+        """Another process with a queue of its own, once it has printed a line."""
+        begun = "import sys; from pathlib import Path; from mediatord.store.writer_queue import WriterQueue; "
+        child = subprocess.Popen(
+            [sys.executable, "-c", f"{begun}queue = WriterQueue(Path(sys.argv[1])); {program}", str(self.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.addCleanup(child.communicate)
+        self.addCleanup(child.kill)
+        assert child.stdout is not None
+        child.stdout.readline()
+        return child
+
+    def test_killed(self) -> None:
+        """Whoever is killed in line, or in its transaction, holds nobody up."""
+        child = self.another("queue.enter(60); print(flush=True); input()")
+        child.kill()
+        child.wait()
+        self.assertGreater(self.queue.enter(60), 30)
+
+    def test_stuck(self) -> None:
+        """Whoever waits behind a process that does not go on tries for the database after half of its time."""
+        self.another("queue.enter(60); print(flush=True); input()")
+        left = self.queue.enter(0.1)
+        self.assertLessEqual(left, 0.05)
+        self.queue.leave()
+
+    def test_no_file(self) -> None:
+        """Where there can be no file nobody waits in line."""
+        queue = WriterQueue(self.path / "deeper" / "database")
+        self.assertGreater(queue.enter(9), 0)
+        queue.leave()
+        queue.close()
