@@ -16,6 +16,7 @@ from twisted.application.service import IService, MultiService
 from twisted.python import usage
 
 from mediatord.config import Config, ConfigError, load
+from mediatord.config_path import DEFAULT_PATH, VARIABLE, default_config_path
 from mediatord.service import OrderedService, StartupError
 from mediatord.steady import keep_steady
 from mediatord.wiring import build
@@ -24,14 +25,16 @@ from mediatord.wiring import build
 class Options(usage.Options):
     """Options of the plugin."""
 
-    optParameters: ClassVar[list[list[str]]] = [["config", "c", "/etc/mediatord/mediator.yaml", "the configuration"]]
+    optParameters: ClassVar[list[list[str | None]]] = [
+        ["config", "c", None, f"the configuration; by default that of {VARIABLE}, else {DEFAULT_PATH}"]
+    ]
     settings: Config
     read: Callable[[], Config]
 
     def postOptions(self) -> None:
         """Read the configuration; a mistake costs a line for each and exit status 2."""
         # twistd may leave this directory.
-        path = Path(self["config"]).absolute()
+        path = Path(self["config"] or default_config_path()).absolute()
         self.read = lambda: load(path, may_be_empty=False)
         try:
             self.settings = load(path)

@@ -530,7 +530,8 @@ def test_environment_problems(tmp_path: Path) -> None:
         "environment MEDIATORD_LISTEN: listen: expected a list, written as JSON, such as "
         """MEDIATORD_LISTEN='["tcp:8080:interface=127.0.0.1"]'""",
         "environment MEDIATORD_NODE: node: expected at most 63 letters, digits, dots, hyphens and underscores",
-        "environment MEDIATORD_QUEUE__MAX_BYTES: queue.max_bytes: expected a size such as 64MiB, 512k or a number of bytes",
+        "environment MEDIATORD_QUEUE__MAX_BYTES: queue.max_bytes: expected a size such as 64MiB, 512k or a number of "
+        "bytes",
         "environment MEDIATORD_STORAGE__BACKEN: storage.backen: unknown key; did you mean backend?",
     ]
 

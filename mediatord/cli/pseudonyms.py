@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from mediatord.cli.options import config_option
+from mediatord.cli.options import config_option, group_config_option
 from mediatord.config import Config, load
 from mediatord.service import StartupError
 from mediatord.tag_keys import begin_epoch, forget_epoch, read_tag_keys
@@ -21,6 +21,7 @@ _PATIENCE_MS = 5_000
 
 
 @click.group("log-keys")
+@group_config_option
 def log_keys() -> None:
     """Show and change the keys that pseudonyms of the event log are made with."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mediatord.cli.options import answer, config_option, json_option
+from mediatord.cli.options import answer, config_option, group_config_option, json_option
 from mediatord.cli.tables import print_table, size_text, span_text
 from mediatord.cli.visible import visible
 
@@ -25,6 +25,7 @@ _SAMPLE = 10
 
 
 @click.group()
+@group_config_option
 def queue() -> None:
     """
     Look into the queues of waiting messages, and take messages out.

@@ -50,7 +50,9 @@ def json_hint(model: type[BaseModel], where: tuple[Key, ...]) -> str:
     """
     kind = _annotation(model, where)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return f"a variable for each key, such as {variable_of((*where, next(iter(kind.model_fields))))}, or all as JSON"
+        return (
+            f"a variable for each key, such as {variable_of((*where, next(iter(kind.model_fields))))}, or all as JSON"
+        )
     return f"written as JSON, such as {variable_of(where)}='{json.dumps(_example(kind))}'"
 
 

@@ -229,7 +229,9 @@ Count = Annotated[int, Strict(), Field(ge=1)]
 Natural = Annotated[int, Strict(), Field(ge=0)]
 Switch = Annotated[bool, Strict()]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network), Kind("address or network", "10.0.0.0/8")]
-ServerEndpoint = Annotated[str, AfterValidator(_server_endpoint), Kind("Twisted endpoint string", "tcp:8080:interface=127.0.0.1")]
+ServerEndpoint = Annotated[
+    str, AfterValidator(_server_endpoint), Kind("Twisted endpoint string", "tcp:8080:interface=127.0.0.1")
+]
 PublicURL = Annotated[str, AfterValidator(_public_url), Kind("http:// or https:// URL")]
 DID = Annotated[str, AfterValidator(_did), Kind("DID", "did:web:example.com")]
 DIDs = Annotated[str, AfterValidator(_dids), Kind("DID, or DIDs below one", "did:web:example.com:*")]
