@@ -156,7 +156,7 @@ def test_nobody_says_which(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> 
         for command in ("did", "check-config"):
             assert call(command) == 2
             assert one_line(capsys) == (
-                "/etc/mediatord/mediator.yaml: No such file or directory; name another file with --config PATH or "
+                "/etc/mediatord/mediator.yaml: No such file or directory; name it with --config PATH or "
                 "MEDIATORD_CONFIG, or write it with mediatord init --dir /etc/mediatord"
             )
 

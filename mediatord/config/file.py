@@ -24,7 +24,7 @@ from mediatord.config_path import DEFAULT_PATH, VARIABLE
 
 Problem = tuple[int, str, str]
 
-_HINT = f"; name another file with --config PATH or {VARIABLE}, or write it with mediatord init --dir {DEFAULT_PATH.parent}"
+_HINT = f"; name it with --config PATH or {VARIABLE}, or write it with mediatord init --dir {DEFAULT_PATH.parent}"
 # Mistakes that only show once others are taken away.
 _ROUNDS = 4
 
