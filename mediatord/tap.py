@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -26,7 +27,8 @@ class Options(usage.Options):
     """Options of the plugin."""
 
     optParameters: ClassVar[list[list[str | None]]] = [
-        ["config", "c", None, f"the configuration; by default that of {VARIABLE}, else {DEFAULT_PATH}"]
+        ["config", "c", None, f"the configuration; by default that of {VARIABLE}, else {DEFAULT_PATH}"],
+        ["banner", None, None, "text to print on standard output once the daemon is up"],
     ]
     settings: Config
     read: Callable[[], Config]
@@ -145,7 +147,8 @@ def makeService(options: Options) -> IService:
 
     keep_steady(reactor)
     root = Root(reactor, _say)
-    root.run(options.settings, build, options.read)
+    banner = options["banner"]
+    root.run(options.settings, partial(build, up=partial(_print, banner)) if banner else build, options.read)
     # twistd has no way to end with another status than 0 once the reactor has run.
     atexit.register(lambda: root.failed and _fail())
     return root
@@ -154,6 +157,12 @@ def makeService(options: Options) -> IService:
 def _fail() -> NoReturn:
     sys.stdout.flush()
     os._exit(1)
+
+
+def _print(banner: str) -> None:
+    # Not sys.stdout, which twistd has taken over as well. It may be a pipe whose reader is gone.
+    with suppress(OSError):
+        print(banner, file=sys.__stdout__, flush=True)  # noqa: T201
 
 
 def _say(*lines: str) -> None:
