@@ -15,8 +15,9 @@ import click
 
 from analytics.job import Span
 from analytics.places import local_path
+from mediatord.sizes import parse_size
 
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_JAVA_UNITS = {"g": 2**30, "m": 2**20, "k": 2**10}
 # Bytes of plain text up to which Java is better not asked to compile; how many times smaller packed ones are.
 _SMALL = 64 * 2**20
 _PACKED = 10
@@ -37,10 +38,12 @@ def day(text: str) -> date:
 
 
 def size(text: str) -> str:
-    """Bytes, or 512m, 4g and so on, as Java has it. :raise BadParameter: it is none."""
-    if not re.fullmatch(r"[1-9]\d*[kmgt]?", text.lower()):
-        raise click.BadParameter(f"{text!r} is no size; write one as 512m or 4g")
-    return text.lower()
+    """A size of the heap as Java writes it, such as 512m. :raise BadParameter: it is none, or below 1 KiB."""
+    number = size_bytes(text)
+    if number < _JAVA_UNITS["k"]:
+        raise click.BadParameter(f"{text!r} is too small; write one as 512m or 4GiB")
+    unit, factor = next((one for one in _JAVA_UNITS.items() if number % one[1] == 0), ("k", _JAVA_UNITS["k"]))
+    return f"{number // factor}{unit}"
 
 
 def today() -> date:
@@ -49,12 +52,11 @@ def today() -> date:
 
 
 def size_bytes(text: str) -> int:
-    """The same as a number, or 0. :raise BadParameter: it is none."""
-    if text == "0":
-        return 0
-    checked = size(text)
-    number = checked.rstrip("kmgt")
-    return int(number) * _UNITS[checked[len(number) :]]
+    """Bytes. :raise BadParameter: it is no size."""
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no size; write one as 512m or 4GiB") from None
 
 
 def span_of(only: date | None, first: date | None, last: date | None) -> Span:

@@ -5,7 +5,20 @@ client. They are charged to nobody, and stand in no counter and no event.
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
+
 # Holds a secret of this daemon's processes, in lower case as HTTP heads are read.
 HEADER = "x-mediatord-readiness"
 # In the place of an address, and never one.
 ITSELF = "itself"
+
+# The type of the service in DIDs of the daemon's own, and how the element that has it begins in each: as much of it
+# as base64 does not mix with what follows.
+SERVICE_TYPE = "mediatord-readiness"
+_BEGINNING = f'{{"t":"{SERVICE_TYPE}","s":"'.encode()
+MARK = f".S{urlsafe_b64encode(_BEGINNING[: len(_BEGINNING) // 3 * 3]).decode()}"
+
+
+def may_be_own(did: str) -> bool:
+    """Whether a DID has the form of the daemon's own; only who has the mediator's keys can tell whether it is one."""
+    return MARK in did

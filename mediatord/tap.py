@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -16,6 +17,7 @@ from twisted.application.service import IService, MultiService
 from twisted.python import usage
 
 from mediatord.config import Config, ConfigError, load
+from mediatord.config_path import DEFAULT_PATH, VARIABLE, default_config_path
 from mediatord.service import OrderedService, StartupError
 from mediatord.steady import keep_steady
 from mediatord.wiring import build
@@ -24,14 +26,17 @@ from mediatord.wiring import build
 class Options(usage.Options):
     """Options of the plugin."""
 
-    optParameters: ClassVar[list[list[str]]] = [["config", "c", "/etc/mediatord/mediator.yaml", "the configuration"]]
+    optParameters: ClassVar[list[list[str | None]]] = [
+        ["config", "c", None, f"the configuration; by default that of {VARIABLE}, else {DEFAULT_PATH}"],
+        ["banner", None, None, "text to print on standard output once the daemon is up"],
+    ]
     settings: Config
     read: Callable[[], Config]
 
     def postOptions(self) -> None:
         """Read the configuration; a mistake costs a line for each and exit status 2."""
         # twistd may leave this directory.
-        path = Path(self["config"]).absolute()
+        path = Path(self["config"] or default_config_path()).absolute()
         self.read = lambda: load(path, may_be_empty=False)
         try:
             self.settings = load(path)
@@ -142,7 +147,8 @@ def makeService(options: Options) -> IService:
 
     keep_steady(reactor)
     root = Root(reactor, _say)
-    root.run(options.settings, build, options.read)
+    banner = options["banner"]
+    root.run(options.settings, partial(build, up=partial(_print, banner)) if banner else build, options.read)
     # twistd has no way to end with another status than 0 once the reactor has run.
     atexit.register(lambda: root.failed and _fail())
     return root
@@ -151,6 +157,12 @@ def makeService(options: Options) -> IService:
 def _fail() -> NoReturn:
     sys.stdout.flush()
     os._exit(1)
+
+
+def _print(banner: str) -> None:
+    # Not sys.stdout, which twistd has taken over as well. It may be a pipe whose reader is gone.
+    with suppress(OSError):
+        print(banner, file=sys.__stdout__, flush=True)  # noqa: T201
 
 
 def _say(*lines: str) -> None:

@@ -132,7 +132,13 @@ def test_version(capsys: Capture) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["fly"], ["did"], ["did", "--confg", "x"], ["status", "--url", "ftp://x"], ["init", "--public-url", "nowhere"]],
+    [
+        ["fly"],
+        ["did", "--config"],
+        ["did", "--confg", "x"],
+        ["status", "--url", "ftp://x"],
+        ["init", "--public-url", "nowhere"],
+    ],
 )
 def test_wrong_usage(arguments: Sequence[str], capsys: Capture) -> None:
     """Wrong usage is one line and status 2."""

@@ -69,7 +69,7 @@ def test_five_mistakes_are_five_lines(made: Path, capsys: Capture) -> None:
     )
     found = problems(made, 2, capsys)
     assert [(key, text.split(";")[0]) for _, key, text in found] == [
-        ("listen[2]", "expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1"),
+        ("listen[1]", "expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1"),
         ("drain_timeout", "expected less than 10"),
         ("storage.backend", "expected one of 'memory', 'sqlite' or 'mongodb'"),
         ("queue.ttl", "expected a duration such as 72h, 60s, 500ms or a number of seconds"),
@@ -193,7 +193,7 @@ def test_certificates_that_are_not_there(made: Path, capsys: Capture) -> None:
     """Each file that cannot be read has its line."""
     chain = Authority(made.parent).path
     endpoint(made, "/gone/key.pem", made.parent, f"extraCertChain={chain}")
-    assert [words for _, key, words in problems(made, 1, capsys) if key == "listen[1]"] == [
+    assert [words for _, key, words in problems(made, 1, capsys) if key == "listen[0]"] == [
         f"certKey: {made.parent}: Is a directory",
         "privateKey: /gone/key.pem: No such file or directory",
     ]
@@ -238,7 +238,7 @@ def test_certificates_that_are_over(made: Path, capsys: Capture) -> None:
     pem.chmod(0o600)
     endpoint(made, pem, pem)
     ((_, key, words),) = problems(made, 1, capsys)
-    assert key == "listen[1]"
+    assert key == "listen[0]"
     assert words.startswith("the certificate has expired on 20")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from ipaddress import ip_network
 from pathlib import Path
@@ -9,12 +10,15 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import BaseModel
-from twisted.internet.endpoints import clientFromString
+from twisted.internet.endpoints import clientFromString, serverFromString
+from twisted.internet.protocol import Factory
 from twisted.internet.testing import MemoryReactor
 
 from mediatord.config import Config, ConfigError, load, render
-from mediatord.config.values import duration_text
+from mediatord.config.values import SizeMark, duration_text
+from mediatord.config_path import DEFAULT_PATH, default_config_path
 from mediatord.service import StartupError, refuse_unavailable
+from mediatord.sizes import format_size
 
 ETC = Path(__file__).parent.parent / "etc" / "mediator.yaml"
 
@@ -111,6 +115,79 @@ def test_what_is_rendered_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("67108864", 67_108_864),
+        ("'4096'", 4096),
+        ("67_108_864", 67_108_864),
+        ("64MiB", 67_108_864),
+        ("64 MiB", 67_108_864),
+        ("64mib", 67_108_864),
+        ("64M", 67_108_864),
+        ("64 MB", 64_000_000),
+        ("1k", 1024),
+        ("1KB", 1000),
+        ("2GiB", 2**31),
+        ("1T", 2**40),
+        ("1.5MiB", 1_572_864),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text: str, size: int, tmp_path: Path) -> None:
+    """A size is a number with a unit, or a number of bytes, in the file and in the environment."""
+    assert read(f"queue: {{max_bytes: {text}}}", tmp_path).queue.max_bytes == size
+    environ = {"MEDIATORD_QUEUE__MAX_BYTES": text.strip("'").replace("_", "")}
+    assert read("", tmp_path, environ).queue.max_bytes == size
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1024, 65_536, 1_048_577, 5 * 2**29, 2**40, 2**63 - 1])
+def test_sizes_are_written_exactly(size: int, tmp_path: Path) -> None:
+    """What is written for a size reads as the same size."""
+    assert read(f"queue: {{max_bytes: {format_size(size)}}}", tmp_path).queue.max_bytes == size
+    assert [format_size(one) for one in (67_108_864, 2**30, 5 * 2**29, 1000)] == ["64MiB", "1GiB", "2560MiB", "1000"]
+
+
+@pytest.mark.parametrize(
+    "text", ["-1", "big", "true", "1.5", ".inf", "10 bushels", "[1]", "1MiB2", "64 Mi", "MiB", "null", "9" * 5000]
+)
+def test_bad_sizes(text: str, tmp_path: Path) -> None:
+    """Anything else is refused in one line with file, line and key."""
+    (only,) = problems(f"queue:\n  max_bytes: {text}\n", tmp_path)
+    assert only.startswith("m.yaml:2: queue.max_bytes: expected ") or only.startswith("m.yaml:1: not YAML")
+
+
+def test_bounds_of_sizes(tmp_path: Path) -> None:
+    """A size is more than nothing and can be counted by a database; log segments have a bound of their own."""
+    assert problems("queue: {max_bytes: 0}", tmp_path) == ["m.yaml:1: queue.max_bytes: expected at least 1"]
+    assert problems("queue: {max_bytes: 9999999999TiB}", tmp_path) == [
+        "m.yaml:1: queue.max_bytes: expected at most 9223372036854775807 bytes"
+    ]
+    assert problems("log: {rotate: {bytes: 63KiB}}", tmp_path) == [
+        "m.yaml:1: log.rotate.bytes: expected at least 65536"
+    ]
+
+
+def test_every_number_of_bytes_is_a_size() -> None:
+    """Each key that counts bytes takes units, and the example shows them."""
+    found = {key: default for key, default in keys_of_bytes(Config(), "")}
+    assert {"queue.max_bytes", "limits.max_message_bytes", "log.rotate.bytes"} <= found.keys()
+    assert [key for key, (is_size, _) in found.items() if not is_size] == []
+    lines = [line.strip() for line in ETC.read_text().splitlines()]
+    for key, (_, default) in found.items():
+        assert f"{key.rpartition('.')[2]}: {format_size(default)}" in lines
+
+
+def keys_of_bytes(section: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[bool, int]]]:
+    """Keys whose names say bytes; for each, whether it is a size, and its default."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from keys_of_bytes(value, f"{prefix}{name}.")
+        elif name.endswith("bytes"):
+            yield prefix + name, (any(isinstance(mark, SizeMark) for mark in field.metadata), value)
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("72h", 259200.0),
@@ -174,7 +251,7 @@ drain_timeout: 20
         "m.yaml:13: didcomm.endpoints.did:web:a: expected text",
         "m.yaml:13: didcomm.endpoints.nope: expected a DID such as did:web:example.com",
         "m.yaml:14: didcomm.live_default_on: expected true or false",
-        "m.yaml:16: metrics.allow[1]: expected an address or a network such as 10.0.0.0/8 or ::1/128",
+        "m.yaml:16: metrics.allow[0]: expected an address or a network such as 10.0.0.0/8 or ::1/128",
         "m.yaml:17: storage: expected keys with values",
         "m.yaml:18: drain_timeout: expected less than 10",
     ]
@@ -260,10 +337,10 @@ def test_endpoints(endpoint: str, tmp_path: Path) -> None:
 def test_bad_endpoints(endpoint: str, tmp_path: Path) -> None:
     """A mistake in an endpoint string is found before the daemon starts."""
     (only,) = problems(f"listen:\n- tcp:1\n- '{endpoint}'", tmp_path)
-    assert only.startswith("m.yaml:3: listen[2]: expected a ")
+    assert only.startswith("m.yaml:3: listen[1]: expected a ")
     # The only one is no second mistake: that there is none.
     (only,) = problems(f"listen: ['{endpoint}']", tmp_path)
-    assert only.startswith("m.yaml:1: listen[1]: expected a ")
+    assert only.startswith("m.yaml:1: listen[0]: expected a ")
 
 
 def test_nothing_to_listen_on(tmp_path: Path) -> None:
@@ -366,6 +443,50 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert config.log.directory == Path("/var/log/m")
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "resolved"),
+    [
+        ("unix:m.sock", "unix:{}/m.sock"),
+        ("unix:address=run/m.sock:mode=660", "unix:address={}/run/m.sock:mode=660"),
+        ("unix:m.sock:660:lockfile=0", "unix:{}/m.sock:660:lockfile=0"),
+        ("unix:/run/m.sock", "unix:/run/m.sock"),
+        ("haproxy:unix:m.sock", "haproxy:unix:{}/m.sock"),
+        ("unix:with\\:colon", "unix:{}/with\\:colon"),
+        ("ssl:443:privateKey=k.pem:certKey=/c.pem", "ssl:443:privateKey={}/k.pem:certKey=/c.pem"),
+        ("ssl:443:k.pem:c.pem:extraCertChain=x.pem", "ssl:443:{0}/k.pem:{0}/c.pem:extraCertChain={0}/x.pem"),
+        ("ssl:port=443:privateKey=k.pem:dhParameters=d", "ssl:port=443:privateKey={0}/k.pem:dhParameters={0}/d"),
+        ("ssl:443:interface=127.0.0.1", "ssl:443:interface=127.0.0.1:privateKey={}/server.pem"),
+        ("haproxy:ssl:443:privateKey=k.pem", "haproxy:ssl:443:privateKey={}/k.pem"),
+        ("tls:certificates:8443", "tls:{}/certificates:8443"),
+        ("tcp:8080:interface=127.0.0.1", "tcp:8080:interface=127.0.0.1"),
+        ("systemd:domain=INET:index=0", "systemd:domain=INET:index=0"),
+    ],
+)
+def test_paths_in_endpoints_are_relative_to_the_file(endpoint: str, resolved: str, tmp_path: Path) -> None:
+    """What a listener names is found where every other file is, whatever directory the daemon was started in."""
+    expected = resolved.format(tmp_path)
+    assert read(f"listen: ['{endpoint}']", tmp_path).listen == (expected,)
+    assert read("", tmp_path, {"MEDIATORD_LISTEN": json.dumps([endpoint])}).listen == (expected,)
+    assert read(f"admin: {{listen: '{endpoint}', token_file: t}}", tmp_path).admin.listen == expected
+
+
+def test_paths_of_nodes_are_relative_to_the_file(tmp_path: Path) -> None:
+    """Likewise the socket of a node, which the others connect to."""
+    config = read("cluster: {listen: 'unix:node.sock', secret_file: s}", tmp_path)
+    assert config.cluster.listen == f"unix:{tmp_path}/node.sock"
+    assert config.cluster.address == f"unix:{tmp_path}/node.sock"
+
+
+def test_directories_of_any_name(tmp_path: Path) -> None:
+    """What Twisted opens is the file beside the configuration, though its directory has colons in its name."""
+    directory = tmp_path / "a:b=c\\d"
+    directory.mkdir()
+    (listen,) = read("listen: ['unix:m.sock']", directory).listen
+    reactor = MemoryReactor()
+    serverFromString(reactor, listen).listen(Factory())
+    assert [address for address, *_ in reactor.unixServers] == [f"{directory}/m.sock"]
+
+
 def test_environment_overrides(tmp_path: Path) -> None:
     """MEDIATORD_A__B overrides a.b; text stays text, lists and mappings are JSON, null is null."""
     config = read(
@@ -406,11 +527,52 @@ def test_environment_problems(tmp_path: Path) -> None:
     }
     assert problems("queue: {ttl: x, max_bytes: 1}", tmp_path, environ) == [
         "m.yaml:1: queue.ttl: expected a duration such as 72h, 60s, 500ms or a number of seconds",
-        "environment MEDIATORD_LISTEN: listen: expected a list",
+        "environment MEDIATORD_LISTEN: listen: expected a list, written as JSON, such as "
+        """MEDIATORD_LISTEN='["tcp:8080:interface=127.0.0.1"]'""",
         "environment MEDIATORD_NODE: node: expected at most 63 letters, digits, dots, hyphens and underscores",
-        "environment MEDIATORD_QUEUE__MAX_BYTES: queue.max_bytes: expected a whole number",
+        "environment MEDIATORD_QUEUE__MAX_BYTES: queue.max_bytes: expected a size such as 64MiB, 512k or a number of "
+        "bytes",
         "environment MEDIATORD_STORAGE__BACKEN: storage.backen: unknown key; did you mean backend?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "example"),
+    [
+        ("LISTEN", "tcp:1", '["tcp:8080:interface=127.0.0.1"]'),
+        ("LISTEN", '["tcp:1"', '["tcp:8080:interface=127.0.0.1"]'),
+        ("LISTEN", '"tcp:1"', '["tcp:8080:interface=127.0.0.1"]'),
+        ("METRICS__ALLOW", "127.0.0.1", '["10.0.0.0/8"]'),
+        ("DIDCOMM__ALLOW", "did:web:a", '["did:web:example.com:*"]'),
+        ("IDENTITY__FORMER_DIDS", "did:web:a", '["did:web:example.com"]'),
+        ("DIDCOMM__ENDPOINTS", "x", '{"did:web:example.com": "https://example.com/didcomm"}'),
+        ("DIDCOMM__ROUTING_KEYS", "[]", '{"did:web:example.com": ["did:web:example.com#key-1"]}'),
+    ],
+)
+def test_lists_in_the_environment(key: str, value: str, example: str, tmp_path: Path) -> None:
+    """A list or mapping that is not JSON is answered with an example that is taken."""
+    name = f"MEDIATORD_{key}"
+    (only,) = problems("", tmp_path, {name: value})
+    assert only.startswith(f"environment {name}: {key.lower().replace('__', '.')}: expected ")
+    assert only.endswith(f", written as JSON, such as {name}='{example}'")
+    assert read("", tmp_path, {name: example})
+
+
+def test_sections_in_the_environment(tmp_path: Path) -> None:
+    """What stands for a whole section is answered with a variable of one of its keys."""
+    assert problems("", tmp_path, {"MEDIATORD_QUEUE": "5"}) == [
+        "environment MEDIATORD_QUEUE: queue: expected keys with values, a variable for each key, such as "
+        "MEDIATORD_QUEUE__MAX_MESSAGES, or all as JSON"
+    ]
+
+
+def test_where_the_configuration_is_counts_as_no_key(tmp_path: Path) -> None:
+    """MEDIATORD_CONFIG names the file; a variable that only begins like it is a mistake."""
+    assert read("", tmp_path, {"MEDIATORD_CONFIG": "/x", "MEDIATORD_JAVA": "/java"}) == Config().resolved(tmp_path)
+    (only,) = problems("", tmp_path, {"MEDIATORD_CONFIGS": "/x"})
+    assert only.startswith("environment MEDIATORD_CONFIGS: configs: unknown key")
+    assert default_config_path({}) == default_config_path({"MEDIATORD_CONFIG": ""}) == DEFAULT_PATH
+    assert default_config_path({"MEDIATORD_CONFIG": "here.yaml"}) == Path("here.yaml")
 
 
 def test_environment_mends_the_file(tmp_path: Path) -> None:

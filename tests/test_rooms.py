@@ -19,7 +19,7 @@ ROOT = Path(mediatord.__file__).parent
 
 # From the ground up. A room uses rooms of lower floors only, so that neighbours do not know each other.
 FLOORS = (
-    "few synthetic process_figures ledger_figures endpoint_strings tallies credentials",
+    "few synthetic process_figures ledger_figures endpoint_strings tallies credentials sizes config_path",
     "certificates errors faults deadline addresses private_file ids notify eventlog outbox presence metrics steady "
     "stopwatch",
     "wire protocol egress gate tags keylock",
@@ -37,7 +37,7 @@ FLOORS = (
 # is a wallet itself, to see whether it is well.
 OUTSIDE = {
     "wallet": {"errors", "protocol"},
-    "bench": {"errors", "protocol", "wallet"},
+    "bench": {"errors", "protocol", "sizes", "wallet"},
 }
 IS_A_WALLET = ("readiness", "wallet")
 CONFIGURED = {"service", "wiring", "tap", "cli"}
@@ -46,7 +46,13 @@ WAY_IN = ("service", "wiring")
 
 ANALYTICS = Path(analytics.__file__).parent
 # What the batch jobs share with the daemon: the declaration of the events and the format of a line, and small things.
-SHARED = {"mediatord.eventlog", "mediatord.__version__", "mediatord.private_file", "mediatord.tags"}
+SHARED = {
+    "mediatord.eventlog",
+    "mediatord.__version__",
+    "mediatord.private_file",
+    "mediatord.sizes",
+    "mediatord.tags",
+}
 # Runs before there is a Java for Spark, or without any.
 BEFORE_SPARK = "cli errors java job session settings tables".split()
 # The one module that asks Java itself, and the one that starts and ends it.

@@ -15,6 +15,7 @@ from mediatord.bench.plan import ANYWHERE, DEFAULT_SCENARIOS, ON_MONGODB, SCENAR
 from mediatord.bench.plot import svg
 from mediatord.bench.report import as_json, as_text, heading, surroundings
 from mediatord.protocol import jsontext
+from mediatord.sizes import parse_size
 from mediatord.wallet.throwaway import DaemonFailed
 
 # Looked up when it is its turn: a scenario's modules are not there for the others to wait for.
@@ -49,11 +50,9 @@ _DEFAULT = Plan()
 
 
 def _read_sizes(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    """A comma-separated list, `k` for 1024 bytes."""
+    """A comma-separated list."""
     try:
-        sizes = tuple(
-            int(size.removesuffix("k")) * (1024 if size.endswith("k") else 1) for size in text.lower().split(",")
-        )
+        sizes = tuple(parse_size(size) for size in text.split(","))
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a list of sizes like 1k,16k") from None
     # A forward of more is refused by the daemon: base64 twice makes 1 MiB of it.

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mediatord.cli.mediator import identity_of
-from mediatord.cli.options import answer, config_option, json_option
+from mediatord.cli.options import answer, config_option, given_config, json_option, target_config_option
 from mediatord.cli.progress import bar
 from mediatord.cli.transfer import (
     comparison_table,
@@ -60,15 +60,13 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
 
 @click.command("restore")
 @from_option
-@click.option(
-    "--config", "path", metavar="PATH", type=click.Path(path_type=Path), help="Where to have mediator.yaml."
-)
+@target_config_option
 @click.option(
     "--dir",
     "directory",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The directory to have it in; made if it is not there.",
+    help="The directory to write it into; made if it is not there.",
 )
 @stopped_option
 @json_option
@@ -80,9 +78,11 @@ def restore_command(source: Path, path: Path | None, directory: Path | None, sto
     with anything in it, or another file than that of the backup, is in the way. Messages that were acknowledged since
     the backup are delivered again.
     """
-    if (path is None) == (directory is None):
+    # A variable is for all commands, and an option for this one.
+    chosen = path if directory is None else given_config(click.get_current_context())
+    if (chosen is None) == (directory is None):
         raise click.UsageError("expected either --config PATH or --dir DIR")
-    config = (path or Path(directory or ".") / bundle.CONFIG).absolute()
+    config = (chosen or Path(directory or ".") / bundle.CONFIG).absolute()
 
     def read(file: Path) -> Places:
         return _places(load(file), stopped=stopped)

@@ -10,6 +10,7 @@ import click
 
 from mediatord import __version__
 from mediatord.cli.loading import LoadingGroup
+from mediatord.cli.options import given_config, group_config_option
 from mediatord.cli.visible import visible
 
 _FAILED, _WRONG_USAGE = 1, 2
@@ -109,7 +110,25 @@ def _complain(text: str, status: int) -> int:
     return status
 
 
-@click.group(cls=LoadingGroup, catalogue=_CATALOGUE, context_settings={"help_option_names": ["-h", "--help"]})
+class Program(LoadingGroup):
+    """Refuses a configuration in front of a command that does not read it."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is asked for, and its arguments."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and given_config(ctx) and not ctx.resilient_parsing and not _reads_config(command):
+            raise click.UsageError(f"{name} reads no configuration; leave out --config")
+        return name, command, rest
+
+
+def _reads_config(command: click.Command) -> bool:
+    return any("--config" in parameter.opts for parameter in command.params)
+
+
+@click.group(cls=Program, catalogue=_CATALOGUE, context_settings={"help_option_names": ["-h", "--help"]})
+@group_config_option
 @click.version_option(__version__, prog_name="mediatord", message="%(prog)s %(version)s")
 def cli() -> None:
     """A store-and-forward mediator for DIDComm v2 and Decentrl wallets."""

@@ -17,6 +17,10 @@ _HEAD = """\
 One program, `mediatord`; this is what its `--help` says. Every command exits with 0 when done, 1 when it failed, and
 2 when it was called wrongly or the configuration cannot be used. What went wrong is one line on standard error.
 
+Commands that read the configuration take `-c PATH` or `--config PATH`, before the command, between its words or after
+them; if there are several, the last one counts. Otherwise the variable `MEDIATORD_CONFIG` names the file; without it
+that is `/etc/mediatord/mediator.yaml`. `twistd mediatord` goes by the same.
+
 """
 _WIDTH = 100
 

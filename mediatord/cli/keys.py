@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import click
 
-from mediatord.cli.options import answer, config_option, json_option
+from mediatord.cli.options import answer, config_option, group_config_option, json_option
 from mediatord.cli.unlocking import new_passphrase, passphrase_of
 from mediatord.config import Config, load
 from mediatord.identity import Identity, IdentityError, peer_did
@@ -29,6 +29,7 @@ State = Literal["current", "prepared", "former"]
 
 
 @click.group()
+@group_config_option
 def keys() -> None:
     """Show, rotate, retire and encrypt the keys that the mediator's DIDs are made of."""
 

@@ -36,6 +36,7 @@ _SIGNALS = (
     ("SIGHUP", "It reads its configuration again, says what of it needs a restart, and begins the next segment."),
 )
 _ENVIRONMENT = (
+    ("MEDIATORD_CONFIG", "The configuration, where --config does not say which; else /etc/mediatord/mediator.yaml."),
     ("MEDIATORD_SECTION__KEY", "Overrides a key of the configuration: MEDIATORD_STORAGE__BACKEND=memory."),
     ("NO_COLOR", "If set, nothing is coloured."),
     ("NOTIFY_SOCKET, WATCHDOG_USEC", "Set by systemd, which is told that the daemon is ready, and that it is well."),

@@ -9,19 +9,51 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+
+from mediatord.config_path import DEFAULT_PATH, VARIABLE
 
 LOCAL_URL = "http://127.0.0.1:8080"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-config_option = click.option(
-    "--config",
-    "path",
-    required=True,
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="The configuration, mediator.yaml.",
-)
+_CONFIG = "mediatord.cli.config"
+
+
+def given_config(context: click.Context) -> Path | None:
+    """The configuration that the command line names, wherever in it; None if it names none."""
+    path: Path | None = context.meta.get(_CONFIG)
+    return path
+
+
+def _last_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    # Groups are parsed before their commands, so that the last one of the command line counts.
+    if path is not None and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE:
+        context.meta[_CONFIG] = path
+    return given_config(context) or path
+
+
+def _config_option(*, default: Path | None = DEFAULT_PATH, **options: Any) -> Callable[[_Command], _Command]:
+    return click.option(
+        "-c",
+        "--config",
+        "path",
+        metavar="PATH",
+        type=click.Path(path_type=Path),
+        default=default,
+        show_default=True,
+        envvar=VARIABLE,
+        show_envvar=True,
+        callback=_last_config,
+        **options,
+    )
+
+
+config_option = _config_option(help="The configuration, mediator.yaml.")
+# For a command that writes it: nobody is to fill the directory of the system's daemon by leaving something out.
+target_config_option = _config_option(default=None, help="Where to write mediator.yaml.")
+# For groups with commands that have it, so that it may stand before them.
+group_config_option = _config_option(help="The configuration, for commands that read it.", expose_value=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from mediatord.cli.options import config_option
+from mediatord.cli.options import config_option, group_config_option
 from mediatord.config import Config, load
 from mediatord.service import StartupError
 from mediatord.tag_keys import begin_epoch, forget_epoch, read_tag_keys
@@ -21,6 +21,7 @@ _PATIENCE_MS = 5_000
 
 
 @click.group("log-keys")
+@group_config_option
 def log_keys() -> None:
     """Show and change the keys that pseudonyms of the event log are made with."""
 
@@ -57,14 +58,15 @@ def forget_key(epoch: int, path: Path) -> None:
 @click.command()
 @click.argument("pseudonym")
 @config_option
-def whois(pseudonym: str, path: Path) -> int:
+def whois(pseudonym: str, path: Path) -> None:
     """Print the registered DIDs that a pseudonym stands for, with its epoch. Exits with 1 if there is none."""
     config = load(path)
     tags = [Tags(mode, key) for key in read_tag_keys(log_key(config)) for mode in ("plain", "keyed")]
     found = {(one.epoch, did) for did in _registered_dids(config) for one in tags if one.did(did) == pseudonym}
     for epoch, did in sorted(found):
         click.echo(f"{epoch}  {did}")
-    return 0 if found else 1
+    if not found:
+        raise click.ClickException(f"{pseudonym} stands for no registered DID")
 
 
 def _registered_dids(config: Config) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mediatord.cli.options import answer, config_option, json_option
+from mediatord.cli.options import answer, config_option, group_config_option, json_option
 from mediatord.cli.tables import print_table, size_text, span_text
 from mediatord.cli.visible import visible
 
@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 half_option = click.option("--half", type=click.Choice(["didcomm", "decentrl"]), help="Only of this half.")
 _TOP = 20
 _SAMPLE = 10
+# In the place of an account.
+_SELF_TEST = "(self-test)"
 
 
 @click.group()
+@group_config_option
 def queue() -> None:
     """
     Look into the queues of waiting messages, and take messages out.
 
-    Long DIDs are shown short, as in the event log. A DID can be given like that, and as its pseudonym there.
+    Long DIDs are shown short, as in the event log. A DID can be given like that, and as its pseudonym there. Queues
+    that the daemon has for its self-test (GET /ready) are marked as such.
     """
 
 
@@ -41,19 +45,23 @@ def queue() -> None:
 def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
     """Show the longest queues: for whom, how many messages, how many bytes, and how old the first is."""
     from mediatord.cli.queues import waiting_in
+    from mediatord.cli.queues.self_test import SelfTestAccounts
     from mediatord.cli.queues.values import HALVES
     from mediatord.config import load
 
-    queues, totals = waiting_in(load(path)).queues((half,) if half else HALVES, top)
+    config = load(path)
+    queues, totals = waiting_in(config).queues((half,) if half else HALVES, top)
+    self_test = SelfTestAccounts(config)
     if as_json:
-        answer(True, {"queues": [asdict(one) for one in queues], "totals": asdict(totals)}, "")
+        shown = [{**asdict(one), "self_test": self_test.may_have(one.account)} for one in queues]
+        answer(True, {"queues": shown, "totals": asdict(totals)}, "")
         return
     now = _now()
     rows = [
         (
             one.half,
             _short(one.did),
-            "" if one.account == one.did else _short(one.account),
+            _SELF_TEST if self_test.may_have(one.account) else "" if one.account == one.did else _short(one.account),
             f"{one.messages}",
             size_text(one.bytes),
             "" if one.oldest_at is None else span_text(now - one.oldest_at),
@@ -77,22 +85,25 @@ def show(did: str, path: Path, top: int, half: Any, as_json: bool) -> None:
     """
     Show what waits for a recipient DID, the oldest first, without what is in it.
 
-    Pushes are counted of DIDComm messages only.
+    Pushes are counted of DIDComm messages only. Exits with 1 if nobody has registered the DID.
     """
     from mediatord.cli.queues import Scope, waiting_in
+    from mediatord.cli.queues.self_test import SelfTestAccounts
     from mediatord.config import load
 
     config = load(path)
     waiting = waiting_in(config)
-    did = _whole(did, waiting, config)
+    did = _known(did, waiting, config)
     entries = waiting.entries(Scope(did, half))
+    own = SelfTestAccounts(config).may_have(did)
     if as_json:
-        answer(True, {"did": did, "messages": len(entries), "shown": [asdict(one) for one in entries[:top]]}, "")
+        shown = [asdict(one) for one in entries[:top]]
+        answer(True, {"did": did, "self_test": own, "messages": len(entries), "shown": shown}, "")
         return
     if entries:
         _print_entries(entries[:top])
     more = f", of which the first {top} are shown" if len(entries) > top else ""
-    click.echo(f"{_summed(entries)} for {_short(did)}{more}")
+    click.echo(f"{_summed(entries)} for {_short(did)}{f' {_SELF_TEST}' if own else ''}{more}")
 
 
 @queue.command()
@@ -110,16 +121,23 @@ def purge(
     Remove what waits for a recipient DID. Without --yes it is shown what would be removed, and nothing is.
 
     The daemon may be running. Each removal has its line in the event log, msg.remove with the reason purged, and is
-    not done if that cannot be written. What a wallet was sent and has not acknowledged yet goes as well.
+    not done if that cannot be written. What a wallet was sent and has not acknowledged yet goes as well. What the
+    daemon sends to itself for GET /ready is not removed: the next test does that. Exits with 1 if nobody has
+    registered the DID.
     """
     from mediatord.cli.queues import Scope, waiting_in
     from mediatord.cli.queues.ledger import Books
+    from mediatord.cli.queues.self_test import SelfTestAccounts
     from mediatord.config import load
 
     before = None if older_than is None else _now() - _seconds(older_than)
     config = load(path)
     waiting = waiting_in(config)
-    did = _whole(did, waiting, config)
+    did = _known(did, waiting, config)
+    if SelfTestAccounts(config).has(did):
+        raise click.ClickException(
+            f"{_short(did)} belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
+        )
     entries = waiting.entries(Scope(did, half, before, ids))
     if yes:
         _tell_purged(Books(config).remove(waiting, entries), len(entries), as_json)
@@ -157,16 +175,41 @@ def _short(did: str) -> str:
     return visible(Tags("plain", TagKey(0, b"")).did(did))
 
 
-def _whole(given: str, waiting: Waiting, config: Config) -> str:
-    """The DID that something waits for and that is meant; what is none's tag stays as it is."""
+def _known(given: str, waiting: Waiting, config: Config) -> str:
+    """
+    The registered DID that is meant.
+
+    :raise ClickException: there is none.
+    """
+    found: str | None = None
+    if _is_text(given):
+        found = given if waiting.knows(given) else _tagged(given, waiting, config)
+    if found is None:
+        raise click.ClickException(f"{given}: nobody has registered this DID")
+    return found
+
+
+def _is_text(given: str) -> bool:
+    """Whether what was typed is UTF-8."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _tagged(given: str, waiting: Waiting, config: Config) -> str | None:
+    """The DID that a short form or a pseudonym stands for."""
     from mediatord.tag_keys import read_tag_keys
     from mediatord.tags import Tags
     from mediatord.wiring.base import log_key
 
     if given.startswith("did:") and "~" not in given:
-        return given
+        return None
     tags = [Tags(mode, key) for key in read_tag_keys(log_key(config)) for mode in ("plain", "keyed")]
-    return next((did for did in waiting.recipients() if any(one.did(did) == given for one in tags)), given)
+    # Whoever waits for something is asked for most often, and there are fewer of those.
+    dids = (did for some in (waiting.recipients, waiting.registered) for did in some())
+    return next((did for did in dids if any(one.did(did) == given for one in tags)), None)
 
 
 def _figures(entries: Sequence[Entry]) -> dict[str, Any]:

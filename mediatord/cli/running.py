@@ -23,12 +23,11 @@ def run(path: Path) -> None:
     from mediatord.cli.mediator import identity_of
 
     config = load(path)
-    click.echo(_welcome(config, identity_of(config)))
-    sys.stdout.flush()
+    banner = _welcome(config, identity_of(config))
     # Here, and not at the top: twistd chooses the reactor.
     from twisted.scripts import twistd
 
-    sys.argv = ["mediatord", "--nodaemon", "--pidfile=", "mediatord", "--config", str(path)]
+    sys.argv = ["mediatord", "--nodaemon", "--pidfile=", "mediatord", "--config", str(path), "--banner", banner]
     twistd.run()
 
 

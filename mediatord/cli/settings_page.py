@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 
 from mediatord.config import Config
 from mediatord.config.template import written
-from mediatord.config.values import DurationMark, Kind, duration_text
+from mediatord.config.values import DurationMark, Kind, SizeMark, duration_text
+from mediatord.sizes import format_size
 from mediatord.wiring.reloading import is_applicable
 
 _HEAD = """\
@@ -22,13 +23,17 @@ _HEAD = """\
 <!-- Written by `python -m mediatord.cli.reference docs`; a test compares. -->
 
 One YAML file, `mediator.yaml`. `mediatord init` writes it with every key at its default and a line about each, as
-[etc/mediator.yaml](../etc/mediator.yaml) has it; a key that is left out has its default. Paths are relative to it.
+[etc/mediator.yaml](../etc/mediator.yaml) has it; a key that is left out has its default. Paths are relative to it,
+those in endpoint strings (`unix:`, `ssl:`) included. The first item of a list is `key[0]` in messages.
 
 * **Mistakes** are refused at start, all at once, a line for each with file, line and key; so are keys that do not
   exist. `mediatord check-config --config PATH` looks without starting anything.
 * **Durations** are written `500ms`, `60s`, `5m`, `72h`, `365d`, or as a number of seconds.
+* **Sizes** are written `64KiB`, `1MiB`, `2GiB`, `512k` or `64M` (powers of 1024), `64MB` (a power of 1000), or as a
+  number of bytes.
 * **Environment.** A variable overrides its key: `MEDIATORD_QUEUE__TTL=24h`. Two underscores stand between section and
-  key. Lists and mappings are written as JSON, `null` is no value. A variable that names no key is refused.
+  key. Lists and mappings are written as JSON, as in `MEDIATORD_LISTEN='["tcp:8080"]'`; `null` is no value. A variable
+  that names no key is refused.
 * **SIGHUP** has the file read again. What *counts at once* does so from then on. What differs besides is named in a
   line of the output and needs a restart. Files of keys and certificates are read again as well, as long as they have
   the same names; [reload](operations.md#reload) has the details.
@@ -105,20 +110,26 @@ def _bare(annotation: Any) -> str:
 
 
 def _bounds(metadata: list[Any]) -> Iterator[str]:
-    of_time = any(isinstance(mark, DurationMark) for mark in metadata)
-    for mark in metadata:
+    text = _bound_text(metadata)
+    # A bound of the field itself counts instead of that of its type.
+    for mark in {type(mark): mark for mark in metadata}.values():
         match mark:
             case Ge(ge=bound):
-                yield f"at least {_bound(bound, of_time)}"
+                yield f"at least {text(bound)}"
             case Gt(gt=bound):
-                yield f"more than {_bound(bound, of_time)}"
+                yield f"more than {text(bound)}"
             case Le(le=bound):
-                yield f"at most {_bound(bound, of_time)}"
+                yield f"at most {text(bound)}"
             case Lt(lt=bound):
-                yield f"less than {_bound(bound, of_time)}"
+                yield f"less than {text(bound)}"
             case MinLen(min_length=bound):
                 yield f"at least {bound} of them"
 
 
-def _bound(bound: Any, of_time: bool) -> str:
-    return f"`{duration_text(bound)}`" if of_time and bound else f"{bound}"
+def _bound_text(metadata: list[Any]) -> Callable[[Any], str]:
+    """How bounds of such a value are written."""
+    if any(isinstance(mark, DurationMark) for mark in metadata):
+        return lambda bound: f"`{duration_text(bound)}`" if bound else f"{bound}"
+    if any(isinstance(mark, SizeMark) for mark in metadata):
+        return lambda bound: f"`{format_size(bound)}`"
+    return str

@@ -17,12 +17,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from mediatord.config.environment import read_environment
+from mediatord.config.environment import json_hint, read_environment
 from mediatord.config.settings import Config
 from mediatord.config.tree import Key, Tree, read_tree
+from mediatord.config_path import DEFAULT_PATH, VARIABLE
 
 Problem = tuple[int, str, str]
 
+_HINT = f"; name it with --config PATH or {VARIABLE}, or write it with mediatord init --dir {DEFAULT_PATH.parent}"
 # Mistakes that only show once others are taken away.
 _ROUNDS = 4
 
@@ -45,6 +47,8 @@ _EXPECTED = {
     "too_short": "expected at least {min_length}",
     "value_error": "{error}",
 }
+# Whose values are no scalars.
+_STRUCTURED = ("tuple_type", "mapping_type", "dict_type", "model_type", "model_attributes_type")
 
 
 class ConfigError(Exception):
@@ -132,7 +136,8 @@ def _read(path: Path, environ: Mapping[str, str] | None) -> Tree:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise ConfigError([f"{path}: {error.strerror or 'cannot be read'}"]) from None
+        hint = _HINT if path == DEFAULT_PATH and isinstance(error, FileNotFoundError) else ""
+        raise ConfigError([f"{path}: {error.strerror or 'cannot be read'}{hint}"]) from None
     tree = read_tree(raw, str(path))
     if tree.complete:
         read_environment(tree, os.environ if environ is None else environ, Config)
@@ -178,6 +183,8 @@ def _in_words(error: ErrorDetails, tree: Tree) -> Problem:
         return line, place, _unknown(where)
     words = _EXPECTED.get(error["type"])
     text = words.format(**error.get("ctx", {})) if words else error["msg"]
+    if error["type"] in _STRUCTURED and where in tree.variables:
+        text += f", {json_hint(Config, where)}"
     return line, place, f"{_dotted(where)}: {text}" if where else text
 
 
@@ -202,7 +209,8 @@ def _fields_at(where: tuple[Key, ...]) -> Mapping[str, Any]:
 
 
 def _dotted(where: tuple[Key, ...]) -> str:
+    """As in most paths into YAML and JSON: the first item of a list is `key[0]`."""
     text = ""
     for part in where:
-        text += f"[{part + 1}]" if isinstance(part, int) else f".{part}" if text else part
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text

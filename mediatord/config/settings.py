@@ -29,11 +29,13 @@ from mediatord.config.values import (
     PublicURL,
     ServerEndpoint,
     Share,
+    Size,
     Switch,
     URLOrDID,
     client_endpoint,
 )
 from mediatord.credentials import placed
+from mediatord.endpoint_strings import with_absolute_paths
 
 
 def _explain(text: str) -> Any:
@@ -103,7 +105,7 @@ class Queue(Section):
     """What waits for its recipients."""
 
     max_messages: Annotated[Count, _explain("per recipient DID; the oldest goes first")] = 1000
-    max_bytes: Annotated[Count, _explain("per recipient DID; the oldest goes first")] = 67_108_864
+    max_bytes: Annotated[Size, _explain("per recipient DID; the oldest goes first")] = 67_108_864
     when_full: Annotated[
         Literal["oldest", "refuse"],
         _explain("what makes room: oldest (of whoever has most) | refuse (senders get 429)"),
@@ -123,16 +125,16 @@ class Limits(Section):
     did_per_minute: Annotated[Count, _explain("forwards and commands of one sender DID")] = 60
     ip_per_minute: Annotated[Count, _explain("forwards and undecryptable posts of one address")] = 120
     account_per_minute: Annotated[Count, _explain("coordination and pickup requests of one account")] = 600
-    max_message_bytes: Annotated[Count, _explain("larger bodies and frames are refused")] = 1_048_576
+    max_message_bytes: Annotated[Size, _explain("larger bodies and frames are refused")] = 1_048_576
     max_connections_per_ip: Annotated[Count, _explain("open sockets of one address")] = 64
     trusted_peers: Annotated[
         tuple[Network, ...], _explain("networks of other mediators; each counts as one address, with these limits:")
     ] = ()
     trusted_per_minute: Annotated[Count, _explain("forwards and other requests of one of them")] = 6000
     trusted_connections: Annotated[Count, _explain("open sockets of one of them")] = 1024
-    max_outbox_bytes: Annotated[Count, _explain("pushes that wait for one socket which is not read")] = 1_048_576
+    max_outbox_bytes: Annotated[Size, _explain("pushes that wait for one socket which is not read")] = 1_048_576
     max_unread_bytes: Annotated[
-        Count, _explain("answers over HTTP that are not read, in all; an eighth of that for one address")
+        Size, _explain("answers over HTTP that are not read, in all; an eighth of that for one address")
     ] = 268_435_456
 
 
@@ -206,10 +208,10 @@ class Decentrl(Section):
     max_contracts_per_peer: Annotated[Count, _explain("those with one and the same DID")] = 100
     max_pending_events: Annotated[Count, _explain("events that may wait for one DID")] = 10_000
     max_pending_bytes: Annotated[
-        Count, _explain("and their bytes; a page with more than 16 MiB is refused, so more could get stuck")
+        Size, _explain("and their bytes; a page with more than 16 MiB is refused, so more could get stuck")
     ] = 16_777_216
     max_stored_events: Annotated[Count, _explain("stored and public events that one DID may keep")] = 1_000_000
-    max_stored_bytes: Annotated[Count, _explain("and their bytes")] = 1_073_741_824
+    max_stored_bytes: Annotated[Size, _explain("and their bytes")] = 1_073_741_824
 
     @model_validator(mode="after")
     def _allow_goes_with_the_list(self) -> Decentrl:
@@ -229,7 +231,7 @@ class Outbound(Section):
 class Rotation(Section):
     """When a log segment is closed, and how many are kept."""
 
-    bytes: Annotated[int, Field(strict=True, ge=65_536), _explain("a segment of this size is closed")] = 67_108_864
+    bytes: Annotated[Size, Field(ge=65_536), _explain("a segment of this size is closed")] = 67_108_864
     keep: Annotated[Count, _explain("closed segments; older ones are deleted")] = 120
     compress: Annotated[Switch, _explain("gzip closed segments")] = True
 
@@ -366,11 +368,13 @@ class Config(Section):
         return self.node or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:63].strip("-._") or "node"
 
     def resolved(self, base: Path) -> Config:
-        """The same with every relative path taken to be relative to `base`."""
+        """The same with every relative path, those in endpoints included, taken to be relative to `base`."""
         sqlite, secret, admin, log = self.storage.sqlite, self.cluster.secret_file, self.admin, self.log
+        endpoint, cluster_endpoint = admin.listen, self.cluster.listen
         passphrase = self.identity.passphrase_file
         return _with(
             self,
+            listen=tuple(with_absolute_paths(one, base) for one in self.listen),
             identity=_with(
                 self.identity,
                 keys=placed(base, self.identity.keys),
@@ -380,10 +384,15 @@ class Config(Section):
             log=_with(log, directory=base / log.directory, key_file=log.key_file and base / log.key_file),
             admin=_with(
                 admin,
+                listen=endpoint and with_absolute_paths(endpoint, base),
                 token_file=admin.token_file and placed(base, admin.token_file),
                 reports=admin.reports and base / admin.reports,
             ),
-            cluster=_with(self.cluster, secret_file=secret and placed(base, secret)),
+            cluster=_with(
+                self.cluster,
+                listen=cluster_endpoint and with_absolute_paths(cluster_endpoint, base),
+                secret_file=secret and placed(base, secret),
+            ),
         )
 
 

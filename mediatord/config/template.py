@@ -12,13 +12,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mediatord.config.settings import Config
-from mediatord.config.values import DurationMark, duration_text
+from mediatord.config.values import DurationMark, SizeMark, duration_text
+from mediatord.sizes import format_size
 
 _HEAD = """\
 # mediatord: every setting, at its default unless changed. Unknown keys and impossible values are refused at start;
 # `mediatord check-config --config FILE` tells which. A variable MEDIATORD_STORAGE__BACKEND=memory overrides
-# storage.backend, and so on; lists are written as JSON there. Paths are relative to this file.
-# Durations: 500ms, 60s, 5m, 72h, 365d, or a number of seconds.
+# storage.backend, and so on; lists are written as JSON there. Paths are relative to this file, those in endpoint
+# strings included.
+# Durations: 500ms, 60s, 5m, 72h, 365d, or a number of seconds. Sizes: 64KiB, 1MiB, 512k (powers of 1024),
+# 64MB (a power of 1000), or a number of bytes.
 """
 
 
@@ -44,6 +47,8 @@ def written(value: Any, field: FieldInfo) -> str:
     """A value as YAML on one line."""
     if any(isinstance(mark, DurationMark) for mark in field.metadata):
         return duration_text(value)
+    if any(isinstance(mark, SizeMark) for mark in field.metadata):
+        return format_size(value)
     text = yaml.safe_dump(_plain(value), default_flow_style=True, width=10**6, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 

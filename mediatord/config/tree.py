@@ -24,6 +24,7 @@ class Tree:
 
     :param name: of the file, as the user gave it.
     :param places: path of keys to (line for sorting, text in front of a problem).
+    :param variables: keys that variables of the environment have set.
     :param problems: (line, place, text) of what is wrong already.
     :param complete: whether there is anything to check against the models.
     :param count: how many values there are, those of an alias counted wherever it stands.
@@ -32,6 +33,7 @@ class Tree:
     name: str
     values: Any = field(default_factory=dict)
     places: dict[tuple[Key, ...], Place] = field(default_factory=dict)
+    variables: set[tuple[Key, ...]] = field(default_factory=set)
     problems: list[tuple[int, str, str]] = field(default_factory=list)
     complete: bool = True
     count: int = 0

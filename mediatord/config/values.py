@@ -14,11 +14,14 @@ from twisted.internet.endpoints import quoteStringArgument, serverFromString
 
 from mediatord.endpoint_strings import take_apart
 from mediatord.protocol.didcomm.did import did_of, is_did
+from mediatord.sizes import parse_size
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _HIGHEST_PORT = 65535
+# What a database can count to.
+_LARGEST_SIZE = 2**63 - 1
 _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5})")
 
 
@@ -28,10 +31,20 @@ class DurationMark:
 
 
 @dataclass(frozen=True)
+class SizeMark:
+    """Tells the template that a whole number is written with a unit."""
+
+
+@dataclass(frozen=True)
 class Kind:
-    """What operators call such a value, in the reference."""
+    """
+    What operators call such a value, in the reference.
+
+    :param example: one, for error messages; empty where there is none worth showing.
+    """
 
     words: str
+    example: str = ""
 
 
 def _duration(value: object) -> float:
@@ -59,6 +72,19 @@ def duration_text(seconds: float) -> str:
     return f"{whole}s"
 
 
+def _size(value: object) -> int:
+    """Bytes, from a number of them or from `64MiB` and the like."""
+    try:
+        size = parse_size(value) if isinstance(value, str) else value
+    except ValueError:
+        size = None
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise ValueError("expected a size such as 64MiB, 512k or a number of bytes")
+    if size > _LARGEST_SIZE:
+        raise ValueError(f"expected at most {_LARGEST_SIZE} bytes")
+    return size
+
+
 def _network(value: object) -> IPv4Network | IPv6Network:
     """An address or a network in CIDR notation."""
     if isinstance(value, IPv4Network | IPv6Network):
@@ -79,7 +105,7 @@ def _server_endpoint(text: str) -> str:
     try:
         serverFromString(object(), text)
     except Exception as error:  # Each kind of endpoint has a parser of its own, which raises what it likes.
-        if not (text.removeprefix("haproxy:").startswith("ssl:") and _is_about_files(error)):
+        if not (text.removeprefix("haproxy:").startswith(("ssl:", "tls:")) and _is_about_files(error)):
             raise ValueError("expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1") from None
     if kind in ("tcp", "tcp6", "ssl") and not 0 <= int(_port_of(arguments)) <= _HIGHEST_PORT:
         raise ValueError("expected a port between 0 and 65535")
@@ -87,7 +113,7 @@ def _server_endpoint(text: str) -> str:
 
 
 def _is_about_files(error: Exception) -> bool:
-    """ssl: reads its key and certificates at once; whether they can be used is not a question of syntax."""
+    """ssl: and tls: read keys and certificates at once; whether they can be used is not a question of syntax."""
     return not isinstance(error, ValueError | TypeError | LookupError) or "chain file" in str(error)
 
 
@@ -198,16 +224,19 @@ def _mongodb_uri(text: str) -> str:
 # Part of a whole, more than nothing.
 Share = Annotated[float, Strict(), Field(gt=0, le=1), Kind("number, 1 at most")]
 Duration = Annotated[float, BeforeValidator(_duration), DurationMark(), Kind("duration")]
+Size = Annotated[int, BeforeValidator(_size), Field(ge=1), SizeMark(), Kind("size")]
 Count = Annotated[int, Strict(), Field(ge=1)]
 Natural = Annotated[int, Strict(), Field(ge=0)]
 Switch = Annotated[bool, Strict()]
-Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network), Kind("address or network")]
-ServerEndpoint = Annotated[str, AfterValidator(_server_endpoint), Kind("Twisted endpoint string")]
+Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network), Kind("address or network", "10.0.0.0/8")]
+ServerEndpoint = Annotated[
+    str, AfterValidator(_server_endpoint), Kind("Twisted endpoint string", "tcp:8080:interface=127.0.0.1")
+]
 PublicURL = Annotated[str, AfterValidator(_public_url), Kind("http:// or https:// URL")]
-DID = Annotated[str, AfterValidator(_did), Kind("DID")]
-DIDs = Annotated[str, AfterValidator(_dids), Kind("DID, or DIDs below one")]
-DIDURL = Annotated[str, AfterValidator(_did_url), Kind("did:key or DID URL of a key")]
-URLOrDID = Annotated[str, AfterValidator(_url_or_did), Kind("URL or DID")]
+DID = Annotated[str, AfterValidator(_did), Kind("DID", "did:web:example.com")]
+DIDs = Annotated[str, AfterValidator(_dids), Kind("DID, or DIDs below one", "did:web:example.com:*")]
+DIDURL = Annotated[str, AfterValidator(_did_url), Kind("did:key or DID URL of a key", "did:web:example.com#key-1")]
+URLOrDID = Annotated[str, AfterValidator(_url_or_did), Kind("URL or DID", "https://example.com/didcomm")]
 HostPort = Annotated[str, AfterValidator(_host_port), Kind("host:port")]
 NodeName = Annotated[str, AfterValidator(_node_name), Kind("name of at most 63 characters")]
 MongoURI = Annotated[str, AfterValidator(_mongodb_uri), Kind("mongodb:// URI")]

@@ -255,16 +255,33 @@ class Backlog:
     """
     What waits, by age and by queue, whether visible or not.
 
-    :param messages: all messages and pending events; of very many, as in :class:`Waiting`.
+    :param messages: all messages and pending events, those that wait by the ledger; of very many, as in
+        :class:`Waiting`.
     :param bytes: of their payloads; None where finding out would be too much work.
     :param cohorts: the youngest first, one for each bound and one for what is older than the last.
     :param largest: the largest queues, largest first.
+    :param books: the ledger, as of the same moment.
     """
 
     messages: int
     bytes: int | None
     cohorts: tuple[Cohort, ...]
     largest: tuple[LongQueue, ...]
+    books: Books = Books()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """
+    What a scrape shows of the store, as of one moment.
+
+    :param largest: the largest queues as (recipient DID, messages), largest first.
+    :param other: messages in all other queues.
+    """
+
+    largest: tuple[tuple[str, int], ...]
+    other: int
+    books: Books
 
 
 class IMessageStore(Interface):
@@ -364,6 +381,12 @@ class IMessageStore(Interface):
     def queue_sizes(top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         """The `top` largest queues as (recipient DID, messages), largest first, and the sum of all others."""
 
+    def statistics(top: int) -> Deferred[StoreStatistics]:
+        """
+        As :meth:`queue_sizes` and :meth:`ledger`, of one moment, so that the queues add up to what waits by the
+        ledger; where that is not counted, they add up to what the store's server says.
+        """
+
     def ledger() -> Deferred[Books]:
         """
         What became of all that was ever accepted. Asked every minute by each process: what waits is counted where no
@@ -378,8 +401,9 @@ class IMessageStore(Interface):
 
     def backlog(bounds: Sequence[float], top: int) -> Deferred[Backlog]:
         """
-        What waits by the time that it came, and the `top` largest queues. Only so much of each cohort is counted: the
-        cost depends on the number of recipients, and of those only up to some, not on that of messages.
+        What waits by the time that it came, and the `top` largest queues, with the ledger of the same moment. Only so
+        much of each cohort is counted, and the ledger as in :meth:`ledger`; the rest depends on the number of
+        recipients, and of those only up to some, not on that of messages.
 
         :param bounds: times, latest first: of the first cohort came at the first of them or later, of the next at the
             second or later and before the first, and so on. What is kept on disk is found by its ids, which begin

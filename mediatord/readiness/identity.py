@@ -12,13 +12,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.did_peer import make_did_peer_2
 from mediatord.protocol.didcomm.keys import PrivateKey
+from mediatord.synthetic import MARK, SERVICE_TYPE
 from mediatord.wallet.identity import Identity, Key
 
-_TYPE = "mediatord-readiness"
 _TAG_BYTES = 16
-# How the element of the DID begins that holds the tag: as much of it as base64 does not mix with what follows.
-_BEGINNING = jsontext.dumps({"t": _TYPE, "s": ""})[:-2]
-_MARK = f".S{jsontext.b64url_encode(_BEGINNING[: len(_BEGINNING) // 3 * 3])}"
 
 
 class Kin:
@@ -44,12 +41,12 @@ class Kin:
 
     def knows(self, did: str) -> bool:
         """Whether a DID is one of them; of others that takes no time."""
-        keys, mark, _ = did.partition(_MARK)
+        keys, mark, _ = did.partition(MARK)
         return bool(mark) and hmac.compare_digest(_bytes(did), _bytes(self._tagged(keys)))
 
     def _tagged(self, keys: str) -> str:
         tag = hmac.digest(self._tags, _bytes(keys), "sha256")[:_TAG_BYTES]
-        service = jsontext.dumps({"t": _TYPE, "s": jsontext.b64url_encode(tag)})
+        service = jsontext.dumps({"t": SERVICE_TYPE, "s": jsontext.b64url_encode(tag)})
         return f"{keys}.S{jsontext.b64url_encode(service)}"
 
 

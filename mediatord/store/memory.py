@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -28,6 +28,7 @@ from mediatord.interfaces import (
     QueueStatus,
     Removed,
     StoredMessage,
+    StoreStatistics,
     UpdateResult,
     Waiting,
     Window,
@@ -83,7 +84,12 @@ class _Contents:
             largest.append(LongQueue(did, number, size + other_size, earliest(at, other_at)))
         totals = [half.waiting() for half in halves]
         cohorts = [half.cohorts(bounds) for half in halves]
-        return together(cohorts, [(total.messages, total.bytes) for total in totals], largest)
+        found = together(cohorts, [(total.messages, total.bytes) for total in totals], largest)
+        return replace(found, books=self.books())
+
+    def books(self) -> Books:
+        """Of both halves."""
+        return Books(self.messages.ledger(), self.decentrl.pending.ledger())
 
 
 @implementer(IStore)
@@ -204,15 +210,20 @@ class MemoryStore:
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         return self._answer(lambda contents, now: contents.messages.ranking.top(top))
 
+    def statistics(self, top: int) -> Deferred[StoreStatistics]:
+        def statistics(contents: _Contents, now: float) -> StoreStatistics:
+            largest, other = contents.messages.ranking.top(top)
+            return StoreStatistics(tuple(largest), other, contents.books())
+
+        return self._answer(statistics)
+
     def waiting(self) -> Deferred[Waiting]:
         return self._answer(
             lambda contents, now: both(contents.messages.waiting(), contents.decentrl.pending.waiting())
         )
 
     def ledger(self) -> Deferred[Books]:
-        return self._answer(
-            lambda contents, now: Books(contents.messages.ledger(), contents.decentrl.pending.ledger())
-        )
+        return self._answer(lambda contents, now: contents.books())
 
     def backlog(self, bounds: Sequence[float], top: int) -> Deferred[Backlog]:
         return self._answer(lambda contents, now: contents.backlog(bounds, top))

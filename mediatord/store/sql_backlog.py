@@ -7,10 +7,12 @@ Ids begin with the time that something came, so the index of ids alone says how 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from sqlite3 import Connection
 
 from mediatord.interfaces import Backlog, Cohort, LongQueue
 from mediatord.store.backlog import completed, earliest, spans, together
+from mediatord.store.sql_ledger import ledger
 from mediatord.store.sql_queues import queue_sizes
 
 # Of each cohort: keys that are counted, and rows at most whose bytes are added up.
@@ -46,7 +48,8 @@ def backlog(connection: Connection, bounds: Sequence[float], top: int) -> Backlo
     totals = {table: connection.execute(query).fetchone() for table, query in _TOTALS.items()}
     halves = [completed(_cohorts(connection, table, bounds), *total) for table, total in totals.items()]
     largest, _ = queue_sizes(connection, top)
-    return together(halves, totals.values(), [_queue(connection, did, number) for did, number in largest])
+    found = together(halves, totals.values(), [_queue(connection, did, number) for did, number in largest])
+    return replace(found, books=ledger(connection))
 
 
 def _cohorts(connection: Connection, table: str, bounds: Sequence[float]) -> list[Cohort]:

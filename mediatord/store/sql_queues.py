@@ -15,8 +15,9 @@ from itertools import islice
 from sqlite3 import Connection
 from typing import Any
 
-from mediatord.interfaces import QueueStatus, StoredMessage, Waiting
+from mediatord.interfaces import QueueStatus, StoredMessage, StoreStatistics, Waiting
 from mediatord.store.sql_accounts import account_id
+from mediatord.store.sql_ledger import ledger
 from mediatord.store.sql_rows import VALUES_AT_A_TIME, marks_clause, pieces
 from mediatord.store.texts import is_storable
 from mediatord.store.waiting import both
@@ -201,6 +202,11 @@ def queue_sizes(connection: Connection, top: int) -> tuple[list[tuple[str, int]]
     in_both = _IN_BOTH_BY_QUEUE if queues < holdings else _IN_BOTH_BY_HOLDING
     largest = connection.execute(_SIZES.format(in_both=in_both), {"top": max(top, 0)}).fetchall()
     return largest, messages + pending - sum(number for _, number in largest)
+
+
+def statistics(connection: Connection, top: int) -> StoreStatistics:
+    largest, other = queue_sizes(connection, top)
+    return StoreStatistics(tuple(largest), other, ledger(connection))
 
 
 def waiting(connection: Connection) -> Waiting:

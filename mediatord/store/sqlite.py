@@ -29,6 +29,7 @@ from mediatord.interfaces import (
     QueueStatus,
     Removed,
     StoredMessage,
+    StoreStatistics,
     UpdateResult,
     Waiting,
     Window,
@@ -206,6 +207,9 @@ class SQLiteStore:
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         return self._file.survey("queue_sizes", lambda c: sql_queues.queue_sizes(c, top))
+
+    def statistics(self, top: int) -> Deferred[StoreStatistics]:
+        return self._file.survey("statistics", lambda c: sql_queues.statistics(c, top))
 
     def waiting(self) -> Deferred[Waiting]:
         return self._file.survey("waiting", sql_queues.waiting)

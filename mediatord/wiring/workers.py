@@ -34,12 +34,17 @@ _LONGEST_NAME = 63
 
 
 def build_supervisor(
-    reactor: Any, config: Config, give_up: Callable[[str], None], before: Iterable[Service]
+    reactor: Any,
+    config: Config,
+    give_up: Callable[[str], None],
+    before: Iterable[Service],
+    up: Callable[[], None] = lambda: None,
 ) -> OrderedService:
     """
     The parent of the workers; nothing is bound or begun before it starts.
 
     :param before: services that it is to have as long as there are workers.
+    :param up: called once all workers are up.
     :raise StartupError: what would keep every worker from starting: keys, identity, log key, an endpoint.
     """
     identity = load_identity(config)
@@ -59,6 +64,7 @@ def build_supervisor(
         give_up=give_up,
         patience=Patience(stop=config.drain_timeout),
     )
+    supervisor.tell_up = up
     supervisor.tell_state = watches[0].told if watches else None
     reload = _Rereading(config, identity, supervisor)
     root = OrderedService(reactor, config.drain_timeout + 1.0, supervisor.rotate, reload)

@@ -50,6 +50,7 @@ class Supervisor(Service):
 
     :param check: finds out whether the workers could use the store at all; raises ValueError with one line.
     :param give_up: told in one line why no worker could start.
+    :ivar tell_up: called when all workers are up for the first time.
     :ivar tell_state: what this process has to say beside the workers when they are asked for their states.
     """
 
@@ -87,6 +88,7 @@ class Supervisor(Service):
         )
         self._scrapes = Scrapes(reactor, lambda: self.crew)
         self._states = Polls(reactor, "state", lambda: self.crew)
+        self.tell_up: Callable[[], None] = lambda: None
         self.tell_state: Callable[[], Any] | None = None
         self._changeover = Changeover(lambda: self.crew)
         self._up = False
@@ -177,7 +179,9 @@ class Supervisor(Service):
             self.crew.start()
 
     def _ready(self) -> None:
-        self._up = True
+        if not self._up:
+            self._up = True
+            self.tell_up()
         notify("READY=1")
         interval = watchdog_interval()
         if interval is not None:

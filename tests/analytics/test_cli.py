@@ -126,11 +126,17 @@ def test_spans() -> None:
 
 def test_sizes_and_places() -> None:
     """Sizes as Java has them, paths as Spark has them."""
-    assert [arguments.size_bytes(text) for text in ("0", "7", "2k", "512M", "1g", "1t")] == [
-        0, 7, 2048, 512 << 20, 1 << 30, 1 << 40,
+    assert [arguments.size_bytes(text) for text in ("0", "7", "2k", "512M", "1g", "1t", "1 GiB", "2MB", "1.5g")] == [
+        0, 7, 2048, 512 << 20, 1 << 30, 1 << 40, 1 << 30, 2_000_000, 3 << 29,
     ]  # fmt: skip
+    assert [arguments.size(text) for text in ("512m", "4GiB", "1t", "1.5g", "2MB")] == [
+        "512m", "4g", "1024g", "1536m", "1953k",
+    ]  # fmt: skip
+    for text in ("1.5x", "-1g", "g", "1h"):
+        with pytest.raises(click.BadParameter):
+            arguments.size_bytes(text)
     with pytest.raises(click.BadParameter):
-        arguments.size_bytes("1.5g")
+        arguments.size("7")
     assert local_path("a/b") == Path("a/b")
     assert local_path("file:/a/b") == local_path("file:///a/b") == Path("/a/b")
     assert local_path("hdfs://a/b") is local_path("s3a://a/b") is None

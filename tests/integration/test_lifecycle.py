@@ -25,6 +25,7 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SkipTest, TestCase
 
+from mediatord import __version__
 from mediatord.bench.rawsocket import RawSocket
 from mediatord.cli.files import set_up
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
@@ -342,6 +343,8 @@ def refused(way: str, config: Path) -> tuple[int, list[str]]:
         check=False,
     )
     assert "Traceback" not in done.stdout + done.stderr
+    # Nobody is invited to what does not run.
+    assert "invitation" not in done.stdout
     return done.returncode, done.stderr.splitlines()
 
 
@@ -445,6 +448,34 @@ def test_unusable_database(way: str, reason: str, made: Path) -> None:
     assert line.startswith(f"mediatord: cannot use the database {made.parent}/")
     assert line.endswith(f"mediator.sqlite3: {reason}")
     assert (path.read_bytes() if path.exists() else None) == content
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_banner_comes_when_it_listens(workers: int, made: Path) -> None:
+    """Whoever reads in a pipe where the daemon is finds it there, with DIDs, invitation and what to try."""
+    made.write_text(made.read_text("utf-8").replace("workers: 1", f"workers: {workers}"), "utf-8")
+    port = port_of(made)
+    process = subprocess.Popen(
+        [*WAYS["run"], str(made)], cwd=made.parent, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not lines or "mediatord status" not in lines[-1]:
+            lines.append(process.stdout.readline())
+            assert lines[-1], "it has ended"
+        assert ask(port, "GET", "/health")[0] == 200
+        process.send_signal(signal.SIGTERM)
+        lines += process.communicate()[0].splitlines()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    url = f"http://127.0.0.1:{port}"
+    assert sum(line.startswith(f"mediatord {__version__} for {url}, on tcp:{port}:") for line in lines) == 1
+    assert sum(line.startswith("DID         did:peer:2.") for line in lines) == 1
+    assert sum(line.startswith(f"invitation  {url}/invitation?_oob=") for line in lines) == 1
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("program", ["twist", "twistd"])

@@ -7,12 +7,16 @@ import subprocess
 import sys
 from collections import Counter
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from mediatord.cli.mediator import identity_of
+from mediatord.config import load
+from mediatord.readiness import Kin
 from mediatord.store.mongo.uri import read_uri
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.socket import connect
@@ -74,6 +78,7 @@ class QueueTests(TestCase):
         self.assertEqual(len(await self.fetched(carol, 10)), 10)
         await self.post(carol, "more", 1)
 
+        await deferToThread(self.check_refusals)
         await deferToThread(daemon.stop)
         left = await self.asked("show", carol.did, "--top", "1000")
         self.assertEqual(left["messages"], MANY - 5 - 10 + 1)
@@ -120,6 +125,26 @@ class QueueTests(TestCase):
         )
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
         return json.loads(done.stdout)
+
+    def check_refusals(self) -> None:
+        """Nobody's queue is not looked into, and that of the daemon's self-test is not purged."""
+        for command in (("show", "did:web:nobody.example"), ("purge", "did:web:nobody.example", "--yes")):
+            self.assertEqual(self.refused(*command), "did:web:nobody.example: nobody has registered this DID")
+        config = load(self.daemon.config, {})
+        if config.workers > 1:
+            return  # each has a DID of its own
+        with urlopen(f"http://127.0.0.1:{self.daemon.port}/ready", timeout=30) as ready:
+            self.assertEqual(ready.status, 200)
+        own = Kin(identity_of(config).secret).identity(config.node_name).did
+        self.assertEqual(self.ask("show", own)["self_test"], True)
+        self.assertIn("belongs to the daemon's own self-test", self.refused("purge", own, "--yes"))
+
+    def refused(self, *arguments: str) -> str:
+        """The one line that the command ends with."""
+        command = [sys.executable, "-m", "mediatord", "-c", str(self.daemon.config), "queue", *arguments, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
+        return done.stderr.removeprefix("mediatord: ").rstrip("\n")
 
     def check_books(self, expected: Counter[str]) -> None:
         """Each message has one acceptance and one end, whoever wrote them, and all counters agree with the lines."""

@@ -58,7 +58,8 @@ class WhoisTests(TestCase):
         """Exit status and output."""
         command = [sys.executable, "-m", "mediatord", "whois", pseudonym, "--config", str(daemon.config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        self.assertEqual(done.stderr, "")
+        missing = f"mediatord: {pseudonym} stands for no registered DID\n"
+        self.assertEqual(done.stderr, missing if done.returncode else "")
         return done.returncode, done.stdout
 
 

@@ -37,7 +37,7 @@ URL = "http://127.0.0.1:8080"
 CONFIG = "/etc/mediatord/mediator.yaml"
 PYTHON = "/opt/mediatord/bin/python"
 SERVICE, SOCKET, NIGHT = "mediatord.service", "mediatord.socket", "mediatord-analytics.service"
-WRONG = "listen[1]: expected a port between 0 and 65535"
+WRONG = "listen[0]: expected a port between 0 and 65535"
 # Only those of this machine are named: the others of `SystemCallFilter` and the like are in the rating.
 FENCED = {"NoNewPrivs": "1", "Seccomp": "2", "CapEff": "0000000000000000", "CapBnd": "0000000000000000"}
 

@@ -25,6 +25,7 @@ _Document = dict[str, Any]
 
 _PATIENCE_MS = 5_000
 _IDS_AT_A_TIME = 5_000
+_HOLDERS = (ACCOUNTS, RECIPIENTS, PARTIES)
 _WAITED_FOR = {"waited_for": True}
 # Of each half: what has the counters and their names, and where what they count is, by what.
 _COUNTERS: dict[Half, tuple[str, str, str, str, str]] = {
@@ -62,6 +63,17 @@ class WaitingInMongoDB:
         with self._reading() as database:
             collections = [_COUNTERS[half][0] for half in HALVES]
             return [one["did"] for name in collections for one in database[name].find(_WAITED_FOR, {"did": 1})]
+
+    def registered(self) -> list[str]:
+        """Accounts, recipients and Decentrl identities."""
+        with self._reading() as database:
+            return [one["did"] for name in _HOLDERS for one in database[name].find({}, {"did": 1})]
+
+    def knows(self, did: str) -> bool:
+        """Whether it is one of those."""
+        with self._reading() as database:
+            asked = ((ACCOUNTS, {"did": did}), (PARTIES, {"_id": key_of(did)}), (RECIPIENTS, {"did": did}))
+            return any(database[name].find_one(query, {"_id": 1}) is not None for name, query in asked)
 
     def entries(self, scope: Scope) -> list[Entry]:
         """What waits for a recipient."""

@@ -43,6 +43,14 @@ _RECIPIENTS = """
     SELECT r.did FROM queue q JOIN recipient r ON r.id = q.recipient_id
     UNION ALL SELECT p.did FROM holding h JOIN party p ON p.id = h.party_id WHERE h.pending > 0
 """
+_REGISTERED = "SELECT did FROM recipient UNION SELECT did FROM account UNION SELECT did FROM party"
+# Of those of recipients each half has an index of its own.
+_KNOWN = """
+    SELECT 1 FROM recipient WHERE did = :did AND registered IS NOT NULL
+    UNION ALL SELECT 1 FROM recipient WHERE did = :did AND registered IS NULL
+    UNION ALL SELECT 1 FROM account WHERE did = :did
+    UNION ALL SELECT 1 FROM party WHERE did = :did
+"""
 _MESSAGES = """
     SELECT m.id, a.did, m.size, m.received_at, m.expires_at, m.delivered, m.pushes, m.due_at
     FROM recipient r JOIN message m ON m.recipient_id = r.id JOIN account a ON a.id = m.account_id
@@ -76,6 +84,16 @@ class WaitingInFile:
         """The DIDs that something waits for."""
         with self._reading() as connection:
             return [did for (did,) in connection.execute(_RECIPIENTS)]
+
+    def registered(self) -> list[str]:
+        """Accounts, recipients and Decentrl identities."""
+        with self._reading() as connection:
+            return [did for (did,) in connection.execute(_REGISTERED)]
+
+    def knows(self, did: str) -> bool:
+        """Whether it is one of those."""
+        with self._reading() as connection:
+            return connection.execute(_KNOWN, {"did": did}).fetchone() is not None
 
     def entries(self, scope: Scope) -> list[Entry]:
         """What waits for a recipient."""

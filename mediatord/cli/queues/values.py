@@ -100,6 +100,12 @@ class Waiting(Protocol):
     def recipients(self) -> list[str]:
         """The DIDs that something waits for, some of them twice."""
 
+    def registered(self) -> list[str]:
+        """All DIDs that something can wait for, some of them twice."""
+
+    def knows(self, did: str) -> bool:
+        """Whether a DID is one of those."""
+
     def entries(self, scope: Scope) -> list[Entry]:
         """What waits for a recipient, each half in order of arrival."""
 

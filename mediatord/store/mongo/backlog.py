@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from mediatord.interfaces import Backlog, Cohort, LongQueue
 from mediatord.store.backlog import completed, earliest, spans, together
+from mediatord.store.mongo.books import Ask, patience, read_with
 from mediatord.store.mongo.collections import MESSAGES, RECIPIENTS
 from mediatord.store.mongo.cursors import aggregating, collect, finding
 from mediatord.store.mongo.decentrl_schema import PARTIES, PENDING, PENDING_OF_PARTY
@@ -20,7 +22,7 @@ from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.replies import Refused
 from mediatord.store.mongo.requests import Document, Request
 from mediatord.store.mongo.server import Server
-from mediatord.store.mongo.sizes import PATIENCE, longest, number_of
+from mediatord.store.mongo.sizes import longest, number_of
 
 # Of each cohort: keys that are counted, and documents at most whose bytes are added up.
 _COUNTED = 20_000
@@ -53,29 +55,34 @@ async def backlog(server: Server, bounds: Sequence[float], top: int) -> Backlog:
     """As :meth:`~mediatord.interfaces.IMessageStore.backlog`."""
 
     async def look(operations: Operations, deadline: float) -> Backlog:
-        totals = [(await number_of(operations, half.waits, deadline), None) for half in _HALVES]
-        halves = [
-            completed(await _cohorts(operations, half.waits, bounds, deadline), *total)
-            for half, total in zip(_HALVES, totals, strict=True)
-        ]
         largest = await _largest(operations, top, deadline) if top > 0 else []
-        found = together(halves, totals, largest)
+        books, cohorts = await read_with(operations, deadline, partial(_of_halves, bounds))
+        totals = [
+            (await number_of(operations, half.waits, deadline) if waiting is None else waiting, None)
+            for half, waiting in zip(_HALVES, (books.didcomm.waiting, books.decentrl.waiting), strict=True)
+        ]
+        halves = [completed(some, *total) for some, total in zip(cohorts, totals, strict=True)]
+        found = replace(together(halves, totals, largest), books=books)
         sizes = [one.bytes for one in found.cohorts]
         return found if None in sizes else replace(found, bytes=sum([size or 0 for size in sizes]))
 
-    return await server.operate("backlog", look, until=server.clock.seconds() + PATIENCE)
+    return await server.operate("backlog", look, until=patience(server))
 
 
-async def _cohorts(operations: Operations, name: str, bounds: Sequence[float], deadline: float) -> list[Cohort]:
+async def _of_halves(bounds: Sequence[float], ask: Ask) -> list[list[Cohort]]:
+    return [await _cohorts(ask, half.waits, bounds) for half in _HALVES]
+
+
+async def _cohorts(ask: Ask, name: str, bounds: Sequence[float]) -> list[Cohort]:
     matches = [_match(first, end) for first, end in spans(bounds)]
     count: list[Document] = [{"$limit": _COUNTED}, {"$count": "n"}]
-    counts = await _ask(operations, [aggregating(name, [some, *count], hint="_id_") for some in matches], deadline)
+    counts = await ask([aggregating(name, [some, *count], hint="_id_") for some in matches])
     numbers = [found[0]["n"] if found else 0 for found in counts]
     weigh: list[Document] = [{"$limit": _WEIGHED}, {"$group": {"_id": None, "n": {"$sum": "$size"}}}]
     few = [place for place, number in enumerate(numbers) if 0 < number < _WEIGHED]
     questions = [aggregating(name, [matches[place], *weigh], hint="_id_") for place in few]
     sizes: dict[int, int | None] = {place: 0 for place, number in enumerate(numbers) if not number}
-    for place, found in zip(few, await _ask(operations, questions, deadline), strict=True):
+    for place, found in zip(few, await ask(questions) if questions else [], strict=True):
         sizes[place] = found[0]["n"] if found else 0
     return [Cohort(number, sizes.get(place), number < _COUNTED) for place, number in enumerate(numbers)]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Books, Ledger
@@ -29,21 +31,43 @@ _WAITING: dict[Half, str] = {"didcomm": MESSAGES, "decentrl": PENDING.name}
 # In the entry of a process that keeps the ledger; one of an older version has none.
 KEEPS = "keeps_ledger"
 
+T = TypeVar("T")
+# Asks several questions at once, in a transaction; and what is to be done with that.
+Ask = Callable[[Sequence[Request]], Awaitable[list[list[Document]]]]
+Work = Callable[[Ask], Awaitable[T]]
+
 _Sums = dict[Half, dict[str, int]]
 
 
 async def ledger(server: Server) -> Books:
     """See `IMessageStore`; while a process runs that does not keep it, it is not known what waits."""
+    books, _ = await server.operate(
+        "ledger", lambda operations, deadline: read_with(operations, deadline, _nothing), until=patience(server)
+    )
+    return books
 
-    async def look(operations: Operations, deadline: float) -> Books:
-        books, settled = await _look(operations, deadline)
-        if settled:
-            return books
-        await retried(lambda: operations.transact(_settle, deadline))
-        books, settled = await _look(operations, deadline)
-        return books if settled else _unknown(books)
 
-    return await server.operate("ledger", look, until=server.clock.seconds() + _PATIENCE)
+def patience(server: Server) -> float:
+    """Until when the ledger may be read, by the clock of the server's reactor."""
+    return server.clock.seconds() + _PATIENCE
+
+
+async def read_with(operations: Operations, deadline: float, work: Work[T]) -> tuple[Books, T]:
+    """
+    The ledger, and what some work finds in the state of the same moment.
+
+    :param work: given what asks for documents; done again if the ledger has to be settled first.
+    """
+    books, settled, found = await _look(operations, deadline, work)
+    if settled:
+        return books, found
+    await retried(lambda: operations.transact(_settle, deadline))
+    books, settled, found = await _look(operations, deadline, work)
+    return books if settled else _unknown(books), found
+
+
+async def _nothing(_: Ask) -> None:
+    pass
 
 
 async def begin(server: Server) -> None:
@@ -82,8 +106,8 @@ async def carry_forward(server: Server) -> None:
     await retried(lambda: server.transact("ledger", carry))
 
 
-async def _look(operations: Operations, deadline: float) -> tuple[Books, bool]:
-    """The books, and whether every process keeps them."""
+async def _look(operations: Operations, deadline: float, work: Work[T]) -> tuple[Books, bool, T]:
+    """The books, whether every process keeps them, and what the work finds."""
     few = True
     for collection in _WAITING.values():
         # It may be wrong after a crash of the server, but costs nothing.
@@ -91,22 +115,31 @@ async def _look(operations: Operations, deadline: float) -> tuple[Books, bool]:
         few = few and said["n"] <= _COUNTED
     if few:
         try:
-            return await operations.transact(_counted, deadline - _PATIENCE + _COUNTING, reading=True)
+            return await operations.transact(partial(_counted, work), deadline - _PATIENCE + _COUNTING, reading=True)
         except (Unreachable, Refused):
             pass
-    pages, others = await operations.transact(lambda t: t.ask(*_asking()), deadline, reading=True)
-    return _unknown(_books(pages)), _is_settled(pages, others)
+    return await operations.transact(partial(_uncounted, work), deadline, reading=True)
 
 
-async def _counted(transaction: Transaction) -> tuple[Books, bool]:
+async def _uncounted(work: Work[T], transaction: Transaction) -> tuple[Books, bool, T]:
+    pages, others = await transaction.ask(*_asking())
+    return _unknown(_books(pages)), _is_settled(pages, others), await work(_asked_in(transaction))
+
+
+def _asked_in(transaction: Transaction) -> Ask:
+    return lambda questions: transaction.ask(*questions)
+
+
+async def _counted(work: Work[T], transaction: Transaction) -> tuple[Books, bool, T]:
     """All of one moment."""
+    found = await work(_asked_in(transaction))
     pages, others, *counts = await transaction.ask(*_asking(), *[_counting(half, _COUNTED + 1) for half in HALVES])
     didcomm, decentrl = [_number(found) for found in counts]
     books = _books(pages)
     if max(didcomm, decentrl) > _COUNTED:
-        return _unknown(books), _is_settled(pages, others)
+        return _unknown(books), _is_settled(pages, others), found
     didcomm_ledger = replace(books.didcomm, waiting=didcomm)
-    return Books(didcomm_ledger, replace(books.decentrl, waiting=decentrl)), _is_settled(pages, others)
+    return Books(didcomm_ledger, replace(books.decentrl, waiting=decentrl)), _is_settled(pages, others), found
 
 
 async def _settle(transaction: Transaction) -> None:

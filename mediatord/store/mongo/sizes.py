@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mediatord.interfaces import Waiting
+from mediatord.interfaces import Books, StoreStatistics, Waiting
+from mediatord.store.mongo.books import Ask, patience, read_with
 from mediatord.store.mongo.collections import MESSAGES, RECIPIENTS
 from mediatord.store.mongo.cursors import aggregating, finding
 from mediatord.store.mongo.decentrl_schema import PARTIES, PENDING
@@ -47,6 +48,34 @@ async def queue_sizes(server: Server, top: int) -> tuple[list[tuple[str, int]], 
         return sizes, max(total - sum(number for _, number in sizes), 0)
 
     return await server.operate("queue_sizes", look, until=server.clock.seconds() + PATIENCE)
+
+
+async def statistics(server: Server, top: int) -> StoreStatistics:
+    """
+    The largest queues are looked for just before the rest, since no transaction can; the sum is of the same moment as
+    the ledger.
+    """
+
+    async def look(operations: Operations, deadline: float) -> StoreStatistics:
+        found = await operations.query(_largest(top), deadline) if top > 0 else []
+        books, _ = await read_with(operations, deadline, _nothing)
+        total = await total_of(operations, books, deadline)
+        sizes = tuple((one["_id"], one["number"]) for one in found)
+        return StoreStatistics(sizes, max(total - sum(number for _, number in sizes), 0), books)
+
+    return await server.operate("statistics", look, until=patience(server))
+
+
+async def _nothing(_: Ask) -> None:
+    pass
+
+
+async def total_of(operations: Operations, books: Books, deadline: float) -> int:
+    """What waits by the ledger, or what the server says if that is not known."""
+    halves = books.didcomm.waiting, books.decentrl.waiting
+    if None not in halves:
+        return sum(number or 0 for number in halves)
+    return sum([await number_of(operations, collection, deadline) for collection in (MESSAGES, PENDING.name)])
 
 
 async def waiting(server: Server) -> Waiting:

@@ -26,6 +26,7 @@ from mediatord.interfaces import (
     QueueStatus,
     Removed,
     StoredMessage,
+    StoreStatistics,
     UpdateResult,
     Waiting,
     Window,
@@ -220,6 +221,9 @@ class MongoStore:
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         return begin(sizes.queue_sizes(self._server, top))
+
+    def statistics(self, top: int) -> Deferred[StoreStatistics]:
+        return begin(sizes.statistics(self._server, top))
 
     def ledger(self) -> Deferred[Books]:
         return begin(books.ledger(self._server))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from twisted.internet.defer import Deferred
+
 from mediatord.ids import new_message_id
 from mediatord.interfaces import Backlog, Cohort, LongQueue, QueueLimits
 from mediatord.interfaces.decentrl import Caps
@@ -86,3 +88,33 @@ class BacklogContract(DecentrlContract):
         await self.arrive(2, to=ALICE)
         await self.send(new_message_id(self.clock.seconds()), payload="four")
         self.assertEqual((await self.store.backlog([], 1)).largest, (LongQueue(ALICE, 3, 7, NOON),))
+
+    async def test_figures_of_one_moment(self) -> None:
+        """Queues, ages and the ledger add up to the same, while messages come and go in both halves."""
+        await self.register(BOB, OTHER)
+        await self.agree("contract")
+        (acknowledged, *_) = await self.arrive(1, 2, 3)
+        await self.arrive(4, to=OTHER)
+        await self.send(*[new_message_id(self.clock.seconds()) for _ in "ab"])
+        await self.store.acknowledge(ALICE, [acknowledged])
+        books = await self.store.ledger()
+        self.assertEqual((books.didcomm.waiting, books.decentrl.waiting), (3, 2))
+        for top, sizes in ((0, ()), (1, (2,)), (9, (2, 2, 1))):
+            found = await self.store.statistics(top)
+            self.assertEqual(tuple(number for _, number in found.largest), sizes)
+            self.assertEqual((sum(sizes) + found.other, found.books), (5, books))
+            backlog = await self.store.backlog([NOON], top)
+            self.assertEqual((backlog.messages, backlog.books), (5, books))
+            self.assertEqual(sum(one.messages for one in backlog.cohorts), 5)
+        # Asked while others write.
+        writing = [self.arrive(1), self.arrive(2, to=OTHER)]
+        looking = [Deferred.fromCoroutine(one) for one in writing]
+        backlog, found = await self.store.backlog([NOON], 9), await self.store.statistics(1)
+        for books, total in (
+            (backlog.books, sum(one.messages for one in backlog.cohorts)),
+            (found.books, found.largest[0][1] + found.other),
+        ):
+            self.assertEqual((books.didcomm.difference, books.decentrl.difference), (0, 0))
+            self.assertEqual((books.didcomm.waiting or 0) + (books.decentrl.waiting or 0), total)
+        for one in looking:
+            await one
