@@ -24,6 +24,7 @@ from mediatord.protocol.decentrl.shapes import (
     Signature,
     Text,
 )
+from mediatord.protocol.json_source import JSONSource
 
 Channel: TypeAlias = Literal["DIRECT_AUTHENTICATED", "TWO_WAY_PRIVATE", "ONE_WAY_PUBLIC"]
 
@@ -99,11 +100,13 @@ class Command:
 
     :param document: the payload as it came, unknown members included; empty on TWO_WAY_PRIVATE.
     :param signed: what the signature is over.
+    :param source: the JSON that it was read from.
     """
 
     envelope: Envelope
     document: Mapping[str, Any] = field(repr=False)
     signed: bytes = field(repr=False)
+    source: bytes = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -151,6 +154,18 @@ class Command:
         """Base64, unless it is malformed."""
         return self.envelope.signature
 
+    def text(self, name: str) -> bytes:
+        """
+        How a member of the payload is written.
+
+        :raise InvalidCommand: there is none, or there are more members around it than any command has.
+        """
+        source = JSONSource(self.source)
+        try:
+            return source.text(source.value("payload", name))
+        except ValueError:
+            raise InvalidCommand from None
+
 
 def parse_command(raw: bytes) -> Command:
     """
@@ -167,7 +182,7 @@ def parse_command(raw: bytes) -> Command:
         signed = canonical.canonical({"header": document["header"], "payload": payload})
     except ValueError:
         raise InvalidCommand from None
-    return Command(envelope, payload if isinstance(payload, dict) else _NO_DOCUMENT, signed)
+    return Command(envelope, payload if isinstance(payload, dict) else _NO_DOCUMENT, signed, raw)
 
 
 def _kind_of(document: Mapping[str, Any]) -> type[Envelope]:
