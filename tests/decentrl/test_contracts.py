@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol.decentrl.signing import sign_json
-from tests.citizens import DIRECT, Citizen, code_of, two_citizens
+from tests.citizens import DIRECT, Citizen, bad_dids, code_of, two_citizens
 from tests.protocol.json_texts import NO_JSON, NUMBERS, UNREADABLE
 
 REQUEST = "REQUEST_COMMUNICATION_CONTRACT"
@@ -37,7 +37,7 @@ class RequestTests(SynchronousTestCase):
 
     def test_to_somebody_unregistered(self) -> None:
         """Whether the DID is one or not: it is not registered here."""
-        for did in (self.carol.did, "did:web:elsewhere.example", "nonsense"):
+        for did in (self.carol.did, "did:web:elsewhere.example", "nonsense", *bad_dids(self.bob.did)):
             reply = self.alice.ask(REQUEST, to=did, **SEALED)
             self.assertEqual(code_of(reply), (404, "RECIPIENT_NOT_REGISTERED"))
 
@@ -111,6 +111,14 @@ class KeepingTests(SynchronousTestCase):
             self.assertEqual(self.house.obey(raw).status, 200)
             found = owner.ask("QUERY_COMMUNICATION_CONTRACTS").body
             self.assertIn(b'"signed_communication_contract":' + text.encode() + b"}", found)
+
+    def test_names_that_do_not_resolve(self) -> None:
+        """All that is no DID is answered alike: nobody has signed a contract for it, and a filter finds nothing."""
+        for did in ("nobody", *bad_dids(self.carol.did)):
+            signed = self.alice.contract_with(self.carol, recipient_did=did)
+            reply = self.alice.ask(SAVE, signed_communication_contract=signed)
+            self.assertEqual(code_of(reply), (401, "INVALID_SIGNATURES"), did)
+            self.assertEqual(self.kept(self.alice, did=did), [])
 
     def test_what_cannot_be_kept(self) -> None:
         """What parsers do not agree on is refused, with one error."""

@@ -13,10 +13,10 @@ from mediatord.errors import InvalidCommand, InvalidMessage
 from mediatord.protocol import jsontext
 from mediatord.protocol.decentrl import canonical
 from mediatord.protocol.decentrl.shapes import (
-    DID,
     AuthenticateMessage,
+    ClaimedDID,
+    ClaimedKeyID,
     DirectPayload,
-    KeyID,
     Milliseconds,
     Nonce,
     PublicPayload,
@@ -34,9 +34,9 @@ _NO_DOCUMENT: Mapping[str, Any] = MappingProxyType({})
 class Header(Shape):
     """Who says something to whom, and when: Unix milliseconds (DCTRL-0004 4.2)."""
 
-    sender_did: DID
-    sender_signing_key_id: KeyID
-    recipient_did: DID
+    sender_did: ClaimedDID
+    sender_signing_key_id: ClaimedKeyID
+    recipient_did: ClaimedDID
     timestamp: Milliseconds
     nonce: Nonce
 
