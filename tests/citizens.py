@@ -24,6 +24,12 @@ DIRECT, PRIVATE, PUBLIC = "DIRECT_AUTHENTICATED", "TWO_WAY_PRIVATE", "ONE_WAY_PU
 YEAR = 31_536_000
 
 
+def bad_dids(did: str) -> list[str]:
+    """Texts that are no DID, or another one than this."""
+    texts = ["did:x: y", "did:x:é", "did:x:\n", "\0", " ", "did:x:".ljust(2049, "y"), "did:decentrl:" + "y" * 100_000]
+    return [*texts, f"{did} ", f" {did}", f"{did}\n", f"{did}é", f"{did}#signing", did.upper(), did.ljust(2049, "=")]
+
+
 class Citizen:
     """
     One identity, which may or may not be registered.

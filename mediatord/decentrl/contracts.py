@@ -109,7 +109,10 @@ class Contracts:
         signed: Mapping[str, Any] = order.command.document["signed_communication_contract"]
         if not any(_signatures_hold(signed, one) for one in self._desk.directory.lookups((owner, peer))):
             await self._desk.refuse(guard, InvalidContractSignatures())
-        text = jsontext.dumps(signed)
+        try:
+            text = order.command.text("signed_communication_contract")
+        except InvalidCommand as error:
+            await self._desk.refuse(guard, error)
         if len(text) > LONGEST_CONTRACT:
             await self._desk.refuse(guard, InvalidCommand())
         contract = Contract(

@@ -16,6 +16,7 @@ from mediatord.protocol.decentrl.contracts import (
     RegistrationRequest,
     contract_digest,
     countersign,
+    countersigned_text,
     read_registration,
     request_signature_holds,
 )
@@ -70,7 +71,7 @@ class Registration:
             encryption_key=encryption_key,
             seed=self._settings.seed(),
         )
-        text = jsontext.dumps(signed)
+        text = countersigned_text(registration, signed)
         contract = Contract(
             id=self._desk.new_id(),
             owner_did=None,

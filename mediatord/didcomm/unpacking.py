@@ -86,8 +86,11 @@ class Unpacking:
             envelope = jwe.parse_object(value)
         else:
             raise Undecryptable
-        value, signer = await self._verify(value, sender, peer)
-        message = read_message(value)
+        signer = None
+        if signed.is_signed(value):
+            inner, signer = await self._verify(value, sender, peer)
+            value = _object(inner)
+        message = read_message(value, inner)
         correspondent = _check_sender(message, sender, signer)
         return Received(
             message=message,
@@ -116,12 +119,8 @@ class Unpacking:
             raise SenderUnresolvable
         return _Claim(kid, method.key, document, self._draft03 and envelope.without_apv)
 
-    async def _verify(
-        self, value: dict[str, Any], sender: _Sender | None, peer: str
-    ) -> tuple[dict[str, Any], str | None]:
-        """What a signature covers and who made it; anything else passes through."""
-        if not signed.is_signed(value):
-            return value, None
+    async def _verify(self, value: dict[str, Any], sender: _Sender | None, peer: str) -> tuple[bytes, str]:
+        """What a signature covers, and who made it."""
         kid = signed.signer_kid(value)
         # The kid is not authenticated yet: nobody shall make us resolve a stranger's DID by writing it there.
         if sender is not None and canonical(did_of(kid)) != canonical(did_of(sender.claim.kid)):
@@ -130,7 +129,7 @@ class Unpacking:
         method = document.authentication_key(kid)
         if method is None:
             raise SenderUnresolvable
-        return _object(_verify(value, kid, method.key)), canonical(did_of(kid))
+        return _verify(value, kid, method.key), canonical(did_of(kid))
 
     async def keep(self, correspondent: Correspondent) -> None:
         """Remember the DID of an account, so that its short form will do from now on (reference 8.4)."""

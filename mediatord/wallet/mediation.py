@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from mediatord.protocol import jsontext
+from mediatord.protocol.didcomm.attachments import json_texts
 from mediatord.protocol.didcomm.message import Message
 from mediatord.wallet.packing import Form, Unreadable, attach
 
@@ -214,11 +215,16 @@ def read_delivery(message: Message) -> list[Delivered]:
     _expect(message, f"{PICKUP}/delivery")
     if not message.attachments:
         raise Unreadable("a delivery of nothing")
-    return [read_attachment(attachment) for attachment in message.attachments]
+    try:
+        texts = json_texts(message)
+    except ValueError:
+        raise Unreadable("attachments that cannot be read") from None
+    return [read_attachment(*one) for one in zip(message.attachments, texts, strict=True)]
 
 
-def read_attachment(attachment: Mapping[str, Any]) -> Delivered:
+def read_attachment(attachment: Mapping[str, Any], text: bytes | None = None) -> Delivered:
     """
+    :param text: how its `data.json` is written, where that is known.
     :raise Unreadable: no id, or not exactly one of the two forms of data.
     """
     id_, data = attachment.get("id"), attachment.get("data")
@@ -226,7 +232,7 @@ def read_attachment(attachment: Mapping[str, Any]) -> Delivered:
         raise Unreadable("an attachment without an id, or not with exactly one form of data")
     try:
         if "json" in data:
-            return Delivered(id_, jsontext.dumps(data["json"]), "json")
+            return Delivered(id_, jsontext.dumps(data["json"]) if text is None else text, "json")
         return Delivered(id_, jsontext.b64url_decode(data["base64"]), "base64")
     except (KeyError, TypeError, ValueError):
         raise Unreadable("an attachment that cannot be read") from None

@@ -8,7 +8,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol.decentrl.signing import sign_json
-from tests.citizens import DIRECT, Citizen, code_of, two_citizens
+from tests.citizens import DIRECT, Citizen, bad_dids, code_of, two_citizens
+from tests.protocol.json_texts import NO_JSON, NUMBERS, UNREADABLE
 
 REQUEST = "REQUEST_COMMUNICATION_CONTRACT"
 RESPONSE = "COMMUNICATION_CONTRACT_RESPONSE"
@@ -36,7 +37,7 @@ class RequestTests(SynchronousTestCase):
 
     def test_to_somebody_unregistered(self) -> None:
         """Whether the DID is one or not: it is not registered here."""
-        for did in (self.carol.did, "did:web:elsewhere.example", "nonsense"):
+        for did in (self.carol.did, "did:web:elsewhere.example", "nonsense", *bad_dids(self.bob.did)):
             reply = self.alice.ask(REQUEST, to=did, **SEALED)
             self.assertEqual(code_of(reply), (404, "RECIPIENT_NOT_REGISTERED"))
 
@@ -96,6 +97,44 @@ class KeepingTests(SynchronousTestCase):
         self.alice.save(dict(reversed(signed.items())))
         self.alice.save({**signed, "more": "x"})
         self.assertEqual(self.kept(self.alice), [signed])
+
+    def test_kept_as_it_was_written(self) -> None:
+        """Spellings, escapes and white space are as they came, wherever they are in it; signatures hold for both."""
+        note = f'{{ "n" : [{", ".join(NUMBERS)}],\t"\\u0061":"\\ud834\\udd1e \\/", "b" :{{ }} }}'
+        for sender, owner, type_ in ((self.alice, self.alice, SAVE), (self.carol, self.alice, RESPONSE)):
+            signed = self.alice.contract_with(self.carol, note=json.loads(note))
+            written = json.dumps({**signed, "more": json.loads(note)})
+            text = written.replace(json.dumps(json.loads(note)), note)
+            self.assertEqual(text.count(note), 2)
+            payload = {"type": type_, "signed_communication_contract": {**signed, "more": json.loads(note)}}
+            raw = sender.command(payload).replace(written.encode(), text.encode())
+            self.assertEqual(self.house.obey(raw).status, 200)
+            found = owner.ask("QUERY_COMMUNICATION_CONTRACTS").body
+            self.assertIn(b'"signed_communication_contract":' + text.encode() + b"}", found)
+
+    def test_names_that_do_not_resolve(self) -> None:
+        """All that is no DID is answered alike: nobody has signed a contract for it, and a filter finds nothing."""
+        for did in ("nobody", *bad_dids(self.carol.did)):
+            signed = self.alice.contract_with(self.carol, recipient_did=did)
+            reply = self.alice.ask(SAVE, signed_communication_contract=signed)
+            self.assertEqual(code_of(reply), (401, "INVALID_SIGNATURES"), did)
+            self.assertEqual(self.kept(self.alice, did=did), [])
+
+    def test_what_cannot_be_kept(self) -> None:
+        """What parsers do not agree on is refused, with one error."""
+        signed = {**self.alice.contract_with(self.carol), "note": "NOTE"}
+        raw = self.alice.command({"type": SAVE, "signed_communication_contract": signed})
+        for bad in (*UNREADABLE, *NO_JSON, '{"a":1,"a":2}', '{"a":1,"\\u0061":1}'):
+            reply = self.house.obey(raw.replace(b'"NOTE"', bad.encode()))
+            self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"), bad)
+        self.assertEqual(self.kept(self.alice), [])
+
+    def test_many_members_around_it(self) -> None:
+        """More than any command has."""
+        signed = self.alice.contract_with(self.carol)
+        more = {f"x{number}": 0 for number in range(3000)}
+        reply = self.alice.ask(SAVE, **more, signed_communication_contract=signed)
+        self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"))
 
     def test_too_long(self) -> None:
         """What stands around a contract has no room to speak of: neither for who saves nor for who responds."""

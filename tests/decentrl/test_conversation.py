@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from tests.citizens import Citizen, Dialogue, two_citizens
+from tests.citizens import Citizen, Dialogue, bad_dids, two_citizens
 
 
 class AuthenticationTests(SynchronousTestCase):
@@ -79,13 +79,14 @@ class AuthenticationTests(SynchronousTestCase):
 
     def test_did(self) -> None:
         """A DID that does not resolve."""
-        frame = self.alice.greeting(did="did:web:elsewhere.example")
-        self.assertEqual(self.refused(frame), ("DID_NOT_FOUND", 4004))
+        for did in ("did:web:elsewhere.example", *bad_dids(self.alice.did)):
+            self.assertEqual(self.refused(self.alice.greeting(did=did)), ("DID_NOT_FOUND", 4004))
 
     def test_key(self) -> None:
         """A key that the DID does not have."""
-        frame = self.alice.greeting(signing_key_id=self.bob.key_id)
-        self.assertEqual(self.refused(frame), ("SIGNING_KEY_NOT_FOUND", 4005))
+        for key_id in (self.bob.key_id, *bad_dids(self.alice.key_id)):
+            frame = self.alice.greeting(signing_key_id=key_id)
+            self.assertEqual(self.refused(frame), ("SIGNING_KEY_NOT_FOUND", 4005))
 
     def test_signature(self) -> None:
         """Somebody else's, or none."""

@@ -7,7 +7,7 @@ import json
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.interfaces import Removed
-from tests.citizens import PRIVATE, Citizen, code_of, two_citizens
+from tests.citizens import PRIVATE, Citizen, bad_dids, code_of, two_citizens
 from tests.house import NOW, FakeSocket
 
 
@@ -43,7 +43,7 @@ class DeliveryTests(SynchronousTestCase):
     def test_recipient(self) -> None:
         """Not a DID, not registered, no contract: in this order."""
         carol = Citizen(self.house, "carol")
-        for did in ("did:web:elsewhere.example", "did:decentrl:a:b:c:d", "nobody"):
+        for did in ("did:web:elsewhere.example", "did:decentrl:a:b:c:d", "nobody", *bad_dids(self.bob.did)):
             reply = self.house.obey(self.alice.command("x", to=did, channel=PRIVATE))
             self.assertEqual(code_of(reply), (404, "RECIPIENT_NOT_FOUND"))
         self.assertEqual(code_of(self.alice.tell(carol)), (404, "RECIPIENT_NOT_REGISTERED"))

@@ -7,10 +7,12 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.protocol import jsontext
 from mediatord.protocol.decentrl.contracts import signatures_hold
 from mediatord.protocol.decentrl.did import parse_did
 from tests.citizens import YEAR, Citizen, code_of, two_citizens
 from tests.house import House
+from tests.protocol.json_texts import NUMBERS
 
 REQUEST = "REQUEST_COMMUNICATION_CONTRACT"
 
@@ -81,6 +83,24 @@ class RegistrationTests(SynchronousTestCase):
             {**terms, "signature": signature},
         ):
             self.alice.answer(REQUEST, **self.alice.sealed_registration(plaintext))
+
+    def test_terms_stay_as_they_were_written(self) -> None:
+        """The mediator adds its own members, and changes no other; that goes for every form of the request."""
+        note = f'{{ "n" : [{", ".join(NUMBERS)}],\t"\\u0061":"\\ud834\\udd1e \\/" }}'
+        terms = self.alice.terms(self.alice.mediator, note=json.loads(note))
+        written = json.dumps(terms).replace(json.dumps(json.loads(note)), note)
+        signature = self.alice.request(terms)
+        for plaintext in (
+            f'{{"requestor_signature":"{signature}", "communication_contract" : {written} }}',
+            f'{written[:-1]}, "signature" : "{signature}"}}',
+        ):
+            self.assertIn(note, plaintext)
+            reply = self.alice.ask(REQUEST, **self.alice.sealed_registration(jsontext.verbatim(plaintext.encode())))
+            signed = json.loads(reply.body)["payload"]["signed_communication_contract"]
+            self.assertIn(f'"note":{note}'.encode(), reply.body)
+            self.assertIn(b'"recipient_signing_key_id":"' + self.alice.mediator.encode(), reply.body)
+            self.assertEqual(reply.body.count(b'"recipient_signing_key_id"'), 1)
+            self.assertTrue(signatures_hold(signed, self.key_of))
 
     def test_without_key_id_of_the_recipient(self) -> None:
         """Then it is filled in, and the requestor's signature covers what it knew."""

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol import jsontext
-from tests.citizens import PRIVATE, Citizen, code_of, two_citizens
+from tests.citizens import PRIVATE, Citizen, bad_dids, code_of, two_citizens
 from tests.house import PEER
 
 NONCE = "6F1C1D52-6a0b-1e0e-9a37-0d6f3a1b2c3d"
@@ -155,10 +155,11 @@ class NonceTests(SynchronousTestCase):
 
     def test_unknown_sender(self) -> None:
         """A DID that does not resolve, and a key id that is not exactly the DID's."""
-        for did in ("did:web:elsewhere.example", "did:decentrl:x", "did:key:z6Mk"):
+        for did in ("did:web:elsewhere.example", "did:decentrl:x", "did:key:z6Mk", *bad_dids(self.alice.did)):
             reply = self.house.obey(self.alice.command({"type": "QUERY_EVENTS"}, sender_did=did))
             self.assertEqual(code_of(reply), (404, "SENDER_NOT_FOUND"))
-        for key_id in ("#signing", f"{self.alice.did}#prekey", self.bob.key_id, self.alice.did):
+        key_ids = ["#signing", f"{self.alice.did}#prekey", self.bob.key_id, self.alice.did]
+        for key_id in (*key_ids, *bad_dids(self.alice.key_id)):
             reply = self.house.obey(self.alice.command({"type": "QUERY_EVENTS"}, sender_signing_key_id=key_id))
             self.assertEqual(code_of(reply), (404, "SENDER_SIGNING_KEY_NOT_FOUND"))
 

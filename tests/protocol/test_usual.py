@@ -86,7 +86,7 @@ def long_way(raw: bytes) -> UsualForward | None:
         return None
     if message.type.key != ("routing", 2, "forward"):
         return None
-    return UsualForward(next_, payload, form, message.id, message.thread, message.expires_time)
+    return UsualForward(next_, payload, form, message.id, message.thread, message.expires_time, kid)
 
 
 def agree(raw: bytes) -> UsualForward | None:
@@ -305,11 +305,7 @@ LONG = "A" * 9000
         ("Ax", "A\\\\"),
         ("Ax", 'A\\"'),
         ('"ciphertext":', '"ciphertext" : '),
-        ('"ciphertext":', '"ciphertext":"","ciphertext":'),
         ('"ciphertext":', '"cipher\\u0074ext":"","ciphertext":'),
-        ('"ciphertext":', '"ciphertext":7,"ciphertext":'),
-        ('"ciphertext":', '"payload":{"ciphertext":""},"signatures":'),
-        ('"body":', '"note":{"ciphertext":"y"},"body":'),
         ('"body":', '"note":"\\"ciphertext\\":","body":'),
     ],
 )
@@ -320,6 +316,28 @@ def test_long_payloads(old: str, new: str) -> None:
     assert old in text
     found = agree(sealed(text.replace(old, new).encode()))
     assert found is not None and len(found.payload) > len(LONG)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"ciphertext":', '"ciphertext":"","ciphertext":'),
+        ('"ciphertext":', '"ciphertext":7,"ciphertext":'),
+        ('"ciphertext":', '"payload":{"ciphertext":""},"signatures":'),
+        ('"body":', '"note":{"ciphertext":"y"},"body":'),
+        ('"ciphertext":', '"json":{},"ciphertext":'),
+        ('"body":', '"note":{"json":{"ciphertext":"y"}},"body":'),
+        ('"json":', '"json":{"ciphertext":"y"},"json":'),
+        ('"json":', '"json":{"ciphertext":"y"},"js\\u006fn":'),
+    ],
+)
+def test_long_payloads_in_odd_layouts(old: str, new: str) -> None:
+    """Where it is not at once clear which text is the payload, it is left to the long way."""
+    for ciphertext in ("", "AAAA", LONG):
+        message = forward(attachments=[{"data": {"json": {"ciphertext": ciphertext, "tag": LONG}}}])
+        text = json.dumps(message, separators=(",", ":"))
+        assert old in text
+        agree(sealed(text.replace(old, new).encode()))
 
 
 @pytest.mark.parametrize("new", ["\n", "\x00", "\x1f", "\\", "\\x", '"', "\udcff"])

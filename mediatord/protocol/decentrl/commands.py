@@ -13,10 +13,10 @@ from mediatord.errors import InvalidCommand, InvalidMessage
 from mediatord.protocol import jsontext
 from mediatord.protocol.decentrl import canonical
 from mediatord.protocol.decentrl.shapes import (
-    DID,
     AuthenticateMessage,
+    ClaimedDID,
+    ClaimedKeyID,
     DirectPayload,
-    KeyID,
     Milliseconds,
     Nonce,
     PublicPayload,
@@ -24,6 +24,7 @@ from mediatord.protocol.decentrl.shapes import (
     Signature,
     Text,
 )
+from mediatord.protocol.json_source import JSONSource
 
 Channel: TypeAlias = Literal["DIRECT_AUTHENTICATED", "TWO_WAY_PRIVATE", "ONE_WAY_PUBLIC"]
 
@@ -33,9 +34,9 @@ _NO_DOCUMENT: Mapping[str, Any] = MappingProxyType({})
 class Header(Shape):
     """Who says something to whom, and when: Unix milliseconds (DCTRL-0004 4.2)."""
 
-    sender_did: DID
-    sender_signing_key_id: KeyID
-    recipient_did: DID
+    sender_did: ClaimedDID
+    sender_signing_key_id: ClaimedKeyID
+    recipient_did: ClaimedDID
     timestamp: Milliseconds
     nonce: Nonce
 
@@ -99,11 +100,13 @@ class Command:
 
     :param document: the payload as it came, unknown members included; empty on TWO_WAY_PRIVATE.
     :param signed: what the signature is over.
+    :param source: the JSON that it was read from.
     """
 
     envelope: Envelope
     document: Mapping[str, Any] = field(repr=False)
     signed: bytes = field(repr=False)
+    source: bytes = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -151,6 +154,18 @@ class Command:
         """Base64, unless it is malformed."""
         return self.envelope.signature
 
+    def text(self, name: str) -> bytes:
+        """
+        How a member of the payload is written.
+
+        :raise InvalidCommand: there is none, or there are more members around it than any command has.
+        """
+        source = JSONSource(self.source)
+        try:
+            return source.text(source.value("payload", name))
+        except ValueError:
+            raise InvalidCommand from None
+
 
 def parse_command(raw: bytes) -> Command:
     """
@@ -167,7 +182,7 @@ def parse_command(raw: bytes) -> Command:
         signed = canonical.canonical({"header": document["header"], "payload": payload})
     except ValueError:
         raise InvalidCommand from None
-    return Command(envelope, payload if isinstance(payload, dict) else _NO_DOCUMENT, signed)
+    return Command(envelope, payload if isinstance(payload, dict) else _NO_DOCUMENT, signed, raw)
 
 
 def _kind_of(document: Mapping[str, Any]) -> type[Envelope]:

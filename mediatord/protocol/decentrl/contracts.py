@@ -14,8 +14,10 @@ from hashlib import sha256
 from typing import Any
 
 from mediatord.errors import InvalidCommand
+from mediatord.protocol import jsontext
 from mediatord.protocol.decentrl.canonical import canonical, loads
 from mediatord.protocol.decentrl.signing import encode_base64, sign_json, verify_bytes
+from mediatord.protocol.json_source import JSONSource
 
 _RECIPIENT_ENCRYPTION_KEY = "recipient_encryption_public_key"
 _RECIPIENT_SIGNING_KEY = "recipient_signing_key_id"
@@ -31,10 +33,12 @@ class RegistrationRequest:
     What an identity proposes to the mediator. Its texts are texts and its times numbers; nothing else is checked.
 
     :param contract: as received, without what the recipient is to add.
+    :param source: the JSON of the contract.
     """
 
     contract: Mapping[str, Any] = field(repr=False)
     requestor_signature: str = field(repr=False)
+    source: bytes = field(repr=False, compare=False, default=b"")
 
 
 def full_terms(contract: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,10 +109,18 @@ def read_registration(plaintext: bytes) -> RegistrationRequest:
         raise InvalidCommand from None
     signature = next((document[name] for name in _SIGNATURES if name in document), None)
     flat = {name: member for name, member in document.items() if name not in _SIGNATURES}
-    contract = next((document[name] for name in _WRAPPERS if name in document), flat)
+    wrapper = next((name for name in _WRAPPERS if name in document), None)
+    contract = flat if wrapper is None else document[wrapper]
     if not isinstance(signature, str) or not isinstance(contract, dict) or not _is_request(contract):
         raise InvalidCommand
-    return RegistrationRequest(contract, signature)
+    source = JSONSource(plaintext)
+    try:
+        text = (
+            source.edited(source.root, without=_SIGNATURES) if wrapper is None else source.text(source.value(wrapper))
+        )
+    except ValueError:
+        raise InvalidCommand from None
+    return RegistrationRequest(contract, signature, text)
 
 
 def request_signature_holds(request: RegistrationRequest, key: bytes) -> bool:
@@ -144,6 +156,21 @@ def countersign(
         "requestor_signature": request.requestor_signature,
         "recipient_signature": signature,
     }
+
+
+def countersigned_text(request: RegistrationRequest, signed: Mapping[str, Any]) -> bytes:
+    """
+    What :func:`countersign` has made as JSON, in which the requestor's terms are written as they came.
+
+    :raise InvalidCommand: more members than any contract has.
+    """
+    contract, source = signed["communication_contract"], JSONSource(request.source)
+    ours = {name: jsontext.dumps(contract[name]) for name in (_RECIPIENT_SIGNING_KEY, _RECIPIENT_ENCRYPTION_KEY)}
+    try:
+        text = source.edited(source.root, added=ours)
+    except ValueError:
+        raise InvalidCommand from None
+    return jsontext.dumps({**signed, "communication_contract": jsontext.verbatim(text)})
 
 
 def sign_request(contract: Mapping[str, Any], seed: bytes) -> str:

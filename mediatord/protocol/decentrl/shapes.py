@@ -52,7 +52,10 @@ def _whole(value: object) -> object:
 
 
 DID = Annotated[str, Field(max_length=LONGEST_DID, pattern=_VISIBLE)]
-KeyID = Annotated[str, Field(max_length=LONGEST_DID + 256, pattern=_VISIBLE)]
+# Where nothing is stored under a name that does not resolve, any text may stand: whether it is a DID, or a key of
+# one, is what SENDER_NOT_FOUND and the like are for.
+ClaimedDID = Annotated[str, Field(min_length=1, description="Only a DID is ever found.")]
+ClaimedKeyID = Annotated[str, Field(min_length=1, description="Only a DID URL is ever found.")]
 Nonce = Annotated[str, Field(pattern=UUID_PATTERN)]
 Time = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[Time, Field(description="Unix seconds.")]
@@ -89,10 +92,10 @@ class Pagination(Shape):
 class CommunicationContract(Shape):
     """What two identities agree on; times are Unix seconds (DCTRL-0003, reference 7.1)."""
 
-    requestor_did: DID
-    recipient_did: DID
-    requestor_signing_key_id: KeyID
-    recipient_signing_key_id: KeyID
+    requestor_did: ClaimedDID
+    recipient_did: ClaimedDID
+    requestor_signing_key_id: ClaimedKeyID
+    recipient_signing_key_id: ClaimedKeyID
     requestor_encryption_public_key: PublicKey
     recipient_encryption_public_key: PublicKey
     expires_at: Seconds
@@ -152,7 +155,7 @@ class SaveCommunicationContract(Shape):
 class ContractsFilter(Shape):
     """`did` is either participant; bounds are inclusive, in Unix seconds."""
 
-    did: Annotated[DID | None, OPTIONAL] = None
+    did: Annotated[ClaimedDID | None, OPTIONAL] = None
     expires_at_before: Annotated[Seconds | None, OPTIONAL] = None
     expires_at_after: Annotated[Seconds | None, OPTIONAL] = None
 
@@ -168,7 +171,7 @@ class QueryCommunicationContracts(Shape):
 class PendingEventsFilter(Shape):
     """Events of one sender only."""
 
-    sender_did: Annotated[DID | None, OPTIONAL] = None
+    sender_did: Annotated[ClaimedDID | None, OPTIONAL] = None
 
 
 class QueryPendingEvents(Shape):
@@ -223,7 +226,7 @@ class EventsFilter(Shape):
 
     after_timestamp: Annotated[Time | None, OPTIONAL] = None
     before_timestamp: Annotated[Time | None, OPTIONAL] = None
-    participant_did: Annotated[DID | None, OPTIONAL] = None
+    participant_did: Annotated[ClaimedDID | None, OPTIONAL] = None
     encrypted_tags: Tags = ()
     unprocessed_only: bool = False
 
@@ -287,8 +290,8 @@ class AuthenticateMessage(Shape):
     """The first frame of a socket; Unix milliseconds (DCTRL-0004 10.2)."""
 
     type: Literal["AUTHENTICATE"]
-    did: DID
-    signing_key_id: KeyID
+    did: ClaimedDID
+    signing_key_id: ClaimedKeyID
     timestamp: Milliseconds
     nonce: Nonce
     signature: Signature

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from mediatord.errors import BadAttachment, ForwardExpired, LinkedAttachment, NextMissing
 from mediatord.protocol import jsontext
+from mediatord.protocol.didcomm.attachments import json_texts
 from mediatord.protocol.didcomm.did import canonical
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, Draft, Message
 
@@ -15,6 +16,8 @@ FORWARD = "https://didcomm.org/routing/2.0/forward"
 MAX_NEXT = 8192
 # Each is a message of its own and paid for as one; nobody is allowed more than 60 a minute.
 MAX_ATTACHMENTS = 20
+# Objects and arrays within one another in a payload, the outermost counted. An envelope has four.
+MAX_DEPTH = 254
 
 Opaque = tuple[bytes, Literal["json", "base64"]]
 
@@ -60,25 +63,30 @@ def read_payloads(message: Message, *, encrypted_only: bool = True) -> list[Opaq
     """
     if not message.attachments or len(message.attachments) > MAX_ATTACHMENTS:
         raise BadAttachment
-    return [read_payload(one.get("data"), encrypted_only) for one in message.attachments]
+    try:
+        texts = json_texts(message)
+    except ValueError:
+        raise BadAttachment from None
+    return [
+        read_payload(one.get("data"), text, encrypted_only)
+        for one, text in zip(message.attachments, texts, strict=True)
+    ]
 
 
-def read_payload(data: object, encrypted_only: bool) -> Opaque:
+def read_payload(data: object, text: bytes | None, encrypted_only: bool) -> Opaque:
     """
     The same for the `data` of one attachment.
 
+    :param text: how its `json` is written, if it has one.
     :raise BadAttachment: as :func:`read_payloads`; likewise LinkedAttachment.
     """
     if not isinstance(data, dict):
         raise BadAttachment
     if "json" in data:
         value = data["json"]
-        if not (isinstance(value, dict) and _looks_encrypted(value, encrypted_only)):
+        if text is None or not (isinstance(value, dict) and is_payload(value, text, encrypted_only)):
             raise BadAttachment
-        try:
-            return jsontext.dumps(value), "json"
-        except ValueError:
-            raise BadAttachment from None
+        return text, "json"
     if "base64" in data:
         return _read_base64(data, encrypted_only), "base64"
     raise LinkedAttachment if "links" in data else BadAttachment
@@ -93,16 +101,20 @@ def _read_base64(data: Mapping[str, Any], encrypted_only: bool) -> bytes:
         value = jsontext.loads_object(payload)
     except ValueError:
         raise BadAttachment from None
-    if not _looks_encrypted(value, encrypted_only) or not _hash_agrees(data.get("hash"), payload):
+    if not is_payload(value, payload, encrypted_only) or not _hash_agrees(data.get("hash"), payload):
         raise BadAttachment
     return payload
 
 
-def _looks_encrypted(value: Mapping[str, Any], encrypted_only: bool) -> bool:
-    """Whether the shape is that of an envelope; the headers of the inner message are none of our business."""
-    if "ciphertext" in value or ("payload" in value and ("signatures" in value or "signature" in value)):
-        return True
-    return not encrypted_only
+def is_payload(value: Mapping[str, Any], text: bytes, encrypted_only: bool) -> bool:
+    """
+    Whether the shape is that of an envelope, nested no deeper than recipients can be expected to read; the headers of
+    the inner message are none of our business.
+    """
+    if encrypted_only and "ciphertext" not in value:
+        if "payload" not in value or not ("signatures" in value or "signature" in value):
+            return False
+    return text.count(b"{") + text.count(b"[") <= MAX_DEPTH or jsontext.depth(value) <= MAX_DEPTH
 
 
 def _hash_agrees(hash_: object, payload: bytes) -> bool:
@@ -144,7 +156,5 @@ def forward_of(payload: bytes, next_: str, id_: str) -> Draft:
         id=id_,
         type=FORWARD,
         body={"next": next_},
-        attachments=[
-            {"id": f"{id_}-0", "media_type": ENCRYPTED_TYPE, "data": {"json": jsontext.loads_object(payload)}}
-        ],
+        attachments=[{"id": f"{id_}-0", "media_type": ENCRYPTED_TYPE, "data": {"json": jsontext.verbatim(payload)}}],
     )

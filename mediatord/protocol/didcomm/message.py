@@ -68,6 +68,7 @@ class Message:
     :param body: None when it is there but not an object; an absent one is `{}`.
     :param attachments: None when absent or not a list of objects.
     :param created_time: seconds since the epoch, as is `expires_time`.
+    :param source: the plaintext that it was read from.
     """
 
     id: str
@@ -83,6 +84,7 @@ class Message:
     from_prior: str | None = field(default=None, repr=False)
     delay_milli: float = 0
     attachments: tuple[dict[str, Any], ...] | None = field(default=None, repr=False)
+    source: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def thread(self) -> str:
@@ -110,13 +112,14 @@ def parse_message(raw: bytes) -> Message:
         value = jsontext.loads_object(raw)
     except ValueError:
         raise NotAMessage from None
-    return read_message(value)
+    return read_message(value, raw)
 
 
-def read_message(value: Mapping[str, Any]) -> Message:
+def read_message(value: Mapping[str, Any], source: bytes) -> Message:
     """
     Read a decrypted message; unknown headers and unreadable optional ones are ignored.
 
+    :param source: what `value` was parsed from.
     :raise NotAMessage: no usable `id` or `type`, or a malformed `from` or `to`.
     """
     id_, uri = value.get("id"), value.get("type")
@@ -141,6 +144,7 @@ def read_message(value: Mapping[str, Any]) -> Message:
         from_prior=_text(value.get("from_prior"), 16_384),
         delay_milli=delay if isinstance(delay, (int, float)) and not isinstance(delay, bool) else 0,
         attachments=_objects(value.get("attachments")),
+        source=source,
     )
 
 

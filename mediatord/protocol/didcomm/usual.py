@@ -8,6 +8,7 @@ unusual in any respect, or wrong, is left to them; what is read here, they read 
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_bytes
@@ -20,11 +21,12 @@ from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 from mediatord.errors import MediatorError
 from mediatord.protocol.didcomm.agreement import Exchange, prepared
 from mediatord.protocol.didcomm.content import CIPHERS, Enc, Opening
-from mediatord.protocol.didcomm.forward import FORWARD, MAX_NEXT, read_payload
+from mediatord.protocol.didcomm.forward import FORWARD, MAX_NEXT, Opaque, is_payload, read_payload
 from mediatord.protocol.didcomm.jwe import MAX_PROTECTED
 from mediatord.protocol.didcomm.kdf import ANONCRYPT, apv_of, kek, other_info
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import MAX_ID, read_time
+from mediatord.protocol.json_source import MAX_MEMBERS
 from mediatord.protocol.jsontext import b64url_decode, b64url_decode_ascii, b64url_encode, loads_unique
 
 _MAX_NAMES = 1024
@@ -32,8 +34,19 @@ _CIPHERTEXT = b'"ciphertext":'
 # Stands for the ciphertext, which is not worth parsing. Nobody knows it, so what has this value is what was replaced.
 _STAND_IN = secrets.token_hex(16)
 _STAND_IN_BYTES = _STAND_IN.encode()
+# The same for the whole payload.
+_PLACEHOLDER = secrets.token_hex(16)
+_PLACEHOLDER_JSON = orjson.dumps(_PLACEHOLDER)
 # Members of a JWE for one recipient. Where there are so many, and each is read, there are no others.
 _GENERAL, _FLATTENED = 5, 6
+
+# What the payload looks like where it is the usual envelope: an object with objects in it, and some in these. One
+# object at a time and nothing twice, so that the time it takes is proportional to the length, whatever is there.
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_OBJECT = rb"\{(?:[^\"{}]++|%b)*+\}" % _STRING
+for _ in range(4):
+    _OBJECT = rb"\{(?:[^\"{}]++|%b|%b)*+\}" % (_STRING, _OBJECT)
+_JSON_MEMBER = re.compile(rb'"json"[ \t\n\r]*+:[ \t\n\r]*+(%b)' % _OBJECT, re.DOTALL).match
 
 # Bytes of a plaintext from which on it is worth the while to leave the ciphertext in it alone as well.
 _LONG = 4096
@@ -56,6 +69,7 @@ class UsualForward(NamedTuple):
     :param payload: to be stored, and the form it came in.
     :param id: of the message; `thread` is what an answer would refer to.
     :param expires_time: seconds since the epoch, if it has any.
+    :param kid: our key that it was opened with, as its sender wrote it.
     """
 
     next: str
@@ -64,6 +78,7 @@ class UsualForward(NamedTuple):
     id: str
     thread: str
     expires_time: float | None
+    kid: str
 
     def __repr__(self) -> str:
         """Nothing of the content."""
@@ -123,8 +138,7 @@ class UsualForwards:
         except InvalidUnwrap:  # as much work as a wrong tag, see envelope.unwrapped
             cek = token_bytes(len(wrapped) - _WRAPPING)
         plaintext = layout.opening(cek, small[layout.iv_at], data, small[layout.tag_at], protected.encode())
-        message = orjson.loads(plaintext) if len(plaintext) < _LONG else _long(plaintext)
-        return _forward(message)
+        return _forward(plaintext, own.kid)
 
     def _own_key(self, kid: str) -> _OwnKey | None:
         keys, own = self._keys_for(kid), self._own.get(kid)
@@ -142,10 +156,11 @@ class UsualForwards:
 class _OwnKey:
     """A name of one of our X25519 keys, and what is the same in all envelopes to it."""
 
-    __slots__ = ("_apv", "_info", "_info_without_apv", "exchange", "keys")
+    __slots__ = ("_apv", "_info", "_info_without_apv", "exchange", "keys", "kid")
 
     def __init__(self, kid: str, keys: Sequence[PrivateKey], exchange: Exchange) -> None:
         digest = apv_of((kid,))
+        self.kid = kid
         self.keys = keys
         self.exchange = exchange
         self._apv = b64url_encode(digest)
@@ -212,32 +227,64 @@ class _Layout(NamedTuple):
 _LAYOUTS: dict[Any, _Layout] = {enc: _Layout.of(enc) for enc in CIPHERS}
 
 
-def _long(plaintext: bytes) -> Any:
+def _without_ciphertext(plaintext: bytes) -> tuple[bytes, bytes]:
+    """
+    A message that carries a long envelope with :data:`_STAND_IN` in place of the ciphertext, and the ciphertext: that
+    it is one string without escapes is easier to see than to read. The message as it is where there is none.
+    """
     try:
-        return _without_ciphertext(plaintext)
-    except (ValueError, TypeError, LookupError):
-        return orjson.loads(plaintext)
+        start = plaintext.index(b'"', plaintext.index(_CIPHERTEXT) + len(_CIPHERTEXT)) + 1
+        end = plaintext.index(b'"', start)
+        ciphertext = plaintext[start:end]
+        if ciphertext and len(orjson.dumps(ciphertext.decode("ascii"))) == end - start + 2:
+            return b"".join((plaintext[:start], _STAND_IN_BYTES, plaintext[end:])), ciphertext
+    except ValueError:
+        pass
+    return plaintext, b""
 
 
-def _without_ciphertext(plaintext: bytes) -> dict[str, Any]:
+def _taken_apart(plaintext: bytes) -> tuple[bytes, bytes | None, bytes]:
     """
-    A message that carries a long envelope, whose ciphertext goes from text to text as it is: that it is one string
-    without escapes is easier to see than to read.
+    A message with a placeholder for its `json`, that payload, and the ciphertext that this has a stand-in for. They
+    are a guess, which is right if there is a message around the placeholder and an envelope in the payload.
 
-    :raise ValueError: it is not, or there is none; likewise TypeError and LookupError.
+    :raise ValueError: a payload without the form of an envelope.
     """
-    start = plaintext.index(b'"', plaintext.index(_CIPHERTEXT) + len(_CIPHERTEXT)) + 1
-    end = plaintext.index(b'"', start)
-    message: dict[str, Any] = orjson.loads(b"".join((plaintext[:start], _STAND_IN_BYTES, plaintext[end:])))
-    ciphertext = orjson.dumps(plaintext[start:end].decode("ascii"))
-    envelope = message["attachments"][0]["data"]["json"]
-    if envelope["ciphertext"] != _STAND_IN or len(ciphertext) != end - start + 2:
+    text, ciphertext = (plaintext, b"") if len(plaintext) < _LONG else _without_ciphertext(plaintext)
+    at = text.find(b'"json"')
+    if at < 0:
+        return plaintext, None, b""
+    guess = _JSON_MEMBER(text, at)
+    if guess is None:
         raise ValueError("another layout")
-    envelope["ciphertext"] = orjson.Fragment(ciphertext)
-    return message
+    start, end = guess.span(1)
+    around = b"".join((text[:start], _PLACEHOLDER_JSON, text[end:]))
+    if around.count(b",") >= MAX_MEMBERS:
+        raise ValueError("many members")
+    return around, text[start:end], ciphertext
 
 
-def _forward(message: dict[str, Any]) -> UsualForward | None:
+def _payload(data: Any, text: bytes | None, ciphertext: bytes) -> Opaque:
+    """
+    The payload of an attachment: `text`, if that is what the placeholder in it stands for.
+
+    :raise ValueError: it is not, or is no envelope; likewise LookupError and TypeError.
+    """
+    if text is None:
+        return read_payload(data, None, True)
+    envelope = orjson.loads(text)
+    if data["json"] != _PLACEHOLDER or not is_payload(envelope, text, True):
+        raise ValueError("another layout")
+    if not ciphertext:
+        return text, "json"
+    if envelope["ciphertext"] != _STAND_IN:
+        raise ValueError("another ciphertext")
+    return text.replace(_STAND_IN_BYTES, ciphertext), "json"
+
+
+def _forward(plaintext: bytes, kid: str) -> UsualForward | None:
+    around, text, ciphertext = _taken_apart(plaintext)
+    message = orjson.loads(around)
     has = message.get
     id_, next_, attachments = message["id"], message["body"]["next"], message["attachments"]
     to, thread, expires_time = has("to"), has("thid"), has("expires_time")
@@ -252,9 +299,9 @@ def _forward(message: dict[str, Any]) -> UsualForward | None:
     if type(attachments) is not list:
         return None
     (attachment,) = attachments
-    payload, form = read_payload(attachment["data"], True)
+    payload, form = _payload(attachment["data"], text, ciphertext)
     if thread is None or type(thread) is not str or not 0 < len(thread) <= MAX_ID:
         thread = id_
     if expires_time is not None:
         expires_time = read_time(expires_time)
-    return UsualForward(next_, payload, form, id_, thread, expires_time)
+    return UsualForward(next_, payload, form, id_, thread, expires_time, kid)

@@ -168,12 +168,10 @@ def test_a_signature_that_is_no_text(wrong: Any) -> None:
     + [{"timestamp": wrong} for wrong in ("1760000000000", False, [1760000000000], 10**400)]
     + [{"nonce": wrong} for wrong in (1, NONCE[:-1], NONCE + "0", "{" + NONCE + "}", NONCE + "\n", f" {NONCE}")]
     + [{"nonce": wrong} for wrong in (NONCE.replace("-", ""), NONCE[:-1] + "g", NONCE[:-1] + "٣")]
-    + [{"sender_did": wrong} for wrong in ("did:x:é", "did:x: ", "did:x:\n", "did:x:\x7f", "d" * 2049, 1)]
-    + [{"recipient_did": wrong} for wrong in ("did:x:é", "d" * 2049)]
-    + [{"sender_signing_key_id": wrong} for wrong in ("did:x:é#signing", "d" * 2305)],
+    + [{name: 1} for name in ("sender_did", "recipient_did", "sender_signing_key_id")],
 )
 def test_a_member_of_the_header_is_wrong(header: dict[str, Any]) -> None:
-    """Numbers are numbers, nonces look like UUIDs, DIDs are visible ASCII of at most 2048 characters."""
+    """Numbers are numbers, nonces look like UUIDs, names are texts."""
     assert refuses(command("QUERY_EVENTS", **header))
     assert refuses(command("TWO_WAY_PRIVATE", **header))
     assert refuses(command("DELETE_PUBLIC_EVENT", **header))
@@ -195,9 +193,11 @@ def test_a_nonce_is_a_uuid_of_any_version_and_case(nonce: str) -> None:
     assert parse(command("QUERY_EVENTS", nonce=nonce)).nonce == nonce
 
 
-def test_the_longest_did() -> None:
-    """2048 characters, and a key id of it."""
-    did = "did:x:".ljust(2048, "y")
+@pytest.mark.parametrize(
+    "did", ["did:x: y", "did:x:é", "did:x:\n", "did:x:\x7f", "nobody", "did:x:".ljust(100_000, "y")]
+)
+def test_any_text_may_claim_to_be_a_did(did: str) -> None:
+    """Whether it resolves is another answer, and the same for all that does not."""
     given = parse(command("QUERY_EVENTS", sender_did=did, sender_signing_key_id=f"{did}#signing"))
     assert given.sender_did == did
 
