@@ -12,6 +12,7 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from mediatord.eventlog.read_marker import MARKER_DIRECTORY
 from mediatord.store.mongo.uri import read_uri
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.socket import connect
@@ -136,7 +137,7 @@ class QueueTests(TestCase):
 
 
 def _is_of_worker(path: Any) -> bool:
-    return bool(path.is_dir())
+    return bool(path.is_dir()) and path.name != MARKER_DIRECTORY
 
 
 class WorkersQueueTests(QueueTests):
