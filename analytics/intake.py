@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CLOSED, CRASHED, ACTIVE, EMPTY, UNREAD, VANISHED = "closed", "crashed", "active", "empty", "unread", "vanished"
+PARTIAL = "partial"
 SHRUNK = "shrunk"
 STATES = {
     CLOSED: "segments that were closed in order",
     CRASHED: "segments without log.close: the daemon was killed, or the end of the file is lost",
     ACTIVE: "segments that are still written: the rest is read the next time",
-    "partial": "segments in a damaged archive, read as far as it goes",
+    PARTIAL: "segments in a damaged archive, read as far as it goes",
     EMPTY: "segments without a byte",
     UNREAD: "segments not read: unknown suffix, or the content is not what the suffix says",
     VANISHED: "segments that were gone when they were to be read",
@@ -69,7 +70,7 @@ class Reading:
     @property
     def partial(self) -> bool:
         """Whether it is a damaged archive."""
-        return self.state == "partial"
+        return self.state == PARTIAL
 
     @property
     def lines(self) -> int:
@@ -167,7 +168,7 @@ def rechecked(spark: SparkSession, files: Files, reading: Reading) -> Reading:
         return _successor(files, reading.segment)
     if reading.segment.packed == "plain" or _is_readable(spark, reading.segment.path):
         return reading
-    return replace(reading, state="partial")
+    return replace(reading, state=PARTIAL)
 
 
 def _is_readable(spark: SparkSession, path: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from analytics import disk, intake, lock, plan, runs, verdict
+from analytics import disk, intake, lock, markers, plan, runs, verdict
 from analytics.declared import TableMistake
 from analytics.errors import BROKEN, FAILED, FINE, NO_INPUT, AnalyticsError, reason
 from analytics.facts import RunFacts
@@ -153,7 +153,17 @@ class _Run:
                 return Outcome(self._status, manifest.run_id, warnings=manifest.warnings)
             self._ask_for_earlier_days(todo)
             todo = self._planned(found.segments)
-        return self._made(todo)
+        return self._marked(self._made(todo), found.segments)
+
+    def _marked(self, outcome: Outcome, found: Sequence[Segment]) -> Outcome:
+        """Tell the daemons which of their segments are in the tables by now."""
+        with self._step("marker"):
+            read = markers.read_stems(self._planned_segments(found), self._known, self._manifest.inputs)
+            told = markers.leave(found, read)
+        return replace(outcome, warnings=[*outcome.warnings, *told])
+
+    def _planned_segments(self, found: Sequence[Segment]) -> list[Segment]:
+        return [segment for segment in found if segment.batch <= self._request.span.last]
 
     def _ask_for_earlier_days(self, todo: plan.Plan) -> None:
         """Those up to the last one that late segments of the look-back change, and all that were made since."""
@@ -179,9 +189,8 @@ class _Run:
         return outcome
 
     def _planned(self, segments: Sequence[Segment]) -> plan.Plan:
-        batches = {segment.batch for segment in segments if segment.batch <= self._request.span.last}
-        segments = [segment for segment in segments if segment.batch in batches]
-        self._known = plan.known(self._warehouse, batches)
+        segments = self._planned_segments(segments)
+        self._known = plan.known(self._warehouse, {segment.batch for segment in segments})
         return plan.make(self._request.span, self._request.settings.look_back_days, segments, self._known)
 
     def _has_input(self, segments: Sequence[Segment]) -> bool:
@@ -311,5 +320,5 @@ class _Run:
 
     def _tell(self, name: str, seconds: float) -> None:
         self._count += 1
-        total = len(self._steps.jobs) + 5 + (self._request.textfile is not None)
+        total = len(self._steps.jobs) + 6 + (self._request.textfile is not None)
         self._progress(f"[{self._count:2}/{total}] {name:<16} {seconds:6.1f} s")

@@ -17,6 +17,7 @@ from datetime import UTC, date, datetime
 from analytics.errors import AnalyticsError
 from analytics.files import FileInfo, Files
 from mediatord.eventlog.lines import LONGEST_LINE
+from mediatord.eventlog.read_marker import MARKER_DIRECTORY, MARKER_FILE
 from mediatord.eventlog.segments import ACTIVE
 
 # In regular expressions of Java too: see analytics.jobs.quality.
@@ -114,7 +115,9 @@ class _Search:
         return Discovery([chosen[stem] for stem in sorted(chosen)], findings, self._warnings())
 
     def _classified(self, file: FileInfo) -> Segment | None:
-        name = file.path.rpartition("/")[2]
+        folder, _, name = file.path.rpartition("/")
+        if folder.rpartition("/")[2] == MARKER_DIRECTORY and name.startswith(MARKER_FILE):
+            return None
         if name == ACTIVE:
             return self._active(file)
         match = _SEGMENT.fullmatch(name.lstrip("._"))

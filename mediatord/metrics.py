@@ -67,7 +67,13 @@ class Metrics:
         self.active_connections = _gauge(registry, "active_connections", "Open sockets")
         self._log_dropped = _counter(registry, "log_dropped", "Lines of the event log that were not written").labels()
         self._log_deleted = _counter(
-            registry, "log_segments_deleted", "Closed segments deleted because of log.rotate.keep"
+            registry, "log_segments_deleted", "Closed segments of the event log deleted by log.retention"
+        ).labels()
+        self._log_deleted_unread = _counter(
+            registry, "log_segments_deleted_unread", "Of these, segments that the analysis had not read"
+        ).labels()
+        self._log_directory_recreated = _counter(
+            registry, "log_directory_recreated", "How often the removed log directory was made again"
         ).labels()
         self.storage_is_up = False
         self._storage_up = _gauge(registry, "storage_up", "Whether the store answers")
@@ -130,9 +136,14 @@ class Metrics:
         """A line of the event log was not written."""
         self._log_dropped.inc()
 
-    def deleted(self, segments: int) -> None:
-        """So many closed segments of the event log were the oldest of too many."""
+    def deleted(self, segments: int, unread: int) -> None:
+        """So many closed segments of the event log were deleted, `unread` of them before the analysis read them."""
         self._log_deleted.inc(segments)
+        self._log_deleted_unread.inc(unread)
+
+    def directory_recreated(self) -> None:
+        """The directory of the event log had been removed, and was made again."""
+        self._log_directory_recreated.inc()
 
     def totals(self) -> dict[str, int]:
         """What the counters say that the event log can be compared with, as fields of the event `counters`."""

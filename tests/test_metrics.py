@@ -52,6 +52,8 @@ CONTRACT = {
     "mediator_build_info": {"version"},
     "mediator_log_dropped_total": set(),
     "mediator_log_segments_deleted_total": set(),
+    "mediator_log_segments_deleted_unread_total": set(),
+    "mediator_log_directory_recreated_total": set(),
 }
 
 
@@ -152,9 +154,12 @@ def test_log() -> None:
     metrics = a_metrics()
     metrics.lost()
     metrics.lost()
-    metrics.deleted(3)
+    metrics.deleted(3, 2)
+    metrics.directory_recreated()
     assert value(metrics, "mediator_log_dropped_total") == 2
     assert value(metrics, "mediator_log_segments_deleted_total") == 3
+    assert value(metrics, "mediator_log_segments_deleted_unread_total") == 2
+    assert value(metrics, "mediator_log_directory_recreated_total") == 1
 
 
 def test_requests() -> None:

@@ -21,7 +21,7 @@ class ReloadingTests(SynchronousTestCase):
     """A daemon whose configuration is in the test's hand."""
 
     def setUp(self) -> None:
-        self.house = Premises(self, log={"rotate": {"keep": 5}})
+        self.house = Premises(self)
 
     def other(self, **sections: Any) -> Config:
         """The configuration with other values in some sections."""
@@ -47,15 +47,26 @@ class ReloadingTests(SynchronousTestCase):
         """The level and the segments of the log, and who sees how much of the metrics."""
         self.assertEqual(self.house.request("GET", "/metrics", peer="127.0.0.1").status, 200)
         changes = {"allow": ("192.0.2.0/24",), "queue_size_top": 1}
-        new = self.other(metrics=changes, log={"rotate": {"keep": 1, "bytes": 70_000, "compress": False}})
+        rotate, retention = {"keep": 1, "bytes": 70_000, "compress": False}, {"bytes": 1, "unread_bytes": 1}
+        new = self.other(metrics=changes, log={"rotate": rotate, "retention": retention})
         self.assertEqual(self.reload(lambda: new), ["the configuration was read again"])
-        self.assertEqual(self.outcome(), "ok")
         self.assertEqual(self.house.request("GET", "/metrics", peer="127.0.0.1").status, 403)
         self.assertEqual(self.house.request("GET", "/metrics", peer="192.0.2.9").status, 200)
-        for _ in range(3):
+        for _ in range(2):
+            self.house.base.journal.granted("did:web:a", "didcomm")
             self.house.base.events.rotate()
+        self.assertEqual(list(self.house.config.log.directory.glob("events-*")), [])
+        self.assertEqual(self.house.counter("mediator_log_segments_deleted_total"), 2)
+
+    def test_nothing_but_reloads(self) -> None:
+        """However often it is read again, a segment that has nothing else in it goes on."""
+        for _ in range(5):
+            self.reload(lambda: self.house.config)
+        self.assertEqual(list(self.house.config.log.directory.glob("events-*")), [])
+        self.house.base.journal.granted("did:web:a", "didcomm")
+        self.reload(lambda: self.house.config)
         self.assertEqual(len(list(self.house.config.log.directory.glob("events-*"))), 1)
-        self.assertEqual(self.house.counter("mediator_log_segments_deleted_total"), 3)
+        self.assertEqual(len(self.house.events("proc.reload")), 6)
 
     def test_level(self) -> None:
         """From now on only what is as grave is written."""
@@ -90,6 +101,7 @@ class ReloadingTests(SynchronousTestCase):
         def wrong() -> Config:
             raise ConfigError(["mediator.yaml:3: log.level: expected info", "mediator.yaml:9: more"])
 
+        self.house.base.journal.granted("did:web:a", "didcomm")
         said = self.reload(wrong)
         self.assertEqual(
             said,

@@ -249,6 +249,7 @@ class EpochsTests(SynchronousTestCase):
             raise ZeroDivisionError
 
         self.patch(self.epochs, "_days", fail)
+        self.house.base.journal.granted("did:web:a", "didcomm")
         self.house.base.reloading.reload(lambda: self.house.config)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(len(self.house.events("log.open")), 2)

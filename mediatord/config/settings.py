@@ -75,10 +75,10 @@ class SQLite(Section):
 
     path: Annotated[Path, _explain("the database file; its directory must be writable")] = Path("mediator.sqlite3")
     max_bytes: Annotated[
-        Count | None, _explain("beyond it nothing more is stored (503), only deleted; null: as the disk allows")
+        Size | None, _explain("beyond it nothing more is stored (503), only deleted; null: as the disk allows")
     ] = None
     min_free_bytes: Annotated[
-        Count | None,
+        Size | None,
         _explain("left free on its disk in the same way; null: 5 % of it, 256 MiB to 1 GiB, at most a tenth"),
     ] = None
 
@@ -229,11 +229,31 @@ class Outbound(Section):
 
 
 class Rotation(Section):
-    """When a log segment is closed, and how many are kept."""
+    """When a log segment is closed, and what becomes of it."""
 
     bytes: Annotated[Size, Field(ge=65_536), _explain("a segment of this size is closed")] = 67_108_864
-    keep: Annotated[Count, _explain("closed segments; older ones are deleted")] = 120
+    keep: Annotated[Count, _explain("newest closed segments that are kept whatever their age")] = 24
     compress: Annotated[Switch, _explain("gzip closed segments")] = True
+
+
+class Retention(Section):
+    """How long closed log segments are kept."""
+
+    age: Annotated[
+        Duration, Field(gt=0), _explain("older closed segments are deleted once the nightly analysis has read them")
+    ] = 432_000.0
+    bytes: Annotated[
+        Size, _explain("of all closed segments; beyond it the oldest are deleted once they were read")
+    ] = 4_294_967_296
+    unread_bytes: Annotated[
+        Size, _explain("of all closed segments; beyond it also unread ones are deleted, with an alert")
+    ] = 8_589_934_592
+
+    @model_validator(mode="after")
+    def _unread_is_the_outer_bound(self) -> Retention:
+        if self.unread_bytes < self.bytes:
+            raise ValueError("expected unread_bytes to be at least bytes")
+        return self
 
 
 class Log(Section):
@@ -241,6 +261,9 @@ class Log(Section):
 
     directory: Annotated[Path, _explain("relative to this file; one daemon per directory")] = Path("log")
     rotate: Annotated[Rotation, _explain("besides at every full hour UTC, on SIGUSR1 and at stop")] = Rotation()
+    retention: Annotated[
+        Retention, _explain("when closed segments are deleted; without a nightly analysis all count as read")
+    ] = Retention()
     level: Annotated[
         Literal["debug", "info", "warn", "error"], _explain("debug | info | warn | error; analytics needs info")
     ] = "info"

@@ -7,8 +7,10 @@ turn; nothing here waits for the disk to be done. A full disk costs lines, which
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +22,8 @@ from twisted.logger import Logger
 
 from mediatord.eventlog.events import EVENTS, LEVELS, SCHEMA_VERSION, Level, checked
 from mediatord.eventlog.lines import line_head, log_line
-from mediatord.eventlog.segments import Segments
+from mediatord.eventlog.read_marker import MarkerError, read_marker
+from mediatord.eventlog.segments import RetentionLimits, Segments
 from mediatord.eventlog.sink import LineSink
 
 _FLUSH_AT = 65_536
@@ -47,12 +50,12 @@ class Origin:
 class SegmentLimits:
     """
     :param size: bytes at which a segment is closed.
-    :param keep: closed segments; older ones are deleted.
+    :param retention: which closed segments are deleted.
     :param buffer: bytes that may wait for a full disk.
     """
 
     size: int = 67_108_864
-    keep: int = 120
+    retention: RetentionLimits = RetentionLimits()
     buffer: int = 4_194_304
 
 
@@ -65,8 +68,11 @@ class Told(Protocol):
     def lost(self) -> None:
         """A line was not written."""
 
-    def deleted(self, segments: int) -> None:
-        """So many closed segments were the oldest of too many."""
+    def deleted(self, segments: int, unread: int) -> None:
+        """So many closed segments were deleted, `unread` of them before the analysis had read them."""
+
+    def directory_recreated(self) -> None:
+        """The directory had been removed, and was made again."""
 
 
 class EventFile(Service):
@@ -94,6 +100,7 @@ class EventFile(Service):
         seal: Callable[[Path], None] = lambda path: None,
     ) -> None:
         self._clock = clock
+        self._directory = directory
         self._origin = origin
         self._limits = limits
         self._seal = seal
@@ -105,7 +112,9 @@ class EventFile(Service):
         self._write_from(level)
         self._second, self._prefix = -1, b""
         self._seq = 0
-        self._unreported = 0
+        self._unreported: Counter[str] = Counter()
+        self._file_check_due = False
+        self._marker_problem = ""
         self._flush_call: IDelayedCall | None = None
         self._hour_call: IDelayedCall | None = None
         self.dropped = 0
@@ -134,6 +143,7 @@ class EventFile(Service):
             if call is not None:
                 call.cancel()
         self._flush_call = self._hour_call = None
+        self._ensure_file()
         self._sink.flush()
         self._close_segment()
         Service.stopService(self)
@@ -169,15 +179,26 @@ class EventFile(Service):
         """Bytes of lines that are not in the file yet."""
         return len(self._sink.pending)
 
-    def rotate(self) -> None:
-        """
-        Close the segment and begin the next (full hour, size, SIGUSR1). Not while the disk is full.
+    @property
+    def segment_lines(self) -> int:
+        """Lines of the present segment."""
+        return self._segment.lines
 
-        A signal arrives between any two instructions: call this from the reactor.
+    def rotate(self, incidental: int = 0) -> None:
         """
-        if not self.running:
-            return
-        if not self._sink.flush():
+        Close the segment and begin the next (full hour, size, SIGUSR1), unless nothing is in it.
+
+        Not while the disk is full. A signal arrives between any two instructions: call this from the reactor.
+
+        :param incidental: so many of its last lines are no reason to close it.
+        """
+        self._segment.incidental += incidental
+        if self.running and self._segment.lines - self._segment.incidental > 1:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        self._ensure_file()
+        if not (self._sink.flush() or self._flush_again()):
             self._retry_later()
             return
         closed = self._close_segment()
@@ -190,7 +211,8 @@ class EventFile(Service):
         """Tags are made with another key from now on: begin a segment."""
         self._origin = replace(self._origin, epoch=epoch)
         self._heads = _heads(self._origin)
-        self.rotate()
+        if self.running:
+            self._begin_next()
 
     def limit(self, limits: SegmentLimits, level: Level) -> None:
         """Go on with other limits, but for the buffer, and with another level."""
@@ -210,6 +232,7 @@ class EventFile(Service):
         second = int(now)
         if second != self._second:
             self._second = second
+            self._file_check_due = True
             self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
         stamp = b"%b.%06dZ" % (self._prefix, (now - second) * 1e6)
         line = log_line(self._heads[event] % (stamp, self._seq), fields)
@@ -218,7 +241,7 @@ class EventFile(Service):
         else:
             self._lost()
             self._segment.dropped += 1
-            self._unreported += 1
+            self._unreported["disk"] += 1
 
     def _lost(self) -> None:
         self.dropped += 1
@@ -227,43 +250,123 @@ class EventFile(Service):
 
     def _give_up(self, lines: int) -> None:
         """The disk took no more of a segment that is closed now."""
-        for _ in range(lines):
-            self._lost()
-        self._unreported += lines
+        self._report_later(lines, "disk")
         if lines:
             self._log.warn("{lines} lines of the event log were lost: the disk did not take them", lines=lines)
 
+    def _report_later(self, lines: int, reason: str) -> None:
+        """Count lines that are lost; a line of the log says so as soon as one can be written."""
+        for _ in range(lines):
+            self._lost()
+        if lines:
+            self._unreported[reason] += lines
+
     def _prune(self) -> None:
-        deleted = self._segments.prune(self._limits.keep)
-        if deleted and self.told is not None:
-            self.told.deleted(deleted)
+        try:
+            deleted = self._segments.prune(self._limits.retention, self._clock.seconds(), self._read_segments())
+        except OSError as error:
+            self._log.warn("old log segments could not be deleted: {reason}", reason=error.strerror)
+            return
+        if deleted.unread:
+            self._log.error(
+                "{segments} log segments were deleted before the analysis had read them: all were larger than "
+                "log.retention.unread_bytes",
+                segments=deleted.unread,
+            )
+        if deleted.segments and self.told is not None:
+            self.told.deleted(deleted.segments, deleted.unread)
+
+    def _read_segments(self) -> frozenset[str] | None:
+        """None if there is no analysis. What it cannot say, it has not read."""
+        problem = ""
+        read: frozenset[str] | None = frozenset()
+        try:
+            read = read_marker(self._directory)
+        except MarkerError as error:
+            problem = str(error)
+        if problem != self._marker_problem:
+            self._marker_problem = problem
+            if problem:
+                self._log.warn("log segments are kept as if unread: {problem}", problem=problem)
+        return read
+
+    def _ensure_file(self) -> None:
+        """Go on in a new file, in a new directory if need be, where the one that is written to is no longer there."""
+        self._file_check_due = False
+        state = self._sink.find_file()
+        if state in ("closed", "in_place"):
+            return
+        self._log.warn("{path} was {state} while it was written to", path=str(self._segments.active), state=state)
+        self._make_directory()
+        try:
+            self._segments.set_aside(self._clock.seconds())
+        except OSError as error:
+            self._log.warn("{path} is in the way: {reason}", path=str(self._segments.active), reason=error.strerror)
+            return
+        written = self._segment.lines - self._sink.pending.count(b"\n")
+        self._segment = _Segment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
+        torn = self._sink.leave_file(self._first_line())
+        self._segment.lines = self._sink.pending.count(b"\n")
+        self._segment.seq_first = _lowest_seq(self._sink.pending)
+        self._report_later(torn + (written if state == "removed" else 0), "removed")
+
+    def _flush_again(self) -> bool:
+        """After a failure: whether all went once there was a directory again."""
+        return not self._sink.is_open and self._make_directory() and self._sink.flush()
+
+    def _make_directory(self) -> bool:
+        """Whether it was missing, and is there now."""
+        try:
+            made = self._segments.ensure_directory()
+        except OSError:
+            return False
+        if made:
+            self._log.warn("the log directory {path} had been removed and was made again", path=str(self._directory))
+            if self.told is not None:
+                self.told.directory_recreated()
+        return made
 
     def _turn_ended(self) -> None:
         self._flush_call = None
         self._flush()
 
     def _flush(self) -> None:
-        if not self._sink.flush():
+        if self._file_check_due:
+            self._ensure_file()
+        if not (self._sink.flush() or self._flush_again()):
             self._retry_later()
             return
         if self._unreported:
-            lost, self._unreported = self._unreported, 0
-            self._append("log.drop", {"dropped": lost, "reason": "disk"})
+            lost, self._unreported = self._unreported, Counter()
+            for reason, lines in lost.items():
+                self._append("log.drop", {"dropped": lines, "reason": reason})
             self._sink.flush()
         if self._sink.size >= self._limits.size:
             self.rotate()
 
     def _retry_later(self) -> None:
+        self._file_check_due = True
         if self._flush_call is None:
             self._flush_call = self._clock.callLater(_RETRY_SECONDS, self._turn_ended)
 
     def _open_segment(self) -> None:
         """The first line waits in the buffer until the file can be opened."""
         self._segment = _Segment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
-        about = {"version": self._origin.version, "schema": SCHEMA_VERSION, "segment": self._segment.name}
-        self._append("log.open", about)
-        if not self._sink.flush():
+        self._append("log.open", self._opening())
+        if not (self._sink.flush() or self._flush_again()):
             self._retry_later()
+
+    def _first_line(self) -> bytes:
+        """The first line of the segment, which is to stand before lines that wait already."""
+        self._seq += 1
+        now = self._clock.seconds()
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(int(now))).encode()
+        head = self._heads["log.open"] % (b"%b.%06dZ" % (stamp, (now - int(now)) * 1e6), self._seq)
+        return log_line(head, self._opening())
+
+    def _opening(self) -> dict[str, object]:
+        """Fields of the first line of the segment."""
+        return {"version": self._origin.version, "schema": SCHEMA_VERSION, "segment": self._segment.name}
 
     def _close_segment(self) -> Path | None:
         """
@@ -294,6 +397,8 @@ class EventFile(Service):
         self._wait_for_hour()
         if self._segment.lines > 1:
             self.rotate()
+        else:
+            self._prune()
 
 
 @dataclass(slots=True)
@@ -304,6 +409,7 @@ class _Segment:
     seq_first: int
     lines: int = 0
     dropped: int = 0
+    incidental: int = 0
 
 
 def _heads(origin: Origin) -> dict[str, bytes]:
@@ -311,6 +417,11 @@ def _heads(origin: Origin) -> dict[str, bytes]:
         name: line_head(name, event.level, node=origin.node, boot=origin.boot, epoch=origin.epoch)
         for name, event in EVENTS.items()
     }
+
+
+def _lowest_seq(lines: bytes) -> int:
+    """The lowest number of these lines."""
+    return min(int(json.loads(line)["seq"]) for line in bytes(lines).splitlines())
 
 
 def _is_written(name: str, level: Level, threshold: Level) -> bool:

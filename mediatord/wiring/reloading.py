@@ -13,6 +13,7 @@ from mediatord import __version__
 from mediatord.config import Config, ConfigError
 from mediatord.eventlog.logs import EventFile, SegmentLimits
 from mediatord.eventlog.sealing import Sealer
+from mediatord.eventlog.segments import RetentionLimits
 from mediatord.identity import Identity
 from mediatord.journal import Journal
 from mediatord.service import Listener, StartupError
@@ -24,7 +25,7 @@ Outcome = Literal["ok", "refused", "restart_needed"]
 
 _HINT = "mediatord check-config lists all"
 # What counts from now on; everything else is as it was when the daemon was started.
-_APPLICABLE_LOG = ("level", "rotate", "key_days")
+_APPLICABLE_LOG = ("level", "rotate", "retention", "key_days")
 _APPLICABLE_ACCESS = ("registration", "allow", "deny")
 _APPLICABLE = (
     "identity.former_dids",
@@ -188,13 +189,13 @@ class Reloading:
         self._tell_expiry(listener)
 
     def reload(self, read: Callable[[], Config]) -> None:
-        """Read configuration and keys, apply what can be applied, and begin a segment of the event log."""
+        """Read configuration and keys, apply what can be applied, and rotate the event log."""
         began = self._steady()
         self.apply(*read_again(self.config, self._identity.now, read), began)
 
     def apply(self, config: Config, outcome: Outcome, identity: Identity, began: float | None = None) -> None:
         """
-        Go by these, and begin a segment of the event log.
+        Go by these, and rotate the event log.
 
         :param began: when the configuration was asked for; just now unless given.
         """
@@ -207,8 +208,9 @@ class Reloading:
             self.look_for_key()
         except Exception:
             _log.failure("looking for the key of the event log failed")
+        lines = self._log.events.segment_lines
         self._journal.reloaded(__version__, outcome, self._steady() - began, success=renewed)
-        self._log.events.rotate()
+        self._log.events.rotate(incidental=self._log.events.segment_lines - lines)
 
     def become(self, identity: Identity) -> None:
         """Go by these keys."""
@@ -228,4 +230,6 @@ class Reloading:
 
 def segment_limits(config: Config) -> SegmentLimits:
     """When segments of the event log are closed and deleted."""
-    return SegmentLimits(config.log.rotate.bytes, config.log.rotate.keep)
+    rotate, retention = config.log.rotate, config.log.retention
+    kept = RetentionLimits(rotate.keep, retention.age, retention.bytes, retention.unread_bytes)
+    return SegmentLimits(rotate.bytes, kept)

@@ -33,6 +33,7 @@ def test_segments_of_several_nodes(files: Files, tmp_path: Path) -> None:
     write(tmp_path, f"node-1/{stem}.jsonl", lines)
     write(tmp_path, f"node-2/deep/{packed}.jsonl.gz", gzip.compress(b"".join(other)))
     write(tmp_path, f"node-2/{packed}-2.jsonl.zst", b"whatever")
+    write(tmp_path, "node-1/analysis/read-segments.json", b"{}")
     found = discover(files, [str(tmp_path), str(tmp_path / "node-1")])
     assert [(each.stem, each.packed, each.node, each.batch, each.active) for each in found.segments] == [
         (packed, "gzip", "b.c", date(2026, 11, 20), False),

@@ -402,7 +402,7 @@ class MemoryTests(SynchronousTestCase):
         self.premises.clock.advance(100)
         self.premises.settle()
         places = self.findings.places
-        places |= {path.name: path.read_bytes() for path in self.premises.config.log.directory.iterdir()}
+        places |= {path.name: path.read_bytes() for path in self.premises.config.log.directory.glob("events*")}
         places["metrics"] = self.premises.request("GET", "/metrics", peer="127.0.0.1").body
         needles = [*self.volley.needles(), *secrets_of(self.premises.config.identity.keys)]
         self.assertGreater(len(needles), 40)
@@ -546,7 +546,7 @@ def trouble(door: Door, volley: Volley, findings: Findings) -> None:
 
 def collect(daemon: Daemon, findings: Findings) -> None:
     """What the daemon has written about itself."""
-    for path in daemon.log_directory.iterdir():
+    for path in daemon.log_directory.glob("events*"):
         raw = path.read_bytes()
         findings.places[path.name] = gzip.decompress(raw) if path.suffix == ".gz" else raw
     findings.places["output"] = daemon.output().encode()

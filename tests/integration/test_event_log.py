@@ -171,6 +171,10 @@ class KillTests(EventLogTestCase):
         self.assertGreaterEqual(accepted, len(senders.markers(202)))
 
 
+# Taken or not.
+RELOADED = "the configuration was "
+
+
 class ReloadTests(EventLogTestCase):
     async def test_reload(self) -> None:
         """SIGHUP has the file read: what can be applied is, the rest is named, and a broken file changes nothing."""
@@ -190,9 +194,9 @@ class ReloadTests(EventLogTestCase):
         self.assertEqual([line for line in lines if line["event"] == "acct.grant"], [])
 
     async def reload(self, daemon: Daemon, text: str) -> None:
-        """Have the daemon read this; it has done so when there is one more segment."""
-        before = closed_names(self.directory)
+        """Have the daemon read this; it has done so when it has said one more time what became of that."""
+        before = daemon.output().count(RELOADED)
         daemon.config.write_text(text, encoding="utf-8")
         os.kill(daemon.pid, signal.SIGHUP)
-        while closed_names(self.directory) <= before:
+        while daemon.output().count(RELOADED) == before:
             await deferLater(reactor, LOOK_SECONDS, lambda: None)

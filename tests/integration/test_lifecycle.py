@@ -555,11 +555,12 @@ def test_impatient_operator(made: Path, tmp_path: Path) -> None:
 
 
 def test_signals_rotate_the_log() -> None:
-    """SIGUSR1 and SIGHUP close the segment and begin another; the daemon goes on (analytics 4.2)."""
+    """SIGUSR1 and SIGHUP close a segment with events and begin another; the daemon goes on (analytics 4.2)."""
     with prepared({"log": {"rotate": {"compress": False}}}) as daemon:
         pid = daemon.pid
         segments: set[Path] = set()
         for number in (signal.SIGUSR1, signal.SIGHUP):
+            assert ask(daemon.port, "POST", "/didcomm", b"{}")[0] == 400
             os.kill(pid, number)
             # It takes signals before requests.
             assert ask(daemon.port, "GET", "/health")[0] == 200

@@ -17,6 +17,7 @@ from twisted.trial.unittest import TestCase
 from mediatord.cli.mediator import identity_of
 from mediatord.config import load
 from mediatord.readiness import Kin
+from mediatord.eventlog.read_marker import MARKER_DIRECTORY
 from mediatord.store.mongo.uri import read_uri
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.socket import connect
@@ -162,7 +163,7 @@ class QueueTests(TestCase):
 
 
 def _is_of_worker(path: Any) -> bool:
-    return bool(path.is_dir())
+    return bool(path.is_dir()) and path.name != MARKER_DIRECTORY
 
 
 @pytest.mark.exhaustive

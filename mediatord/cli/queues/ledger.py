@@ -31,6 +31,7 @@ from mediatord.cli.queues.values import Entry, Waiting
 from mediatord.config import Config
 from mediatord.eventlog.logs import EventFile, Origin, SegmentLimits
 from mediatord.eventlog.seal import seal
+from mediatord.eventlog.segments import RetentionLimits
 from mediatord.message_journal import MessageJournal
 from mediatord.metrics import Metrics
 from mediatord.service import StartupError
@@ -45,7 +46,7 @@ _PLAN, _COURSE = "plan.jsonl", "course.jsonl"
 _UNLOGGABLE = "the event log cannot be written, so nothing is removed"
 _UNLOGGED = "{number} were removed, which the event log is yet to say, at the next queue purge: {reason}"
 # One segment, and nobody else's are to be deleted for it.
-_WHOLE = SegmentLimits(size=1 << 62, keep=1 << 30)
+_WHOLE = SegmentLimits(size=1 << 62, retention=RetentionLimits(bytes=1 << 62, unread_bytes=1 << 62))
 
 
 class Books:

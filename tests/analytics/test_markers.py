@@ -1,0 +1,89 @@
+"""Which segments are named to the daemon as read, without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analytics.markers import leave, read_stems
+from analytics.plan import Known
+from analytics.segments import Segment
+from mediatord.eventlog.read_marker import make_marker_directory, marker_path, read_marker, write_marker
+
+DAY = date(2026, 11, 16)
+AT = datetime(2026, 11, 16, 12, tzinfo=UTC)
+
+
+def segment(stem: str, folder: Path = Path("/log"), **other: Any) -> Segment:
+    path = f"file:{folder}/{stem}.jsonl"
+    return replace(Segment(stem, path, 10, AT, "plain", False, "a", DAY), **other)
+
+
+def known(state: str, **other: Any) -> Known:
+    return replace(Known(DAY, 10, round(AT.timestamp() * 1000), "plain", state, 3), **other)
+
+
+@pytest.mark.parametrize(
+    ("state", "read"),
+    [
+        ("closed", True),
+        ("crashed", True),
+        ("empty", True),
+        ("partial", True),
+        ("active", False),
+        ("unread", False),
+        ("vanished", False),
+    ],
+)
+def test_states(state: str, read: bool) -> None:
+    """What is in the tables from end to end, or as far as it can be read, in this run or before."""
+    stems = {"s"} if read else set()
+    assert read_stems([segment("s")], {}, [{"stem": "s", "state": state}]) == stems
+    assert read_stems([segment("s")], {"s": known(state)}, []) == stems
+
+
+def test_changed_since() -> None:
+    """One that grew since it was read, still grows, or was never looked at is not named."""
+    grown = segment("grown", size=11)
+    segments = [grown, segment("growing", active=True), segment("new")]
+    before = {"grown": known("crashed"), "growing": known("closed")}
+    assert read_stems(segments, before, [{"stem": "growing", "state": "closed"}]) == set()
+    assert read_stems([grown], {"grown": known("closed", complete=True)}, []) == {"grown"}
+
+
+def test_markers_of_several_directories(tmp_path: Path) -> None:
+    """Each names its own; what was named stays named while it is there; who did not ask gets none."""
+    node, worker, copy = (tmp_path / name for name in ("n", "n/n-1", "copy"))
+    for directory in (node, worker, copy):
+        directory.mkdir()
+    for directory in (node, worker):
+        make_marker_directory(directory)
+    write_marker(node, ["a", "gone"])
+    found = [
+        segment("a", node, others=(f"file:{copy}/a.jsonl",)),
+        segment("b", node),
+        segment("c", worker),
+        segment("d", worker),
+        segment("e", path="s3a://bucket/e.jsonl"),
+    ]
+    assert leave(found, {"b", "c", "e"}) == []
+    assert (read_marker(node), read_marker(worker)) == ({"a", "b"}, {"c"})
+    assert list(copy.iterdir()) == []
+
+
+def test_marker_that_is_damaged_or_cannot_be_written(tmp_path: Path) -> None:
+    """It is written anew, or the operator is told and the run goes on."""
+    make_marker_directory(tmp_path)
+    marker_path(tmp_path).write_text("{")
+    assert leave([segment("a", tmp_path)], {"a"}) == []
+    assert read_marker(tmp_path) == {"a"}
+    marker_path(tmp_path).unlink()
+    marker_path(tmp_path).mkdir()
+    assert leave([segment("a", tmp_path)], {"a"}) == [
+        f"{marker_path(tmp_path)}: is a directory; the daemon keeps what was read as if it were unread"
+    ]
+    assert len(list(marker_path(tmp_path).parent.iterdir())) == 1
