@@ -34,11 +34,16 @@ _LONGEST_NAME = 63
 
 
 def build_supervisor(
-    reactor: Any, config: Config, give_up: Callable[[str], None], before: Iterable[Service]
+    reactor: Any,
+    config: Config,
+    give_up: Callable[[str], None],
+    ready: Callable[[], None],
+    before: Iterable[Service],
 ) -> OrderedService:
     """
     The parent of the workers; nothing is bound or begun before it starts.
 
+    :param ready: told once that all workers are up.
     :param before: services that it is to have as long as there are workers.
     :raise StartupError: what would keep every worker from starting: keys, identity, log key, an endpoint.
     """
@@ -57,6 +62,7 @@ def build_supervisor(
         ),
         check=lambda: check_store(config.storage.backend, config.storage.sqlite.path),
         give_up=give_up,
+        ready=ready,
         patience=Patience(stop=config.drain_timeout),
     )
     supervisor.tell_state = watches[0].told if watches else None
