@@ -9,6 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from autobahn.twisted.resource import WebSocketResource
 from twisted.internet.interfaces import IReactorTime
+from twisted.protocols.policies import ProtocolWrapper
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
@@ -165,7 +166,13 @@ class Leaf(Resource):
             self._front.turned_away(self.half, self.payer(request), RateLimited())
             return finish(request, _CROWDED[self.half])
         cast(Any, request).site.upgraded(addresses(request)[0])
+        channel = cast(Any, request.channel)
+        transport = channel.transport
         outcome: int | bytes = self._front.sockets.render(request)
+        # A client may send its first frames right behind the upgrade.
+        frames = channel.take_unread()
+        if frames and not transport.disconnecting:
+            _protocol_of(transport).dataReceived(frames)
         return outcome
 
     def not_allowed(self, request: Request) -> int:
@@ -188,6 +195,12 @@ _CROWDED: dict[Half, Answer] = {
     "didcomm": Answer(429, b"too many connections\n", b"text/plain", retry(5)),
     "decentrl": plain_error(429, "RATE_LIMITED", *retry(5)),
 }
+
+
+def _protocol_of(transport: Any) -> Any:
+    """What gets the data of a connection, behind TLS and the like."""
+    wrapper = transport if isinstance(transport, ProtocolWrapper) else transport.protocol
+    return wrapper.wrappedProtocol if isinstance(wrapper, ProtocolWrapper) else wrapper
 
 
 def finish(request: Request, answer: Answer, unread: Answer | None = None) -> int:
