@@ -22,6 +22,7 @@ from mediatord.presence import Connections
 from mediatord.readiness import Ask, Verdict
 from mediatord.synthetic import HEADER
 from mediatord.web.headers import PREFLIGHT
+from mediatord.web.origins import AllowedOrigins
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Network, Peers
 from mediatord.web.posting import (
@@ -87,6 +88,7 @@ class Front:
     connections: Connections[Any]
     sockets: WebSocketResource
     turned_away: Callable[[Half, str, MediatorError], None]
+    origins: AllowedOrigins
     metrics_allow: Callable[[], Sequence[Network]] = tuple
     deadline: float = 10.0
     ready: Ask = nobody_looks
@@ -159,6 +161,8 @@ class Leaf(Resource):
 
     def upgrade(self, request: Request) -> int | bytes:
         """Hand the connection to a WebSocket, if the client may have one more."""
+        if not self._front.origins.take_from(request.requestHeaders):
+            return finish(request, _FOREIGN_ORIGIN[self.half])
         if self._front.connections.draining:
             self._front.turned_away(self.half, self.payer(request), ShuttingDown())
             return finish(request, refusal(self.half, ShuttingDown()))
@@ -189,6 +193,10 @@ PREFLIGHT_ANSWER = Answer(
 NOT_FOUND: dict[Half, Answer] = {
     "didcomm": Answer(404, b'{"status":"error","detail":"not found"}', JSON),
     "decentrl": plain_error(404, "NOT_FOUND"),
+}
+_FOREIGN_ORIGIN: dict[Half, Answer] = {
+    "didcomm": Answer(403, b"origin not allowed\n", b"text/plain"),
+    "decentrl": plain_error(403, "ORIGIN_NOT_ALLOWED"),
 }
 _TOKEN = HEADER.encode("ascii")
 _CROWDED: dict[Half, Answer] = {

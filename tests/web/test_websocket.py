@@ -29,6 +29,11 @@ OPENING = written(
         "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
     },
 )
+PATHS = ("/ws", "/didcomm", "/")
+ORIGINS = (
+    *(None, "null", "file://", "https://app.example", "https://evil.example:8443", "http://[::1]:3000"),
+    *("capacitor://localhost", "moz-extension://0b1c", "app://-", "content://", "https://bad:port", "nonsense"),
+)
 PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 
 
@@ -100,6 +105,50 @@ class HandshakeTests(SocketTestCase):
         self.assertEqual(response.status, 101)
         self.assertNotIn("sec-websocket-protocol", response.headers)
         self.assertNotIn("sec-websocket-extensions", response.headers)
+
+    def test_origins(self) -> None:
+        """All may open a socket, by default: also those of pages from files and of programs that embed a browser."""
+        for origin in ORIGINS:
+            self.assertEqual([self.shaken(self.premises, path, origin) for path in PATHS], [101] * len(PATHS), origin)
+
+    def test_allowed_origins(self) -> None:
+        """Those that the configuration names, and what is no page; others get 403, and no socket."""
+        allowed = ["https://app.example", "https://*.wallet.example", "http://localhost:*", "null"]
+        premises = Premises(self, websocket_origins=allowed)
+        found = {
+            origin: self.shaken(premises, "/ws", origin)
+            for origin in (*ORIGINS, "https://APP.example", "https://a.wallet.example", "http://localhost:3000")
+        }
+        self.assertEqual(
+            [origin for origin, status in found.items() if status == 101],
+            [
+                None,
+                "null",
+                "https://app.example",
+                "https://APP.example",
+                "https://a.wallet.example",
+                "http://localhost:3000",
+            ],
+        )
+        self.assertEqual(set(found.values()), {101, 403})
+        for path in PATHS:
+            self.assertEqual(self.shaken(premises, path, "https://wallet.example"), 403)
+            self.assertEqual(self.shaken(premises, path, "https://app.example.evil.example"), 403)
+            self.assertEqual(self.shaken(premises, path, "https://evil.example/.wallet.example"), 403)
+        self.assertEqual(self.shaken(premises, "/ws", None, **{"Sec-WebSocket-Origin": "https://evil.example"}), 403)
+
+    def test_other_origins_after_a_reload(self) -> None:
+        """Count from the next handshake on."""
+        new = self.premises.config.model_copy(update={"websocket_origins": ("https://app.example",)})
+        self.premises.base.reloading.reload(lambda: new)
+        self.assertEqual(self.shaken(self.premises, "/ws", "null"), 403)
+        self.assertEqual(self.shaken(self.premises, "/ws", "https://app.example"), 101)
+
+    def shaken(self, premises: Premises, path: str, origin: str | None, **headers: str) -> int:
+        """The status of a handshake."""
+        line, response, _ = premises.upgrade(path, **({} if origin is None else {"Origin": origin}), **headers)
+        line.hang_up()
+        return response.status
 
     def test_no_greeting(self) -> None:
         """The first frame is the answer to the first request, however long that takes (reference 3.2)."""
