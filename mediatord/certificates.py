@@ -14,6 +14,10 @@ from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
 from mediatord.endpoint_strings import PROXIED, take_apart
+from mediatord.listener_layers import TLSFactory
+
+# Of TLS 1.2: only suites with forward secrecy and authenticated encryption. Those of TLS 1.3 are all of that kind.
+CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:DHE+CHACHA20:!aNULL:!PSK"
 
 FILES = ("privateKey", "certKey", "extraCertChain", "dhParameters")
 
@@ -61,7 +65,7 @@ class Certificate:
         if not seen.options.extraCertChain:
             seen.options.extraCertChain = self._following(seen.options.certificate)
         # What OpenSSL does not take is to be known now, not when somebody connects.
-        seen.options.getContext()
+        seen.options.getContext().set_cipher_list(CIPHERS)
         shown = [one.to_cryptography() for one in (seen.options.certificate, *(seen.options.extraCertChain or ()))]
         before = getattr(self, "_shown", None)
         self.name, self._options, self._shown = seen.name, seen.options, shown
@@ -95,7 +99,8 @@ class Certificate:
         interface: str = "",
     ) -> Any:
         """Called by the endpoint, which has read the files once more."""
-        return self._reactor.listenSSL(port, factory, self, backlog=backlog, interface=interface)
+        factory = TLSFactory(self, factory, self._reactor)
+        return self._reactor.listenTCP(port, factory, backlog=backlog, interface=interface)
 
 
 class _Seen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import inf
 from sys import intern
 from typing import Generic, Protocol, TypeVar
@@ -10,9 +10,13 @@ from typing import Generic, Protocol, TypeVar
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
 
+from mediatord.faults import without_text
 from mediatord.few import Few
 from mediatord.synthetic import ITSELF
+
+_log = Logger()
 
 Reader = TypeVar("Reader")
 
@@ -38,6 +42,37 @@ class Session(Protocol):
         """Begin the closing handshake."""
 
     def __hash__(self) -> int: ...
+
+
+def send_each(
+    subscribers: Iterable[tuple[Session, Reader]], frame: Callable[[Reader], bytes | None]
+) -> list[Session]:
+    """
+    Write to each of several sockets; those that took it. Never fails.
+
+    A socket for which that raises is closed, since its wallet would wait in vain. It is no reason to doubt that the
+    others have what they took.
+
+    :param frame: what to write for a reader; None where the socket is not meant.
+    """
+    took = []
+    for session, reader in subscribers:
+        try:
+            payload = frame(reader)
+            if payload is not None and session.send(payload):
+                took.append(session)
+        except Exception:
+            _log.failure("writing to a socket failed", without_text())
+            close_quietly(session, 1011, "internal error")
+    return took
+
+
+def close_quietly(session: Session, code: int, reason: str) -> None:
+    """Begin the closing handshake of one socket among others; never fails."""
+    try:
+        session.close(code, reason)
+    except Exception:
+        _log.failure("closing a socket failed", without_text())
 
 
 class Announcer(Protocol):
@@ -138,7 +173,10 @@ class Connections(Service, Generic[Reader]):
         for did, _ in self._dids.of(session):
             self.unsubscribe(session, did)
         for callback in self._closed:
-            callback(session)
+            try:
+                callback(session)
+            except Exception:
+                _log.failure("cleaning up after a socket failed", without_text())
         if self._emptied is not None and not self._sessions:
             emptied, self._emptied = self._emptied, None
             emptied.callback(None)
@@ -210,8 +248,9 @@ class Connections(Service, Generic[Reader]):
         :param wanted: whether a reader is of those who are asked about.
         """
         for did in filter(denied, self.live(wanted)):
-            for session, _ in self.subscribers(did):
-                session.close(1008, "not served")
+            for session, reader in self.subscribers(did):
+                if wanted(reader):
+                    close_quietly(session, 1008, "not served")
 
     def is_subscribed(self, session: Hashable, did: str) -> bool:
         """Whether this very socket wants what comes for `did`."""
@@ -233,5 +272,5 @@ class Connections(Service, Generic[Reader]):
             return succeed(None)
         self._emptied = Deferred()
         for session in tuple(self._sessions):
-            session.close(1001, "going away")
+            close_quietly(session, 1001, "going away")
         return self._emptied or succeed(None)

@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from mediatord.certificates import Certificate
 from mediatord.config import Config
 from mediatord.endpoint_strings import PROXIED, take_apart
+from mediatord.listener_layers import ProxyFactory
 
 _log = Logger()
 
@@ -136,7 +137,10 @@ class Listener(Service):
         with listening_on(endpoint):
             if self.speaks_tls:
                 reactor = self.certificate = Certificate(endpoint, reactor)
-            self._service = strports.service(with_backlog(endpoint), factory, reactor=reactor)
+            if self.is_proxied:
+                factory = ProxyFactory(factory)
+            plain = with_backlog(endpoint).removeprefix(PROXIED)
+            self._service = strports.service(plain, factory, reactor=reactor)
         self.name = f"listener {endpoint}"
 
     def privilegedStartService(self) -> None:

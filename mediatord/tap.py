@@ -6,14 +6,17 @@ import atexit
 import gc
 import os
 import signal
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from twisted.application.service import IService, MultiService
+from twisted.application.service import Application, IService, MultiService
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
 from twisted.python import usage
 
 from mediatord.config import Config, ConfigError, load
@@ -21,6 +24,130 @@ from mediatord.config_path import DEFAULT_PATH, VARIABLE, default_config_path
 from mediatord.service import OrderedService, StartupError
 from mediatord.steady import keep_steady
 from mediatord.wiring import build
+
+_log = Logger()
+
+# Seconds after which a daemon that has neither failed nor begun to serve counts as started: it goes on trying.
+STARTED_AFTER = 30.0
+# Seconds that the command which starts a daemon waits at most to be told how it went.
+_PATIENCE = 60
+# Bytes that twistd reads of a message about a start that failed.
+_STATUS_BYTES = 100
+
+
+class StartStatus:
+    """
+    Tells whoever started twistd how the start went: on standard error, in the log, and by the exit status.
+
+    A daemon's parent process waits at a pipe for the outcome. Twisted itself writes to the pipe only for exceptions
+    that are no SystemExit, and says that all is well before the reactor runs, when the store is not open yet and no
+    worker has begun.
+
+    :param options: of twistd; empty where something else loads the plugin.
+    """
+
+    def __init__(self, options: MutableMapping[str, Any]) -> None:
+        self._options = options
+        self._pipe: int | None = None
+        self._stderr: int | None = None
+        self._has_log = False
+        self._is_known = False
+
+    def watch(self) -> None:
+        """Prepare for the log, and for the fork that makes a daemon, in which standard error is lost."""
+        self._has_log = True
+        if self._options.get("nodaemon", True):
+            return
+        with suppress(OSError):  # it may be closed
+            self._stderr = os.dup(2)
+        command = os.getpid()
+        os.register_at_fork(after_in_parent=lambda: os.getpid() == command and _end_after(_PATIENCE))
+        atexit.register(self._ended)
+
+    def hold(self) -> None:
+        """Twisted considers the daemon started; its parent process is to wait until it serves."""
+        self._pipe, self._options["statusPipe"] = self._options.get("statusPipe"), None
+
+    def succeed(self) -> None:
+        """The daemon serves, or has tried for long enough."""
+        if not self._is_known:
+            self._tell(b"0")
+
+    def fail(self, *lines: str) -> None:
+        """It cannot start, or cannot go on. :param lines: reasons."""
+        self._say(*lines)
+        if self._has_log or self._begin_log():
+            for line in lines:
+                _log.critical("{line}", line=line)
+        self._tell(b"1 " + "; ".join(lines).encode("ascii", "backslashreplace"))
+
+    def exit(self) -> NoReturn:
+        """End with status 1 before the reactor runs; the file with the process id goes, as with Twisted's errors."""
+        path = self._options.get("pidfile")
+        if path:
+            with suppress(OSError, ValueError):
+                if int(Path(path).read_bytes()) == os.getpid():
+                    os.unlink(path)
+        raise SystemExit(1)
+
+    def _begin_log(self) -> bool:
+        """Begin the log, which twistd does after it has made the service; False where that is not possible."""
+        # A logger of the operator's own is but a name until twistd has read all of its command line.
+        if "logfile" not in self._options or isinstance(self._options.get("logger"), str):
+            return False
+        from twisted.scripts.twistd import _SomeApplicationRunner
+
+        try:
+            _SomeApplicationRunner.loggerFactory(self._options).start(Application("mediatord"))
+        except OSError:
+            return False
+        return True
+
+    def _say(self, *lines: str) -> None:
+        text = "".join(f"mediatord: {line}\n" for line in lines)
+        if self._stderr is None:
+            # Not sys.stderr, which twistd has taken over for its log.
+            print(text, end="", file=sys.__stderr__, flush=True)  # noqa: T201
+        else:
+            with suppress(OSError):
+                os.write(self._stderr, text.encode("utf-8", "backslashreplace"))
+
+    def _ended(self) -> None:
+        """The process ends; there are ways to that which nobody has told of."""
+        if not self._is_known and self._is_awaited():
+            self.fail("ended before it was up; its log may say why")
+
+    def _is_awaited(self) -> bool:
+        """Whether Twisted has not told the parent process, which it does for exceptions."""
+        pipe = self._pipe or self._options.get("statusPipe")
+        try:
+            return pipe is not None and stat.S_ISFIFO(os.fstat(pipe).st_mode)
+        except OSError:
+            return False
+
+    def _tell(self, outcome: bytes) -> None:
+        self._is_known = True
+        pipe, self._pipe = self._pipe or self._options.get("statusPipe"), None
+        if pipe is not None:
+            self._options["statusPipe"] = None
+            with suppress(OSError):  # nobody waits any more
+                os.write(pipe, outcome[:_STATUS_BYTES])
+                os.close(pipe)
+        stderr, self._stderr = self._stderr, None
+        if stderr is not None:
+            # Or a daemon would keep the terminal, or whatever reads what the command has to say.
+            os.close(stderr)
+
+
+def _end_after(seconds: float) -> None:
+    """End this process after a while, whatever it waits for: a daemon that was killed tells its parent nothing."""
+
+    def give_up(*_: object) -> NoReturn:
+        print("mediatord: the daemon does not say how its start went", file=sys.__stderr__, flush=True)  # noqa: T201
+        os._exit(1)
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 class Options(usage.Options):
@@ -42,15 +169,20 @@ class Options(usage.Options):
             self.settings = load(path)
         except ConfigError as error:
             # A UsageError would make twistd print its own manual, and exit with 0.
-            _say(*error.problems)
+            StartStatus(self.twistd).fail(*error.problems)
             raise SystemExit(2) from None
+
+    @property
+    def twistd(self) -> MutableMapping[str, Any]:
+        """The options of the program that loads the plugin."""
+        return {} if self.parent is None else self.parent
 
 
 class Root(MultiService):
     """
     Turns what prevents the start into one line and exit status 1, and signals into what they ask for.
 
-    :param say: tells whoever started us a line.
+    :param say: tells whoever started us why there is no point in going on, in a line.
     :ivar failed: whether the daemon gave up.
     """
 
@@ -73,9 +205,9 @@ class Root(MultiService):
         :param read: reads the configuration anew; without it, that is not this process's to do.
         """
         try:
-            daemon = build(self._reactor, config, give_up=self.give_up)
-        except StartupError as error:
-            self._leave(str(error))
+            daemon = build(self._reactor, config, give_up=self.give_up, ready=self.ready)
+        except (StartupError, OSError) as error:
+            self._leave(error)
         self._rotate = daemon.rotate
         self._reload = partial(daemon.reload, read) if read else daemon.rotate
         daemon.setServiceParent(self)
@@ -84,17 +216,15 @@ class Root(MultiService):
         """Bind the listeners."""
         try:
             super().privilegedStartService()
-        except StartupError as error:
-            self._leave(str(error))
+        except (StartupError, OSError) as error:
+            self._leave(error)
 
     def startService(self) -> None:
         """Start everything."""
         try:
             super().startService()
-        except StartupError as error:
-            self._leave(str(error))
-        except OSError as error:
-            self._leave(f"{error.filename}: {error.strerror}")
+        except (StartupError, OSError) as error:
+            self._leave(error)
         self._reactor.callWhenRunning(self._take_signals)
         self._reactor.callWhenRunning(_spare_the_collector)
 
@@ -105,9 +235,16 @@ class Root(MultiService):
             self._say(line)
             self._reactor.callWhenRunning(self._stop)
 
-    def _leave(self, line: str) -> NoReturn:
-        self._say(line)
+    def ready(self) -> None:
+        """The daemon serves, or has listened for a while without its store."""
+
+    def exit(self) -> NoReturn:
+        """End the process, which could not start."""
         raise SystemExit(1)
+
+    def _leave(self, error: Exception) -> NoReturn:
+        self._say(_reason(error))
+        self.exit()
 
     def _take_signals(self) -> None:
         """
@@ -130,6 +267,39 @@ class Root(MultiService):
             self._reactor.stop()
 
 
+class TwistdRoot(Root):
+    """
+    The same under twistd, which is told how the start went.
+
+    :param banner: printed on standard output once the daemon is up.
+    """
+
+    def __init__(self, reactor: Any, status: StartStatus, banner: str | None = None) -> None:
+        super().__init__(reactor, status.fail)
+        self._status = status
+        self._banner = banner
+        self._timer: IDelayedCall | None = None
+
+    def startService(self) -> None:
+        """Start everything, and wait until it serves."""
+        super().startService()
+        self._status.hold()
+        self._timer = self._reactor.callLater(STARTED_AFTER, self._status.succeed)
+
+    def ready(self) -> None:
+        """The daemon serves, or has listened for a while without its store."""
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        banner, self._banner = self._banner, None
+        if banner:
+            _print(banner)
+        self._status.succeed()
+
+    def exit(self) -> NoReturn:
+        """End as twistd would."""
+        self._status.exit()
+
+
 def _spare_the_collector() -> None:
     """
     Keep the garbage collector from walking over all that was imported, again and again.
@@ -146,12 +316,21 @@ def makeService(options: Options) -> IService:
     from twisted.internet import reactor  # noqa: TID251  the one place that names it
 
     keep_steady(reactor)
-    root = Root(reactor, _say)
-    banner = options["banner"]
-    root.run(options.settings, partial(build, up=partial(_print, banner)) if banner else build, options.read)
+    status = StartStatus(options.twistd)
+    root = TwistdRoot(reactor, status, options["banner"])
+    root.run(options.settings, build, options.read)
+    status.watch()
     # twistd has no way to end with another status than 0 once the reactor has run.
     atexit.register(lambda: root.failed and _fail())
     return root
+
+
+def _reason(error: Exception) -> str:
+    """In one line."""
+    if not isinstance(error, OSError):
+        return str(error)
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _fail() -> NoReturn:
@@ -160,12 +339,6 @@ def _fail() -> NoReturn:
 
 
 def _print(banner: str) -> None:
-    # Not sys.stdout, which twistd has taken over as well. It may be a pipe whose reader is gone.
+    # Not sys.stdout, which twistd has taken over for its log. It may be a pipe whose reader is gone.
     with suppress(OSError):
         print(banner, file=sys.__stdout__, flush=True)  # noqa: T201
-
-
-def _say(*lines: str) -> None:
-    # Not sys.stderr, which twistd has taken over for its log.
-    for line in lines:
-        print(f"mediatord: {line}", file=sys.__stderr__, flush=True)  # noqa: T201

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -40,7 +40,13 @@ class Authority:
         self.path = self._write(name, [certificate.public_bytes(Encoding.PEM)])
 
     def issue(
-        self, name: str, hosts: Sequence[str] = (), *, organisation: str = "Test", expired: bool = False
+        self,
+        name: str,
+        hosts: Sequence[str] = (),
+        *,
+        organisation: str = "Test",
+        expired: bool = False,
+        with_rsa: bool = False,
     ) -> Path:
         """
         A file with a certificate and its private key.
@@ -48,8 +54,9 @@ class Authority:
         :param name: its common name.
         :param hosts: names and addresses of the server that it is for; none for a client's.
         :param expired: it was good until yesterday.
+        :param with_rsa: whether its key is one of RSA.
         """
-        key = ec.generate_private_key(ec.SECP256R1())
+        key: Any = rsa.generate_private_key(65_537, 2048) if with_rsa else ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name(
             [
                 x509.NameAttribute(NameOID.ORGANIZATION_NAME, organisation),

@@ -16,7 +16,7 @@ from tests.web.premises import Premises, Visitor, framed
 LIMITS = Path(__file__).parent.parent / "docs" / "limits.md"
 PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 # Only where there are other nodes.
-CLUSTERED = {"cluster_hints"}
+CLUSTERED = {"cluster_hints", "presence_lookups"}
 
 
 class BuffersTests(SynchronousTestCase):

@@ -10,8 +10,8 @@ from typing import Any
 
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
-from twisted.internet.protocol import Factory
-from twisted.internet.testing import MemoryReactorClock
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import formatEvent
 from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
@@ -284,14 +284,15 @@ class CertificateTests(SynchronousTestCase):
     def listener(self, port: int = 8443, more: str = "", before: str = "") -> Listener:
         """One that listens."""
         endpoint = f"{before}ssl:{port}{more}:privateKey={self.used}:certKey={self.used}"
-        listener = Listener(endpoint, Factory(), self.reactor)
+        listener = Listener(endpoint, Factory.forProtocol(Protocol), self.reactor)
         listener.privilegedStartService()
         return listener
 
     def name_shown(self) -> str:
         """Common name of the certificate that a connection gets now."""
-        (_, _, contexts, _, _) = self.reactor.sslServers[-1]
-        certificate = SSL.Connection(contexts.getContext(), None).get_certificate()
+        connection = self.reactor.tcpServers[-1][1].buildProtocol(None)
+        connection.makeConnection(StringTransport())
+        certificate = connection.getHandle().get_certificate()
         assert certificate is not None
         (name,) = certificate.to_cryptography().subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         return str(name.value)

@@ -27,6 +27,10 @@ _log = Logger()
 # Seconds that a question to the store comes after hints that did not wait for its answer: so it is in nobody's way,
 # and there is one for many.
 LATER = 0.05
+# What may wait for the store and for other nodes to say where its sockets are: messages, events and changes of
+# contracts, and bytes of their payloads, which are in memory meanwhile.
+MAX_HELD = 10_000
+MAX_HELD_BYTES = 67_108_864
 
 
 class Told(Protocol):
@@ -102,25 +106,35 @@ class Elsewhere:
         self._ahead: list[Way] = []
         self._question: IDelayedCall | None = None
         self._over = False
+        self._held = self._held_bytes = 0
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Messages, events and changes that wait until it is known whether a socket took them, and their bytes."""
+        return self._held, self._held_bytes
 
     def message(self, message: StoredMessage) -> Deferred[bool]:
         """Fires with whether a socket of another node took a message."""
         if self._quiet.holds(message.account):
             return succeed(False)
-        return self._begin(Way(Hint("messages", message.id, message.account, len(message.payload)), self._sender))
+        return self._begin_if_room(Hint("messages", message.id, message.account, len(message.payload)))
 
     def event(self, event: PendingEvent) -> Deferred[bool]:
         """Fires with whether a socket of another node took an event."""
         if self._quiet.holds(event.recipient_did):
             return succeed(False)
-        return self._begin(Way(Hint("events", event.id, event.recipient_did, len(event.payload)), self._sender))
+        return self._begin_if_room(Hint("events", event.id, event.recipient_did, len(event.payload)))
 
     def contracts(self, did: str) -> Deferred[bool]:
         """
         Fires with whether a socket of another node was told that the contracts of `did` have changed. Who cannot be
         told now is told later.
         """
-        return self._begin(Way(Hint("contracts", did, did), self._sender, self._owe))
+        hint = Hint("contracts", did, did)
+        if not self._has_room(hint):
+            self._reminders.owe(did, ())
+            return succeed(False)
+        return self._begin(Way(hint, self._sender, self._owe))
 
     def keep(self, live: Collection[str]) -> None:
         """
@@ -141,8 +155,21 @@ class Elsewhere:
         for way in ahead:
             self._end(way, None)
 
+    def _has_room(self, hint: Hint) -> bool:
+        return self._held < MAX_HELD and (not self._held or self._held_bytes + hint.weight <= MAX_HELD_BYTES)
+
+    def _begin_if_room(self, hint: Hint) -> Deferred[bool]:
+        """What there is no room for waits in the store, where the catch-up round finds it."""
+        if self._has_room(hint):
+            return self._begin(Way(hint, self._sender))
+        self._told.cluster_push("dropped")
+        return succeed(False)
+
     def _begin(self, way: Way) -> Deferred[bool]:
         did = way.hint.lane
+        self._held += 1
+        self._held_bytes += way.hint.weight
+        way.taken.addCallback(self._release, way.hint.weight)
         nodes = () if self._over else self._trails.recall(did)
         self._lanes.setdefault(did, _Lane()).add(way, nodes)
         if nodes:
@@ -152,6 +179,12 @@ class Elsewhere:
         else:
             self._ask(way)
         return way.taken
+
+    def _release(self, taken: bool, weight: int) -> bool:
+        """It is known now: whoever waited for that lets go of the payload."""
+        self._held -= 1
+        self._held_bytes -= weight
+        return taken
 
     def _ask_for_those_ahead(self) -> None:
         self._question = None
@@ -196,6 +229,9 @@ class Elsewhere:
             self._reminders.owe(way.hint.lane, way.told)
 
     def _remind(self, did: str, told: Collection[str]) -> None:
+        if not self._has_room(Hint("contracts", did, did)):
+            self._reminders.owe_still(did, told)
+            return
         self._begin(Way(Hint("contracts", did, did), self._sender, self._reminded, told))
 
     def _reminded(self, way: Way) -> None:

@@ -26,6 +26,7 @@ from mediatord.config.values import (
     Natural,
     Network,
     NodeName,
+    OriginPattern,
     PublicURL,
     ServerEndpoint,
     Share,
@@ -355,6 +356,10 @@ class Config(Section):
     trusted_proxies: Annotated[
         tuple[Network, ...], _explain("networks whose X-Forwarded-For names the real client")
     ] = ()
+    websocket_origins: Annotated[
+        tuple[OriginPattern, ...],
+        _explain("origins of the pages that may open WebSockets: *, https://app.example, https://*.example, null"),
+    ] = ("*",)
     drain_timeout: Annotated[
         Duration, Field(lt=10), _explain("how long stopping waits for open sockets; under 10 seconds")
     ] = 8.0

@@ -22,6 +22,7 @@ _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _HIGHEST_PORT = 65535
 # What a database can count to.
 _LARGEST_SIZE = 2**63 - 1
+_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@,]*")
 _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5})")
 
 
@@ -182,6 +183,13 @@ def _host_port(text: str) -> str:
     return text
 
 
+def _origin_pattern(text: str) -> str:
+    """What browsers send as Origin, perhaps with `*` for a part of it."""
+    if not _ORIGIN.fullmatch(text):
+        raise ValueError("expected an origin such as https://app.example or https://*.example, null, or * for all")
+    return text
+
+
 def client_endpoint(listen: str, advertise: str | None) -> str | None:
     """
     The Twisted client endpoint string that reaches a server endpoint; None when others cannot know it.
@@ -239,4 +247,5 @@ DIDURL = Annotated[str, AfterValidator(_did_url), Kind("did:key or DID URL of a 
 URLOrDID = Annotated[str, AfterValidator(_url_or_did), Kind("URL or DID", "https://example.com/didcomm")]
 HostPort = Annotated[str, AfterValidator(_host_port), Kind("host:port")]
 NodeName = Annotated[str, AfterValidator(_node_name), Kind("name of at most 63 characters")]
+OriginPattern = Annotated[str, AfterValidator(_origin_pattern), Kind("origin")]
 MongoURI = Annotated[str, AfterValidator(_mongodb_uri), Kind("mongodb:// URI")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from mediatord.faults import without_text
 from mediatord.interfaces import Removed
 from mediatord.interfaces.decentrl import PendingEvent
 from mediatord.journal import Journal
-from mediatord.presence import Connections
+from mediatord.presence import Connections, send_each
 from mediatord.protocol import jsontext
 
 _log = Logger()
@@ -71,7 +72,7 @@ class Pushing:
 
     def push(self, event: PendingEvent, *, by: float = inf) -> bool:
         """
-        Write an event to the sockets that are here; whether one took it.
+        Write an event to the sockets that are here; whether one took it. Never fails.
 
         :param by: leaves out sockets that subscribed after this time.
         """
@@ -80,9 +81,12 @@ class Pushing:
             return False
         shown = {"id": event.id, "sender_did": event.sender_did, "payload": event.payload}
         frame = jsontext.dumps({"type": "PENDING_EVENTS", "events": [shown]})
-        took = [session for session, _ in subscribers if session.send(frame)]
+        took = send_each(subscribers, partial(_for_decentrl, frame))
         if took:
-            self._journal.pushed(event, [session.name for session in took], "live", "decentrl")
+            try:
+                self._journal.pushed(event, [session.name for session in took], "live", "decentrl")
+            except Exception:
+                _log.failure("taking note of a push failed", without_text())
         return self._taken(bool(took), event, here=True)
 
     @property
@@ -102,7 +106,7 @@ class Pushing:
 
     def push_contracts_updated(self, did: str) -> bool:
         """Say so to the sockets that are here; whether one took it."""
-        return any([session.send(_UPDATED) for session, _ in self._connections.subscribers(did)])
+        return bool(send_each(self._connections.subscribers(did), partial(_for_decentrl, _UPDATED)))
 
     def settled(self, removed: Iterable[Removed]) -> None:
         """Events were acknowledged."""
@@ -117,3 +121,8 @@ class Pushing:
             if len(self._pushed) > _MAX_PUSHED:
                 self._pushed.popitem(last=False)
         return pushed
+
+
+def _for_decentrl(frame: bytes, reader: object) -> bytes | None:
+    """A frame for a socket; None for one that speaks DIDComm, which may serve the same DID."""
+    return frame if reader is None else None

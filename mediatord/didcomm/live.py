@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from sys import intern
 from typing import Literal
@@ -21,7 +22,7 @@ from mediatord.faults import without_text
 from mediatord.few import Few
 from mediatord.interfaces import IMessageStore, Removed, StoredMessage
 from mediatord.journal import Journal
-from mediatord.presence import Connections, Session, TooManyDIDs
+from mediatord.presence import Connections, Session, TooManyDIDs, send_each
 from mediatord.protocol.didcomm.message import Draft
 from mediatord.protocol.didcomm.pickup import DELIVERY, DeliveryForm, delivery_attachment
 
@@ -133,8 +134,9 @@ class Live:
         :raise StoreUnavailable: other nodes cannot know.
         """
         was_live = session is not None and self._connections.is_subscribed(session, prior)
-        for other, _ in self._connections.subscribers(prior):
-            self._connections.unsubscribe(other, prior)
+        for other, other_reader in self._connections.subscribers(prior):
+            if other_reader is not None:  # or it speaks Decentrl
+                self._connections.unsubscribe(other, prior)
         if session is not None and was_live:
             await self.subscribe(session, reader)
 
@@ -146,11 +148,14 @@ class Live:
 
         :param by: leaves out sockets that subscribed after this time.
         """
-        try:
-            return self._push(message, by)
-        except Exception:
-            _log.failure("pushing a message failed", without_text())
+        took = send_each(self._connections.subscribers(message.account, by=by), partial(self._frame, message))
+        if not took:
             return False
+        try:
+            self._note(message, took)
+        except Exception:
+            _log.failure("taking note of a push failed", without_text())
+        return True
 
     def was_pushed(self, id_: str) -> bool:
         """
@@ -159,18 +164,12 @@ class Live:
         """
         return id_ in self._pushes or id_ in self._pushed
 
-    def _push(self, message: StoredMessage, by: float) -> bool:
-        took = [
-            session
-            for session, reader in self._connections.subscribers(message.account, by=by)
-            if session.send(self._frame(message, reader))
-        ]
-        if not took:
-            return False
+    def _note(self, message: StoredMessage, took: Sequence[Session]) -> None:
+        """It is on its way to these sockets."""
         if self._journal.is_own(message.recipient_did):
             # Without a mark: what is left of it expires soon, and nobody is to be told that it came to nothing.
             self._remember(message.id)
-            return True
+            return
         before = self._pushes.pop(message.id, None)  # a late look may find what has just been pushed
         sessions = tuple({*took, *before.sessions}) if before else tuple(took)
         did = intern(message.recipient_did)
@@ -181,7 +180,6 @@ class Live:
         self._journal.pushed(message, [session.name for session in took], "live", "didcomm")
         self._remember(message.id)
         self._marks.add(message.id)
-        return True
 
     def _keep_few(self) -> None:
         """One that pushed to nobody who acknowledges shall not fill the memory."""
@@ -230,7 +228,10 @@ class Live:
             self._take_back(id_)
         self._fall_back(late)
 
-    def _frame(self, message: StoredMessage, reader: Reader) -> bytes:
+    def _frame(self, message: StoredMessage, reader: Reader | None) -> bytes | None:
+        """None for a socket that speaks Decentrl, which may serve the same DID."""
+        if reader is None:
+            return None
         if self._settings.mode == "raw":
             return message.payload
         attachment = delivery_attachment(message.id, message.payload, message.form, self._settings.form)

@@ -238,15 +238,7 @@ class ExpressChannel(Protocol):
         data, self._buffer = bytes(self._buffer), bytearray()
         self._stock = self._site.stock_channel(self._address)
         self._stock.makeConnection(self._wire)
-        head, empty_line, frames = data.partition(b"\r\n\r\n")
-        if not frames or b"upgrade" not in head.lower():
-            self._stock.dataReceived(data)
-            return
-        # A client may send its first frame right behind the upgrade: that is for whoever has the connection then.
-        self._stock.dataReceived(head + empty_line)
-        owner = getattr(self._wire, "wrappedProtocol", None) or getattr(self._wire, "protocol", None) or self
-        if not self._wire.disconnecting:
-            (self._stock if owner is self else owner).dataReceived(frames)
+        self._stock.dataReceived(data)
 
     def _stop_looking(self) -> None:
         if self._timer is not None:

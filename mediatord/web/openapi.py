@@ -226,11 +226,12 @@ def _page(summary: str, media_type: str, schema: Schema) -> Schema:
 
 def _upgrade(tag: str, about: str, otherwise: Mapping[int, Schema]) -> Schema:
     refused = {status: {_JSON: refused_with(status)} for status in (429, 503)}
+    foreign: Content = {_JSON: refused_with(403)}
     if tag == "DIDComm":
+        foreign = {_TEXT: TEXT}
         refused = {429: {_TEXT: TEXT}, 503: {_JSON: ref("Trouble")}}
-    return _operation(
-        tag, "A WebSocket", {101: {"description": "It is open."}, **otherwise, **_refusals(refused)}, about=about
-    )
+    answers = {101: {"description": "It is open."}, 403: _response("The origin is not allowed.", foreign)}
+    return _operation(tag, "A WebSocket", {**answers, **otherwise, **_refusals(refused)}, about=about)
 
 
 def _operation(tag: str, summary: str, responses: Mapping[int, Schema], *, about: str = "", **more: Any) -> Schema:

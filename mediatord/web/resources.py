@@ -9,6 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from autobahn.twisted.resource import WebSocketResource
 from twisted.internet.interfaces import IReactorTime
+from twisted.protocols.policies import ProtocolWrapper
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
@@ -21,6 +22,7 @@ from mediatord.presence import Connections
 from mediatord.readiness import Ask, Verdict
 from mediatord.synthetic import HEADER
 from mediatord.web.headers import PREFLIGHT
+from mediatord.web.origins import AllowedOrigins
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Network, Peers
 from mediatord.web.posting import (
@@ -88,6 +90,7 @@ class Front:
     connections: Connections[Any]
     sockets: WebSocketResource
     turned_away: Callable[[Half, str, MediatorError], None]
+    origins: AllowedOrigins
     metrics_allow: Callable[[], Sequence[Network]] = tuple
     deadline: float = 10.0
     ready: Ask = nobody_looks
@@ -160,6 +163,8 @@ class Leaf(Resource):
 
     def upgrade(self, request: Request) -> int | bytes:
         """Hand the connection to a WebSocket, if the client may have one more."""
+        if not self._front.origins.take_from(request.requestHeaders):
+            return finish(request, _FOREIGN_ORIGIN[self.half])
         if self._front.connections.draining:
             self._front.turned_away(self.half, self.payer(request), ShuttingDown())
             return finish(request, refusal(self.half, ShuttingDown()))
@@ -167,7 +172,13 @@ class Leaf(Resource):
             self._front.turned_away(self.half, self.payer(request), RateLimited())
             return finish(request, _CROWDED[self.half])
         cast(Any, request).site.upgraded(addresses(request)[0])
+        channel = cast(Any, request.channel)
+        transport = channel.transport
         outcome: int | bytes = self._front.sockets.render(request)
+        # A client may send its first frames right behind the upgrade.
+        frames = channel.take_unread()
+        if frames and not transport.disconnecting:
+            _protocol_of(transport).dataReceived(frames)
         return outcome
 
     def not_allowed(self, request: Request) -> int:
@@ -185,11 +196,21 @@ NOT_FOUND: dict[Half, Answer] = {
     "didcomm": Answer(404, b'{"status":"error","detail":"not found"}', JSON),
     "decentrl": plain_error(404, "NOT_FOUND"),
 }
+_FOREIGN_ORIGIN: dict[Half, Answer] = {
+    "didcomm": Answer(403, b"origin not allowed\n", b"text/plain"),
+    "decentrl": plain_error(403, "ORIGIN_NOT_ALLOWED"),
+}
 _TOKEN = HEADER.encode("ascii")
 _CROWDED: dict[Half, Answer] = {
     "didcomm": Answer(429, b"too many connections\n", b"text/plain", retry(5)),
     "decentrl": plain_error(429, "RATE_LIMITED", *retry(5)),
 }
+
+
+def _protocol_of(transport: Any) -> Any:
+    """What gets the data of a connection, behind TLS and the like."""
+    wrapper = transport if isinstance(transport, ProtocolWrapper) else transport.protocol
+    return wrapper.wrappedProtocol if isinstance(wrapper, ProtocolWrapper) else wrapper
 
 
 def finish(request: Request, answer: Answer, unread: Answer | None = None) -> int:

@@ -21,7 +21,10 @@ Schema = dict[str, Any]
 
 COMMANDS = ("DirectCommand", "PrivateCommand", "PublicCommand")
 # Refusals that are none of a command, by status (reference section 12).
-PLAIN_CODES = {400: "BAD_REQUEST", 404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 426: "UPGRADE_REQUIRED"}
+PLAIN_CODES = {
+    **{400: "BAD_REQUEST", 403: "ORIGIN_NOT_ALLOWED", 404: "NOT_FOUND"},
+    **{405: "METHOD_NOT_ALLOWED", 426: "UPGRADE_REQUIRED"},
+}
 TEXT: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "number"}
 

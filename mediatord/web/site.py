@@ -103,6 +103,11 @@ class PatientChannel(HTTPChannel):
             self.paused = False
             self.dataReceived(b"")
 
+    def take_unread(self) -> bytes:
+        """What has come behind the request that is being answered: it is for whoever gets the connection now."""
+        behind, self._dataBuffer = b"".join(self._dataBuffer), []
+        return behind + cast(bytes, self.clearLineBuffer())
+
     def loseConnection(self) -> None:
         """Called when nothing more will be said; the client has a while to read what was."""
         self._closing = True

@@ -36,27 +36,27 @@ def build(
     config: Config,
     *,
     give_up: Callable[[str], None],
+    ready: Callable[[], None] = lambda: None,
     worker: Worker | None = None,
     store: IStore | None = None,
-    up: Callable[[], None] = lambda: None,
 ) -> OrderedService:
     """
     The daemon as one service; nothing is opened or bound before it starts.
 
     :param give_up: told in one line why there is no point in going on, should that turn out after the start.
+    :param ready: told once it serves, or has listened for a while without its store.
     :param worker: what makes it one of several processes.
     :param store: instead of the one that the configuration names, to share it within one process.
-    :param up: called once it serves, or has listened for a while and answers 503.
     :raise StartupError: keys, identity or log key cannot be used.
     """
     if store is None:
         refuse_unavailable(config)
     if config.workers > 1:
-        return build_supervisor(reactor, config, give_up, _sole_users(config, shared=False), up)
+        return build_supervisor(reactor, config, give_up, ready, _sole_users(config, shared=False))
     base = build_base(reactor, config, worker=worker.place if worker else None, store=store)
     didcomm, decentrl = build_didcomm(base, config), build_decentrl(base, config)
     site = build_site(base, didcomm, decentrl, config, worker, lambda: readiness)
-    signs = Signs(base, worker.tell if worker else notify, up)
+    signs = Signs(base, worker.tell if worker else notify, ready)
     root = OrderedService(reactor, config.drain_timeout, base.events.rotate, signs.reload)
     listening = listeners(reactor, config, site, worker)
     watches, admin = build_admin(base, config, worker)

@@ -111,6 +111,7 @@ class ClusterSide:
         whereabouts = Whereabouts(reactor, store.cluster)
         metrics.watch("cluster_hints", lambda: self._peers.held)
         self.elsewhere = Elsewhere(reactor, node.boot, whereabouts, self._peers, metrics, place.arrivals)
+        metrics.watch("presence_lookups", lambda: self.elsewhere.held)
         self.turn = _TurnOfMembers(reactor, store.cluster, node.boot, self.standing)
         self.allowances = Allowances(reactor, store.cluster, lambda: self._live, secret=place.keys.allowances)
 

@@ -215,17 +215,17 @@ class Signs(Service):
     is no reason to end it.
 
     :param tell: tells systemd.
-    :param up: called when it is up.
+    :param ready: told once that the daemon is up.
     """
 
     name = "signs of life"
 
     def __init__(
-        self, base: Base, tell: Callable[[str], object] = notify, up: Callable[[], None] = lambda: None
+        self, base: Base, tell: Callable[[str], object] = notify, ready: Callable[[], None] = lambda: None
     ) -> None:
         self._base = base
         self._tell = tell
-        self._tell_up = up
+        self._tell_ready = ready
         self._store_open = False
         self._up = False
         self._told = ""
@@ -273,7 +273,7 @@ class Signs(Service):
         if not self._up:
             self._up = True
             self._tell("READY=1")
-            self._tell_up()
+            self._tell_ready()
             interval = watchdog_interval()
             if interval is not None:
                 self._watchdog.start(interval)

@@ -32,6 +32,7 @@ _APPLICABLE = (
     "identity.passphrase_file",
     "limits",
     "metrics",
+    "websocket_origins",
     *(f"log.{name}" for name in _APPLICABLE_LOG),
     *(f"{half}.{name}" for half in ("didcomm", "decentrl") for name in _APPLICABLE_ACCESS),
 )
@@ -89,6 +90,7 @@ def _read(config: Config, read: Callable[[], Config]) -> tuple[Config, list[str]
         "limits": new.limits,
         "log": _taken(config.log, new.log, _APPLICABLE_LOG),
         "metrics": new.metrics,
+        "websocket_origins": new.websocket_origins,
         "didcomm": _taken(config.didcomm, new.didcomm, _APPLICABLE_ACCESS),
         "decentrl": _taken(config.decentrl, new.decentrl, _APPLICABLE_ACCESS),
     }

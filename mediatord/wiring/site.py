@@ -13,6 +13,7 @@ from mediatord.didcomm.exchange import Origin, Reply
 from mediatord.errors import MediatorError, ShuttingDown, StoreUnavailable
 from mediatord.journal import Half
 from mediatord.readiness import Readiness
+from mediatord.web.origins import AllowedOrigins
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Peers
 from mediatord.web.resources import Front, nobody_looks
@@ -85,6 +86,7 @@ def build_site(
         peers=peers,
         clock=base.reactor,
     )
+    origins = AllowedOrigins(config.websocket_origins)
     pages = Pages(base.identity.did, base.identity.web_document, config.public_url)
     factory = SocketFactory(base.reactor, sockets, largest)
     front = Front(
@@ -103,6 +105,7 @@ def build_site(
         connections=base.connections,
         sockets=WebSocketResource(factory),
         turned_away=gateway.turned_away,
+        origins=origins,
         metrics_allow=lambda: base.reloading.config.metrics.allow,
         ready=(lambda: readiness().ask()) if readiness else nobody_looks,
         short_way=didcomm.short_way.take,
@@ -113,6 +116,7 @@ def build_site(
 
     def follow(new: Config) -> None:
         peers.recognise(new.limits.trusted_peers)
+        origins.allow(new.websocket_origins)
         site.limit(new.limits.max_message_bytes, *_connections(new))
         factory.limit(new.limits.max_message_bytes, new.limits.max_outbox_bytes)
         site.unread.limit(new.limits.max_unread_bytes)

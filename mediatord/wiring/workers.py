@@ -37,14 +37,14 @@ def build_supervisor(
     reactor: Any,
     config: Config,
     give_up: Callable[[str], None],
+    ready: Callable[[], None],
     before: Iterable[Service],
-    up: Callable[[], None] = lambda: None,
 ) -> OrderedService:
     """
     The parent of the workers; nothing is bound or begun before it starts.
 
+    :param ready: told once that all workers are up.
     :param before: services that it is to have as long as there are workers.
-    :param up: called once all workers are up.
     :raise StartupError: what would keep every worker from starting: keys, identity, log key, an endpoint.
     """
     identity = load_identity(config)
@@ -62,9 +62,9 @@ def build_supervisor(
         ),
         check=lambda: check_store(config.storage.backend, config.storage.sqlite.path, config.log.directory),
         give_up=give_up,
+        ready=ready,
         patience=Patience(stop=config.drain_timeout),
     )
-    supervisor.tell_up = up
     supervisor.tell_state = watches[0].told if watches else None
     reload = _Rereading(config, identity, supervisor)
     root = OrderedService(reactor, config.drain_timeout + 1.0, supervisor.rotate, reload)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IListeningPort, IReadDescriptor
+from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReadDescriptor
 from twisted.logger import Logger
-from twisted.protocols.tls import TLSMemoryBIOFactory
 from zope.interface import implementer
 
 from mediatord.workers.brief import Inherited
@@ -33,22 +33,16 @@ class Adopting:
         self._inherited = inherited
 
     def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Any:  # noqa: N802
-        """For `tcp:` endpoints."""
+        """For `tcp:` endpoints, and `ssl:` ones, whose TLS is in the factory."""
         try:
             return self._reactor.adoptStreamPort(self._inherited.descriptor, self._inherited.family, factory)
         finally:
             os.close(self._inherited.descriptor)
 
-    def listenSSL(  # noqa: N802
-        self,
-        port: int,
-        factory: Any,
-        contextFactory: Any,  # noqa: N803
-        backlog: int = 50,
-        interface: str = "",
-    ) -> Any:
-        """For `ssl:` endpoints."""
-        return self.listenTCP(port, TLSMemoryBIOFactory(contextFactory, False, factory, clock=self._reactor))
+    def callLater(self, delay: float, call: Callable[..., Any], *args: Any) -> IDelayedCall:  # noqa: N802
+        """For the timers of connections."""
+        timer: IDelayedCall = self._reactor.callLater(delay, call, *args)
+        return timer
 
     def listenUNIX(self, address: str, factory: Any, *arguments: Any, **more: Any) -> Any:  # noqa: N802
         """For `unix:` endpoints."""

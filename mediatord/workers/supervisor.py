@@ -50,7 +50,7 @@ class Supervisor(Service):
 
     :param check: finds out whether the workers could use the store at all; raises ValueError with one line.
     :param give_up: told in one line why no worker could start.
-    :ivar tell_up: called when all workers are up for the first time.
+    :param ready: told once that all workers are up.
     :ivar tell_state: what this process has to say beside the workers when they are asked for their states.
     """
 
@@ -64,12 +64,14 @@ class Supervisor(Service):
         *,
         check: Callable[[], None],
         give_up: Callable[[str], None],
+        ready: Callable[[], None] = lambda: None,
         patience: Patience = Patience(),  # noqa: B008  frozen
     ) -> None:
         self._reactor = reactor
         self._sharing = sharing
         self._orders = orders
         self._check = check
+        self._tell_ready = ready
         self._patience = patience
         self._directory: Path | None = None
         self._told = ""
@@ -88,7 +90,6 @@ class Supervisor(Service):
         )
         self._scrapes = Scrapes(reactor, lambda: self.crew)
         self._states = Polls(reactor, "state", lambda: self.crew)
-        self.tell_up: Callable[[], None] = lambda: None
         self.tell_state: Callable[[], Any] | None = None
         self._changeover = Changeover(lambda: self.crew)
         self._up = False
@@ -179,10 +180,9 @@ class Supervisor(Service):
             self.crew.start()
 
     def _ready(self) -> None:
-        if not self._up:
-            self._up = True
-            self.tell_up()
+        self._up = True
         notify("READY=1")
+        self._tell_ready()
         interval = watchdog_interval()
         if interval is not None:
             self._watchdog.start(interval)

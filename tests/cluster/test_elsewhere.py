@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, succeed
@@ -10,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.cluster import trails
-from mediatord.cluster.elsewhere import LATER, Elsewhere
+from mediatord.cluster.elsewhere import LATER, MAX_HELD, MAX_HELD_BYTES, Elsewhere
 from mediatord.cluster.hint import Hint
 from mediatord.cluster.reminders import FIRST, LONGEST
 from mediatord.cluster.trails import KEPT, Trails
@@ -228,6 +229,71 @@ class ElsewhereTests(ElsewhereTestCase):
         self.asked.pop().errback(RuntimeError("boom"))
         self.assertIs(self.successResultOf(taken), False)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+
+class RoomTests(ElsewhereTestCase):
+    """What is held in memory until it is known who has sockets."""
+
+    def big(self, name: str, size: int = 1 << 20) -> Deferred[bool]:
+        """A message for somebody else each time."""
+        return self.elsewhere.message(replace(message(name, f"did:x:{name}"), payload=bytes(size)))
+
+    def test_bytes(self) -> None:
+        """Beyond the bound nothing is asked, and nobody waits; there is room again once something is known."""
+        self.places = None
+        size = MAX_HELD_BYTES // 4
+        waiting = [self.big(str(number), size) for number in range(4)]
+        self.assertEqual(self.elsewhere.held, (4, MAX_HELD_BYTES))
+        self.assertIs(self.successResultOf(self.big("more", 1)), False)
+        event = PendingEvent("e", BOB, "did:x:ann", "sealed", NOW)
+        self.assertIs(self.successResultOf(self.elsewhere.event(event)), False)
+        self.assertEqual((len(self.asked), self.outcomes), (4, ["dropped"] * 2))
+        self.answer()
+        self.assertIs(self.successResultOf(waiting[0]), False)
+        self.assertEqual(self.elsewhere.held, (3, 3 * size))
+        self.assertNoResult(self.big("again", size))
+        self.assertEqual(len(self.asked), 4)
+
+    def test_one_may_always_wait(self) -> None:
+        """However large."""
+        self.places = None
+        self.assertNoResult(self.big("large", MAX_HELD_BYTES + 1))
+
+    def test_entries(self) -> None:
+        """A change of contracts that there is no room for is told later, and takes none when it is not known yet."""
+        self.places = None
+        for number in range(MAX_HELD):
+            self.big(str(number), 0)
+        self.assertIs(self.successResultOf(self.elsewhere.contracts(BOB)), False)
+        self.assertIs(self.successResultOf(self.big("more", 0)), False)
+        self.clock.advance(FIRST)
+        self.assertEqual(self.elsewhere.held, (MAX_HELD, 0))
+        while self.asked:
+            self.answer()
+        self.assertEqual(self.elsewhere.held, (0, 0))
+        self.at(BEA)
+        self.clock.pump([LONGEST] * 2)
+        self.assertEqual(self.sent(), [("bea", BOB)])
+
+    def test_until_other_nodes_have_answered(self) -> None:
+        """Since what no socket takes is handed to somebody else, who needs the payload."""
+        self.at(BEA)
+        slow: Deferred[bool | None] = Deferred()
+        self.took = {"bea": slow}
+        self.big("m", 10)
+        self.assertEqual(self.elsewhere.held, (1, 10))
+        slow.callback(False)
+        self.assertEqual(self.elsewhere.held, (0, 0))
+
+    def test_end(self) -> None:
+        """Nothing is held any more by those that were ahead of the store."""
+        self.seen_at(BEA)
+        slow: Deferred[bool | None] = Deferred()
+        self.took = {"bea": slow}
+        self.send()
+        self.elsewhere.end()
+        slow.callback(None)
+        self.assertEqual(self.elsewhere.held, (0, 0))
 
 
 class RememberedTests(ElsewhereTestCase):

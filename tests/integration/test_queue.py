@@ -16,8 +16,8 @@ from twisted.trial.unittest import TestCase
 
 from mediatord.cli.mediator import identity_of
 from mediatord.config import load
-from mediatord.readiness import Kin
 from mediatord.eventlog.read_marker import MARKER_DIRECTORY
+from mediatord.readiness import Kin
 from mediatord.store.mongo.uri import read_uri
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.socket import connect

@@ -13,10 +13,27 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.wallet.mediation import Delivered, read_delivery, read_status
 from mediatord.web.websocket import MAX_FRAGMENTS, MAX_WAITING
 from tests.house import MP, PING, Guest, sealed_forward
-from tests.web.premises import BINARY, CLOSE, PONG, TEXT, Premises, Visitor, framed
+from tests.web.fakes import FakeDecentrl
+from tests.web.premises import BINARY, CLOSE, PONG, TEXT, Premises, Visitor, framed, written
 from tests.web.premises import PING as PING_FRAME
 
 GARBAGE = b'{"protected":"e30","recipients":[],"iv":"AA","ciphertext":"AA","tag":"AA"}'
+OPENING = written(
+    "GET",
+    "/ws",
+    None,
+    {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    },
+)
+PATHS = ("/ws", "/didcomm", "/")
+ORIGINS = (
+    *(None, "null", "file://", "https://app.example", "https://evil.example:8443", "http://[::1]:3000"),
+    *("capacitor://localhost", "moz-extension://0b1c", "app://-", "content://", "https://bad:port", "nonsense"),
+)
 PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 
 
@@ -58,6 +75,11 @@ class SocketTestCase(SynchronousTestCase):
 class HandshakeTests(SocketTestCase):
     settings = {"limits": {**PLENTY, "max_connections_per_ip": 2}, "trusted_proxies": ["198.51.100.0/24"]}
 
+    def setUp(self) -> None:
+        super().setUp()
+        self.talker = FakeDecentrl()
+        self.premises_of_talker = Premises(self, talker=self.talker)
+
     def test_three_addresses(self) -> None:
         """A socket can be opened at /ws, /didcomm and / and is the same everywhere (reference 3.2)."""
         for number, path in enumerate(("/ws", "/ws/", "/didcomm", "/didcomm/", "/")):
@@ -84,6 +106,50 @@ class HandshakeTests(SocketTestCase):
         self.assertNotIn("sec-websocket-protocol", response.headers)
         self.assertNotIn("sec-websocket-extensions", response.headers)
 
+    def test_origins(self) -> None:
+        """All may open a socket, by default: also those of pages from files and of programs that embed a browser."""
+        for origin in ORIGINS:
+            self.assertEqual([self.shaken(self.premises, path, origin) for path in PATHS], [101] * len(PATHS), origin)
+
+    def test_allowed_origins(self) -> None:
+        """Those that the configuration names, and what is no page; others get 403, and no socket."""
+        allowed = ["https://app.example", "https://*.wallet.example", "http://localhost:*", "null"]
+        premises = Premises(self, websocket_origins=allowed)
+        found = {
+            origin: self.shaken(premises, "/ws", origin)
+            for origin in (*ORIGINS, "https://APP.example", "https://a.wallet.example", "http://localhost:3000")
+        }
+        self.assertEqual(
+            [origin for origin, status in found.items() if status == 101],
+            [
+                None,
+                "null",
+                "https://app.example",
+                "https://APP.example",
+                "https://a.wallet.example",
+                "http://localhost:3000",
+            ],
+        )
+        self.assertEqual(set(found.values()), {101, 403})
+        for path in PATHS:
+            self.assertEqual(self.shaken(premises, path, "https://wallet.example"), 403)
+            self.assertEqual(self.shaken(premises, path, "https://app.example.evil.example"), 403)
+            self.assertEqual(self.shaken(premises, path, "https://evil.example/.wallet.example"), 403)
+        self.assertEqual(self.shaken(premises, "/ws", None, **{"Sec-WebSocket-Origin": "https://evil.example"}), 403)
+
+    def test_other_origins_after_a_reload(self) -> None:
+        """Count from the next handshake on."""
+        new = self.premises.config.model_copy(update={"websocket_origins": ("https://app.example",)})
+        self.premises.base.reloading.reload(lambda: new)
+        self.assertEqual(self.shaken(self.premises, "/ws", "null"), 403)
+        self.assertEqual(self.shaken(self.premises, "/ws", "https://app.example"), 101)
+
+    def shaken(self, premises: Premises, path: str, origin: str | None, **headers: str) -> int:
+        """The status of a handshake."""
+        line, response, _ = premises.upgrade(path, **({} if origin is None else {"Origin": origin}), **headers)
+        line.hang_up()
+        return response.status
+
     def test_no_greeting(self) -> None:
         """The first frame is the answer to the first request, however long that takes (reference 3.2)."""
         visitor = self.premises.visitor()
@@ -97,6 +163,34 @@ class HandshakeTests(SocketTestCase):
         line, response, rest = self.premises.upgrade()
         line.feed(framed(self.pings("early")[0]))
         self.assertEqual(self.threads(Visitor(self.premises, line, rest).texts()), ["early"])
+
+    def test_frames_in_the_segments_of_the_handshake(self) -> None:
+        """
+        Wherever TCP cuts what a client sends at once, its frames are served in order: those behind the upgrade, and
+        those behind requests before it.
+        """
+        frames = framed(b"first") + framed(b"second")
+        requests = {
+            "upgrade": OPENING + frames,
+            "behind another request": written("GET", "/health") + OPENING + frames,
+            "with a body": OPENING[:-2] + b"Content-Length: 0\r\n\r\n" + frames,
+        }
+        for name, data in requests.items():
+            for cut in range(len(data)):
+                with self.subTest(name, cut=cut):
+                    self.assertEqual(self.heard([data[:cut], data[cut:]]), [b"first", b"second"])
+            self.assertEqual(self.heard([bytes([one]) for one in data]), [b"first", b"second"], name)
+
+    def heard(self, segments: list[bytes]) -> list[bytes]:
+        """What one that speaks Decentrl hears of these."""
+        line = self.premises_of_talker.line()
+        for segment in segments:
+            line.feed(segment)
+        self.premises_of_talker.settle()
+        (talk,) = self.talker.talks
+        self.talker.talks.clear()
+        line.hang_up()
+        return [told[0] for told in talk.told if isinstance(told, tuple)]
 
     def test_handshakes_that_are_none(self) -> None:
         """A version that nobody speaks, or no key, is refused in HTTP; no socket is counted."""
