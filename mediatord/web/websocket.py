@@ -37,6 +37,9 @@ MAX_OUTBOX = 1_048_576
 # Frames of one socket that may wait for their turn before reading from it stops.
 MAX_WAITING = 8
 
+# Where Autobahn keeps parts of frames and messages; its protocol is in reference cycles when the connection is gone.
+_UNFINISHED = ("data", "message_data", "frame_data", "control_frame_data")
+
 
 def native_masking() -> bool:
     """Whether Autobahn unmasks frames in C; without it, reading is many times slower."""
@@ -295,6 +298,8 @@ class MediatorSocket(WebSocketServerProtocol):
         What was received before is served all the same: a sender of forwards may say what it has to and leave.
         """
         self._outbox.stopProducing()
+        for name in _UNFINISHED:
+            vars(self).pop(name, None)
         if self._opened:
             self._opened = False
             self._pulse.remove(self)

@@ -25,7 +25,14 @@ from mediatord.protocol.didcomm.jwe import MAX_PROTECTED
 from mediatord.protocol.didcomm.kdf import ANONCRYPT, apv_of, kek, other_info
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import MAX_ID, read_time
-from mediatord.protocol.jsontext import b64url_decode, b64url_decode_ascii, b64url_encode, loads_unique
+from mediatord.protocol.jsontext import (
+    MAX_VALUES,
+    b64url_decode,
+    b64url_decode_ascii,
+    b64url_encode,
+    loads,
+    loads_unique,
+)
 
 _MAX_NAMES = 1024
 _CIPHERTEXT = b'"ciphertext":'
@@ -96,7 +103,10 @@ class UsualForwards:
     def _read(self, raw: bytes) -> UsualForward | None:
         start = raw.index(b'"', raw.index(_CIPHERTEXT) + len(_CIPHERTEXT)) + 1
         end = raw.index(b'"', start)
-        jwe = orjson.loads(b"".join((raw[:start], _STAND_IN_BYTES, raw[end:])))
+        rest = b"".join((raw[:start], _STAND_IN_BYTES, raw[end:]))
+        if len(rest) > MAX_VALUES:
+            return None
+        jwe = orjson.loads(rest)
         protected = jwe["protected"]
         if jwe["ciphertext"] != _STAND_IN or len(protected) > MAX_PROTECTED:
             return None
@@ -216,7 +226,7 @@ def _long(plaintext: bytes) -> Any:
     try:
         return _without_ciphertext(plaintext)
     except (ValueError, TypeError, LookupError):
-        return orjson.loads(plaintext)
+        return loads(plaintext)
 
 
 def _without_ciphertext(plaintext: bytes) -> dict[str, Any]:
@@ -228,7 +238,10 @@ def _without_ciphertext(plaintext: bytes) -> dict[str, Any]:
     """
     start = plaintext.index(b'"', plaintext.index(_CIPHERTEXT) + len(_CIPHERTEXT)) + 1
     end = plaintext.index(b'"', start)
-    message: dict[str, Any] = orjson.loads(b"".join((plaintext[:start], _STAND_IN_BYTES, plaintext[end:])))
+    rest = b"".join((plaintext[:start], _STAND_IN_BYTES, plaintext[end:]))
+    if len(rest) > MAX_VALUES:
+        raise ValueError("another layout")
+    message: dict[str, Any] = orjson.loads(rest)
     ciphertext = orjson.dumps(plaintext[start:end].decode("ascii"))
     envelope = message["attachments"][0]["data"]["json"]
     if envelope["ciphertext"] != _STAND_IN or len(ciphertext) != end - start + 2:
