@@ -21,7 +21,7 @@ ROOT = Path(mediatord.__file__).parent
 FLOORS = (
     "few synthetic process_figures ledger_figures endpoint_strings tallies credentials",
     "certificates errors faults deadline addresses private_file ids notify eventlog outbox presence metrics steady "
-    "stopwatch",
+    "stopwatch memory",
     "wire protocol egress gate tags keylock",
     "keyset",
     "interfaces config keyfile tag_keys invitation outbound",

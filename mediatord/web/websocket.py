@@ -19,6 +19,7 @@ from twisted.logger import Logger
 from mediatord.errors import ShuttingDown
 from mediatord.faults import without_text
 from mediatord.journal import Journal
+from mediatord.memory import LARGE, MemoryReclaimer
 from mediatord.outbox import Outbox
 from mediatord.presence import Connections, Session
 from mediatord.synthetic import HEADER
@@ -53,6 +54,7 @@ class Sockets:
 
     :param receive: takes a DIDComm message, gives the reply.
     :param converse: begins to speak Decentrl.
+    :param memory: told of large buffers that are free again.
     """
 
     receive: Receive
@@ -61,6 +63,7 @@ class Sockets:
     journal: Journal
     peers: Peers
     clock: IReactorTime
+    memory: MemoryReclaimer
 
 
 class Silence:
@@ -214,6 +217,8 @@ class MediatorSocket(WebSocketServerProtocol):
             return
         self._messages_in += 1
         self._bytes_in += len(payload)
+        if len(payload) >= LARGE:
+            self._sockets.memory.released(len(payload))
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.append((payload, isBinary))
@@ -289,6 +294,8 @@ class MediatorSocket(WebSocketServerProtocol):
         # Autobahn's sendMessage costs three times as much, and would refuse what is longer than it would read.
         self._messages_out += 1
         self._bytes_out += len(payload)
+        if len(payload) >= LARGE:
+            self._sockets.memory.released(len(payload))
         send(self.transport, header(len(payload)) + payload)
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:  # noqa: N803
@@ -297,6 +304,7 @@ class MediatorSocket(WebSocketServerProtocol):
 
         What was received before is served all the same: a sender of forwards may say what it has to and leave.
         """
+        self._sockets.memory.released(self.unserved[1] + self.unsent[1])
         self._outbox.stopProducing()
         for name in _UNFINISHED:
             vars(self).pop(name, None)
