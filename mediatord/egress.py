@@ -138,7 +138,10 @@ class _GuardedEndpoint:
             else:
                 # The Agent talks to its own kind of protocol, not to what it is wrapped in.
                 return cast(_Line, line).wrappedProtocol
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # or the traceback would lead back to itself
 
     async def _resolve(self) -> list[Any]:
         """IPv4Address and IPv6Address values of twisted.internet.address."""

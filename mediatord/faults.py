@@ -24,6 +24,16 @@ def without_text(failure: Failure | None = None) -> Failure:
     return Failure(bare, kind, failure.getTracebackObject())
 
 
+def release_frames(error: BaseException) -> None:
+    """
+    Drop the traceback of an exception that was handled, and the exceptions it came from.
+
+    A frame that has the exception in a variable makes a reference cycle of everything in all of these frames, such as
+    the request that was refused: only the garbage collector would free it.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+
+
 # A warning is not repeated for so many seconds.
 QUIET_SECONDS = 60.0
 

@@ -16,7 +16,7 @@ from mediatord.metrics import Metrics
 from mediatord.stopwatch import Stopwatch, begin_timing
 from mediatord.synthetic import ITSELF
 from mediatord.tags import Tags
-from mediatord.wire import DecentrlWire, Wire, decentrl_wire_for, wire_for
+from mediatord.wire import DecentrlWire, Situation, Wire, decentrl_wire_for, wire_for
 
 __all__ = ["Half", "Journal", "Path", "Told"]
 
@@ -98,7 +98,7 @@ class Journal(MessageJournal):
         told: Told,
         *,
         status: int,
-        fault: MediatorError | None,
+        fault: type[MediatorError] | None,
         kind: str | None,
         sender: str | None,
         session: str | None,
@@ -156,7 +156,7 @@ class Journal(MessageJournal):
     def turned_away(self, protocol: Half, peer: str, size: int, fault: MediatorError) -> None:
         """A request was refused before anybody looked at it."""
         told = self.begin(protocol, peer, size)
-        self.end(told, status=_wire(protocol, fault).status, fault=fault, kind=None, sender=None, session=None)
+        self.end(told, status=_wire(protocol, fault).status, fault=type(fault), kind=None, sender=None, session=None)
 
     def limited(self, bucket: str, who: str, peer: str, wait: int) -> None:
         """Somebody is over a limit; signature of :data:`mediatord.admission.OnLimit`."""
@@ -292,17 +292,17 @@ class Journal(MessageJournal):
         return (self._since - before) * 1000
 
 
-def _wire(protocol: Half, fault: MediatorError) -> Wire | DecentrlWire:
+def _wire(protocol: Half, fault: Situation) -> Wire | DecentrlWire:
     return wire_for(fault) if protocol == "didcomm" else decentrl_wire_for(fault)
 
 
-def _reason(protocol: Half, fault: MediatorError | None, code: str | None) -> tuple[str, str]:
+def _reason(protocol: Half, fault: type[MediatorError] | None, code: str | None) -> tuple[str, str]:
     """The situation in words, and what the peer was told of it."""
     if fault is None:
         return "internal_error", code or ""
     return _situation(fault), code or _wire(protocol, fault).code
 
 
-def _situation(fault: MediatorError) -> str:
+def _situation(fault: type[MediatorError]) -> str:
     """The name of a situation as a label: `RecipientUnknown` is `recipient_unknown`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(fault).__name__).lower()
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", fault.__name__).lower()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import signal
 import stat
@@ -21,6 +20,7 @@ from twisted.python import usage
 
 from mediatord.config import Config, ConfigError, load
 from mediatord.config_path import DEFAULT_PATH, VARIABLE, default_config_path
+from mediatord.memory import limit_heap, spare_collector
 from mediatord.service import OrderedService, StartupError
 from mediatord.steady import keep_steady
 from mediatord.wiring import build
@@ -226,7 +226,8 @@ class Root(MultiService):
         except (StartupError, OSError) as error:
             self._leave(error)
         self._reactor.callWhenRunning(self._take_signals)
-        self._reactor.callWhenRunning(_spare_the_collector)
+        limit_heap()
+        self._reactor.callWhenRunning(spare_collector)
 
     def give_up(self, line: str) -> None:
         """There is no point in going on: say so, and stop in order, as soon as the reactor runs."""
@@ -298,17 +299,6 @@ class TwistdRoot(Root):
     def exit(self) -> NoReturn:
         """End as twistd would."""
         self._status.exit()
-
-
-def _spare_the_collector() -> None:
-    """
-    Keep the garbage collector from walking over all that was imported, again and again.
-
-    A message makes many short-lived objects and hardly a cycle; the defaults cost about a tenth of the throughput.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
 
 
 def makeService(options: Options) -> IService:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from mediatord.errors import (
     AlienMediaType,
@@ -65,6 +65,8 @@ from mediatord.errors import (
 )
 
 Row = TypeVar("Row")
+# By its class, or by an error of that class.
+Situation: TypeAlias = MediatorError | type[MediatorError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,24 +206,24 @@ SOCKET_WIRE: dict[type[MediatorError], SocketWire] = {
 }
 
 
-def wire_for(error: MediatorError) -> Wire:
+def wire_for(error: Situation) -> Wire:
     """How `error` looks to a DIDComm peer."""
     return _row(WIRE, error)
 
 
-def decentrl_wire_for(error: MediatorError) -> DecentrlWire:
+def decentrl_wire_for(error: Situation) -> DecentrlWire:
     """How `error` looks to a Decentrl client."""
     return _row(DECENTRL_WIRE, error)
 
 
-def socket_wire_for(error: MediatorError) -> SocketWire:
+def socket_wire_for(error: Situation) -> SocketWire:
     """How `error` ends a Decentrl socket."""
     return _row(SOCKET_WIRE, error)
 
 
-def _row(table: Mapping[type[MediatorError], Row], error: MediatorError) -> Row:
+def _row(table: Mapping[type[MediatorError], Row], error: Situation) -> Row:
     """The row of its class, or of the nearest class it derives from; a fault where there is none."""
-    for kind in type(error).__mro__:
+    for kind in (error if isinstance(error, type) else type(error)).__mro__:
         if kind in table:
             return table[kind]
     return table[InternalFault]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import cycle
 
+from mediatord.errors import Replayed
 from mediatord.wallet.packing import authcrypt, forward
 from tests.citizens import PRIVATE, Dialogue, code_of
 from tests.cluster.village import Village
@@ -92,7 +93,7 @@ class ReplayTests(Village):
         for kind in (PING, f"{CM3}/recipient-query"):
             raw = alice.pack(kind, {}, return_route="none")
             self.assertEqual(self.a.receive(raw).status, 202)
-            self.assertEqual(self.b.receive(raw).fault.__class__.__name__, "Replayed")
+            self.assertEqual(self.b.receive(raw).fault, Replayed)
 
     def test_commands_and_sockets(self) -> None:
         """So are nonces, of both kinds."""

@@ -22,7 +22,7 @@ FLOORS = (
     "few faults synthetic process_figures ledger_figures endpoint_strings listener_layers tallies credentials sizes "
     "config_path",
     "certificates errors deadline addresses private_file ids notify eventlog outbox presence metrics steady "
-    "stopwatch",
+    "stopwatch memory",
     "wire protocol egress gate tags keylock",
     "keyset",
     "interfaces config keyfile tag_keys invitation outbound",

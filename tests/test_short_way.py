@@ -327,7 +327,7 @@ def _said(reply: Reply) -> tuple[Any, ...]:
     body = json.loads(reply.body) if reply.body else {}
     about = {name: body.get(name) for name in ("type", "typ", "body")}
     named = [name for name in ("pthid", "ack") if body.get(name)]
-    return reply.status, reply.media_type, reply.retry_after, type(reply.fault), about, named
+    return reply.status, reply.media_type, reply.retry_after, reply.fault, about, named
 
 
 def _spent(way: Way) -> int:

@@ -574,8 +574,8 @@ class LimitTests(SynchronousTestCase):
         self.assertEqual(code_of(reply), "e.p.msg.bad-attachment")
 
     def test_nested_forwards_count(self) -> None:
-        """What is opened and stored is paid for, wherever it stood; and there is an end to it."""
-        inner = [sealed_forward(self.house, self.bob.did, *[self.letter] * 20) for _ in range(6)]
+        """What is opened and stored is paid for, wherever it stood, and so is its size; and there is an end to it."""
+        inner = [sealed_forward(self.house, self.bob.did, *[self.letter] * 18) for _ in range(6)]
         raw = sealed_forward(self.house, self.house.did, *inner)
         self.assertEqual(self.house.receive(raw, peer="198.51.100.1").status, 202)
         self.assertEqual(self.house.receive(raw, peer="198.51.100.1").status, 429)

@@ -21,6 +21,7 @@ from mediatord.admin.overview import Overview, Overviews
 from mediatord.admin.page import page, security_policy
 from mediatord.admin.reports import INDEX, ReportFile, Reports
 from mediatord.faults import without_text
+from mediatord.memory import MemoryReclaimer
 from mediatord.web.peers import Peers
 from mediatord.web.resources import addresses
 from mediatord.web.site import PatientChannel
@@ -278,7 +279,8 @@ class AdminSite(Site):
     def __init__(self, office: Office) -> None:
         super().__init__(_Root(office), reactor=office.clock, parsePOSTFormSubmission=False)
         self.clock = office.clock
-        self.unread = Unread()
+        self.memory = MemoryReclaimer(self.clock)
+        self.unread = Unread(released=self.memory.released)
         self._open = 0
 
     def buildProtocol(self, addr: object) -> Any:

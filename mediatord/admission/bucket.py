@@ -52,16 +52,16 @@ class Bucket:
             if self._share is not None:
                 self._share.change(limit, larger)
 
-    def wait(self, key: str) -> int:
-        """Whether `key` is known to be over its limit."""
-        wait = self._window.wait(key, self._clock.seconds(), limit=self._larger.get(key))
+    def wait(self, key: str, cost: int = 1) -> int:
+        """Whether `key` is known to be over its limit, or would be."""
+        wait = self._window.wait(key, self._clock.seconds(), cost, self._larger.get(key))
         if wait or self._share is None:
             return wait
-        return math.ceil(self._share.wait(key))
+        return math.ceil(self._share.wait(key, cost))
 
-    async def standing(self, key: str) -> int:
+    async def standing(self, key: str, cost: int = 1) -> int:
         """The same, once everything it used is paid for."""
-        wait = self.wait(key)
+        wait = self.wait(key, cost)
         if not wait and self._share is not None and self._share.owes(key):
             wait = math.ceil(await self._share.take(key, 0))
         return wait
@@ -75,13 +75,13 @@ class Bucket:
                 self._window.give_back(key, cost)
         return wait
 
-    def admit_at_once(self, key: str) -> bool:
-        """Charge `key` once if that is known to be within its limit without asking anybody."""
-        if self._window.admit(key, self._clock.seconds(), 1, self._larger.get(key)):
+    def admit_at_once(self, key: str, cost: int = 1) -> bool:
+        """Charge `key` if that is known to be within its limit without asking anybody."""
+        if self._window.admit(key, self._clock.seconds(), cost, self._larger.get(key)):
             return False
-        if self._share is None or self._share.take_at_once(key, 1):
+        if self._share is None or self._share.take_at_once(key, cost):
             return True
-        self._window.give_back(key)
+        self._window.give_back(key, cost)
         return False
 
     def owe(self, key: str) -> int:

@@ -104,7 +104,7 @@ class Admission:
         buckets = (self._senders, self._peers, self._accounts, self._openings, self._readers)
         return sum(map(len, (*buckets, self._commanders, self._openings_in_vain, self._lookups)))
 
-    async def before_reading(self, peer: str, size: int) -> None:
+    async def before_reading(self, peer: str, size: int, cost: int = 1) -> None:
         """
         Protect the CPU: from an address that has used up its minute nothing more is read, with one exception.
 
@@ -113,11 +113,12 @@ class Admission:
         often.
 
         :param size: bytes of the envelope.
+        :param cost: what the address will be charged for it.
         :raise RateLimited: not now.
         """
         if peer == ITSELF:
             return
-        wait = await self._peers.standing(peer)
+        wait = await self._peers.standing(peer, cost)
         if wait and size <= SMALL:
             wait = await self._openings_in_vain.standing(peer) or await self._openings.admit(peer)
         self._refuse_if(wait, "ip", peer, peer)
@@ -144,26 +145,26 @@ class Admission:
 
     async def stranger(self, peer: str, count: int = 1) -> None:
         """
-        Charge an address for payloads to be forwarded, or for a request of somebody without an account.
+        Charge an address for payloads to be forwarded, or for a request of somebody without an account, by size.
 
         :raise RateLimited: it is over its limit.
         """
         if count and peer != ITSELF:
             self._refuse_if(await self._peers.admit(peer, count), "ip", peer, peer)
 
-    def stranger_at_once(self, peer: str) -> bool:
+    def stranger_at_once(self, peer: str, cost: int = 1) -> bool:
         """
         Charge an address for one payload, which may be read, opened and forwarded then: what :meth:`before_reading`,
         :meth:`before_opening` and :meth:`stranger` come to, where nobody has to be asked and nothing is refused.
 
         :return: whether that was so; otherwise nothing was charged, and they decide.
         """
-        return peer == ITSELF or self._peers.admit_at_once(peer)
+        return peer == ITSELF or self._peers.admit_at_once(peer, cost)
 
-    def not_a_stranger(self, peer: str) -> None:
+    def not_a_stranger(self, peer: str, cost: int = 1) -> None:
         """Undo :meth:`stranger_at_once`."""
         if peer != ITSELF:
-            self._peers.give_back(peer, 1)
+            self._peers.give_back(peer, cost)
 
     async def sender(self, proven: str | None, claimed: str | None, peer: str, count: int = 1) -> None:
         """

@@ -79,10 +79,9 @@ class Authentication:
         """:raise TimestampOutOfRange: off by more than the window; off by exactly that is fine."""
         now_ms = self._clock.seconds() * 1000
         if abs(now_ms - timestamp_ms) > self._window * 1000:
-            error = TimestampOutOfRange()
             # Nobody has proven to be the sender, so none is named.
-            self._journal.replayed("decentrl", None, error, age_ms=now_ms - timestamp_ms)
-            raise error
+            self._journal.replayed("decentrl", None, TimestampOutOfRange(), age_ms=now_ms - timestamp_ms)
+            raise TimestampOutOfRange
 
     def check_signature(self, did: str, key_id: str, signed: bytes, signature: str) -> bytes:
         """

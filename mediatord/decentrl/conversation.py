@@ -19,7 +19,7 @@ from mediatord.errors import (
     StoreUnavailable,
     UnauthorizedCommand,
 )
-from mediatord.faults import without_text
+from mediatord.faults import release_frames, without_text
 from mediatord.gate import Gate
 from mediatord.interfaces import IStore
 from mediatord.journal import Journal, Told
@@ -90,20 +90,18 @@ class Conversation:
 
     async def _begin_to_serve(self, frame: bytes, binary: bool) -> None:
         told = self._board.journal.begin("decentrl", self._session.client, len(frame))
-        did: str | None = None
-        fault: MediatorError | None = None
         try:
             did = await self._authenticate(frame, binary)
             # What comes before this is what the other side asks for first; what comes after it is pushed.
             await self._board.connections.expect(self._session, did)
         except MediatorError as error:
-            fault = error
-        except Exception:
+            release_frames(error)
+            self._fail(told, type(error))
+        except Exception as error:
             _log.failure("authenticating a socket failed", without_text())
-            fault = InternalFault()
-        if fault is not None:
-            self._fail(told, fault)
-        elif did is not None:
+            release_frames(error)
+            self._fail(told, InternalFault)
+        else:
             self._succeed(did)
             self._tell(told, 200, did)
 
@@ -153,15 +151,20 @@ class Conversation:
         self._board.journal.connection_bound("decentrl", self._session.name, did)
         self._timer = self._board.clock.callLater(PING_INTERVAL, self._ping)
 
-    def _fail(self, told: Told, error: MediatorError) -> None:
-        wire = socket_wire_for(error)
+    def _fail(self, told: Told, fault: type[MediatorError]) -> None:
+        wire = socket_wire_for(fault)
         self._session.send(jsontext.dumps({"type": "AUTH_FAILED", "code": wire.code}))
         self._session.close(wire.close, wire.code)
         self._board.journal.connection_refused(self._session.name, wire.code)
-        self._tell(told, wire.status, None, error, wire.code)
+        self._tell(told, wire.status, None, fault, wire.code)
 
     def _tell(
-        self, told: Told, status: int, did: str | None, fault: MediatorError | None = None, code: str | None = None
+        self,
+        told: Told,
+        status: int,
+        did: str | None,
+        fault: type[MediatorError] | None = None,
+        code: str | None = None,
     ) -> None:
         self._board.journal.end(
             told,
@@ -176,7 +179,7 @@ class Conversation:
     def _too_late(self) -> None:
         self._timer = None
         self._heard = True
-        self._fail(self._board.journal.begin("decentrl", self._session.client, 0), AuthTimeout())
+        self._fail(self._board.journal.begin("decentrl", self._session.client, 0), AuthTimeout)
 
     def _ping(self) -> None:
         self._timer = None

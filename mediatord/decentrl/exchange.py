@@ -18,20 +18,21 @@ class Reply:
 
     :param body: JSON.
     :param retry_after: seconds.
-    :param fault: why it was refused, if it was.
+    :param fault: the situation in which it was refused, if it was; a class, as an error's traceback would keep all
+        that was received.
     """
 
     status: int
     body: bytes = field(repr=False)
     retry_after: int | None = None
-    fault: MediatorError | None = None
+    fault: type[MediatorError] | None = None
 
 
 def refusal(error: MediatorError) -> Reply:
     """The wire form of a refusal (DCTRL-0004 section 11)."""
     wire = decentrl_wire_for(error)
     retry_after = int(error.retry_after) if error.retry_after is not None else wire.retry_after
-    return Reply(wire.status, jsontext.dumps({"type": "ERROR", "code": wire.code}), retry_after, error)
+    return Reply(wire.status, jsontext.dumps({"type": "ERROR", "code": wire.code}), retry_after, type(error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from mediatord.errors import (
     StoreUnavailable,
     UnauthorizedCommand,
 )
-from mediatord.faults import without_text
+from mediatord.faults import release_frames, without_text
 from mediatord.journal import Told
 from mediatord.protocol import jsontext
 from mediatord.protocol.decentrl.commands import Command, parse_command
@@ -96,9 +96,11 @@ class Mediator:
             body = {"type": "SUCCESS", **await self._carry_out(order, peer, len(raw))}
             reply = Reply(200, jsontext.dumps(body))
         except MediatorError as error:
+            release_frames(error)
             reply = refusal(error)
-        except Exception:
+        except Exception as error:
             _log.failure("serving a command failed", without_text())
+            release_frames(error)
             reply = refusal(InternalFault())
         self._tell(told, reply, command.name if command else None, order.sender if order else None)
         return reply
@@ -110,9 +112,11 @@ class Mediator:
             await self._admission.reader(peer)
             reply = Reply(200, jsontext.dumps(await self._channels.read(did, arguments)))
         except MediatorError as error:
+            release_frames(error)
             reply = refusal(error)
-        except Exception:
+        except Exception as error:
             _log.failure("reading a public channel failed", without_text())
+            release_frames(error)
             reply = refusal(InternalFault())
         self._tell(told, reply, READ_PUBLIC, None)
         return reply

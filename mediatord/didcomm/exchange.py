@@ -114,14 +114,15 @@ class Reply:
 
     :param status: for HTTP; a socket sends the body as a frame, or nothing when it is empty.
     :param retry_after: seconds.
-    :param fault: why the message was refused, if it was.
+    :param fault: the situation in which the message was refused, if it was; a class, as an error's traceback would
+        keep all that was received.
     """
 
     status: int
     body: bytes = field(default=b"", repr=False)
     media_type: str = ""
     retry_after: int | None = None
-    fault: MediatorError | None = None
+    fault: type[MediatorError] | None = None
 
 
 ACCEPTED = Reply(202)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mediatord.admission import AccessList, Admission
+from mediatord.admission import AccessList, Admission, weight
 from mediatord.didcomm.coordination import Coordination
 from mediatord.didcomm.exchange import ACCEPTED, Answer, Correspondent, Origin, Received, Reply
 from mediatord.didcomm.live import Live
@@ -33,7 +33,7 @@ from mediatord.errors import (
     StoreUnavailable,
     Unsupported,
 )
-from mediatord.faults import without_text
+from mediatord.faults import release_frames, without_text
 from mediatord.interfaces import Account, IStore
 from mediatord.journal import Journal, Told
 from mediatord.protocol.didcomm import envelope as jwe
@@ -123,23 +123,25 @@ class Mediator:
             received = await self._open(raw, origin)
             reply = await self._serve(told, received, origin)
         except MediatorError as error:
+            release_frames(error)
             reply = self._desk.packing.refuse(error, received)
-        except Exception:
+        except Exception as error:
             _log.failure("serving a message failed", without_text())
+            release_frames(error)
             reply = self._desk.packing.refuse(InternalFault(), None)
         self._tell(told, received, reply, origin)
         return reply
 
     async def _open(self, raw: bytes, origin: Origin) -> Received:
         admission = self._desk.admission
-        await admission.before_reading(origin.peer, len(raw))
+        await admission.before_reading(origin.peer, len(raw), weight(len(raw)))
         try:
             envelope = jwe.parse(raw)
         except MediatorError as error:
             try:
                 admission.before_opening(origin.peer, authenticated=False)
             finally:
-                admission.in_vain(origin.peer)
+                admission.in_vain(origin.peer, len(raw))
             if origin.alien and isinstance(error, NotAnEnvelope):
                 raise AlienMediaType from None
             raise
@@ -150,7 +152,7 @@ class Mediator:
             raise
         except MediatorError:
             # Also what only failed late: resolving a sender may cost more than decrypting.
-            admission.in_vain(origin.peer)
+            admission.in_vain(origin.peer, len(raw))
             raise
 
     async def _serve(self, told: Told, received: Received, origin: Origin) -> Reply:
@@ -159,9 +161,9 @@ class Mediator:
             return ACCEPTED
         account = await self._account(received)
         self._desk.admission.has_allowance(account.did if account else None, origin.peer)
-        await self._refuse_replayed(received, account, origin)
+        await self._refuse_replayed(told, received, account, origin)
         try:
-            await self._charge(account, origin)
+            await self._charge(told, account, origin)
             answer = await self._answer(received, account, origin)
         except Exception as error:
             if isinstance(error, (StoreUnavailable, RateLimited)) or not isinstance(error, MediatorError):
@@ -172,7 +174,7 @@ class Mediator:
             return ACCEPTED
         return await self._desk.replying.send(answer, received.message, received.correspondent, origin)
 
-    async def _refuse_replayed(self, received: Received, account: Account | None, origin: Origin) -> None:
+    async def _refuse_replayed(self, told: Told, received: Received, account: Account | None, origin: Origin) -> None:
         """
         Remember it.
 
@@ -185,7 +187,7 @@ class Mediator:
                 raise Replayed
         except (Replayed, MessageExpired) as error:
             # Whoever sends it again pays for that, which need not be who wrote it.
-            self._desk.admission.in_vain(origin.peer)
+            self._desk.admission.in_vain(origin.peer, told.size)
             age_ms = None if message.created_time is None else (now - message.created_time) * 1000
             self._desk.journal.replayed("didcomm", received.sender, error, age_ms=age_ms)
             raise
@@ -197,12 +199,12 @@ class Mediator:
             return None
         return await self._desk.store.account(correspondent.did)
 
-    async def _charge(self, account: Account | None, origin: Origin) -> None:
+    async def _charge(self, told: Told, account: Account | None, origin: Origin) -> None:
         """Whatever a message turns out to be, it was opened: its account pays for that, or its address."""
         if account is None:
-            await self._desk.admission.stranger(origin.peer)
+            await self._desk.admission.stranger(origin.peer, weight(told.size))
         else:
-            await self._desk.admission.account(account.did, origin.peer)
+            await self._desk.admission.account(account.did, origin.peer, weight(told.size))
 
     async def _answer(self, received: Received, account: Account | None, origin: Origin) -> Draft | None:
         message = received.message

@@ -55,7 +55,7 @@ class Packing:
         if received.correspondent is None or wire.packed is None:
             return self.refuse_stranger(error, message.id, message.thread)
         body = self.pack(self._report(wire, message.id, message.thread), received.correspondent)
-        return Reply(wire.packed, body, ENCRYPTED_TYPE, _wait(error, wire), error)
+        return Reply(wire.packed, body, ENCRYPTED_TYPE, _wait(error, wire), type(error))
 
     def refuse_stranger(self, error: MediatorError, id_: str | None = None, thread: str | None = None) -> Reply:
         """
@@ -65,7 +65,7 @@ class Packing:
         """
         wire = wire_for(error)
         body = self.plain(self._report(wire, id_, thread))
-        return Reply(wire.status, body, PLAIN_TYPE, _wait(error, wire), error)
+        return Reply(wire.status, body, PLAIN_TYPE, _wait(error, wire), type(error))
 
     def _report(self, wire: Wire, id_: str | None, thread: str | None) -> Draft:
         return Draft(
@@ -87,4 +87,4 @@ def _wait(error: MediatorError, wire: Wire) -> int | None:
 
 def is_opaque(reply: Reply) -> bool:
     """Whether the message could not even be read or opened; a socket takes only a few of those (reference 3.2)."""
-    return isinstance(reply.fault, (Undecryptable, NotAnEnvelope))
+    return reply.fault is not None and issubclass(reply.fault, (Undecryptable, NotAnEnvelope))

@@ -9,7 +9,7 @@ from functools import partial
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.admission import AccessList, Admission, Origins
+from mediatord.admission import AccessList, Admission, Origins, weight
 from mediatord.didcomm.exchange import Origin, Received
 from mediatord.didcomm.unpacking import Unpacking
 from mediatord.didcomm.wrapping import Unwrappable, Wrapping
@@ -152,7 +152,7 @@ class Routing:
 
         The checks come in the order of reference 4.1, and nothing is stored unless all of them pass.
         """
-        await self._route.admission.stranger(origin.peer)
+        await self._route.admission.stranger(origin.peer, weight(told.size))
         plans = await self._plan(received, origin, _Descent())
         deposited = await self._deposit([await self._ready(plan) for plan in plans])
         for one in deposited:

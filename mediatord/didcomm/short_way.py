@@ -17,12 +17,13 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mediatord.admission import SMALL
 from mediatord.deadline import one_request
 from mediatord.didcomm.exchange import ACCEPTED, Reply
 from mediatord.didcomm.packing import Packing
 from mediatord.didcomm.routing import FORWARD_NAME, Route, Routing, RoutingSettings
 from mediatord.errors import InternalFault, MediatorError
-from mediatord.faults import without_text
+from mediatord.faults import release_frames, without_text
 from mediatord.interfaces import Deposit, Deposited, Payload
 from mediatord.journal import Told
 from mediatord.protocol.didcomm.did import did_of
@@ -100,7 +101,7 @@ class ShortWay:
         door = self._ways.door
         if not self._leads_anywhere or not door.enter():
             return False
-        if not self._route.admission.stranger_at_once(peer):
+        if not self._route.admission.stranger_at_once(peer, 1 + len(raw) // SMALL):
             door.leave()
             if not self._waiting:
                 return False
@@ -143,8 +144,8 @@ class ShortWay:
         return _Request(told, found, recipient, answer)
 
     def _leave(self, one: _Waiting) -> None:
-        _, _, peer, _, otherwise = one
-        self._route.admission.not_a_stranger(peer)
+        _, raw, peer, _, otherwise = one
+        self._route.admission.not_a_stranger(peer, 1 + len(raw) // SMALL)
         self._ways.door.leave()
         _go(otherwise)
 
@@ -206,6 +207,7 @@ class ShortWay:
         return [self._refusal(one, error) for one in requests]
 
     def _refusal(self, one: _Request, error: MediatorError) -> Reply:
+        release_frames(error)
         if isinstance(error, InternalFault):
             return self._ways.packing.refuse_stranger(error)
         return self._ways.packing.refuse_stranger(error, one.found.id, one.found.thread)

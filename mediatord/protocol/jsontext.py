@@ -7,6 +7,7 @@ Every failure is a :class:`ValueError` whose text says nothing about the input.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import orjson
@@ -21,13 +22,25 @@ _PADDING_BYTES = tuple(padding.encode() for padding in _PADDING)
 _SPACE = b" \t\r\n\f\v"
 _URL_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 
+# Values in one text. One that takes three bytes in it may take 200 in memory.
+MAX_VALUES = 50_000
+# Matches more than so many commas, brackets and braces outside of strings. Possessive, so that it looks at no byte
+# twice and keeps nothing.
+_EXCESS = re.compile(
+    rb'(?>(?>[^",\[{]++|"(?>[^"\\]++|\\.)*+"?)*+[,\[{]){%d}+' % (MAX_VALUES + 1),
+    re.DOTALL,
+)
+
 
 def loads(raw: bytes | str) -> Any:
     """
     Any JSON value. Integers beyond 64 bits come back as floats.
 
-    :raise ValueError: not JSON, not UTF-8, NaN or an infinity, or nested more than 1024 deep.
+    :raise ValueError: not JSON, not UTF-8, NaN or an infinity, nested more than 1024 deep, or of more than
+        :data:`MAX_VALUES` values.
     """
+    if len(raw) > MAX_VALUES:
+        refuse_excess(raw)
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -40,6 +53,8 @@ def loads_object(raw: bytes | str) -> dict[str, Any]:
 
     :raise ValueError: as :func:`loads`, or some other JSON value.
     """
+    if len(raw) > MAX_VALUES:
+        refuse_excess(raw)
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -47,6 +62,18 @@ def loads_object(raw: bytes | str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+def refuse_excess(raw: bytes | str) -> None:
+    """
+    Bound what parsing takes before it begins. Each value but the first has a comma, bracket or brace before it.
+
+    :raise ValueError: there are more than :data:`MAX_VALUES` values.
+    """
+    text = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else raw
+    marks = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if marks > MAX_VALUES and _EXCESS.match(text):
+        raise ValueError("too many values")
 
 
 def loads_unique(raw: bytes) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def one_by_one(
 def _outcome(result: Any) -> Deposited | MediatorError:
     if isinstance(result, Failure):
         if isinstance(result.value, MediatorError):
-            return result.value
+            return result.value.with_traceback(None)
         # The others may have been stored, and their senders are to be told so.
         _log.failure("storing a message failed", without_text(result))
         return InternalFault()

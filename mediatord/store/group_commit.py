@@ -138,7 +138,7 @@ def _attempt(connection: sqlite3.Connection, work: Work) -> Outcome:
     except MediatorError as error:
         if connection.total_changes != before:
             raise  # what it wrote must not be committed
-        return Outcome(error=error)
+        return Outcome(error=error.with_traceback(None))
 
 
 def _attempt_reading(connection: sqlite3.Connection, work: Work) -> Outcome:
@@ -168,5 +168,5 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 def _failed(error: Exception) -> Outcome:
     if isinstance(error, MediatorError):
-        return Outcome(error=error)
+        return Outcome(error=error.with_traceback(None))
     return Outcome(error=StoreUnavailable(), cause=error)

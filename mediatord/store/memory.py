@@ -299,4 +299,4 @@ class MemoryStore:
         try:
             return succeed(work(self._contents, now))
         except (MediatorError, ClusterRefused) as error:
-            return fail(error)
+            return fail(error.with_traceback(None))  # which would keep the callers, and this Deferred with them

@@ -23,6 +23,7 @@ from zope.interface import implementer
 from mediatord.didcomm.exchange import ACCEPTED, Reply
 from mediatord.faults import without_text
 from mediatord.journal import Half
+from mediatord.memory import LARGE
 from mediatord.web.direct import send
 from mediatord.web.head import MAX_HEAD, Head, Heads
 from mediatord.web.headers import CORS, EXPOSE_RETRY_AFTER, SERVER
@@ -160,6 +161,8 @@ class ExpressChannel(Protocol):
 
     def _serve(self, head: Head, body: bytes) -> None:
         front = self._front
+        if head.length >= LARGE:
+            self._site.memory.released(head.length)
         self._half = head.half
         self._serving += 1
         self._since = now = front.clock.seconds()
@@ -266,7 +269,8 @@ class ExpressChannel(Protocol):
         self._stop_looking()
         self._untaken.clear()
         self._site.closed(self._address)
-        self._buffer.clear()
+        self._site.memory.released(len(self._buffer))
+        self._buffer = bytearray()
         self._site.reading.discard(self)
         if self._stock is not None:
             self._stock.connectionLost(reason)

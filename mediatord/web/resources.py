@@ -17,6 +17,7 @@ from mediatord.decentrl.exchange import Reply as DecentrlReply
 from mediatord.didcomm.exchange import Reply as DIDCommReply
 from mediatord.errors import MediatorError, RateLimited, ShuttingDown
 from mediatord.journal import Half
+from mediatord.memory import MemoryReclaimer
 from mediatord.metrics import Metrics
 from mediatord.presence import Connections
 from mediatord.readiness import Ask, Verdict
@@ -69,6 +70,7 @@ class Front:
     :param queue_sizes: refreshes the queue gauge before a scrape.
     :param figures: the metrics, rendered; raises TimeoutError.
     :param turned_away: told of a request that was refused unread: whose form the refusal has, and the address.
+    :param memory: told of large buffers that are free again.
     :param deadline: seconds a request may take.
     :param short_way: takes a DIDComm message if it is of the usual kind: the body, who pays for it, where the reply
         goes, and what is to be done if it turns out to be of another; False when neither will be called.
@@ -91,6 +93,7 @@ class Front:
     sockets: WebSocketResource
     turned_away: Callable[[Half, str, MediatorError], None]
     origins: AllowedOrigins
+    memory: MemoryReclaimer
     metrics_allow: Callable[[], Sequence[Network]] = tuple
     deadline: float = 10.0
     ready: Ask = nobody_looks

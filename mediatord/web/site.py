@@ -14,6 +14,7 @@ from twisted.web.server import Request, Site
 from mediatord.decentrl.exchange import refusal
 from mediatord.errors import TooLarge
 from mediatord.journal import Half
+from mediatord.memory import LARGE
 from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.message import PLAIN_TYPE
 from mediatord.protocol.didcomm.small import PROBLEM_REPORT
@@ -122,6 +123,10 @@ class PatientChannel(HTTPChannel):
         """The client is gone."""
         self.untaken.clear()
         super().connectionLost(reason)
+        # The channel and its request are a reference cycle.
+        cast(Any, self).site.memory.released(sum(map(len, self._dataBuffer)))
+        self._dataBuffer = []
+        self.clearLineBuffer()
 
 
 class CappedRequest(Request):
@@ -154,10 +159,21 @@ class CappedRequest(Request):
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         """Called once the whole body is there."""
+        self._release()
         if self._refused:
             self.channel.loseConnection()
         else:
             super().requestReceived(command, path, version)
+
+    def connectionLost(self, reason: Failure) -> None:
+        """The client is gone, perhaps in the middle of the body."""
+        self._release()
+        super().connectionLost(reason)
+
+    def _release(self) -> None:
+        if self._received >= LARGE:
+            self._site.memory.released(self._received)
+        self._received = 0
 
     def has_room(self, size: int) -> bool:
         """Whether an answer of so many bytes may be written, seeing what its payer has not read yet."""
@@ -248,7 +264,8 @@ class MediatorSite(Site):
         self.clock = front.clock
         self.max_body = max_body
         self.reading: set[ExpressChannel] = set()
-        self.unread = Unread()
+        self.memory = front.memory
+        self.unread = Unread(released=self.memory.released)
 
     def limit(self, max_body: int, max_per_host: int, max_of_trusted: int = 0) -> None:
         """Go by other limits from now on; what is open already stays open."""

@@ -7,6 +7,8 @@ client may open many connections and ask on each for as much as there is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 PER_PAYER = 33_554_432
 IN_ALL = 268_435_456
 # As much as a transport holds before it calls itself full: every connection may have that.
@@ -19,10 +21,17 @@ class Unread:
 
     :param per_payer: bytes that may wait for one payer.
     :param in_all: bytes that may wait for all of them.
+    :param released: told how many bytes of an answer wait no longer.
     :ivar total: bytes that wait now.
     """
 
-    def __init__(self, per_payer: int = PER_PAYER, in_all: int = IN_ALL) -> None:
+    def __init__(
+        self,
+        per_payer: int = PER_PAYER,
+        in_all: int = IN_ALL,
+        released: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self._released = released
         self._per_payer = per_payer
         self._in_all = in_all
         self._waiting: dict[str, int] = {}
@@ -60,6 +69,7 @@ class Unread:
         else:
             self._waiting.pop(payer, None)
         self.total -= size
+        self._released(size)
 
 
 class Untaken:

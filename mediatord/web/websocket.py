@@ -19,6 +19,7 @@ from twisted.logger import Logger
 from mediatord.errors import ShuttingDown
 from mediatord.faults import without_text
 from mediatord.journal import Journal
+from mediatord.memory import LARGE, MemoryReclaimer
 from mediatord.outbox import Outbox
 from mediatord.presence import Connections, Session
 from mediatord.synthetic import HEADER
@@ -37,6 +38,9 @@ MAX_OUTBOX = 1_048_576
 # Frames of one socket that may wait for their turn before reading from it stops.
 MAX_WAITING = 8
 
+# Where Autobahn keeps parts of frames and messages; its protocol is in reference cycles when the connection is gone.
+_UNFINISHED = ("data", "message_data", "frame_data", "control_frame_data")
+
 
 def native_masking() -> bool:
     """Whether Autobahn unmasks frames in C; without it, reading is many times slower."""
@@ -50,6 +54,7 @@ class Sockets:
 
     :param receive: takes a DIDComm message, gives the reply.
     :param converse: begins to speak Decentrl.
+    :param memory: told of large buffers that are free again.
     """
 
     receive: Receive
@@ -58,6 +63,7 @@ class Sockets:
     journal: Journal
     peers: Peers
     clock: IReactorTime
+    memory: MemoryReclaimer
 
 
 class Silence:
@@ -211,6 +217,8 @@ class MediatorSocket(WebSocketServerProtocol):
             return
         self._messages_in += 1
         self._bytes_in += len(payload)
+        if len(payload) >= LARGE:
+            self._sockets.memory.released(len(payload))
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.append((payload, isBinary))
@@ -286,6 +294,8 @@ class MediatorSocket(WebSocketServerProtocol):
         # Autobahn's sendMessage costs three times as much, and would refuse what is longer than it would read.
         self._messages_out += 1
         self._bytes_out += len(payload)
+        if len(payload) >= LARGE:
+            self._sockets.memory.released(len(payload))
         send(self.transport, header(len(payload)) + payload)
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:  # noqa: N803
@@ -294,7 +304,10 @@ class MediatorSocket(WebSocketServerProtocol):
 
         What was received before is served all the same: a sender of forwards may say what it has to and leave.
         """
+        self._sockets.memory.released(self.unserved[1] + self.unsent[1])
         self._outbox.stopProducing()
+        for name in _UNFINISHED:
+            vars(self).pop(name, None)
         if self._opened:
             self._opened = False
             self._pulse.remove(self)

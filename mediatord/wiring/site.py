@@ -12,6 +12,7 @@ from mediatord.decentrl.exchange import Reply as DecentrlReply
 from mediatord.didcomm.exchange import Origin, Reply
 from mediatord.errors import MediatorError, ShuttingDown, StoreUnavailable
 from mediatord.journal import Half
+from mediatord.memory import MemoryReclaimer
 from mediatord.readiness import Readiness
 from mediatord.web.origins import AllowedOrigins
 from mediatord.web.pages import Pages
@@ -78,6 +79,7 @@ def build_site(
     gateway = _Gateway(base, didcomm, decentrl)
     peers = Peers(config.trusted_proxies, base.own.token, config.limits.trusted_peers)
     largest = config.limits.max_message_bytes
+    memory = MemoryReclaimer(base.reactor)
     sockets = Sockets(
         receive=gateway.receive,
         converse=decentrl.converse,
@@ -85,6 +87,7 @@ def build_site(
         journal=base.journal,
         peers=peers,
         clock=base.reactor,
+        memory=memory,
     )
     origins = AllowedOrigins(config.websocket_origins)
     pages = Pages(base.identity.did, base.identity.web_document, config.public_url)
@@ -106,6 +109,7 @@ def build_site(
         sockets=WebSocketResource(factory),
         turned_away=gateway.turned_away,
         origins=origins,
+        memory=memory,
         metrics_allow=lambda: base.reloading.config.metrics.allow,
         ready=(lambda: readiness().ask()) if readiness else nobody_looks,
         short_way=didcomm.short_way.take,

@@ -140,7 +140,7 @@ class Wallets(RuleBasedStateMachine):
             one.hang_up(socket.ends[one.backend])
 
     def _read(self, dwelling: Dwelling, reply: Reply, name: str | None) -> Answer:
-        fault = type(reply.fault).__name__ if reply.fault else None
+        fault = reply.fault.__name__ if reply.fault else None
         if not reply.body:
             return reply.status, None, fault
         value = jsontext.loads_object(reply.body)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mediatord.protocol import base58
 from mediatord.protocol.jsontext import (
+    MAX_VALUES,
     b64_lenient_decode,
     b64url_decode,
     b64url_encode,
@@ -195,3 +196,23 @@ def test_what_is_no_base58(text: str) -> None:
     """Characters that were left out of the alphabet."""
     with pytest.raises(ValueError):
         base58.decode(text)
+
+
+@pytest.mark.parametrize("value", [b"[]", b"{}", b"0", b'""', b'"\\\\"', b'{"a":[]}', b'"a,\\",b"'])
+def test_number_of_values(value: bytes) -> None:
+    """A text of many small values is not parsed, however they are spelled."""
+    loads(b"[" + b",".join([value] * (MAX_VALUES // 3)) + b"]")
+    many = b"[" + b",".join([value] * (MAX_VALUES + 1)) + b"]"
+    for read in (loads, loads_object, loads_unique):
+        with pytest.raises(ValueError, match="^too many values$"):
+            read(many)
+    with pytest.raises(ValueError, match="^too many values$"):
+        loads(many.decode())
+
+
+@pytest.mark.parametrize("text", [b",[{" * 50_000, b'\\",' * 50_000, b'\\\\\\",' * 50_000])
+def test_marks_in_strings(text: bytes) -> None:
+    """What is in a string does not count, however long it is, closed or not."""
+    assert loads_object(b'{"a":"' + text + b'"}')
+    with pytest.raises(ValueError, match="^not JSON$"):
+        loads(b'{"a":"' + text)

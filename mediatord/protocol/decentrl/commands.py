@@ -228,6 +228,7 @@ def parse_authenticate(raw: bytes) -> Authenticate:
 def is_envelope(frame: bytes) -> bool:
     """Whether the first frame of a socket is a DIDComm envelope: a JSON object with `protected`."""
     try:
-        return "protected" in jsontext.loads_object(frame)
+        # Nobody has paid for the frame yet, so it is not parsed in vain.
+        return (b"protected" in frame or b"\\u" in frame) and "protected" in jsontext.loads_object(frame)
     except ValueError:
         return False

@@ -27,7 +27,14 @@ from mediatord.protocol.didcomm.kdf import ANONCRYPT, apv_of, kek, other_info
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import MAX_ID, read_time
 from mediatord.protocol.json_source import MAX_MEMBERS
-from mediatord.protocol.jsontext import b64url_decode, b64url_decode_ascii, b64url_encode, loads_unique
+from mediatord.protocol.jsontext import (
+    MAX_VALUES,
+    b64url_decode,
+    b64url_decode_ascii,
+    b64url_encode,
+    loads_unique,
+    refuse_excess,
+)
 
 _MAX_NAMES = 1024
 _CIPHERTEXT = b'"ciphertext":'
@@ -111,7 +118,10 @@ class UsualForwards:
     def _read(self, raw: bytes) -> UsualForward | None:
         start = raw.index(b'"', raw.index(_CIPHERTEXT) + len(_CIPHERTEXT)) + 1
         end = raw.index(b'"', start)
-        jwe = orjson.loads(b"".join((raw[:start], _STAND_IN_BYTES, raw[end:])))
+        rest = b"".join((raw[:start], _STAND_IN_BYTES, raw[end:]))
+        if len(rest) > MAX_VALUES:
+            return None
+        jwe = orjson.loads(rest)
         protected = jwe["protected"]
         if jwe["ciphertext"] != _STAND_IN or len(protected) > MAX_PROTECTED:
             return None
@@ -248,9 +258,11 @@ def _taken_apart(plaintext: bytes) -> tuple[bytes, bytes | None, bytes]:
     A message with a placeholder for its `json`, that payload, and the ciphertext that this has a stand-in for. They
     are a guess, which is right if there is a message around the placeholder and an envelope in the payload.
 
-    :raise ValueError: a payload without the form of an envelope.
+    :raise ValueError: a payload without the form of an envelope, or more values than are read.
     """
     text, ciphertext = (plaintext, b"") if len(plaintext) < _LONG else _without_ciphertext(plaintext)
+    if len(text) > MAX_VALUES:
+        refuse_excess(text)
     at = text.find(b'"json"')
     if at < 0:
         return plaintext, None, b""

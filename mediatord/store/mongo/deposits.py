@@ -99,7 +99,7 @@ class _Run:
             try:
                 self._refuse_excess(orders)
             except QueueFull as error:
-                return error
+                return error.with_traceback(None)
         return [self._append(order, self._lanes[order.recipient_did]) for order in orders]
 
     @property

@@ -233,7 +233,7 @@ class Gathering:
         try:
             return await self._server.operate("commit", work, since=first.since, until=until)
         except MediatorError as error:
-            return [error] * len(works)
+            return [error.with_traceback(None)] * len(works)
         except Exception as error:
             log_fault("a batch failed", error)
             return [StoreUnavailable()] * len(works)
@@ -259,7 +259,7 @@ class Gathering:
 
     def _answer(self, error: Exception) -> MediatorError:
         if isinstance(error, MediatorError):
-            return error
+            return error.with_traceback(None)
         if isinstance(error, Refused):
             self._server.failed("commit", error)
         return StoreUnavailable()

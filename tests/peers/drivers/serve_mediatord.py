@@ -9,7 +9,6 @@ Usage: ``python serve_mediatord.py DIRECTORY``.
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from dataclasses import replace
@@ -24,6 +23,7 @@ from twisted.internet.endpoints import serverFromString
 from mediatord.config import Config
 from mediatord.didcomm.exchange import ACCEPTED, Origin, Reply
 from mediatord.keyfile import create_keys
+from mediatord.memory import spare_collector
 from mediatord.web.site import MediatorSite
 from mediatord.wiring import build_site
 from mediatord.wiring.base import build_base
@@ -54,9 +54,7 @@ async def serve(reactor: Any, directory: str) -> None:
     sys.stdout.write(json.dumps({"versions": versions, "port": port.getHost().port}) + "\n")
     sys.stdout.flush()
     # As the daemon does once it runs.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    spare_collector()
     # Until the benchmark ends the process.
     await Deferred()
 

@@ -1,0 +1,91 @@
+"""Bytes that are freed are counted: the collector runs after some, and after more they go back to the system."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.memory import (
+    AGAIN_SECONDS,
+    COLLECT_BYTES,
+    TRIM_BYTES,
+    TRIM_SECONDS,
+    MemoryReclaimer,
+    limit_heap,
+    trim_heap,
+)
+
+MIB = 1_048_576
+
+
+class MemoryReclaimerTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.done: list[object] = []
+        self.took = 0.0
+        self.reclaimer = MemoryReclaimer(self.clock, self.collect, lambda: self.done.append("trim"), self.steady)
+
+    def collect(self, generation: int) -> None:
+        self.done.append(generation)
+
+    def steady(self) -> float:
+        """Each look at this clock takes a while."""
+        self.took += 0.1
+        return self.clock.seconds() + self.took
+
+    def release(self, size: int) -> None:
+        for _ in range(size // MIB):
+            self.reclaimer.released(MIB)
+
+    def test_little(self) -> None:
+        """Costs nothing, and no timer."""
+        self.release(TRIM_BYTES - MIB)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_trim(self) -> None:
+        """A while after some large buffers were freed, and once more for those that were in use then."""
+        self.release(TRIM_BYTES)
+        self.assertEqual(self.done, [])
+        self.clock.advance(TRIM_SECONDS)
+        self.assertEqual(self.done, ["trim"])
+        self.clock.advance(AGAIN_SECONDS)
+        self.assertEqual(self.done, ["trim", "trim"])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_within_ten_seconds(self) -> None:
+        """What was freed last goes back soon, however long that went on."""
+        for _ in range(40):
+            self.release(TRIM_BYTES)
+            self.clock.advance(0.5)
+        before = len(self.done)
+        self.clock.pump([1.0] * 9)
+        self.assertEqual(self.done[before:].count("trim"), 2)
+
+    def test_collector(self) -> None:
+        """It looks at young objects after some bytes, at once; at all of them later, and only so often."""
+        self.release(COLLECT_BYTES)
+        self.assertEqual(self.done, [1])
+        self.clock.advance(TRIM_SECONDS)
+        self.assertEqual(self.done, [1, 2, "trim"])
+        self.release(COLLECT_BYTES)
+        self.clock.advance(AGAIN_SECONDS)
+        self.assertEqual(self.done, [1, 2, "trim", 1, 2, "trim"])
+
+    def test_slow_collector(self) -> None:
+        """Where looking at all objects takes long, it is done seldom."""
+        self.reclaimer = MemoryReclaimer(self.clock, self.slow, lambda: None, self.steady)
+        for _ in range(20):
+            self.release(COLLECT_BYTES)
+            self.clock.advance(AGAIN_SECONDS)
+        self.assertEqual(self.done.count(2), 1)
+        self.clock.advance(200)
+        self.assertEqual(self.done.count(2), 2)
+
+    def slow(self, generation: int) -> None:
+        self.done.append(generation)
+        self.took += 3.0 if generation == 2 else 0.0
+
+    def test_allocator(self) -> None:
+        """Of this system: whether or not it can do it, nothing fails."""
+        limit_heap()
+        trim_heap()
