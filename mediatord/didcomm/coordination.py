@@ -13,7 +13,8 @@ from mediatord.didcomm.ownership import Ownership
 from mediatord.errors import NotEnrolled, StoreUnavailable
 from mediatord.interfaces import Account, Action, IStore
 from mediatord.journal import Journal
-from mediatord.protocol.didcomm.did import canonical, did_of, is_did
+from mediatord.protocol.canonical_did import did_digest, is_same_did
+from mediatord.protocol.didcomm.did import did_of, is_did
 from mediatord.protocol.didcomm.mediation import (
     WORDING,
     Update,
@@ -109,34 +110,40 @@ class Coordination:
         return Answer(wording.type(wording.update_response), updated_body(updates, results))
 
     async def _apply(
-        self, account: Account, wanted: Sequence[tuple[str, Action]], proven: Container[str]
+        self, account: Account, wanted: Sequence[tuple[str, Action]], proven: Container[bytes]
     ) -> Sequence[str]:
         if not wanted:
             return []
-        taken = await self._take_over([did for did, action in wanted if action == "add" and did in proven], account)
+        claimed = [name for name, action in wanted if action == "add" and did_digest(name) in proven]
+        taken = await self._take_over(claimed, account)
         results = await self._store.update(account.did, wanted, max_recipients=self._registration.max_recipients)
-        failed = {did for (did, _), result in zip(wanted, results, strict=True) if result == "client_error"}
-        for did in taken.keys() & failed:
+        done = {did_digest(name) for (name, _), result in zip(wanted, results, strict=True) if result == "success"}
+        for digest in taken.keys() - done:
             # There was no room for it: it stays where it was, rather than nowhere.
-            await self._store.update(taken[did], [(did, "add")], max_recipients=_NO_LIMIT)
-            self._journal.registered(taken[did], 1, 0)
+            owner, names = taken[digest]
+            await self._store.update(owner, [(name, "add") for name in names], max_recipients=_NO_LIMIT)
+            self._journal.registered(owner, len(names), 0)
         return results
 
-    async def _may_add(self, update: Update, account: Account, proven: Container[str]) -> bool:
-        name = registered_as(update.recipient_did)
-        if update.action != "add" or not self._registration.with_proof or name in proven:
+    async def _may_add(self, update: Update, account: Account, proven: Container[bytes]) -> bool:
+        name = update.recipient_did
+        if update.action != "add" or not self._registration.with_proof or did_digest(name) in proven:
             return True
-        return canonical(did_of(name)) == account.did or await self._store.owner(name) == account.did
+        return is_same_did(name, account.did) or await self._store.owner(name) == account.did
 
-    async def _take_over(self, dids: Iterable[str], account: Account) -> dict[str, str]:
-        """What belongs to its holder is taken off whoever else has registered it; what, and off whom."""
+    async def _take_over(self, names: Iterable[str], account: Account) -> dict[bytes, tuple[str, list[str]]]:
+        """
+        What belongs to its holder is taken off whoever else has registered it: by digest, off whom, and the spellings
+        under which it was registered.
+        """
         taken = {}
-        for did in dids:
-            owner = await self._store.owner(did)
+        for name in names:
+            owner = await self._store.owner(name)
             if owner is not None and owner != account.did:
-                await self._store.update(owner, [(did, "remove")], max_recipients=0)
-                self._journal.registered(owner, 0, 1)
-                taken[did] = owner
+                spellings = await self._store.spellings(name)
+                await self._store.update(owner, [(one, "remove") for one in spellings], max_recipients=0)
+                self._journal.registered(owner, 0, len(spellings))
+                taken[did_digest(name)] = owner, spellings
         return taken
 
     async def query(self, received: Received, account: Account, origin: Origin) -> Answer:
@@ -158,4 +165,4 @@ class Coordination:
         return update.action == "remove" or not (self._names.owns(did) or self._is_denied(did))
 
     def _is_denied(self, did: str) -> bool:
-        return self._registration.access.denies(canonical(did))
+        return self._registration.access.denies(did)

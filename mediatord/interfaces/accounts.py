@@ -28,7 +28,13 @@ class Account:
 
 
 class IAccountStore(Interface):
-    """Accounts and the recipient DIDs they have registered. DIDs are compared as exact strings."""
+    """
+    Accounts and the recipient DIDs they have registered.
+
+    A recipient DID has one owner, whichever of its forms or DID URLs it is named by
+    (:mod:`mediatord.protocol.canonical_did`). What is named `recipient_did` here may be any of them; in the canonical
+    form it is found fastest. DIDs of accounts are compared as they are: callers have them in the canonical form.
+    """
 
     def account(did: str) -> Deferred[Account | None]:
         """The account of this DID, if it has a grant."""
@@ -46,6 +52,9 @@ class IAccountStore(Interface):
     def owner(recipient_did: str) -> Deferred[str | None]:
         """The DID of the account that has registered this recipient DID. Cheap: asked for every forward."""
 
+    def spellings(recipient_did: str) -> Deferred[list[str]]:
+        """Under which spellings its owner has registered it, in order of registration; empty if nobody has."""
+
     def held() -> tuple[int, int]:
         """How many operations wait in memory, and how many bytes they hold on to."""
 
@@ -55,11 +64,15 @@ class IAccountStore(Interface):
         """
         Apply updates in order, one result each (reference 5.3): `success`; `no_change` for what already is so
         and for the removal of what is not ours; `client_error` for a DID of another account or one too many.
+        An account may register several spellings of one DID, which is registered until the last of them is removed.
         On `remove` what is queued stays for this account until acknowledged or expired.
         """
 
     def recipients(account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
-        """A slice of the account's recipient DIDs in order of registration, and how many there are in all."""
+        """
+        A slice of what the account has registered, in the order and the spellings of that, and how many there are in
+        all.
+        """
 
     def move(prior: str, new: str) -> Deferred[bool]:
         """

@@ -34,6 +34,7 @@ from mediatord.interfaces import (
     Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.store import (
     sql_accounts,
     sql_arrivals,
@@ -215,7 +216,10 @@ class SQLiteStore:
 
     def owner(self, recipient_did: str) -> Deferred[str | None]:
         """Answered from memory if it was asked lately."""
-        return self._known("owner", sql_accounts.owner, self._owners, recipient_did)
+        return self._known("owner", sql_accounts.owner, self._owners, canonical_did(recipient_did))
+
+    def spellings(self, recipient_did: str) -> Deferred[list[str]]:
+        return self._read("spellings", lambda c: sql_accounts.spellings(c, recipient_did))
 
     def held(self) -> tuple[int, int]:
         return self._file.held
@@ -225,7 +229,7 @@ class SQLiteStore:
     ) -> Deferred[list[UpdateResult]]:
         wanted = tuple(updates)
         updated = self._write("update", lambda c: sql_accounts.update(c, account, wanted, max_recipients))
-        return updated.addBoth(self._forget, self._owners, [did for did, _ in wanted])
+        return updated.addBoth(self._forget, self._owners, [canonical_did(name) for name, _ in wanted])
 
     def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
         return self._read("recipients", lambda c: sql_accounts.recipients(c, account, offset, limit))

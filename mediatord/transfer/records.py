@@ -53,6 +53,7 @@ class Recipient(_Record):
     A DID that an account has registered.
 
     :param place: in the account's order of registration; None when it is registered no more, but messages wait.
+    :param names: spellings under which it is registered, with their places; empty when that is the DID alone.
     """
 
     kind: Literal["recipient"] = "recipient"
@@ -60,6 +61,7 @@ class Recipient(_Record):
     account: _Number
     did: str
     place: _Number | None
+    names: tuple[tuple[_Number, str], ...] = ()
 
 
 class Message(_Record):

@@ -31,6 +31,7 @@ from mediatord.interfaces import (
     Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.store.batches import Bounds
 from mediatord.store.each import one_by_one
 from mediatord.store.mongo import accounts, backlog, books, cluster_schema, decentrl_schema, queues, sizes
@@ -238,7 +239,10 @@ class MongoStore:
 
     def owner(self, recipient_did: str) -> Deferred[str | None]:
         """Answered from memory if it was asked lately."""
-        return self._ownership.owner(recipient_did)
+        return self._ownership.owner(canonical_did(recipient_did))
+
+    def spellings(self, recipient_did: str) -> Deferred[list[str]]:
+        return begin(accounts.spellings(self._server, recipient_did))
 
     def held(self) -> tuple[int, int]:
         waiting = [each.held for each in (self._gathering, self._claims)]
@@ -249,7 +253,7 @@ class MongoStore:
     ) -> Deferred[list[UpdateResult]]:
         wanted = tuple(updates)
         updated = self._transact("update", lambda t: accounts.update(t, account, wanted, max_recipients))
-        return updated.addBoth(self._forget_owners, [did for did, _ in wanted])
+        return updated.addBoth(self._forget_owners, [canonical_did(name) for name, _ in wanted])
 
     def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
         return self._read("recipients", lambda t: accounts.recipients(t, account, offset, limit))
