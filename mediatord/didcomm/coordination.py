@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import cast
@@ -110,13 +110,17 @@ class Coordination:
         return Answer(wording.type(wording.update_response), updated_body(updates, results))
 
     async def _apply(
-        self, account: Account, wanted: Sequence[tuple[str, Action]], proven: Container[bytes]
+        self, account: Account, wanted: Sequence[tuple[str, Action]], proven: Collection[bytes]
     ) -> Sequence[str]:
         if not wanted:
             return []
-        claimed = [name for name, action in wanted if action == "add" and did_digest(name) in proven]
-        taken = await self._take_over(claimed, account)
+        taken: dict[bytes, tuple[str, list[str]]] = {}
+        if proven:
+            claimed = [name for name, action in wanted if action == "add" and did_digest(name) in proven]
+            taken = await self._take_over(claimed, account)
         results = await self._store.update(account.did, wanted, max_recipients=self._registration.max_recipients)
+        if not taken:
+            return results
         done = {did_digest(name) for (name, _), result in zip(wanted, results, strict=True) if result == "success"}
         for digest in taken.keys() - done:
             # There was no room for it: it stays where it was, rather than nowhere.
@@ -125,7 +129,7 @@ class Coordination:
             self._journal.registered(owner, len(names), 0)
         return results
 
-    async def _may_add(self, update: Update, account: Account, proven: Container[bytes]) -> bool:
+    async def _may_add(self, update: Update, account: Account, proven: Collection[bytes]) -> bool:
         name = update.recipient_did
         if update.action != "add" or not self._registration.with_proof or did_digest(name) in proven:
             return True

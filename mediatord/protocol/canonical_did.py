@@ -120,10 +120,11 @@ def _host(authority: str) -> str:
 
 def _web(specific: str) -> str:
     authority, *path = specific.split(":")
-    segments = [
-        quote(unquote(segment, errors="surrogateescape"), safe="", errors="surrogateescape") for segment in path
-    ]
-    return ":".join([_host(unquote(authority)), *([] if segments == [".well-known"] else segments)])
+    try:
+        segments = [quote(unquote(one, errors="surrogateescape"), "", errors="surrogateescape") for one in path]
+        return ":".join([_host(unquote(authority)), *([] if segments == [".well-known"] else segments)])
+    except UnicodeEncodeError:
+        return specific  # half of a surrogate pair, which no DID has
 
 
 def _web_with_history(specific: str) -> str:
