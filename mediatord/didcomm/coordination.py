@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import cast
 
-from mediatord.admission import AccessList
+from mediatord.admission import AccessList, RegistrationQuota
 from mediatord.didcomm.exchange import Answer, Correspondent, Origin, Received
 from mediatord.didcomm.ownership import Ownership
-from mediatord.errors import NotEnrolled, StoreUnavailable
+from mediatord.errors import MediatorError, NotEnrolled, RateLimited, StoreUnavailable
 from mediatord.interfaces import Account, Action, IStore
 from mediatord.journal import Journal
 from mediatord.protocol.canonical_did import did_digest, is_same_did
@@ -64,22 +64,31 @@ class Coordination:
     """Answers coordination requests: one method for each."""
 
     def __init__(
-        self, store: IStore, names: OwnNames, registration: Registration, ownership: Ownership, journal: Journal
+        self,
+        store: IStore,
+        names: OwnNames,
+        registration: Registration,
+        ownership: Ownership,
+        quota: RegistrationQuota,
+        journal: Journal,
     ) -> None:
         self._store = store
         self._names = names
         self._registration = registration
         self._ownership = ownership
+        self._quota = quota
         self._journal = journal
 
-    async def mediate_request(self, received: Received, correspondent: Correspondent) -> Answer:
+    async def mediate_request(
+        self, received: Received, correspondent: Correspondent, account: Account | None, origin: Origin
+    ) -> Answer:
         """`mediate-grant`, also when there is a grant already; `mediate-deny` by policy (reference 5.3)."""
         wording = WORDING[received.message.type.major]
         if not self._may_have_it(correspondent.did):
             self._journal.denied(correspondent.did, "policy", "didcomm")
             return Answer(wording.type("mediate-deny"), {})
         try:
-            await self._store.grant(correspondent.did)
+            await self._grant(correspondent, account, origin)
         except NotEnrolled:
             self._journal.denied(correspondent.did, "rotated", "didcomm")
             return Answer(wording.type("mediate-deny"), {})
@@ -88,6 +97,25 @@ class Coordination:
         self._journal.granted(correspondent.did, "didcomm")
         routing_did = self._names.routing_did(did_of(correspondent.own_kid))
         return Answer(wording.type("mediate-grant"), grant_body(wording, routing_did))
+
+    async def _grant(self, correspondent: Correspondent, account: Account | None, origin: Origin) -> None:
+        """
+        Make an account, and charge the address for it, unless it is there.
+
+        :raise NotEnrolled: the DID was rotated away from.
+        :raise RegistrationLimited: it is one too many; likewise RegistrationsFull.
+        """
+        if account is not None:
+            return
+        # The long form of a did:peer:4 is kept as well.
+        did, long = correspondent.did, correspondent.document.did
+        size = len(did) + (len(long) if long != did else 0)
+        await self._quota.enrol(origin.peer, size)
+        try:
+            await self._store.grant(did)
+        except MediatorError:
+            self._quota.give_back(origin.peer, size, 1)
+            raise
 
     async def update(self, received: Received, account: Account, origin: Origin) -> Answer:
         """One result an entry, in order; what does not concern the store is refused here."""
@@ -100,14 +128,37 @@ class Coordination:
             await self._ownership.forget(proven)
             raise
         wanted = [(registered_as(one.recipient_did), cast(Action, one.action)) for one in compress(updates, allowed)]
+        charged = await self._charge(wanted, account, origin)
         try:
             outcome = iter(await self._apply(account, wanted, proven))
             results = [next(outcome) if fine else "client_error" for fine in allowed]
+            stored = sum(
+                len(one.recipient_did)
+                for one, result in zip(updates, results, strict=True)
+                if one.action == "add" and result == "success"
+            )
+            self._quota.give_back(origin.peer, max(charged - stored, 0))
         except StoreUnavailable:
+            self._quota.give_back(origin.peer, charged)
             results = ["server_error" if fine else "client_error" for fine in allowed]
         done = [one.action for one, result in zip(updates, results, strict=True) if result == "success"]
         self._journal.registered(account.did, done.count("add"), done.count("remove"))
         return Answer(wording.type(wording.update_response), updated_body(updates, results))
+
+    async def _charge(self, wanted: Sequence[tuple[str, Action]], account: Account, origin: Origin) -> int:
+        """
+        Charge the address for what is to be added, or, if that is too much, for what the account does not have yet.
+
+        :raise RegistrationLimited: it is too much; likewise RegistrationsFull.
+        """
+        names = [name for name, action in wanted if action == "add"]
+        size = sum(map(len, names))
+        try:
+            await self._quota.register(origin.peer, size)
+        except RateLimited:
+            size = sum([len(name) for name in names if await self._store.owner(name) != account.did])
+            await self._quota.register(origin.peer, size)
+        return size
 
     async def _apply(
         self, account: Account, wanted: Sequence[tuple[str, Action]], proven: Collection[bytes]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
 Action = Literal["add", "remove"]
+# Seconds from its first day's begin after which contact shows that an account is used.
+FIRST_DAY = 86_400.0
+
+ExpiryReason = Literal["unused", "idle"]
 UpdateResult = Literal["success", "no_change", "client_error", "server_error"]
 
 
@@ -20,11 +24,38 @@ class Account:
 
     :param did: its DID; a did:peer:4 stands in its short form.
     :param draft03: whether it has been seen to use ECDH-1PU draft 03 and cannot read the later one (1.10).
+    :param seen_at: last authenticated contact, as far as that was recorded (:meth:`IAccountStore.touch`).
     """
 
     did: str
     created_at: float
     draft03: bool = False
+    seen_at: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredAccount:
+    """
+    An account that was removed because nobody used it.
+
+    :param recipients: names of recipient DIDs that it had registered.
+    """
+
+    did: str
+    recipients: int
+    reason: ExpiryReason
+
+
+@dataclass(frozen=True, slots=True)
+class AccountUsage:
+    """
+    What all accounts take.
+
+    :param bytes: of their DIDs and registrations, about; with MongoDB of the documents.
+    """
+
+    accounts: int
+    bytes: int
 
 
 class IAccountStore(Interface):
@@ -45,6 +76,23 @@ class IAccountStore(Interface):
 
         :raise NotEnrolled: the DID was rotated away from (`move`).
         """
+
+    def touch(did: str) -> Deferred[None]:
+        """Record authenticated contact of this account now. Once a day is enough."""
+
+    def expire_accounts(
+        limit: int, *, unused_before: float | None, idle_before: float | None
+    ) -> Deferred[list[ExpiredAccount]]:
+        """
+        Remove accounts with all that they have registered, at most so many; never one for which something waits.
+
+        :param unused_before: those made before that, for which no message was ever accepted, and that were not
+            touched after their first day; None for none.
+        :param idle_before: those last touched before that; None for none.
+        """
+
+    def account_usage() -> Deferred[AccountUsage]:
+        """What all accounts take together. Cheap: asked for every few seconds."""
 
     def mark_draft03(did: str) -> Deferred[None]:
         """Remember that this account reads and writes ECDH-1PU draft 03 only."""

@@ -16,7 +16,8 @@ GENERATION = 4_096
 STANDINGS = 64
 
 _COLUMNS = """
-    r.did, r.id, r.account_id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0), r.registered IS NOT NULL
+    r.did, r.id, r.account_id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0), r.registered IS NOT NULL,
+    a.fresh
 """
 _SOURCE = """
     FROM recipient r CROSS JOIN account a ON a.id = r.account_id
@@ -32,10 +33,21 @@ class Queue:
 
     :ivar messages: so many wait, and so many `size` bytes; kept by whoever changes it.
     :ivar registered: whether the account still has the DID.
+    :ivar fresh: whether the account is not known to be used (:meth:`~mediatord.interfaces.IAccountStore.touch`).
     :ivar standing: who has how much of it, if that was asked lately; likewise.
     """
 
-    __slots__ = ("account", "account_id", "did", "messages", "recipient_id", "registered", "size", "standing")
+    __slots__ = (
+        "account",
+        "account_id",
+        "did",
+        "fresh",
+        "messages",
+        "recipient_id",
+        "registered",
+        "size",
+        "standing",
+    )
 
     def __init__(
         self,
@@ -46,6 +58,7 @@ class Queue:
         messages: int,
         size: int,
         registered: int = True,
+        fresh: int = False,
     ) -> None:
         self.did = did
         self.recipient_id = recipient_id
@@ -54,6 +67,7 @@ class Queue:
         self.messages = messages
         self.size = size
         self.registered = bool(registered)
+        self.fresh = bool(fresh)
         self.standing: Standing | None = None
 
     def stand(self, messages: int, size: int, origin: int | None) -> None:

@@ -13,6 +13,7 @@ from zope.interface import implementer
 from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
 from mediatord.interfaces import (
     Account,
+    AccountUsage,
     Action,
     Arrival,
     Backlog,
@@ -20,6 +21,7 @@ from mediatord.interfaces import (
     ClusterRefused,
     Deposit,
     Deposited,
+    ExpiredAccount,
     IClusterStore,
     IStore,
     LongQueue,
@@ -151,6 +153,8 @@ class MemoryStore:
         def deposit(contents: _Contents, now: float) -> list[Deposited]:
             addressed = [(contents.queue_for(one.recipient_did), one) for one in deposits]
             contents.messages.check(addressed)
+            for queue, _ in addressed:
+                contents.accounts.mark_used(queue.mailbox.did)
             return [contents.messages.deposit(queue, one, now) for queue, one in addressed]
 
         return self._answer(deposit)
@@ -228,6 +232,17 @@ class MemoryStore:
 
     def grant(self, did: str) -> Deferred[Account]:
         return self._answer(lambda contents, now: contents.accounts.grant(did, now))
+
+    def touch(self, did: str) -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.accounts.touch(did, now))
+
+    def expire_accounts(
+        self, limit: int, *, unused_before: float | None, idle_before: float | None
+    ) -> Deferred[list[ExpiredAccount]]:
+        return self._answer(lambda contents, now: contents.accounts.expire(limit, unused_before, idle_before))
+
+    def account_usage(self) -> Deferred[AccountUsage]:
+        return self._answer(lambda contents, now: contents.accounts.usage())
 
     def mark_draft03(self, did: str) -> Deferred[None]:
         return self._answer(lambda contents, now: contents.accounts.mark_draft03(did))

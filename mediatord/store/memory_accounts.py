@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mediatord.errors import NotEnrolled
-from mediatord.interfaces import Account, Action, UpdateResult
+from mediatord.interfaces import FIRST_DAY, Account, AccountUsage, Action, ExpiredAccount, ExpiryReason, UpdateResult
 from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store.memory_queues import Mailbox
 from mediatord.store.recipient_names import MAX_NAMES, RecipientNames, page
@@ -26,6 +26,7 @@ class Holder:
     recipients: dict[bytes, Recipient] = field(default_factory=dict)
     names: int = 0
     places: int = 0
+    fresh: bool = True
 
 
 @dataclass(eq=False, slots=True)
@@ -64,8 +65,39 @@ class Accounts:
             raise NotEnrolled()
         holder = self._holders.get(did)
         if holder is None:
-            holder = self._holders[did] = Holder(Account(did, now), Mailbox(did))
+            holder = self._holders[did] = Holder(Account(did, now, seen_at=now), Mailbox(did))
         return holder.account
+
+    def touch(self, did: str, now: float) -> None:
+        holder = self._holders.get(did)
+        if holder is not None:
+            holder.account = replace(holder.account, seen_at=now)
+            holder.fresh = holder.fresh and now - holder.account.created_at < FIRST_DAY
+
+    def mark_used(self, did: str) -> None:
+        """A message is accepted for it."""
+        self._holders[did].fresh = False
+
+    def expire(self, limit: int, unused_before: float | None, idle_before: float | None) -> list[ExpiredAccount]:
+        expired: list[ExpiredAccount] = []
+        for did, holder in self._holders.items():
+            reason = _reason(holder, unused_before, idle_before)
+            if reason is not None and len(expired) < limit:
+                expired.append(ExpiredAccount(did, holder.names, reason))
+        for one in expired:
+            self.remove(one.did)
+        return expired
+
+    def remove(self, did: str) -> None:
+        """Forget an account with all that it has registered."""
+        holder = self._holders.pop(did)
+        for digest, recipient in holder.recipients.items():
+            del self._recipients[digest], self._by_text[recipient.did]
+
+    def usage(self) -> AccountUsage:
+        size = sum(len(did) for did in (*self._holders, *self._retired))
+        names = [name for one in self._recipients.values() for _, name in one.names.spellings]
+        return AccountUsage(len(self._holders), size + sum(map(len, names)))
 
     def mark_draft03(self, did: str) -> None:
         holder = self._holders.get(did)
@@ -135,3 +167,11 @@ class Accounts:
         if not recipient.names:
             del self._recipients[digest], self._by_text[recipient.did], holder.recipients[digest]
         return "success"
+
+
+def _reason(holder: Holder, unused_before: float | None, idle_before: float | None) -> ExpiryReason | None:
+    if holder.mailbox.lane.entries:
+        return None
+    if unused_before is not None and holder.fresh and holder.account.created_at <= unused_before:
+        return "unused"
+    return "idle" if idle_before is not None and holder.account.seen_at <= idle_before else None

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from sqlite3 import Connection
 
 from mediatord.errors import NotEnrolled
-from mediatord.interfaces import Account, Action, UpdateResult
+from mediatord.interfaces import FIRST_DAY, Account, AccountUsage, Action, ExpiredAccount, ExpiryReason, UpdateResult
 from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store.known_queues import forget_queues
 from mediatord.store.recipient_names import MAX_NAMES, RecipientNames, page
 
+_NOTHING_WAITS = "NOT EXISTS (SELECT 1 FROM queue WHERE account_id = account.id)"
+
 
 def account(connection: Connection, did: str) -> Account | None:
-    row = connection.execute("SELECT did, created_at, draft03 FROM account WHERE did = ?", (did,)).fetchone()
-    return None if row is None else Account(row[0], row[1], bool(row[2]))
+    query = "SELECT did, created_at, draft03, seen_at FROM account WHERE did = ?"
+    row = connection.execute(query, (did,)).fetchone()
+    return None if row is None else Account(row[0], row[1], bool(row[2]), row[3])
 
 
 def account_id(connection: Connection, did: str) -> int | None:
@@ -28,10 +31,61 @@ def grant(connection: Connection, did: str, now: float) -> Account:
     """:raise NotEnrolled: the DID was rotated away from."""
     if is_retired(connection, did):
         raise NotEnrolled()
-    connection.execute("INSERT INTO account (did, created_at) VALUES (?, ?) ON CONFLICT DO NOTHING", (did, now))
+    connection.execute(
+        "INSERT INTO account (did, created_at, seen_at, fresh) VALUES (?, ?, ?, 1) ON CONFLICT DO NOTHING",
+        (did, now, now),
+    )
     granted = account(connection, did)
     assert granted is not None
     return granted
+
+
+def touch(connection: Connection, did: str, now: float) -> None:
+    connection.execute(
+        "UPDATE account SET seen_at = ?, fresh = CASE WHEN ? - created_at >= ? THEN 0 ELSE fresh END WHERE did = ?",
+        (now, now, FIRST_DAY, did),
+    )
+
+
+def usage(connection: Connection) -> AccountUsage:
+    counts = dict(connection.execute("SELECT name, value FROM tally").fetchall())
+    return AccountUsage(counts["accounts"], counts["registration_bytes"])
+
+
+def expire_accounts(
+    connection: Connection, limit: int, unused_before: float | None, idle_before: float | None
+) -> list[ExpiredAccount]:
+    expired: list[ExpiredAccount] = []
+    searches: tuple[tuple[ExpiryReason, str, float | None], ...] = (
+        ("unused", "fresh = 1 AND created_at <= ? ORDER BY created_at", unused_before),
+        ("idle", f"seen_at <= ? AND {_NOTHING_WAITS} ORDER BY seen_at", idle_before),
+    )
+    for reason, condition, before in searches:
+        if before is not None and len(expired) < limit:
+            query = f"SELECT id, did, recipients FROM account WHERE {condition} LIMIT ?"
+            for number, did, recipients in connection.execute(query, (before, limit - len(expired))).fetchall():
+                _delete(connection, number, did)
+                expired.append(ExpiredAccount(did, recipients, reason))
+    if expired:
+        forget_queues(connection)
+    return expired
+
+
+def remove_account(connection: Connection, did: str) -> bool:
+    """Remove it with all that it has registered, unless something waits for it; whether that was done."""
+    query = f"SELECT id FROM account WHERE did = ? AND {_NOTHING_WAITS}"
+    row = connection.execute(query, (did,)).fetchone()
+    if row is None:
+        return False
+    _delete(connection, row[0], did)
+    forget_queues(connection)
+    return True
+
+
+def _delete(connection: Connection, account_number: int, did: str) -> None:
+    connection.execute("DELETE FROM recipient WHERE account_id = ?", (account_number,))
+    connection.execute("DELETE FROM did_document WHERE short = ?", (did,))
+    connection.execute("DELETE FROM account WHERE id = ?", (account_number,))
 
 
 def mark_draft03(connection: Connection, did: str) -> None:

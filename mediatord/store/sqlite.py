@@ -16,12 +16,14 @@ from zope.interface import implementer
 from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
 from mediatord.interfaces import (
     Account,
+    AccountUsage,
     Action,
     Arrival,
     Backlog,
     Books,
     Deposit,
     Deposited,
+    ExpiredAccount,
     IClusterStore,
     IStore,
     Payload,
@@ -61,6 +63,8 @@ R = TypeVar("R")
 # Of messages that go in one transaction because they have expired: nobody can write meanwhile.
 EXPIRED_AT_A_TIME = 64
 EXPIRED_BYTES = 1_048_576
+# Seconds for which an account is remembered: an operator may have removed it.
+ACCOUNT_LIFETIME = 60.0
 
 
 @implementer(IStore)
@@ -92,7 +96,9 @@ class SQLiteStore:
         self._file = SQLiteFile(path, clock, runners, observe, tuning)
         capacity = 0 if shared else CAPACITY
         self._owners: Owners[str] = Owners(capacity)
-        self._accounts: Owners[Account] = Owners(capacity, length=lambda account: len(account.did))
+        self._accounts: Owners[Account] = Owners(
+            capacity, now=clock.seconds, lifetime=ACCOUNT_LIFETIME, length=lambda account: len(account.did)
+        )
         self._write = self._file.write
         self._read = self._file.read
         self._decentrl = SQLiteDecentrl(self._file, clock, caps, tuning.max_nonces)
@@ -209,6 +215,22 @@ class SQLiteStore:
     def grant(self, did: str) -> Deferred[Account]:
         now = self._clock.seconds()
         return self._write("grant", lambda c: sql_accounts.grant(c, did, now))
+
+    def touch(self, did: str) -> Deferred[None]:
+        now = self._clock.seconds()
+        touched = self._write("touch", lambda c: sql_accounts.touch(c, did, now))
+        return touched.addBoth(self._forget, self._accounts, [did])
+
+    def expire_accounts(
+        self, limit: int, *, unused_before: float | None, idle_before: float | None
+    ) -> Deferred[list[ExpiredAccount]]:
+        expiring = partial(
+            sql_accounts.expire_accounts, limit=limit, unused_before=unused_before, idle_before=idle_before
+        )
+        return self._write("expire_accounts", expiring).addCallback(self._forget_expired)
+
+    def account_usage(self) -> Deferred[AccountUsage]:
+        return self._read("account_usage", sql_accounts.usage)
 
     def mark_draft03(self, did: str) -> Deferred[None]:
         marked = self._write("mark_draft03", lambda c: sql_accounts.mark_draft03(c, did))
@@ -334,6 +356,9 @@ class SQLiteStore:
     def _forget(self, result: R, known: Owners[Any], dids: Sequence[str]) -> R:
         known.forget(dids)
         return result
+
+    def _forget_expired(self, expired: list[ExpiredAccount]) -> list[ExpiredAccount]:
+        return self._forget_all(expired) if expired else expired
 
     def _forget_all(self, result: R) -> R:
         self._owners.clear()

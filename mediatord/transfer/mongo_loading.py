@@ -112,6 +112,9 @@ def party_change(did: str, more: Mapping[str, Any]) -> list[Document]:
 
 def _account(load: Load, one: Account, place: Timestamp) -> None:
     document = {"did": one.did, "created_at": one.created_at, "draft03": one.draft03, "recipients": 0, "places": 0}
+    document["seen_at"] = one.seen_at or one.created_at
+    if one.fresh:
+        document["fresh"] = True
     load.insert(ACCOUNTS, {"_id": id_of(one.number), **document})
 
 

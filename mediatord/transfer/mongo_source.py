@@ -97,7 +97,8 @@ class MongoSource:
         with closing(Numbers()) as accounts, closing(Numbers()) as recipients:
             for one in self._sorted(ACCOUNTS, "_id"):
                 number = accounts.give(one["_id"].binary)
-                yield Account(number=number, **_some(one, "did created_at draft03"))
+                more = {"seen_at": one.get("seen_at"), "fresh": "fresh" in one}
+                yield Account(number=number, **_some(one, "did created_at draft03"), **more)
             for one in self._sorted(RETIRED, "_id"):
                 yield Retired(did=one["_id"])
             for one in self._sorted(RECIPIENTS, "_id"):

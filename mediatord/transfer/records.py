@@ -32,13 +32,20 @@ class _Record(BaseModel):
 
 
 class Account(_Record):
-    """A DIDComm wallet with mediation."""
+    """
+    A DIDComm wallet with mediation.
+
+    :param seen_at: last authenticated contact; None if that was not recorded.
+    :param fresh: whether it is not known to have been used.
+    """
 
     kind: Literal["account"] = "account"
     number: _Number
     did: str
     created_at: float
     draft03: bool
+    seen_at: float | None = None
+    fresh: bool = False
 
 
 class Retired(_Record):

@@ -58,8 +58,13 @@ _PENDING = """
 
 
 def _accounts(connection: Connection, records: Sequence[Account]) -> None:
-    rows = [(one.number, one.did, one.created_at, one.draft03) for one in records]
-    connection.executemany("INSERT INTO account (id, did, created_at, draft03) VALUES (?, ?, ?, ?)", rows)
+    rows = [
+        (one.number, one.did, one.created_at, one.draft03, one.seen_at or one.created_at, one.fresh)
+        for one in records
+    ]
+    connection.executemany(
+        "INSERT INTO account (id, did, created_at, draft03, seen_at, fresh) VALUES (?, ?, ?, ?, ?, ?)", rows
+    )
 
 
 def _retired(connection: Connection, records: Sequence[Retired]) -> None:

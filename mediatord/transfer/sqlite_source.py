@@ -50,7 +50,7 @@ _TABLES = {
 }
 assert list(_TABLES) == list(KINDS)
 
-_ACCOUNTS = "SELECT id, did, created_at, draft03 FROM account ORDER BY id"
+_ACCOUNTS = "SELECT id, did, created_at, draft03, seen_at, fresh FROM account ORDER BY id"
 _RECIPIENTS = "SELECT id, account_id, did, registered, names FROM recipient ORDER BY id"
 _MESSAGES = """
     SELECT id, account_id, recipient_id, form, received_at, expires_at, due_at, pushes, payload
@@ -107,8 +107,15 @@ class SQLiteSource:
     def _didcomm(self) -> Iterator[Record]:
         ask = self._connection.execute
         with closing(Numbers()) as accounts, closing(Numbers()) as recipients:
-            for id, did, created_at, draft03 in ask(_ACCOUNTS):
-                yield Account(number=accounts.give(id), did=did, created_at=created_at, draft03=bool(draft03))
+            for id, did, created_at, draft03, seen_at, fresh in ask(_ACCOUNTS):
+                yield Account(
+                    number=accounts.give(id),
+                    did=did,
+                    created_at=created_at,
+                    draft03=bool(draft03),
+                    seen_at=seen_at,
+                    fresh=bool(fresh),
+                )
             for (did,) in ask("SELECT did FROM retired ORDER BY did"):
                 yield Retired(did=did)
             for id, account, did, place, stored in ask(_RECIPIENTS):

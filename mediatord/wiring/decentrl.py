@@ -57,7 +57,7 @@ def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
     access = _access(base, config)
     authentication = Authentication(clock, store.decentrl, directory, journal, config.decentrl.timestamp_window)
     uses = Uses(
-        registration=Registration(desk, _registration_settings(base, config, access)),
+        registration=Registration(desk, _registration_settings(base, config, access), base.registrations),
         contracts=Contracts(desk),
         delivery=Delivery(desk),
         archive=Archive(desk),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mediatord.admission import AccessList
 from mediatord.config import Config
+from mediatord.didcomm.account_expiry import AccountExpiry
 from mediatord.didcomm.coordination import Coordination, OwnNames, Registration
 from mediatord.didcomm.endpoints import EndpointDelivery, FailoverSettings, Targets
 from mediatord.didcomm.handover import HandOver
@@ -82,6 +83,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
             OwnNames(identity.owns, identity.routing_did),
             registration,
             Ownership(reactor, store, base.admission, unpacking, identity.owns),
+            base.registrations,
             journal,
         ),
         pickup=Pickup(
@@ -98,6 +100,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         clock=reactor,
         store=store,
         admission=base.admission,
+        registrations=base.registrations,
         unpacking=unpacking,
         packing=packing,
         replying=Replying(packing, targets, endpoints),
@@ -107,8 +110,16 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         access=access,
     )
     lag = Lag(reactor, base.steady, journal.metrics.lag)
+    expiry = AccountExpiry(
+        reactor,
+        store,
+        lambda: base.connections.live(lambda reader: reader is not None),
+        journal,
+        unused=settings.unused_account_ttl,
+        idle=settings.idle_account_ttl,
+    )
     housekeeping = Housekeeping(
-        reactor, store, live, journal, lambda: gauge(base, lag), turn or own_turn(base, config)
+        reactor, store, live, journal, lambda: gauge(base, lag), turn or own_turn(base, config), expiry
     )
     watch_base(base)
     watch_didcomm(base, live, routing, resolver, endpoints)

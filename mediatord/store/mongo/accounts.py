@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from bson import ObjectId
 
 from mediatord.errors import NotEnrolled
-from mediatord.interfaces import Account, Action, UpdateResult
+from mediatord.interfaces import FIRST_DAY, Account, AccountUsage, Action, ExpiredAccount, ExpiryReason, UpdateResult
 from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store.mongo.collections import ACCOUNTS, DOCUMENTS, RECIPIENTS, RETIRED
 from mediatord.store.mongo.cursors import aggregating, finding
+from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.requests import Document, Request, deleting, inserting, updating
 from mediatord.store.mongo.server import Server
 from mediatord.store.mongo.transaction import Transaction
@@ -21,7 +22,8 @@ _REGISTERED = {"$exists": True}
 
 
 def _account_of(document: Document) -> Account:
-    return Account(document["did"], document["created_at"], document["draft03"])
+    seen_at = document.get("seen_at", document["created_at"])
+    return Account(document["did"], document["created_at"], document["draft03"], seen_at)
 
 
 async def grant(t: Transaction, did: str, now: float) -> Account:
@@ -31,7 +33,8 @@ async def grant(t: Transaction, did: str, now: float) -> Account:
         raise NotEnrolled()
     if found:
         return _account_of(found[0])
-    made = {"did": did, "created_at": now, "draft03": False, "recipients": 0, "places": 0}
+    times = {"created_at": now, "seen_at": now, "fresh": True}
+    made = {"did": did, **times, "draft03": False, "recipients": 0, "places": 0}
     t.later(inserting(ACCOUNTS, [made]))
     return _account_of(made)
 
@@ -106,6 +109,81 @@ def asking_for_owners(dids: Sequence[str]) -> Request:
 async def account(server: Server, did: str) -> Account | None:
     found = await server.find("account", ACCOUNTS, {"did": did})
     return _account_of(found[0]) if found else None
+
+
+async def touch(server: Server, did: str, now: float) -> None:
+    old = {"$gte": [{"$subtract": [now, "$created_at"]}, FIRST_DAY]}
+    change = [{"$set": {"seen_at": now, "fresh": {"$cond": [old, "$$REMOVE", "$fresh"]}}}]
+    await server.write("touch", updating(ACCOUNTS, [{"q": {"did": did}, "u": change}]))
+
+
+async def usage(server: Server) -> AccountUsage:
+    """As the server says, which may be a little wrong after it was killed."""
+
+    async def look(operations: Operations, deadline: float) -> AccountUsage:
+        count = size = 0
+        for name in (ACCOUNTS, RECIPIENTS, RETIRED, DOCUMENTS):
+            said = await operations.command(Request({"collStats": name}), deadline, prompt=True)
+            count += said["count"] if name == ACCOUNTS else 0
+            size += said["size"]
+        return AccountUsage(count, size)
+
+    return await server.operate("account_usage", look)
+
+
+async def candidates(
+    server: Server, limit: int, unused_before: float | None, idle_before: float | None
+) -> list[tuple[str, ExpiryReason]]:
+    """Accounts that may have to go."""
+    found: list[tuple[str, ExpiryReason]] = []
+    searches: tuple[tuple[ExpiryReason, Document, str, float | None], ...] = (
+        ("unused", {"fresh": _REGISTERED, "created_at": {"$lte": unused_before}}, "created_at", unused_before),
+        ("idle", {"seen_at": {"$lte": idle_before}}, "seen_at", idle_before),
+    )
+    for reason, condition, order, before in searches:
+        if before is not None and len(found) < limit:
+            some = await server.find(
+                "expire_accounts",
+                ACCOUNTS,
+                condition,
+                sort={order: 1},
+                limit=limit - len(found),
+                projection={"did": 1},
+            )
+            found += [(one["did"], reason) for one in some]
+    return found
+
+
+async def expire(t: Transaction, did: str, reason: ExpiryReason, before: float) -> ExpiredAccount | None:
+    """Remove an account, if there still is the reason to; one for which something came is not fresh from now on."""
+    time = "created_at" if reason == "unused" else "seen_at"
+    found = await t.find(ACCOUNTS, {"did": did, time: {"$lte": before}})
+    if not found or (reason == "unused" and "fresh" not in found[0]):
+        return None
+    mail: Document = {"changes": {"$gt": 0}} if reason == "unused" else {"messages": {"$gt": 0}}
+    if await t.find(RECIPIENTS, {"account": found[0]["_id"], **mail}, limit=1):
+        if reason == "unused":
+            t.later(updating(ACCOUNTS, [{"q": {"_id": found[0]["_id"]}, "u": {"$unset": {"fresh": 1}}}]))
+        return None
+    t.later(_deleting(found[0]))
+    return ExpiredAccount(did, found[0]["recipients"], reason)
+
+
+async def remove(t: Transaction, did: str) -> bool:
+    """Remove an account with all that it has registered, unless something waits for it; whether that was done."""
+    found = await t.find(ACCOUNTS, {"did": did})
+    if not found or await t.find(RECIPIENTS, {"account": found[0]["_id"], "messages": {"$gt": 0}}, limit=1):
+        return False
+    t.later(_deleting(found[0]))
+    return True
+
+
+def _deleting(account: Document) -> list[Request]:
+    return [
+        *deleting(RECIPIENTS, {"account": account["_id"]}),
+        *deleting(DOCUMENTS, {"_id": account["did"]}),
+        *deleting(ACCOUNTS, {"_id": account["_id"]}),
+    ]
 
 
 async def mark_draft03(server: Server, did: str) -> None:
@@ -189,7 +267,10 @@ class _Registrations:
         if not self.changed:
             return []
         counters = {"recipients": self.number, "places": self.places}
-        requests = updating(ACCOUNTS, [{"q": {"_id": self.account["_id"]}, "u": {"$set": counters}}])
+        change: Document = {"$set": counters}
+        if any(one.before is not None and one.before.get("changes") for one in self.changed.values()):
+            change["$unset"] = {"fresh": 1}  # the documents that say so may go
+        requests = updating(ACCOUNTS, [{"q": {"_id": self.account["_id"]}, "u": change}])
         gone = [one.before["_id"] for one in self.changed.values() if one.before and _is_empty(one)]
         if gone:
             requests += deleting(RECIPIENTS, {"_id": {"$in": gone}})

@@ -29,8 +29,16 @@ OWNERS = "owners"
 # Documents that a migration reads together.
 _AT_A_TIME = 500
 
-# `did`, `created_at`, `draft03`; `recipients`, how many DIDs are registered, and `places`, how many ever were.
-_ACCOUNTS = Collection(ACCOUNTS, (Index("account_did", {"did": 1}, unique=True),))
+# `did`, `created_at`, `draft03`; `recipients`, under how many names DIDs are registered, and `places`, how many ever
+# were; `seen_at`, the last authenticated contact, to a day; `fresh`, until it is known that the account is used.
+_ACCOUNTS = Collection(
+    ACCOUNTS,
+    (
+        Index("account_did", {"did": 1}, unique=True),
+        Index("account_fresh", {"created_at": 1}, partial={"fresh": {"$exists": True}}),
+        Index("account_seen", {"seen_at": 1}),
+    ),
+)
 
 # A DID that an account has registered, or had registered when something came that still waits. `account`, `did` in
 # its canonical form, `did_digest`, equal for all its forms, `registered`, its place in the order of registration,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, gatherResults
@@ -13,12 +14,14 @@ from zope.interface import implementer
 from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable, TooLarge
 from mediatord.interfaces import (
     Account,
+    AccountUsage,
     Action,
     Arrival,
     Backlog,
     Books,
     Deposit,
     Deposited,
+    ExpiredAccount,
     IClusterStore,
     IStore,
     Payload,
@@ -233,6 +236,32 @@ class MongoStore:
     def grant(self, did: str) -> Deferred[Account]:
         now = self._clock.seconds()
         return self._transact("grant", lambda t: accounts.grant(t, did, now))
+
+    def touch(self, did: str) -> Deferred[None]:
+        return begin(accounts.touch(self._server, did, self._clock.seconds()))
+
+    def expire_accounts(
+        self, limit: int, *, unused_before: float | None, idle_before: float | None
+    ) -> Deferred[list[ExpiredAccount]]:
+        return begin(self._expire_accounts(limit, unused_before, idle_before))
+
+    async def _expire_accounts(
+        self, limit: int, unused_before: float | None, idle_before: float | None
+    ) -> list[ExpiredAccount]:
+        times = {"unused": unused_before, "idle": idle_before}
+        expired: list[ExpiredAccount] = []
+        for did, reason in await accounts.candidates(self._server, limit, unused_before, idle_before):
+            before = times[reason] or 0.0
+            expiring = partial(accounts.expire, did=did, reason=reason, before=before)
+            gone = await self._transact("expire_accounts", expiring)
+            if gone is not None:
+                expired.append(gone)
+        if expired:
+            self._ownership.clear()
+        return expired
+
+    def account_usage(self) -> Deferred[AccountUsage]:
+        return begin(accounts.usage(self._server))
 
     def mark_draft03(self, did: str) -> Deferred[None]:
         return begin(accounts.mark_draft03(self._server, did))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from mediatord.errors import NotEnrolled, RecipientUnknown
-from mediatord.interfaces import Account, Action
+from mediatord.interfaces import Account, Action, ExpiredAccount
 from mediatord.protocol.didcomm.did_peer import did_peer_3_of
 from mediatord.store.recipient_names import MAX_NAMES
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
 CAROL = "did:example:carol"
+DAY = 86_400.0
 _PEER_2 = "did:peer:2.Ez6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc"
 # Each line is one DID.
 EQUIVALENT = (
@@ -274,3 +275,90 @@ class AccountContract(StoreContract):
         await self.store.remember_did("did:peer:4zQm", "did:peer:4zQm:zLong")
         self.assertEqual(await self.store.recall_did("did:peer:4zQm"), "did:peer:4zQm:zLong")
         self.assertIsNone(await self.store.recall_did("did:peer:4zQ"))
+
+
+class AccountExpiryContract(StoreContract):
+    """Accounts that nobody uses."""
+
+    async def expire(self, unused: float | None = 7 * DAY, idle: float | None = None, limit: int = 9) -> list[str]:
+        """Those that are gone, of who was made or seen so many seconds ago."""
+        now = self.clock.seconds()
+        before = [None if age is None else now - age for age in (unused, idle)]
+        expired = await self.store.expire_accounts(limit, unused_before=before[0], idle_before=before[1])
+        return [one.did for one in expired]
+
+    async def test_unused(self) -> None:
+        """One for which nothing ever came, not seen after its first day, goes with what it registered."""
+        self.clock.advance(0.9 * DAY)
+        await self.store.touch(ALICE)
+        self.clock.advance(6 * DAY)
+        self.assertEqual(await self.expire(), [])
+        self.clock.advance(0.2 * DAY)
+        await self.store.grant(CAROL)
+        before = self.clock.seconds() - 7 * DAY
+        expired = await self.store.expire_accounts(9, unused_before=before, idle_before=None)
+        self.assertEqual(
+            sorted(expired, key=lambda one: one.did),
+            [ExpiredAccount(ALICE, 1, "unused"), ExpiredAccount(BOB, 0, "unused")],
+        )
+        self.assertEqual([await self.store.account(did) for did in (ALICE, BOB)], [None, None])
+        self.assertIsNone(await self.store.owner(INBOX))
+        self.assertEqual(await self.store.recipients(ALICE, offset=0, limit=9), ([], 0))
+        with self.assertRaises(RecipientUnknown):
+            await self.put("a")
+        await self.register(CAROL, INBOX)
+        self.assertEqual((await self.store.grant(ALICE)).created_at, self.clock.seconds())
+
+    async def test_used(self) -> None:
+        """One for which something came stays, whatever became of that; so does one seen after its first day."""
+        await self.put("a")
+        await self.store.acknowledge(ALICE, ["a"])
+        await self.change(ALICE, (INBOX, "remove"))
+        self.clock.advance(1.1 * DAY)
+        await self.store.touch(BOB)
+        self.assertEqual((await self.store.account(BOB) or Account("", 0)).seen_at, self.clock.seconds())
+        self.clock.advance(99 * DAY)
+        self.assertEqual(await self.expire(), [])
+        self.assertIsNotNone(await self.store.account(ALICE))
+
+    async def test_something_waits(self) -> None:
+        """For whom something waits stays, also when it was not seen for long; others go if that is wanted."""
+        await self.put("a", ttl=99 * DAY)
+        self.clock.advance(30 * DAY)
+        self.assertEqual(await self.expire(None, None), [])
+        self.assertEqual(await self.expire(None, 31 * DAY), [])
+        self.assertEqual(await self.expire(None, 30 * DAY), [BOB])
+        self.assertEqual(await self.waiting(), ["a"])
+        await self.store.acknowledge(ALICE, ["a"])
+        await self.store.touch(ALICE)
+        self.clock.advance(20 * DAY)
+        self.assertEqual(await self.expire(7 * DAY, 21 * DAY), [])
+        self.assertEqual(await self.expire(7 * DAY, 20 * DAY), [ALICE])
+
+    async def test_slices(self) -> None:
+        """Not more than so many go at once, those of the longest time first."""
+        self.clock.advance(DAY)
+        for number in range(3):
+            await self.store.grant(f"did:example:{number}")
+        self.clock.advance(7 * DAY)
+        self.assertEqual(set(await self.expire(limit=2)), {ALICE, BOB})
+        self.assertEqual(len(await self.expire(limit=2)), 2)
+        self.assertEqual(len(await self.expire(limit=2)), 1)
+        self.assertEqual(await self.expire(limit=2), [])
+
+    async def test_usage(self) -> None:
+        """Accounts are counted, and what they register takes more room until it is gone."""
+        before = await self.store.account_usage()
+        self.assertEqual(before.accounts, 2)
+        await self.store.grant(CAROL)
+        await self.register(CAROL, "did:example:" + "x" * 1000, OTHER, OTHER + "#key-1")
+        usage = await self.store.account_usage()
+        self.assertEqual(usage.accounts, 3)
+        self.assertGreaterEqual(usage.bytes, before.bytes + 1000)
+        self.assertLess(usage.bytes, before.bytes + 3000)
+        self.clock.advance(8 * DAY)
+        await self.put("a")
+        await self.expire()
+        after = await self.store.account_usage()
+        self.assertEqual(after.accounts, 1)
+        self.assertLess(after.bytes, before.bytes)
