@@ -82,6 +82,16 @@ def remove_account(connection: Connection, did: str) -> bool:
     return True
 
 
+def unregister(connection: Connection, did: str) -> None:
+    """Remove all that an account has registered; what waits for it stays."""
+    number = account_id(connection, did)
+    forget_queues(connection)
+    connection.execute(
+        "UPDATE recipient SET registered = NULL, names = NULL WHERE account_id = ? AND registered IS NOT NULL",
+        (number,),
+    )
+
+
 def _delete(connection: Connection, account_number: int, did: str) -> None:
     connection.execute("DELETE FROM recipient WHERE account_id = ?", (account_number,))
     connection.execute("DELETE FROM did_document WHERE short = ?", (did,))
