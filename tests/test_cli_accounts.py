@@ -66,7 +66,7 @@ def test_unknown(office: Office, capsys: Capture) -> None:
 
 
 def test_remove(office: Office, capsys: Capture) -> None:
-    """It goes with its registrations and its mail, once that is confirmed; the mail is counted, that of others stays."""
+    """It goes with its registrations and its mail, once that is confirmed; the mail is counted as removed."""
     office.put("a", "b")
     answer(office.store.update(ALICE, [(INBOX, "remove")], max_recipients=9))
     answer(office.store.grant(BOB))

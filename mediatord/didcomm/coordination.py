@@ -156,9 +156,14 @@ class Coordination:
         try:
             await self._quota.register(origin.peer, size)
         except RateLimited:
-            size = sum([len(name) for name in names if await self._store.owner(name) != account.did])
+            size = sum([len(name) for name in names if await self._is_new(name, account)])
             await self._quota.register(origin.peer, size)
         return size
+
+    async def _is_new(self, name: str, account: Account) -> bool:
+        """Whether the account would have it, and has not."""
+        owner = await self._store.owner(name)
+        return owner is None or (owner == account.did and name not in await self._store.spellings(name))
 
     async def _apply(
         self, account: Account, wanted: Sequence[tuple[str, Action]], proven: Collection[bytes]

@@ -97,8 +97,12 @@ class MongoSource:
         with closing(Numbers()) as accounts, closing(Numbers()) as recipients:
             for one in self._sorted(ACCOUNTS, "_id"):
                 number = accounts.give(one["_id"].binary)
-                more = {"seen_at": one.get("seen_at"), "fresh": "fresh" in one}
-                yield Account(number=number, **_some(one, "did created_at draft03"), **more)
+                yield Account(
+                    number=number,
+                    **_some(one, "did created_at draft03"),
+                    seen_at=one.get("seen_at"),
+                    fresh="fresh" in one,
+                )
             for one in self._sorted(RETIRED, "_id"):
                 yield Retired(did=one["_id"])
             for one in self._sorted(RECIPIENTS, "_id"):

@@ -22,8 +22,8 @@ _REGISTERED = {"$exists": True}
 
 
 def _account_of(document: Document) -> Account:
-    seen_at = document.get("seen_at", document["created_at"])
-    return Account(document["did"], document["created_at"], document["draft03"], seen_at)
+    created_at: float = document["created_at"]
+    return Account(document["did"], created_at, document["draft03"], document.get("seen_at", created_at))
 
 
 async def grant(t: Transaction, did: str, now: float) -> Account:
