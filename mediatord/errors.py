@@ -204,6 +204,14 @@ class PublicEventNotFound(MediatorError):
     """The publisher has no public event of this id."""
 
 
+class RegistrationLimited(RateLimited):
+    """As many accounts or registrations as are allowed have come from this address today."""
+
+
+class RegistrationsFull(RateLimited):
+    """As many accounts are kept as are allowed, or as much of their registrations."""
+
+
 class OverQuota(RateLimited):
     """As much is kept for this DID as is allowed."""
 

@@ -17,8 +17,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 from mediatord.errors import MediatorError
 from mediatord.keyfile import Generation, KeySet
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.protocol.decentrl.did import mediator_document, multibase_key
-from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecall, VerificationMethod, canonical
+from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecall, VerificationMethod
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.did_peer import did_peer_3_of, make_did_peer_2
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey, ed25519_to_x25519_private
@@ -116,7 +117,7 @@ class Identity:
 
     def owns(self, did: str) -> bool:
         """Whether this is a DID of ours, in any of its forms."""
-        return did in self._own or canonical(did) in self._own
+        return did in self._own or canonical_did(did) in self._own
 
     def routing_did(self, addressed: str) -> str:
         """
@@ -217,7 +218,7 @@ class Identity:
         if not ours:
             return False
         for did in (document.did, *document.also_known_as):
-            self._own.add(did)
+            self._own |= {did, canonical_did(did)}
             for fragment, key in _spellings(ours):
                 kid, secret = f"{did}#{fragment}", self._secrets[key]
                 there = self._by_kid.get(kid, ())

@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import MediatorError
 from mediatord.eventlog.events import EventLog, milliseconds
+from mediatord.interfaces import ExpiredAccount
 from mediatord.message_journal import Half, MessageJournal, Path
 from mediatord.metrics import Metrics
 from mediatord.stopwatch import Stopwatch, begin_timing
@@ -51,6 +52,10 @@ class _Connection:
 
     began: float
     did: str | None = field(default=None, repr=False)
+
+
+# What is charged by the minute; other limits are called by their settings.
+_A_MINUTE = frozenset({"did", "ip", "account"})
 
 
 class Journal(MessageJournal):
@@ -164,7 +169,7 @@ class Journal(MessageJournal):
             "limit.hit",
             # An address never stands in a line as it is.
             who=self._tags.did(who) if who.startswith("did:") else self._tags.peer(who) or "unknown",
-            limit=f"{bucket}_per_minute",
+            limit=f"{bucket}_per_minute" if bucket in _A_MINUTE else bucket,
             retry_after_s=wait,
             peer=self._tags.peer(peer) or None,
         )
@@ -204,6 +209,17 @@ class Journal(MessageJournal):
                 n_added=added,
                 n_removed=removed,
             )
+
+    def account_expired(self, account: ExpiredAccount) -> None:
+        """An account was removed because nobody used it."""
+        self.metrics.account_expired(account.reason)
+        self._events.emit(
+            "acct.expire",
+            did=self._tags.did(account.did),
+            proto="didcomm",
+            reason=account.reason,
+            n_removed=account.recipients,
+        )
 
     def moved(self, did: str) -> None:
         """An account goes by a new DID."""

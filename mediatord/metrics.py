@@ -125,6 +125,9 @@ class Metrics:
         ).labels()
         failures = _counter(registry, "ready_failures", "Readiness cycles that did not, by stage", "stage")
         self._failures = failures.labels
+        expired = _counter(registry, "accounts_expired", "Accounts removed because nobody used them", "reason")
+        self._accounts_expired = expired.labels
+        self._accounts: tuple[int, int] | None = None
         Info("mediator_build", "The version that is running", registry=registry).info({"version": version})
 
     def request(self, protocol: str, outcome: str, seconds: float) -> None:
@@ -227,6 +230,14 @@ class Metrics:
         """So much waits for anybody. :param oldest: when the first of it came, Unix seconds; None if nothing does."""
         self._waiting, self._oldest = messages, oldest
 
+    def account_expired(self, reason: str) -> None:
+        """An account was removed because it was `unused` or `idle`."""
+        self._accounts_expired(reason).inc()
+
+    def accounts(self, number: int, size: int) -> None:
+        """There are so many accounts, whose DIDs and registrations take so many bytes."""
+        self._accounts = number, size
+
     def cycle_took(self, seconds: float) -> None:
         """A readiness cycle got through."""
         self._cycle.observe(seconds)
@@ -259,6 +270,10 @@ class Metrics:
         ready = self.ready_now()
         if ready is not None:
             yield GaugeMetricFamily("mediator_ready", "Whether messages get through; only while asked", int(ready))
+        if self._accounts is not None:
+            number, size = self._accounts
+            yield GaugeMetricFamily("mediator_accounts", "Accounts of DIDComm wallets", number)
+            yield GaugeMetricFamily("mediator_registration_bytes", "Bytes of DIDs and registrations", size)
         if self._waiting is not None:
             yield GaugeMetricFamily("mediator_messages_waiting", "All that waits for anybody", self._waiting)
         if self._oldest is not None:

@@ -22,7 +22,8 @@ from mediatord.errors import RateLimited, SenderUnresolvable
 from mediatord.faults import without_text
 from mediatord.interfaces import IResolver
 from mediatord.outbound import OutboundError, Response
-from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecall, canonical
+from mediatord.protocol.canonical_did import canonical_did
+from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecall
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.did_peer import resolve_recalled
 from mediatord.protocol.didcomm.did_web import WebLocation, parse_web_document, web_location
@@ -244,8 +245,8 @@ class Resolver:
 
     async def keep(self, did: str) -> None:
         """See :class:`~mediatord.interfaces.IResolver`."""
-        short = canonical(did)
-        if short == did or self._kept.get(did):
+        short = canonical_did(did)
+        if not did.startswith(f"{short}:") or self._kept.get(did):
             return
         await self._remember(short, did)
         self._kept.put(did, True, len(did))

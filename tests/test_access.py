@@ -11,9 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.admission import AccessList
 from mediatord.config import Config
 from mediatord.protocol.decentrl.did import make_did, parse_did
-from mediatord.protocol.decentrl.did import usual_name as decentrl_name
 from mediatord.protocol.didcomm import signed
-from mediatord.protocol.didcomm.did_web import usual_name
 from tests.citizens import Citizen, Dialogue
 from tests.house import CM3, MP, PING, Guest, House, code_of, sealed_forward
 
@@ -46,13 +44,13 @@ class ListTests(SynchronousTestCase):
     def test_one_spelling(self) -> None:
         """Both forms of a did:peer:4 are one DID."""
         did = "did:peer:4zQmd8CpeFPci817KDsbSAKWcXAE2mjvCQSasRewvbSF54Bd:z2M1k7h4psgp4CmJcnQn2Ljp7Pz7ktsd7oBhMU3dWY5s"
-        access = AccessList(usual_name)
+        access = AccessList()
         access.change(None, [did])
         self.assertTrue(access.denies(did.rpartition(":")[0]))
 
     def test_one_host(self) -> None:
         """A did:web leads to the same document however it is spelled, and both ways of denying it hold."""
-        access = AccessList(usual_name)
+        access = AccessList()
         access.change(None, ["did:web:A.example:user", "did:web:b.example:*", "did:web:c.example"])
         for did, denied in {
             "did:web:A.example:user": True,
@@ -75,7 +73,7 @@ class ListTests(SynchronousTestCase):
         raw = make_did("eve??>", *keys, mediator, raw=True)
         alias = plain.split(":")[2]
         padded = plain.replace(alias, base64.b64encode(b"eve??>").decode())
-        access = AccessList(decentrl_name)
+        access = AccessList()
         self.assertEqual(len({plain, raw, padded}), 3)
         for denied in (plain, raw, padded, f"did:decentrl:{alias}:*"):
             access.change(None, [denied])

@@ -231,6 +231,8 @@ def test_metrics() -> None:
     metrics.cycle_failed("store")
     metrics.certificate("*:443", 1.0)
     metrics.waiting(1, 1.0)
+    metrics.accounts(1, 60)
+    metrics.account_expired("unused")
     metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
     metrics.watch("any", lambda: (1, 1))
     real = {}

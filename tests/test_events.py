@@ -50,6 +50,7 @@ SCHEMA = {
     "replay.drop": "sender code age_ms",
     "acct.grant": "did proto reason n_added n_removed",
     "acct.deny": "did proto reason n_added n_removed",
+    "acct.expire": "did proto reason n_added n_removed",
     "acct.update": "did proto reason n_added n_removed",
     "gauge": "depth bytes rcpts oldest_ms conns rss fds lag_ms",
     "ledger": (

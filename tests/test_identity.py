@@ -236,7 +236,8 @@ def test_owns() -> None:
     """Our DIDs are ours in all their forms, and no others are."""
     identity = Identity(KEYS, URL)
     assert all(identity.owns(did) for did in (KNOWN_DID, KNOWN_ALIAS, "did:web:127.0.0.1%3A8080"))
-    assert not any(identity.owns(did) for did in ("did:web:127.0.0.1", KNOWN_DID[:-1], f"{KNOWN_DID}#key-1", ""))
+    assert all(identity.owns(did) for did in (f"{KNOWN_DID}#key-1", f"{KNOWN_ALIAS}/a", "did:web:127.0.0.1%3a8080?b"))
+    assert not any(identity.owns(did) for did in ("did:web:127.0.0.1", KNOWN_DID[:-1], ""))
 
 
 def test_former_peer_did() -> None:

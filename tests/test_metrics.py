@@ -30,7 +30,10 @@ CONTRACT = {
     "mediator_config_last_reload_success": set(),
     "mediator_config_last_reload_success_timestamp_seconds": set(),
     "mediator_certificate_expiry_timestamp_seconds": {"listener"},
+    "mediator_accounts": set(),
+    "mediator_accounts_expired_total": {"reason"},
     "mediator_messages_waiting": set(),
+    "mediator_registration_bytes": set(),
     "mediator_oldest_message_timestamp_seconds": set(),
     "mediator_ledger_messages": {"half", "entry"},
     "mediator_ledger_difference": {"half"},
@@ -97,6 +100,8 @@ def test_names_and_labels() -> None:
     metrics.ready_now = lambda: True
     metrics.cycle_failed("store")
     metrics.waiting(1, 1.0)
+    metrics.accounts(1, 60)
+    metrics.account_expired("unused")
     metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
     shown: dict[str, set[str]] = {}
     for name, labels in series(metrics):

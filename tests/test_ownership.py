@@ -63,10 +63,11 @@ class RequiredTests(OwnershipTestCase):
         self.assertEqual(self.bob.waiting(), 1)
 
     def test_a_key_of_it(self) -> None:
-        """A proof is for the very name that is registered."""
+        """A proof is for a DID, under whichever of its names it is registered."""
         with_key = self.alias.agreement.kid
-        self.assertEqual(self.update(self.bob, with_key, self.proof()), "client_error")
-        self.assertEqual(self.update(self.bob, with_key, self.proof(with_key)), "success")
+        self.assertEqual(self.update(self.bob, with_key), "client_error")
+        self.assertEqual(self.update(self.bob, with_key, self.proof()), "success")
+        self.assertEqual(self.update(self.bob, self.alias.did, self.proof(with_key)), "success")
 
     def test_a_signature(self) -> None:
         """Proves as much as authenticated encryption."""

@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.didcomm.exchange import Origin, Reply
 from mediatord.errors import StoreUnavailable
+from mediatord.protocol.didcomm.did_peer import did_peer_3_of
 from tests.house import NOW, PEER, PING, Guest, House, sealed_forward
 
 SMALL = {"queue": {"max_messages": 3, "max_bytes": 20_000}}
@@ -63,6 +64,7 @@ USUAL: dict[str, Forward] = {
     "will expire": lambda way: _letter(way, expires_time=int(NOW) + 60),
     "nobody has registered it": lambda way: sealed_forward(way.house, "did:web:nobody.example", way.bob.letter()),
     "it makes room": lambda way: _letter(way, "x" * 8_000),
+    "to a key": lambda way: sealed_forward(way.house, f"{way.bob.did}#key-2", way.bob.letter()),
 }
 OTHER: dict[str, Forward] = {
     "a claimed sender": lambda way: _letter(way, **{"from": way.bob.did}),
@@ -71,8 +73,8 @@ OTHER: dict[str, Forward] = {
     "two payloads": lambda way: sealed_forward(way.house, way.bob.did, way.bob.letter(), way.bob.letter()),
     "none": lambda way: sealed_forward(way.house, way.bob.did),
     "not encrypted": lambda way: sealed_forward(way.house, way.bob.did, b"{}"),
+    "to a did:peer:3": lambda way: sealed_forward(way.house, did_peer_3_of(way.bob.did), way.bob.letter()),
     "to ourselves": lambda way: sealed_forward(way.house, way.house.did, _letter(way)),
-    "to a key": lambda way: sealed_forward(way.house, f"{way.bob.did}#key-2", way.bob.letter()),
     "no queue could keep it": lambda way: _letter(way, "x" * 20_000),
     "a request": lambda way: way.bob.pack(PING),
     "garbage": lambda way: b"garbage",

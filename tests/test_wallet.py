@@ -20,7 +20,7 @@ from twisted.web.server import Request
 from zope.interface import implementer
 
 from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.did import canonical
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.protocol.didcomm.keys import Curve
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.identity import Identity, Method
@@ -133,9 +133,9 @@ def test_short_form_resolves_once_the_long_one_was_seen() -> None:
     """The short form of a did:peer:4 says nothing by itself (reference 8.4)."""
     book, long = AddressBook(), Identity.fresh("did:peer:4").did
     with pytest.raises(LookupError):
-        book.resolve(canonical(long))
+        book.resolve(canonical_did(long))
     known = book.resolve(long)
-    assert book.resolve(canonical(long)) == known
+    assert book.resolve(canonical_did(long)) == known
 
 
 def test_every_hop_learns_the_next_one_only() -> None:

@@ -4,5 +4,17 @@ from mediatord.admission.access import AccessList
 from mediatord.admission.allowances import Allowances
 from mediatord.admission.buckets import SMALL, Admission, OnLimit, Trusted, weight
 from mediatord.admission.origins import Origins
+from mediatord.admission.registrations import RegistrationLimits, RegistrationQuota
 
-__all__ = ["SMALL", "Admission", "AccessList", "Allowances", "OnLimit", "Trusted", "Origins", "weight"]
+__all__ = [
+    "SMALL",
+    "Admission",
+    "AccessList",
+    "Allowances",
+    "OnLimit",
+    "Trusted",
+    "Origins",
+    "RegistrationLimits",
+    "RegistrationQuota",
+    "weight",
+]

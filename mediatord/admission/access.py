@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+
+from mediatord.protocol.canonical_did import canonical_did, did_digest
 
 _ALL_BELOW = ":*"
 
@@ -10,15 +12,12 @@ _ALL_BELOW = ":*"
 class AccessList:
     """
     DIDs by name, and all DIDs below one that ends in `:*`, such as `did:web:example.com:*`. What is denied is denied,
-    whatever else is allowed.
-
-    :param spelling: one for all those of a DID that lead to the same keys; a DID is compared by it, and as it came.
+    whatever else is allowed. A DID is meant in all its forms (:mod:`mediatord.protocol.canonical_did`).
     """
 
-    def __init__(self, spelling: Callable[[str], str] = str) -> None:
-        self._spelling = spelling
+    def __init__(self) -> None:
         self._allowed: _DIDs | None = None
-        self._denied = _DIDs((), spelling)
+        self._denied = _DIDs(())
 
     def change(self, allow: Iterable[str] | None, deny: Iterable[str]) -> None:
         """
@@ -27,8 +26,8 @@ class AccessList:
         :param allow: who may have an account; None for everybody.
         :param deny: who may have none and is refused what it authenticates.
         """
-        self._allowed = None if allow is None else _DIDs(allow, self._spelling)
-        self._denied = _DIDs(deny, self._spelling)
+        self._allowed = None if allow is None else _DIDs(allow)
+        self._denied = _DIDs(deny)
 
     def allows(self, did: str) -> bool:
         """Whether it may have an account."""
@@ -40,14 +39,13 @@ class AccessList:
 
 
 class _DIDs:
-    def __init__(self, names: Iterable[str], spelling: Callable[[str], str]) -> None:
+    def __init__(self, names: Iterable[str]) -> None:
         names = list(names)
         below = [name.removesuffix(_ALL_BELOW) for name in names if name.endswith(_ALL_BELOW)]
-        self._spelling = spelling
-        self._exact = frozenset((*names, *map(spelling, names)))
-        self._below = tuple(f"{name}:" for one in below for name in (one, spelling(one)))
+        self._exact = frozenset(did_digest(name) for name in names if not name.endswith(_ALL_BELOW))
+        self._below = tuple(f"{name}:" for one in below for name in (one, canonical_did(one)))
 
     def __contains__(self, did: str) -> bool:
-        if not self._exact:
-            return False
-        return any(one in self._exact or one.startswith(self._below) for one in (did, self._spelling(did)))
+        if self._below and any(one.startswith(self._below) for one in (did, canonical_did(did))):
+            return True
+        return bool(self._exact) and did_digest(did) in self._exact

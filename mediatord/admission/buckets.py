@@ -10,6 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.admission.allowances import Allowances
 from mediatord.admission.bucket import Bucket
 from mediatord.errors import RateLimited
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.synthetic import ITSELF
 
 OnLimit = Callable[[str, str, str, int], None]
@@ -178,7 +179,7 @@ class Admission:
             return
         who = proven
         if who is None and claimed is not None:
-            who = f"{peer} {claimed}"
+            who = f"{peer} {canonical_did(claimed)}"
         if who is not None:
             self._refuse_if(await self._senders.admit(who, count), "did", proven or peer, peer)
 

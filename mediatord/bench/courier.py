@@ -15,8 +15,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.protocol.didcomm.content import CIPHERS
-from mediatord.protocol.didcomm.did import canonical
 from mediatord.protocol.didcomm.kdf import AUTHCRYPT, apv_of, kek, other_info
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
@@ -97,7 +97,7 @@ class Courier:
             return self._opened(raw)
         except (KeyError, TypeError, ValueError, InvalidUnwrap):
             opened = unpack(raw, self.wallet, self._book.resolve)
-        if opened.sender is None or canonical(opened.sender) != canonical(self.mediator.did):
+        if opened.sender is None or canonical_did(opened.sender) != canonical_did(self.mediator.did):
             raise Unreadable("not authenticated as the mediator")
         return loads_object(opened.plaintext)
 

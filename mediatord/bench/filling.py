@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+from mediatord.protocol.canonical_did import did_digest
+
 _BATCH = 50_000
 # Another DID of the same length: a part in the middle of the key is replaced.
 _DID = "substr(one.did, 1, 24) || lower(hex(randomblob(12))) || substr(one.did, 49)"
@@ -28,7 +30,8 @@ def add_accounts(database: Path, count: int) -> None:
         columns, values = _copied(connection, "account", {"did": _DID, "recipients": "0"})
         template = "(SELECT * FROM account ORDER BY id LIMIT 1) AS one"
         _in_batches(connection, f"INSERT INTO account ({columns}) SELECT {values} FROM number, {template}", count)
-        columns, values = _copied(connection, "recipient", {"account_id": "account.id", "did": "account.did"})
+        changed = {"account_id": "account.id", "did": "account.did", "did_digest": "did_digest(account.did)"}
+        columns, values = _copied(connection, "recipient", changed)
         template = "(SELECT * FROM recipient ORDER BY id LIMIT 1) AS one"
         source = f"account, {template} WHERE account.id >= {first}"
         with connection:
@@ -65,6 +68,7 @@ def make_overdue(database: Path, count: int) -> None:
 
 def _opened(database: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(database)
+    connection.create_function("did_digest", 1, did_digest, deterministic=True)
     # The file is thrown away when the power fails, like everything here.
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("PRAGMA cache_size=-262144")

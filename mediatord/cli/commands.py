@@ -27,6 +27,7 @@ _FAILURES = frozenset(
 )
 # Where each is, and its short help; one without is not listed.
 _CATALOGUE = {
+    "accounts": ("mediatord.cli.accounts:accounts", "List, show and remove accounts of DIDComm wallets."),
     "backup": (
         "mediatord.cli.backups:backup_command",
         "Write configuration, keys and the store to one file, consistently, while the daemon runs.",

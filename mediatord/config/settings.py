@@ -128,6 +128,14 @@ class Limits(Section):
     account_per_minute: Annotated[Count, _explain("coordination and pickup requests of one account")] = 600
     max_message_bytes: Annotated[Size, _explain("larger bodies and frames are refused")] = 1_048_576
     max_connections_per_ip: Annotated[Count, _explain("open sockets of one address")] = 64
+    accounts_per_address_per_day: Annotated[
+        Count, _explain("accounts and Decentrl registrations that one address may make")
+    ] = 1000
+    registration_bytes_per_address_per_day: Annotated[
+        Count, _explain("bytes of DIDs and registrations that one address may have stored")
+    ] = 4_194_304
+    accounts: Annotated[Count, _explain("accounts in all; beyond that nobody is granted mediation")] = 1_000_000
+    registration_bytes: Annotated[Count, _explain("bytes of DIDs and registrations in all")] = 1_073_741_824
     trusted_peers: Annotated[
         tuple[Network, ...], _explain("networks of other mediators; each counts as one address, with these limits:")
     ] = ()
@@ -171,6 +179,12 @@ class Didcomm(Section):
         Switch, _explain("refuse to queue an attachment that is not an encrypted envelope")
     ] = True
     max_recipients: Annotated[Count, _explain("recipient DIDs per account")] = 1000
+    unused_account_ttl: Annotated[
+        Duration, _explain("an account that was never used after its first day goes after that; 0: never")
+    ] = 604_800.0
+    idle_account_ttl: Annotated[
+        Duration, _explain("an account goes after so long without authenticated contact; 0: never")
+    ] = 0.0
     delivery_limit: Annotated[Count, _explain("messages in one delivery at most, whatever was asked for")] = 100
     failover: Annotated[
         Literal["none", "configured", "account-did"],

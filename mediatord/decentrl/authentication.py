@@ -50,7 +50,7 @@ class Authentication:
         self._journal = journal
         self._window = window
 
-    async def prove(self, command: Command, request: str) -> Order:
+    async def prove(self, command: Command, request: str, peer: str = "") -> Order:
         """
         The order that a command is, to be carried out under its guard.
 
@@ -73,7 +73,7 @@ class Authentication:
             with contextlib.suppress(ReplayMemoryFull):
                 await self._store.admit(Guard(nonce, until, share=_FORGED))
             raise
-        return Order(command, request, key, nonce, until)
+        return Order(command, request, key, nonce, until, peer)
 
     def check_time(self, timestamp_ms: float) -> None:
         """:raise TimestampOutOfRange: off by more than the window; off by exactly that is fine."""

@@ -44,6 +44,7 @@ class Order:
     :param key: Ed25519 public key that the command is signed with.
     :param nonce: what stands for the pair of nonce and sender.
     :param until: when the nonce may be forgotten.
+    :param peer: who pays, as an address.
     """
 
     command: Command
@@ -51,6 +52,7 @@ class Order:
     key: bytes = field(repr=False)
     nonce: bytes
     until: float
+    peer: str = ""
 
     @property
     def sender(self) -> str:

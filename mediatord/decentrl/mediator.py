@@ -130,7 +130,7 @@ class Mediator:
 
     async def _prove(self, command: Command, told: Told, peer: str) -> Order:
         try:
-            order = await self._authentication.prove(command, told.request)
+            order = await self._authentication.prove(command, told.request, peer)
             if self._access.denies(order.sender):
                 await self._deny(order)
             return order

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mediatord.admission import AccessList
+from mediatord.admission import AccessList, RegistrationQuota
 from mediatord.decentrl.desk import Desk
 from mediatord.decentrl.exchange import Order
 from mediatord.errors import InvalidCommand, InvalidContractSignatures, MediatorError, UnauthorizedCommand
@@ -51,9 +51,10 @@ class RegistrationSettings:
 class Registration:
     """Accepts identities. The only requests for a contract that are decrypted are those addressed to the mediator."""
 
-    def __init__(self, desk: Desk, settings: RegistrationSettings) -> None:
+    def __init__(self, desk: Desk, settings: RegistrationSettings, quota: RegistrationQuota) -> None:
         self._desk = desk
         self._settings = settings
+        self._quota = quota
 
     async def register(self, order: Order, request: RequestCommunicationContract) -> dict[str, Any]:
         """REQUEST_COMMUNICATION_CONTRACT to the mediator."""
@@ -80,7 +81,12 @@ class Registration:
             digest=contract_digest(signed),
             text=text,
         )
-        await self._desk.store.save_contract(order.guard(), contract)
+        await self._quota.enrol(order.peer, len(text))
+        try:
+            await self._desk.store.save_contract(order.guard(), contract)
+        except MediatorError:
+            self._quota.give_back(order.peer, len(text), 1)
+            raise
         self._desk.journal.granted(order.sender, "decentrl")
         return {
             "code": "MEDIATOR_REGISTRATION_SUCCESS",

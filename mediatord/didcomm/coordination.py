@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import cast
 
-from mediatord.admission import AccessList
+from mediatord.admission import AccessList, RegistrationQuota
 from mediatord.didcomm.exchange import Answer, Correspondent, Origin, Received
 from mediatord.didcomm.ownership import Ownership
-from mediatord.errors import NotEnrolled, StoreUnavailable
+from mediatord.errors import MediatorError, NotEnrolled, RateLimited, StoreUnavailable
 from mediatord.interfaces import Account, Action, IStore
 from mediatord.journal import Journal
-from mediatord.protocol.didcomm.did import canonical, did_of, is_did
+from mediatord.protocol.canonical_did import did_digest, is_same_did
+from mediatord.protocol.didcomm.did import did_of, is_did
 from mediatord.protocol.didcomm.mediation import (
     WORDING,
     Update,
@@ -63,22 +64,31 @@ class Coordination:
     """Answers coordination requests: one method for each."""
 
     def __init__(
-        self, store: IStore, names: OwnNames, registration: Registration, ownership: Ownership, journal: Journal
+        self,
+        store: IStore,
+        names: OwnNames,
+        registration: Registration,
+        ownership: Ownership,
+        quota: RegistrationQuota,
+        journal: Journal,
     ) -> None:
         self._store = store
         self._names = names
         self._registration = registration
         self._ownership = ownership
+        self._quota = quota
         self._journal = journal
 
-    async def mediate_request(self, received: Received, correspondent: Correspondent) -> Answer:
+    async def mediate_request(
+        self, received: Received, correspondent: Correspondent, account: Account | None, origin: Origin
+    ) -> Answer:
         """`mediate-grant`, also when there is a grant already; `mediate-deny` by policy (reference 5.3)."""
         wording = WORDING[received.message.type.major]
         if not self._may_have_it(correspondent.did):
             self._journal.denied(correspondent.did, "policy", "didcomm")
             return Answer(wording.type("mediate-deny"), {})
         try:
-            await self._store.grant(correspondent.did)
+            await self._grant(correspondent, account, origin)
         except NotEnrolled:
             self._journal.denied(correspondent.did, "rotated", "didcomm")
             return Answer(wording.type("mediate-deny"), {})
@@ -87,6 +97,25 @@ class Coordination:
         self._journal.granted(correspondent.did, "didcomm")
         routing_did = self._names.routing_did(did_of(correspondent.own_kid))
         return Answer(wording.type("mediate-grant"), grant_body(wording, routing_did))
+
+    async def _grant(self, correspondent: Correspondent, account: Account | None, origin: Origin) -> None:
+        """
+        Make an account, and charge the address for it, unless it is there.
+
+        :raise NotEnrolled: the DID was rotated away from.
+        :raise RegistrationLimited: it is one too many; likewise RegistrationsFull.
+        """
+        if account is not None:
+            return
+        # The long form of a did:peer:4 is kept as well.
+        did, long = correspondent.did, correspondent.document.did
+        size = len(did) + (len(long) if long != did else 0)
+        await self._quota.enrol(origin.peer, size)
+        try:
+            await self._store.grant(did)
+        except MediatorError:
+            self._quota.give_back(origin.peer, size, 1)
+            raise
 
     async def update(self, received: Received, account: Account, origin: Origin) -> Answer:
         """One result an entry, in order; what does not concern the store is refused here."""
@@ -99,44 +128,82 @@ class Coordination:
             await self._ownership.forget(proven)
             raise
         wanted = [(registered_as(one.recipient_did), cast(Action, one.action)) for one in compress(updates, allowed)]
+        charged = await self._charge(wanted, account, origin)
         try:
             outcome = iter(await self._apply(account, wanted, proven))
             results = [next(outcome) if fine else "client_error" for fine in allowed]
+            stored = sum(
+                len(one.recipient_did)
+                for one, result in zip(updates, results, strict=True)
+                if one.action == "add" and result == "success"
+            )
+            self._quota.give_back(origin.peer, max(charged - stored, 0))
         except StoreUnavailable:
+            self._quota.give_back(origin.peer, charged)
             results = ["server_error" if fine else "client_error" for fine in allowed]
         done = [one.action for one, result in zip(updates, results, strict=True) if result == "success"]
         self._journal.registered(account.did, done.count("add"), done.count("remove"))
         return Answer(wording.type(wording.update_response), updated_body(updates, results))
 
+    async def _charge(self, wanted: Sequence[tuple[str, Action]], account: Account, origin: Origin) -> int:
+        """
+        Charge the address for what is to be added, or, if that is too much, for what the account does not have yet.
+
+        :raise RegistrationLimited: it is too much; likewise RegistrationsFull.
+        """
+        names = [name for name, action in wanted if action == "add"]
+        size = sum(map(len, names))
+        try:
+            await self._quota.register(origin.peer, size)
+        except RateLimited:
+            size = sum([len(name) for name in names if await self._is_new(name, account)])
+            await self._quota.register(origin.peer, size)
+        return size
+
+    async def _is_new(self, name: str, account: Account) -> bool:
+        """Whether the account would have it, and has not."""
+        owner = await self._store.owner(name)
+        return owner is None or (owner == account.did and name not in await self._store.spellings(name))
+
     async def _apply(
-        self, account: Account, wanted: Sequence[tuple[str, Action]], proven: Container[str]
+        self, account: Account, wanted: Sequence[tuple[str, Action]], proven: Collection[bytes]
     ) -> Sequence[str]:
         if not wanted:
             return []
-        taken = await self._take_over([did for did, action in wanted if action == "add" and did in proven], account)
+        taken: dict[bytes, tuple[str, list[str]]] = {}
+        if proven:
+            claimed = [name for name, action in wanted if action == "add" and did_digest(name) in proven]
+            taken = await self._take_over(claimed, account)
         results = await self._store.update(account.did, wanted, max_recipients=self._registration.max_recipients)
-        failed = {did for (did, _), result in zip(wanted, results, strict=True) if result == "client_error"}
-        for did in taken.keys() & failed:
+        if not taken:
+            return results
+        done = {did_digest(name) for (name, _), result in zip(wanted, results, strict=True) if result == "success"}
+        for digest in taken.keys() - done:
             # There was no room for it: it stays where it was, rather than nowhere.
-            await self._store.update(taken[did], [(did, "add")], max_recipients=_NO_LIMIT)
-            self._journal.registered(taken[did], 1, 0)
+            owner, names = taken[digest]
+            await self._store.update(owner, [(name, "add") for name in names], max_recipients=_NO_LIMIT)
+            self._journal.registered(owner, len(names), 0)
         return results
 
-    async def _may_add(self, update: Update, account: Account, proven: Container[str]) -> bool:
-        name = registered_as(update.recipient_did)
-        if update.action != "add" or not self._registration.with_proof or name in proven:
+    async def _may_add(self, update: Update, account: Account, proven: Collection[bytes]) -> bool:
+        name = update.recipient_did
+        if update.action != "add" or not self._registration.with_proof or did_digest(name) in proven:
             return True
-        return canonical(did_of(name)) == account.did or await self._store.owner(name) == account.did
+        return is_same_did(name, account.did) or await self._store.owner(name) == account.did
 
-    async def _take_over(self, dids: Iterable[str], account: Account) -> dict[str, str]:
-        """What belongs to its holder is taken off whoever else has registered it; what, and off whom."""
+    async def _take_over(self, names: Iterable[str], account: Account) -> dict[bytes, tuple[str, list[str]]]:
+        """
+        What belongs to its holder is taken off whoever else has registered it: by digest, off whom, and the spellings
+        under which it was registered.
+        """
         taken = {}
-        for did in dids:
-            owner = await self._store.owner(did)
+        for name in names:
+            owner = await self._store.owner(name)
             if owner is not None and owner != account.did:
-                await self._store.update(owner, [(did, "remove")], max_recipients=0)
-                self._journal.registered(owner, 0, 1)
-                taken[did] = owner
+                spellings = await self._store.spellings(name)
+                await self._store.update(owner, [(one, "remove") for one in spellings], max_recipients=0)
+                self._journal.registered(owner, 0, len(spellings))
+                taken[did_digest(name)] = owner, spellings
         return taken
 
     async def query(self, received: Received, account: Account, origin: Origin) -> Answer:
@@ -158,4 +225,4 @@ class Coordination:
         return update.action == "remove" or not (self._names.owns(did) or self._is_denied(did))
 
     def _is_denied(self, did: str) -> bool:
-        return self._registration.access.denies(canonical(did))
+        return self._registration.access.denies(did)

@@ -19,7 +19,8 @@ from mediatord.faults import without_text
 from mediatord.interfaces import IMessageStore, IResolver, StoredMessage
 from mediatord.journal import Journal
 from mediatord.outbound import OutboundFailed, OutboundRefused, Response
-from mediatord.protocol.didcomm.did import DIDDocument, Endpoint, canonical, did_of
+from mediatord.protocol.canonical_did import canonical_did
+from mediatord.protocol.didcomm.did import DIDDocument, Endpoint, did_of
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
 
 _log = Logger()
@@ -216,7 +217,7 @@ class EndpointDelivery:
 
     async def _deliver(self, message: StoredMessage) -> None:
         try:
-            targets = await self._targets.of_account(canonical(message.account))
+            targets = await self._targets.of_account(canonical_did(message.account))
             pause = FIRST_PAUSE
             for attempt in range(ATTEMPTS if targets else 0):
                 if await self._slots.run(self._round, message, targets):

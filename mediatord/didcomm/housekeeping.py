@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
+from mediatord.didcomm.account_expiry import AccountExpiry
 from mediatord.didcomm.live import Live
 from mediatord.errors import StoreUnavailable
 from mediatord.faults import Rarely, without_text
@@ -34,6 +35,7 @@ class Rounds:
     expiry: float = 15.0
     nonces: float = 600.0
     gauge: float = 60.0
+    accounts: float = 3_600.0
     left_behind: float = 5.0
 
 
@@ -174,6 +176,7 @@ class Housekeeping(Service):
     Pushes, expiry, nonces, gauges. A round that fails is logged, and the next one comes all the same.
 
     :param turn: whose it is to rid the store of what is old; None when there is one node.
+    :param accounts: removes accounts that nobody uses.
     """
 
     name = "housekeeping"
@@ -186,10 +189,12 @@ class Housekeeping(Service):
         journal: Journal,
         gauge: Callable[[], Awaitable[None]],
         turn: Turn | None = None,
+        accounts: AccountExpiry | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
         self._live = live
+        self._accounts = accounts
         self._journal = journal
         self._gauge = gauge
         self._turn = turn
@@ -204,6 +209,7 @@ class Housekeeping(Service):
             (self._expire, rounds.expiry),
             (self._prune, rounds.nonces),
             (self._measure, rounds.gauge),
+            (self._expire_accounts, rounds.accounts),
         ):
             self._rounds.begin(interval, work, "a round of housekeeping")
 
@@ -228,6 +234,12 @@ class Housekeeping(Service):
             if len(removed) < CHUNK:
                 break
             await deferLater(self._clock, 0.01, lambda: None)
+
+    async def _expire_accounts(self) -> None:
+        if self._accounts is not None:
+            await self._accounts.touch_live()
+            while self.running and await self._is_ours() and await self._accounts.expire():
+                await deferLater(self._clock, 0.01, lambda: None)
 
     async def _prune(self) -> None:
         if await self._is_ours():

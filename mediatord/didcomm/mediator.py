@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mediatord.admission import AccessList, Admission, weight
+from mediatord.admission import AccessList, Admission, RegistrationQuota, weight
 from mediatord.didcomm.coordination import Coordination
 from mediatord.didcomm.exchange import ACCEPTED, Answer, Correspondent, Origin, Received, Reply
 from mediatord.didcomm.live import Live
@@ -34,7 +34,7 @@ from mediatord.errors import (
     Unsupported,
 )
 from mediatord.faults import release_frames, without_text
-from mediatord.interfaces import Account, IStore
+from mediatord.interfaces import FIRST_DAY, Account, IStore
 from mediatord.journal import Journal, Told
 from mediatord.protocol.didcomm import envelope as jwe
 from mediatord.protocol.didcomm.did import did_of
@@ -62,6 +62,7 @@ class Desk:
     clock: IReactorTime
     store: IStore
     admission: Admission
+    registrations: RegistrationQuota
     unpacking: Unpacking
     packing: Packing
     replying: Replying
@@ -216,6 +217,7 @@ class Mediator:
         if await self._rotate(received, origin):
             account = await self._account(received)
         if account is not None and received.correspondent is not None:
+            await self._touch(account)
             await self._desk.unpacking.keep(received.correspondent)
             if origin.session is not None:
                 await self._desk.live.bind(origin.session, received.correspondent)
@@ -229,11 +231,19 @@ class Mediator:
         prior = await self._desk.unpacking.rotation(received.message, origin.peer)
         if prior is None or any(map(self._desk.access.denies, (prior, correspondent.did))):
             return False
+        size = len(correspondent.did) + len(correspondent.document.did)
+        await self._desk.registrations.register(origin.peer, size)
         if not await self._desk.store.move(prior, correspondent.did):
+            self._desk.registrations.give_back(origin.peer, size)
             return False
         self._desk.journal.moved(correspondent.did)
         await self._desk.live.rotate(prior, correspondent, origin.session)
         return True
+
+    async def _touch(self, account: Account) -> None:
+        """Record that it was in contact, once a day."""
+        if not 0 <= self._desk.clock.seconds() - account.seen_at < FIRST_DAY:
+            await self._desk.store.touch(account.did)
 
     def _for_account(self, use: Callable[[Received, Account, Origin], Awaitable[Answer]]) -> Use:
         """Let only enrolled accounts through (reference 5.3, 6.1)."""
@@ -248,7 +258,7 @@ class Mediator:
 
     async def _mediate_request(self, received: Received, account: Account | None, origin: Origin) -> Draft:
         correspondent = self._authenticated(received)
-        answer = await self._protocols.coordination.mediate_request(received, correspondent)
+        answer = await self._protocols.coordination.mediate_request(received, correspondent, account, origin)
         await self._desk.unpacking.keep(correspondent)
         return self._draft(received, answer)
 

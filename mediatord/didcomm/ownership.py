@@ -11,9 +11,10 @@ from mediatord.didcomm.exchange import Origin, Received
 from mediatord.didcomm.unpacking import Unpacking
 from mediatord.errors import MediatorError, RateLimited, StoreUnavailable
 from mediatord.interfaces import Account, IStore
+from mediatord.protocol.canonical_did import did_digest
 from mediatord.protocol.didcomm import envelope as jwe
 from mediatord.protocol.didcomm.forward import read_payloads
-from mediatord.protocol.didcomm.ownership import FRESH, proven_by, registered_as
+from mediatord.protocol.didcomm.ownership import FRESH, proven_by
 
 # Seconds by which a claim outlives the last moment at which its proof is taken.
 _MARGIN = 1.0
@@ -42,15 +43,15 @@ class Ownership:
         self._unpacking = unpacking
         self._owns = owns
 
-    async def proven(self, received: Received, account: Account, origin: Origin) -> dict[str, bytes]:
+    async def proven(self, received: Received, account: Account, origin: Origin) -> dict[bytes, bytes]:
         """
-        The recipient DIDs of which the update carries a proof that holds, in the spelling in which they are kept;
-        with each what its proof is known by.
+        The recipient DIDs of which the update carries a proof that holds, by their digests (:func:`did_digest`); with
+        each what its proof is known by.
 
         :raise BadAttachment: an attachment is no envelope; likewise LinkedAttachment.
         :raise RateLimited: the account is over its limit.
         """
-        found: dict[str, bytes] = {}
+        found: dict[bytes, bytes] = {}
         if not received.message.attachments:
             return found
         try:
@@ -61,12 +62,12 @@ class Ownership:
             raise
         return found
 
-    async def forget(self, proven: Mapping[str, bytes]) -> None:
+    async def forget(self, proven: Mapping[bytes, bytes]) -> None:
         """Let proofs come again, as nothing was done about them."""
         for digest in proven.values():
             await self._store.release(digest)
 
-    async def _proven(self, raw: bytes, account: Account, origin: Origin) -> dict[str, bytes]:
+    async def _proven(self, raw: bytes, account: Account, origin: Origin) -> dict[bytes, bytes]:
         await self._admission.account(account.did, origin.peer)
         try:
             proof = await self._unpacking.open(jwe.parse(raw), origin.peer)
@@ -81,7 +82,7 @@ class Ownership:
         # Who has gone over to another DID may have lost the keys of this one to somebody else.
         if did is None or await self._store.is_retired(proof.sender) or not await self._is_new(proof, now):
             return {}
-        return {registered_as(did): proof.digest}
+        return {did_digest(did): proof.digest}
 
     async def _is_new(self, proof: Received, now: float) -> bool:
         """Whoever has moved a DID elsewhere meanwhile does not have it moved back by what was recorded."""

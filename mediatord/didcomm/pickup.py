@@ -12,7 +12,7 @@ from mediatord.errors import LiveModeUnsupported, NotEnrolled
 from mediatord.interfaces import Account, IStore
 from mediatord.journal import Journal, Path
 from mediatord.presence import Connections, TooManyDIDs
-from mediatord.protocol.didcomm.forward import registered_names
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.protocol.didcomm.pickup import (
     DELIVERY,
     STATUS,
@@ -132,13 +132,14 @@ class Pickup:
         )
 
     async def _own(self, account: Account, named: str | None) -> str | None:
-        """The name that a recipient DID of this account is kept under.
+        """
+        A recipient DID of this account, by any of its names.
 
         :raise NotEnrolled: it is unknown or somebody else's, which look the same.
         """
         if named is None:
             return None
-        for name in registered_names(named):
-            if await self._store.owner(name) == account.did:
-                return name
+        did = canonical_did(named)
+        if await self._store.owner(did) == account.did:
+            return did
         raise NotEnrolled

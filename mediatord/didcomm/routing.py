@@ -26,8 +26,8 @@ from mediatord.errors import (
 )
 from mediatord.interfaces import Deposit, Deposited, IStore, Payload, StoredMessage
 from mediatord.journal import Journal, Told
+from mediatord.protocol.canonical_did import canonical_did, is_short_of_other
 from mediatord.protocol.didcomm import envelope as jwe
-from mediatord.protocol.didcomm.did import did_of
 from mediatord.protocol.didcomm.forward import (
     MAX_ATTACHMENTS,
     Opaque,
@@ -35,7 +35,6 @@ from mediatord.protocol.didcomm.forward import (
     expiry,
     read_next,
     read_payloads,
-    registered_names,
 )
 
 FORWARD_KEY = ("routing", 2, "forward")
@@ -164,8 +163,9 @@ class Routing:
         count = len(message.attachments or ())
         if not 0 < count <= MAX_ATTACHMENTS:
             raise BadAttachment
-        ours = self._route.owns(did_of(next_))
-        recipient = "" if ours else await self._registered(next_)
+        did = canonical_did(next_)
+        ours = self._route.owns(did)
+        recipient = "" if ours else await self._registered(did)
         if descent.depth == 0:
             descent.sender = await self._check_sender(received, origin, count)
         # One was paid for when it came in, or was opened.
@@ -206,10 +206,18 @@ class Routing:
             self._seen.popitem(last=False)
         return True
 
-    async def _registered(self, next_: str) -> str:
-        for name in registered_names(next_):
-            if await self._route.store.owner(name) is not None:
-                return name
+    async def _registered(self, did: str) -> str:
+        """
+        The recipient DID as it is kept.
+
+        :raise RecipientUnknown: nobody has registered it.
+        """
+        if is_short_of_other(did):
+            names = await self._route.store.spellings(did)
+            if names:
+                return canonical_did(names[0])
+        elif await self._route.store.owner(did) is not None:
+            return did
         raise RecipientUnknown
 
     async def _unwrap(self, payloads: list[Opaque], origin: Origin, descent: _Descent) -> list[_Plan]:

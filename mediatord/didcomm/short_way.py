@@ -26,8 +26,8 @@ from mediatord.errors import InternalFault, MediatorError
 from mediatord.faults import release_frames, without_text
 from mediatord.interfaces import Deposit, Deposited, Payload
 from mediatord.journal import Told
-from mediatord.protocol.didcomm.did import did_of
-from mediatord.protocol.didcomm.forward import expiry, registered_names
+from mediatord.protocol.canonical_did import canonical_did, is_short_of_other
+from mediatord.protocol.didcomm.forward import expiry
 from mediatord.protocol.didcomm.usual import UsualForward
 from mediatord.stopwatch import Stopwatch
 
@@ -151,13 +151,14 @@ class ShortWay:
 
     def _recipient(self, found: UsualForward, now: float) -> str | None:
         """Whose queue it goes to; None if that cannot be said at once, or it does not go there as it is."""
-        names = registered_names(found.next)
-        if len(names) > 1 or self._route.owns(did_of(found.next)) or len(found.payload) > self._settings.max_payload:
+        recipient = canonical_did(found.next)
+        if self._route.owns(recipient) or len(found.payload) > self._settings.max_payload:
             return None
         if found.expires_time is not None and found.expires_time <= now:
             return None
-        (recipient,) = names
-        return None if recipient in self._settings.routing_keys else recipient
+        if is_short_of_other(recipient) or recipient in self._settings.routing_keys:
+            return None
+        return recipient
 
     def _deposit(self, requests: Sequence[_Request], now: float) -> None:
         done: Deferred[Sequence[Reply]] = maybeDeferred(self._begin, requests, now).addCallback(

@@ -14,9 +14,10 @@ from mediatord.errors import (
 )
 from mediatord.interfaces import IResolver
 from mediatord.protocol import jsontext
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.protocol.didcomm import envelope as jwe
 from mediatord.protocol.didcomm import signed
-from mediatord.protocol.didcomm.did import DIDDocument, canonical, did_of
+from mediatord.protocol.didcomm.did import DIDDocument, did_of
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.message import Message, read_message
 from mediatord.stopwatch import timed
@@ -123,13 +124,13 @@ class Unpacking:
         """What a signature covers, and who made it."""
         kid = signed.signer_kid(value)
         # The kid is not authenticated yet: nobody shall make us resolve a stranger's DID by writing it there.
-        if sender is not None and canonical(did_of(kid)) != canonical(did_of(sender.claim.kid)):
+        if sender is not None and canonical_did(kid) != canonical_did(sender.claim.kid):
             raise SenderMismatch
         document = await self._resolver.resolve(did_of(kid), peer)
         method = document.authentication_key(kid)
         if method is None:
             raise SenderUnresolvable
-        return _verify(value, kid, method.key), canonical(did_of(kid))
+        return _verify(value, kid, method.key), canonical_did(kid)
 
     async def keep(self, correspondent: Correspondent) -> None:
         """Remember the DID of an account, so that its short form will do from now on (reference 8.4)."""
@@ -145,9 +146,9 @@ class Unpacking:
             return None
         try:
             claim = signed.read_from_prior(message.from_prior)
-            if claim.sub is None or canonical(claim.sub) != canonical(did_of(message.sender)):
+            if claim.sub is None or canonical_did(claim.sub) != canonical_did(message.sender):
                 raise SenderMismatch
-            if canonical(did_of(claim.kid)) != canonical(claim.iss):
+            if canonical_did(claim.kid) != canonical_did(claim.iss):
                 raise SenderMismatch
             document = await self._resolver.resolve(claim.iss, peer)
             method = document.authentication_key(claim.kid)
@@ -156,7 +157,7 @@ class Unpacking:
             _verify_from_prior(message.from_prior, method.key)
         except (Undecryptable, NotAMessage, ValueError):
             raise SenderMismatch from None
-        return canonical(claim.iss)
+        return canonical_did(claim.iss)
 
 
 def _opened(
@@ -189,13 +190,13 @@ def _check_sender(message: Message, sender: _Sender | None, signer: str | None) 
 
     :raise SenderMismatch: they differ.
     """
-    claimed = canonical(did_of(message.sender)) if message.sender else None
+    claimed = canonical_did(message.sender) if message.sender else None
     if signer is not None and claimed != signer:
         raise SenderMismatch
     if sender is None:
         return None
     claim = sender.claim
-    did = canonical(did_of(claim.kid))
+    did = canonical_did(claim.kid)
     if claimed != did or message.sender is None:
         raise SenderMismatch
     return Correspondent(

@@ -160,6 +160,7 @@ EVENTS: dict[str, Event] = {
     "replay.drop": Event(("sender", "code", "age_ms"), "a repeated or untimely request was refused", "warn"),
     "acct.grant": Event(_REGISTERED, "mediation was granted, or an identity registered"),
     "acct.deny": Event(_REGISTERED, "mediation or a registration was refused", "warn"),
+    "acct.expire": Event(_REGISTERED, "an account was removed because nobody used it"),
     "acct.update": Event(_REGISTERED, "recipient DIDs were added or removed"),
     "gauge": Event(
         ("depth", "bytes", "rcpts", "oldest_ms", "conns", "rss", "fds", "lag_ms"), "the state, once a minute"

@@ -5,7 +5,16 @@ Times are seconds since the epoch as float. Every Deferred may fail with
 :class:`~mediatord.errors.StoreUnavailable`; then nothing was stored.
 """
 
-from mediatord.interfaces.accounts import Account, Action, IAccountStore, UpdateResult
+from mediatord.interfaces.accounts import (
+    FIRST_DAY,
+    Account,
+    AccountUsage,
+    Action,
+    ExpiredAccount,
+    ExpiryReason,
+    IAccountStore,
+    UpdateResult,
+)
 from mediatord.interfaces.cluster import (
     CLOCKS_APART,
     ClockDiffers,
@@ -46,8 +55,10 @@ from mediatord.interfaces.store import IStore, StoreRefused
 
 __all__ = [
     "CLOCKS_APART",
+    "FIRST_DAY",
     "KEPT_BEYOND",
     "Account",
+    "AccountUsage",
     "Action",
     "Arrival",
     "Backlog",
@@ -59,6 +70,8 @@ __all__ = [
     "Cohort",
     "Deposit",
     "Deposited",
+    "ExpiredAccount",
+    "ExpiryReason",
     "Form",
     "IAccountStore",
     "IClusterStore",

@@ -9,6 +9,7 @@ from importlib.resources import files
 from math import inf
 from pathlib import Path
 
+from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store.known_queues import StoreConnection
 from mediatord.store.locking import PATIENCE_SECONDS, begin, patiently
 from mediatord.store.sql_cluster import release_lost
@@ -18,7 +19,7 @@ APPLICATION_ID = 0x6D647264
 
 WAL_CAP_BYTES = 67_108_864
 CHECKPOINT_PATIENCE_MS = 5
-_VERSION = 5
+_VERSION = 6
 _CACHE_KIB = 32_768
 _READING_CACHE_KIB = 8_192  # for each of the connections that do not write
 _OLDEST_SQLITE = (3, 38, 0)  # the first with JSON in every build; STRICT tables are one older
@@ -118,6 +119,7 @@ def connect(path: Path) -> StoreConnection:
         "secure_delete = FAST",  # what is freed is written again only if it is written anyway
     ):
         connection.execute(f"PRAGMA {pragma}")
+    _add_functions(connection)
     return connection
 
 
@@ -145,6 +147,7 @@ def migrate(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
     """
     if patiently(lambda: _version(connection), PATIENCE_SECONDS) == len(steps):
         return
+    _add_functions(connection)
     begin(connection, PATIENCE_SECONDS)
     try:
         # Asked again under the lock: another process may have been faster.
@@ -179,6 +182,10 @@ def _refuse_to_lose_log(path: Path) -> None:
             f"it is {what}, but its write-ahead log {log} is there; put the database back, or restore a backup "
             f"after moving {log} away"
         )
+def _add_functions(connection: sqlite3.Connection) -> None:
+    """What SQL is to know of DIDs."""
+    for function in (canonical_did, did_digest):
+        connection.create_function(function.__name__, 1, function, deterministic=True)
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
 
+from mediatord.protocol.canonical_did import did_digest
 from mediatord.store.sql_rows import gather_in
 from mediatord.store.standings import Standing
 from mediatord.store.writer_queue import WriterQueue
@@ -16,13 +17,14 @@ GENERATION = 4_096
 STANDINGS = 64
 
 _COLUMNS = """
-    r.did, r.id, r.account_id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0), r.registered IS NOT NULL
+    r.did, r.id, r.account_id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0), r.registered IS NOT NULL,
+    a.fresh
 """
 _SOURCE = """
     FROM recipient r CROSS JOIN account a ON a.id = r.account_id
     LEFT JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
 """
-_BY_DID = f"{_SOURCE} WHERE r.did IN ({{}}) AND r.registered IS NOT NULL"
+_BY_DID = f"{_SOURCE} WHERE r.did_digest IN ({{}}) AND r.registered IS NOT NULL"
 _BY_NUMBER = f"{_SOURCE} WHERE r.id IN ({{}})"
 
 
@@ -32,10 +34,21 @@ class Queue:
 
     :ivar messages: so many wait, and so many `size` bytes; kept by whoever changes it.
     :ivar registered: whether the account still has the DID.
+    :ivar fresh: whether the account is not known to be used (:meth:`~mediatord.interfaces.IAccountStore.touch`).
     :ivar standing: who has how much of it, if that was asked lately; likewise.
     """
 
-    __slots__ = ("account", "account_id", "did", "messages", "recipient_id", "registered", "size", "standing")
+    __slots__ = (
+        "account",
+        "account_id",
+        "did",
+        "fresh",
+        "messages",
+        "recipient_id",
+        "registered",
+        "size",
+        "standing",
+    )
 
     def __init__(
         self,
@@ -46,6 +59,7 @@ class Queue:
         messages: int,
         size: int,
         registered: int = True,
+        fresh: int = False,
     ) -> None:
         self.did = did
         self.recipient_id = recipient_id
@@ -54,6 +68,7 @@ class Queue:
         self.messages = messages
         self.size = size
         self.registered = bool(registered)
+        self.fresh = bool(fresh)
         self.standing: Standing | None = None
 
     def stand(self, messages: int, size: int, origin: int | None) -> None:
@@ -94,7 +109,11 @@ class KnownQueues:
             oldest.standing = None
 
     def find(self, connection: Connection, dids: Sequence[str]) -> dict[str, Queue]:
-        """Those of the DIDs that somebody has registered; what is not known is looked up in one statement."""
+        """
+        Those of the DIDs that somebody has registered; what is not known is looked up in one statement.
+
+        :param dids: in their canonical form; by another form of it a DID is found too, but is looked up every time.
+        """
         found = {}
         missing = []
         for did in dids:
@@ -104,8 +123,10 @@ class KnownQueues:
             else:
                 found[did] = queue
         if missing:
-            for row in gather_in(connection, _COLUMNS, _BY_DID, missing):
-                found[row[0]] = self._keep(Queue(*row))
+            digests = {did: did_digest(did) for did in missing}
+            rows = gather_in(connection, _COLUMNS, _BY_DID, list(digests.values()))
+            queues = {did_digest(row[0]): self._numbers.get(row[1]) or self._keep(Queue(*row)) for row in rows}
+            found |= {did: queues[digest] for did, digest in digests.items() if digest in queues}
         return found
 
     def numbered(self, connection: Connection, recipient_ids: Iterable[int]) -> dict[int, Queue]:

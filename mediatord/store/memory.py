@@ -13,6 +13,7 @@ from zope.interface import implementer
 from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
 from mediatord.interfaces import (
     Account,
+    AccountUsage,
     Action,
     Arrival,
     Backlog,
@@ -20,6 +21,7 @@ from mediatord.interfaces import (
     ClusterRefused,
     Deposit,
     Deposited,
+    ExpiredAccount,
     IClusterStore,
     IStore,
     LongQueue,
@@ -34,6 +36,7 @@ from mediatord.interfaces import (
     Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
+from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store.backlog import earliest, together
 from mediatord.store.each import one_by_one
 from mediatord.store.memory_accounts import Accounts
@@ -65,15 +68,17 @@ class _Contents:
             return Lane()
         if recipient_did is None:
             return holder.mailbox.lane
-        queue = holder.mailbox.queues.get(recipient_did)
+        recipient = holder.recipients.get(did_digest(recipient_did))
+        did = canonical_did(recipient_did) if recipient is None else recipient.did
+        queue = holder.mailbox.queues.get(did)
         return Lane() if queue is None else queue.lane
 
     def queue_for(self, recipient_did: str) -> Queue:
         """:raise RecipientUnknown: nobody has registered it."""
-        holder = self.accounts.owner(recipient_did)
-        if holder is None:
+        recipient = self.accounts.recipient(recipient_did)
+        if recipient is None:
             raise RecipientUnknown()
-        return holder.mailbox.queue(recipient_did)
+        return recipient.holder.mailbox.queue(recipient.did)
 
     def backlog(self, bounds: Sequence[float], top: int) -> Backlog:
         """As :meth:`~mediatord.interfaces.IMessageStore.backlog`, of both halves."""
@@ -155,6 +160,8 @@ class MemoryStore:
         def deposit(contents: _Contents, now: float) -> list[Deposited]:
             addressed = [(contents.queue_for(one.recipient_did), one) for one in deposits]
             contents.messages.check(addressed)
+            for queue, _ in addressed:
+                contents.accounts.mark_used(queue.mailbox.did)
             return [contents.messages.deposit(queue, one, now) for queue, one in addressed]
 
         return self._answer(deposit)
@@ -238,15 +245,29 @@ class MemoryStore:
     def grant(self, did: str) -> Deferred[Account]:
         return self._answer(lambda contents, now: contents.accounts.grant(did, now))
 
+    def touch(self, did: str) -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.accounts.touch(did, now))
+
+    def expire_accounts(
+        self, limit: int, *, unused_before: float | None, idle_before: float | None
+    ) -> Deferred[list[ExpiredAccount]]:
+        return self._answer(lambda contents, now: contents.accounts.expire(limit, unused_before, idle_before))
+
+    def account_usage(self) -> Deferred[AccountUsage]:
+        return self._answer(lambda contents, now: contents.accounts.usage())
+
     def mark_draft03(self, did: str) -> Deferred[None]:
         return self._answer(lambda contents, now: contents.accounts.mark_draft03(did))
 
     def owner(self, recipient_did: str) -> Deferred[str | None]:
         def owner(contents: _Contents, now: float) -> str | None:
-            holder = contents.accounts.owner(recipient_did)
-            return None if holder is None else holder.account.did
+            recipient = contents.accounts.recipient(recipient_did)
+            return None if recipient is None else recipient.holder.account.did
 
         return self._answer(owner)
+
+    def spellings(self, recipient_did: str) -> Deferred[list[str]]:
+        return self._answer(lambda contents, now: contents.accounts.spellings(recipient_did))
 
     def held(self) -> tuple[int, int]:
         return 0, 0

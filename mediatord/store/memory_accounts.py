@@ -4,20 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from mediatord.errors import NotEnrolled
-from mediatord.interfaces import Account, Action, UpdateResult
+from mediatord.interfaces import FIRST_DAY, Account, AccountUsage, Action, ExpiredAccount, ExpiryReason, UpdateResult
+from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store.memory_queues import Mailbox
+from mediatord.store.recipient_names import MAX_NAMES, RecipientNames, page
 
 
 @dataclass(eq=False, slots=True)
 class Holder:
-    """An account with its mailbox and its recipient DIDs in order of registration."""
+    """
+    An account with its mailbox.
+
+    :param recipients: the DIDs that it has registered, by digest.
+    :param names: under how many spellings; :param places: how many it ever had.
+    """
 
     account: Account
     mailbox: Mailbox
-    recipients: dict[str, None] = field(default_factory=dict)
+    recipients: dict[bytes, Recipient] = field(default_factory=dict)
+    names: int = 0
+    places: int = 0
+    fresh: bool = True
+
+
+@dataclass(eq=False, slots=True)
+class Recipient:
+    """
+    A registered DID.
+
+    :param did: in its canonical form.
+    """
+
+    did: str
+    holder: Holder
+    names: RecipientNames
 
 
 class Accounts:
@@ -25,16 +47,17 @@ class Accounts:
 
     def __init__(self) -> None:
         self._holders: dict[str, Holder] = {}
-        self._owners: dict[str, Holder] = {}
+        self._recipients: dict[bytes, Recipient] = {}
+        self._by_text: dict[str, Recipient] = {}
         self._retired: set[str] = set()
 
     def holder(self, did: str) -> Holder | None:
         """Who has this account DID."""
         return self._holders.get(did)
 
-    def owner(self, recipient_did: str) -> Holder | None:
-        """Who has registered this recipient DID."""
-        return self._owners.get(recipient_did)
+    def recipient(self, recipient_did: str) -> Recipient | None:
+        """A DID that somebody has registered, by any of its forms."""
+        return self._by_text.get(recipient_did) or self._recipients.get(did_digest(recipient_did))
 
     def grant(self, did: str, now: float) -> Account:
         """:raise NotEnrolled: the DID was rotated away from."""
@@ -42,8 +65,39 @@ class Accounts:
             raise NotEnrolled()
         holder = self._holders.get(did)
         if holder is None:
-            holder = self._holders[did] = Holder(Account(did, now), Mailbox(did))
+            holder = self._holders[did] = Holder(Account(did, now, seen_at=now), Mailbox(did))
         return holder.account
+
+    def touch(self, did: str, now: float) -> None:
+        holder = self._holders.get(did)
+        if holder is not None:
+            holder.account = replace(holder.account, seen_at=now)
+            holder.fresh = holder.fresh and now - holder.account.created_at < FIRST_DAY
+
+    def mark_used(self, did: str) -> None:
+        """A message is accepted for it."""
+        self._holders[did].fresh = False
+
+    def expire(self, limit: int, unused_before: float | None, idle_before: float | None) -> list[ExpiredAccount]:
+        expired: list[ExpiredAccount] = []
+        for did, holder in self._holders.items():
+            reason = _reason(holder, unused_before, idle_before)
+            if reason is not None and len(expired) < limit:
+                expired.append(ExpiredAccount(did, holder.names, reason))
+        for one in expired:
+            self.remove(one.did)
+        return expired
+
+    def remove(self, did: str) -> None:
+        """Forget an account with all that it has registered."""
+        holder = self._holders.pop(did)
+        for digest, recipient in holder.recipients.items():
+            del self._recipients[digest], self._by_text[recipient.did]
+
+    def usage(self) -> AccountUsage:
+        size = sum(len(did) for did in (*self._holders, *self._retired))
+        names = [name for one in self._recipients.values() for _, name in one.names.spellings]
+        return AccountUsage(len(self._holders), size + sum(map(len, names)))
 
     def mark_draft03(self, did: str) -> None:
         holder = self._holders.get(did)
@@ -66,7 +120,11 @@ class Accounts:
         holder = self._holders.get(did)
         if holder is None:
             return [], 0
-        return list(islice(holder.recipients, offset, offset + limit)), len(holder.recipients)
+        return page([one.names for one in holder.recipients.values()], offset, limit), holder.names
+
+    def spellings(self, recipient_did: str) -> list[str]:
+        recipient = self.recipient(recipient_did)
+        return [] if recipient is None else [name for _, name in recipient.names.spellings]
 
     def move(self, prior: str, new: str) -> bool:
         if prior not in self._holders or new in self._holders or new in self._retired:
@@ -81,19 +139,39 @@ class Accounts:
         """Whether it was rotated away from."""
         return did in self._retired
 
-    def _add(self, holder: Holder, did: str, max_recipients: int) -> UpdateResult:
-        owner = self._owners.get(did)
-        if owner is holder:
-            return "no_change"
-        if owner is not None or len(holder.recipients) >= max_recipients:
+    def _add(self, holder: Holder, name: str, max_recipients: int) -> UpdateResult:
+        digest = did_digest(name)
+        recipient = self._recipients.get(digest)
+        if recipient is not None and recipient.holder is not holder:
             return "client_error"
-        self._owners[did] = holder
-        holder.recipients[did] = None
+        if recipient is not None and name in recipient.names:
+            return "no_change"
+        if holder.names >= max_recipients or (recipient is not None and len(recipient.names) >= MAX_NAMES):
+            return "client_error"
+        if recipient is None:
+            did = canonical_did(name)
+            recipient = Recipient(did, holder, RecipientNames(did, None))
+            self._recipients[digest] = self._by_text[did] = holder.recipients[digest] = recipient
+        holder.names += 1
+        holder.places += 1
+        recipient.names.add(name, holder.places)
         return "success"
 
-    def _remove(self, holder: Holder, did: str) -> UpdateResult:
-        if self._owners.get(did) is not holder:
+    def _remove(self, holder: Holder, name: str) -> UpdateResult:
+        digest = did_digest(name)
+        recipient = holder.recipients.get(digest)
+        if recipient is None or name not in recipient.names:
             return "no_change"
-        del self._owners[did]
-        del holder.recipients[did]
+        recipient.names.remove(name)
+        holder.names -= 1
+        if not recipient.names:
+            del self._recipients[digest], self._by_text[recipient.did], holder.recipients[digest]
         return "success"
+
+
+def _reason(holder: Holder, unused_before: float | None, idle_before: float | None) -> ExpiryReason | None:
+    if holder.mailbox.lane.entries:
+        return None
+    if unused_before is not None and holder.fresh and holder.account.created_at <= unused_before:
+        return "unused"
+    return "idle" if idle_before is not None and holder.account.seen_at <= idle_before else None

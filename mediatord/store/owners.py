@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from mediatord.protocol.canonical_did import is_short_of_other
+
 T = TypeVar("T")
 
 # With this, the cache holds 32 MiB of text at most.
@@ -18,8 +20,9 @@ class Owners(Generic[T]):
     """
     A bounded cache from recipient DID to account DID, or from that to the account; it loses the least recently used.
 
-    Only what is registered is kept. Another process may take a DID away unnoticed, so where there are several an
-    answer is good for a short time or not kept at all; and what is stored is checked again where it is stored.
+    DIDs are in their canonical form. Only what is registered is kept. Another process may take a DID away unnoticed,
+    so where there are several an answer is good for a short time or not kept at all; and what is stored is checked
+    again where it is stored.
 
     An answer that was under way while something changed is not kept: `age` differs then.
 
@@ -52,6 +55,8 @@ class Owners(Generic[T]):
 
     def keep(self, did: str, account: T | None, age: int) -> None:
         """Keep an answer that was asked for when the cache was of this age."""
+        if is_short_of_other(did):
+            return  # nobody would know when to forget it
         if account is None or age != self.age or len(did) + self._length(account) > _LONGEST:
             return
         self._accounts[did] = account, self._now() + self._lifetime
@@ -62,6 +67,8 @@ class Owners(Generic[T]):
         """Their registration may have changed."""
         self.age += 1
         for did in dids:
+            if is_short_of_other(did):
+                self._accounts.clear()
             self._accounts.pop(did, None)
 
     def clear(self) -> None:

@@ -29,7 +29,7 @@ _QUEUES = " UNION ALL ".join(
     f"""
     SELECT q.bytes, (SELECT m.received_at FROM message m WHERE m.recipient_id = r.id ORDER BY m.seq LIMIT 1)
     FROM recipient r CROSS JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
-    WHERE r.did = :did AND r.registered {half}
+    WHERE r.did_digest = did_digest(:did) AND r.did = :did AND r.registered {half}
     """
     for half in ("IS NOT NULL", "IS NULL")
 )

@@ -33,6 +33,7 @@ class Counts:
     def __init__(self) -> None:
         self._changes: dict[int, list[int]] = {}
         self._queues: dict[int, Queue] = {}
+        self._begun: list[Queue] = []
 
     def add(self, queue: Queue, messages: int, size: int, origin: int | None = None) -> None:
         """
@@ -47,6 +48,8 @@ class Counts:
         change = self._changes.get(queue.recipient_id)
         if change is None:
             self._queues[queue.recipient_id] = queue
+            if queue.fresh:
+                self._begun.append(queue)
             self._changes[queue.recipient_id] = [messages, size]
         else:
             change[0] += messages
@@ -62,7 +65,17 @@ class Counts:
         touched = list(self._queues.values())
         self._changes, self._queues = {}, {}
         count_in(connection, rows)
+        if self._begun:
+            self._mark_used(connection)
         _drop_empty(connection, [queue for queue in touched if queue.messages <= 0])
+
+    def _mark_used(self, connection: Connection) -> None:
+        """Their accounts have had a message."""
+        begun, self._begun = self._begun, []
+        numbers = list({queue.account_id for queue in begun})
+        change_in(connection, "UPDATE account SET fresh = 0 WHERE id IN ({}) AND fresh = 1", numbers)
+        for queue in begun:
+            queue.fresh = False
 
 
 def count_in(connection: Connection, changes: Sequence[tuple[int, int, int, int]]) -> None:

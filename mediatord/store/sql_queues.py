@@ -16,6 +16,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from mediatord.interfaces import QueueStatus, StoredMessage, StoreStatistics, Waiting
+from mediatord.protocol.canonical_did import did_digest
 from mediatord.store.sql_accounts import account_id
 from mediatord.store.sql_ledger import ledger
 from mediatord.store.sql_rows import VALUES_AT_A_TIME, marks_clause, pieces
@@ -40,17 +41,19 @@ _STILL_DUE = "m.due_at > 0 AND m.due_at < m.expires_at AND +m.expires_at > :now"
 _SIZES = """
     WITH longest AS (SELECT recipient_id FROM queue ORDER BY messages DESC LIMIT :top),
     fullest AS (SELECT party_id FROM holding WHERE pending > 0 ORDER BY pending DESC LIMIT :top),
-    candidate (did) AS (
-        SELECT did FROM recipient WHERE id IN longest
-        UNION SELECT did FROM recipient WHERE registered IS NULL
-        UNION SELECT did FROM party WHERE id IN fullest
+    candidate (did, digest) AS (
+        SELECT did, did_digest FROM recipient WHERE id IN longest
+        UNION SELECT did, did_digest FROM recipient WHERE registered IS NULL
+        UNION SELECT did, did_digest(did) FROM party WHERE id IN fullest
         UNION {in_both}
     ),
     amount (did, number) AS (
-        SELECT c.did, q.messages FROM candidate c CROSS JOIN recipient r ON r.did = c.did AND r.registered IS NOT NULL
+        SELECT c.did, q.messages FROM candidate c
+            CROSS JOIN recipient r ON r.did_digest = c.digest AND r.did = c.did AND r.registered IS NOT NULL
             CROSS JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
         UNION ALL
-        SELECT c.did, q.messages FROM candidate c CROSS JOIN recipient r ON r.did = c.did AND r.registered IS NULL
+        SELECT c.did, q.messages FROM candidate c
+            CROSS JOIN recipient r ON r.did_digest = c.digest AND r.did = c.did AND r.registered IS NULL
             CROSS JOIN queue q ON q.account_id = r.account_id AND q.recipient_id = r.id
         UNION ALL
         SELECT c.did, h.pending FROM candidate c CROSS JOIN party p ON p.did = c.did
@@ -60,11 +63,15 @@ _SIZES = """
 """
 # From whichever side is the smaller one.
 _IN_BOTH_BY_QUEUE = """
-    SELECT r.did FROM queue q CROSS JOIN recipient r ON r.id = q.recipient_id CROSS JOIN party p ON p.did = r.did
+    SELECT r.did, r.did_digest FROM queue q CROSS JOIN recipient r ON r.id = q.recipient_id
+    CROSS JOIN party p ON p.did = r.did
 """
 _IN_BOTH_BY_HOLDING = """
-    SELECT p.did FROM holding h CROSS JOIN party p ON p.id = h.party_id
-    WHERE h.pending > 0 AND EXISTS (SELECT 1 FROM recipient r WHERE r.did = p.did AND r.registered IS NOT NULL)
+    SELECT p.did, did_digest(p.did) FROM holding h CROSS JOIN party p ON p.id = h.party_id
+    WHERE h.pending > 0 AND EXISTS (
+        SELECT 1 FROM recipient r
+        WHERE r.did_digest = did_digest(p.did) AND r.did = p.did AND r.registered IS NOT NULL
+    )
 """
 
 
@@ -240,10 +247,10 @@ def _scope(connection: Connection, account: str, recipient_did: str | None, now:
     # Each half has an index of its own; at most one of them finds something.
     row = connection.execute(
         """
-        SELECT id FROM recipient WHERE did = :did AND account_id = :account AND registered IS NOT NULL
-        UNION ALL SELECT id FROM recipient WHERE did = :did AND account_id = :account AND registered IS NULL
+        SELECT id FROM recipient WHERE did_digest = :digest AND account_id = :account AND registered IS NOT NULL
+        UNION ALL SELECT id FROM recipient WHERE did_digest = :digest AND account_id = :account AND registered IS NULL
         """,
-        {"did": recipient_did, "account": account_number},
+        {"digest": did_digest(recipient_did), "account": account_number},
     ).fetchone()
     if row is None:
         return None

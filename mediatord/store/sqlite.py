@@ -16,12 +16,14 @@ from zope.interface import implementer
 from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
 from mediatord.interfaces import (
     Account,
+    AccountUsage,
     Action,
     Arrival,
     Backlog,
     Books,
     Deposit,
     Deposited,
+    ExpiredAccount,
     IClusterStore,
     IStore,
     Payload,
@@ -36,6 +38,7 @@ from mediatord.interfaces import (
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
 from mediatord.interfaces.store import Fault
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.store import (
     sql_accounts,
     sql_arrivals,
@@ -62,6 +65,8 @@ R = TypeVar("R")
 # Of messages that go in one transaction because they have expired: nobody can write meanwhile.
 EXPIRED_AT_A_TIME = 64
 EXPIRED_BYTES = 1_048_576
+# Seconds for which an account is remembered: an operator may have removed it.
+ACCOUNT_LIFETIME = 60.0
 
 
 @implementer(IStore)
@@ -100,7 +105,9 @@ class SQLiteStore:
         )
         capacity = 0 if shared else CAPACITY
         self._owners: Owners[str] = Owners(capacity)
-        self._accounts: Owners[Account] = Owners(capacity, length=lambda account: len(account.did))
+        self._accounts: Owners[Account] = Owners(
+            capacity, now=clock.seconds, lifetime=ACCOUNT_LIFETIME, length=lambda account: len(account.did)
+        )
         self._write = self._file.write
         self._read = self._file.read
         self._decentrl = SQLiteDecentrl(self._file, clock, caps, tuning.max_nonces)
@@ -229,13 +236,32 @@ class SQLiteStore:
         now = self._clock.seconds()
         return self._write("grant", lambda c: sql_accounts.grant(c, did, now))
 
+    def touch(self, did: str) -> Deferred[None]:
+        now = self._clock.seconds()
+        touched = self._write("touch", lambda c: sql_accounts.touch(c, did, now))
+        return touched.addBoth(self._forget, self._accounts, [did])
+
+    def expire_accounts(
+        self, limit: int, *, unused_before: float | None, idle_before: float | None
+    ) -> Deferred[list[ExpiredAccount]]:
+        expiring = partial(
+            sql_accounts.expire_accounts, limit=limit, unused_before=unused_before, idle_before=idle_before
+        )
+        return self._write("expire_accounts", expiring).addCallback(self._forget_expired)
+
+    def account_usage(self) -> Deferred[AccountUsage]:
+        return self._read("account_usage", sql_accounts.usage)
+
     def mark_draft03(self, did: str) -> Deferred[None]:
         marked = self._write("mark_draft03", lambda c: sql_accounts.mark_draft03(c, did))
         return marked.addBoth(self._forget, self._accounts, [did])
 
     def owner(self, recipient_did: str) -> Deferred[str | None]:
         """Answered from memory if it was asked lately."""
-        return self._known("owner", sql_accounts.owner, self._owners, recipient_did)
+        return self._known("owner", sql_accounts.owner, self._owners, canonical_did(recipient_did))
+
+    def spellings(self, recipient_did: str) -> Deferred[list[str]]:
+        return self._read("spellings", lambda c: sql_accounts.spellings(c, recipient_did))
 
     def held(self) -> tuple[int, int]:
         return self._file.held
@@ -247,7 +273,7 @@ class SQLiteStore:
         removing = all(action == "remove" for _, action in wanted)
         work = partial(sql_accounts.update, did=account, updates=wanted, max_recipients=max_recipients)
         updated: Deferred[list[UpdateResult]] = self._write("update", work, shrinking=removing)
-        return updated.addBoth(self._forget, self._owners, [did for did, _ in wanted])
+        return updated.addBoth(self._forget, self._owners, [canonical_did(name) for name, _ in wanted])
 
     def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
         return self._read("recipients", lambda c: sql_accounts.recipients(c, account, offset, limit))
@@ -352,6 +378,9 @@ class SQLiteStore:
     def _forget(self, result: R, known: Owners[Any], dids: Sequence[str]) -> R:
         known.forget(dids)
         return result
+
+    def _forget_expired(self, expired: list[ExpiredAccount]) -> list[ExpiredAccount]:
+        return self._forget_all(expired) if expired else expired
 
     def _forget_all(self, result: R) -> R:
         self._owners.clear()

@@ -15,6 +15,7 @@ from typing import Any
 from bson import ObjectId, Timestamp
 
 from mediatord.interfaces import decentrl
+from mediatord.protocol.canonical_did import did_digest
 from mediatord.store.mongo import decentrl_schema as schema
 from mediatord.store.mongo.collections import ACCOUNTS, DOCUMENTS, MESSAGES, NONCES, RECIPIENTS, RETIRED
 from mediatord.store.mongo.decentrl_archive import document_of as stored_document
@@ -22,6 +23,7 @@ from mediatord.store.mongo.decentrl_archive import payload_of as stored_payload
 from mediatord.store.mongo.decentrl_channels import document_of as public_document
 from mediatord.store.mongo.decentrl_channels import payload_of as public_payload
 from mediatord.store.mongo.decentrl_keys import key_of, size_of
+from mediatord.store.recipient_names import names_of_record
 from mediatord.transfer.mongo_link import Document
 from mediatord.transfer.records import (
     Account,
@@ -110,6 +112,9 @@ def party_change(did: str, more: Mapping[str, Any]) -> list[Document]:
 
 def _account(load: Load, one: Account, place: Timestamp) -> None:
     document = {"did": one.did, "created_at": one.created_at, "draft03": one.draft03, "recipients": 0, "places": 0}
+    document["seen_at"] = one.seen_at or one.created_at
+    if one.fresh:
+        document["fresh"] = True
     load.insert(ACCOUNTS, {"_id": id_of(one.number), **document})
 
 
@@ -118,12 +123,14 @@ def _retired(load: Load, one: Retired, place: Timestamp) -> None:
 
 
 def _recipient(load: Load, one: Recipient, place: Timestamp) -> None:
-    document = {"_id": id_of(one.number), "account": id_of(one.account), "did": one.did, "messages": 0, "bytes": 0}
-    if one.place is not None:
-        document["registered"] = one.place
+    names = names_of_record(one.did, one.place, one.names)
+    document: Document = {"_id": id_of(one.number), "account": id_of(one.account), "did": names.did}
+    document |= {"did_digest": did_digest(names.did), "messages": 0, "bytes": 0}
+    if names:
+        document |= {name: value for name, value in (("registered", names.place), ("names", names.stored)) if value}
         counted = load.accounts.setdefault(one.account, [0, 0])
-        counted[0] += 1
-        counted[1] = max(counted[1], one.place)
+        counted[0] += len(names)
+        counted[1] = max(counted[1], names.last)
     load.insert(RECIPIENTS, document)
 
 

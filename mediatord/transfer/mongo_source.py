@@ -23,6 +23,7 @@ from mediatord.store.mongo.collections import (
 from mediatord.store.mongo.decentrl_keys import Kind, label_of
 from mediatord.store.mongo.schema import Schema
 from mediatord.store.mongo.versions import IMPORTING
+from mediatord.store.recipient_names import recorded_names
 from mediatord.transfer.errors import TransferError
 from mediatord.transfer.mongo_link import Document, Mongo, connected, left_behind, refuse_used
 from mediatord.transfer.records import (
@@ -96,12 +97,19 @@ class MongoSource:
         with closing(Numbers()) as accounts, closing(Numbers()) as recipients:
             for one in self._sorted(ACCOUNTS, "_id"):
                 number = accounts.give(one["_id"].binary)
-                yield Account(number=number, **_some(one, "did created_at draft03"))
+                yield Account(
+                    number=number,
+                    **_some(one, "did created_at draft03"),
+                    seen_at=one.get("seen_at"),
+                    fresh="fresh" in one,
+                )
             for one in self._sorted(RETIRED, "_id"):
                 yield Retired(did=one["_id"])
             for one in self._sorted(RECIPIENTS, "_id"):
                 number, account = recipients.give(one["_id"].binary), accounts.of(one["account"].binary)
-                yield Recipient(number=number, account=account, did=one["did"], place=one.get("registered"))
+                place = one.get("registered")
+                names = recorded_names(one["did"], place, one.get("names"))
+                yield Recipient(number=number, account=account, did=one["did"], place=place, names=names)
             for one in self._in_order(MESSAGES):
                 yield _message(one, accounts.of(one["account"].binary), recipients.of(one["recipient"].binary))
         for one in self._sorted(DOCUMENTS, "_id"):

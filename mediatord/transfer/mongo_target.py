@@ -10,6 +10,7 @@ from typing import Any
 from bson import encode
 from pymongo import UpdateOne
 from pymongo.client_session import ClientSession
+from pymongo.errors import BulkWriteError
 
 from mediatord.store.mongo import cluster_schema, decentrl_schema
 from mediatord.store.mongo.collections import ACCOUNTS, COLLECTIONS, MESSAGES, RECIPIENTS
@@ -26,6 +27,7 @@ from mediatord.transfer.stores import refuse_counts
 
 _ALL = (*COLLECTIONS, *decentrl_schema.COLLECTIONS, *cluster_schema.COLLECTIONS)
 _SCHEMA = "schema"
+_DUPLICATE = 11000
 # Records with more than this are made to documents to see how large those are.
 _LARGE = 8_000_000
 # Bytes around each text, and once more for what it is looked up by.
@@ -82,7 +84,7 @@ class MongoTarget:
             self._advance(session, first - 1, len(records))
             refuse_used(self._database, self._known)
             for collection, documents in load.documents.items():
-                self._database[collection].insert_many(documents, session=session)
+                self._insert(session, collection, documents)
             self._database[LEDGER].update_one(
                 {"_id": CARRIED}, _accepting(load.documents), session=session, upsert=True
             )
@@ -143,6 +145,16 @@ class MongoTarget:
             raise TransferError(
                 f"the archive contradicts itself: something belongs to one of {collection} that is not there"
             )
+
+    def _insert(self, session: ClientSession, collection: str, documents: list[Document]) -> None:
+        """:raise ArchiveRefused: a DID would have two owners."""
+        try:
+            self._database[collection].insert_many(documents, session=session)
+        except BulkWriteError as error:
+            codes = {one["code"] for one in (error.details or {}).get("writeErrors", ())}
+            if collection == RECIPIENTS and codes == {_DUPLICATE}:
+                raise ArchiveRefused("a recipient is another name of a DID that is registered") from None
+            raise
 
     def _make_indexes(self) -> None:
         there = set(self._database.list_collection_names())

@@ -32,13 +32,20 @@ class _Record(BaseModel):
 
 
 class Account(_Record):
-    """A DIDComm wallet with mediation."""
+    """
+    A DIDComm wallet with mediation.
+
+    :param seen_at: last authenticated contact; None if that was not recorded.
+    :param fresh: whether it is not known to have been used.
+    """
 
     kind: Literal["account"] = "account"
     number: _Number
     did: str
     created_at: float
     draft03: bool
+    seen_at: float | None = None
+    fresh: bool = False
 
 
 class Retired(_Record):
@@ -53,6 +60,7 @@ class Recipient(_Record):
     A DID that an account has registered.
 
     :param place: in the account's order of registration; None when it is registered no more, but messages wait.
+    :param names: spellings under which it is registered, with their places; empty when that is the DID alone.
     """
 
     kind: Literal["recipient"] = "recipient"
@@ -60,6 +68,7 @@ class Recipient(_Record):
     account: _Number
     did: str
     place: _Number | None
+    names: tuple[tuple[_Number, str], ...] = ()
 
 
 class Message(_Record):

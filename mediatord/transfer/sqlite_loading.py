@@ -7,19 +7,23 @@ what was kept once stays.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from sqlite3 import Connection
+from sqlite3 import SQLITE_CONSTRAINT_UNIQUE, Connection, IntegrityError
 from typing import Any
 
 from mediatord.interfaces import decentrl
+from mediatord.protocol.canonical_did import did_digest
 from mediatord.store import sql_channels, sql_requests
+from mediatord.store.recipient_names import names_of_record
 from mediatord.store.sql_archive import NewEvent, count_arrivals, insert_arrivals
 from mediatord.store.sql_ledger import enter
 from mediatord.store.sql_parties import MEDIATOR, change_holding, enter_party
 from mediatord.store.sql_queue_counts import count_in
 from mediatord.store.sql_rows import key_of, size_of
+from mediatord.transfer.errors import ArchiveRefused
 from mediatord.transfer.records import (
     Account,
     Contract,
@@ -43,6 +47,9 @@ _MESSAGE = """
         digest_head, digest, payload
     ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+_RECIPIENT = """
+    INSERT INTO recipient (id, account_id, did, did_digest, registered, names) VALUES (?, ?, ?, ?, ?, ?)
+"""
 _CONTRACT = "INSERT INTO contract (id, owner_id, peer_id, expires_at, digest, text) VALUES (?, ?, ?, ?, ?, ?)"
 _PENDING = """
     INSERT INTO pending_event (id, recipient_id, sender_key, sender_did, received_at, size, payload)
@@ -51,8 +58,13 @@ _PENDING = """
 
 
 def _accounts(connection: Connection, records: Sequence[Account]) -> None:
-    rows = [(one.number, one.did, one.created_at, one.draft03) for one in records]
-    connection.executemany("INSERT INTO account (id, did, created_at, draft03) VALUES (?, ?, ?, ?)", rows)
+    rows = [
+        (one.number, one.did, one.created_at, one.draft03, one.seen_at or one.created_at, one.fresh)
+        for one in records
+    ]
+    connection.executemany(
+        "INSERT INTO account (id, did, created_at, draft03, seen_at, fresh) VALUES (?, ?, ?, ?, ?, ?)", rows
+    )
 
 
 def _retired(connection: Connection, records: Sequence[Retired]) -> None:
@@ -60,8 +72,18 @@ def _retired(connection: Connection, records: Sequence[Retired]) -> None:
 
 
 def _recipients(connection: Connection, records: Sequence[Recipient]) -> None:
-    rows = [(one.number, one.account, one.did, one.place) for one in records]
-    connection.executemany("INSERT INTO recipient (id, account_id, did, registered) VALUES (?, ?, ?, ?)", rows)
+    for one in records:
+        names = names_of_record(one.did, one.place, one.names)
+        stored = None if names.stored is None else json.dumps(names.stored)
+        row = one.number, one.account, names.did, did_digest(one.did), names.place, stored
+        try:
+            connection.execute(_RECIPIENT, row)
+        except IntegrityError as error:
+            if error.sqlite_errorcode == SQLITE_CONSTRAINT_UNIQUE:
+                raise ArchiveRefused(f"recipient {one.number} is another name of a DID that is registered") from None
+            raise
+        change = "UPDATE account SET places = max(places, ?), recipients = recipients + ? WHERE id = ?"
+        connection.execute(change, (names.last, max(len(names) - 1, 0), one.account))
 
 
 def _messages(connection: Connection, records: Sequence[Message]) -> None:

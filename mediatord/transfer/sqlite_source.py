@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -10,6 +11,7 @@ from sqlite3 import Connection, DatabaseError
 from typing import Any
 
 from mediatord.store.database import APPLICATION_ID, connect_for_reading, schema_steps
+from mediatord.store.recipient_names import recorded_names
 from mediatord.store.sql_labels import read_tags, texts_of
 from mediatord.store.sql_parties import MEDIATOR
 from mediatord.transfer.errors import TransferError
@@ -48,8 +50,8 @@ _TABLES = {
 }
 assert list(_TABLES) == list(KINDS)
 
-_ACCOUNTS = "SELECT id, did, created_at, draft03 FROM account ORDER BY id"
-_RECIPIENTS = "SELECT id, account_id, did, registered FROM recipient ORDER BY id"
+_ACCOUNTS = "SELECT id, did, created_at, draft03, seen_at, fresh FROM account ORDER BY id"
+_RECIPIENTS = "SELECT id, account_id, did, registered, names FROM recipient ORDER BY id"
 _MESSAGES = """
     SELECT id, account_id, recipient_id, form, received_at, expires_at, due_at, pushes, payload
     FROM message ORDER BY seq
@@ -105,12 +107,25 @@ class SQLiteSource:
     def _didcomm(self) -> Iterator[Record]:
         ask = self._connection.execute
         with closing(Numbers()) as accounts, closing(Numbers()) as recipients:
-            for id, did, created_at, draft03 in ask(_ACCOUNTS):
-                yield Account(number=accounts.give(id), did=did, created_at=created_at, draft03=bool(draft03))
+            for id, did, created_at, draft03, seen_at, fresh in ask(_ACCOUNTS):
+                yield Account(
+                    number=accounts.give(id),
+                    did=did,
+                    created_at=created_at,
+                    draft03=bool(draft03),
+                    seen_at=seen_at,
+                    fresh=bool(fresh),
+                )
             for (did,) in ask("SELECT did FROM retired ORDER BY did"):
                 yield Retired(did=did)
-            for id, account, did, place in ask(_RECIPIENTS):
-                yield Recipient(number=recipients.give(id), account=accounts.of(account), did=did, place=place)
+            for id, account, did, place, stored in ask(_RECIPIENTS):
+                yield Recipient(
+                    number=recipients.give(id),
+                    account=accounts.of(account),
+                    did=did,
+                    place=place,
+                    names=recorded_names(did, place, None if stored is None else json.loads(stored)),
+                )
             for row in ask(_MESSAGES):
                 yield _message(row, accounts.of(row[1]), recipients.of(row[2]))
         for short, long in ask("SELECT short, long FROM did_document ORDER BY short"):

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.http_headers import Headers
 
 from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.did import canonical
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, Message
 from mediatord.wallet.identity import Identity, Method
 from mediatord.wallet.mediation import PROBLEM_REPORT, Delivered, Mediation, Problem, Version
@@ -104,7 +104,7 @@ class Wallet(Mediation):
             self.book.learn(mediator.document)
         self.version = version or self.version
         granted = await self.grant()
-        if canonical(self.mediator.did) not in map(canonical, granted):
+        if canonical_did(self.mediator.did) not in map(canonical_did, granted):
             raise Unreadable("a grant of another mediator")
         return granted
 
@@ -187,7 +187,7 @@ class Wallet(Mediation):
         :raise Unreadable: a check failed.
         """
         opened = self.open(raw)
-        if opened.sender is None or canonical(opened.sender) != canonical(self.mediator.did):
+        if opened.sender is None or canonical_did(opened.sender) != canonical_did(self.mediator.did):
             raise Unreadable("not authenticated as the mediator")
         if not opened.message.to:
             raise Unreadable("addressed to nobody")

@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 from mediatord.errors import MediatorError, Undecryptable
 from mediatord.protocol import jsontext
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.protocol.didcomm import envelope as jwe
 from mediatord.protocol.didcomm import signed
-from mediatord.protocol.didcomm.did import DIDDocument, canonical, did_of
+from mediatord.protocol.didcomm.did import DIDDocument, did_of
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.protocol.didcomm.keys import PublicKey
@@ -47,18 +48,18 @@ class AddressBook:
 
     def learn(self, document: DIDDocument) -> None:
         """Use this document for its DID from now on; a did:peer:4 is known by both its forms."""
-        self._documents[canonical(document.did)] = document
+        self._documents[canonical_did(document.did)] = document
 
     def resolve(self, did: str) -> DIDDocument:
         """
         :raise LookupError: an unknown did:web, or the short form of an unknown did:peer:4.
         :raise MediatorError: it does not resolve at all.
         """
-        known = self._documents.get(canonical(did))
+        known = self._documents.get(canonical_did(did))
         if known is not None:
             return known
         document = resolve_local(did)
-        if canonical(did) != did:
+        if canonical_did(did) != did:
             self.learn(document)
         return document
 
@@ -209,7 +210,7 @@ def _unpack(raw: bytes, identity: Identity, resolve: Resolve) -> Opened:
         kid, raw = _open_layer(envelope, identity, resolve)
         recipient_kid = recipient_kid or kid
         if envelope.sender_kid is not None:
-            proven.add(canonical(did_of(envelope.sender_kid)))
+            proven.add(canonical_did(envelope.sender_kid))
         value = jsontext.loads_object(raw)
         if "ciphertext" not in value:
             break
@@ -218,7 +219,7 @@ def _unpack(raw: bytes, identity: Identity, resolve: Resolve) -> Opened:
     if signed.is_signed(value):
         kid = signed.signer_kid(value)
         raw = _verified(value, kid, resolve)
-        proven.add(canonical(did_of(kid)))
+        proven.add(canonical_did(kid))
     return _checked(raw, proven, recipient_kid)
 
 
@@ -245,9 +246,9 @@ def _verified(value: dict[str, Any], kid: str, resolve: Resolve) -> bytes:
 def _checked(raw: bytes, proven: set[str], recipient_kid: str) -> Opened:
     message = parse_message(raw)
     claimed = message.sender
-    if proven and (claimed is None or proven != {canonical(did_of(claimed))}):
+    if proven and (claimed is None or proven != {canonical_did(claimed)}):
         raise Unreadable("from is not who encrypted or signed it")
-    us = canonical(did_of(recipient_kid))
-    if message.to and us not in {canonical(did_of(did)) for did in message.to}:
+    us = canonical_did(recipient_kid)
+    if message.to and us not in {canonical_did(did) for did in message.to}:
         raise Unreadable("to is somebody else")
     return Opened(message, claimed if proven else None, recipient_kid, raw)

@@ -15,7 +15,7 @@ from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.ssl import optionsForClientTLS
 
 from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.did import canonical
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.protocol.didcomm.message import Message
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.mediation import (
@@ -141,7 +141,7 @@ class WalletSocket(Mediation, FrameSocket):
                 self._take_report(value)
                 return
             opened = self.wallet.open(payload)
-            if canonical(opened.sender or "") != canonical(self.wallet.mediator.did):
+            if canonical_did(opened.sender or "") != canonical_did(self.wallet.mediator.did):
                 self.pushed.put(Delivered(hashlib.sha256(payload).hexdigest(), payload, "json"))
             else:
                 self._take(opened)

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from mediatord import __version__
-from mediatord.admission import Admission, Allowances, Origins, Trusted
+from mediatord.admission import Admission, Allowances, Origins, RegistrationLimits, RegistrationQuota, Trusted
 from mediatord.cluster.standing import Standing
 from mediatord.config import Config
 from mediatord.eventlog.logs import EventFile
@@ -96,6 +96,7 @@ class Base:
     late: LateNews
     connections: Connections[Any]
     admission: Admission
+    registrations: RegistrationQuota
     gate: Gate
     outbound: Outbound
     node: Node
@@ -167,7 +168,11 @@ def build_base(
         cluster = ClusterSide(reactor, store, metrics, node, place)
         connections.announce_to(cluster.announcer, reactor)
     admission = _admission(reactor, journal, config, cluster.allowances if cluster else None)
+    registrations = RegistrationQuota(
+        reactor, store, journal.limited, _registration_limits(config), cluster.allowances if cluster else None
+    )
     reloading.follow(lambda new: _limit(new, connections, admission))
+    reloading.follow(lambda new: registrations.change(_registration_limits(new)))
     return Base(
         reactor=reactor,
         identity=present,
@@ -179,6 +184,7 @@ def build_base(
         late=late,
         connections=connections,
         admission=admission,
+        registrations=registrations,
         gate=Gate(reactor),
         outbound=Outbound(reactor, allow_private=config.outbound.allow_private),
         node=node,
@@ -252,6 +258,16 @@ def _limit(config: Config, connections: Connections[Any], admission: Admission) 
         ip_per_minute=limits.ip_per_minute,
         account_per_minute=limits.account_per_minute,
         trusted=_trusted(config),
+    )
+
+
+def _registration_limits(config: Config) -> RegistrationLimits:
+    limits = config.limits
+    return RegistrationLimits(
+        limits.accounts_per_address_per_day,
+        limits.registration_bytes_per_address_per_day,
+        limits.accounts,
+        limits.registration_bytes,
     )
 
 

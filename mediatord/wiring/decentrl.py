@@ -20,7 +20,6 @@ from mediatord.decentrl.pushing import Pushing
 from mediatord.decentrl.registration import Registration, RegistrationSettings
 from mediatord.ids import new_message_id
 from mediatord.presence import Session
-from mediatord.protocol.decentrl.did import usual_name
 from mediatord.wiring.base import Base
 
 
@@ -58,7 +57,7 @@ def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
     access = _access(base, config)
     authentication = Authentication(clock, store.decentrl, directory, journal, config.decentrl.timestamp_window)
     uses = Uses(
-        registration=Registration(desk, _registration_settings(base, config, access)),
+        registration=Registration(desk, _registration_settings(base, config, access), base.registrations),
         contracts=Contracts(desk),
         delivery=Delivery(desk),
         archive=Archive(desk),
@@ -74,7 +73,7 @@ def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
 
 def _access(base: Base, config: Config) -> AccessList:
     """Goes by the lists as they are at any time; sockets of who is denied from now on are closed."""
-    access = AccessList(usual_name)
+    access = AccessList()
 
     def follow(new: Config) -> None:
         allow = new.decentrl.allow if new.decentrl.registration == "allow-list" else None

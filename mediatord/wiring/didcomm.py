@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mediatord.admission import AccessList
 from mediatord.config import Config
+from mediatord.didcomm.account_expiry import AccountExpiry
 from mediatord.didcomm.coordination import Coordination, OwnNames, Registration
 from mediatord.didcomm.endpoints import EndpointDelivery, FailoverSettings, Targets
 from mediatord.didcomm.handover import HandOver
@@ -23,8 +24,7 @@ from mediatord.didcomm.smalltalk import SmallTalk
 from mediatord.didcomm.unpacking import Unpacking
 from mediatord.didcomm.wrapping import Wrapping
 from mediatord.ids import new_id, new_message_id
-from mediatord.protocol.didcomm.did import canonical
-from mediatord.protocol.didcomm.did_web import usual_name
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.protocol.didcomm.usual import UsualForwards
 from mediatord.resolver import Resolver, WebDIDs
 from mediatord.turns import Turn
@@ -83,6 +83,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
             OwnNames(identity.owns, identity.routing_did),
             registration,
             Ownership(reactor, store, base.admission, unpacking, identity.owns),
+            base.registrations,
             journal,
         ),
         pickup=Pickup(
@@ -99,6 +100,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         clock=reactor,
         store=store,
         admission=base.admission,
+        registrations=base.registrations,
         unpacking=unpacking,
         packing=packing,
         replying=Replying(packing, targets, endpoints),
@@ -108,8 +110,16 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
         access=access,
     )
     lag = Lag(reactor, base.steady, journal.metrics.lag)
+    expiry = AccountExpiry(
+        reactor,
+        store,
+        lambda: base.connections.live(lambda reader: reader is not None),
+        journal,
+        unused=settings.unused_account_ttl,
+        idle=settings.idle_account_ttl,
+    )
     housekeeping = Housekeeping(
-        reactor, store, live, journal, lambda: gauge(base, lag), turn or own_turn(base, config)
+        reactor, store, live, journal, lambda: gauge(base, lag), turn or own_turn(base, config), expiry
     )
     watch_base(base)
     watch_didcomm(base, live, routing, resolver, endpoints)
@@ -146,7 +156,7 @@ def live_settings(base: Base, config: Config) -> LiveSettings:
 
 def _access(base: Base, config: Config) -> AccessList:
     """Goes by the lists as they are at any time; who is denied from now on is live no longer."""
-    access = AccessList(usual_name)
+    access = AccessList()
 
     def follow(new: Config) -> None:
         allow = new.didcomm.allow if new.didcomm.registration == "allow-list" else None
@@ -163,7 +173,7 @@ def _routing_settings(config: Config, access: AccessList) -> RoutingSettings:
     return RoutingSettings(
         ttl=config.queue.ttl,
         max_delay=settings.max_delay,
-        routing_keys={canonical(did): keys for did, keys in settings.routing_keys.items()},
+        routing_keys={canonical_did(did): keys for did, keys in settings.routing_keys.items()},
         rewrap=settings.rewrap,
         registered_senders_only=settings.require_registered_sender,
         encrypted_only=settings.require_encrypted_payload,
@@ -175,5 +185,5 @@ def _routing_settings(config: Config, access: AccessList) -> RoutingSettings:
 def _failover_settings(config: Config, access: AccessList) -> FailoverSettings:
     web_socket = "ws" + config.public_url.removeprefix("http")
     own = {config.public_url, f"{config.public_url}/didcomm", f"{web_socket}/didcomm", f"{web_socket}/ws"}
-    endpoints = {canonical(did): endpoint for did, endpoint in config.didcomm.endpoints.items()}
+    endpoints = {canonical_did(did): endpoint for did, endpoint in config.didcomm.endpoints.items()}
     return FailoverSettings(config.didcomm.failover, endpoints, frozenset(own), access)

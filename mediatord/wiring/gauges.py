@@ -90,6 +90,8 @@ async def gauge(base: Base, lag: Lag) -> None:
         **own,
     )
     await tell_ledger(base)
+    usage = await base.registrations.usage()
+    base.journal.metrics.accounts(usage.accounts, usage.bytes)
 
 
 def _resident() -> int | None:

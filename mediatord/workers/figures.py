@@ -26,7 +26,9 @@ _WORST = {
 _HIGHEST = {"mediator_storage_fault"}
 _ANY = {
     "mediator_message_queue_size",
+    "mediator_accounts",
     "mediator_messages_waiting",
+    "mediator_registration_bytes",
     "mediator_ledger_messages",
     "mediator_ledger_difference",
     "mediator_oldest_message_timestamp_seconds",

@@ -42,6 +42,8 @@ PLENTY: dict[str, Any] = {
         "did_per_minute": 1_000_000,
         "ip_per_minute": 1_000_000,
         "account_per_minute": 1_000_000,
+        "accounts_per_address_per_day": 1_000_000,
+        "registration_bytes_per_address_per_day": 1 << 30,
         "max_connections_per_ip": 10_000,
     }
 }

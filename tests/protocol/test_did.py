@@ -10,7 +10,6 @@ from mediatord.protocol.didcomm.did import (
     Endpoint,
     Service,
     VerificationMethod,
-    canonical,
     did_of,
     is_did,
 )
@@ -75,13 +74,6 @@ def test_other_texts(text: str) -> None:
 def test_did_of_a_did_url(rest: str) -> None:
     """Path, query and fragment are no part of the DID (DID Core 3.2)."""
     assert did_of(DID + rest) == DID
-
-
-def test_canonical() -> None:
-    """Both forms of a did:peer:4 are one identity, written short; other DIDs are as they are (reference 8.4)."""
-    assert canonical("did:peer:4zQmHash:zDocument") == "did:peer:4zQmHash"
-    assert canonical("did:peer:4zQmHash") == "did:peer:4zQmHash"
-    assert canonical("did:web:example.com:a") == "did:web:example.com:a"
 
 
 @pytest.mark.parametrize(

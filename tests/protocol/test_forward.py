@@ -14,7 +14,6 @@ from mediatord.protocol.didcomm.forward import (
     forward_of,
     read_next,
     read_payloads,
-    registered_names,
 )
 from mediatord.protocol.didcomm.message import Message, parse_message
 
@@ -40,21 +39,6 @@ def test_next_is_a_string(body: object) -> None:
     """`next` missing, empty, endless or not a string (4.3; section 11 row 11)."""
     with pytest.raises(NextMissing):
         read_next(forward(body=body))
-
-
-@pytest.mark.parametrize(
-    ("next_", "names"),
-    [
-        ("did:a:b", ("did:a:b",)),
-        ("did:a:b#key-1", ("did:a:b#key-1", "did:a:b")),
-        ("did:peer:4zShort:zLong", ("did:peer:4zShort",)),
-        ("did:peer:4zShort:zLong#key-1", ("did:peer:4zShort#key-1", "did:peer:4zShort")),
-        ("6MkRawBase58Key", ("6MkRawBase58Key",)),
-    ],
-)
-def test_names_a_next_may_be_registered_under(next_: str, names: tuple[str, ...]) -> None:
-    """A DID URL is tried whole first, and a did:peer:4 counts as its short form (4.3)."""
-    assert registered_names(next_) == names
 
 
 def test_json_is_kept_as_it_was_written() -> None:

@@ -70,6 +70,9 @@ class MongoArrivalTests(MakesMongo, contract.ArrivalContract, TestCase):
 class MongoAccountTests(MakesMongo, contract.AccountContract, TestCase): ...
 
 
+class MongoAccountExpiryTests(MakesMongo, contract.AccountExpiryContract, TestCase): ...
+
+
 class MongoNonceTests(MakesMongo, contract.NonceContract, TestCase): ...
 
 

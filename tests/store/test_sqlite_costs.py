@@ -80,7 +80,9 @@ class StatementTests(CostCase):
         self.assertEqual(self.statements(self.deposits(64)), 6)
 
     def test_unknown_queues(self) -> None:
-        """Those that are not known are looked up together."""
+        """Those that are not known are looked up together; one more says, once, that their account is used."""
+        self.assertEqual(self.statements(self.deposits(32)), 8)
+        known_queues.forget_queues(self.connection)
         self.assertEqual(self.statements(self.deposits(32)), 7)
 
     def test_removals(self) -> None:

@@ -16,7 +16,6 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import ReplayMemoryFull, StoreUnavailable
 from mediatord.interfaces.decentrl import EventFilter, Slice
-from mediatord.store import sql_accounts
 from mediatord.store.database import connect, migrate, open_database, schema_steps
 from mediatord.store.group_commit import commit_together
 from mediatord.store.sqlite import SQLiteStore
@@ -24,6 +23,7 @@ from mediatord.store.sqlite_file import Tuning
 from tests.store import hammer
 from tests.store.builders import ALICE, BOB, HOUR, NOON, Held, PromptClock, a_path, a_payload, a_sqlite_store
 from tests.store.contract.decentrl_base import an_event
+from tests.store.earlier import register_as_before
 from tests.store.hammer import INBOX
 from tests.store.orders import Orders, answers, miscounted
 
@@ -42,9 +42,8 @@ class HammerTests(SynchronousTestCase):
         orders = Orders(hammer.CAPS)
         with closing(connect(path)) as connection:
             migrate(connection, schema_steps()[:-1])
-            for did in (ALICE, BOB):
-                sql_accounts.grant(connection, did, NOON)
-            sql_accounts.update(connection, ALICE, [(INBOX, "add")], 9)
+            for did, registered in ((ALICE, [INBOX]), (BOB, [])):
+                register_as_before(connection, did, *registered)
             outcomes = commit_together(connection, orders.settled())
             self.assertEqual({error for _, error in answers(outcomes)}, {None})
         return path

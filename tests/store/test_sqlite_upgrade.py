@@ -10,13 +10,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.interfaces import Books, Ledger, QueueLimits
 from mediatord.interfaces.decentrl import Caps, StoredEvent
-from mediatord.store import sql_accounts
 from mediatord.store.database import connect, migrate, schema_steps
 from mediatord.store.group_commit import commit_together
 from mediatord.store.sql_parties import change_holding, find_party
 from mediatord.store.sql_queue_counts import count_in
 from mediatord.store.sql_rows import key_of
 from tests.store.builders import ALICE, BOB, NOON, PromptClock, a_path, a_payload, a_sqlite_store
+from tests.store.earlier import register_as_before
 from tests.store.orders import Orders, all_kept, answers, miscounted
 
 INBOX = "did:key:z6MkInbox"
@@ -63,8 +63,7 @@ class UpgradeTests(SynchronousTestCase):
         self.path.touch()
         with closing(connect(self.path)) as connection:
             migrate(connection, schema_steps()[:1])
-            sql_accounts.grant(connection, ALICE, NOON)
-            sql_accounts.update(connection, ALICE, [(INBOX, "add")], 9)
+            register_as_before(connection, ALICE, INBOX)
             insert_as_before(connection, "a")
             connection.execute("INSERT INTO nonce (key, until) VALUES (?, ?), (?, ?)", (b"x", NOON + 9, b"y", NOON))
         store = a_sqlite_store(PromptClock(), self.path)
@@ -82,8 +81,7 @@ class UpgradeTests(SynchronousTestCase):
         orders = Orders(Caps())
         with closing(connect(self.path)) as connection:
             migrate(connection, schema_steps()[:2])
-            sql_accounts.grant(connection, ALICE, NOON)
-            sql_accounts.update(connection, ALICE, [(INBOX, "add")], 9)
+            register_as_before(connection, ALICE, INBOX)
             insert_as_before(connection, "a", "b")
             connection.execute("UPDATE message SET delivered = 1, pushes = 1 WHERE id = 'a'")
             commands = [*orders.settled(), orders.save(ALICE, [StoredEvent("s", ALICE, ALICE, "kept", ("x",), 1.0)])]
@@ -106,8 +104,7 @@ class UpgradeTests(SynchronousTestCase):
         self.path.touch()
         with closing(connect(self.path)) as connection:
             migrate(connection, schema_steps()[:3])
-            sql_accounts.grant(connection, ALICE, NOON)
-            sql_accounts.update(connection, ALICE, [(INBOX, "add")], 9)
+            register_as_before(connection, ALICE, INBOX)
             insert_as_before(connection, *"abc")
         store = a_sqlite_store(PromptClock(), self.path)
         self.successResultOf(store.open())
@@ -127,8 +124,7 @@ class UpgradeTests(SynchronousTestCase):
         orders = Orders(Caps())
         with closing(connect(self.path)) as connection:
             migrate(connection, schema_steps()[:4])
-            sql_accounts.grant(connection, ALICE, NOON)
-            sql_accounts.update(connection, ALICE, [(INBOX, "add")], 9)
+            register_as_before(connection, ALICE, INBOX)
             insert_as_before(connection, *"abc")
             count_in(connection, [(1, 1, 3, 3 * len(a_payload("a").data))])
             self.assertEqual({error for _, error in answers(commit_together(connection, orders.settled()))}, {None})
@@ -144,3 +140,27 @@ class UpgradeTests(SynchronousTestCase):
         self.successResultOf(store.close())
         with closing(connect(self.path)) as connection:
             self.assertEqual(miscounted(connection), [])
+
+    def test_upgrade_from_version_5(self) -> None:
+        """Recipients are found by all names of their DIDs, of which each has one owner: who registered one first."""
+        self.path.touch()
+        with closing(connect(self.path)) as connection:
+            migrate(connection, schema_steps()[:5])
+            register_as_before(connection, ALICE, INBOX, "did:web:A.example#key-1")
+            register_as_before(connection, BOB, INBOX + "#key-1", "did:example:bob")
+        store = a_sqlite_store(PromptClock(), self.path)
+        self.successResultOf(store.open())
+        for name, owner in (
+            (INBOX + "#key-2", ALICE),
+            ("did:web:a.example", ALICE),
+            ("did:example:bob?x", BOB),
+        ):
+            self.assertEqual(self.successResultOf(store.owner(name)), owner)
+        for account, names in ((ALICE, [INBOX, "did:web:A.example#key-1"]), (BOB, ["did:example:bob"])):
+            found = self.successResultOf(store.recipients(account, offset=0, limit=9))
+            self.assertEqual(found, (names, len(names)))
+            added = self.successResultOf(
+                store.update(account, [("did:new:" + account[-3:], "add")], max_recipients=9)
+            )
+            self.assertEqual(added, ["success"])
+        self.successResultOf(store.close())

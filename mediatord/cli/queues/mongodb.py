@@ -14,6 +14,7 @@ from pymongo.read_concern import ReadConcern
 from mediatord.cli.queues.course import Course
 from mediatord.cli.queues.removing import remove_in_mongodb
 from mediatord.cli.queues.values import HALVES, Entry, Half, Queue, Scope, Totals
+from mediatord.protocol.canonical_did import did_digest
 from mediatord.service import StartupError
 from mediatord.store.mongo.collections import ACCOUNTS, MESSAGES, RECIPIENTS
 from mediatord.store.mongo.decentrl_keys import key_of
@@ -134,7 +135,7 @@ def _totals(database: Database[_Document], half: Half) -> tuple[int, int, int]:
 
 
 def _messages(database: Database[_Document], did: str) -> list[Entry]:
-    recipients = [one["_id"] for one in database[RECIPIENTS].find({"did": did}, {"_id": 1})]
+    recipients = [one["_id"] for one in database[RECIPIENTS].find({"did_digest": did_digest(did)}, {"_id": 1})]
     cursor = database[MESSAGES].find({"recipient": {"$in": recipients}}, dict.fromkeys(_MESSAGE, 1))
     found = list(cursor.sort("seq", ASCENDING))
     accounts = _accounts(database, found)

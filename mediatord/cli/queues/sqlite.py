@@ -11,6 +11,7 @@ from typing import Any
 
 from mediatord.cli.queues.course import Course
 from mediatord.cli.queues.values import Entry, Half, Queue, Scope, Totals
+from mediatord.protocol.canonical_did import did_digest
 from mediatord.service import StartupError
 from mediatord.store import sql_messages, sql_pending
 from mediatord.store.database import APPLICATION_ID, connect, schema_steps
@@ -53,8 +54,11 @@ _KNOWN = """
 """
 _MESSAGES = """
     SELECT m.id, a.did, m.size, m.received_at, m.expires_at, m.delivered, m.pushes, m.due_at
-    FROM recipient r JOIN message m ON m.recipient_id = r.id JOIN account a ON a.id = m.account_id
-    WHERE r.did = ? ORDER BY m.seq
+    FROM (
+        SELECT id FROM recipient WHERE did_digest = :digest AND registered IS NOT NULL
+        UNION ALL SELECT id FROM recipient WHERE did_digest = :digest AND registered IS NULL
+    ) r JOIN message m ON m.recipient_id = r.id JOIN account a ON a.id = m.account_id
+    ORDER BY m.seq
 """
 _EVENTS = """
     SELECT e.id, e.size, e.received_at FROM party p JOIN pending_event e ON e.recipient_id = p.id
@@ -100,7 +104,10 @@ class WaitingInFile:
         found: list[Entry] = []
         with self._reading() as connection:
             if "didcomm" in scope.halves:
-                found += [_message(scope.did, row) for row in connection.execute(_MESSAGES, (scope.did,))]
+                found += [
+                    _message(scope.did, row)
+                    for row in connection.execute(_MESSAGES, {"digest": did_digest(scope.did)})
+                ]
             if "decentrl" in scope.halves:
                 found += [_event(scope.did, row) for row in connection.execute(_EVENTS, (scope.did,))]
         return [entry for entry in found if scope.has(entry)]

@@ -84,15 +84,6 @@ def make_did(alias: str, signing_key: bytes, prekey: bytes, mediator_did: str, *
     return parse_did(":".join([*_METHOD, names[0], *keys, names[1]])).did
 
 
-def usual_name(text: str) -> str:
-    """One spelling for all DIDs that differ in alphabets, padding and prefixes only; what is none stays as it is."""
-    try:
-        did = parse_did(text)
-        return make_did(did.alias, did.signing_key, did.prekey, did.mediator_did)
-    except ValueError:
-        return text
-
-
 def multibase_key(key: bytes, kind: KeyKind, raw: bool = False) -> str:
     """
     A public key as `z` and base58btc.

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.protocol.didcomm.keys import PublicKey
 
 MAX_DID_LENGTH = 8192
@@ -21,9 +22,6 @@ _DID = re.compile(r"did:[a-z0-9]+:(?:[A-Za-z0-9._:-]++|%[0-9A-Fa-f]{2})++")
 # Old generators pad the base64url of their services (reference 8.3), which W3C's grammar does not allow.
 _PADDED_PEER_2 = re.compile(r"did:peer:2[A-Za-z0-9._=-]++")
 _URL_PART = re.compile(r"[/?#]")
-_PEER_4 = "did:peer:4"
-_WEB = "did:web:"
-_ESCAPE = re.compile("%[0-9a-f]{2}", re.IGNORECASE)
 _SHORT_KID = 8
 _USUAL_LENGTH = 2048
 
@@ -113,7 +111,7 @@ class DIDDocument:
 
     def _find(self, kid: str, methods: Iterable[VerificationMethod]) -> VerificationMethod | None:
         did, mark, fragment = kid.partition("#")
-        if not mark or not fragment or (did != self.did and canonical(did_of(did)) != canonical(self.did)):
+        if not mark or not fragment or (did != self.did and canonical_did(did) != canonical_did(self.did)):
             return None
         for method in methods:
             if method.id.partition("#")[2] == fragment:
@@ -139,16 +137,6 @@ def did_of(did_url: str) -> str:
     if "#" not in did_url and "/" not in did_url and "?" not in did_url:
         return did_url
     return _URL_PART.split(did_url, maxsplit=1)[0]
-
-
-def canonical(did: str) -> str:
-    """The form a DID is stored and compared in: the short one of a did:peer:4, else unchanged (reference 8.4)."""
-    if did.startswith(_WEB) and "%" in did:
-        return _ESCAPE.sub(lambda escape: escape[0].upper(), did)
-    if not did.startswith(_PEER_4):
-        return did
-    short, _, _ = did[len(_PEER_4) :].partition(":")
-    return _PEER_4 + short
 
 
 def is_did(text: str) -> bool:

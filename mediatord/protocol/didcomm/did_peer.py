@@ -12,7 +12,8 @@ from typing import Any
 
 from mediatord.errors import SenderUnresolvable, SenderUnsupported
 from mediatord.protocol import base58, jsontext
-from mediatord.protocol.didcomm.did import DIDDocument, NeedsRecall, VerificationMethod, canonical
+from mediatord.protocol.canonical_did import canonical_did
+from mediatord.protocol.didcomm.did import DIDDocument, NeedsRecall, VerificationMethod
 from mediatord.protocol.didcomm.did_document import (
     AGREEMENT_CURVES,
     DIDCOMM_MESSAGING,
@@ -101,7 +102,7 @@ def resolve_peer(did: str) -> DIDDocument:
         raise SenderUnsupported
     if _SHORT_PEER_4.fullmatch(did):
         raise NeedsRecall
-    return _resolve_4(did, did, canonical(did))
+    return _resolve_4(did, did, canonical_did(did))
 
 
 def resolve_recalled(short: str, long: str) -> DIDDocument:
@@ -110,7 +111,7 @@ def resolve_recalled(short: str, long: str) -> DIDDocument:
 
     :raise SenderUnresolvable: the two do not belong together, or the long form is malformed.
     """
-    if canonical(long) != short:
+    if canonical_did(long) != short:
         raise SenderUnresolvable
     return _resolve_4(long, short, long)
 

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from mediatord.errors import SenderUnresolvable
 from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.did import DIDDocument, canonical
+from mediatord.protocol.didcomm.did import DIDDocument
 from mediatord.protocol.didcomm.did_document import parse_document
 
 _PREFIX = "did:web:"
@@ -50,23 +50,6 @@ def web_location(did: str) -> WebLocation:
     # Encoded again, so that a slash that came as %2F does not become one more segment.
     segments = "/".join(quote(segment, safe="") for segment in path) or ".well-known"
     return WebLocation(host, f"https://{authority}/{segments}/did.json")
-
-
-def usual_name(did: str) -> str:
-    """
-    One name for all the DIDs whose documents lie at the same place: the host in small letters, without the usual
-    port, nothing encoded that need not be. For lists of DIDs: somebody who is written differently is somebody else.
-    A DID of another method is as :func:`~mediatord.protocol.didcomm.did.canonical` has it.
-    """
-    if not did.startswith(_PREFIX):
-        return canonical(did)
-    try:
-        location = web_location(did)
-    except SenderUnresolvable:
-        return canonical(did)
-    authority, *path = location.url.removeprefix("https://").removesuffix("/did.json").split("/")
-    host = quote(authority.lower().removesuffix(":443"))
-    return _PREFIX + ":".join([host, *(() if path == [".well-known"] else path)])
 
 
 def parse_web_document(did: str, raw: bytes) -> DIDDocument:

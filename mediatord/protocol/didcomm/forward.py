@@ -9,7 +9,6 @@ from typing import Any, Literal, Protocol
 from mediatord.errors import BadAttachment, ForwardExpired, LinkedAttachment, NextMissing
 from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.attachments import json_texts
-from mediatord.protocol.didcomm.did import canonical
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, Draft, Message
 
 FORWARD = "https://didcomm.org/routing/2.0/forward"
@@ -39,19 +38,6 @@ def read_next(message: Message) -> str:
     if isinstance(next_, str) and 0 < len(next_) <= MAX_NEXT:
         return next_
     raise NextMissing
-
-
-def registered_names(next_: str) -> tuple[str, ...]:
-    """
-    Under which names `next` may have been registered, best first (reference 4.3).
-
-    A DID URL is tried whole, then without its fragment; the long form of a did:peer:4 counts as its short form.
-    """
-    did, hash_, fragment = next_.partition("#")
-    short = canonical(did)
-    if not hash_:
-        return (short,)
-    return (f"{short}#{fragment}", short)
 
 
 def read_payloads(message: Message, *, encrypted_only: bool = True) -> list[Opaque]:

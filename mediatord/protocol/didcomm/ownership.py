@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mediatord.protocol.didcomm.did import canonical, did_of
+from mediatord.protocol.canonical_did import canonical_did, is_same_did
+from mediatord.protocol.didcomm.did import did_of
 from mediatord.protocol.didcomm.message import Message
 
 PROOF = "urn:mediatord:recipient-ownership/1.0/proof"
@@ -35,7 +36,7 @@ def proven_by(message: Message, sender: str, account: str, now: float, owns: Cal
     recipient, holder, made = body.get("recipient_did"), body.get("account"), message.created_time
     if message.type.uri != PROOF or not (isinstance(recipient, str) and isinstance(holder, str)):
         return None
-    if canonical(holder) != account or canonical(did_of(recipient)) != canonical(sender):
+    if not is_same_did(holder, account) or not is_same_did(recipient, sender):
         return None
     if not any(owns(did_of(one)) for one in message.to):
         return None
@@ -45,6 +46,10 @@ def proven_by(message: Message, sender: str, account: str, now: float, owns: Cal
 
 
 def registered_as(recipient_did: str) -> str:
-    """Under which name a recipient DID is kept: as it came, but a did:peer:4 short (reference 4.3)."""
+    """
+    The spelling in which a recipient DID is shown to its account: as it came, but a did:peer:4 short (reference 4.3).
+
+    Whose it is goes by :func:`~mediatord.protocol.canonical_did.canonical_did`.
+    """
     did, hash_, fragment = recipient_did.partition("#")
-    return canonical(did) + hash_ + fragment
+    return (canonical_did(did) if did.startswith("did:peer:4") else did) + hash_ + fragment

@@ -8,9 +8,15 @@ can go by another DID.
 
 from __future__ import annotations
 
+from mediatord.protocol.canonical_did import canonical_did, did_digest
+from mediatord.store.mongo.cursors import finding
 from mediatord.store.mongo.ledger import LEDGER
+from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.pulse import PULSE
+from mediatord.store.mongo.replies import Duplicate
+from mediatord.store.mongo.requests import Document, updating
 from mediatord.store.mongo.schema import Collection, Index, Migration
+from mediatord.store.recipient_names import RecipientNames
 
 ACCOUNTS = "accounts"
 RECIPIENTS = "recipients"
@@ -20,17 +26,34 @@ DOCUMENTS = "documents"
 NONCES = "nonces"
 OWNERS = "owners"
 
-# `did`, `created_at`, `draft03`; `recipients`, how many DIDs are registered, and `places`, how many ever were.
-_ACCOUNTS = Collection(ACCOUNTS, (Index("account_did", {"did": 1}, unique=True),))
+# Documents that a migration reads together.
+_AT_A_TIME = 500
 
-# A DID that an account has registered, or had registered when something came that still waits. `account`, `did`,
-# `registered`, its place in the order of registration, absent when it is not; `messages` and `bytes` that wait,
-# `changes` of those, and `waited_for`, which is there when any do.
+# `did`, `created_at`, `draft03`; `recipients`, under how many names DIDs are registered, and `places`, how many ever
+# were; `seen_at`, the last authenticated contact, to a day; `fresh`, until it is known that the account is used.
+_ACCOUNTS = Collection(
+    ACCOUNTS,
+    (
+        Index("account_did", {"did": 1}, unique=True),
+        Index("account_fresh", {"created_at": 1}, partial={"fresh": {"$exists": True}}),
+        Index("account_seen", {"seen_at": 1}),
+    ),
+)
+
+# A DID that an account has registered, or had registered when something came that still waits. `account`, `did` in
+# its canonical form, `did_digest`, equal for all its forms, `registered`, its place in the order of registration,
+# absent when it is not; `names`, the spellings it was registered under, unless that is the DID alone (see
+# RecipientNames); `messages` and `bytes` that wait, `changes` of those, and `waited_for`, which is there when any do.
 _RECIPIENTS = Collection(
     RECIPIENTS,
     (
-        Index("recipient_registered", {"did": 1}, unique=True, partial={"registered": {"$exists": True}}),
-        Index("recipient_of_account", {"account": 1, "did": 1}, unique=True),
+        Index(
+            "recipient_did_registered",
+            {"did_digest": 1},
+            unique=True,
+            partial={"did_digest": {"$exists": True}, "registered": {"$exists": True}},
+        ),
+        Index("recipient_did", {"did_digest": 1, "account": 1}),
         Index("recipient_order", {"account": 1, "registered": 1}),
         # By nothing that changes with every message: an index that depends on a counter doubles what an update costs.
         Index("recipient_waited_for", {"waited_for": 1}, partial={"waited_for": {"$exists": True}}),
@@ -91,5 +114,30 @@ async def _begin_a_ledger(_operations: object, _deadline: float) -> None:
     """Whoever opens the books finds what waits; see :mod:`.books`."""
 
 
-# Of version 2 is what has a ledger: who does not keep it may not change messages.
-MIGRATIONS = (Migration(_begin_a_ledger, readable_from=2),)
+async def _digest_recipients(operations: Operations, deadline: float) -> None:
+    """Of several that turn out to be one DID the first that is met stays registered."""
+    missing = {"did_digest": {"$exists": False}}
+    while found := await operations.query(finding(RECIPIENTS, missing, sort={"_id": 1}, limit=_AT_A_TIME), deadline):
+        for one in found:
+            did = canonical_did(one["did"])
+            names = RecipientNames(did, None)
+            place = one.get("registered")
+            if place is not None:
+                names.add(one["did"], place)
+            change: Document = {"did": did, "did_digest": did_digest(did)}
+            if names.stored is not None:
+                change["names"] = names.stored
+            this = {"_id": one["_id"]}
+            try:
+                await operations.write(updating(RECIPIENTS, [{"q": this, "u": {"$set": change}}]), deadline)
+            except Duplicate:
+                change.pop("names", None)
+                left_over = {"$set": change, "$unset": {"registered": 1}}
+                fewer = {"q": {"_id": one["account"]}, "u": {"$inc": {"recipients": -1}}}
+                await operations.write(updating(RECIPIENTS, [{"q": this, "u": left_over}]), deadline)
+                await operations.write(updating(ACCOUNTS, [fewer]), deadline)
+
+
+# Of version 2 is what has a ledger: who does not keep it may not change messages. Of version 3 is what knows
+# recipients by digests: who does not would let a DID have two owners.
+MIGRATIONS = (Migration(_begin_a_ledger, readable_from=2), Migration(_digest_recipients, readable_from=3))

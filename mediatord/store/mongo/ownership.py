@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from twisted.internet.defer import Deferred, fail, succeed
 
 from mediatord.errors import StoreUnavailable
+from mediatord.protocol.canonical_did import did_digest
 from mediatord.store.mongo.accounts import asking_for_owners
 from mediatord.store.mongo.server import Server
 from mediatord.store.owners import Owners
@@ -61,13 +62,13 @@ class Ownership:
         answers, self._waiting = self._waiting, {}
         question = asking_for_owners(list(answers))
         asked = Deferred.fromCoroutine(self._server.ask("owner", question, since=self._since, prompt=True))
-        asked.addCallback(lambda found: {one["did"]: one["owner"][0]["did"] for one in found})
+        asked.addCallback(lambda found: {bytes(one["did_digest"]): one["owner"][0]["did"] for one in found})
         asked.addCallbacks(self._found, self._failed, (answers, self._known.age), {}, (answers,))
 
-    def _found(self, owners: dict[str, str], answers: dict[str, list[Deferred[str | None]]], age: int) -> None:
+    def _found(self, owners: dict[bytes, str], answers: dict[str, list[Deferred[str | None]]], age: int) -> None:
         self._go_on()
         for did, waiting in answers.items():
-            account = owners.get(did)
+            account = owners.get(did_digest(did))
             self._known.keep(did, account, age)
             for answer in waiting:
                 answer.callback(account)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bson import ObjectId
 
+from mediatord.protocol.canonical_did import did_digest
 from mediatord.store.mongo.collections import ACCOUNTS, RECIPIENTS
 from mediatord.store.mongo.cursors import finding
 from mediatord.store.mongo.requests import Document, Request
@@ -48,23 +49,26 @@ class QueueFinder:
     async def find(self, transaction: Transaction, dids: Collection[str]) -> dict[str, Queue]:
         """Those of the DIDs that somebody has registered."""
         likely = {account for account in map(self._accounts.get, dids) if account is not None}
-        registered = {"did": {"$in": list(dids)}, "registered": {"$exists": True}}
+        digests = {did: did_digest(did) for did in dids}
+        registered = {"did_digest": {"$in": list(set(digests.values()))}, "registered": {"$exists": True}}
         found, owners = await transaction.ask(finding(RECIPIENTS, registered), _asking_for_accounts(likely))
         missing = {one["account"] for one in found} - {one["_id"] for one in owners}
         if missing:
             owners += await transaction.query(_asking_for_accounts(missing))
         accounts: dict[ObjectId, str] = {one["_id"]: one["did"] for one in owners}
         self._remember(found)
+        by_digest = {one["did_digest"]: one for one in found}
+        named = [(did, by_digest[digest]) for did, digest in digests.items() if digest in by_digest]
         return {
-            one["did"]: Queue(
-                one["did"],
+            did: Queue(
+                did,
                 Place(one["_id"], one["account"]),
                 accounts[one["account"]],
                 one["messages"],
                 one["bytes"],
                 one.get("changes", 0),
             )
-            for one in found
+            for did, one in named
         }
 
     def _remember(self, recipients: Iterable[Document]) -> None:

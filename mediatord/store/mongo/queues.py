@@ -16,6 +16,7 @@ from bson import ObjectId, Timestamp
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Arrival, QueueStatus, StoredMessage, Window
 from mediatord.interfaces.decentrl import LARGEST_SLICE
+from mediatord.protocol.canonical_did import did_digest
 from mediatord.store.mongo.clocks import Clocks
 from mediatord.store.mongo.collections import ACCOUNTS, MESSAGES, RECIPIENTS
 from mediatord.store.mongo.cursors import aggregating, finding, within
@@ -226,7 +227,9 @@ async def _lane(t: Transaction, account: str, recipient_did: str | None) -> _Lan
     number = owners[0]["_id"]
     if recipient_did is None:
         return _Lane(number, None)
-    recipients = await t.find(RECIPIENTS, {"account": number, "did": recipient_did}, projection=_ID)
+    recipients = await t.find(
+        RECIPIENTS, {"account": number, "did_digest": did_digest(recipient_did)}, projection=_ID
+    )
     return _Lane(number, recipients[0]["_id"]) if recipients else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, gatherResults
@@ -13,12 +14,14 @@ from zope.interface import implementer
 from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable, TooLarge
 from mediatord.interfaces import (
     Account,
+    AccountUsage,
     Action,
     Arrival,
     Backlog,
     Books,
     Deposit,
     Deposited,
+    ExpiredAccount,
     IClusterStore,
     IStore,
     Payload,
@@ -32,6 +35,7 @@ from mediatord.interfaces import (
     Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
+from mediatord.protocol.canonical_did import canonical_did
 from mediatord.store.batches import Bounds
 from mediatord.store.each import one_by_one
 from mediatord.store.mongo import accounts, backlog, books, cluster_schema, decentrl_schema, queues, sizes
@@ -241,12 +245,41 @@ class MongoStore:
         now = self._clock.seconds()
         return self._transact("grant", lambda t: accounts.grant(t, did, now))
 
+    def touch(self, did: str) -> Deferred[None]:
+        return begin(accounts.touch(self._server, did, self._clock.seconds()))
+
+    def expire_accounts(
+        self, limit: int, *, unused_before: float | None, idle_before: float | None
+    ) -> Deferred[list[ExpiredAccount]]:
+        return begin(self._expire_accounts(limit, unused_before, idle_before))
+
+    async def _expire_accounts(
+        self, limit: int, unused_before: float | None, idle_before: float | None
+    ) -> list[ExpiredAccount]:
+        times = {"unused": unused_before, "idle": idle_before}
+        expired: list[ExpiredAccount] = []
+        for did, reason in await accounts.candidates(self._server, limit, unused_before, idle_before):
+            before = times[reason] or 0.0
+            expiring = partial(accounts.expire, did=did, reason=reason, before=before)
+            gone = await self._transact("expire_accounts", expiring)
+            if gone is not None:
+                expired.append(gone)
+        if expired:
+            self._ownership.clear()
+        return expired
+
+    def account_usage(self) -> Deferred[AccountUsage]:
+        return begin(accounts.usage(self._server))
+
     def mark_draft03(self, did: str) -> Deferred[None]:
         return begin(accounts.mark_draft03(self._server, did))
 
     def owner(self, recipient_did: str) -> Deferred[str | None]:
         """Answered from memory if it was asked lately."""
-        return self._ownership.owner(recipient_did)
+        return self._ownership.owner(canonical_did(recipient_did))
+
+    def spellings(self, recipient_did: str) -> Deferred[list[str]]:
+        return begin(accounts.spellings(self._server, recipient_did))
 
     def held(self) -> tuple[int, int]:
         waiting = [each.held for each in (self._gathering, self._claims)]
@@ -257,7 +290,7 @@ class MongoStore:
     ) -> Deferred[list[UpdateResult]]:
         wanted = tuple(updates)
         updated = self._transact("update", lambda t: accounts.update(t, account, wanted, max_recipients))
-        return updated.addBoth(self._forget_owners, [did for did, _ in wanted])
+        return updated.addBoth(self._forget_owners, [canonical_did(name) for name, _ in wanted])
 
     def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
         return self._read("recipients", lambda t: accounts.recipients(t, account, offset, limit))

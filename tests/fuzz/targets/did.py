@@ -8,15 +8,8 @@ from collections.abc import Iterable
 
 from mediatord.errors import SenderUnresolvable, SenderUnsupported
 from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.did import (
-    MAX_DID_LENGTH,
-    DIDDocument,
-    NeedsNetwork,
-    NeedsRecall,
-    canonical,
-    did_of,
-    is_did,
-)
+from mediatord.protocol.canonical_did import canonical_did
+from mediatord.protocol.didcomm.did import MAX_DID_LENGTH, DIDDocument, NeedsNetwork, NeedsRecall, did_of, is_did
 from mediatord.protocol.didcomm.did_document import (
     MAX_ENDPOINTS,
     MAX_KEYS,
@@ -124,8 +117,8 @@ class DIDTarget:
             self._text(long)
 
     def _text(self, text: str) -> None:
-        short = canonical(text)
-        assert canonical(short) == short
+        short = canonical_did(text)
+        assert canonical_did(short) == short
         assert did_of(did_of(text)) == did_of(text)
         if text.startswith("did:web:") and is_did(text):
             location = web_location(text)

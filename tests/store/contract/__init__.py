@@ -5,7 +5,7 @@ A backend's test cases are `class XTests(MakesX, DepositContract, TestCase)` and
 `MakesX` has the methods `make_store` and `a_neighbour`, and `pass_time` where leases run on a clock of a server.
 """
 
-from tests.store.contract.accounts import AccountContract
+from tests.store.contract.accounts import AccountContract, AccountExpiryContract
 from tests.store.contract.allowances import AllowanceContract
 from tests.store.contract.arrivals import ArrivalContract
 from tests.store.contract.backlog import BacklogContract
@@ -30,6 +30,7 @@ from tests.store.contract.timing import TimingContract
 
 __all__ = [
     "AccountContract",
+    "AccountExpiryContract",
     "AllowanceContract",
     "ArrivalContract",
     "BacklogContract",

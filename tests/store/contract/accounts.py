@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from mediatord.errors import NotEnrolled, RecipientUnknown
-from mediatord.interfaces import Account
+from mediatord.interfaces import Account, Action, ExpiredAccount
+from mediatord.protocol.didcomm.did_peer import did_peer_3_of
+from mediatord.store.recipient_names import MAX_NAMES
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
 CAROL = "did:example:carol"
+DAY = 86_400.0
+_PEER_2 = "did:peer:2.Ez6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc"
+# Each line is one DID.
+EQUIVALENT = (
+    (OTHER, f"{OTHER}#key-1", f"{OTHER}/path", f"{OTHER}?query", f"{OTHER};service=a", OTHER.replace("z", "%7A")),
+    (_PEER_2, did_peer_3_of(_PEER_2), f"{_PEER_2}#key-1", f"{did_peer_3_of(_PEER_2)}#key-1"),
+    ("did:peer:4zQmShort", "did:peer:4zQmShort:zLong", "did:peer:4zQmShort:zOther#key-1"),
+    ("did:web:wallet.example:a", "did:web:Wallet.EXAMPLE:a", "did:web:wallet.example%3A443:%61#key-1"),
+    ("did:example:x-1", "did:example:x%2D1", "did:example:x%2d1?a=b#c"),
+)
 
 
 class AccountContract(StoreContract):
@@ -32,10 +44,11 @@ class AccountContract(StoreContract):
         self.assertIsNone(await self.store.account(CAROL))
 
     async def test_owner(self) -> None:
-        """The owner of a DID is the account that has registered it, of exactly this text."""
+        """The owner of a DID is the account that has registered it, whatever it is named by."""
         self.assertEqual(await self.store.owner(INBOX), ALICE)
         self.assertEqual(await self.store.owner(INBOX), ALICE)
-        for stranger in (OTHER, ALICE, INBOX[:-1], INBOX + "#key-1"):
+        self.assertEqual(await self.store.owner(INBOX + "#key-1"), ALICE)
+        for stranger in (OTHER, ALICE, INBOX[:-1], INBOX + "x"):
             self.assertIsNone(await self.store.owner(stranger))
 
     async def test_owner_changes(self) -> None:
@@ -140,6 +153,73 @@ class AccountContract(StoreContract):
         self.assertEqual([gone.id for gone in deposited.evicted], ["a"])
         self.assertEqual(await self.waiting(ALICE, INBOX), ["b", "c", "d"])
 
+    async def test_one_owner_by_any_name(self) -> None:
+        """Another account registers a DID under none of its forms and DID URLs, and removes it under none."""
+        for first, *others in EQUIVALENT:
+            await self.register(BOB, first)
+            for other in others:
+                self.assertEqual(await self.store.owner(other), BOB, other)
+                self.assertEqual(await self.change(ALICE, (other, "add")), ["client_error"], other)
+                self.assertEqual(await self.change(ALICE, (other, "remove")), ["no_change"], other)
+                self.assertEqual(await self.store.spellings(other), [first])
+            await self.change(BOB, (first, "remove"))
+            for other in others:
+                self.assertIsNone(await self.store.owner(other), other)
+                self.assertEqual(await self.store.spellings(other), [])
+                await self.register(ALICE, other)
+                self.assertEqual(await self.change(BOB, (first, "add")), ["client_error"], other)
+                self.assertEqual(await self.store.owner(first), ALICE, other)
+                await self.change(ALICE, (other, "remove"))
+
+    async def test_mail_by_any_name(self) -> None:
+        """What is addressed to a form of a DID comes to its owner, who finds it under each of them."""
+        for first, *others in EQUIVALENT:
+            await self.register(BOB, others[0])
+            for number, name in enumerate((first, *others[:2])):
+                (message,) = (await self.put(f"{first} {number}", to=name)).messages
+                self.assertEqual(message.account, BOB)
+            waiting = [f"{first} {number}" for number in range(len((first, *others[:2])))]
+            for name in (first, *others):
+                self.assertEqual(await self.waiting(BOB, name), waiting, name)
+                self.assertEqual(await self.waiting(ALICE, name), [])
+            await self.store.acknowledge(BOB, waiting)
+            await self.change(BOB, (others[0], "remove"))
+
+    async def test_spellings(self) -> None:
+        """Several names of a DID are registered and removed one by one, and listed in order, as they were spelled."""
+        keys = [f"{OTHER}#key-{number}" for number in (1, 2)]
+        results = await self.change(BOB, (keys[0], "add"), ("did:a", "add"), (OTHER, "add"), (keys[1], "add"))
+        self.assertEqual(results, ["success"] * 4)
+        everything = [keys[0], "did:a", OTHER, keys[1]]
+        for offset, limit in ((0, 9), (0, 2), (1, 2), (2, 9), (4, 1), (0, 0)):
+            found = await self.store.recipients(BOB, offset=offset, limit=limit)
+            self.assertEqual(found, (everything[offset : offset + limit], 4))
+        self.assertEqual(await self.store.spellings(OTHER), [keys[0], OTHER, keys[1]])
+        results = await self.change(
+            BOB, (keys[0], "remove"), (keys[0], "remove"), (OTHER + "#key-3", "remove"), (keys[1], "add")
+        )
+        self.assertEqual(results, ["success", "no_change", "no_change", "no_change"])
+        self.assertEqual(await self.store.recipients(BOB, offset=0, limit=9), (["did:a", OTHER, keys[1]], 3))
+        await self.put("a", to=OTHER)
+        self.assertEqual(await self.change(BOB, (OTHER, "remove")), ["success"])
+        self.assertEqual(await self.store.owner(OTHER), BOB)
+        self.assertEqual(await self.change(BOB, (keys[1], "remove")), ["success"])
+        self.assertIsNone(await self.store.owner(OTHER))
+        self.assertEqual(await self.waiting(BOB, OTHER), ["a"])
+        await self.register(BOB, keys[1])
+        self.assertEqual(await self.waiting(BOB, keys[0]), ["a"])
+        self.assertEqual(await self.store.recipients(BOB, offset=0, limit=9), (["did:a", keys[1]], 2))
+
+    async def test_bounded_spellings(self) -> None:
+        """Names of one DID count against the limit like DIDs, and there is a limit for one DID."""
+        names = [f"{OTHER}#{number}" for number in range(MAX_NAMES + 1)]
+        adding: list[tuple[str, Action]] = [(name, "add") for name in names]
+        results = await self.change(BOB, *adding[:3], max_recipients=2)
+        self.assertEqual(results, ["success", "success", "client_error"])
+        results = await self.change(BOB, *adding)
+        self.assertEqual(results[-2:], ["success", "client_error"])
+        self.assertEqual((await self.store.recipients(BOB, offset=0, limit=1))[1], MAX_NAMES)
+
     async def test_move(self) -> None:
         """All that an account has goes along to its new DID (reference 2.3)."""
         await self.put("a")
@@ -195,3 +275,90 @@ class AccountContract(StoreContract):
         await self.store.remember_did("did:peer:4zQm", "did:peer:4zQm:zLong")
         self.assertEqual(await self.store.recall_did("did:peer:4zQm"), "did:peer:4zQm:zLong")
         self.assertIsNone(await self.store.recall_did("did:peer:4zQ"))
+
+
+class AccountExpiryContract(StoreContract):
+    """Accounts that nobody uses."""
+
+    async def expire(self, unused: float | None = 7 * DAY, idle: float | None = None, limit: int = 9) -> list[str]:
+        """Those that are gone, of who was made or seen so many seconds ago."""
+        now = self.clock.seconds()
+        before = [None if age is None else now - age for age in (unused, idle)]
+        expired = await self.store.expire_accounts(limit, unused_before=before[0], idle_before=before[1])
+        return [one.did for one in expired]
+
+    async def test_unused(self) -> None:
+        """One for which nothing ever came, not seen after its first day, goes with what it registered."""
+        self.clock.advance(0.9 * DAY)
+        await self.store.touch(ALICE)
+        self.clock.advance(6 * DAY)
+        self.assertEqual(await self.expire(), [])
+        self.clock.advance(0.2 * DAY)
+        await self.store.grant(CAROL)
+        before = self.clock.seconds() - 7 * DAY
+        expired = await self.store.expire_accounts(9, unused_before=before, idle_before=None)
+        self.assertEqual(
+            sorted(expired, key=lambda one: one.did),
+            [ExpiredAccount(ALICE, 1, "unused"), ExpiredAccount(BOB, 0, "unused")],
+        )
+        self.assertEqual([await self.store.account(did) for did in (ALICE, BOB)], [None, None])
+        self.assertIsNone(await self.store.owner(INBOX))
+        self.assertEqual(await self.store.recipients(ALICE, offset=0, limit=9), ([], 0))
+        with self.assertRaises(RecipientUnknown):
+            await self.put("a")
+        await self.register(CAROL, INBOX)
+        self.assertEqual((await self.store.grant(ALICE)).created_at, self.clock.seconds())
+
+    async def test_used(self) -> None:
+        """One for which something came stays, whatever became of that; so does one seen after its first day."""
+        await self.put("a")
+        await self.store.acknowledge(ALICE, ["a"])
+        await self.change(ALICE, (INBOX, "remove"))
+        self.clock.advance(1.1 * DAY)
+        await self.store.touch(BOB)
+        self.assertEqual((await self.store.account(BOB) or Account("", 0)).seen_at, self.clock.seconds())
+        self.clock.advance(99 * DAY)
+        self.assertEqual(await self.expire(), [])
+        self.assertIsNotNone(await self.store.account(ALICE))
+
+    async def test_something_waits(self) -> None:
+        """For whom something waits stays, also when it was not seen for long; others go if that is wanted."""
+        await self.put("a", ttl=99 * DAY)
+        self.clock.advance(30 * DAY)
+        self.assertEqual(await self.expire(None, None), [])
+        self.assertEqual(await self.expire(None, 31 * DAY), [])
+        self.assertEqual(await self.expire(None, 30 * DAY), [BOB])
+        self.assertEqual(await self.waiting(), ["a"])
+        await self.store.acknowledge(ALICE, ["a"])
+        await self.store.touch(ALICE)
+        self.clock.advance(20 * DAY)
+        self.assertEqual(await self.expire(7 * DAY, 21 * DAY), [])
+        self.assertEqual(await self.expire(7 * DAY, 20 * DAY), [ALICE])
+
+    async def test_slices(self) -> None:
+        """Not more than so many go at once, those of the longest time first."""
+        self.clock.advance(DAY)
+        for number in range(3):
+            await self.store.grant(f"did:example:{number}")
+        self.clock.advance(7 * DAY)
+        self.assertEqual(set(await self.expire(limit=2)), {ALICE, BOB})
+        self.assertEqual(len(await self.expire(limit=2)), 2)
+        self.assertEqual(len(await self.expire(limit=2)), 1)
+        self.assertEqual(await self.expire(limit=2), [])
+
+    async def test_usage(self) -> None:
+        """Accounts are counted, and what they register takes more room until it is gone."""
+        before = await self.store.account_usage()
+        self.assertEqual(before.accounts, 2)
+        await self.store.grant(CAROL)
+        await self.register(CAROL, "did:example:" + "x" * 1000, OTHER, OTHER + "#key-1")
+        usage = await self.store.account_usage()
+        self.assertEqual(usage.accounts, 3)
+        self.assertGreaterEqual(usage.bytes, before.bytes + 1000)
+        self.assertLess(usage.bytes, before.bytes + 3000)
+        self.clock.advance(8 * DAY)
+        await self.put("a")
+        await self.expire()
+        after = await self.store.account_usage()
+        self.assertEqual(after.accounts, 1)
+        self.assertLess(after.bytes, before.bytes)

@@ -1,0 +1,140 @@
+"""How many accounts may be opened, and how many bytes registered: by an address in a day, and in all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from twisted.internet.interfaces import IReactorTime
+
+from mediatord.admission.allowances import Allowances
+from mediatord.admission.bucket import Bucket
+from mediatord.admission.buckets import OnLimit
+from mediatord.errors import RegistrationLimited, RegistrationsFull
+from mediatord.interfaces import AccountUsage, IAccountStore
+from mediatord.synthetic import ITSELF
+
+DAY = 86_400.0
+# Seconds for which what the store said of all accounts is taken for true, but for what was admitted here since.
+USAGE_LIFETIME = 10.0
+# Seconds after which trying again makes sense when there is no room in all: somebody has to leave.
+_FULL_RETRY = 3_600
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationLimits:
+    """
+    :param accounts_per_day: accounts and Decentrl registrations that one address may make in 24 hours.
+    :param bytes_per_day: of DIDs and registrations that one address may have stored in 24 hours.
+    :param accounts: of all addresses together, as long as there are so many.
+    :param bytes: of all DIDs and registrations.
+    """
+
+    accounts_per_day: int = 1000
+    bytes_per_day: int = 4_194_304
+    accounts: int = 1_000_000
+    bytes: int = 1_073_741_824
+
+
+class RegistrationQuota:
+    """
+    Charges addresses for what is stored without an end. Nothing is charged for what the daemon sends to itself.
+
+    The limits of an address are kept in memory, of a bounded number of addresses, and shared with other processes as
+    far as the store answers. Those in all are compared with what the store says every few seconds, so that several
+    processes together may be over them by what they admit meanwhile.
+
+    :param on_limit: as for :class:`Admission`.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        store: IAccountStore,
+        on_limit: OnLimit,
+        limits: RegistrationLimits,
+        allowances: Allowances | None = None,
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._on_limit = on_limit
+        self._limits = limits
+        self._accounts = Bucket(clock, "accounts a day", limits.accounts_per_day, allowances, DAY)
+        self._bytes = Bucket(clock, "registered bytes a day", limits.bytes_per_day, allowances, DAY)
+        self._usage = AccountUsage(0, 0)
+        self._asked_at = -inf
+
+    def __len__(self) -> int:
+        """How many keys are remembered, over both limits."""
+        return len(self._accounts) + len(self._bytes)
+
+    def change(self, limits: RegistrationLimits) -> None:
+        """Go by other limits; what was used within the last day counts."""
+        self._limits = limits
+        self._accounts.change(limits.accounts_per_day)
+        self._bytes.change(limits.bytes_per_day)
+
+    async def usage(self) -> AccountUsage:
+        """
+        What all accounts take.
+
+        :raise StoreUnavailable: it is not known.
+        """
+        now = self._clock.seconds()
+        if not 0 <= now - self._asked_at < USAGE_LIFETIME:
+            self._usage = await self._store.account_usage()
+            self._asked_at = now
+        return self._usage
+
+    async def enrol(self, peer: str, size: int) -> None:
+        """
+        Charge an address for an account with a DID of so many bytes, or for a Decentrl registration.
+
+        :raise RegistrationLimited: the address has had its share of today.
+        :raise RegistrationsFull: there is no room for anybody.
+        """
+        if peer != ITSELF:
+            await self._charge(peer, 1, size)
+
+    async def register(self, peer: str, size: int) -> None:
+        """
+        Charge an address for registrations of so many bytes.
+
+        :raise RegistrationLimited: as :meth:`enrol`; likewise RegistrationsFull.
+        """
+        if peer != ITSELF and size:
+            await self._charge(peer, 0, size)
+
+    def give_back(self, peer: str, size: int, accounts: int = 0) -> None:
+        """Undo a charge, of what was not stored."""
+        if peer == ITSELF:
+            return
+        self._usage = AccountUsage(self._usage.accounts - accounts, self._usage.bytes - size)
+        if size:
+            self._bytes.give_back(peer, size)
+        if accounts:
+            self._accounts.give_back(peer, accounts)
+
+    async def _charge(self, peer: str, accounts: int, size: int) -> None:
+        usage = await self.usage()
+        after = AccountUsage(usage.accounts + accounts, usage.bytes + size)
+        if accounts and after.accounts > self._limits.accounts:
+            self._refuse_all("accounts", peer)
+        if after.bytes > self._limits.bytes:
+            self._refuse_all("registration_bytes", peer)
+        if accounts:
+            self._refuse_if(await self._accounts.admit(peer, accounts), "accounts_per_address_per_day", peer)
+        wait = await self._bytes.admit(peer, size)
+        if wait and accounts:
+            self._accounts.give_back(peer, accounts)
+        self._refuse_if(wait, "registration_bytes_per_address_per_day", peer)
+        self._usage = AccountUsage(self._usage.accounts + accounts, self._usage.bytes + size)
+
+    def _refuse_if(self, wait: int, limit: str, peer: str) -> None:
+        if wait:
+            self._on_limit(limit, peer, peer, wait)
+            raise RegistrationLimited(retry_after=wait)
+
+    def _refuse_all(self, limit: str, peer: str) -> None:
+        self._on_limit(limit, peer, peer, _FULL_RETRY)
+        raise RegistrationsFull

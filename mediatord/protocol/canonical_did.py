@@ -1,0 +1,176 @@
+"""
+Which DIDs are the same: one spelling for all forms of a DID and for all its DID URLs.
+
+Whoever owns a DID owns it under every name, so this decides for every command that names one, for lists of DIDs and
+for the keys of stores.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from hashlib import blake2b, sha256
+from urllib.parse import quote, unquote
+
+from mediatord.protocol import base58
+from mediatord.protocol.decentrl.did import make_did, parse_did
+
+DIGEST_BYTES = 16
+
+# Nearly all that are forwarded to: nothing in them can be written in another way.
+_PLAIN = re.compile(r"did:(?:key:z|peer:[023])[A-Za-z0-9._-]*+")
+_DID = re.compile(r"did:([a-z0-9]++):(.++)", re.DOTALL)
+# With the parameters of former drafts of DID Core.
+_URL_PART = re.compile(r"[/?#;]")
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
+_SIMPLE = re.compile(r"[A-Za-z0-9._:=-]*+")
+_STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_KEY_VERSION = re.compile(r"[0-9.]++:(?=z)")
+_PRISM_LONG = re.compile(r"([0-9a-f]{64}):.*+", re.DOTALL)
+# Nothing longer is taken anywhere.
+_LONGEST = 32_768
+_DECENTRL = "did:decentrl:"
+_PEER_2 = "did:peer:2"
+_PEER_3 = "did:peer:3"
+_SHA2_256 = b"\x12\x20"
+
+
+def canonical_did(did_url: str) -> str:
+    """
+    The DID that a DID or DID URL names, in the one spelling in which it is kept and compared.
+
+    A did:peer:4 is short, and a did:web names its host in small letters, without the usual port. What is no DID is
+    returned as it is. A did:peer:2 and its did:peer:3 are one DID too, but neither spelling can stand for the other
+    where its keys are needed: compare :func:`did_digest` or ask :func:`is_same_did`.
+    """
+    return did_url if _PLAIN.fullmatch(did_url) else _normalized(did_url)
+
+
+def did_digest(did_url: str) -> bytes:
+    """16 bytes that are equal for all forms of one DID and all its DID URLs, and different for any other DID."""
+    did = canonical_did(did_url)
+    if did.startswith(_PEER_2):
+        hashed = sha256(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass")).digest()
+        did = f"{_PEER_3}z{base58.encode(_SHA2_256 + hashed)}"
+    return blake2b(did.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def is_same_did(one: str, other: str) -> bool:
+    """Whether two DIDs or DID URLs name one DID."""
+    return one == other or did_digest(one) == did_digest(other)
+
+
+def is_short_of_other(did: str) -> bool:
+    """
+    Whether this canonical form may stand for a DID that has another one, a did:peer:2: what is remembered by text is
+    not to be remembered by this one.
+    """
+    return did.startswith(_PEER_3)
+
+
+def _normalized(did_url: str) -> str:
+    if len(did_url) > _LONGEST:
+        return did_url
+    if did_url.startswith(_DECENTRL):
+        return _decentrl(did_url)
+    matched = _DID.fullmatch(_without_url_parts(did_url)) if did_url.startswith("did:") else None
+    if matched is None:
+        return did_url
+    method, specific = matched.groups()
+    return f"did:{method}:{_METHODS.get(method, _without_needless_escapes)(specific)}"
+
+
+def _without_url_parts(did_url: str) -> str:
+    return _URL_PART.split(did_url, maxsplit=1)[0]
+
+
+def _without_needless_escapes(specific: str) -> str:
+    """RFC 3986, 6.2.2: what need not be escaped is not, and what must be is in capital letters."""
+
+    def spelling(escape: re.Match[str]) -> str:
+        character = chr(int(escape[0][1:], 16))
+        return character if _UNRESERVED.fullmatch(character) else escape[0].upper()
+
+    return specific if "%" not in specific or _STRAY_PERCENT.search(specific) else _ESCAPE.sub(spelling, specific)
+
+
+def _unescaped(specific: str) -> str:
+    """For methods whose identifiers need no escapes: one that has some all the same is taken as what was meant."""
+    plain = _without_url_parts(unquote(specific)) if "%" in specific else specific
+    return plain if _SIMPLE.fullmatch(plain) else specific
+
+
+def _key(specific: str) -> str:
+    specific = _unescaped(specific)
+    version = _KEY_VERSION.match(specific)
+    return specific[version.end() :] if version else specific
+
+
+def _peer(specific: str) -> str:
+    specific = _unescaped(specific)
+    return specific.partition(":")[0] if specific.startswith("4") else specific
+
+
+def _host(authority: str) -> str:
+    """:param authority: a host and perhaps a port, unescaped."""
+    host, colon, port = authority.lower().partition(":")
+    return quote(host.rstrip(".") + ("" if port in ("", "443") else colon + port), safe="")
+
+
+def _web(specific: str) -> str:
+    authority, *path = specific.split(":")
+    try:
+        segments = [quote(unquote(one, errors="surrogateescape"), "", errors="surrogateescape") for one in path]
+        return ":".join([_host(unquote(authority)), *([] if segments == [".well-known"] else segments)])
+    except UnicodeEncodeError:
+        return specific  # half of a surrogate pair, which no DID has
+
+
+def _web_with_history(specific: str) -> str:
+    identifier, _, location = _without_needless_escapes(specific).partition(":")
+    return f"{identifier}:{_web(location)}" if location else identifier
+
+
+def _in_small_letters(specific: str) -> str:
+    return _without_needless_escapes(specific).lower()
+
+
+def _account(specific: str) -> str:
+    """Addresses of the chains of Ethereum are hexadecimal, in which capital letters are a check sum."""
+    specific = _without_needless_escapes(specific)
+    return specific.lower() if specific.startswith("eip155:") else specific
+
+
+def _prism(specific: str) -> str:
+    return _PRISM_LONG.sub(r"\1", _unescaped(specific))
+
+
+def _ion(specific: str) -> str:
+    parts = _unescaped(specific).split(":")
+    return ":".join(parts[: 2 if parts[0] in ("test", "main") else 1])
+
+
+def _decentrl(did_url: str) -> str:
+    """Alphabets, padding and prefixes may differ; before any other part, as a slash is a digit of base64."""
+    for text in (did_url, _without_url_parts(did_url)):
+        try:
+            did = parse_did(text)
+            return make_did(did.alias, did.signing_key, did.prekey, did.mediator_did)
+        except ValueError:
+            continue
+    return _without_url_parts(did_url)
+
+
+_METHODS: dict[str, Callable[[str], str]] = {
+    "dns": _in_small_letters,
+    "ethr": _in_small_letters,
+    "ion": _ion,
+    "key": _key,
+    "peer": _peer,
+    "pkh": _account,
+    "prism": _prism,
+    "tdw": _web_with_history,
+    "web": _web,
+    "webvh": _web_with_history,
+}

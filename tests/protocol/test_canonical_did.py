@@ -1,0 +1,146 @@
+"""One spelling and one digest for all forms of a DID and all its DID URLs."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mediatord.protocol.canonical_did import canonical_did, did_digest, is_same_did, is_short_of_other
+from mediatord.protocol.decentrl.did import make_did
+from mediatord.protocol.didcomm.did import is_did
+from mediatord.protocol.didcomm.did_peer import did_peer_3_of, make_did_peer_4
+
+KEY = "did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK"
+PEER_2 = "did:peer:2.Ez6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc.SeyJ0IjoiZG0ifQ"
+LONG, SHORT = make_did_peer_4({"verificationMethod": []})
+PRISM = "did:prism:" + "0a" * 32
+KEYS = bytes(range(32)), bytes(range(32, 64))
+DECENTRL = make_did("eve??>", *KEYS, "did:web:mediator.example")
+
+# The canonical form, and others of the same DID.
+FORMS = {
+    KEY: (KEY.replace("z", "%7A"), KEY.replace("z", "%7a"), KEY.replace(":z", ":1.1:z"), f"{KEY}%23{KEY[8:]}"),
+    SHORT: (LONG, SHORT.replace("4z", "%34z"), LONG.replace(":", "%3A").replace("did%3Apeer%3A", "did:peer:")),
+    PEER_2: (PEER_2.replace("2.E", "2%2EE"),),
+    "did:web:wallet.example": (
+        "did:web:Wallet.EXAMPLE",
+        "did:web:wallet.example%3A443",
+        "did:web:wallet.example%3a443",
+        "did:web:wallet.example.",
+        "did:web:wallet.example:.well-known",
+        "did:web:%77allet.example",
+    ),
+    "did:web:wallet.example%3A8443:a:B": ("did:web:WALLET.example%3a8443:%61:B",),
+    "did:web:wallet.example:a%2Fb": ("did:web:wallet.example:a%2fb",),
+    "did:webvh:QmScid:wallet.example:a": ("did:webvh:QmScid:Wallet.example:%61",),
+    PRISM: (f"{PRISM}:CoIBCn8SPQ",),
+    "did:ion:EiAbc": ("did:ion:EiAbc:eyJkZWx0YSI6e319",),
+    "did:ion:test:EiAbc": ("did:ion:test:EiAbc:eyJkZWx0YSI6e319",),
+    "did:ethr:0xab16a96d359ec26a11e2c2b3d8f8b8942d5bfcdb": ("did:ethr:0xAb16a96D359eC26a11e2C2b3d8f8B8942d5Bfcdb",),
+    "did:example:x-1": ("did:example:x%2D1", "did:example:%78-1"),
+    DECENTRL: (
+        make_did("eve??>", *KEYS, "did:web:mediator.example", raw=True),
+        DECENTRL.replace(DECENTRL.split(":")[2], base64.b64encode(b"eve??>").decode()),
+    ),
+}
+URL_PARTS = ("", "#key-1", "#", "/path", "?service=a", "?a=b#c", ";service=agent", "/a;b?c#d")
+NAMES = [
+    (did, name + part)
+    for did, forms in FORMS.items()
+    for name in (did, *forms)
+    for part in URL_PARTS
+    if "%" not in name or "%23" not in name or not part
+]
+
+
+@pytest.mark.parametrize(("did", "name"), NAMES)
+def test_one_spelling(did: str, name: str) -> None:
+    """Whatever a DID is named by, its canonical form is the same; so is its digest."""
+    assert canonical_did(name) == did
+    assert did_digest(name) == did_digest(did)
+    assert is_same_did(name, did)
+
+
+def test_different_dids() -> None:
+    """No two of these are one DID, close as some are."""
+    close = [
+        f"{KEY}x",
+        KEY.replace("did:key", "did:peer:0"),
+        f"{PEER_2}x",
+        "did:web:wallet.example:A",
+        "did:web:wallet.example:a",
+        "did:web:wallet.example.org",
+        "did:web:wallet.example%3A444",
+        "did:web:wallet.example:a:b",
+        "did:example:X-1",
+        "did:example:x-1%23a",
+        "did:example:x",
+        "6MkRawBase58Key",
+        "",
+    ]
+    assert len({did_digest(did) for did in (*FORMS, *close)}) == len(FORMS) + len(close)
+
+
+@pytest.mark.parametrize("rest", ["", "#key-1"])
+def test_short_name_of_a_peer_2(rest: str) -> None:
+    """A did:peer:2, padded or not, and its did:peer:3 are one DID by digest, although both keep their spelling."""
+    short = did_peer_3_of(PEER_2)
+    for name in (short + rest, f"{PEER_2}=={rest}"):
+        assert is_same_did(name, PEER_2)
+    assert is_short_of_other(canonical_did(short + rest)) and not is_short_of_other(PEER_2)
+    assert canonical_did(PEER_2 + rest) == PEER_2
+    assert not is_same_did(did_peer_3_of(PEER_2 + "x"), PEER_2)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "did:", "did:key:", "a#b/c", "DID:KEY:z", "did:key:%zz", "did:x:%%341", "\ud800"]
+)
+def test_no_did(text: str) -> None:
+    """What is none is compared as it is, and never fails."""
+    assert canonical_did(text) == text
+    assert len(did_digest(text)) == 16
+
+
+PIECES = st.sampled_from(
+    [
+        *FORMS,
+        *(form for forms in FORMS.values() for form in forms),
+        "did:web:",
+        "did:key:",
+        "did:peer:4",
+        "%",
+        "%25",
+        "41",
+    ]
+    + [":", "#", "/", ";", "?", "=", "A", "z", ".", "1.", "test:", "main:", "%2541", "é", "%C3%A9", "%ff", "did:tdw:"]
+)
+
+
+@given(st.lists(PIECES, max_size=6).map("".join))
+def test_canonical_once_and_for_all(text: str) -> None:
+    """The canonical form is its own, keeps the digest, and that of a DID is a DID without any part of a DID URL."""
+    canonical = canonical_did(text)
+    assert canonical_did(canonical) == canonical
+    assert did_digest(canonical) == did_digest(text)
+    if is_did(text):
+        assert canonical_did(f"{text}#key-1") == canonical
+        assert is_did(canonical) or text.startswith(("did:web:", "did:webvh:", "did:tdw:"))
+
+
+@given(st.sampled_from(list(FORMS)), st.data())
+def test_any_escapes(did: str, data: st.DataObject) -> None:
+    """Escaping any characters of a DID that need not be makes no other DID of it."""
+    method, _, specific = did.removeprefix("did:").partition(":")
+    if method == "decentrl":
+        return
+    places = data.draw(st.sets(st.integers(0, len(specific) - 1), max_size=5))
+    escaped = "".join(
+        f"%{ord(one):02x}"
+        if place in places and one not in ":%" and specific[place - 2 : place].find("%") < 0
+        else one
+        for place, one in enumerate(specific)
+    )
+    assert canonical_did(f"did:{method}:{escaped}#key-1") == did

@@ -1,0 +1,264 @@
+"""How much an address may have stored for good, and accounts that nobody uses (docs/limits.md)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.admission import Allowances, RegistrationLimits, RegistrationQuota
+from mediatord.admission.registrations import USAGE_LIFETIME
+from mediatord.decentrl.exchange import Reply as DecentrlReply
+from mediatord.didcomm.account_expiry import AT_A_TIME
+from mediatord.didcomm.exchange import Reply
+from mediatord.errors import RateLimited
+from mediatord.interfaces import AccountUsage, QueueLimits
+from mediatord.protocol.didcomm import signed
+from mediatord.store.allowances import SLOTS
+from mediatord.store.memory import MemoryStore
+from mediatord.synthetic import ITSELF
+from tests.admissions import Counted
+from tests.citizens import Citizen
+from tests.house import CM3, MP, NOW, PEER, FakeSocket, Guest, House, Reactor, code_of, sealed_forward
+from tests.test_access import ReloadedHouse
+
+DAY = 86_400.0
+LIMITED, FULL = "e.m.req.registration-limited", "e.m.me.res.registrations"
+NEIGHBOUR = "192.0.2.2"
+
+
+class LimitTests(SynchronousTestCase):
+    def house(self, **limits: Any) -> ReloadedHouse:
+        roomy = {"ip_per_minute": 100_000, "account_per_minute": 100_000}
+        return ReloadedHouse(self, limits={**roomy, **limits})
+
+    def grant(self, house: House, guest: Guest | None = None, peer: str = PEER) -> tuple[Guest, Reply]:
+        guest = guest or Guest(house)
+        return guest, guest.ask(f"{CM3}/mediate-request", socket=FakeSocket(peer))
+
+    def add(self, guest: Guest, *dids: str, peer: str = PEER) -> Reply:
+        updates = [{"recipient_did": did, "action": "add"} for did in dids]
+        return guest.ask(f"{CM3}/recipient-update", {"updates": updates}, socket=FakeSocket(peer))
+
+    def refused(self, reply: Reply, guest: Guest, status: int, code: str) -> None:
+        self.assertEqual((reply.status, code_of(reply, guest)), (status, code))
+
+    def test_accounts_of_an_address(self) -> None:
+        """So many a day, whatever DIDs they have; those that are there go on, and so do other addresses."""
+        house = self.house(accounts_per_address_per_day=3)
+        first, reply = self.grant(house)
+        self.assertEqual([reply.status, *(self.grant(house)[1].status for _ in range(2))], [200] * 3)
+        guest, reply = self.grant(house)
+        self.refused(reply, guest, 429, LIMITED)
+        self.assertEqual(reply.retry_after, DAY)
+        self.assertEqual(house.events("limit.hit")[-1]["limit"], "accounts_per_address_per_day")
+        self.assertEqual(house.counter("mediator_rejected_total", reason="registration_limited"), 1)
+        self.assertEqual(self.grant(house, first)[1].status, 200)
+        self.assertEqual(self.add(first, first.did).status, 200)
+        self.assertEqual(self.grant(house, guest, NEIGHBOUR)[1].status, 200)
+        house.clock.advance(DAY + 1)
+        self.assertEqual(self.grant(house)[1].status, 200)
+
+    def test_bytes_of_an_address(self) -> None:
+        """However it goes about it, an address has no more stored in a day; what is registered costs nothing."""
+        house = self.house(registration_bytes_per_address_per_day=100_000)
+        bob = Guest(house).enrol()
+        long = [f"did:example:{number:07d}{'x' * 7_900}" for number in range(100)]
+        statuses = [self.add(bob, did).status for did in long]
+        self.assertEqual(sorted(set(statuses)), [200, 429])
+        done = statuses.count(200)
+        usage = self.successResultOf(house.store.account_usage())
+        self.assertTrue(90_000 < usage.bytes <= 100_000, usage)
+        self.refused(self.add(bob, long[-1]), bob, 429, LIMITED)
+        # Who registers again all it has, as wallets do when they start, has it.
+        self.assertEqual(self.add(bob, bob.did, *long[:done]).status, 200)
+        self.assertEqual(self.add(bob, long[-1], peer=NEIGHBOUR).status, 200)
+        # What is somebody else's, or is no DID, was not stored.
+        eve, _ = self.grant(house, peer=NEIGHBOUR)
+        for _ in range(30):
+            self.assertEqual(self.add(eve, *long[:done], "x" * 7_000, peer=NEIGHBOUR).status, 200)
+        # But more names of one DID are.
+        statuses = [self.add(bob, f"{bob.did}#{number}{'x' * 200}").status for number in range(30)]
+        self.assertEqual(statuses[-1], 429)
+
+    def test_moves_of_an_account(self) -> None:
+        """Each leaves a DID behind that is kept for good, so it is charged like a registration."""
+        house = self.house(registration_bytes_per_address_per_day=3_000)
+        holder = Guest(house).enrol()
+        for _ in range(100):
+            new, signing = Guest(house), holder.identity.signing
+            claim = signed.FromPrior(signing.kid, holder.did, new.did, int(house.clock.seconds()))
+            token = signed.make_from_prior(claim, signing.private)
+            reply = new.ask(f"{MP}/status-request", {}, from_prior=token)
+            if reply.status != 200:
+                break
+            holder = new
+        self.refused(reply, new, 429, LIMITED)
+        self.assertEqual(holder.waiting(), 0)
+
+    def test_all_addresses(self) -> None:
+        """Beyond the limits in all nobody is enrolled and nothing registered, from wherever; all else goes on."""
+        house = self.house(accounts=2, registration_bytes=20_000)
+        bob, eve = Guest(house).enrol(), Guest(house).enrol()
+        guest, reply = self.grant(house, peer=NEIGHBOUR)
+        self.refused(reply, guest, 503, FULL)
+        large = [f"did:example:{number}{'x' * 7_900}" for number in range(3)]
+        self.assertEqual(self.add(eve, *large[:2]).status, 200)
+        self.refused(self.add(eve, large[2]), eve, 503, FULL)
+        self.refused(self.add(eve, large[2], peer=NEIGHBOUR), eve, 503, FULL)
+        self.assertEqual(self.add(eve, *large[:2]).status, 200)
+        self.assertEqual(house.receive(sealed_forward(house, bob.did, bob.letter())).status, 202)
+        self.assertEqual(bob.waiting(), 1)
+        house.change("limits", accounts=3)
+        self.assertEqual(self.grant(house, guest)[1].status, 200)
+
+    def test_the_daemon_itself(self) -> None:
+        """What it sends to itself is charged to nobody."""
+        house = self.house(accounts_per_address_per_day=1)
+        for _ in range(3):
+            house.done(house.base.registrations.enrol(ITSELF, 100))
+
+    def test_decentrl(self) -> None:
+        """Registrations of identities are charged likewise, and refused before anything is stored."""
+        house = self.house(accounts_per_address_per_day=2)
+
+        def register(peer: str = PEER) -> DecentrlReply:
+            ann = Citizen(house, "ann")
+            payload = {"type": "REQUEST_COMMUNICATION_CONTRACT", **ann.registration()}
+            return house.obey(ann.command(payload), peer)
+
+        self.assertEqual([register().status for _ in range(2)], [200, 200])
+        reply = register()
+        self.assertEqual((reply.status, json.loads(reply.body)["code"]), (429, "RATE_LIMITED"))
+        self.assertEqual(reply.retry_after, DAY)
+        self.assertEqual(register(NEIGHBOUR).status, 200)
+
+
+class SharedTests(SynchronousTestCase):
+    """Several processes on one store."""
+
+    def setUp(self) -> None:
+        self.clock = Reactor()
+        self.clock.advance(NOW)
+        self.store = MemoryStore(self.clock, QueueLimits(10, 10_000))
+        self.successResultOf(self.store.open())
+        self.cluster = Counted(self.store.cluster)
+
+    def process(self, limits: RegistrationLimits) -> RegistrationQuota:
+        allowances = Allowances(self.clock, self.cluster, lambda: 2)  # type: ignore[arg-type]  # it stands for one
+        return RegistrationQuota(self.clock, self.store, lambda *_: None, limits, allowances)
+
+    def admitted(self, quota: RegistrationQuota, peer: str = PEER) -> bool:
+        """Whether an account more is."""
+        answers: list[bool] = []
+        enrolled: Deferred[Any] = Deferred.fromCoroutine(quota.enrol(peer, 10))
+        enrolled.addCallbacks(lambda _: True, lambda failure: not failure.trap(RateLimited)).addCallback(
+            answers.append
+        )
+        (answer,) = answers
+        return answer
+
+    def test_one_allowance(self) -> None:
+        """Both together admit no more than one would, but for what they hold of it."""
+        limits = RegistrationLimits(accounts_per_day=40)
+        processes = [self.process(limits), self.process(limits)]
+        admitted = sum(self.admitted(processes[number % 2]) for number in range(100))
+        self.assertTrue(38 <= admitted <= 40, admitted)
+        self.clock.advance(DAY + DAY / SLOTS + 1)
+        self.assertTrue(self.admitted(processes[0]))
+
+    def test_asked_now_and_then(self) -> None:
+        """The store is asked how much there is every few seconds, and what was admitted here counts meanwhile."""
+        quota = self.process(RegistrationLimits(accounts=5))
+        asked: list[None] = []
+        real = self.store.account_usage
+
+        def account_usage() -> Deferred[AccountUsage]:
+            asked.append(None)
+            return real()
+
+        self.store.account_usage = account_usage  # type: ignore[method-assign]  # to count
+        admitted = [self.admitted(quota, f"192.0.2.{number}") for number in range(8)]
+        self.assertEqual((admitted, len(asked)), ([True] * 5 + [False] * 3, 1))
+        self.clock.advance(USAGE_LIFETIME)
+        self.assertTrue(self.admitted(quota))
+        self.assertEqual(len(asked), 2)
+
+
+class ExpiryTests(SynchronousTestCase):
+    """What housekeeping does about accounts that nobody uses."""
+
+    def a_house(self, **settings: Any) -> House:
+        return House(self, limits={"ip_per_minute": 100_000}, queue={"ttl": "1d"}, didcomm=settings)
+
+    def pass_days(self, house: House, days: float) -> None:
+        """In steps as long as a round of housekeeping."""
+        house.clock.pump([3_600.0] * int(days * 24))
+
+    def has_account(self, house: House, guest: Guest) -> bool:
+        return self.successResultOf(house.store.account(guest.did)) is not None
+
+    def test_unused(self) -> None:
+        """An account that nothing came for, without contact after its first day, goes after a week, and is logged."""
+        house = self.a_house()
+        unused, addressed, came_back, live, silent = (Guest(house).enrol() for _ in range(5))
+        self.assertEqual(house.receive(sealed_forward(house, addressed.did, addressed.letter())).status, 202)
+        socket = live.go_live()
+        self.pass_days(house, 2)
+        self.assertEqual(came_back.waiting(), 0)
+        self.pass_days(house, 4.9)
+        self.assertTrue(self.has_account(house, unused))
+        self.pass_days(house, 0.3)
+        self.assertEqual(
+            [self.has_account(house, one) for one in (unused, addressed, came_back, live, silent)],
+            [False, True, True, True, False],
+        )
+        self.assertEqual(socket.codes, [])
+        self.assertEqual(house.counter("mediator_accounts_expired_total", reason="unused"), 2)
+        events = house.events("acct.expire")
+        self.assertEqual([(one["reason"], one["n_removed"]) for one in events], [("unused", 1)] * 2)
+        reply = house.receive(sealed_forward(house, unused.did, unused.letter()))
+        self.assertEqual(reply.status, 400)
+        unused.enrol()
+        self.pass_days(house, 2)
+        self.assertTrue(self.has_account(house, addressed))
+
+    def test_never(self) -> None:
+        """With 0 accounts stay; and without contact they do by default, once they were used."""
+        house = self.a_house(unused_account_ttl=0)
+        unused = Guest(house).enrol()
+        self.pass_days(house, 9)
+        self.assertTrue(self.has_account(house, unused))
+
+    def test_idle(self) -> None:
+        """Where that is wanted, used accounts go after so long without contact, which is noted once a day."""
+        house = self.a_house(idle_account_ttl="20d")
+        gone, there = Guest(house).enrol(), Guest(house).enrol()
+        for guest in (gone, there):
+            self.assertEqual(house.receive(sealed_forward(house, guest.did, guest.letter())).status, 202)
+        touched: list[str] = []
+        real = house.store.touch
+
+        def touch(did: str) -> Deferred[None]:
+            touched.append(did)
+            return real(did)
+
+        house.store.touch = touch  # type: ignore[method-assign]  # to count
+        for _ in range(12):
+            self.pass_days(house, 2)
+            for _ in range(3):
+                there.waiting()
+        self.assertEqual(touched, [there.did] * 12)
+        self.assertEqual([self.has_account(house, one) for one in (gone, there)], [False, True])
+        self.assertEqual(house.counter("mediator_accounts_expired_total", reason="idle"), 1)
+
+    def test_slices(self) -> None:
+        """Many go a few at a time, in one round."""
+        house = self.a_house()
+        for number in range(3 * AT_A_TIME):
+            self.successResultOf(house.store.grant(f"did:example:{number}"))
+        self.pass_days(house, 7)
+        house.clock.pump([0.02] * 10)
+        self.assertEqual(self.successResultOf(house.store.account_usage()).accounts, 0)
