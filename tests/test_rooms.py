@@ -19,7 +19,7 @@ ROOT = Path(mediatord.__file__).parent
 
 # From the ground up. A room uses rooms of lower floors only, so that neighbours do not know each other.
 FLOORS = (
-    "few synthetic process_figures ledger_figures endpoint_strings tallies credentials",
+    "few backlogs synthetic process_figures ledger_figures endpoint_strings tallies credentials",
     "certificates errors faults deadline addresses private_file ids notify eventlog outbox presence metrics steady "
     "stopwatch",
     "wire protocol egress gate tags keylock",

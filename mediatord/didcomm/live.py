@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -33,6 +33,19 @@ MAX_BOUND = 256
 MAX_PUSHED = 100_000
 # Pushes that may be neither acknowledged nor overdue; one more, and the oldest is pending again before its time.
 MAX_PUSHES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """
+    What keeps several nodes from delivering a message twice.
+
+    :param read_backlog: notes what waits for a DID when a socket has subscribed to it.
+    :param record_pickups: lets other nodes know that messages were handed out by pickup.
+    """
+
+    read_backlog: Callable[[Session, str], Awaitable[None]]
+    record_pickups: Callable[[Sequence[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,8 @@ class Live:
     Pushes messages to the sockets that subscribed to their account.
 
     Whatever is pushed stays in the store until it is acknowledged (decision D11).
+
+    :param neighbours: None where there are no other nodes.
     """
 
     def __init__(
@@ -84,6 +99,7 @@ class Live:
         packing: Packing,
         journal: Journal,
         settings: LiveSettings,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -91,6 +107,8 @@ class Live:
         self._packing = packing
         self._journal = journal
         self._settings = settings
+        self._read_backlog = neighbours.read_backlog if neighbours else None
+        self._record_pickups = neighbours.record_pickups if neighbours else None
         self._pushes: OrderedDict[str, _Push] = OrderedDict()
         # Of several nodes, each has to know what it has pushed itself: others do not count for its sockets.
         self._pushed: OrderedDict[str, None] = OrderedDict()
@@ -115,14 +133,16 @@ class Live:
                 with suppress(TooManyDIDs):
                     await self.subscribe(session, reader)
 
-    def subscribe(self, session: Session, reader: Correspondent) -> Deferred[None]:
+    async def subscribe(self, session: Session, reader: Correspondent) -> None:
         """
         Push to this socket what comes for an account; see :meth:`~mediatord.presence.Connections.subscribe`.
 
         :raise TooManyDIDs: nothing comes, since it is live for so many already.
         :raise StoreUnavailable: what other nodes accept will not be pushed before the store is there again.
         """
-        return self._connections.subscribe(session, intern(reader.did), Reader(reader))
+        await self._connections.subscribe(session, intern(reader.did), Reader(reader))
+        if self._read_backlog is not None:
+            await self._read_backlog(session, reader.did)
 
     async def rotate(self, prior: str, reader: Correspondent, session: Session | None) -> None:
         """
@@ -132,25 +152,40 @@ class Live:
 
         :raise StoreUnavailable: other nodes cannot know.
         """
-        was_live = session is not None and self._connections.is_subscribed(session, prior)
         for other, _ in self._connections.subscribers(prior):
-            self._connections.unsubscribe(other, prior)
-        if session is not None and was_live:
-            await self.subscribe(session, reader)
+            if other is not session:
+                self._connections.unsubscribe(other, prior)
+        if session is not None and self._connections.is_subscribed(session, prior):
+            await self._connections.move(session, prior, intern(reader.did), Reader(reader))
 
-    def push(self, message: StoredMessage, *, by: float = inf) -> bool:
+    def push(self, message: StoredMessage) -> bool:
         """
         Write a stored message to every socket that subscribed to its account.
 
         Waits for nothing and never fails: False when no socket took it, and then it just stays in the queue.
-
-        :param by: leaves out sockets that subscribed after this time.
         """
         try:
-            return self._push(message, by)
+            return self._push(message, self._connections.subscribers(message.account))
         except Exception:
             _log.failure("pushing a message failed", without_text())
             return False
+
+    def push_remote(self, message: StoredMessage, *, by: float = inf) -> bool:
+        """
+        As :meth:`push`, for a message that another node accepted: not to sockets for which it waited already.
+
+        :param by: leaves out sockets that subscribed after this time, too.
+        """
+        try:
+            return self._push(message, self._connections.subscribers(message.account, by=by, message=message.id))
+        except Exception:
+            _log.failure("pushing a message failed", without_text())
+            return False
+
+    def handed_out(self, ids: Sequence[str]) -> None:
+        """The recipient of these messages has asked for them, and gets them."""
+        if self._record_pickups is not None:
+            self._record_pickups(ids)
 
     def was_pushed(self, id_: str) -> bool:
         """
@@ -159,12 +194,8 @@ class Live:
         """
         return id_ in self._pushes or id_ in self._pushed
 
-    def _push(self, message: StoredMessage, by: float) -> bool:
-        took = [
-            session
-            for session, reader in self._connections.subscribers(message.account, by=by)
-            if session.send(self._frame(message, reader))
-        ]
+    def _push(self, message: StoredMessage, subscribers: Sequence[tuple[Session, Reader]]) -> bool:
+        took = [session for session, reader in subscribers if session.send(self._frame(message, reader))]
         if not took:
             return False
         if self._journal.is_own(message.recipient_did):

@@ -18,7 +18,7 @@ APPLICATION_ID = 0x6D647264
 
 WAL_CAP_BYTES = 67_108_864
 CHECKPOINT_PATIENCE_MS = 5
-_VERSION = 5
+_VERSION = 6
 _CACHE_KIB = 32_768
 _READING_CACHE_KIB = 8_192  # for each of the connections that do not write
 _OLDEST_SQLITE = (3, 38, 0)  # the first with JSON in every build; STRICT tables are one older
