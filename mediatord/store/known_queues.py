@@ -6,13 +6,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
 
+from mediatord.store.known_senders import KnownSenders
 from mediatord.store.sql_rows import gather_in
 from mediatord.store.standings import Standing
 
 # Queues in each of two generations; with DIDs of two thousand characters that is 32 MiB of text at most.
 GENERATION = 4_096
 # Queues of which it is known who has how much: a queue of a thousand messages may have twice as many parties.
-STANDINGS = 64
+STANDINGS = 32
 
 _COLUMNS = """
     r.did, r.id, r.account_id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0), r.registered IS NOT NULL
@@ -32,9 +33,20 @@ class Queue:
     :ivar messages: so many wait, and so many `size` bytes; kept by whoever changes it.
     :ivar registered: whether the account still has the DID.
     :ivar standing: who has how much of it, if that was asked lately; likewise.
+    :ivar senders: whom its recipient has acknowledged, if that was asked; likewise.
     """
 
-    __slots__ = ("account", "account_id", "did", "messages", "recipient_id", "registered", "size", "standing")
+    __slots__ = (
+        "account",
+        "account_id",
+        "did",
+        "messages",
+        "recipient_id",
+        "registered",
+        "senders",
+        "size",
+        "standing",
+    )
 
     def __init__(
         self,
@@ -54,6 +66,7 @@ class Queue:
         self.size = size
         self.registered = bool(registered)
         self.standing: Standing | None = None
+        self.senders: KnownSenders | None = None
 
     def stand(self, messages: int, size: int, origin: int | None) -> None:
         """So many came from there, or went; None if nobody knows from where."""

@@ -89,6 +89,7 @@ class Accounts:
             return "client_error"
         self._owners[did] = holder
         holder.recipients[did] = None
+        holder.mailbox.registered.add(did)
         return "success"
 
     def _remove(self, holder: Holder, did: str) -> UpdateResult:
@@ -96,4 +97,6 @@ class Accounts:
             return "no_change"
         del self._owners[did]
         del holder.recipients[did]
+        holder.mailbox.registered.discard(did)
+        holder.mailbox.tidy(did)
         return "success"

@@ -73,7 +73,7 @@ class World:
         wallet = self._wallets[at % len(self._wallets)]
         self.listen()
         answer = wallet.answer(f"{MP}/delivery-request", {"limit": limit})
-        texts = self._read(read_delivery(answer.message) if answer.message.type == DELIVERY else [])
+        texts = self._read(read_delivery(answer.message) if answer.message.type.uri == DELIVERY else [])
         self.picked_up.update(texts)
         return texts
 

@@ -16,6 +16,8 @@ from mediatord.store.mongo.transaction import Transaction
 
 _CAPACITY = 16_384
 _LONGEST = 2_048
+# Which are long, and matter where a queue is full.
+_WITHOUT_SENDERS = {"senders": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,9 @@ class QueueFinder:
         """Those of the DIDs that somebody has registered."""
         likely = {account for account in map(self._accounts.get, dids) if account is not None}
         registered = {"did": {"$in": list(dids)}, "registered": {"$exists": True}}
-        found, owners = await transaction.ask(finding(RECIPIENTS, registered), _asking_for_accounts(likely))
+        found, owners = await transaction.ask(
+            finding(RECIPIENTS, registered, projection=_WITHOUT_SENDERS), _asking_for_accounts(likely)
+        )
         missing = {one["account"] for one in found} - {one["_id"] for one in owners}
         if missing:
             owners += await transaction.query(_asking_for_accounts(missing))
