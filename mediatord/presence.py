@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from mediatord.backlogs import Backlogs
 from mediatord.faults import without_text
 from mediatord.few import Few
 from mediatord.synthetic import ITSELF
@@ -118,7 +119,10 @@ class Connections(Service, Generic[Reader]):
         self._clock: IReactorTime | None = None
         self._live: Few[str, Session, Reader] = Few()
         self._since: Few[str, Session, float] = Few()
-        self._wanted: Few[str, Session, None] = Few()
+        # Only where messages are accepted elsewhere, too: see :meth:`waited`.
+        self.backlogs = Backlogs()
+        # With whether it is known what waited.
+        self._wanted: Few[str, Session, bool] = Few()
         self._dids: Few[Session, str, None] = Few()
         self._closed: list[Callable[[Session], None]] = []
         self._emptied: Deferred[None] | None = None
@@ -198,7 +202,8 @@ class Connections(Service, Generic[Reader]):
         if not self._may_have(session, did):
             return fail(TooManyDIDs())
         did = intern(did)  # a DID is long, and every message brings a copy of it
-        self._wanted.put(did, session, None)
+        if not self._wanted.has(did, session):
+            self._wanted.put(did, session, False)
         self._dids.put(session, did, None)
         return self._announcer.here(did)
 
@@ -216,26 +221,61 @@ class Connections(Service, Generic[Reader]):
                 self._since.put(intern(did), session, self._clock.seconds())
         return known
 
+    def move(self, session: Session, prior: str, did: str, reader: Reader) -> Deferred[None]:
+        """
+        Let this socket be subscribed to `did` in place of `prior`, as if it had been all the time.
+
+        As :meth:`subscribe`.
+        """
+        since, backlog = dict(self._since.of(prior)).get(session), self.backlogs.of(prior, session)
+        knows_backlog = self.knows_backlog(session, prior)
+        self.unsubscribe(session, prior)
+        is_new = not self.is_subscribed(session, did)
+        known = self.subscribe(session, did, reader)
+        if is_new and since is not None and self.is_subscribed(session, did):
+            self._since.put(intern(did), session, since)
+            self._wanted.put(did, session, knows_backlog)
+            if backlog is not None:
+                self.backlogs.put(intern(did), session, *backlog)
+        return known
+
+    def knows_backlog(self, session: Session, did: str) -> bool:
+        """Whether :meth:`waited` was called, and the socket is not unsubscribed since."""
+        return dict(self._wanted.of(did)).get(session, False)
+
+    def waited(self, session: Session, did: str, ids: Iterable[str]) -> None:
+        """These are for `did` and came before the socket was subscribed to it, whatever clocks say."""
+        if self._clock is not None and self._wanted.has(did, session):
+            self._wanted.put(did, session, True)
+            self.backlogs.put(intern(did), session, self._clock.seconds(), ids)
+
     def unsubscribe(self, session: Session, did: str) -> None:
         """Stop pushing what comes for `did` to this socket; others are not touched."""
         self._dids.drop(session, did)
         self._live.drop(did, session)
         self._since.drop(did, session)
+        self.backlogs.drop(did, session)
         if self._wanted.drop(did, session):
             self._announcer.gone(did)
 
-    def subscribers(self, did: str, *, by: float = inf) -> list[tuple[Session, Reader]]:
+    def subscribers(self, did: str, *, by: float = inf, message: str | None = None) -> list[tuple[Session, Reader]]:
         """
         The sockets that want what comes for `did`.
 
         :param by: leaves out those that subscribed after this time; only where it is remembered, and not those that
             did so before the clock was set back.
+        :param message: leaves out those for which the message with this id waited when they subscribed.
         """
         readers = self._live.of(did)
-        if by == inf or self._clock is None or not readers:
+        if (message is None and by == inf) or self._clock is None or not readers:
             return readers
         now, since = self._clock.seconds(), dict(self._since.of(did))
-        return [(session, reader) for session, reader in readers if not by < since.get(session, 0.0) <= now]
+        return [
+            (session, reader)
+            for session, reader in readers
+            if not by < since.get(session, 0.0) <= now
+            and not (message is not None and self.backlogs.has(did, session, message))
+        ]
 
     def live(self, wanted: Callable[[Reader], bool]) -> list[str]:
         """The DIDs that a socket with such a reader wants to have what comes for."""

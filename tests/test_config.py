@@ -278,11 +278,20 @@ def test_no_share(text: str, expected: str, tmp_path: Path) -> None:
     ]
 
 
+def test_no_part_to_reserve(tmp_path: Path) -> None:
+    """What is reserved three times is a third at most, and may be nothing."""
+    for text in ("0.34", "-0.1", "'0.1'"):
+        (problem,) = problems(f"queue:\n  reserved_for_known: {text}\n", tmp_path)
+        assert problem.startswith("m.yaml:2: queue.reserved_for_known: expected")
+    found = [read(f"queue: {{reserved_for_known: {good}}}", tmp_path).queue for good in ("0", "0.33")]
+    assert [one.reserved_for_known for one in found] == [0.0, 0.33]
+
+
 def test_unlike_any_key(tmp_path: Path) -> None:
     """A key that is nothing like a known one is answered with the known ones."""
     assert problems("queue:\n  zzz: 1\n", tmp_path) == [
-        "m.yaml:2: queue.zzz: unknown key; expected one of max_messages, max_bytes, when_full, sender_share, ttl, "
-        "delivered_timeout"
+        "m.yaml:2: queue.zzz: unknown key; expected one of max_messages, max_bytes, when_full, sender_share, "
+        "reserved_for_known, ttl, delivered_timeout"
     ]
 
 

@@ -19,7 +19,8 @@ ROOT = Path(mediatord.__file__).parent
 
 # From the ground up. A room uses rooms of lower floors only, so that neighbours do not know each other.
 FLOORS = (
-    "few faults synthetic process_figures ledger_figures endpoint_strings listener_layers tallies credentials sizes "
+    "few backlogs faults synthetic process_figures ledger_figures endpoint_strings listener_layers tallies "
+    "credentials sizes "
     "config_path",
     "certificates errors deadline addresses private_file ids notify eventlog outbox presence metrics steady "
     "stopwatch memory",

@@ -1,4 +1,4 @@
-"""Where a deposit comes from, in 32 bits that mean something to one queue only (UC-021 AF-4)."""
+"""Where a deposit comes from, in 63 bits that mean something to one queue only (UC-021 AF-4)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from hashlib import blake2b
 
 from mediatord.synthetic import ITSELF
 
-# Bits of either half, of which 0 is not known.
-_BYTES = 2
+# Of either half, of which 0 is not known; the network has one bit less, so that databases can keep both as a number.
+_BYTES = 4
 _BITS = 8 * _BYTES
+_NETWORK = (1 << _BITS - 1) - 1
 
 
 class Origins:
@@ -38,7 +39,7 @@ class Origins:
         # The short way comes here for every message: no function more than it takes.
         data = f"{len(peer)} {peer}{recipient}".encode("utf-8", "surrogatepass")
         tag = blake2b(data, digest_size=_BYTES, key=self._key, person=b"network").digest()
-        network = (int.from_bytes(tag) or 1) << _BITS if peer else 0
+        network = (int.from_bytes(tag) & _NETWORK or 1) << _BITS if peer else 0
         return network if sender is None else network | self._sender(recipient, sender)
 
     def _sender(self, recipient: str, sender: str) -> int:

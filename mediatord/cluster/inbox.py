@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -27,6 +27,8 @@ class Half(Generic[Item]):
     :param is_missed: whether it was not pushed here, and there are sockets that were there when it came.
     :param push_late: only to those; given when it came.
     :param was_pushed: whether it was pushed here, as far as that is remembered.
+    :param picked_up: which of these their recipients have got by pickup not long ago.
+    :param served: which of these DIDs are still to be pushed to.
     """
 
     live: Callable[[], list[str]]
@@ -36,6 +38,8 @@ class Half(Generic[Item]):
     is_missed: Callable[[Arrival], bool]
     push_late: Callable[[Item, float], bool]
     was_pushed: Callable[[str], bool]
+    picked_up: Callable[[Sequence[str]], Deferred[frozenset[str]]]
+    served: Callable[[Collection[str]], Awaitable[Collection[str]]]
 
     async def take(self, ids: Sequence[str]) -> list[str]:
         """
@@ -56,6 +60,9 @@ class Half(Generic[Item]):
         :raise StoreUnavailable: it cannot be looked up.
         """
         missed = {one.id: one.at for one in arrivals if self.is_missed(one)}
+        if missed:
+            for id_ in await self.picked_up(list(missed)):
+                del missed[id_]
         async for items in self._look_up(list(missed)):
             for item in items:
                 if not self.was_pushed(item.id):
@@ -63,10 +70,16 @@ class Half(Generic[Item]):
 
     async def _look_up(self, wanted: Sequence[str]) -> AsyncIterator[list[Item]]:
         while wanted and (found := await self.find(wanted)):
-            yield found
+            served = await self.served({recipient_of(item) for item in found})
+            yield [item for item in found if recipient_of(item) in served]
             there = {item.id for item in found}
             # What is missing does not exist any more, or is too much to be read at once.
             wanted = [id_ for id_ in wanted if id_ not in there]
+
+
+def recipient_of(item: StoredMessage | PendingEvent) -> str:
+    """The DID that it is for."""
+    return item.recipient_did
 
 
 class Inbox:
@@ -94,9 +107,16 @@ class Inbox:
         pushed: Names = {
             "messages": await self._didcomm.take(names["messages"]),
             "events": await self._decentrl.take(names["events"]),
-            "contracts": [did for did in names["contracts"] if self._contracts_updated(did)],
+            "contracts": await self._tell_of_contracts(names["contracts"]),
         }
         return write_pushed(pushed)
+
+    async def _tell_of_contracts(self, dids: Sequence[str]) -> list[str]:
+        """Those whose sockets were told. Some are reminded long after the change."""
+        if not dids:
+            return []
+        served = await self._decentrl.served(dids)
+        return [did for did in dids if did in served and self._contracts_updated(did)]
 
 
 async def probed(body: bytes) -> bytes:

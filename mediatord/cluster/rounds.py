@@ -39,12 +39,21 @@ class CatchUp:
     """
     Finds what arrived for DIDs that sockets are here for and that no hint came for.
 
-    Whatever others have pushed: a socket of theirs may be dead.
+    Whatever others have pushed: a socket of theirs may be dead. What the recipient has got by pickup is left out for
+    a while, and so is what waited when the socket subscribed.
+
+    :param forget_backlogs: told that no round will look for what waited before a time.
     """
 
-    def __init__(self, clock: IReactorTime, halves: Iterable[Half[Any]]) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        halves: Iterable[Half[Any]],
+        forget_backlogs: Callable[[float], None] = lambda before: None,
+    ) -> None:
         self._clock = clock
         self._halves = tuple(halves)
+        self._forget_backlogs = forget_backlogs
         # When the last two that were complete began: by the later one the clock may have been wrong, which is noticed
         # before there is another.
         self._rounds: deque[float] = deque(maxlen=2)
@@ -63,6 +72,7 @@ class CatchUp:
             for start in range(0, len(dids), CHUNK):
                 await self._catch_up(half, dids[start : start + CHUNK], window)
         self._rounds.append(now)
+        self._forget_backlogs(since - LATE)
 
     async def _catch_up(self, half: Half[Any], dids: Sequence[str], window: Window) -> None:
         while arrived := await half.arrived(dids, window, CHUNK):

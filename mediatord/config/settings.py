@@ -32,6 +32,7 @@ from mediatord.config.values import (
     Share,
     Size,
     Switch,
+    Third,
     URLOrDID,
     client_endpoint,
 )
@@ -114,6 +115,10 @@ class Queue(Section):
     sender_share: Annotated[
         Share, _explain("part of a full queue that one sender or one network may have; 1: no such rule")
     ] = 0.5
+    reserved_for_known: Annotated[
+        Third,
+        _explain("part of a full queue kept for senders the recipient acknowledged before; 0: no ranks of senders"),
+    ] = 0.25
     ttl: Annotated[Duration, Field(gt=0), _explain("a message not fetched by then is dropped")] = 259_200.0
     delivered_timeout: Annotated[
         Duration, Field(gt=0), _explain("a push not acknowledged by then is pending again")

@@ -231,6 +231,8 @@ def _mongodb_uri(text: str) -> str:
 
 # Part of a whole, more than nothing.
 Share = Annotated[float, Strict(), Field(gt=0, le=1), Kind("number, 1 at most")]
+# Part of a whole that is set aside three times.
+Third = Annotated[float, Strict(), Field(ge=0, le=1 / 3), Kind("number, a third at most")]
 Duration = Annotated[float, BeforeValidator(_duration), DurationMark(), Kind("duration")]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1), SizeMark(), Kind("size")]
 Count = Annotated[int, Strict(), Field(ge=1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -39,7 +40,11 @@ _SUCCESS = jsontext.dumps({"type": "AUTH_SUCCESS"})
 
 @dataclass(frozen=True, slots=True)
 class Switchboard:
-    """What every Decentrl socket works with."""
+    """
+    What every Decentrl socket works with.
+
+    :param read_backlog: notes what waits for a DID when a socket is for it; None where there are no other nodes.
+    """
 
     clock: IReactorTime
     store: IStore
@@ -49,6 +54,7 @@ class Switchboard:
     authentication: Authentication
     journal: Journal
     access: AccessList
+    read_backlog: Callable[[Session, str], Awaitable[None]] | None = None
 
 
 class Conversation:
@@ -94,6 +100,8 @@ class Conversation:
             did = await self._authenticate(frame, binary)
             # What comes before this is what the other side asks for first; what comes after it is pushed.
             await self._board.connections.expect(self._session, did)
+            if self._board.read_backlog is not None:
+                await self._board.read_backlog(self._session, did)
         except MediatorError as error:
             release_frames(error)
             self._fail(told, type(error))

@@ -40,6 +40,7 @@ class Delivery:
         )
         for one in found.items:
             self._desk.journal.pushed(one, [None], "poll", "decentrl")
+        self._desk.pushing.handed_out([one.id for one in found.items])
         items = [{"id": one.id, "payload": one.payload, "sender_did": one.sender_did} for one in found.items]
         return page("pending_events", items, found, query.pagination)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Protocol
@@ -15,7 +15,7 @@ from mediatord.faults import without_text
 from mediatord.interfaces import Removed
 from mediatord.interfaces.decentrl import PendingEvent
 from mediatord.journal import Journal
-from mediatord.presence import Connections, send_each
+from mediatord.presence import Connections, Session, send_each
 from mediatord.protocol import jsontext
 
 _log = Logger()
@@ -40,15 +40,23 @@ class Pushing:
     Writes to all sockets that authenticated for a DID. What is pushed stays in the store until it is acknowledged.
 
     Whatever calls this has just found the DID to be registered, in the same transaction that kept what is pushed:
-    that is why nothing is pushed for a registration that has expired.
+    that is why nothing is pushed for a registration that has expired. What other nodes ask for is looked up again.
 
     :param elsewhere: None where there are no other nodes.
+    :param record_pickups: lets them know what was asked for; None likewise.
     """
 
-    def __init__(self, connections: Connections[None], journal: Journal, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(
+        self,
+        connections: Connections[None],
+        journal: Journal,
+        elsewhere: Elsewhere | None = None,
+        record_pickups: Callable[[Sequence[str]], None] | None = None,
+    ) -> None:
         self._connections = connections
         self._journal = journal
         self._elsewhere = elsewhere
+        self._record_pickups = record_pickups
         # Whether a socket of this process took it.
         self._pushed: OrderedDict[str, bool] = OrderedDict()
 
@@ -70,13 +78,19 @@ class Pushing:
             taken.addCallback(tell)
         taken.addErrback(lambda failure: _log.failure("telling of an event failed", without_text(failure)))
 
-    def push(self, event: PendingEvent, *, by: float = inf) -> bool:
-        """
-        Write an event to the sockets that are here; whether one took it. Never fails.
+    def push(self, event: PendingEvent) -> bool:
+        """Write an event to the sockets that are here; whether one took it."""
+        return self._push(event, self._connections.subscribers(event.recipient_did))
 
-        :param by: leaves out sockets that subscribed after this time.
+    def push_remote(self, event: PendingEvent, *, by: float = inf) -> bool:
         """
-        subscribers = self._connections.subscribers(event.recipient_did, by=by)
+        As :meth:`push`, for an event that another node accepted: not to sockets for which it waited already.
+
+        :param by: leaves out sockets that subscribed after this time, too.
+        """
+        return self._push(event, self._connections.subscribers(event.recipient_did, by=by, message=event.id))
+
+    def _push(self, event: PendingEvent, subscribers: Sequence[tuple[Session, None]]) -> bool:
         if not subscribers:
             return False
         shown = {"id": event.id, "sender_did": event.sender_did, "payload": event.payload}
@@ -88,6 +102,11 @@ class Pushing:
             except Exception:
                 _log.failure("taking note of a push failed", without_text())
         return self._taken(bool(took), event, here=True)
+
+    def handed_out(self, ids: Sequence[str]) -> None:
+        """The recipient of these events has asked for them, and gets them."""
+        if self._record_pickups is not None:
+            self._record_pickups(ids)
 
     @property
     def remembered(self) -> int:

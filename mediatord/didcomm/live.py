@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,19 @@ MAX_BOUND = 256
 MAX_PUSHED = 100_000
 # Pushes that may be neither acknowledged nor overdue; one more, and the oldest is pending again before its time.
 MAX_PUSHES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """
+    What keeps several nodes from delivering a message twice.
+
+    :param read_backlog: notes what waits for a DID when a socket has subscribed to it.
+    :param record_pickups: lets other nodes know that messages were handed out by pickup.
+    """
+
+    read_backlog: Callable[[Session, str], Awaitable[None]]
+    record_pickups: Callable[[Sequence[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,8 @@ class Live:
     Pushes messages to the sockets that subscribed to their account.
 
     Whatever is pushed stays in the store until it is acknowledged (decision D11).
+
+    :param neighbours: None where there are no other nodes.
     """
 
     def __init__(
@@ -85,6 +100,7 @@ class Live:
         packing: Packing,
         journal: Journal,
         settings: LiveSettings,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -92,6 +108,8 @@ class Live:
         self._packing = packing
         self._journal = journal
         self._settings = settings
+        self._read_backlog = neighbours.read_backlog if neighbours else None
+        self._record_pickups = neighbours.record_pickups if neighbours else None
         self._pushes: OrderedDict[str, _Push] = OrderedDict()
         # Of several nodes, each has to know what it has pushed itself: others do not count for its sockets.
         self._pushed: OrderedDict[str, None] = OrderedDict()
@@ -116,14 +134,16 @@ class Live:
                 with suppress(TooManyDIDs):
                     await self.subscribe(session, reader)
 
-    def subscribe(self, session: Session, reader: Correspondent) -> Deferred[None]:
+    async def subscribe(self, session: Session, reader: Correspondent) -> None:
         """
         Push to this socket what comes for an account; see :meth:`~mediatord.presence.Connections.subscribe`.
 
         :raise TooManyDIDs: nothing comes, since it is live for so many already.
         :raise StoreUnavailable: what other nodes accept will not be pushed before the store is there again.
         """
-        return self._connections.subscribe(session, intern(reader.did), Reader(reader))
+        await self._connections.subscribe(session, intern(reader.did), Reader(reader))
+        if self._read_backlog is not None:
+            await self._read_backlog(session, reader.did)
 
     async def rotate(self, prior: str, reader: Correspondent, session: Session | None) -> None:
         """
@@ -135,27 +155,31 @@ class Live:
         """
         was_live = session is not None and self._connections.is_subscribed(session, prior)
         for other, other_reader in self._connections.subscribers(prior):
-            if other_reader is not None:  # or it speaks Decentrl
+            if other is not session and other_reader is not None:  # or it speaks Decentrl
                 self._connections.unsubscribe(other, prior)
         if session is not None and was_live:
-            await self.subscribe(session, reader)
+            await self._connections.move(session, prior, intern(reader.did), Reader(reader))
 
-    def push(self, message: StoredMessage, *, by: float = inf) -> bool:
+    def push(self, message: StoredMessage) -> bool:
         """
         Write a stored message to every socket that subscribed to its account.
 
         Waits for nothing and never fails: False when no socket took it, and then it just stays in the queue.
-
-        :param by: leaves out sockets that subscribed after this time.
         """
-        took = send_each(self._connections.subscribers(message.account, by=by), partial(self._frame, message))
-        if not took:
-            return False
-        try:
-            self._note(message, took)
-        except Exception:
-            _log.failure("taking note of a push failed", without_text())
-        return True
+        return self._push(message, self._connections.subscribers(message.account))
+
+    def push_remote(self, message: StoredMessage, *, by: float = inf) -> bool:
+        """
+        As :meth:`push`, for a message that another node accepted: not to sockets for which it waited already.
+
+        :param by: leaves out sockets that subscribed after this time, too.
+        """
+        return self._push(message, self._connections.subscribers(message.account, by=by, message=message.id))
+
+    def handed_out(self, ids: Sequence[str]) -> None:
+        """The recipient of these messages has asked for them, and gets them."""
+        if self._record_pickups is not None:
+            self._record_pickups(ids)
 
     def was_pushed(self, id_: str) -> bool:
         """
@@ -163,6 +187,16 @@ class Live:
         was, as far as that is remembered, and has not been acknowledged here.
         """
         return id_ in self._pushes or id_ in self._pushed
+
+    def _push(self, message: StoredMessage, subscribers: Sequence[tuple[Session, Reader]]) -> bool:
+        took = send_each(subscribers, partial(self._frame, message))
+        if not took:
+            return False
+        try:
+            self._note(message, took)
+        except Exception:
+            _log.failure("taking note of a push failed", without_text())
+        return True
 
     def _note(self, message: StoredMessage, took: Sequence[Session]) -> None:
         """It is on its way to these sockets."""

@@ -77,6 +77,7 @@ class Pickup:
             return await self._status(account, origin, named, recipient)
         for message in messages:
             self._journal.pushed(message, [origin.session.name if origin.session else None], "pickup", "didcomm")
+        self._live.handed_out([message.id for message in messages])
         attachments = tuple(
             delivery_attachment(message.id, message.payload, message.form, self._settings.form)
             for message in messages

@@ -1,4 +1,4 @@
-"""What processes that share a store know of each other: nodes, presence, turns and allowances."""
+"""What processes that share a store know of each other: nodes, presence, turns, allowances and pickups."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class IClusterStore(Interface):
     """
     Leases of nodes and what hangs on them. Leases are compared by one clock, that of the store's server where there
     is one; who has another time than that, by more than :data:`CLOCKS_APART`, can do nothing that hangs on time.
-    Presence, turns and allowances need not survive a crash of the store; nodes take them up again.
+    Presence, turns, allowances and pickups need not survive a crash of the store; nodes take them up again.
     """
 
     def join(node: Node, lease: float) -> Deferred[None]:
@@ -168,3 +168,12 @@ class IClusterStore(Interface):
 
     def put_back(key: bytes, amount: int) -> Deferred[None]:
         """Undo the latest takings of this key, as far as there are any."""
+
+    def record_pickups(ids: Sequence[str], period: float) -> Deferred[None]:
+        """
+        The recipients of these messages or events have asked for them and got them. That counts for `period` seconds
+        from now, whatever was recorded before; whether there are such messages is not looked at.
+        """
+
+    def picked_up(ids: Sequence[str]) -> Deferred[frozenset[str]]:
+        """Those of these ids whose recorded pickup still counts."""

@@ -144,24 +144,33 @@ class QueueLimits:
     """
     Per recipient DID: at most `max_messages` and `max_bytes` (UC-021 AF-4).
 
-    A deposit has an *origin*: 32 bits, of which the upper 16 stand for the network that it came from and the lower 16
+    A deposit has an *origin*: 63 bits, of which the upper 31 stand for the network that it came from and the lower 32
     for its sender, 0 in either half where that is not known (:func:`mediatord.admission.origins`). Either half is one
     *party* with all that waits in this queue and has the same half.
 
+    Senders have a *rank* by what is scarce: the lowest are those of whom nothing but a network is proven, then those
+    who have proven a DID, which anybody can make, and the highest those whom the recipient has acknowledged before
+    (:class:`~mediatord.store.known_senders.KnownSenders`): a proven DID, or the network of an anonymous one.
+
     * `oldest`: while a deposit makes a queue exceed a limit, one message that was there before makes room: the oldest
       of its sender, if that party, with what comes now, has more than `share` of `max_messages` or of `max_bytes`;
-      else the oldest of its network, if that has; else the oldest of all. So nobody can push the mail of others out
-      of a queue by filling it, and one sender alone has a FIFO.
+      else the oldest of its rank and network, if that has; else one of the lowest rank that has more than `reserved`,
+      or of the lowest that has anything if none has: the oldest of the network that has most of it, and of networks
+      that have the same the oldest of the rank. So nobody can push the mail of others out of a queue by filling it,
+      and one sender alone has a FIFO.
     * `refuse`: a deposit that would exceed a limit is refused as a whole, and so is one after which a party that is
-      known would have more than `share` of one of them.
+      known would have more than `share` of one of them, or all below the highest rank more than all but `reserved`,
+      if there is anybody whom the recipient knows.
 
     :param share: of a queue, for one party; 1 for no such rule.
+    :param reserved: of a queue, for each rank at least; 0 for no ranks, so that all are of one and the oldest goes.
     """
 
     max_messages: int = 1000
     max_bytes: int = 67_108_864
     when_full: WhenFull = "oldest"
     share: float = 1.0
+    reserved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,8 @@ def _refuse_to_lose_log(path: Path) -> None:
             f"it is {what}, but its write-ahead log {log} is there; put the database back, or restore a backup "
             f"after moving {log} away"
         )
+
+
 def _add_functions(connection: sqlite3.Connection) -> None:
     """What SQL is to know of DIDs."""
     for function in (canonical_did, did_digest):

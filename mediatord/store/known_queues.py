@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
 
 from mediatord.protocol.canonical_did import did_digest
+from mediatord.store.known_senders import KnownSenders
 from mediatord.store.sql_rows import gather_in
 from mediatord.store.standings import Standing
 from mediatord.store.writer_queue import WriterQueue
@@ -14,7 +15,7 @@ from mediatord.store.writer_queue import WriterQueue
 # Queues in each of two generations; with DIDs of two thousand characters that is 32 MiB of text at most.
 GENERATION = 4_096
 # Queues of which it is known who has how much: a queue of a thousand messages may have twice as many parties.
-STANDINGS = 64
+STANDINGS = 32
 
 _COLUMNS = """
     r.did, r.id, r.account_id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0), r.registered IS NOT NULL,
@@ -36,6 +37,7 @@ class Queue:
     :ivar registered: whether the account still has the DID.
     :ivar fresh: whether the account is not known to be used (:meth:`~mediatord.interfaces.IAccountStore.touch`).
     :ivar standing: who has how much of it, if that was asked lately; likewise.
+    :ivar senders: whom its recipient has acknowledged, if that was asked; likewise.
     """
 
     __slots__ = (
@@ -46,6 +48,7 @@ class Queue:
         "messages",
         "recipient_id",
         "registered",
+        "senders",
         "size",
         "standing",
     )
@@ -70,6 +73,7 @@ class Queue:
         self.registered = bool(registered)
         self.fresh = bool(fresh)
         self.standing: Standing | None = None
+        self.senders: KnownSenders | None = None
 
     def stand(self, messages: int, size: int, origin: int | None) -> None:
         """So many came from there, or went; None if nobody knows from where."""

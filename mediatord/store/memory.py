@@ -196,12 +196,12 @@ class MemoryStore:
         return self._answer(lambda contents, now: contents.messages.mark_pending(ids))
 
     def remove(self, ids: Sequence[str]) -> Deferred[list[Removed]]:
-        return self._answer(lambda contents, now: contents.messages.remove(ids))
+        return self._answer(lambda contents, now: contents.messages.remove(ids, now))
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
         def acknowledge(contents: _Contents, now: float) -> list[Removed]:
             holder = contents.accounts.holder(account)
-            return [] if holder is None else contents.messages.acknowledge(holder.mailbox, ids)
+            return [] if holder is None else contents.messages.acknowledge(holder.mailbox, ids, now)
 
         return self._answer(acknowledge)
 

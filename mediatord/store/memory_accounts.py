@@ -152,6 +152,7 @@ class Accounts:
             did = canonical_did(name)
             recipient = Recipient(did, holder, RecipientNames(did, None))
             self._recipients[digest] = self._by_text[did] = holder.recipients[digest] = recipient
+            holder.mailbox.registered.add(did)
         holder.names += 1
         holder.places += 1
         recipient.names.add(name, holder.places)
@@ -166,6 +167,8 @@ class Accounts:
         holder.names -= 1
         if not recipient.names:
             del self._recipients[digest], self._by_text[recipient.did], holder.recipients[digest]
+            holder.mailbox.registered.discard(recipient.did)
+            holder.mailbox.tidy(recipient.did)
         return "success"
 
 

@@ -44,6 +44,7 @@ class ClusterContents:
         self._present: dict[str, dict[str, None]] = {}
         self._announced: dict[str, dict[str, None]] = {}
         self._turns: dict[str, tuple[str, float]] = {}
+        self._pickups: dict[str, float] = {}
         self.allowances = Allowances()
 
     def release_lost(self, now: float) -> None:
@@ -115,6 +116,16 @@ class ClusterContents:
         self._turns[turn] = boot, until
         return True
 
+    def record_pickups(self, ids: Iterable[str], until: float, now: float) -> None:
+        for id_ in ids:
+            self._pickups.pop(id_, None)
+            self._pickups[id_] = until
+        while self._pickups and next(iter(self._pickups.values())) <= now:
+            del self._pickups[next(iter(self._pickups))]
+
+    def picked_up(self, ids: Iterable[str], now: float) -> frozenset[str]:
+        return frozenset(id_ for id_ in ids if self._pickups.get(id_, now) > now)
+
     def _live(self, boot: str, now: float) -> Node | None:
         lease = self._leases.get(boot)
         return None if lease is None or lease.until <= now else lease.node
@@ -166,6 +177,12 @@ class MemoryCluster:
 
     def put_back(self, key: bytes, amount: int) -> Deferred[None]:
         return self._answer(lambda kept, now: kept.allowances.put_back(key, amount))
+
+    def record_pickups(self, ids: Sequence[str], period: float) -> Deferred[None]:
+        return self._answer(lambda kept, now: kept.record_pickups(ids, now + period, now))
+
+    def picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
+        return self._answer(lambda kept, now: kept.picked_up(ids, now))
 
 
 def _take_out(groups: dict[str, dict[str, None]], group: str, member: str) -> None:

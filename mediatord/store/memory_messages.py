@@ -25,10 +25,11 @@ from mediatord.interfaces.decentrl import LARGEST_SLICE
 from mediatord.store.backlog import completed, earliest, grouped
 from mediatord.store.books import ENTRY_OF
 from mediatord.store.deadlines import Deadlines
+from mediatord.store.known_senders import KnownSenders
 from mediatord.store.memory_queues import Entry, Lane, Mailbox, Occupied, Queue
 from mediatord.store.memory_room import Room
 from mediatord.store.ranking import Ranking
-from mediatord.store.shares import counting_parties
+from mediatord.store.shares import party_of
 
 # Messages, and events, that are looked at to tell how old what waits is: it is done in the reactor's thread.
 LOOKED_AT = 20_000
@@ -70,9 +71,8 @@ class Messages:
 
     def deposit(self, queue: Queue, one: Deposit, now: float) -> Deposited:
         """Append to a queue and make room in it; too large ones are out again at once."""
-        parties = counting_parties(self._limits, one.origin)
         incoming = [
-            Entry(0, queue, payload, now, one.expires_at, one.due_at, parties=parties) for payload in one.payloads
+            Entry(0, queue, payload, now, one.expires_at, one.due_at, origin=one.origin) for payload in one.payloads
         ]
         newcomers = [entry for entry in incoming if self._room.fits(entry.payload)]
         oversize = [entry.removed("fifo_bytes") for entry in incoming if not self._room.fits(entry.payload)]
@@ -157,17 +157,26 @@ class Messages:
             self._set_node(entry, None)
         return len(entries)
 
-    def remove(self, ids: Iterable[str]) -> list[Removed]:
+    def remove(self, ids: Iterable[str], now: float) -> list[Removed]:
         """Remove by id, whoever it belongs to."""
-        return [self._remove(entry, None) for entry in self._known(ids)]
+        return self._acknowledge(self._known(ids), now)
 
-    def acknowledge(self, mailbox: Mailbox, ids: Iterable[str]) -> list[Removed]:
+    def acknowledge(self, mailbox: Mailbox, ids: Iterable[str], now: float) -> list[Removed]:
         """Remove by id or by digest from one mailbox; what is removed comes in order of arrival."""
         wanted = list(dict.fromkeys(ids))
         seqs = {entry.seq for entry in self._known(wanted) if entry.queue.mailbox is mailbox}
         for digest in wanted:
             seqs.update(mailbox.digests.get(digest, ()))
-        return [self._remove(self._entries[seq], None) for seq in sorted(seqs)]
+        return self._acknowledge([self._entries[seq] for seq in sorted(seqs)], now)
+
+    def _acknowledge(self, entries: Sequence[Entry], now: float) -> list[Removed]:
+        parties: dict[Queue, set[int]] = {}
+        for entry in entries:
+            parties.setdefault(entry.queue, set()).add(party_of(entry.origin))
+        for queue, some in parties.items():
+            if some := some - {0}:
+                queue.mailbox.senders.setdefault(queue.did, KnownSenders()).acknowledged(some, now)
+        return [self._remove(entry, None) for entry in entries]
 
     def expire(self, now: float, limit: int) -> list[Removed]:
         removed: list[Removed] = []
@@ -252,6 +261,7 @@ class Messages:
         if not entry.queue.lane.entries:
             self._occupied.discard(entry.queue)
             mailbox.queues.pop(entry.queue.did, None)
+            mailbox.tidy(entry.queue.did)
         self.ranking.change(entry.queue.did, -1)
         for deadlines in (self._expiry, self._due, self._turning):
             deadlines.discard(seq)

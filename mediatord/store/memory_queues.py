@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mediatord.interfaces import Payload, QueueStatus, Reason, Removed, StoredMessage
+from mediatord.store.known_senders import KnownSenders
 
 
 @dataclass(eq=False, slots=True)
@@ -17,7 +17,7 @@ class Entry:
     :param node: boot of the node that delivered it; None while it is pending.
     :param shown: whether it is counted as visible: neither expired nor waiting to become due.
     :param arrived_at: when it came, or was handed out if it was delayed; None before.
-    :param parties: that it counts for, see :mod:`mediatord.store.shares`.
+    :param origin: see :class:`~mediatord.interfaces.QueueLimits`.
     """
 
     seq: int
@@ -30,7 +30,7 @@ class Entry:
     pushes: int = 0
     shown: bool = False
     arrived_at: float | None = None
-    parties: Sequence[int] = ()
+    origin: int = 0
 
     @property
     def size(self) -> int:
@@ -100,36 +100,42 @@ class Lane:
 
 @dataclass(eq=False, slots=True)
 class Mailbox:
-    """All that waits for one account: by recipient DID, together, and by digest."""
+    """
+    All that waits for one account: by recipient DID, together, and by digest.
+
+    :param registered: the recipient DIDs of the account.
+    :param senders: for each of them, and those for whom something still waits, whom it has acknowledged.
+    """
 
     did: str
     queues: dict[str, Queue] = field(default_factory=dict)
     lane: Lane = field(default_factory=Lane)
     digests: dict[str, dict[int, None]] = field(default_factory=dict)
+    registered: set[str] = field(default_factory=set)
+    senders: dict[str, KnownSenders] = field(default_factory=dict)
 
     def queue(self, recipient_did: str) -> Queue:
         return self.queues.setdefault(recipient_did, Queue(self, recipient_did))
 
+    def tidy(self, recipient_did: str) -> None:
+        """Forget whom a DID has acknowledged that is not registered and for which nothing waits."""
+        queue = self.queues.get(recipient_did)
+        if recipient_did not in self.registered and (queue is None or not queue.lane.entries):
+            self.senders.pop(recipient_did, None)
+
 
 @dataclass(eq=False, slots=True)
 class Queue:
-    """
-    What waits for one recipient DID of one account.
-
-    :param parties: what there is of each, which is something.
-    """
+    """What waits for one recipient DID of one account."""
 
     mailbox: Mailbox
     did: str
     lane: Lane = field(default_factory=Lane)
-    parties: dict[int, Lane] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
         """It waits."""
         for lane in entry.lanes():
             lane.add(entry)
-        for party in entry.parties:
-            self.parties.setdefault(party, Lane()).add(entry)
 
     def remove(self, entry: Entry) -> None:
         """It waits no longer."""
@@ -137,10 +143,6 @@ class Queue:
             lane.remove(entry)
             if entry.shown:
                 lane.show(entry, -1)
-        for party in entry.parties:
-            self.parties[party].remove(entry)
-            if not self.parties[party].entries:
-                del self.parties[party]
 
 
 class Occupied:

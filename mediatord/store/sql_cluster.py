@@ -112,6 +112,21 @@ def hold(connection: Connection, turn: str, boot: str, until: float, now: float)
     return connection.execute(_HOLD, (turn, boot, until, now)).rowcount > 0
 
 
+def record_pickups(connection: Connection, ids: Sequence[str], until: float, now: float) -> None:
+    connection.execute("DELETE FROM pickup WHERE until <= ?", (now,))
+    insert_rows(
+        connection,
+        "INSERT INTO pickup (id, until)",
+        [(id_, until) for id_ in dict.fromkeys(ids)],
+        " ON CONFLICT DO UPDATE SET until = excluded.until",
+    )
+
+
+def picked_up(connection: Connection, ids: Sequence[str], now: float) -> frozenset[str]:
+    rows = gather_in(connection, "id", "FROM pickup WHERE +until > ? AND id IN ({})", list(dict.fromkeys(ids)), now)
+    return frozenset(id_ for (id_,) in rows)
+
+
 def _number(connection: Connection, boot: str) -> int | None:
     row = connection.execute("SELECT id FROM node WHERE boot = ?", (boot,)).fetchone()
     return None if row is None else row[0]

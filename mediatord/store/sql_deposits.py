@@ -16,7 +16,7 @@ from mediatord.errors import QueueFull, RecipientUnknown
 from mediatord.interfaces import Deposited, Payload, QueueLimits, Removed
 from mediatord.store.group_commit import Outcome, Work
 from mediatord.store.known_queues import Queue, known_queues
-from mediatord.store.shares import counting_parties, is_over_share
+from mediatord.store.shares import Amount, may_be_refused, party_of
 from mediatord.store.sql_ledger import enter
 from mediatord.store.sql_messages import (
     Deposit,
@@ -29,6 +29,7 @@ from mediatord.store.sql_messages import (
 )
 from mediatord.store.sql_queue_counts import Counts
 from mediatord.store.sql_room import check_room
+from mediatord.store.sql_senders import read_senders, write_senders
 from mediatord.store.sql_waiting import Waiting
 
 # What the works of this module have in common: they are done together.
@@ -60,14 +61,16 @@ class Removing:
 
     :param ids: of messages.
     :param account: the only one whose messages count, in order of arrival; None for anybody's, in this order.
+    :param now: when they are acknowledged.
     """
 
     kind = TRAFFIC
-    __slots__ = ("account", "ids")
+    __slots__ = ("account", "ids", "now")
 
-    def __init__(self, ids: Iterable[str], account: str | None) -> None:
+    def __init__(self, ids: Iterable[str], account: str | None, now: float) -> None:
         self.ids = tuple(dict.fromkeys(ids))
         self.account = account
+        self.now = now
 
     def __call__(self, connection: Connection) -> list[Removed]:
         """By itself."""
@@ -134,6 +137,7 @@ class _Run:
         self._rows: list[tuple[Queue, Deposit, Payload]] = []
         self._gone: list[Waiting] = []
         self._marks: dict[str, dict[str, None]] = {}
+        self._heard_of: dict[int, Queue] = {}
         self._brought: set[str] | None = None
         self._accepted = self._acknowledged = 0
 
@@ -164,9 +168,8 @@ class _Run:
         messages, total = queue.messages + len(payloads), queue.size + size
         if messages > limits.max_messages or total > limits.max_bytes:
             return self._make_room(queue, order, limits)
-        if limits.when_full == "refuse" and counting_parties(limits, order.origin):
-            # Nobody has more than there is.
-            if is_over_share(limits, messages, total) and self._is_refused(queue, order, limits):
+        if limits.when_full == "refuse" and may_be_refused(limits, order.origin, Amount(messages, total)):
+            if self._is_refused(queue, order, limits):
                 return Outcome(error=QueueFull())
         self._accepted += len(payloads)
         self._counts.add(queue, len(payloads), size, order.origin)
@@ -201,9 +204,23 @@ class _Run:
         for one in found:
             del self._waiting[one.id]
             self._counts.add(one.queue, -1, -one.size)
+        self._note_senders(found, work.now)
         self._gone += found
         self._acknowledged += len(found)
         return Outcome([one.removed() for one in found])
+
+    def _note_senders(self, acknowledged: Iterable[Waiting], now: float) -> None:
+        parties: dict[Queue, set[int]] = {}
+        for one in acknowledged:
+            if one.origin:
+                parties.setdefault(one.queue, set()).add(party_of(one.origin))
+        if any(queue.senders is None for queue in parties):
+            # With those of what is likely to be acknowledged next.
+            more = [one.queue for one in self._waiting.values() if one.origin]
+            read_senders(self._connection, [*parties, *more])
+        for queue, some in parties.items():
+            if queue.senders is not None and queue.senders.acknowledged(some, now):
+                self._heard_of[queue.recipient_id] = queue
 
     def _mark(self, work: Marking) -> Outcome:
         if any(not marked.keys().isdisjoint(work.ids) for marked in self._marks.values()):
@@ -231,6 +248,9 @@ class _Run:
         rows, self._rows = self._rows, []
         delete(self._connection, gone)
         insert_all(self._connection, rows)
+        if self._heard_of:
+            write_senders(self._connection, self._heard_of.values())
+            self._heard_of = {}
         marks, self._marks = self._marks, {}
         for node, ids in marks.items():
             mark_delivered(self._connection, ids, node)

@@ -18,7 +18,7 @@ from mediatord.store.sql_ledger import enter
 from mediatord.store.sql_queue_counts import Counts
 from mediatord.store.sql_room import check_room, victims
 from mediatord.store.sql_rows import change_in, gather, gather_in, insert_rows
-from mediatord.store.sql_waiting import COLUMNS, Waiting, read_waiting
+from mediatord.store.sql_waiting import COLUMNS, ORIGIN, Waiting, read_waiting
 
 _INSERT = """
     INSERT OR ROLLBACK INTO message (
@@ -143,8 +143,8 @@ def expire(connection: Connection, now: float, limit: int, max_bytes: int) -> li
 
 
 def find_waiting(connection: Connection, known: KnownQueues, ids: Sequence[str]) -> dict[str, Waiting]:
-    """What there is with these ids."""
-    rows = gather_in(connection, COLUMNS, "FROM message WHERE id IN ({})", ids)
+    """What there is with these ids, with its origin."""
+    rows = gather_in(connection, f"{COLUMNS}, {ORIGIN}", "FROM message WHERE id IN ({})", ids)
     return {one.id: one for one in _read(connection, known, rows)}
 
 

@@ -329,7 +329,7 @@ class SQLiteStore:
         ]
 
     def _take_out(self, name: str, ids: Sequence[str], account: str | None) -> Deferred[list[Removed]]:
-        return self._write(name, sql_deposits.Removing(ids, account))
+        return self._write(name, sql_deposits.Removing(ids, account, self._clock.seconds()))
 
     def _find_digests(
         self, account: str, digests: Sequence[bytes], after: int, found: list[str]

@@ -11,6 +11,7 @@ from zope.interface import implementer
 from mediatord.interfaces import ClusterRefused, IClusterStore, Node, Presence
 from mediatord.store import sql_allowances, sql_cluster
 from mediatord.store.sqlite_file import SQLiteFile
+from mediatord.store.texts import storable
 
 
 @implementer(IClusterStore)
@@ -64,6 +65,14 @@ class SQLiteCluster:
 
     def put_back(self, key: bytes, amount: int) -> Deferred[None]:
         return self._file.write("put_back", lambda c: sql_allowances.put_back(c, key, amount))
+
+    def record_pickups(self, ids: Sequence[str], period: float) -> Deferred[None]:
+        now, got = self._clock.seconds(), storable(ids)
+        return self._file.write("record_pickups", lambda c: sql_cluster.record_pickups(c, got, now + period, now))
+
+    def picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
+        now, wanted = self._clock.seconds(), storable(ids)
+        return self._file.read("picked_up", lambda c: sql_cluster.picked_up(c, wanted, now))
 
     def prune(self, after: bytes | None = None) -> Deferred[None]:
         """Forget allowances that count no more, in slices, between which others write."""

@@ -233,7 +233,9 @@ def _store_name(config: Config, identity: Identity, boot: str) -> str:
 
 def _queue_limits(config: Config) -> QueueLimits:
     queue = config.queue
-    return QueueLimits(queue.max_messages, queue.max_bytes, queue.when_full, queue.sender_share)
+    return QueueLimits(
+        queue.max_messages, queue.max_bytes, queue.when_full, queue.sender_share, queue.reserved_for_known
+    )
 
 
 def _caps(config: Config) -> Caps:

@@ -19,6 +19,7 @@ def watch_base(base: Base) -> None:
     metrics.watch("rate_limits", lambda: (len(base.admission), None))
     metrics.watch("counted_pushes", lambda: (journal.remembered, None))
     metrics.watch("subscriptions", lambda: (connections.subscriptions, None))
+    metrics.watch("subscription_backlogs", lambda: (len(connections.backlogs), None))
 
 
 def watch_didcomm(base: Base, live: Live, routing: Routing, resolver: Resolver, endpoints: EndpointDelivery) -> None:

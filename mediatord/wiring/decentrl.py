@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mediatord.admission import AccessList
+from mediatord.cluster.backlog_reader import BacklogReader
+from mediatord.cluster.pickups import PickupRecorder
 from mediatord.config import Config
 from mediatord.decentrl.archive import Archive
 from mediatord.decentrl.authentication import Authentication
@@ -43,7 +45,15 @@ def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
     directory = Directory(
         lambda: identity.now.decentrl_dids, lambda: (identity.now.signing_key, *identity.now.former_signing_keys)
     )
-    pushing = Pushing(base.connections, journal, base.cluster.elsewhere if base.cluster else None)
+    elsewhere, recorder, reader = None, None, None
+    if base.cluster:
+        elsewhere, recorder = base.cluster.elsewhere, PickupRecorder(store.cluster, config.queue.delivered_timeout)
+        reader = BacklogReader(
+            clock,
+            base.connections,
+            lambda dids, window, limit: store.decentrl.arrived_pending(dids, window, limit=limit),
+        )
+    pushing = Pushing(base.connections, journal, elsewhere, recorder)
     base.late.events = pushing.settled
     journal.metrics.watch("remembered_events", lambda: (pushing.remembered, None))
     desk = Desk(
@@ -65,7 +75,7 @@ def build_decentrl(base: Base, config: Config) -> DecentrlHalf:
         access=access,
     )
     switchboard = Switchboard(
-        clock, store, base.gate, base.connections, base.admission, authentication, journal, access
+        clock, store, base.gate, base.connections, base.admission, authentication, journal, access, reader
     )
     mediator = Mediator(desk, base.admission, authentication, uses)
     return DecentrlHalf(mediator, pushing, lambda session: Conversation(session, switchboard))

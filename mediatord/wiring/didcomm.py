@@ -6,13 +6,15 @@ import random
 from dataclasses import dataclass
 
 from mediatord.admission import AccessList
+from mediatord.cluster.backlog_reader import BacklogReader
+from mediatord.cluster.pickups import PickupRecorder
 from mediatord.config import Config
 from mediatord.didcomm.account_expiry import AccountExpiry
 from mediatord.didcomm.coordination import Coordination, OwnNames, Registration
 from mediatord.didcomm.endpoints import EndpointDelivery, FailoverSettings, Targets
 from mediatord.didcomm.handover import HandOver
 from mediatord.didcomm.housekeeping import DueTimes, Housekeeping
-from mediatord.didcomm.live import Live, LiveSettings
+from mediatord.didcomm.live import Live, LiveSettings, Neighbours
 from mediatord.didcomm.mediator import Desk, Mediator, Protocols
 from mediatord.didcomm.ownership import Ownership
 from mediatord.didcomm.packing import Packing
@@ -53,7 +55,9 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
     resolver = _resolver(base, config)
     packing = Packing(reactor, new_id)
     unpacking = Unpacking(resolver, identity.keys_for, draft03=settings.legacy_draft03)
-    live = Live(reactor, store, base.connections, packing, journal, live_settings(base, config))
+    live = Live(
+        reactor, store, base.connections, packing, journal, live_settings(base, config), _neighbours(base, config)
+    )
     wrapping = Wrapping(resolver, reactor, new_id)
     access = _access(base, config)
     targets = Targets(resolver, _failover_settings(config, access), identity.owns)
@@ -152,6 +156,16 @@ def live_settings(base: Base, config: Config) -> LiveSettings:
         by_default=settings.live_default_on,
         node=base.node.boot if base.cluster or config.storage.backend == "mongodb" else "",
     )
+
+
+def _neighbours(base: Base, config: Config) -> Neighbours | None:
+    if base.cluster is None:
+        return None
+    store = base.store
+    reader = BacklogReader(
+        base.reactor, base.connections, lambda dids, window, limit: store.arrived(dids, window, limit=limit)
+    )
+    return Neighbours(reader, PickupRecorder(store.cluster, config.queue.delivered_timeout))
 
 
 def _access(base: Base, config: Config) -> AccessList:

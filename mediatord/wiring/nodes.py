@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from twisted.application.service import Service
 
@@ -44,7 +44,7 @@ def build_node(
     inbox = Inbox(messages, events, decentrl.pushing.push_contracts_updated)
     uses = {HINTS_PATH: inbox.hints, PROBE_PATH: probed}
     serving = Serving(clock, boot, cluster.sealing, uses, base.journal.metrics.cluster_refused)
-    catch_up = CatchUp(clock, (messages, events))
+    catch_up = CatchUp(clock, (messages, events), base.connections.backlogs.forget)
     journal, turn = base.journal, cluster.turn
     sweep = Sweep(clock, base.store.cluster, boot, turn.is_mine, journal.others_fell_back, cluster.name_of)
     return [
@@ -60,25 +60,38 @@ def _messages(base: Base, didcomm: DIDCommHalf) -> Half[StoredMessage]:
         live=lambda: base.connections.live(lambda reader: reader is not None),
         find=store.find,
         arrived=lambda dids, window, limit: store.arrived(dids, window, limit=limit),
-        push=live.push,
+        push=live.push_remote,
         is_missed=lambda one: not live.was_pushed(one.id) and _has_readers(base, one),
-        push_late=lambda message, at: live.push(message, by=at + LATE),
+        push_late=lambda message, at: live.push_remote(message, by=at + LATE),
         was_pushed=live.was_pushed,
+        picked_up=store.cluster.picked_up,
+        served=_all_of_them,
     )
+
+
+async def _all_of_them(dids: Collection[str]) -> Collection[str]:
+    return dids
 
 
 def _events(base: Base, decentrl: DecentrlHalf) -> Half[PendingEvent]:
     pushing, store = decentrl.pushing, base.store.decentrl
+
+    async def registered(dids: Collection[str]) -> Collection[str]:
+        """Those whose registration has not expired since their event was accepted."""
+        return {did for did in dids if await store.registered_until(did) is not None}
+
     return Half(
         live=lambda: base.connections.live(lambda reader: reader is None),
         find=store.find_pending,
         arrived=lambda dids, window, limit: store.arrived_pending(dids, window, limit=limit),
-        push=pushing.push,
+        push=pushing.push_remote,
         is_missed=lambda one: not pushing.was_pushed(one.id) and _has_readers(base, one),
-        push_late=lambda event, at: pushing.push(event, by=at + LATE),
+        push_late=lambda event, at: pushing.push_remote(event, by=at + LATE),
         was_pushed=pushing.was_pushed,
+        picked_up=base.store.cluster.picked_up,
+        served=registered,
     )
 
 
 def _has_readers(base: Base, arrival: Arrival) -> bool:
-    return bool(base.connections.subscribers(arrival.did, by=arrival.at + LATE))
+    return bool(base.connections.subscribers(arrival.did, by=arrival.at + LATE, message=arrival.id))

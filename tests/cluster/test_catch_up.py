@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from mediatord.cluster import rounds
+from twisted.internet.defer import fail
+
+from mediatord.cluster import backlog_reader, rounds
 from mediatord.cluster.rounds import CATCH_UP, COMMIT, LATE, WINDOW, YOUNG
 from mediatord.cluster.sealing import WINDOW as CLOCKS_DIFFER
+from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import StoredMessage
 from tests.cluster.test_village import DIDCommVillage
-from tests.house import MP, FakeSocket
+from tests.house import MP, FakeSocket, Guest
 
 SOON = CATCH_UP + YOUNG + 1
 
@@ -148,15 +151,196 @@ class ClockTests(CatchUpVillage):
         self.later(2 * WINDOW)
         self.assertEqual(self.texts(socket), [])
 
-    def test_little_backlog(self) -> None:
-        """What came shortly before a socket may be pushed as well: once."""
-        self.forward(self.a, "old")
-        self.later(LATE)
-        self.forward(self.a, "new")
-        self.later(1)
+
+class BacklogTests(CatchUpVillage):
+    """What came before a socket is for the wallet to ask for, whatever the clocks say."""
+
+    def test_no_backlog(self) -> None:
+        """However shortly before, at this node or another."""
+        for seconds in (30.0, 1.0, 0.0):
+            self.forward(self.a, f"{seconds} a")
+            self.forward(self.b, f"{seconds} b")
+            self.later(seconds)
         socket = self.live_at(self.b)
         self.later(2 * WINDOW)
-        self.assertEqual(self.texts(socket), ["new"])
+        self.assertEqual((self.texts(socket), self.bob.waiting()), ([], 6))
+
+    def test_wrong_clocks(self) -> None:
+        """Also what came at a node whose clock is ahead; and later ones are pushed though one is behind."""
+        for error in (-30.0, CLOCKS_DIFFER):
+            self.forward_by(error, f"before {error}")
+        socket = self.live_at(self.b)
+        self.deaf()
+        self.forward_by(-30.0, "after")
+        self.later(CLOCKS_DIFFER + SOON)
+        self.assertEqual(self.texts(socket), ["after"])
+        self.later(2 * WINDOW)
+        self.assertEqual(self.texts(socket), [])
+
+    def test_picked_up_and_acknowledged(self) -> None:
+        """A wallet that goes live, asks, and acknowledges much later gets each message once."""
+        self.forward(self.a)
+        self.later(30)
+        socket = self.live_at(self.b)
+        (delivered,) = self.bob_at_b.fetch(socket=socket)
+        socket.frames.clear()
+        self.later(22)
+        self.assertEqual(self.texts(socket), [])
+        self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
+        self.later(2 * WINDOW)
+        self.assertEqual(self.texts(socket), [])
+
+    def test_much(self) -> None:
+        """More than the store says at once."""
+        self.patch(backlog_reader, "CHUNK", 3)
+        for number in range(10):
+            self.forward(self.a, str(number))
+            self.later(number % 2)
+        socket = self.live_at(self.b)
+        self.later(2 * WINDOW)
+        self.assertEqual(self.texts(socket), [])
+
+    def test_hint_that_is_late(self) -> None:
+        """What waited when the socket came is not pushed by a hint either."""
+        self.live_at(self.b)
+        self.deaf()
+        self.forward(self.a)
+        socket = self.live_at(self.b)
+        self.deaf(False)
+        self.later(WINDOW)
+        self.assertEqual(self.texts(socket), [])
+
+    def test_off_and_on(self) -> None:
+        """What came while live mode was off is backlog."""
+        socket = self.live_at(self.b)
+        for live in (False, True):
+            self.bob_at_b.answer(f"{MP}/live-delivery-change", {"live_delivery": live}, socket=socket)
+            socket.frames.clear()
+            self.forward(self.a, f"after {live}")
+        self.later(WINDOW)
+        self.assertEqual(self.texts(socket), ["after True"])
+
+    def test_on_again(self) -> None:
+        """To switch it on twice changes nothing: what came in between is pushed."""
+        socket = self.live_at(self.b)
+        self.deaf()
+        self.forward(self.a)
+        self.bob_at_b.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
+        socket.frames.clear()
+        self.later(SOON)
+        self.assertEqual(self.texts(socket), ["hello"])
+
+    def test_each_socket(self) -> None:
+        """What is backlog to one is missing to the other."""
+        early = self.live_at(self.b)
+        self.deaf()
+        self.forward(self.a)
+        late = self.live_at(self.b)
+        self.later(SOON)
+        self.assertEqual((self.texts(early), self.texts(late)), (["hello"], []))
+
+    def test_not_known(self) -> None:
+        """A store that does not say what waits is told to the wallet, which tries again."""
+        self.forward(self.a)
+        store: Any = self.store
+        store.arrived = lambda *_, **__: fail(StoreUnavailable())
+        socket = self.b.socket()
+        reply = self.bob_at_b.ask(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
+        self.assertEqual(reply.status, 503)
+        del store.arrived
+        self.bob_at_b.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
+        socket.frames.clear()
+        self.later(WINDOW)
+        self.assertEqual(self.texts(socket), [])
+
+    def test_forgotten(self) -> None:
+        """Nothing is remembered of it when no round looks for it any more, or the socket is gone."""
+        self.forward(self.a)
+        connections = self.b.base.connections
+        socket = self.live_at(self.b)
+        self.assertEqual(len(connections.backlogs), 1)
+        connections.closed(socket)
+        self.assertEqual(len(connections.backlogs), 0)
+        self.live_at(self.b)
+        self.assertEqual(len(connections.backlogs), 1)
+        self.later(WINDOW + LATE + 2 * CATCH_UP)
+        self.assertEqual(len(connections.backlogs), 0)
+
+
+class LostPushTests(CatchUpVillage):
+    """What was pushed to nobody who acknowledges is not lost."""
+
+    settings = {"queue": {"delivered_timeout": "20s"}}
+
+    def test_socket_dies(self) -> None:
+        """It waits for the wallet, which comes back at the other node, and is not taken for picked up."""
+        socket = self.live_at(self.b)
+        self.forward(self.a)
+        self.b.base.connections.closed(socket)
+        self.assertEqual(len(socket.frames), 1)
+        again = self.live_at(self.a)
+        self.later(2 * WINDOW)
+        self.assertEqual((self.texts(again), self.bob.waiting()), ([], 1))
+        (delivered,) = self.bob.fetch()
+        self.assertEqual(self.bob.open(delivered.payload).text, "hello")
+
+    def test_one_of_two_sockets_dies(self) -> None:
+        """The other one gets it though its hint was lost."""
+        dead, socket = self.live_at(self.a), self.live_at(self.b)
+        self.deaf()
+        self.forward(self.a)
+        self.a.base.connections.closed(dead)
+        self.later(SOON)
+        self.assertEqual((len(dead.frames), self.texts(socket)), (1, ["hello"]))
+
+    def test_node_dies(self) -> None:
+        """With the socket that it had pushed to: the wallet comes back, and asks."""
+        self.live_at(self.b)
+        self.forward(self.a)
+        self.b.freeze()
+        again = self.live_at(self.a)
+        self.later(2 * WINDOW)
+        self.assertEqual((self.texts(again), len(self.bob.fetch())), ([], 1))
+
+
+class PickupTests(CatchUpVillage):
+    """What a recipient has asked for and got counts as handed out, at every node."""
+
+    settings = {"queue": {"delivered_timeout": "20s"}}
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.socket = self.live_at(self.b)
+        self.deaf()
+        self.forward(self.a)
+
+    def test_picked_up(self) -> None:
+        """It is not pushed as well, wherever it was asked for."""
+        for house in (self.a, self.b):
+            (delivered,) = Guest(house, self.bob.identity).fetch()
+            self.later(19)
+            self.assertEqual(self.texts(self.socket), [])
+        self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
+        self.later(2 * WINDOW)
+        self.assertEqual(self.texts(self.socket), [])
+        self.assertEqual([event["path"] for event in self.a.events("msg.ack")], ["pickup"])
+
+    def test_picked_up_in_vain(self) -> None:
+        """What is not acknowledged in time is pushed, once."""
+        self.bob.fetch()
+        self.later(20)
+        self.assertEqual(self.texts(self.socket), [])
+        self.later(CATCH_UP + 1)
+        self.assertEqual(self.texts(self.socket), ["hello"])
+        self.later(2 * WINDOW)
+        self.assertEqual((self.texts(self.socket), self.bob.waiting()), ([], 1))
+
+    def test_nothing_is_recorded(self) -> None:
+        """Without a record it is pushed as well; nobody waits for that, or is told."""
+        with self.a.failing("record_pickups", StoreUnavailable()):
+            self.assertEqual(len(self.bob.fetch()), 1)
+        self.later(SOON)
+        self.assertEqual(self.texts(self.socket), ["hello"])
 
 
 class ManyTests(CatchUpVillage):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -25,6 +25,11 @@ def message(id_: str, *, age: float = 10.0) -> StoredMessage:
     return StoredMessage(id_, BOB, BOB, b"{}", "json", NOW - age, NOW + 1000)
 
 
+async def served(dids: Collection[str]) -> Collection[str]:
+    """All of them."""
+    return dids
+
+
 class Shelf:
     """A protocol half whose messages the test puts there."""
 
@@ -36,6 +41,7 @@ class Shelf:
         self.unwanted: set[str] = set()
         self.late: list[float] = []
         self.stuck: set[str] = set()
+        self.picked_up: frozenset[str] = frozenset()
         self.found: list[list[str]] = []
         self.questions: list[tuple[list[str], Window]] = []
         self.half: Half[StoredMessage] = Half(
@@ -46,6 +52,8 @@ class Shelf:
             is_missed=lambda one: one.id not in [*self.pushed, *self.unwanted],
             push_late=self.push_late,
             was_pushed=self.pushed.__contains__,
+            picked_up=lambda ids: succeed(self.picked_up.intersection(ids)),
+            served=served,
         )
 
     def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
@@ -103,6 +111,8 @@ class TakingTests(SynchronousTestCase):
             is_missed=lambda _: False,
             push_late=shelf.push_late,
             was_pushed=shelf.pushed.__contains__,
+            picked_up=shelf.half.picked_up,
+            served=served,
         )
         both = [Deferred.fromCoroutine(half.take(["a"])) for _ in range(2)]
         for one in asked:
@@ -143,6 +153,27 @@ class CatchUpTests(SynchronousTestCase):
         self.round(catch_up)
         self.assertEqual(shelf.pushed, ["a", "b"])
 
+    def test_picked_up(self) -> None:
+        """What its recipient has got by pickup is left out, and not looked up."""
+        shelf = Shelf(message("a"), message("b"))
+        shelf.picked_up = frozenset("a")
+        self.round(CatchUp(self.clock, [shelf.half]))
+        self.assertEqual((shelf.pushed, shelf.found), (["b"], [["b"]]))
+
+    def test_backlogs_that_no_round_asks_for(self) -> None:
+        """They are forgotten; not if the round failed, as the next one looks further back."""
+        forgotten: list[float] = []
+        shelf = Shelf()
+        catch_up = CatchUp(self.clock, [shelf.half], forgotten.append)
+        self.round(catch_up)
+        self.assertEqual(forgotten, [NOW - WINDOW - LATE])
+        shelf.dids = [BOB] * 2
+        catch_up = CatchUp(
+            self.clock, [replace(shelf.half, arrived=lambda *_: fail(StoreUnavailable()))], forgotten.append
+        )
+        self.failureResultOf(Deferred.fromCoroutine(catch_up.round()), StoreUnavailable)
+        self.assertEqual(len(forgotten), 1)
+
     def test_after_a_gap(self) -> None:
         """Rounds that failed, or did not happen, are made up for."""
         shelf = Shelf()
@@ -157,6 +188,8 @@ class CatchUpTests(SynchronousTestCase):
             is_missed=lambda _: True,
             push_late=broken.push_late,
             was_pushed=lambda _: False,
+            picked_up=working.picked_up,
+            served=served,
         )
         self.clock.advance(100)
         catch_up._halves = (broken.half,)

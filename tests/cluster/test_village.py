@@ -328,6 +328,22 @@ class GoingLiveTests(DIDCommVillage):
         (delivered,) = read_delivery(new.open(socket.frames[0]).message)
         self.assertEqual(self.bob.open(delivered.payload).text, "hello")
 
+    def test_rotation_while_a_hint_is_lost(self) -> None:
+        """What came for the old one while the socket was live is not taken for what waited before."""
+        self.forward(self.a, "backlog")
+        socket = self.live_at(self.b)
+        self.wires.cut = lambda node, path: True
+        self.forward(self.a)
+        new = Guest(self.b)
+        signing = self.bob.identity.signing
+        prior = signed.FromPrior(kid=signing.kid, iss=self.bob.did, sub=new.did, iat=int(self.clock.seconds()))
+        token = signed.make_from_prior(prior, signing.private)
+        new.answer(f"{MP}/status-request", from_prior=token, socket=socket)
+        socket.frames.clear()
+        self.later(SOON)
+        (delivered,) = read_delivery(new.open(socket.frames.pop()).message)
+        self.assertEqual((self.bob.open(delivered.payload).text, socket.frames), ("hello", []))
+
 
 class NodeDeathTests(DIDCommVillage):
     def test_killed(self) -> None:

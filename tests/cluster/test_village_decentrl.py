@@ -152,12 +152,52 @@ class DecentrlTests(Village):
         self.assertEqual((self.payloads(here), self.payloads(there)), (["sealed"], ["sealed"]))
 
     def test_no_backlog(self) -> None:
-        """What came before AUTH_SUCCESS is asked for, not pushed, but for the very last."""
-        self.tell()
-        self.later(LATE + 1)
+        """What came before AUTH_SUCCESS is asked for, not pushed, however shortly before that."""
+        for seconds in (LATE, 11.0, 0.0):
+            self.tell()
+            self.later(seconds)
         dialogue = self.bob.connect()
-        self.later(SOON)
-        self.assertEqual(dialogue.heard(), [])
+        self.later(WINDOW)
+        self.assertEqual(self.heard(dialogue), [])
+        self.assertEqual(len(self.bob.pending()), 3)
+
+    def test_picked_up(self) -> None:
+        """What was asked for is not pushed as well, wherever it was asked for."""
+        dialogue = self.bob.connect()
+        self.wires.cut = lambda node, path: True
+        self.tell()
+        self.bob.house = self.a
+        (event,) = self.bob.pending()
+        self.later(22)
+        self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[event["id"]])
+        self.later(WINDOW)
+        self.assertEqual(self.heard(dialogue), [])
+
+    def test_expired_registration(self) -> None:
+        """Nothing is pushed for a registration that has expired meanwhile, by a round or a reminder."""
+        self.bob.house = self.b
+        brief = self.citizen(self.b, "brief")
+        brief.register(expires_at=int(self.clock.seconds()) + 5)
+        brief.befriend(self.alice)
+        dialogue = brief.connect()
+        self.wires.cut = lambda node, path: True
+        self.assertEqual(self.alice.tell(brief).status, 200)
+        self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=brief.did, **self.alice.sealed_registration({}))
+        self.later(5)
+        self.wires.cut = lambda node, path: False
+        self.later(WINDOW)
+        self.assertEqual(self.heard(dialogue), [])
+
+    def test_registration_that_lasts(self) -> None:
+        """One that has not expired gets both."""
+        dialogue = self.bob.connect()
+        self.wires.cut = lambda node, path: True
+        self.tell()
+        self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=self.bob.did, **self.alice.sealed_registration({}))
+        self.later(5)
+        self.wires.cut = lambda node, path: False
+        self.later(WINDOW)
+        self.assertEqual({frame["type"] for frame in self.heard(dialogue)}, {"PENDING_EVENTS", "CONTRACTS_UPDATED"})
 
     def test_success_comes_first(self) -> None:
         """While other nodes do not know yet, nothing is pushed or promised; what comes is found by asking."""

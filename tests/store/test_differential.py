@@ -26,6 +26,7 @@ from mediatord.errors import MediatorError
 from mediatord.interfaces import Action, Deposit, IStore, Ledger, Payload, QueueLimits, Window
 from mediatord.store.batches import unobserved
 from mediatord.store.database import connect
+from mediatord.store.known_senders import PROBATION
 from mediatord.store.memory import MemoryStore
 from mediatord.store.mongo import server as server_module
 from mediatord.store.mongo.server import Server
@@ -42,6 +43,9 @@ POLICIES = (
     QueueLimits(7, 60, share=0.34),
     QueueLimits(4, 40, when_full="refuse"),
     QueueLimits(6, 60, when_full="refuse", share=0.5),
+    QueueLimits(8, 80, share=0.5, reserved=0.25),
+    QueueLimits(6, 60, reserved=0.34),
+    QueueLimits(6, 60, when_full="refuse", share=0.67, reserved=0.34),
 )
 NONCES = 3
 
@@ -52,9 +56,7 @@ bodies = st.sampled_from([b"", b"x", b"same", b"0123456789", b"y" * 25, b"z" * 4
 spans = st.sampled_from([0.0, 1.0, 5.0, 20.0])
 keys = st.sampled_from([b"k1", b"k2", b"k3", b"k4", b"k5"])
 # Of two networks and two senders with the same numbers, of one half only, of nobody known, and the highest.
-origins = st.sampled_from(
-    [0x0001_0001, 0x0001_0002, 0x0002_0001, 0x0002_0002, 0x0001_0000, 0x0000_0002, 0, 0xFFFF_FFFF]
-)
+origins = st.sampled_from([1 << 32 | 1, 1 << 32 | 2, 2 << 32 | 1, 2 << 32 | 2, 1 << 32, 2, 0, (1 << 63) - 1])
 
 
 class Stores(RuleBasedStateMachine):
@@ -182,6 +184,20 @@ class Stores(RuleBasedStateMachine):
     def acknowledge(self, account: str, data: st.DataObject) -> None:
         ids = self.some_ids(data)
         self.same(lambda store: store.acknowledge(account, ids))
+
+    @rule(did=recipients, account=accounts, origin=origins)
+    def become_known(self, did: str, account: str, origin: int) -> None:
+        """Two of a party are acknowledged, long after each other."""
+        for _ in range(2):
+            (payload,) = self.payloads([b"x"])
+            self.clock.advance(PROBATION)
+            self.same(lambda store: store.expire(99))
+            self.same(partial(self.put, did, [payload], self.clock.seconds() + 2 * PROBATION, origin))
+            self.same(partial(self.acknowledge_all, account, [payload.id]))
+
+    @staticmethod
+    def acknowledge_all(account: str, ids: list[str], store: IStore) -> Deferred[Any]:
+        return store.acknowledge(account, ids)
 
     @rule(span=spans, limit=st.integers(0, 3))
     def time_passes(self, span: float, limit: int) -> None:

@@ -37,7 +37,7 @@ class SharesTests(MongoCase):
         deposits = []
         for _ in range(self.random.randrange(1, 4)):
             self.ids += 1
-            size, origin = self.random.choice((1, 9, 40)), self.random.randrange(3) << 16 | self.random.randrange(4)
+            size, origin = self.random.choice((1, 9, 40)), self.random.randrange(3) << 32 | self.random.randrange(4)
             payload = Payload(f"m{self.ids:04}", b"x" * size, "json")
             deposits.append(Deposit(INBOX, (payload,), CLOCK.seconds() + 3600, origin=origin))
         store = self.random.choice(self.stores)
@@ -108,7 +108,7 @@ class SharesTests(MongoCase):
         for turn, did in enumerate([did for did in dids for _ in range(3)] + [dids[2], dids[0]]):
             before = self.aggregations()
             payloads = [Payload(f"{turn}", b"x", "json")]
-            await store.deposit(did, payloads, expires_at=CLOCK.seconds() + 3600, origin=turn + 1 << 16 | 7)
+            await store.deposit(did, payloads, expires_at=CLOCK.seconds() + 3600, origin=turn + 1 << 32 | 7)
             counted.append(self.aggregations() - before)
         self.assertEqual(counted, [0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1])
 

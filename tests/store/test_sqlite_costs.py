@@ -89,16 +89,26 @@ class StatementTests(CostCase):
         """A batch of acknowledgements: the same, with a look for the messages and a delete."""
         ids = [f"{number:032d}" for number in range(1, 65)]
         self.commit(self.deposits(65))
-        self.assertEqual(self.statements([Removing([id], ALICE) for id in ids[:32]]), 7)
+        self.assertEqual(self.statements([Removing([id], ALICE, NOON) for id in ids[:32]]), 7)
         # All but one recipient have nothing left.
-        self.assertEqual(self.statements([Removing([id], ALICE) for id in ids[32:]]), 8)
+        self.assertEqual(self.statements([Removing([id], ALICE, NOON) for id in ids[32:]]), 8)
+
+    def test_removals_from_known_senders(self) -> None:
+        """Whom it is an acknowledgement of takes one look and one write a batch, and nothing when it is known."""
+        for number, (more, now) in enumerate(((2, NOON), (0, NOON + HOUR / 2), (1, NOON + HOUR), (0, NOON + HOUR))):
+            works = self.deposits(32)
+            for work in works:
+                work.order.origin = 5 << 32 | 7
+            self.commit(works)
+            ids = [f"{32 * number + place:032d}" for place in range(1, 33)]
+            self.assertEqual(self.statements([Removing([id], ALICE, now) for id in ids]), 8 + more, number)
 
     def test_mixed(self) -> None:
         """Deposits, acknowledgements and marks that take turns share their statements."""
         self.commit(self.deposits(96))
         works: list[Work] = []
         for place, deposit in enumerate(self.deposits(32)):
-            works += [deposit, Removing([f"{place + 1:032d}"], ALICE), Marking([f"{place + 60:032d}"], "")]
+            works += [deposit, Removing([f"{place + 1:032d}"], ALICE, NOON), Marking([f"{place + 60:032d}"], "")]
         self.assertEqual(self.statements(works), 9)
         (count,) = self.connection.execute(
             "SELECT count(*) FROM message WHERE delivered = 1 AND pushes = 1"
@@ -119,7 +129,7 @@ class StatementTests(CostCase):
         works: list[Work] = [lambda c: sql_messages.expire(c, NOON + HOUR, 1, 1 << 30)]
         for place, deposit in enumerate(self.deposits(8)):
             event = PendingEvent(f"e{place}", ALICE, BOB, "", NOON)
-            works += [deposit, orders.deliver(event), Removing([f"{place + 40:032d}"], ALICE)]
+            works += [deposit, orders.deliver(event), Removing([f"{place + 40:032d}"], ALICE, NOON)]
             works.append(orders.acknowledge(ALICE, [f"e{place}"]))
         told: list[str] = []
         self.connection.set_trace_callback(told.append)

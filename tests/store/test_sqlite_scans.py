@@ -114,7 +114,7 @@ class PlanTests(SynchronousTestCase):
         sql_queues.waiting(connection)
         sql_backlog.backlog(connection, [NOON, NOON - 5], 9)
         sql_digests.find(connection, ALICE, [sha256(b"x").digest()], -1)
-        sql_deposits.Removing(["b"], ALICE)(connection)
+        sql_deposits.Removing(["b"], ALICE, NOON)(connection)
         sql_messages.purge(connection, ["c"])
         sql_ledger.ledger(connection)
         sql_messages.expire(connection, NOON + 60, 9, 999)

@@ -25,11 +25,12 @@ from mediatord.interfaces import (
 from mediatord.store.mongo.clocks import Clocks
 from mediatord.store.mongo.cluster_allowances import putting_back, taking, wait
 from mediatord.store.mongo.cluster_ends import end, ended
-from mediatord.store.mongo.cluster_schema import MEETING, NODES, PRESENCE, TURNS
+from mediatord.store.mongo.cluster_schema import MEETING, NODES, PICKUPS, PRESENCE, TURNS
 from mediatord.store.mongo.duplicates import begin, retried
 from mediatord.store.mongo.requests import Document, Request, deleting, updating
 from mediatord.store.mongo.server import Server
 from mediatord.store.mongo.transaction import Transaction
+from mediatord.store.texts import storable
 
 T = TypeVar("T")
 
@@ -83,6 +84,14 @@ class MongoCluster:
     def put_back(self, key: bytes, amount: int) -> Deferred[None]:
         return begin(self._put_back(key, amount))
 
+    def record_pickups(self, ids: Sequence[str], period: float) -> Deferred[None]:
+        change = [{"$set": {"until": _until(period)}}]
+        updates = [{"q": {"_id": id_}, "u": change, "upsert": True} for id_ in dict.fromkeys(storable(ids))]
+        return begin(self._write("record_pickups", updating(PICKUPS, updates, ordered=False)))
+
+    def picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
+        return begin(self._picked_up(storable(ids)))
+
     async def _join(self, node: Node, lease: float) -> None:
         if not self._own:
             self._own = node.boot  # a process has one for as long as it lives
@@ -124,6 +133,12 @@ class MongoCluster:
             records = [(one["did"], one["boot"]) for one in documents if "did" in one]
             found += [Presence(did, boot, live.get(boot)) for did, boot in records]
         return found
+
+    async def _picked_up(self, ids: Sequence[str]) -> frozenset[str]:
+        found: list[Document] = []
+        for some in _pieces(ids):
+            found += await self._server.find("picked_up", PICKUPS, {"_id": {"$in": some}, **_LIVE}, hint="_id_")
+        return frozenset(one["_id"] for one in found)
 
     async def _hold(self, turn: str, boot: str, lease: float) -> bool:
         free = {"$or": [{"$eq": ["$boot", {"$literal": boot}]}, {"$not": [_IS_LIVE]}]}

@@ -14,6 +14,7 @@ NODES = "nodes"
 PRESENCE = "presence"
 TURNS = "turns"
 ALLOWANCES = "allowances"
+PICKUPS = "pickups"
 
 # Takes part in every join and every end, so that of two at the same time one sees the other.
 ROSTER = ""
@@ -32,4 +33,6 @@ COLLECTIONS = (
     # `_id` is the key. `lots`, of `at` in milliseconds and `n`; `until`, when none of them counts; of the latest
     # taking `taken`, whether there was enough, and `now`.
     Collection(ALLOWANCES, (Index("allowance_over", {"until": 1}, expire_after=60),)),
+    # `_id` is that of a message or pending event that was handed out by pickup. `until`, when that counts no more.
+    Collection(PICKUPS, (Index("pickup_over", {"until": 1}, expire_after=60),)),
 )

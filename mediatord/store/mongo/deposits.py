@@ -20,7 +20,7 @@ from mediatord.store.mongo.requests import LARGEST_DOCUMENT, Document, Request, 
 from mediatord.store.mongo.rows import Order
 from mediatord.store.mongo.transaction import Transaction
 from mediatord.store.mongo.transactions import Settled
-from mediatord.store.shares import Amount, counting_parties, refuse_excess
+from mediatord.store.shares import Amount, Usage, excess
 
 _BESIDE_THE_PAYLOAD = 1_024
 
@@ -119,19 +119,25 @@ class _Run:
         ]
 
     def _refuse_excess(self, orders: Work) -> None:
-        """:raise QueueFull: after all of these, which are never less than after some, something would be too much."""
+        """:raise QueueFull: after one of these something would be too much."""
         wholes: dict[str, Amount] = {}
-        parties: dict[tuple[str, int], Amount] = {}
-        for order in orders:
-            did, lane = order.recipient_did, self._lanes[order.recipient_did]
-            amounts = [wholes.setdefault(did, Amount(lane.messages, lane.bytes))]
-            for party in counting_parties(self._limits, order.origin):
-                held = lane.amount(party)
-                amounts.append(parties.setdefault((did, party), Amount(held.messages, held.size)))
-            for amount in amounts:
-                amount.add(len(order.payloads), size_of(order.payloads))
-        for did, whole in wholes.items():
-            refuse_excess(self._limits, whole, [one for (of, _), one in parties.items() if of == did])
+        counted: list[tuple[Usage, int, Amount]] = []
+        try:
+            for order in orders:
+                lane = self._lanes[order.recipient_did]
+                whole = wholes.setdefault(order.recipient_did, Amount(lane.messages, lane.bytes))
+                coming = Amount(len(order.payloads), size_of(order.payloads))
+                whole.add(coming.messages, coming.size)
+                if excess(self._limits, whole.messages, whole.size) is not None:
+                    raise QueueFull()
+                if lane.usage is not None:
+                    lane.usage.check(order.origin, coming)
+                    lane.usage.change(order.origin, coming.messages, coming.size)
+                    counted.append((lane.usage, order.origin, coming))
+        finally:
+            # It is counted when it is appended.
+            for usage, origin, coming in counted:
+                usage.change(origin, -coming.messages, -coming.size)
 
     def _append(self, order: Order, lane: Lane) -> Deposited:
         payloads, account = fitting(order.payloads, self._limits), lane.queue.account

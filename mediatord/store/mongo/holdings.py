@@ -11,7 +11,7 @@ from mediatord.store.mongo.lanes import Held, Lane
 from mediatord.store.mongo.queue_finder import Queue
 from mediatord.store.shares import Amount
 
-# Parties in all of them.
+# Origins in all of them.
 _CAPACITY = 100_000
 
 # Number of the last change, messages and bytes.
@@ -26,11 +26,11 @@ class Holdings:
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self._capacity = capacity
-        self._parties = 0
+        self._origins = 0
         self._known: OrderedDict[ObjectId, tuple[_State, Held]] = OrderedDict()
 
     def of(self, queue: Queue) -> Held | None:
-        """What each party has in it; None if that has to be counted."""
+        """Who has how much of it; None if that has to be counted."""
         state, held = self._known.get(queue.place.recipient, (None, None))
         return held if state == (queue.changes, queue.messages, queue.bytes) else None
 
@@ -39,16 +39,17 @@ class Holdings:
         for lane in lanes:
             recipient = lane.queue.place.recipient
             if recipient in self._known:
-                self._parties -= len(self._known.pop(recipient)[1])
+                self._origins -= len(self._known.pop(recipient)[1].amounts)
             if lane.held is None:
                 continue
-            for party, more in lane.more.items():
-                amount = lane.held.setdefault(party, Amount())
+            amounts = lane.held.amounts
+            for origin, more in lane.more.items():
+                amount = amounts.setdefault(origin, Amount())
                 amount.add(more.messages, more.size)
                 if not amount.messages:
-                    del lane.held[party]
+                    del amounts[origin]
             self._known[recipient] = ((lane.queue.changes + 1, lane.messages, lane.bytes), lane.held)
-            self._parties += len(lane.held)
-        while self._parties > self._capacity:
+            self._origins += len(amounts)
+        while self._origins > self._capacity:
             _, (_, oldest) = self._known.popitem(last=False)
-            self._parties -= len(oldest)
+            self._origins -= len(oldest.amounts)

@@ -10,21 +10,29 @@ from mediatord.interfaces import Payload, QueueLimits, Reason, Removed
 from mediatord.store.mongo.queue_finder import Queue
 from mediatord.store.mongo.requests import Document
 from mediatord.store.mongo.rows import Order, Place, origin_of, removed
-from mediatord.store.shares import Amount, counting_parties, excess, is_over_share, parties_of
+from mediatord.store.shares import Amount, Part, Usage, excess, is_counted, is_in
 
-# What each party has in a queue.
-Held = dict[int, Amount]
-# That it is not one party that is meant but all that waits.
-ALL = 0
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """
+    Who has how much of a queue.
+
+    :param amounts: of each origin.
+    :param known: parties whom the recipient has acknowledged before.
+    """
+
+    amounts: dict[int, Amount]
+    known: frozenset[int] = frozenset()
 
 
 class TooFewKnown(Exception):
     """More of what waits has to be looked at."""
 
-    def __init__(self, did: str, party: int) -> None:
+    def __init__(self, did: str, part: Part) -> None:
         super().__init__()
         self.did = did
-        self.party = party
+        self.part = part
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +40,11 @@ class Known:
     """
     What was seen of a queue.
 
-    :param oldest: outlines of its first messages, by the party that they are of, and whether there are no more.
+    :param oldest: outlines of its first messages, by the part that they are of, and whether there are no more.
     :param held: None if it does not matter.
     """
 
-    oldest: Mapping[int, tuple[Sequence[Document], bool]] = field(default_factory=dict)
+    oldest: Mapping[Part, tuple[Sequence[Document], bool]] = field(default_factory=dict)
     held: Held | None = None
 
 
@@ -55,7 +63,8 @@ class Lane:
     :ivar messages: how many there are by now, `bytes` being those of their payloads.
     :ivar newcomers: those of them that were deposited.
     :ivar gone: ids of those that waited before and are out.
-    :ivar held: what each party had before, which is not changed here; `more` is what it has now beyond that.
+    :ivar held: what there was of each origin before, which is not changed here; `more` is what there is beyond that.
+    :ivar usage: as it is by now; None if it does not matter.
     """
 
     def __init__(self, queue: Queue, known: Known, limits: QueueLimits) -> None:
@@ -64,9 +73,10 @@ class Lane:
         self.newcomers: deque[Newcomer] = deque()
         self.gone: dict[str, None] = {}
         self._limits = limits
-        self._oldest = {party: (deque(some), all_known) for party, (some, all_known) in known.oldest.items()}
+        self._oldest = {part: (deque(some), all_known) for part, (some, all_known) in known.oldest.items()}
         self.held = known.held
-        self.more: Held = {}
+        self.usage = usage_of(limits, known.held) if known.held is not None else None
+        self.more: dict[int, Amount] = {}
 
     def append(self, order: Order, payloads: Sequence[Payload]) -> list[Newcomer]:
         """Let these wait."""
@@ -78,52 +88,71 @@ class Lane:
     def make_room(self, order: Order, payloads: Sequence[Payload]) -> list[Removed]:
         """Take out what is in the way of these, as long as there is anything."""
         evicted: list[Removed] = []
-        size = size_of(payloads)
-        parties = counting_parties(self._limits, order.origin) if self.held is not None else []
-        while reason := excess(self._limits, self.messages + len(payloads), self.bytes + size):
-            heavy = [party for party in parties if self._is_heavy(party, len(payloads), size)]
-            victim = next(filter(None, (self._take(party, reason) for party in (*heavy, ALL))), None)
-            if victim is None:
+        coming = Amount(len(payloads), size_of(payloads))
+        while reason := excess(self._limits, self.messages + coming.messages, self.bytes + coming.size):
+            usage = self.usage if self.usage and is_counted(self._limits, order.origin) else _unknown(self._limits)
+            part = usage.victim(order.origin, coming, self._origin)
+            if part is None:
                 break
-            evicted.append(victim)
+            evicted.append(self._take(part, reason))
         return evicted
 
-    def amount(self, party: int) -> Amount:
-        """What a party has, as far as that matters."""
-        sums = [amounts[party] for amounts in (self.held or {}, self.more) if party in amounts]
-        return Amount(sum([one.messages for one in sums]), sum([one.size for one in sums]))
+    def _origin(self, part: Part) -> int | None:
+        """That of the oldest of some, if there is one."""
+        document = self._outline(part)
+        if document is not None:
+            return origin_of(document)
+        newcomer = self._newcomer(part)
+        return None if newcomer is None else newcomer.order.origin
 
-    def _is_heavy(self, party: int, messages: int, size: int) -> bool:
-        """Whether it has something here, and with so much more too large a share."""
-        held = self.amount(party)
-        return held.messages > 0 and is_over_share(self._limits, held.messages + messages, held.size + size)
+    def _take(self, part: Part, reason: Reason) -> Removed:
+        """Take out the oldest of some; there is one."""
+        document = self._outline(part)
+        if document is not None:
+            self.gone[document["_id"]] = None
+            self._count(-1, -document["size"], origin_of(document))
+            return removed(document, self.queue.did, self.queue.account, reason)
+        newcomer = self._newcomer(part)
+        assert newcomer is not None
+        newcomer.kept = False
+        self.newcomers.remove(newcomer)
+        self._count(-1, -len(newcomer.payload.data), newcomer.order.origin)
+        return newcomer.order.removed(newcomer.payload, self.queue.account, reason)
 
-    def _take(self, party: int, reason: Reason) -> Removed | None:
-        """Take out the oldest of a party, if there is one."""
-        outlines, all_known = self._oldest.get(party, (deque(), False))
-        while outlines:
-            document = outlines.popleft()
-            if document["_id"] not in self.gone:
-                self.gone[document["_id"]] = None
-                self._count(-1, -document["size"], origin_of(document))
-                return removed(document, self.queue.did, self.queue.account, reason)
+    def _outline(self, part: Part) -> Document | None:
+        """
+        Of the oldest that waited before and is not out.
+
+        :raise TooFewKnown: that cannot be told.
+        """
+        outlines, all_known = self._oldest.get(part, (deque(), False))
+        while outlines and outlines[0]["_id"] in self.gone:
+            outlines.popleft()
+        if outlines:
+            return outlines[0]
         if not all_known:
-            raise TooFewKnown(self.queue.did, party)
-        for newcomer in self.newcomers:
-            if party in (ALL, *parties_of(newcomer.order.origin)):
-                newcomer.kept = False
-                self.newcomers.remove(newcomer)
-                self._count(-1, -len(newcomer.payload.data), newcomer.order.origin)
-                return newcomer.order.removed(newcomer.payload, self.queue.account, reason)
+            raise TooFewKnown(self.queue.did, part)
         return None
+
+    def _newcomer(self, part: Part) -> Newcomer | None:
+        known = self.held.known if self.held is not None else frozenset[int]()
+        return next((one for one in self.newcomers if is_in(part, one.order.origin, known)), None)
 
     def _count(self, messages: int, size: int, origin: int) -> None:
         self.messages += messages
         self.bytes += size
-        if self.held is None:
-            return
-        for party in counting_parties(self._limits, origin):
-            self.more.setdefault(party, Amount()).add(messages, size)
+        if self.usage is not None:
+            self.usage.change(origin, messages, size)
+            self.more.setdefault(origin, Amount()).add(messages, size)
+
+
+def usage_of(limits: QueueLimits, held: Held) -> Usage:
+    """The same, by all that matters."""
+    return Usage(limits, held.known, [(origin, one.messages, one.size) for origin, one in held.amounts.items()])
+
+
+def _unknown(limits: QueueLimits) -> Usage:
+    return Usage(limits, frozenset())
 
 
 def fitting(payloads: Sequence[Payload], limits: QueueLimits) -> Sequence[Payload]:

@@ -17,6 +17,8 @@ from mediatord.store.mongo.transaction import Transaction
 
 _CAPACITY = 16_384
 _LONGEST = 2_048
+# Which are long, and matter where a queue is full.
+_WITHOUT_SENDERS = {"senders": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,9 @@ class QueueFinder:
         likely = {account for account in map(self._accounts.get, dids) if account is not None}
         digests = {did: did_digest(did) for did in dids}
         registered = {"did_digest": {"$in": list(set(digests.values()))}, "registered": {"$exists": True}}
-        found, owners = await transaction.ask(finding(RECIPIENTS, registered), _asking_for_accounts(likely))
+        found, owners = await transaction.ask(
+            finding(RECIPIENTS, registered, projection=_WITHOUT_SENDERS), _asking_for_accounts(likely)
+        )
         missing = {one["account"] for one in found} - {one["_id"] for one in owners}
         if missing:
             owners += await transaction.query(_asking_for_accounts(missing))

@@ -14,6 +14,7 @@ from bson import ObjectId
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Reason, Removed
 from mediatord.store.books import Entry
+from mediatord.store.known_senders import KnownSenders
 from mediatord.store.mongo.aftermath import Aftermath
 from mediatord.store.mongo.clocks import agreeing
 from mediatord.store.mongo.collections import ACCOUNTS, MESSAGES, RECIPIENTS
@@ -22,16 +23,17 @@ from mediatord.store.mongo.ledger import entering
 from mediatord.store.mongo.names import NameBook, Names
 from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.requests import Document, Request, deleting, updating
-from mediatord.store.mongo.rows import OUTLINE, removed
+from mediatord.store.mongo.rows import OUTLINE, OUTLINE_OF_PARTY, origin_of, removed
 from mediatord.store.mongo.server import Server
 from mediatord.store.mongo.transaction import Transaction
 from mediatord.store.mongo.transactions import Settled
+from mediatord.store.shares import party_of
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 # Messages that expire in one transaction, and seconds after which no other is begun.
 _AT_A_TIME = 100
 _EXPIRING = 1.0
-_FOUND = {**OUTLINE, "seq": 1, "digest": 1}
+_FOUND = {**OUTLINE_OF_PARTY, "seq": 1, "digest": 1}
 # Bytes: what an id takes in a question beside itself, with the digest that it may be, and a question in all.
 _PER_ID = 64
 _LARGEST_QUESTION = 8_388_608
@@ -44,10 +46,12 @@ class Removal:
     """
     :param ids: or digests, if an account is given.
     :param account: whose messages alone are meant; None for anybody's.
+    :param now: when they are acknowledged.
     """
 
     ids: Sequence[str]
     account: str | None = None
+    now: float = 0.0
 
     @property
     def size(self) -> int:
@@ -134,7 +138,10 @@ class Removing:
         found += await self._with_digests(transaction, works, {did: id for id, did in accounts.items()})
         names = await self._book.look_up(transaction.query, found, accounts)
         heap = _Heap(found, names)
-        answers = [_tell(heap.take(work), names, None) for work in works]
+        taken = [heap.take(work) for work in works]
+        answers = [_tell(some, names, None) for some in taken]
+        if self._entry == "acknowledged":
+            await _note_senders(transaction, [(work.now, some) for work, some in zip(works, taken, strict=True)])
         transaction.later(taking_out(heap.taken))
         transaction.later(entering(transaction.page, "didcomm", **{self._entry: len(heap.taken)}))
         return answers
@@ -182,6 +189,26 @@ class _Heap:
 
     def _means(self, removal: Removal, document: Document) -> bool:
         return removal.account is None or self._names.accounts.get(document["account"]) == removal.account
+
+
+async def _note_senders(transaction: Transaction, acknowledged: Sequence[tuple[float, Sequence[Document]]]) -> None:
+    """Remember whom recipients have acknowledged, and when."""
+    heard = [(now, one["recipient"], party_of(origin_of(one))) for now, some in acknowledged for one in some]
+    recipients = list({recipient for _, recipient, party in heard if party})
+    if not recipients:
+        return
+    wanted = {"_id": {"$in": recipients}}
+    found = await transaction.find(RECIPIENTS, wanted, projection={"senders": 1}, hint="_id_")
+    updates = []
+    for one in found:
+        senders = KnownSenders(one.get("senders"))
+        times = dict.fromkeys([now for now, recipient, _ in heard if recipient == one["_id"]])
+        parties = {
+            now: [party for at, of, party in heard if (at, of) == (now, one["_id"]) and party] for now in times
+        }
+        if any([senders.acknowledged(some, now) for now, some in parties.items()]):
+            updates.append({"q": {"_id": one["_id"]}, "u": {"$set": {"senders": senders.text()}}})
+    transaction.later(updating(RECIPIENTS, updates) if updates else [])
 
 
 async def withdraw(transaction: Transaction, ids: Sequence[str]) -> None:

@@ -11,14 +11,15 @@ from bson import ObjectId, Timestamp
 
 from mediatord.interfaces import Deposited, Payload, Reason, Removed, StoredMessage
 from mediatord.store.mongo.requests import Document
-from mediatord.store.shares import SENDER
+from mediatord.store.shares import ANONYMOUS, AUTHENTICATED, KNOWN, SENDER, Part
 
 # What is needed of a message that is to go.
 OUTLINE = {"recipient": 1, "account": 1, "size": 1, "received_at": 1, "pushes": 1}
 # In a queue that is shared.
 OUTLINE_OF_PARTY = {**OUTLINE, "network": 1, "sender": 1}
-_NETWORK_BITS = 16
+_NETWORK_BITS = 32
 _ARRIVES = Timestamp(0, 0)
+_ABSENT = {"$exists": False}
 
 
 class Place(NamedTuple):
@@ -92,9 +93,28 @@ def origin_of(document: Document) -> int:
     return origin
 
 
-def of_party(party: int) -> Document:
-    """What finds its messages; see :mod:`mediatord.store.shares`."""
-    return halves_of(party)
+def of_part(part: Part, known: frozenset[int]) -> Document:
+    """
+    What finds some messages of a queue; see :mod:`mediatord.store.shares`.
+
+    :param known: parties whom the recipient has acknowledged before.
+    """
+    rank, network, sender = part
+    conditions: list[Document] = []
+    if sender is not None:
+        conditions.append({"sender": sender})
+    if network is not None:
+        conditions.append({"network": network >> _NETWORK_BITS or _ABSENT})
+    senders = sorted(party for party in known if party & SENDER)
+    networks = sorted(party >> _NETWORK_BITS for party in known if not party & SENDER)
+    if rank == ANONYMOUS:
+        conditions.append({"sender": _ABSENT, "network": {"$nin": networks}})
+    elif rank == AUTHENTICATED:
+        conditions.append({"sender": {"$exists": True, "$nin": senders}})
+    elif rank == KNOWN:
+        anonymous = {"sender": _ABSENT, "network": {"$in": networks}}
+        conditions.append({"$or": [{"sender": {"$in": senders}}, anonymous]})
+    return {"$and": conditions} if conditions else {}
 
 
 def stored(document: Document, recipients: Mapping[ObjectId, str], accounts: Mapping[ObjectId, str]) -> StoredMessage:

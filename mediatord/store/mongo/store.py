@@ -202,11 +202,11 @@ class MongoStore:
         return self._gathering.submit("mark_pending", mark_pending, known, frozenset(known))
 
     def remove(self, ids: Sequence[str]) -> Deferred[list[Removed]]:
-        removal = Removal(storable(ids))
+        removal = Removal(storable(ids), None, self._clock.seconds())
         return self._gathering.submit("remove", self._removing, removal, frozenset(removal.ids), removal.size)
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[Removed]]:
-        removal = Removal(storable(ids), account)
+        removal = Removal(storable(ids), account, self._clock.seconds())
         keys = {account, *removal.ids}
         return self._gathering.submit("acknowledge", self._removing, removal, keys, removal.size)
 

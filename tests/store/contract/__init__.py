@@ -25,7 +25,14 @@ from tests.store.contract.ledger import DecentrlLedgerContract, LedgerContract
 from tests.store.contract.lifecycle import LifecycleContract
 from tests.store.contract.nonces import NonceContract
 from tests.store.contract.pickup import PickupContract
-from tests.store.contract.shares import NoShareContract, RefusalByShareContract, RefusalContract, ShareContract
+from tests.store.contract.shares import (
+    NoShareContract,
+    RankContract,
+    RankRefusalContract,
+    RefusalByShareContract,
+    RefusalContract,
+    ShareContract,
+)
 from tests.store.contract.timing import TimingContract
 
 __all__ = [
@@ -57,6 +64,8 @@ __all__ = [
     "LedgerContract",
     "LifecycleContract",
     "NoShareContract",
+    "RankContract",
+    "RankRefusalContract",
     "NonceContract",
     "PickupContract",
     "RefusalByShareContract",

@@ -6,7 +6,7 @@ from math import inf
 
 from mediatord.interfaces import Presence
 from tests.store.builders import ALICE
-from tests.store.contract.cluster_base import ClusterStoreContract, a_node
+from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
 
 X, Y, Z = "did:example:x", "did:example:y", "did:example:z"
 
@@ -49,6 +49,25 @@ class ClusterPresenceContract(ClusterStoreContract):
         self.assertEqual(await self.where(X, Y, Z), [(X, "B", True), (Y, "A", True)])
         await self.cluster.announce("A", [X])
         self.assertEqual(await self.where(X), [(X, "A", True), (X, "B", True)])
+
+    async def test_pickups(self) -> None:
+        """What one process has recorded as picked up every process knows, for as long as it counts."""
+        await self.cluster.record_pickups(["a", "b", "a"], LONG)
+        await self.cluster.record_pickups(["short", "b"], self.short)
+        await self.cluster.record_pickups([], LONG)
+        neighbour = self.neighbour.cluster
+        self.assertEqual(await neighbour.picked_up(["a", "b", "c", "short", "a", ""]), {"a", "b", "short"})
+        self.assertEqual(await neighbour.picked_up([]), frozenset())
+        await self.outlive()
+        self.assertEqual(await neighbour.picked_up(["a", "b", "short"]), {"a"})
+        await self.cluster.record_pickups(["b"], LONG)
+        self.assertEqual(await neighbour.picked_up(["short", "b"]), {"b"})
+
+    async def test_many_pickups(self) -> None:
+        """Hundreds are no trouble."""
+        ids = [f"m{number}" for number in range(1500)]
+        await self.cluster.record_pickups(ids, LONG)
+        self.assertEqual(await self.neighbour.cluster.picked_up([*ids, "x"]), frozenset(ids))
 
     async def test_stale(self) -> None:
         """Records of a node whose lease is over are found, but name no node; they come back with it."""

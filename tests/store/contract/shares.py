@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from mediatord.errors import MediatorError, QueueFull, RecipientUnknown
 from mediatord.interfaces import Books, Deposit, Deposited, Ledger, QueueLimits
+from mediatord.store.known_senders import PROBATION
 from tests.store.builders import ALICE, HOUR, NOON, a_payload
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
 
 def origin(network: int, sender: int) -> int:
     """0 in either stands for one that is not known."""
-    return network << 16 | sender
+    return network << 32 | sender
 
 
 class ShareCase(StoreContract):
@@ -22,6 +25,14 @@ class ShareCase(StoreContract):
         for name in names:
             gone += [one.id for one in (await self.put(name, data=b"x" * size, origin=origin)).evicted]
         return gone
+
+    async def befriend(self, *origins: int) -> None:
+        """Have these known to the recipient."""
+        for _ in range(2):
+            for number, one in enumerate(origins):
+                await self.fill(f"{number}", one)
+                await self.store.acknowledge(ALICE, [f"{number}"])
+            self.clock.advance(PROBATION)
 
     def deposit(self, names: str, to: str = INBOX, origin: int = 0) -> Deposit:
         return Deposit(to, tuple([a_payload(name, b"x") for name in names]), NOON + HOUR, origin=origin)
@@ -74,21 +85,21 @@ class ShareContract(ShareCase):
         await self.fill("abcdef", origin(7, 1))
         await self.fill("ABCD", origin(1, 8))
         self.assertEqual(await self.fill("E", origin(2, 7)), ["a"])
-        self.assertEqual(await self.fill("F", origin(0xFFFF, 0xFFFF)), ["b"])
+        self.assertEqual(await self.fill("F", origin(0x7FFF_FFFF, 0xFFFF_FFFF)), ["b"])
 
     async def test_unknown_is_no_party(self) -> None:
         """What is known of nobody makes room by age, whatever there is of it; a known half counts by itself."""
         await self.fill("abcd", origin(3, 3))
         await self.fill("ABCDEF")
         self.assertEqual(await self.fill("G"), ["a"])
-        self.assertEqual(await self.fill("HIJKL", origin(0, 0xFFFF)), [*"bcdAB"])
-        self.assertEqual(await self.fill("M", origin(0, 0xFFFF)), ["H"])
+        self.assertEqual(await self.fill("HIJKL", origin(0, 0xFFFF_FFFF)), [*"bcdAB"])
+        self.assertEqual(await self.fill("M", origin(0, 0xFFFF_FFFF)), ["H"])
         self.assertEqual(await self.waiting(), [*"CDEFGIJKLM"])
 
     async def test_high_numbers(self) -> None:
-        """All 32 bits count."""
-        top = origin(0xFFFF, 0)
-        await self.fill("abcd", origin(0x7FFF, 0))
+        """All bits count."""
+        top = origin(0x7FFF_FFFF, 0)
+        await self.fill("abcd", origin(0x3FFF_FFFF, 0))
         await self.fill("ABCDEF", top)
         self.assertEqual(await self.fill("G", top), ["A"])
 
@@ -154,6 +165,174 @@ class ShareContract(ShareCase):
         gone = [[one.id for one in each.evicted] for each in both]
         self.assertEqual(gone, [["C", "D"], ["a"]])
         self.assertEqual(await self.store.ledger(), Books(Ledger(accepted=15, evicted=5, waiting=10)))
+
+
+class RankContract(ShareCase):
+    """Promises of `QueueLimits` with `oldest` and a reserved part: who has what is scarce does not lose to others."""
+
+    limits = QueueLimits(max_messages=20, max_bytes=2000, share=0.5, reserved=0.25)
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        await super().setUp()
+        self.numbers = count()
+
+    async def flood(self, number: int, networks: int, *, senders: int = 0) -> None:
+        """So many messages from so many networks in turn, and as many senders, or anonymous ones."""
+        for one in range(number):
+            sender = 100 + one % senders if senders else 0
+            await self.put(f"flood-{next(self.numbers)}", data=b"x", origin=origin(100 + one % networks, sender))
+
+    async def left(self, names: str) -> str:
+        """Those of these that are still there."""
+        waiting = set(await self.waiting())
+        return "".join(name for name in names if name in waiting)
+
+    async def test_anonymous_addresses_together(self) -> None:
+        """However many there are, they do not push out what has a sender, nor what is of a known network."""
+        for networks in (1, 3, 30):
+            await self.befriend(origin(7, 0), origin(0, 8))
+            await self.fill("ABCDE", origin(1, 1))
+            await self.fill("FGH", origin(7, 0))
+            await self.fill("IJ", origin(9, 8))
+            await self.flood(60, networks)
+            self.assertEqual(await self.left("ABCDEFGHIJ"), "ABCDEFGHIJ")
+            await self.store.acknowledge(ALICE, await self.waiting())
+
+    async def test_anonymous_addresses_among_each_other(self) -> None:
+        """Who has sent little loses nothing to several who send much."""
+        await self.fill("abc", origin(1, 0))
+        await self.flood(60, 3)
+        self.assertEqual(await self.left("abc"), "abc")
+        await self.flood(60, 30)
+        self.assertEqual(len(await self.waiting()), 20)
+
+    async def test_made_up_senders(self) -> None:
+        """They do not push out what is of known senders, and leave a part to anonymous ones."""
+        await self.befriend(origin(2, 2))
+        await self.fill("abcde", origin(1, 0))
+        await self.fill("ABCDE", origin(2, 2))
+        await self.flood(60, 20, senders=60)
+        self.assertEqual(await self.left("abcdeABCDE"), "abcdeABCDE")
+
+    async def test_made_up_senders_of_one_network(self) -> None:
+        """Each with one message, they do not push out those of a real one that has a few."""
+        await self.fill("ABC", origin(1, 1))
+        await self.flood(60, 2, senders=60)
+        self.assertEqual(await self.left("ABC"), "ABC")
+
+    async def test_known_ones(self) -> None:
+        """They push out what is over the part of each rank, and not what is within."""
+        known = [origin(0, number) for number in (2, 3, 4)]
+        await self.befriend(*known)
+        await self.fill("abcdef", origin(1, 0))
+        await self.fill("ABCDEF", origin(5, 5))
+        for name, one in zip("0123456789KLMNOPQRSTUVW", known * 9, strict=False):
+            await self.fill(name, one)
+        self.assertEqual((await self.left("abcdef"), await self.left("ABCDEF")), ("bcdef", "BCDEF"))
+
+    async def test_only_what_is_reserved(self) -> None:
+        """What known senders have beyond that makes room for others, when these have less than their part."""
+        known = [origin(number, number) for number in (2, 3)]
+        await self.befriend(*known)
+        for name, one in zip("ABCDEFGHIJKLMNOPQRST", known * 10, strict=False):
+            await self.fill(name, one)
+        await self.flood(30, 3)
+        self.assertEqual(await self.left("ABCDEFGHIJKLMNOPQRST"), "FGHIJKLMNOPQRST")
+
+    async def test_one_acknowledgement_is_not_enough(self) -> None:
+        """Nor are several within an hour."""
+        for name in "xyz":
+            await self.fill(name, origin(7, 0))
+            await self.store.acknowledge(ALICE, [name])
+            self.clock.advance(PROBATION / 2 - 1)
+        await self.fill("ABCDE", origin(7, 0))
+        await self.flood(60, 30)
+        self.assertEqual(await self.left("ABCDE"), "")
+
+    async def test_first_come_first_out(self) -> None:
+        """Among equals the oldest makes room."""
+        for number, name in enumerate("abcdefghijklmnopqrst", 1):
+            await self.fill(name, origin(number, 0))
+        self.assertEqual(await self.fill("u", origin(50, 0)), ["a"])
+        self.assertEqual(await self.fill("v", origin(51, 0)), ["b"])
+        self.assertEqual(await self.fill("w", origin(10, 0)), ["j"])
+
+    async def test_of_nobody_known(self) -> None:
+        """What is from nobody knows where is anonymous."""
+        await self.fill("abcdefghijklmnopqrst")
+        self.assertEqual(await self.fill("u"), ["a"])
+        self.assertEqual(await self.fill("A", origin(1, 1)), ["b"])
+
+    async def test_in_one_deposit(self) -> None:
+        """Several messages of one deposit make room one after the other."""
+        await self.fill("ABCDEFGH", origin(1, 1))
+        await self.fill("abcdefghijkl", origin(2, 0))
+        deposited = await self.put(*"uvw", data=b"x", origin=origin(3, 0))
+        self.assertEqual([gone.id for gone in deposited.evicted], [*"abc"])
+
+    async def test_many_at_once(self) -> None:
+        """It is the same for deposits that come together."""
+        await self.befriend(origin(0, 8))
+        await self.fill("ABCDE", origin(1, 1))
+        await self.fill("FGHIJ", origin(2, 8))
+        deposits = [
+            self.deposit(name, origin=origin(20 + number % 3, 0)) for number, name in enumerate("abcdefghijklmnop")
+        ]
+        done = await self.store.deposit_each(deposits)
+        gone = [one.id for each in done if isinstance(each, Deposited) for one in each.evicted]
+        self.assertEqual(gone, [*"abcdef"])
+
+    async def test_of_its_own_queue_only(self) -> None:
+        """Who is known to one recipient is not to another."""
+        await self.register(ALICE, OTHER)
+        await self.befriend(origin(7, 0))
+        for name in "ABCDE":
+            await self.put(name, to=OTHER, data=b"x", origin=origin(7, 0))
+        for number in range(60):
+            await self.put(f"flood-{number}", to=OTHER, data=b"x", origin=origin(100 + number % 30, 0))
+        self.assertEqual(await self.left("ABCDE"), "")
+
+    async def test_forgotten_with_the_recipient(self) -> None:
+        """Who registers a DID anew knows nobody."""
+        await self.befriend(origin(7, 0))
+        for action in ("remove", "add"):
+            await self.store.update(ALICE, [(INBOX, action)], max_recipients=9)
+        await self.fill("ABCDE", origin(7, 0))
+        await self.flood(60, 30)
+        self.assertEqual(await self.left("ABCDE"), "")
+
+
+class RankRefusalContract(ShareCase):
+    """Promises of `QueueLimits` with `refuse` and a reserved part."""
+
+    limits = QueueLimits(max_messages=8, max_bytes=800, when_full="refuse", reserved=0.25)
+
+    async def test_reserved(self) -> None:
+        """What nobody knows is refused while there is room for known senders."""
+        await self.befriend(origin(7, 0))
+        await self.fill("abc", origin(1, 0))
+        await self.fill("def", origin(2, 2))
+        for one in (origin(1, 0), origin(3, 3), 0):
+            with self.assertRaises(QueueFull):
+                await self.put("g", data=b"x", origin=one)
+        await self.fill("gh", origin(7, 0))
+        with self.assertRaises(QueueFull):
+            await self.put("i", data=b"x", origin=origin(7, 0))
+
+    async def test_together(self) -> None:
+        """So is a deposit that would be too much with those before it."""
+        await self.befriend(origin(7, 0))
+        deposits = [self.deposit("abcd", origin=origin(1, 0)), self.deposit("efg", origin=origin(2, 0))]
+        with self.assertRaises(QueueFull):
+            await self.store.deposit_all(deposits)
+        done = await self.store.deposit_each(deposits)
+        self.assertEqual([isinstance(one, Deposited) for one in done], [True, False])
+
+    async def test_nobody_is_known(self) -> None:
+        """Who knows nobody has nothing to reserve."""
+        await self.fill("abcdefgh", origin(1, 0))
+        with self.assertRaises(QueueFull):
+            await self.put("i", data=b"x", origin=origin(2, 0))
 
 
 class NoShareContract(ShareCase):
