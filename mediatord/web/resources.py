@@ -63,7 +63,7 @@ class Front:
     :param public: reads a public channel: DID as in the path, arguments of the query, who pays; raises ShuttingDown.
     :param ping_store: asks the store whether it answers; raises StoreUnavailable.
     :param trouble: why nobody should be sent here even so, in a few words; empty if there is nothing.
-    :param queue_sizes: refreshes the queue gauge before a scrape.
+    :param statistics: has the metrics say how the store is, before a scrape.
     :param figures: the metrics, rendered; raises TimeoutError.
     :param turned_away: told of a request that was refused unread: whose form the refusal has, and the address.
     :param deadline: seconds a request may take.
@@ -78,7 +78,7 @@ class Front:
     public: Callable[[str, Mapping[bytes, Sequence[bytes]], str], Awaitable[DecentrlReply]]
     ping_store: Callable[[], Awaitable[None]]
     trouble: Callable[[], str]
-    queue_sizes: Callable[[], Awaitable[None]]
+    statistics: Callable[[], Awaitable[None]]
     figures: Callable[[], Awaitable[bytes]]
     pages: Pages
     metrics: Metrics

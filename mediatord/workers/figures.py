@@ -25,6 +25,7 @@ _WORST = {
 _ANY = {
     "mediator_message_queue_size",
     "mediator_messages_waiting",
+    "mediator_store_statistics_timestamp_seconds",
     "mediator_ledger_messages",
     "mediator_ledger_difference",
     "mediator_oldest_message_timestamp_seconds",

@@ -588,7 +588,7 @@ class MetricsTests(HTTPTestCase):
         self.premises.post(sealed_forward(self.premises, self.bob.did, self.bob.letter()))
         sizes = f'mediator_message_queue_size{{did="{self.premises.tag(self.bob.did)}"}} 1.0\n'.encode()
         self.assertIn(sizes, self.get("/metrics").body)
-        with self.premises.failing("queue_sizes", StoreUnavailable()):
+        with self.premises.failing("statistics", StoreUnavailable()):
             response = self.get("/metrics")
         self.assertEqual(response.status, 200)
         self.assertIn(sizes, response.body)
