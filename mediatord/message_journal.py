@@ -201,10 +201,16 @@ class MessageJournal:
         """The operator has removed a message."""
         self._lost("msg.remove", removed, "purged", half)
 
+    def show_ledger(self, books: Books) -> None:
+        """Have the metrics say what the store's own books say."""
+        for half, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
+            gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
+            self.metrics.ledger.tell(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
+
     def ledger(self, store: str, books: Books) -> None:
         """
-        What the store's own books say; and what of it this process did for itself since it was asked before, which
-        has no lines.
+        Log what the store's own books say; and what of it this process did for itself since it was asked before,
+        which has no lines.
 
         :param store: what stands for it.
         """
@@ -214,7 +220,6 @@ class MessageJournal:
 
     def _keep(self, half: Half, store: str, ledger: Ledger, own: Counter[str]) -> None:
         gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
-        self.metrics.ledger.tell(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
         self._events.emit(
             "ledger",
             proto=half,

@@ -113,6 +113,7 @@ class Metrics:
         self._buffers: dict[str, Callable[[], Held]] = {}
         self._waiting: int | None = None
         self._oldest: float | None = None
+        self._store_read_at: float | None = None
         self._lag = _histogram(
             registry, "reactor_lag", "How late the reactor was, every second", _LAG_BUCKETS
         ).labels()
@@ -238,6 +239,12 @@ class Metrics:
         """There are so many accounts, whose DIDs and registrations take so many bytes."""
         self._accounts = number, size
 
+    def store_read(self, now: float, messages: int) -> None:
+        """Queues and ledger were read from the store, of one moment. :param messages: all that waits for anybody."""
+        self._store_read_at, self._waiting = now, messages
+        if not messages:
+            self._oldest = None
+
     def cycle_took(self, seconds: float) -> None:
         """A readiness cycle got through."""
         self._cycle.observe(seconds)
@@ -276,6 +283,12 @@ class Metrics:
             yield GaugeMetricFamily("mediator_registration_bytes", "Bytes of DIDs and registrations", size)
         if self._waiting is not None:
             yield GaugeMetricFamily("mediator_messages_waiting", "All that waits for anybody", self._waiting)
+        if self._store_read_at is not None:
+            yield GaugeMetricFamily(
+                "mediator_store_statistics_timestamp_seconds",
+                "When queues and ledger were read from the store",
+                self._store_read_at,
+            )
         if self._oldest is not None:
             yield GaugeMetricFamily(
                 "mediator_oldest_message_timestamp_seconds", "When what waits longest came", self._oldest

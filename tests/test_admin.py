@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.admin.access import Token, read_token
 from mediatord.admin.document import status_json
-from mediatord.admin.markup import Markup, count, element, joined, rate, size, span, sparkline, text
+from mediatord.admin.markup import Markup, clock, count, element, joined, rate, size, span, sparkline, text
 from mediatord.admin.overview import Overview, Overviews, Sources
 from mediatord.admin.page import page
 from mediatord.admin.traffic import FLOWS, flows
 from mediatord.admin.troubles import merged
 from mediatord.config import Config, ConfigError, load
-from mediatord.interfaces import Backlog, Cohort
+from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import Backlog, Books, Cohort, Ledger, LongQueue
 from mediatord.keyfile import create_keys
 from mediatord.private_file import PrivateFileError
 from mediatord.service import StartupError, makeService
@@ -188,6 +190,7 @@ class SeveralTests(SynchronousTestCase):
         self.reactor: Any = MemoryReactorClock()
         self.reactor.advance(NOW)
         self.told: Any = (2, [of_worker(1), of_worker(2)])
+        self.backlog: Any = Backlog(0, 0, (Cohort(0, 0),) * 6, ())
         self.figures: Any = b"mediator_messages_forwarded_total 7.0\nmediator_active_connections 4.0\n"
 
     def overview(self) -> Overview:
@@ -203,7 +206,10 @@ class SeveralTests(SynchronousTestCase):
             return text
 
         async def backlog(bounds: object, top: int) -> Backlog:
-            return Backlog(0, 0, (Cohort(0, 0),) * 6, ())
+            if isinstance(self.backlog, Exception):
+                raise self.backlog
+            found: Backlog = self.backlog
+            return found
 
         sources = Sources(
             version="1",
@@ -216,6 +222,7 @@ class SeveralTests(SynchronousTestCase):
             backlog=backlog,
             tag=lambda did: did,
             reports=None,
+            is_own=lambda did: did == "did:own",
         )
         return self.successResultOf(Overviews(self.reactor, sources).latest())
 
@@ -266,12 +273,9 @@ class SeveralTests(SynchronousTestCase):
 
     def test_books(self) -> None:
         """They stand there by half; with a difference in either the daemon is not well, whatever the sum is."""
-        line = (
-            b'mediator_ledger_difference{half="%b"} %d\nmediator_ledger_messages{half="%b",entry="accepted"} 1234\n'
-        )
         for differences, well in (((0, 0), True), ((-1, 1), False)):
-            halves = (b"didcomm", b"decentrl")
-            self.figures = b"".join(line % (half, n, half) for half, n in zip(halves, differences, strict=True))
+            didcomm, decentrl = [Ledger(accepted=1234, waiting=1234 - difference) for difference in differences]
+            self.backlog = replace(self.backlog, books=Books(didcomm, decentrl))
             overview = self.overview()
             self.assertEqual(overview.well, well)
             self.assertEqual(overview.state, "serving" if well else "the store does not account for every message")
@@ -279,15 +283,64 @@ class SeveralTests(SynchronousTestCase):
             self.assertIn("1,234", shown)
             self.assertEqual("\N{MINUS SIGN}1" in shown, not well)
             books = json.loads(status_json(overview))["ledger"]
-            self.assertEqual([books[half.decode()]["difference"] for half in halves], list(differences))
-            self.assertEqual((books["didcomm"]["accepted"], books["didcomm"]["waiting"]), (1234, None))
+            self.assertEqual([books[half]["difference"] for half in ("didcomm", "decentrl")], list(differences))
+            self.assertEqual(books["didcomm"]["accepted"], 1234)
+
+    def test_waiting_that_is_not_counted(self) -> None:
+        """Of very many messages the books do not say how many wait, and nothing is wrong."""
+        self.backlog = replace(self.backlog, books=Books(Ledger(accepted=5, waiting=None), Ledger()))
+        overview = self.overview()
+        books = json.loads(status_json(overview))["ledger"]
+        self.assertEqual((books["didcomm"]["waiting"], books["didcomm"]["difference"]), (None, None))
+        self.assertTrue(overview.well)
+
+    def test_ages(self) -> None:
+        """Page and document say of which time their figures are, and how long ago that is."""
+        overview = self.overview()
+        time_of_day = clock(NOW)
+        for later, age in ((0, "0 s"), (2, "2 s"), (75, "1 min 15 s")):
+            shown = page(overview, refreshing=True, now=NOW + later).decode()
+            self.assertIn(f"As of {time_of_day} UTC, {age} ago; ", shown)
+            # The books, what waits by age, and the largest queues.
+            self.assertEqual(shown.count(f"As of {time_of_day} UTC, {age} ago."), 3)
+            told = json.loads(status_json(overview, NOW + later))
+            self.assertEqual((told["at"], told["age_seconds"]), (NOW, later))
+            self.assertEqual((told["store"]["at"], told["store"]["age_seconds"]), (NOW, later))
+
+    def test_ages_of_nothing(self) -> None:
+        """What the store has not said is of no time."""
+        self.backlog = StoreUnavailable()
+        overview = self.overview()
+        told = json.loads(status_json(overview))["store"]
+        self.assertEqual((told["at"], told["age_seconds"], told["answers"]), (None, None, False))
+        shown = page(overview, refreshing=True).decode()
+        self.assertEqual(shown.count("The store does not say."), 3)
+        self.assertNotIn("Nothing waits.", shown)
+
+    def test_totals_of_the_same_moment(self) -> None:
+        """Of a daemon that is one process the totals are those of its slots, though the metrics have gone on."""
+        zeros = [0] * (len(FLOWS) - 1)
+        totals = dict.fromkeys(FLOWS, 0) | {"accepted": 5}
+        self.told = (1, [of_worker(1, slots=[[int(NOW) // 10, 5, *zeros]], totals=totals)])
+        overview = self.overview()
+        self.assertEqual(((overview.totals or {})["accepted"], overview.flows["accepted"].hour), (5, 5))
+
+    def test_own_queue(self) -> None:
+        """What waits for the self-test is shown as that: it is in the sums as well."""
+        largest = (LongQueue("did:own", 2, 20, NOW), LongQueue("did:bob", 1, 10, NOW))
+        self.backlog = replace(self.backlog, messages=3, bytes=30, largest=largest)
+        overview = self.overview()
+        told = json.loads(status_json(overview))["waiting"]
+        self.assertEqual([(one["messages"], one["self_test"]) for one in told["largest"]], [(2, True), (1, False)])
+        shown = page(overview, refreshing=True).decode()
+        self.assertIn("(self-test)", shown)
+        self.assertNotIn("did:own", shown)
 
     def test_no_books(self) -> None:
-        """Before they were read they are unknown, and nothing is wrong."""
+        """While the store does not answer they are unknown."""
+        self.backlog = StoreUnavailable()
         overview = self.overview()
-        self.assertTrue(overview.well)
         self.assertIsNone(json.loads(status_json(overview))["ledger"])
-        self.assertIn("It was not read yet.", page(overview, refreshing=True).decode())
 
     def test_no_supervisor(self) -> None:
         """A worker tells at least what it knows itself."""

@@ -134,6 +134,26 @@ def test_ledger(page: str, status: int, shown: str, capsys: Capture) -> None:
     assert (found["ledger"]["didcomm"]["accepted"], found["healthy"]) == (12, status == 0)
 
 
+def test_ages() -> None:
+    """It is said of when the figures are, and how old those of the store are, by the clock of the mediator's host."""
+    metrics = Metrics(CollectorRegistry(), version="9.9")
+    metrics.store_read(1_795_457_400.7, 4)
+    samples = figures(0.0, metrics.render().decode()).samples
+    for date, age in ((1_795_457_400.0, 0), (1_795_457_403.0, 2), (1_795_457_500.0, 99)):
+        report = Report(Look(WELL, State(True, "ok", 0.25), Figures(0.0, samples, date)))
+        values, rows = report.values(), dict(report.rows())
+        assert (values["figures_at"], values["store_at"], values["store_age_seconds"]) == (date, 1_795_457_400.7, age)
+        assert rows["store as of"] == f"18:10:00 UTC, {age} s ago"
+        assert (values["ready_age_seconds"], rows["ready"]) == (0.25, "ok, tried 250.0 ms ago")
+    assert rows["as of"] == "18:11:40 UTC"
+
+
+def test_no_ages() -> None:
+    """A mediator that does not say when it has read the store is asked all the same."""
+    report = Report(measured(0.0, Metrics(CollectorRegistry(), version="9.9")))
+    assert "store_at" not in report.values() and "store as of" not in dict(report.rows())
+
+
 def test_no_ledger() -> None:
     """Before the books were read for the first time nothing is said of them."""
     report = Report(measured(0.0, Metrics(CollectorRegistry(), version="9.9")))
@@ -156,6 +176,7 @@ def test_ready(page: tuple[int, str] | None, status: int, shown: str | None, cap
         assert call("status", "--url", url, "--over", "0", "--json") == status
     found = json.loads(capsys.readouterr().out)
     assert found.get("ready") == shown
+    assert found["figures_at"] > 0
     assert found["healthy"] is (status == 0)
 
 

@@ -234,6 +234,7 @@ def test_metrics() -> None:
     metrics.accounts(1, 60)
     metrics.account_expired("unused")
     metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
+    metrics.store_read(1.0, 1)
     metrics.watch("any", lambda: (1, 1))
     real = {}
     for family in text_string_to_metric_families(Figures().page({1: metrics.render().decode()}, 1, 1)):

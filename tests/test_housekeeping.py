@@ -10,8 +10,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.didcomm.housekeeping import CHUNK, LONGEST_WAIT, DueTimes, Housekeeping
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Books, Ledger, Payload, StoredMessage
+from mediatord.interfaces import Books, Ledger, Payload, StoredMessage, StoreStatistics
 from mediatord.turns import LEASE, Turn
+from mediatord.wiring.statistics import read_statistics
 from tests.house import FakeSocket, Guest, House, sealed_forward
 
 
@@ -113,7 +114,7 @@ class RoundsTests(HousekeepingTestCase):
         self.assertEqual(len(self.house.events("counters")), 1)
 
     def test_ledger(self) -> None:
-        """Once a minute: what the store's books say, a line for each half, and the same in the metrics."""
+        """Once a minute: what the store's books say, a line for each half; when they are asked, the metrics too."""
         self.house.clock.advance(30)
         self.forward()
         self.house.clock.advance(30)
@@ -122,6 +123,7 @@ class RoundsTests(HousekeepingTestCase):
         self.assertEqual((didcomm["all_accepted"], didcomm["waiting"], didcomm["difference"]), (1, 1, 0))
         self.assertEqual((decentrl["all_accepted"], decentrl["waiting"], decentrl["difference"]), (0, 0, 0))
         self.assertEqual(didcomm["store"], decentrl["store"])
+        self.successResultOf(Deferred.fromCoroutine(read_statistics(self.house.base)))
         accepted = self.house.counter("mediator_ledger_messages", entry="accepted", half="didcomm")
         self.assertEqual(accepted, 1)
         text = self.house.base.journal.metrics.render().decode()
@@ -136,10 +138,13 @@ class RoundsTests(HousekeepingTestCase):
             (Books(Ledger(accepted=5, waiting=None)), None),
         ):
             self.patch(self.house.store, "ledger", lambda books=books: succeed(books))
+            found = StoreStatistics((), 0, books)
+            self.patch(self.house.store, "statistics", lambda top, found=found: succeed(found))
             self.house.clock.advance(60)
             line = self.house.events("ledger")[-2]
             self.assertEqual(line.get("difference"), books.didcomm.difference)
             self.assertEqual(line.get("waiting"), books.didcomm.waiting)
+            self.successResultOf(Deferred.fromCoroutine(read_statistics(self.house.base)))
             text = self.house.base.journal.metrics.render().decode()
             self.assertEqual('mediator_ledger_difference{half="didcomm"}' in text, shown is not None)
             if shown is not None:

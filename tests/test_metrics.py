@@ -37,6 +37,7 @@ CONTRACT = {
     "mediator_oldest_message_timestamp_seconds": set(),
     "mediator_ledger_messages": {"half", "entry"},
     "mediator_ledger_difference": {"half"},
+    "mediator_store_statistics_timestamp_seconds": set(),
     "mediator_reactor_lag_seconds": set(),
     "process_cpu_seconds_total": set(),
     "process_max_fds": set(),
@@ -103,6 +104,7 @@ def test_names_and_labels() -> None:
     metrics.accounts(1, 60)
     metrics.account_expired("unused")
     metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
+    metrics.store_read(1.0, 1)
     shown: dict[str, set[str]] = {}
     for name, labels in series(metrics):
         for suffix in ("_bucket", "_count", "_sum"):

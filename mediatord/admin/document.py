@@ -10,17 +10,26 @@ from mediatord.admin.overview import AGES, Overview
 from mediatord.protocol import jsontext
 
 
-def status_json(overview: Overview) -> bytes:
-    """An object; times are seconds since the epoch, spans seconds, and null is what nobody knows."""
+def status_json(overview: Overview, now: float | None = None) -> bytes:
+    """
+    An object; times are seconds since the epoch, spans seconds, and null is what nobody knows.
+
+    :param now: when it is shown; by default as soon as it was made.
+    """
     return jsontext.dumps(
         {
             "at": overview.at,
+            "age_seconds": _age(overview.at, now),
             "version": overview.version,
             "node": overview.node,
             "ok": overview.well,
             "state": overview.state,
             "uptime_seconds": overview.uptime,
-            "store": {"backend": overview.backend, "answers": overview.cohorts is not None},
+            "store": {
+                "backend": overview.backend,
+                "answers": overview.cohorts is not None,
+                **_of_store(overview, now),
+            },
             "processes": {"asked": overview.asked, "answered": [asdict(one) for one in overview.processes]},
             "gauges": dict(overview.gauges),
             "traffic": _traffic(overview),
@@ -31,6 +40,16 @@ def status_json(overview: Overview) -> bytes:
             "reports": None if overview.reports is None else [asdict(one) for one in overview.reports],
         }
     )
+
+
+def _of_store(overview: Overview, now: float | None) -> dict[str, float | None]:
+    """Of which time the ledger is, and what waits."""
+    at = overview.store_at
+    return {"at": at, "age_seconds": None if at is None else _age(at, now)}
+
+
+def _age(at: float, now: float | None) -> float:
+    return 0.0 if now is None else round(max(0.0, now - at), 3)
 
 
 def _traffic(overview: Overview) -> dict[str, Any]:
@@ -62,6 +81,12 @@ def _by_age(overview: Overview) -> list[dict[str, Any]]:
 
 def _largest(overview: Overview) -> list[dict[str, Any]]:
     return [
-        {"recipient": one.tag, "messages": one.messages, "bytes": one.bytes, "oldest_seconds": one.age}
+        {
+            "recipient": one.tag,
+            "messages": one.messages,
+            "bytes": one.bytes,
+            "oldest_seconds": one.age,
+            "self_test": one.own,
+        }
         for one in overview.largest
     ]

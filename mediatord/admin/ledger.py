@@ -1,14 +1,13 @@
-"""The store's own books, as the metrics have them."""
+"""The store's own books, as the page has them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 
-from prometheus_client.metrics_core import Metric
-
+from mediatord import interfaces
 from mediatord.admin.markup import Column, Markup, count, element, table
 
-METRICS = frozenset({"mediator_ledger_messages", "mediator_ledger_difference"})
 UNACCOUNTED = "the store does not account for every message"
 
 _DIFFERENCE = "difference"
@@ -19,15 +18,11 @@ _NUMBER = "number"
 Books = Mapping[str, Mapping[str, int]]
 
 
-def read(families: Iterable[Metric]) -> Books:
-    """What metrics say of them; empty before they were read for the first time."""
-    books: dict[str, dict[str, int]] = {}
-    for family in families:
-        if family.name in METRICS:
-            for sample in family.samples:
-                entry = sample.labels.get("entry", _DIFFERENCE)
-                books.setdefault(sample.labels["half"], {})[entry] = int(sample.value)
-    return books
+def read(books: interfaces.Books) -> Books:
+    """What the store says of them."""
+    halves = {"didcomm": books.didcomm, "decentrl": books.decentrl}
+    known = {half: {**asdict(one), _DIFFERENCE: one.difference} for half, one in halves.items()}
+    return {half: {name: n for name, n in entries.items() if n is not None} for half, entries in known.items()}
 
 
 def balance(books: Books) -> bool:

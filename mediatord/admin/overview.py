@@ -44,7 +44,7 @@ _GAUGES = {
     "ready": "mediator_ready",
     "log_dropped": "mediator_log_dropped_total",
 }
-_READ = ledger.METRICS | {name.partition("{")[0] for name in (*_TOTALS.values(), *_GAUGES.values())}
+_READ = {name.partition("{")[0] for name in (*_TOTALS.values(), *_GAUGES.values())}
 
 
 class Processes(Protocol):
@@ -64,6 +64,7 @@ class Sources:
     :param figures: the metrics of all processes as text; raises TimeoutError.
     :param backlog: raises StoreUnavailable, ShuttingDown.
     :param tag: what stands for a DID in the log.
+    :param is_own: whether a DID is one that the daemon has to send messages to itself.
     """
 
     version: str
@@ -76,6 +77,7 @@ class Sources:
     backlog: Callable[[Sequence[float], int], Awaitable[Backlog]]
     tag: Callable[[str], str]
     reports: Reports | None
+    is_own: Callable[[str], bool] = lambda did: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,14 @@ class Heap:
 
     :param tag: stands for the DID.
     :param age: seconds since what arrived first in it; None when nobody knows.
+    :param own: whether that is a DID of the daemon, for its self-test.
     """
 
     tag: str
     messages: int
     bytes: int
     age: float | None
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +118,18 @@ class Overview:
     How the daemon is.
 
     :param at: when, in seconds since the epoch.
+    :param store_at: when the store has said what waits and what its books say, all of one moment; None if it has not.
     :param asked: processes that were, of which `processes` are those that answered.
     :param totals: since the start; None where the processes could not be asked together.
     :param gauges: likewise; only those that there are.
-    :param books: the store's own, as they were read last; empty when that is not known.
+    :param books: the store's own, of the same moment as what waits; empty when that is not known.
     :param waiting: messages and bytes in all; None when the store does not say.
     :param cohorts: what waits, by the ages of :data:`AGES`; None likewise.
     :param reports: None when it is not said where there are any.
     """
 
     at: float
+    store_at: float | None
     version: str
     node: str
     backend: str
@@ -201,13 +207,15 @@ class Overviews:
         sources = self._sources
         now = self._clock.seconds()
         asked, told = await self._told()
-        samples, books = await self._figures()
+        samples = await self._figures()
         backlog = await self._backlog(now)
+        store_at = None if backlog is None else self._clock.seconds()
         processes = tuple(sorted((_process(one) for one in told if "pid" in one), key=lambda one: one.node))
         uptime = max((one.uptime for one in processes), default=0.0)
         troubles = [one["troubles"] for one in told]
         return Overview(
             at=now,
+            store_at=store_at,
             version=sources.version,
             # Of several workers none has the name of them all.
             node=next((one["node"] for one in told if "pid" not in one), sources.node),
@@ -215,10 +223,10 @@ class Overviews:
             clustered=sources.clustered,
             asked=asked,
             processes=processes,
-            totals=None if samples is None else {name: int(samples.get(key, 0)) for name, key in _TOTALS.items()},
+            totals=_totals(asked, told, samples),
             gauges={name: samples[key] for name, key in _GAUGES.items() if samples and key in samples},
             flows=flows([one.get("slots", ()) for one in told], now, uptime),
-            books=books,
+            books=ledger.read(backlog.books) if backlog else {},
             waiting=Cohort(backlog.messages, backlog.bytes) if backlog else None,
             cohorts=backlog.cohorts if backlog else None,
             largest=self._heaps(backlog, now) if backlog else (),
@@ -235,15 +243,14 @@ class Overviews:
         # Its own answer may be late like that of any other.
         return (asked, told) if any("pid" in one for one in told) else (max(asked, 2), [self._sources.here()])
 
-    async def _figures(self) -> tuple[dict[str, float] | None, ledger.Books]:
-        """Sums, None where they cannot be had, and the books of the store."""
+    async def _figures(self) -> dict[str, float] | None:
+        """Sums; None where they cannot be had."""
         try:
             text = (await self._sources.figures()).decode("utf-8")
         except TimeoutError:
-            return None, {}
+            return None
         lines = [line for line in text.splitlines() if line.partition(" ")[0].partition("{")[0] in _READ]
-        families = list(text_string_to_metric_families("\n".join([*lines, ""])))
-        return _summed(families), ledger.read(families)
+        return _summed(list(text_string_to_metric_families("\n".join([*lines, ""]))))
 
     async def _backlog(self, now: float) -> Backlog | None:
         """None as well while the store has not answered for long: it is not asked again before it has."""
@@ -273,6 +280,7 @@ class Overviews:
                 one.messages,
                 one.bytes,
                 None if one.oldest_received_at is None else max(0.0, now - one.oldest_received_at),
+                self._sources.is_own(one.recipient_did),
             )
             for one in backlog.largest
         )
@@ -280,6 +288,15 @@ class Overviews:
 
 def _process(told: Mapping[str, Any]) -> Process:
     return Process(**{name: told[name] for name in ("node", "pid", "state", "well", "uptime", "sockets")})
+
+
+def _totals(
+    asked: int, told: Sequence[Mapping[str, Any]], samples: Mapping[str, float] | None
+) -> dict[str, int] | None:
+    """Since the start: of a daemon that is one process at the moment of its slots, which are parts of them."""
+    if asked == 1 and "totals" in told[0]:
+        return {name: told[0]["totals"][name] for name in _TOTALS}
+    return None if samples is None else {name: int(samples.get(key, 0)) for name, key in _TOTALS.items()}
 
 
 def _summed(families: Sequence[Metric]) -> dict[str, float]:

@@ -49,9 +49,14 @@ _NUMBER = "number"
 _RATE = "number quiet wide-only"
 
 
-def page(overview: Overview, *, refreshing: bool) -> bytes:
-    """:param refreshing: whether it is to be asked for again by itself."""
-    sections = [_state(overview), _traffic(overview), _ledger(overview), _ages(overview), _largest(overview)]
+def page(overview: Overview, *, refreshing: bool, now: float | None = None) -> bytes:
+    """
+    :param refreshing: whether it is to be asked for again by itself.
+    :param now: when it is shown; by default as soon as it was made.
+    """
+    now = overview.at if now is None else now
+    sections = [_state(overview), _traffic(overview), _ledger(overview, now), _ages(overview, now)]
+    sections += [_largest(overview, now)]
     sections += [_troubles("Refused and failed requests", overview.refusals, overview.at, _REFUSALS)]
     sections += [_troubles("Warnings", overview.warnings, overview.at, _WARNINGS)]
     if len(overview.processes) > 1 or overview.asked > 1:
@@ -62,7 +67,7 @@ def page(overview: Overview, *, refreshing: bool) -> bytes:
         refresh=f'<meta http-equiv="refresh" content="{REFRESH}">\n' if refreshing else "",
         title=text(f"mediatord at {overview.node}"),
         pill=element("span", "well" if overview.well else overview.state, class_=_mood(overview.well)),
-        updated=_updated(overview, refreshing),
+        updated=_updated(overview, refreshing, now),
         sections="\n".join(sections),
     )
     return body.encode("utf-8")
@@ -89,12 +94,25 @@ def _mood(well: bool) -> str:
     return "pill good" if well else "pill bad"
 
 
-def _updated(overview: Overview, refreshing: bool) -> Markup:
+def _as_of(at: float, now: float) -> str:
+    """A time of day, and how long ago that is."""
+    return f"{clock(at)} UTC, {span(max(0.0, now - at))} ago"
+
+
+def _of_store(overview: Overview, now: float, about: str = "") -> Markup:
+    """Of which time figures of the store are, all of them the same."""
+    at = overview.store_at
+    return _quiet(" ".join([*([] if at is None else [f"As of {_as_of(at, now)}."]), *([about] if about else [])]))
+
+
+def _updated(overview: Overview, refreshing: bool, now: float) -> Markup:
     if refreshing:
         link = joined(f"every {REFRESH} s, ", element("a", "pause", href="?refresh=0"))
     else:
         link = joined("paused, ", element("a", "resume", href="admin"))
-    return joined(f"{clock(overview.at)} UTC; ", link, "; ", element("a", "as JSON", href="admin/status.json"))
+    return joined(
+        f"As of {_as_of(overview.at, now)}; ", link, "; ", element("a", "as JSON", href="admin/status.json")
+    )
 
 
 def _section(title: str, *content: object, whole: bool = False) -> Markup:
@@ -158,13 +176,13 @@ def _traffic(overview: Overview) -> Markup:
     return _section("Traffic", table(columns, rows, "flow"), *note, whole=True)
 
 
-def _ledger(overview: Overview) -> Markup:
-    about = "What was accepted is acknowledged, waits, or is gone. A difference is a fault."
-    known = ledger.as_table(overview.books) if overview.books else _quiet("It was not read yet.")
-    return _section("The store's books", known, _quiet(about), whole=True)
+def _ledger(overview: Overview, now: float) -> Markup:
+    about = "Since the store was made. What was accepted is acknowledged, waits, or is gone. A difference is a fault."
+    known = ledger.as_table(overview.books) if overview.books else _quiet("The store does not say.")
+    return _section("The store's books", known, _of_store(overview, now, about), whole=True)
 
 
-def _ages(overview: Overview) -> Markup:
+def _ages(overview: Overview, now: float) -> Markup:
     cohorts, total = overview.cohorts, overview.waiting
     if cohorts is None or total is None:
         return _section("What waits, by age", _quiet("The store does not say."))
@@ -174,7 +192,7 @@ def _ages(overview: Overview) -> Markup:
         (name, _number(one), _size(one), share(one.messages, most)) for name, one in zip(_AGES, cohorts, strict=True)
     ]
     whole = ("together", _number(total), _size(total), "")
-    return _section("What waits, by age", table(columns, [*rows, whole]))
+    return _section("What waits, by age", table(columns, [*rows, whole]), _of_store(overview, now))
 
 
 def _number(cohort: Cohort) -> str:
@@ -187,7 +205,7 @@ def _size(cohort: Cohort) -> str:
     return f"\N{GREATER-THAN OR EQUAL TO} {size(cohort.bytes)}"
 
 
-def _largest(overview: Overview) -> Markup:
+def _largest(overview: Overview, now: float) -> Markup:
     columns = [
         Column("recipient", "name"),
         Column("messages", _NUMBER),
@@ -196,14 +214,17 @@ def _largest(overview: Overview) -> Markup:
     ]
     rows = [
         (
-            element("code", one.tag),
+            "(self-test)" if one.own else element("code", one.tag),
             count(one.messages),
             size(one.bytes),
             "unknown" if one.age is None else span(one.age),
         )
         for one in overview.largest
     ]
-    return _section("The largest queues", table(columns, rows) if rows else _quiet("Nothing waits."))
+    if overview.waiting is None:
+        return _section("The largest queues", _quiet("The store does not say."))
+    known = table(columns, rows) if rows else _quiet("Nothing waits.")
+    return _section("The largest queues", known, _of_store(overview, now))
 
 
 _REFUSALS = (Column("situation", "name"), Column("code", "name wide-only"), Column("protocol", "wide-only"))

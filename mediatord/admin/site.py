@@ -103,10 +103,10 @@ class _Overview(_Leaf):
     """
     Something that is made from an overview.
 
-    :param made: its bytes; told whether the page is to be asked for again by itself.
+    :param made: its bytes; told whether the page is to be asked for again by itself, and the time.
     """
 
-    def __init__(self, office: Office, content_type: bytes, made: Callable[[Overview, bool], bytes]) -> None:
+    def __init__(self, office: Office, content_type: bytes, made: Callable[[Overview, bool, float], bytes]) -> None:
         super().__init__(office)
         self._content_type = content_type
         self._made = made
@@ -118,7 +118,8 @@ class _Overview(_Leaf):
 
         async def answer() -> None:
             try:
-                made = self._made(await self._office.overviews.latest(), refreshing)
+                overview = await self._office.overviews.latest()
+                made = self._made(overview, refreshing, self._office.clock.seconds())
                 status, content_type = 200, self._content_type
             except Exception:
                 _log.failure("making the status page failed", without_text())
@@ -129,6 +130,10 @@ class _Overview(_Leaf):
 
         Deferred.fromCoroutine(answer())
         return NOT_DONE_YET
+
+
+def _shown(overview: Overview, refreshing: bool, now: float) -> bytes:
+    return page(overview, refreshing=refreshing, now=now)
 
 
 class _Report(_Leaf):
@@ -214,8 +219,8 @@ class _Root(_Leaf):
 
     def __init__(self, office: Office) -> None:
         super().__init__(office)
-        self._page = _Overview(office, _HTML, lambda overview, refreshing: page(overview, refreshing=refreshing))
-        self._json = _Overview(office, b"application/json", lambda overview, _: status_json(overview))
+        self._page = _Overview(office, _HTML, _shown)
+        self._json = _Overview(office, b"application/json", lambda overview, _, now: status_json(overview, now))
         self._report = _Report(office)
         self._elsewhere = _Elsewhere(office)
         self._nothing = _Leaf(office)

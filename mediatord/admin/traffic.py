@@ -72,6 +72,10 @@ class Traffic:
         self.sample()
         return [[slot, *grown] for slot, grown in self._slots.items()]
 
+    def totals(self) -> dict[str, int]:
+        """Since the start of the process, as of the last sample."""
+        return dict(zip(FLOWS, self._last, strict=True))
+
     def _counts(self) -> list[int]:
         totals = self._totals()
         return [sum([totals[name] for name in names]) for names in FLOWS.values()]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from mediatord.cli.scraping import Figures, State, Unreachable, ask_figures, ask_health, ask_ready
 
 _QUEUE = "mediator_message_queue_size"
 _COUNTED = ("forwarded", "stored", "delivered", "expired", "evicted")
+_STORE_READ = "mediator_store_statistics_timestamp_seconds"
 _LEDGER, _DIFFERENCE = "mediator_ledger_messages", "mediator_ledger_difference"
 # What became of what was accepted, in the order in which it is told.
 _BECAME = ("acknowledged", "waiting", "expired", "evicted", "removed", "withdrawn")
@@ -73,10 +75,12 @@ class Report:
         found: dict[str, Any] = {"status": self.now.health.text, "healthy": self.healthy}
         if self.now.ready is not None:
             found["ready"] = self.now.ready.text
+            if self.now.ready.age is not None:
+                found["ready_age_seconds"] = self.now.ready.age
         figures = self.now.figures
         if isinstance(figures, str):
             return {**found, "metrics": figures}
-        return {**found, **_identity(figures), **self._amounts(figures)}
+        return {**found, **_identity(figures), **_times(figures), **self._amounts(figures)}
 
     def rows(self) -> list[Row]:
         """For people: what and how much, in this order."""
@@ -115,15 +119,20 @@ class Report:
     def _rows(self, values: dict[str, Any]) -> Iterator[Row]:
         for name in ("status", "ready", "metrics", "version", "node", "storage", "nodes"):
             if name in values:
-                yield name, str(values[name])
+                age = values.get(f"{name}_age_seconds")
+                yield name, str(values[name]) if age is None else f"{values[name]}, tried {_span(age)} ago"
         if "workers" in values:
             yield "workers", f"{values['workers']['answered']} of {values['workers']['asked']} answer"
+        if "figures_at" in values:
+            yield "as of", _time_of_day(values["figures_at"])
         if "messages" in values:
             yield from _amounts_shown(values)
 
 
 def _amounts_shown(values: dict[str, Any]) -> Iterator[Row]:
     yield "connections", str(values["connections"])
+    if "store_at" in values:
+        yield "store as of", f"{_time_of_day(values['store_at'])}, {values['store_age_seconds']} s ago"
     waiting = values["waiting"]
     yield "waiting", f"{waiting['messages']} messages, {waiting['longest_queue']} in the longest queue"
     for half, entries in values.get("ledger", {}).items():
@@ -153,6 +162,21 @@ def _identity(figures: Figures) -> dict[str, Any]:
     if asked := figures.sum("mediator_workers"):
         found["workers"] = {"asked": int(asked), "answered": int(figures.sum("mediator_workers_answered"))}
     return found
+
+
+def _times(figures: Figures) -> dict[str, Any]:
+    """Of when the figures are: all of them, and those of queues and ledger, which are of one moment."""
+    now = datetime.now(UTC).timestamp() if figures.date is None else figures.date
+    read = next((one.value for one in figures.of(_STORE_READ)), None)
+    found: dict[str, Any] = {"figures_at": round(now, 3)}
+    if read is not None:
+        # A date has whole seconds.
+        found |= {"store_at": round(read, 3), "store_age_seconds": max(0, int(now - read))}
+    return found
+
+
+def _time_of_day(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
 
 
 def _ledger(figures: Figures) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from email.message import Message
+from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from math import inf
 from time import monotonic
@@ -29,10 +31,12 @@ class State:
     One of its answers about itself.
 
     :param text: `ok`, or what is the matter.
+    :param age: seconds since that was found out; None where it is not said.
     """
 
     well: bool
     text: str
+    age: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,12 @@ class Figures:
     What `/metrics` said.
 
     :param at: when, by a clock that nobody sets, seconds.
+    :param date: the same by the clock of the mediator's host, seconds since the epoch; None where it is not said.
     """
 
     at: float
     samples: tuple[Sample, ...]
+    date: float | None = None
 
     def of(self, name: str) -> Iterator[Sample]:
         """The series of this name."""
@@ -105,7 +111,7 @@ def ask_health(url: str) -> State:
     :param url: the mediator's, without a slash at its end.
     :raise Unreachable: there is no mediator.
     """
-    code, body = _get(f"{url}/health")
+    code, body, _ = _get(f"{url}/health")
     state = _state(code, body)
     if state is None:
         raise Unreachable(f"{url}/health: expected the answer of a mediator, got HTTP {code}")
@@ -118,7 +124,7 @@ def ask_ready(url: str) -> State | None:
 
     :raise Unreachable: as :func:`ask_health`.
     """
-    code, body = _get(f"{url}/ready")
+    code, body, _ = _get(f"{url}/ready")
     return None if code == 404 else _state(code, body) or State(False, f"HTTP {code}")
 
 
@@ -128,36 +134,45 @@ def ask_figures(url: str) -> Figures | str:
 
     :raise Unreachable: as :func:`ask_health`.
     """
-    code, text = _get(f"{url}/metrics")
+    code, text, date = _get(f"{url}/metrics")
     if code != 200:
         return f"not shown to this address (HTTP {code}; see metrics.allow)"
     try:
         families = list(text_string_to_metric_families(text))
     except ValueError:
         return "not readable"
-    return Figures(monotonic(), tuple(sample for family in families for sample in family.samples))
+    return Figures(monotonic(), tuple(sample for family in families for sample in family.samples), date)
 
 
 def _state(code: int, body: str) -> State | None:
     try:
         answer: Any = json.loads(body)
         state, detail = str(answer["status"]), str(answer.get("detail", ""))
+        age = float(answer["age_ms"]) / 1000 if "age_ms" in answer else None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return State(code == 200 and state == "ok", f"{state}: {detail}" if detail else state)
+    return State(code == 200 and state == "ok", f"{state}: {detail}" if detail else state, age)
 
 
-def _get(url: str) -> tuple[int, str]:
+def _get(url: str) -> tuple[int, str, float | None]:
+    """Status, body and date."""
     # A proxy has no business between an operator and a daemon.
     opener = build_opener(ProxyHandler({}))
     try:
         with opener.open(url, timeout=_TIMEOUT) as response:
-            return response.status, response.read().decode("utf-8", "replace")
+            return response.status, response.read().decode("utf-8", "replace"), _date(response.headers)
     except HTTPError as error:
         with error:
-            return error.code, error.read().decode("utf-8", "replace")
+            return error.code, error.read().decode("utf-8", "replace"), _date(error.headers)
     except HTTPException:
         raise Unreachable(f"{url}: what answers there does not speak HTTP, or stopped amid it") from None
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
         raise Unreachable(f"{url}: {getattr(reason, 'strerror', None) or reason}") from None
+
+
+def _date(headers: Message) -> float | None:
+    try:
+        return parsedate_to_datetime(headers.get("Date", "")).timestamp()
+    except ValueError:
+        return None

@@ -47,7 +47,8 @@ def status(url: str, watch: float | None, over: float, as_json: bool) -> int:
     """
     Ask a running mediator how it is. Exits with 1 if it is not well, or its store does not account for every message.
 
-    Rates are those between two looks; the times of deliveries and answers are since the daemon was started.
+    Rates are those between two looks; counters and the times of deliveries and answers are since the daemon was
+    started. What waits and the ledger are of one moment, said with its age; the ledger is since the store was made.
     """
     if watch is not None:
         return _watch(url, watch, as_json)

@@ -67,7 +67,7 @@ class Front:
     :param ping_store: asks the store whether it answers; raises StoreUnavailable.
     :param store_trouble: what the store knows to be wrong with it; empty if nothing is.
     :param trouble: why nobody should be sent here even so, in a few words; empty if there is nothing.
-    :param queue_sizes: refreshes the queue gauge before a scrape.
+    :param statistics: has the metrics say how the store is, before a scrape.
     :param figures: the metrics, rendered; raises TimeoutError.
     :param turned_away: told of a request that was refused unread: whose form the refusal has, and the address.
     :param memory: told of large buffers that are free again.
@@ -84,7 +84,7 @@ class Front:
     ping_store: Callable[[], Awaitable[None]]
     store_trouble: Callable[[], str]
     trouble: Callable[[], str]
-    queue_sizes: Callable[[], Awaitable[None]]
+    statistics: Callable[[], Awaitable[None]]
     figures: Callable[[], Awaitable[bytes]]
     pages: Pages
     metrics: Metrics

@@ -67,7 +67,7 @@ class MetricsPath(Leaf):
 
         async def scraped() -> Answer:
             try:
-                await self._front.queue_sizes()
+                await self._front.statistics()
             except StoreUnavailable:
                 # The store, or only so many queues; whoever is asked for a sign of life tells.
                 with suppress(StoreUnavailable, ShuttingDown):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from twisted.application.service import Service
@@ -71,6 +70,7 @@ class Watch(Service):
             "uptime": self._base.steady() - self._began,
             "sockets": len(self._base.connections),
             "slots": self._traffic.slots(),
+            "totals": self._traffic.totals(),
             "troubles": self._troubles.told(),
         }
 
@@ -155,11 +155,7 @@ def build_admin_site(
         return 1, [watch.told()]
 
     async def backlog(bounds: Sequence[float], top: int) -> Backlog:
-        found = await base.gate.through(lambda: base.store.backlog(bounds, top))
-        # Not what the daemon sends to itself.
-        return replace(
-            found, largest=tuple([one for one in found.largest if not base.own.kin.knows(one.recipient_did)])
-        )
+        return await base.gate.through(lambda: base.store.backlog(bounds, top))
 
     reports = None if config.admin.reports is None else Reports(config.admin.reports)
     sources = Sources(
@@ -173,6 +169,7 @@ def build_admin_site(
         backlog=backlog,
         tag=base.journal.tag,
         reports=reports,
+        is_own=base.own.kin.knows,
     )
     clock = base.reactor
     door = Door(clock, token)

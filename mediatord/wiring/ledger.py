@@ -1,4 +1,4 @@
-"""What the store's own books say, told to the log and the metrics: at the start, every minute, and at the end."""
+"""What the store's own books say, told to the log: at the start, every minute, and at the end."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from mediatord.wiring.base import Base
 from mediatord.wiring.buffers import watch_web
 from mediatord.wiring.decentrl import DecentrlHalf
 from mediatord.wiring.didcomm import DIDCommHalf
+from mediatord.wiring.statistics import ScrapeRefresh
 from mediatord.workers import Worker
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ def build_site(
         ping_store=_asking(base, config),
         store_trouble=lambda: base.store.trouble,
         trouble=lambda: base.standing.trouble,
-        queue_sizes=lambda: _queue_sizes(base),
+        statistics=ScrapeRefresh(base),
         figures=worker.page if worker else lambda: _figures(base),
         pages=pages,
         metrics=base.journal.metrics,
@@ -158,9 +159,3 @@ async def _ping(base: Base) -> None:
 
 async def _figures(base: Base) -> bytes:
     return base.journal.metrics.render()
-
-
-async def _queue_sizes(base: Base) -> None:
-    top = base.reloading.config.metrics.queue_size_top
-    largest, other = await base.store.queue_sizes(top)
-    base.journal.metrics.queue_sizes([one for one in largest if not base.own.kin.knows(one[0])], other)

@@ -67,8 +67,8 @@ def told(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, str, str
             "--day does not go with --from and --to",
         ),
         (
-            "nightly --logs LOGS --out OUT --memory 4gb",
-            "Invalid value for '--memory': '4gb' is no size; write one as 512m or 4g",
+            "nightly --logs LOGS --out OUT --memory 4gibi",
+            "Invalid value for '--memory': '4gibi' is no size; write one as 512m or 4GiB",
         ),
         ("nightly --logs LOGS --out OUT --conf spark.x", "--conf spark.x: write KEY=VALUE"),
         ("nightly --logs LOGS --out OUT --settings LOGS/nope", "LOGS/nope: No such file or directory"),

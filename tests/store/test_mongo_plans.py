@@ -203,6 +203,9 @@ class PlanTests(MongoCase):
         self.assertIn(rest + sum(number for _, number in largest), (before, self.counted_by_the_server()))
         await self.look(2 * 5 + 4 + 9, 2 * 5 + 4, queue_sizes=lambda: self.store.queue_sizes(2))
         await self.look(9, 0, queue_sizes=lambda: self.store.queue_sizes(0))
+        self.patch(books, "_COUNTED", 9)
+        pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "owners"))
+        await self.look(2 * 5 + 4 + 9, 2 * 5 + 4 + pages, statistics=lambda: self.store.statistics(2))
 
     async def test_all_that_waits(self) -> None:
         """Of what waits the first is read, and of queues the counters, of only so many; the rest is not said."""
@@ -223,6 +226,7 @@ class PlanTests(MongoCase):
     async def test_backlog(self) -> None:
         """Of each age so many keys are counted, and of few messages the bytes; of each queue the first is read."""
         self.patch(sizes, "_COUNTED", 9)
+        self.patch(books, "_COUNTED", 9)
         self.patch(backlog, "_COUNTED", 9)
         self.patch(backlog, "_WEIGHED", 5)
         aged = tuple(a_payload(new_message_id(NOON - 10)) for _ in "ab")
@@ -236,9 +240,12 @@ class PlanTests(MongoCase):
         self.assertIsNone(cohorts[0].bytes)
         self.assertIn(cohorts[0].messages + 2, (before, self.counted_by_the_server()))
         ages = 2 * (9 + 3) + 2 * 3
-        await self.look(ages, 2, by_age=lambda: self.store.backlog(bounds, 0))
+        pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "owners"))
+        await self.look(ages, 2 + pages, by_age=lambda: self.store.backlog(bounds, 0))
         queues = 2 * (OTHERS + 1)
-        await self.look(ages + queues + 4 + 3 * 3, 2 + queues + 4 + 3, all=lambda: self.store.backlog(bounds, 3))
+        await self.look(
+            ages + queues + 4 + 3 * 3, 2 + pages + queues + 4 + 3, all=lambda: self.store.backlog(bounds, 3)
+        )
 
     def counted_by_the_server(self) -> int:
         """How many messages and events the server says there are; not for certain, if it has undone anything."""

@@ -6,6 +6,7 @@ import json
 from base64 import urlsafe_b64decode
 from typing import Any, ClassVar
 
+from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet import reactor as _reactor  # noqa: TID251  what a kernel does with unread bytes is the subject
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
@@ -16,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface import implementer
 
 from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import Payload
 from mediatord.web.site import MediatorSite
 from tests.house import MP, PING, Guest, sealed_forward
 from tests.web.premises import ENCRYPTED, Answered, Premises, responses, written
@@ -576,6 +578,54 @@ class MetricsTests(HTTPTestCase):
         self.assertNotIn(bobs.encode(), body)
         self.assertIn(f'mediator_message_queue_size{{did="{carols}"}} 2.0\n'.encode(), body)
 
+    def figure(self, name: str) -> dict[tuple[str, ...], float]:
+        """The series of a metric in a fresh scrape, by their labels."""
+        families = text_string_to_metric_families(self.get("/metrics").body.decode())
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return {tuple(sample.labels.values()): sample.value for sample in samples}
+
+    def test_figures_of_the_store_agree(self) -> None:
+        """Queues, all that waits and the ledger add up in each scrape; what the daemon sends to itself is in them."""
+        own = self.premises.base.own.kin.identity("m").did
+        self.successResultOf(self.premises.store.grant(own))
+        self.successResultOf(self.premises.store.update(own, [(own, "add")], max_recipients=1))
+        payload = Payload("own", b"{}", "json")
+        self.successResultOf(self.premises.store.deposit(own, [payload], expires_at=9e9))
+        # Only one queue has a series here, and this is the largest.
+        self.premises.post(sealed_forward(self.premises, self.bob.did, self.bob.letter()))
+        for count in range(2, 5):
+            self.premises.post(sealed_forward(self.premises, self.bob.did, self.bob.letter()))
+            sizes = self.figure("mediator_message_queue_size")
+            self.assertEqual(sizes, {(self.premises.tag(self.bob.did),): count, ("other",): 1})
+            entries = self.figure("mediator_ledger_messages")
+            waiting = [value for labels, value in entries.items() if "waiting" in labels]
+            self.assertEqual(waiting, [count + 1, 0])
+            self.assertEqual(self.figure("mediator_messages_waiting"), {(): count + 1})
+            self.premises.clock.advance(7)
+            now = self.premises.clock.seconds()
+            self.assertEqual(self.figure("mediator_store_statistics_timestamp_seconds"), {(): now})
+        with self.premises.failing("statistics", StoreUnavailable()):
+            self.premises.clock.advance(7)
+            self.assertEqual(self.figure("mediator_store_statistics_timestamp_seconds"), {(): now})
+
+    def test_an_expensive_look_is_not_repeated_at_once(self) -> None:
+        """What takes a twentieth of a second or longer is done a twentieth of the time at most."""
+        clock, statistics = self.premises.clock, self.premises.store.statistics
+        looks: list[float] = []
+
+        def slow(top: int) -> Any:
+            looks.append(top)
+            clock.advance(0.5)
+            return statistics(top)
+
+        self.patch(self.premises.store, "statistics", slow)
+        for _ in range(3):
+            self.get("/metrics")
+        self.assertEqual(len(looks), 1)
+        clock.advance(10)
+        self.get("/metrics")
+        self.assertEqual(len(looks), 2)
+
     def test_without_the_store(self) -> None:
         """The metrics are there all the same, and say so."""
         self.successResultOf(self.premises.store.close())
@@ -588,7 +638,7 @@ class MetricsTests(HTTPTestCase):
         self.premises.post(sealed_forward(self.premises, self.bob.did, self.bob.letter()))
         sizes = f'mediator_message_queue_size{{did="{self.premises.tag(self.bob.did)}"}} 1.0\n'.encode()
         self.assertIn(sizes, self.get("/metrics").body)
-        with self.premises.failing("queue_sizes", StoreUnavailable()):
+        with self.premises.failing("statistics", StoreUnavailable()):
             response = self.get("/metrics")
         self.assertEqual(response.status, 200)
         self.assertIn(sizes, response.body)
