@@ -60,7 +60,12 @@ class StartStatus:
         with suppress(OSError):  # it may be closed
             self._stderr = os.dup(2)
         command = os.getpid()
-        os.register_at_fork(after_in_parent=lambda: os.getpid() == command and _end_after(_PATIENCE))
+
+        def limit_wait() -> None:
+            if os.getpid() == command:
+                _end_after(_PATIENCE)
+
+        os.register_at_fork(after_in_parent=limit_wait)
         atexit.register(self._ended)
 
     def hold(self) -> None:
@@ -94,10 +99,10 @@ class StartStatus:
         # A logger of the operator's own is but a name until twistd has read all of its command line.
         if "logfile" not in self._options or isinstance(self._options.get("logger"), str):
             return False
-        from twisted.scripts.twistd import _SomeApplicationRunner
+        from twisted.scripts._twistd_unix import UnixAppLogger
 
         try:
-            _SomeApplicationRunner.loggerFactory(self._options).start(Application("mediatord"))
+            UnixAppLogger(self._options).start(Application("mediatord"))
         except OSError:
             return False
         return True

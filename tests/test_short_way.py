@@ -319,7 +319,7 @@ class HeldDepositTests(SynchronousTestCase):
         self.bob, self.eve = Guest(self.house).enrol(), Guest(self.house).enrol()
         self.replies: dict[str, Reply] = {}
         deposit = self.house.store.deposit
-        self.held: list[Callable[[], None]] = []
+        self.held: list[Callable[[], object]] = []
 
         def hold(did: str, *args: Any, **options: Any) -> Deferred[Any]:
             if did != self.eve.did:
@@ -359,7 +359,12 @@ class HeldDepositTests(SynchronousTestCase):
         """What is stored in one go is told to the log in one go, and not before it is all known."""
         told: list[int] = []
         settle = self.house.base.journal.settle
-        self.patch(self.house.base.journal, "settle", lambda: (told.append(len(self.replies)), settle()))
+
+        def note() -> None:
+            told.append(len(self.replies))
+            settle()
+
+        self.patch(self.house.base.journal, "settle", note)
         self.send("bob 1", "eve 1", "bob 2", "bob 3")
         self.assertEqual(told, [0])
         self.assertEqual(len(self.replies), 3)

@@ -162,10 +162,10 @@ class ShortWay:
     def _deposit(self, requests: Sequence[_Request], now: float) -> None:
         # None in place of what has been answered.
         waiting: list[_Request | None] = list(requests)
-        done: Deferred[Sequence[Reply]] = maybeDeferred(
-            self._begin, requests, now, partial(self._answer_early, waiting)
+        early: EarlyOutcomes = partial(self._answer_early, waiting)
+        done: Deferred[Sequence[Reply]] = maybeDeferred(self._begin, requests, now, early).addCallback(
+            self._replies, waiting
         )
-        done.addCallback(self._replies, waiting)
         done.addErrback(self._refusals, waiting)
         done.addCallback(self._finish_all, waiting)
         done.addErrback(lambda failure: _log.failure("serving messages failed", without_text(failure)))
