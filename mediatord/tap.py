@@ -26,8 +26,9 @@ from mediatord.wiring import build
 
 _log = Logger()
 
-# Seconds after which a daemon that has neither failed nor begun to serve counts as started: it goes on trying.
-STARTED_AFTER = 30.0
+# Seconds after which a daemon that has neither failed nor begun to serve counts as started: it goes on trying. Other
+# nodes that work on a database are waited for that long at most.
+STARTED_AFTER = 15.0
 # Seconds that the command which starts a daemon waits at most to be told how it went.
 _PATIENCE = 60
 # Bytes that twistd reads of a message about a start that failed.
@@ -237,7 +238,7 @@ class Root(MultiService):
             self._reactor.callWhenRunning(self._stop)
 
     def ready(self) -> None:
-        """The daemon serves, or has listened for a while without its store."""
+        """The daemon serves."""
 
     def exit(self) -> NoReturn:
         """End the process, which could not start."""
