@@ -7,7 +7,7 @@ connection: such a connection would stay open for good, beyond every limit and t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocolFactory, IReactorTime
 from twisted.internet.protocol import connectionDone
@@ -40,7 +40,7 @@ class TLSConnection(BufferingTLSTransport):
 
     def makeConnection(self, transport: Any) -> None:  # noqa: N802  Twisted's name
         """Begin the handshake."""
-        self._handshake_timer = self.factory.clock.callLater(HANDSHAKE_SECONDS, self._check_handshake)
+        self._handshake_timer = cast(Any, self.factory).clock.callLater(HANDSHAKE_SECONDS, self._check_handshake)
         super().makeConnection(transport)
 
     def _check_handshake(self) -> None:

@@ -27,8 +27,9 @@ from mediatord.wiring import build
 
 _log = Logger()
 
-# Seconds after which a daemon that has neither failed nor begun to serve counts as started: it goes on trying.
-STARTED_AFTER = 30.0
+# Seconds after which a daemon that has neither failed nor begun to serve counts as started: it goes on trying. Other
+# nodes that work on a database are waited for that long at most.
+STARTED_AFTER = 15.0
 # Seconds that the command which starts a daemon waits at most to be told how it went.
 _PATIENCE = 60
 # Bytes that twistd reads of a message about a start that failed.
@@ -61,7 +62,12 @@ class StartStatus:
         with suppress(OSError):  # it may be closed
             self._stderr = os.dup(2)
         command = os.getpid()
-        os.register_at_fork(after_in_parent=lambda: os.getpid() == command and _end_after(_PATIENCE))
+
+        def limit_wait() -> None:
+            if os.getpid() == command:
+                _end_after(_PATIENCE)
+
+        os.register_at_fork(after_in_parent=limit_wait)
         atexit.register(self._ended)
 
     def hold(self) -> None:
@@ -95,10 +101,10 @@ class StartStatus:
         # A logger of the operator's own is but a name until twistd has read all of its command line.
         if "logfile" not in self._options or isinstance(self._options.get("logger"), str):
             return False
-        from twisted.scripts.twistd import _SomeApplicationRunner
+        from twisted.scripts._twistd_unix import UnixAppLogger
 
         try:
-            _SomeApplicationRunner.loggerFactory(self._options).start(Application("mediatord"))
+            UnixAppLogger(self._options).start(Application("mediatord"))
         except OSError:
             return False
         return True
@@ -237,7 +243,7 @@ class Root(MultiService):
             self._reactor.callWhenRunning(self._stop)
 
     def ready(self) -> None:
-        """The daemon serves, or has listened for a while without its store."""
+        """The daemon serves."""
 
     def exit(self) -> NoReturn:
         """End the process, which could not start."""

@@ -123,7 +123,7 @@ class ListenerLayerTests(SynchronousTestCase):
 
     def test_limits_of_the_sites(self) -> None:
         """Those of clients, of the page of operators and of nodes hold behind TLS; handshakes that wait count."""
-        nodes = NodeSite(self.reactor, lambda *request: self.fail("nobody asks"))  # type: ignore[arg-type]
+        nodes = NodeSite(self.reactor, lambda *request: self.fail("nobody asks"))
         premises = Premises(self, limits={"max_connections_per_ip": 1})
         for site, limit in ((premises.site, 4), (AdminPremises(self).site, 64), (nodes, MAX_OF_ONE)):
             outer = self.listen(self.tls, site)
@@ -136,7 +136,7 @@ class ListenerLayerTests(SynchronousTestCase):
 
     def test_nodes_without_room(self) -> None:
         """The listener of nodes refuses behind TLS as well, where nobody can give way."""
-        site = NodeSite(self.reactor, lambda *request: self.fail("nobody asks"))  # type: ignore[arg-type]
+        site = NodeSite(self.reactor, lambda *request: self.fail("nobody asks"))
         outer = self.listen(self.tls, site)
         for _ in range(MAX_OF_ONE):
             protocol, _ = self.connect(outer)

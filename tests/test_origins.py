@@ -96,9 +96,9 @@ class WaysTests(SynchronousTestCase):
         store: Any = self.house.store
         each, all_, one = store.deposit_each, store.deposit_all, store.deposit
 
-        def deposit_each(deposits: list[Deposit]) -> Any:
+        def deposit_each(deposits: list[Deposit], early: Any) -> Any:
             self.found += [deposit.origin for deposit in deposits]
-            return each(deposits)
+            return each(deposits, early)
 
         def deposit_all(deposits: list[Deposit]) -> Any:
             self.found += [deposit.origin for deposit in deposits]

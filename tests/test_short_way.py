@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -229,7 +230,7 @@ class FaultTests(SynchronousTestCase):
         half: Any = self.house.half.short_way
         for owner, name, broken in (
             (self.house.store, "deposit_each", _broken),
-            (self.house.store, "deposit_each", lambda deposits: succeed([])),
+            (self.house.store, "deposit_each", lambda deposits, early: succeed([])),
             (half._route.sources, "new_message_id", _broken),
             (half._ways.routing, "hand_over", _broken),
         ):
@@ -273,7 +274,7 @@ class FaultTests(SynchronousTestCase):
         """What comes next closes the connections."""
         told: list[object] = []
         committed: Deferred[Any] = Deferred()
-        self.patch(self.house.store, "deposit_each", lambda deposits: committed)
+        self.patch(self.house.store, "deposit_each", lambda deposits, early: committed)
         self.assertTrue(self.house.half.short_way.take(_letter(self.way), PEER, told.append, self.fail))
         self.house.clock.advance(0)
         self.house.base.gate.stopService().addCallback(lambda _: told.append("stopped"))
@@ -310,6 +311,81 @@ class TurnTests(SynchronousTestCase):
         self.assertTrue(way.house.half.short_way.take(_letter(way), PEER, lambda reply: None, self.fail))
         way.house.clock.advance(0.25)
         self.assertEqual(way.house.events("req.done")[-1]["dur_ms"], 250.0)
+
+
+class HeldDepositTests(SynchronousTestCase):
+    """Forwards of strangers in one reactor iteration, of which the store is slow with some."""
+
+    def setUp(self) -> None:
+        self.house = House(self)
+        self.bob, self.eve = Guest(self.house).enrol(), Guest(self.house).enrol()
+        self.replies: dict[str, Reply] = {}
+        deposit = self.house.store.deposit
+        self.held: list[Callable[[], object]] = []
+
+        def hold(did: str, *args: Any, **options: Any) -> Deferred[Any]:
+            if did != self.eve.did:
+                return deposit(did, *args, **options)
+            done: Deferred[Any] = Deferred()
+            self.held.append(lambda: deposit(did, *args, **options).chainDeferred(done))
+            return done
+
+        self.patch(self.house.store, "deposit", hold)
+
+    def send(self, *names: str) -> None:
+        """Forwards to those who are called like that."""
+        for name in names:
+            guest = self.eve if name.startswith("eve") else self.bob
+            raw = sealed_forward(self.house, guest.did, guest.letter(name))
+            answer = partial(self.replies.__setitem__, name)
+            self.assertTrue(self.house.half.short_way.take(raw, PEER, answer, self.fail))
+        self.house.clock.pump([0, 0])
+
+    def test_nobody_waits_for_strangers(self) -> None:
+        """Each is answered, pushed and told of when it is stored itself, wherever it stands among the others."""
+        socket = self.bob.go_live()
+        self.send("eve 1", "bob 1", "eve 2", "bob 2")
+        self.assertEqual({name: reply.status for name, reply in self.replies.items()}, {"bob 1": 202, "bob 2": 202})
+        self.assertEqual(len(socket.frames), 2)
+        self.assertEqual(len(self.house.events("msg.accept")), 2)
+        self.assertEqual(self.house.base.gate._inside, 2)
+        for go_on in self.held:
+            go_on()
+            self.house.clock.pump([0, 0])
+        self.assertEqual({reply.status for reply in self.replies.values()}, {202})
+        self.assertEqual(len(self.replies), 4)
+        self.assertEqual((self.eve.waiting(), len(self.house.events("msg.accept"))), (2, 4))
+        self.assertEqual(self.house.base.gate._inside, 0)
+
+    def test_together_where_that_costs_nothing(self) -> None:
+        """What is stored in one go is told to the log in one go, and not before it is all known."""
+        told: list[int] = []
+        settle = self.house.base.journal.settle
+
+        def note() -> None:
+            told.append(len(self.replies))
+            settle()
+
+        self.patch(self.house.base.journal, "settle", note)
+        self.send("bob 1", "eve 1", "bob 2", "bob 3")
+        self.assertEqual(told, [0])
+        self.assertEqual(len(self.replies), 3)
+
+    def test_the_store_fails_for_those_that_wait(self) -> None:
+        """They are refused; those that were answered are not answered once more."""
+        store: Any = self.house.store
+        deposit_each, failed = store.deposit_each, Deferred[Any]()
+
+        def fail_late(deposits: Any, early: Any) -> Deferred[Any]:
+            deposit_each(deposits, early)
+            return failed
+
+        self.patch(store, "deposit_each", fail_late)
+        self.send("bob 1", "eve 1")
+        self.assertEqual(list(self.replies), ["bob 1"])
+        failed.errback(StoreUnavailable())
+        self.assertEqual({name: reply.status for name, reply in self.replies.items()}, {"bob 1": 202, "eve 1": 503})
+        self.assertEqual(self.house.base.gate._inside, 0)
 
 
 class RotationTests(SynchronousTestCase):

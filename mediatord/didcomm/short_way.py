@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
@@ -24,7 +25,7 @@ from mediatord.didcomm.packing import Packing
 from mediatord.didcomm.routing import FORWARD_NAME, Route, Routing, RoutingSettings
 from mediatord.errors import InternalFault, MediatorError
 from mediatord.faults import release_frames, without_text
-from mediatord.interfaces import Deposit, Deposited, Payload
+from mediatord.interfaces import Deposit, Deposited, EarlyOutcomes, Payload
 from mediatord.journal import Told
 from mediatord.protocol.canonical_did import canonical_did, is_short_of_other
 from mediatord.protocol.didcomm.forward import expiry
@@ -161,14 +162,19 @@ class ShortWay:
         return recipient
 
     def _deposit(self, requests: Sequence[_Request], now: float) -> None:
-        done: Deferred[Sequence[Reply]] = maybeDeferred(self._begin, requests, now).addCallback(
-            self._replies, requests
+        # None in place of what has been answered.
+        waiting: list[_Request | None] = list(requests)
+        early: EarlyOutcomes = partial(self._answer_early, waiting)
+        done: Deferred[Sequence[Reply]] = maybeDeferred(self._begin, requests, now, early).addCallback(
+            self._replies, waiting
         )
-        done.addErrback(self._refusals, requests)
-        done.addCallback(self._finish, requests)
+        done.addErrback(self._refusals, waiting)
+        done.addCallback(self._finish_all, waiting)
         done.addErrback(lambda failure: _log.failure("serving messages failed", without_text(failure)))
 
-    def _begin(self, requests: Sequence[_Request], now: float) -> Deferred[list[Deposited | MediatorError]]:
+    def _begin(
+        self, requests: Sequence[_Request], now: float, early: EarlyOutcomes
+    ) -> Deferred[list[Deposited | MediatorError]]:
         route = self._route
         deposits = [
             Deposit(
@@ -180,15 +186,30 @@ class ShortWay:
             for one in requests
         ]
         with one_request(route.clock):
-            return route.store.deposit_each(deposits)
+            return route.store.deposit_each(deposits, early)
 
     def _payload(self, found: UsualForward) -> Payload:
         return Payload(self._route.sources.new_message_id(), found.payload, found.form)
 
+    def _answer_early(
+        self, waiting: list[_Request | None], outcomes: Sequence[tuple[int, Deposited | MediatorError]]
+    ) -> None:
+        """Some are stored: they do not wait for strangers that came in the same reactor iteration."""
+        requests, replies = [], []
+        for place, outcome in outcomes:
+            one, waiting[place] = waiting[place], None
+            if one is not None:
+                requests.append(one)
+                replies.append(self._hand_over(one, outcome))
+        self._finish(replies, requests)
+
     def _replies(
-        self, outcomes: Sequence[Deposited | MediatorError], requests: Sequence[_Request]
+        self, outcomes: Sequence[Deposited | MediatorError], waiting: Sequence[_Request | None]
     ) -> Sequence[Reply]:
-        return [self._hand_over(one, outcome) for one, outcome in zip(requests, outcomes, strict=True)]
+        """Of those that wait, in order."""
+        return [
+            self._hand_over(one, outcome) for one, outcome in zip(waiting, outcomes, strict=True) if one is not None
+        ]
 
     def _hand_over(self, one: _Request, outcome: Deposited | MediatorError) -> Reply:
         if isinstance(outcome, MediatorError):
@@ -200,18 +221,21 @@ class ShortWay:
             return self._refusal(one, InternalFault())
         return ACCEPTED
 
-    def _refusals(self, failure: Failure, requests: Sequence[_Request]) -> Sequence[Reply]:
+    def _refusals(self, failure: Failure, waiting: Sequence[_Request | None]) -> Sequence[Reply]:
         error = failure.value
         if not isinstance(error, MediatorError):
             _log.failure("serving messages failed", without_text(failure))
             error = InternalFault()
-        return [self._refusal(one, error) for one in requests]
+        return [self._refusal(one, error) for one in waiting if one is not None]
 
     def _refusal(self, one: _Request, error: MediatorError) -> Reply:
         release_frames(error)
         if isinstance(error, InternalFault):
             return self._ways.packing.refuse_stranger(error)
         return self._ways.packing.refuse_stranger(error, one.found.id, one.found.thread)
+
+    def _finish_all(self, replies: Sequence[Reply], waiting: Sequence[_Request | None]) -> None:
+        self._finish(replies, [one for one in waiting if one is not None])
 
     def _finish(self, replies: Sequence[Reply], requests: Sequence[_Request]) -> None:
         """Whatever fails on the way, each is answered, and nothing is waited for that is over."""

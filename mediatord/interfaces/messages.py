@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -123,6 +123,10 @@ class Deposited:
 
     messages: tuple[StoredMessage, ...]
     evicted: tuple[Removed, ...]
+
+
+# Takes the places of several deposits and what each of them came to.
+EarlyOutcomes = Callable[[Sequence[tuple[int, Deposited | MediatorError]]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,11 +320,15 @@ class IMessageStore(Interface):
         :raise QueueFull: by `when_full` refuse; nothing was stored.
         """
 
-    def deposit_each(deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
+    def deposit_each(
+        deposits: Sequence[Deposit], early: EarlyOutcomes | None = None
+    ) -> Deferred[list[Deposited | MediatorError]]:
         """
         Several deposits that have nothing to do with each other, as :meth:`deposit` each; fires when all are done,
         with what each of them would fire with, in order: an error in place of what could not be done.
 
+        :param early: called with those that are done, or could not be done, while others are still waiting; each is
+            told of once at most.
         :raise StoreUnavailable: nothing was stored.
         """
 

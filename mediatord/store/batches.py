@@ -51,13 +51,19 @@ class Bounds:
 
 
 class _Answer:
-    """Where the outcomes of operations go that were asked for together: there is one Deferred for all of them."""
+    """
+    Where the outcomes of operations go that were asked for together: there is one Deferred for all of them.
 
-    __slots__ = ("deferred", "number", "outcomes")
+    :ivar early: told of those that are done while others are not: the place of the first, and their outcomes.
+    """
 
-    def __init__(self, number: int) -> None:
+    __slots__ = ("deferred", "early", "number", "outcomes", "told")
+
+    def __init__(self, number: int, early: Callable[[int, list[Outcome]], None] | None) -> None:
         self.number = number
+        self.early = early
         self.outcomes: list[Outcome] = []
+        self.told = 0
         self.deferred: Deferred[list[Outcome]] = Deferred()
 
     def settle(self, outcome: Outcome) -> None:
@@ -65,6 +71,15 @@ class _Answer:
         self.outcomes.append(outcome)
         if len(self.outcomes) == self.number:
             self.deferred.callback(self.outcomes)
+
+    def tell_early(self) -> None:
+        """A batch is done that may not have been the last with operations of this answer."""
+        if self.early is not None and len(self.outcomes) < self.number:
+            told, self.told = self.told, len(self.outcomes)
+            try:
+                self.early(told, self.outcomes[told:])
+            except Exception as error:
+                log_fault("telling of operations failed", error)
 
 
 class _Operation:
@@ -146,18 +161,25 @@ class Batches:
         """
         return self.submit_each(name, [(work, size)]).addCallback(_only)
 
-    def submit_each(self, name: str, works: Sequence[tuple[Work, int]]) -> Deferred[list[Outcome]]:
+    def submit_each(
+        self,
+        name: str,
+        works: Sequence[tuple[Work, int]],
+        early: Callable[[int, list[Outcome]], None] | None = None,
+    ) -> Deferred[list[Outcome]]:
         """
         The same with several, each of which may have another outcome; there is at least one.
 
         :param works: each with its size.
+        :param early: told of those that are done while others wait for a later batch: the place of the first, and
+            their outcomes.
         :raise StoreUnavailable: as :meth:`submit`, for all of them.
         """
         bounds, size = self._bounds, sum([size for _, size in works])
         full = len(self._waiting) >= bounds.waiting or self._waiting_bytes + size > bounds.waiting_bytes
         if full or not self._accepting:
             return fail(StoreUnavailable())
-        answer, now = _Answer(len(works)), self._clock.seconds()
+        answer, now = _Answer(len(works), early), self._clock.seconds()
         self._waiting.extend([_Operation(name, work, size, now, answer) for work, size in works])
         self._waiting_bytes += size
         if not self._busy:
@@ -231,6 +253,8 @@ class Batches:
             self._schedule()
         for operation, outcome in zip(batch, outcomes, strict=True):
             operation.answer.settle(outcome)
+        # Of all that were asked for together with others only the last ones may go on in the next batch.
+        batch[-1].answer.tell_early()
         for operation in batch:
             self._observe(operation.name, now - operation.since)
         if self._drained is not None and not self._busy:

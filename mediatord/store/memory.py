@@ -21,6 +21,7 @@ from mediatord.interfaces import (
     ClusterRefused,
     Deposit,
     Deposited,
+    EarlyOutcomes,
     ExpiredAccount,
     IClusterStore,
     IStore,
@@ -153,8 +154,10 @@ class MemoryStore:
         deposited = self.deposit_all([Deposit(recipient_did, tuple(payloads), expires_at, due_at, origin)])
         return deposited.addCallback(lambda one: one[0])
 
-    def deposit_each(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
-        return one_by_one(self.deposit, deposits)
+    def deposit_each(
+        self, deposits: Sequence[Deposit], early: EarlyOutcomes | None = None
+    ) -> Deferred[list[Deposited | MediatorError]]:
+        return one_by_one(self._clock, self.deposit, deposits, early)
 
     def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
         def deposit(contents: _Contents, now: float) -> list[Deposited]:

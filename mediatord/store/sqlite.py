@@ -23,6 +23,7 @@ from mediatord.interfaces import (
     Books,
     Deposit,
     Deposited,
+    EarlyOutcomes,
     ExpiredAccount,
     IClusterStore,
     IStore,
@@ -148,10 +149,19 @@ class SQLiteStore:
         deposited = self._write("deposit", sql_deposits.Depositing(order, self._limits), order.size)
         return deposited.addErrback(self._not_deposited, recipient_did)
 
-    def deposit_each(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
+    def deposit_each(
+        self, deposits: Sequence[Deposit], early: EarlyOutcomes | None = None
+    ) -> Deferred[list[Deposited | MediatorError]]:
         orders, limits = self._orders(deposits), self._limits
         works = [(sql_deposits.Depositing(order, limits), order.size) for order in orders]
-        return self._file.write_each("deposit", works).addCallback(self._deposited, deposits)
+
+        def tell(place: int, outcomes: list[Outcome]) -> None:
+            assert early is not None
+            done = self._deposited(outcomes, deposits[place : place + len(outcomes)])
+            early(list(enumerate(done, place)))
+
+        deposited = self._file.write_each("deposit", works, tell if early else None)
+        return deposited.addCallback(self._deposited, deposits)
 
     def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
         orders = self._orders(deposits)

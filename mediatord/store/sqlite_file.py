@@ -171,11 +171,20 @@ class SQLiteFile:
             return fail(StoreUnavailable())
         return self._writes.submit(name, work, size)
 
-    def write_each(self, name: str, works: Sequence[tuple[Work, int]]) -> Deferred[list[Outcome]]:
-        """Several writes, each with its size; fires when all are on disk, or failed."""
+    def write_each(
+        self,
+        name: str,
+        works: Sequence[tuple[Work, int]],
+        early: Callable[[int, list[Outcome]], None] | None = None,
+    ) -> Deferred[list[Outcome]]:
+        """
+        Several writes, each with its size; fires when all are on disk, or failed.
+
+        :param early: as for :meth:`~mediatord.store.batches.Batches.submit_each`.
+        """
         if self.health.faults and self.health.refuses_writing(name, shrinking=False):
             return fail(StoreUnavailable())
-        return self._writes.submit_each(name, works)
+        return self._writes.submit_each(name, works, early)
 
     def read(self, name: str, work: Callable[[Connection], T], size: int = 0) -> Deferred[T]:
         """:param size: bytes that it may read, so that not too many are in memory at the same time."""

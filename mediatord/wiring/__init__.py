@@ -44,7 +44,7 @@ def build(
     The daemon as one service; nothing is opened or bound before it starts.
 
     :param give_up: told in one line why there is no point in going on, should that turn out after the start.
-    :param ready: told once it serves, or has listened for a while without its store.
+    :param ready: told once the store is open and requests are served.
     :param worker: what makes it one of several processes.
     :param store: instead of the one that the configuration names, to share it within one process.
     :raise StartupError: keys, identity or log key cannot be used.

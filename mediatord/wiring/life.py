@@ -215,7 +215,7 @@ class Signs(Service):
     is no reason to end it.
 
     :param tell: tells systemd.
-    :param ready: told once that the daemon is up.
+    :param ready: told that the store is open and requests are served.
     """
 
     name = "signs of life"
@@ -265,6 +265,7 @@ class Signs(Service):
         if self._store_open:
             self._look()
             self._be_up()
+            self._tell_ready()
         elif self._late is None:
             self._late = self._base.reactor.callLater(LATE, self._be_up)
 
@@ -273,7 +274,6 @@ class Signs(Service):
         if not self._up:
             self._up = True
             self._tell("READY=1")
-            self._tell_ready()
             interval = watchdog_interval()
             if interval is not None:
                 self._watchdog.start(interval)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from sqlite3 import Connection
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import NotEnrolled, RecipientUnknown, ReplayMemoryFull, StoreUnavailable
+from mediatord.interfaces import Deposit, Deposited
 from mediatord.store.batches import Bounds
 from mediatord.store.database import open_database
 from mediatord.store.group_commit import Outcome, commit_together
 from mediatord.store.sql_nonces import ping
 from mediatord.store.sqlite_file import Tuning
-from tests.store.builders import ALICE, BOB, NOON, a_path
+from tests.store.builders import ALICE, BOB, NOON, a_path, a_payload
 from tests.store.commits import INBOX, CommitCase, commits_in_log
 
 
@@ -201,6 +202,31 @@ class BoundTests(CommitCase):
         self.turn()
         self.assertEqual([self.successResultOf(claimed) for claimed in asked], [True] * 6)
         self.assertEqual(commits_in_log(self.path) - before, 2)
+
+    def test_told_with_its_own_batch(self) -> None:
+        """What is deposited together and takes several commits: each deposit is told of with the one it is in."""
+        before, told = commits_in_log(self.path), []
+        deposits = [Deposit(INBOX, (a_payload(id, b"x"),), NOON + 9) for id in "abcdef"]
+
+        def early(outcomes: Sequence[tuple[int, object]]) -> None:
+            told.append(([place for place, _ in outcomes], commits_in_log(self.path) - before, done.called))
+
+        done = self.store.deposit_each(deposits, early)
+        self.turn()
+        stored = self.successResultOf(done)
+        self.assertEqual([one.messages[0].id for one in stored if isinstance(one, Deposited)], list("abcdef"))
+        self.assertEqual(told, [([0, 1, 2, 3], 1, False)])
+
+    def test_who_is_told_fails(self) -> None:
+        """The store goes on."""
+
+        def early(outcomes: Sequence[tuple[int, object]]) -> None:
+            raise ZeroDivisionError
+
+        done = self.store.deposit_each([Deposit(INBOX, (a_payload(id, b"x"),), NOON + 9) for id in "abcdef"], early)
+        self.turn()
+        self.assertEqual(len(self.successResultOf(done)), 6)
+        self.done(self.put("g"))
 
     def test_batch_by_bytes(self) -> None:
         """No more than so many bytes share a transaction, but one operation always goes."""

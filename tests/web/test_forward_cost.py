@@ -28,7 +28,7 @@ class Store:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def deposit_each(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
+    def deposit_each(self, deposits: Sequence[Deposit], early: Any) -> Deferred[list[Deposited]]:
         """All of them."""
         self.asked.append(len(deposits))
         return succeed([Deposited((self._stored(one),), ()) for one in deposits])

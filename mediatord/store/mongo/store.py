@@ -21,6 +21,7 @@ from mediatord.interfaces import (
     Books,
     Deposit,
     Deposited,
+    EarlyOutcomes,
     ExpiredAccount,
     IClusterStore,
     IStore,
@@ -144,8 +145,10 @@ class MongoStore:
         deposited = self.deposit_all([Deposit(recipient_did, tuple(payloads), expires_at, due_at, origin)])
         return deposited.addCallback(lambda one: one[0])
 
-    def deposit_each(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited | MediatorError]]:
-        return one_by_one(self.deposit, deposits)
+    def deposit_each(
+        self, deposits: Sequence[Deposit], early: EarlyOutcomes | None = None
+    ) -> Deferred[list[Deposited | MediatorError]]:
+        return one_by_one(self._clock, self.deposit, deposits, early)
 
     def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
         if self._clocks.differ:

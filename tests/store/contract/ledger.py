@@ -60,6 +60,16 @@ class LedgerContract(StoreContract):
         self.assertEqual([isinstance(one, MediatorError) for one in done], [False, True, True, False])
         await self.check(accepted=2, waiting=2)
 
+    async def test_told_early(self) -> None:
+        """What is told of some deposits before all are done is what all of them come to, and told once."""
+        told: list[tuple[int, object]] = []
+        deposits = [
+            Deposit(did, (a_payload(id),), NOON + HOUR) for did, id in zip([INBOX, OTHER] * 3, "abcdef", strict=True)
+        ]
+        done = await self.store.deposit_each(deposits, told.extend)
+        self.assertEqual(len({place for place, _ in told}), len(told))
+        self.assertEqual([(place, done[place]) for place, _ in told], told)
+
     async def test_acknowledged(self) -> None:
         """What its recipient acknowledges by id or by digest; unknown and foreign ids count nothing."""
         await self.put("a", "b", "c")

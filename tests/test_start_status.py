@@ -1,0 +1,92 @@
+"""How whoever started twistd is told about the start of a daemon."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.service import OrderedService, StartupError
+from mediatord.tap import STARTED_AFTER, StartStatus, TwistdRoot
+
+
+class Reactor(Clock):
+    """Runs."""
+
+    def callWhenRunning(self, call: Any) -> None:  # noqa: N802  Twisted's name
+        """Not in a test: it takes signals."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+class StartStatusTests(SynchronousTestCase):
+    """The pipe at which the parent process of a daemon waits."""
+
+    def setUp(self) -> None:
+        self.read, written = os.pipe()
+        self.addCleanup(os.close, self.read)
+        # As Twisted has it in the daemon.
+        self.options: dict[str, Any] = {"nodaemon": 1, "statusPipe": written, "pidfile": ""}
+        self.status = StartStatus(self.options)
+        self.status.watch()
+        self.reactor = Reactor()
+        self.root = TwistdRoot(self.reactor, self.status)
+        self.daemon = OrderedService(self.reactor, 1.0)
+
+    def told(self) -> bytes:
+        """What the parent reads, up to the end."""
+        return b"".join(iter(lambda: os.read(self.read, 100), b""))
+
+    def start(self) -> None:
+        """Have everything start, as Twisted does."""
+        self.root.run(None, lambda reactor, config, **options: self.daemon)  # type: ignore[arg-type]
+        self.root.privilegedStartService()
+        self.root.startService()
+
+    def test_serves(self) -> None:
+        """All is well once it serves, and not before; nothing is said twice."""
+        self.start()
+        self.assertIsNone(self.options["statusPipe"])  # or Twisted would say so now
+        self.root.ready()
+        self.root.give_up("later")
+        self.root.ready()
+        self.assertEqual(self.told(), b"0")
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_gives_up(self) -> None:
+        """The reason, if that turns out when the reactor runs."""
+        self.start()
+        self.root.give_up("another daemon has the database")
+        self.assertEqual(self.told(), b"1 another daemon has the database")
+
+    def test_long_reason(self) -> None:
+        """As much as Twisted reads."""
+        self.start()
+        self.root.give_up("\N{SNOWMAN}" + "x" * 200)
+        self.assertEqual(self.told(), (b"1 \\u2603" + b"x" * 200)[:100])
+
+    def test_goes_on_trying(self) -> None:
+        """A daemon that waits for its store for long counts as started."""
+        self.start()
+        self.reactor.advance(STARTED_AFTER)
+        self.assertEqual(self.told(), b"0")
+
+    def test_cannot_start(self) -> None:
+        """The reason, and exit status 1, at each step; an error of the system is put into a line."""
+        for error, reason in (
+            (StartupError("no such key"), b"1 no such key"),
+            (FileNotFoundError(2, "No such file or directory", "/nowhere"), b"1 /nowhere: No such file or directory"),
+            (OSError(12, "Cannot allocate memory"), b"1 Cannot allocate memory"),
+        ):
+            for step in ("privilegedStartService", "startService"):
+                self.setUp()
+
+                def fail(error: Exception = error) -> None:
+                    raise error
+
+                setattr(self.daemon, step, fail)
+                self.assertEqual(self.assertRaises(SystemExit, self.start).code, 1)
+                self.assertEqual(self.told(), reason)
