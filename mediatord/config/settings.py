@@ -160,6 +160,13 @@ class Didcomm(Section):
     require_encrypted_payload: Annotated[
         Switch, _explain("refuse to queue an attachment that is not an encrypted envelope")
     ] = True
+    problem_codes: Annotated[
+        Literal["uc021", "identus"],
+        _explain("for unknown recipients: uc021 (e.p.me.res.not-found) | identus (e.p.req.not_enroll)"),
+    ] = "uc021"
+    problem_report_ack: Annotated[
+        Switch, _explain("name the refused message in ack, which didcomm-jvm cannot parse; pthid names its thread")
+    ] = False
     max_recipients: Annotated[Count, _explain("recipient DIDs per account")] = 1000
     delivery_limit: Annotated[Count, _explain("messages in one delivery at most, whatever was asked for")] = 100
     failover: Annotated[

@@ -115,6 +115,7 @@ class Reply:
     :param status: for HTTP; a socket sends the body as a frame, or nothing when it is empty.
     :param retry_after: seconds.
     :param fault: why the message was refused, if it was.
+    :param code: of its problem report, where that is another than the usual one.
     """
 
     status: int
@@ -122,6 +123,7 @@ class Reply:
     media_type: str = ""
     retry_after: int | None = None
     fault: MediatorError | None = None
+    code: str | None = None
 
 
 ACCEPTED = Reply(202)

@@ -207,8 +207,9 @@ class ShortWay:
 
     def _refusal(self, one: _Request, error: MediatorError) -> Reply:
         if isinstance(error, InternalFault):
-            return self._ways.packing.refuse_stranger(error)
-        return self._ways.packing.refuse_stranger(error, one.found.id, one.found.thread)
+            return self._ways.packing.refuse_unopened(error)
+        found = one.found
+        return self._ways.packing.refuse_anonymous(error, found.id, found.thread, found.kid)
 
     def _finish(self, replies: Sequence[Reply], requests: Sequence[_Request]) -> None:
         """Whatever fails on the way, each is answered, and nothing is waited for that is over."""
@@ -229,7 +230,13 @@ class ShortWay:
 
     def _end(self, one: _Request, reply: Reply) -> None:
         self._route.journal.end(
-            one.told, status=reply.status, fault=reply.fault, kind=FORWARD_NAME, sender=None, session=None
+            one.told,
+            status=reply.status,
+            fault=reply.fault,
+            kind=FORWARD_NAME,
+            sender=None,
+            session=None,
+            code=reply.code,
         )
 
 
