@@ -141,8 +141,9 @@ class Identity:
 
     def signing_key_for(self, kid: str) -> NamedKey | None:
         """
-        The Ed25519 key that authenticates the DID of one of our key agreement keys, with its absolute id, spelled as
-        `kid` is (reference 8.6); None where the DID has none of ours.
+        The Ed25519 key that authenticates the DID of one of our key agreement keys, with its absolute id; None where
+        the DID has none of ours. Of a did:peer the id is spelled as `kid` is (reference 8.6); others have one
+        spelling.
         """
         did, _, fragment = kid.partition("#")
         agreement, found = self.key_for(kid), self._signing.get(did)
@@ -151,7 +152,7 @@ class Identity:
         name, key = found
         spelled, addressed = key.public.multibase(), agreement.public.multibase()
         for part in (slice(None), slice(1, None), slice(1, 1 + _SHORT_KID)):
-            if fragment == addressed[part]:
+            if fragment == addressed[part] and did.startswith("did:peer:"):
                 name = spelled[part]
         return f"{did}#{name}", key
 
@@ -235,7 +236,11 @@ class Identity:
         ours = [method for method in document.key_agreement if method.key in self._secrets]
         if not ours:
             return False
-        signing = [method for method in document.authentication if method.key in self._secrets]
+        signing = [
+            method
+            for method in document.authentication
+            if method.key.curve == "Ed25519" and method.key in self._secrets
+        ]
         for did in (document.did, *document.also_known_as):
             self._own.add(did)
             for method in signing[:1]:
