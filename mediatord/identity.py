@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from mediatord.errors import MediatorError
 from mediatord.keyfile import Generation, KeySet
+from mediatord.keyset import NamedKey
 from mediatord.protocol.canonical_did import canonical_did
 from mediatord.protocol.decentrl.did import mediator_document, multibase_key
 from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecall, VerificationMethod
@@ -59,6 +60,7 @@ class Identity:
         self._raw_keys = raw_keys
         self._secrets = _secrets(keys)
         self._by_kid: dict[str, tuple[PrivateKey, ...]] = {}
+        self._signing: dict[str, NamedKey] = {}
         self._own: set[str] = set()
         self.did, *former = _peer_dids(keys.generations, public_url)
         self.former_peer_dids = tuple(former)
@@ -138,6 +140,23 @@ class Identity:
         """The likeliest of them."""
         return next(iter(self.keys_for(kid)), None)
 
+    def signing_key_for(self, kid: str) -> NamedKey | None:
+        """
+        The Ed25519 key that authenticates the DID of one of our key agreement keys, with its absolute id; None where
+        the DID has none of ours. Of a did:peer the id is spelled as `kid` is (reference 8.6); others have one
+        spelling.
+        """
+        did, _, fragment = kid.partition("#")
+        agreement, found = self.key_for(kid), self._signing.get(did)
+        if agreement is None or found is None:
+            return None
+        name, key = found
+        spelled, addressed = key.public.multibase(), agreement.public.multibase()
+        for part in (slice(None), slice(1, None), slice(1, 1 + _SHORT_KID)):
+            if fragment == addressed[part] and did.startswith("did:peer:"):
+                name = spelled[part]
+        return f"{did}#{name}", key
+
     @property
     def keys(self) -> KeySet:
         """All of them: secrets."""
@@ -210,15 +229,23 @@ class Identity:
         prekeys = [(_PREKEY, key) for _, key in self._keys if key.curve == "X25519"]
         named = [*prekeys, *(one for one in self._keys if one[1].curve in _AGREEMENT)]
         methods = [VerificationMethod(f"{did}#{name}", key.public) for name, key in named]
-        return self._add(DIDDocument(did, tuple(methods), ()))
+        signing = VerificationMethod(f"{did}#{_SIGNING}", self._current("Ed25519").public)
+        return self._add(DIDDocument(did, tuple(methods), (signing,)))
 
     def _add(self, document: DIDDocument) -> bool:
         """Know this DID by all its names; whether any of its keys is ours."""
         ours = [method for method in document.key_agreement if method.key in self._secrets]
         if not ours:
             return False
+        signing = [
+            method
+            for method in document.authentication
+            if method.key.curve == "Ed25519" and method.key in self._secrets
+        ]
         for did in (document.did, *document.also_known_as):
             self._own |= {did, canonical_did(did)}
+            for method in signing[:1]:
+                self._signing[did] = method.id.partition("#")[2], self._secrets[method.key]
             for fragment, key in _spellings(ours):
                 kid, secret = f"{did}#{fragment}", self._secrets[key]
                 there = self._by_kid.get(kid, ())

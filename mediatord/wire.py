@@ -90,6 +90,14 @@ class Wire:
     packed: int | None = None
     retry_after: int | None = None
 
+    @property
+    def signed(self) -> bool:
+        """
+        Whether the report is signed for a sender who is not authenticated: where it would be encrypted to one who
+        is, and trying again later is of no use.
+        """
+        return self.packed is not None and self.retry_after is None
+
 
 # DIDComm: one row per situation of its reference section 11.
 WIRE: dict[type[MediatorError], Wire] = {
@@ -152,6 +160,10 @@ WIRE: dict[type[MediatorError], Wire] = {
     DeadlineExceeded: Wire(503, "e.p.me.busy", "The mediator is too busy", retry_after=5),
     InternalFault: Wire(500, "e.p.me.fault", "The mediator has a fault"),
 }
+
+
+# What Identus's mediator and the public conformance suite say where UC-021 has another code.
+IDENTUS_CODES: dict[type[MediatorError], str] = {RecipientUnknown: "e.p.req.not_enroll"}
 
 
 @dataclass(frozen=True, slots=True)

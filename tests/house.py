@@ -21,11 +21,12 @@ from mediatord.didcomm.exchange import Origin, Reply
 from mediatord.errors import StoreUnavailable
 from mediatord.interfaces import Books
 from mediatord.keyfile import create_keys
+from mediatord.protocol.didcomm import signed
 from mediatord.protocol.didcomm.did import DIDDocument
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.wallet.identity import Identity
 from mediatord.wallet.mediation import Delivered, read_delivery
-from mediatord.wallet.packing import AddressBook, Opened, anoncrypt, authcrypt, compose, forward, unpack
+from mediatord.wallet.packing import AddressBook, Opened, anoncrypt, authcrypt, compose, forward, open_report, unpack
 from mediatord.wiring.base import build_base
 from mediatord.wiring.decentrl import build_decentrl
 from mediatord.wiring.didcomm import build_didcomm
@@ -241,8 +242,14 @@ def sealed_forward(house: House, next_: str, *payloads: bytes, **headers: Any) -
     return anoncrypt(forward(next_, payloads, **headers), house.document)
 
 
+def report_of(reply: Reply) -> dict[str, Any]:
+    """A problem report in the clear, or signed by who it is from, as its media type says."""
+    assert signed.is_signed(json.loads(reply.body)) == (reply.media_type == signed.MEDIA_TYPE)
+    return open_report(reply.body, resolve_local)
+
+
 def code_of(reply: Reply, guest: Guest | None = None) -> str:
-    """The problem code of a reply: in the clear, or encrypted to `guest`."""
-    body = guest.open(reply.body).body if guest else json.loads(reply.body)["body"]
+    """The problem code of a reply: in the clear, signed, or encrypted to `guest`."""
+    body = guest.open(reply.body).body if guest else report_of(reply)["body"]
     code: str = body["code"]
     return code

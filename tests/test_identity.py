@@ -286,6 +286,37 @@ def test_former_did_of_somebody_else(did: str) -> None:
         Identity(KEYS, URL, [did])
 
 
+def test_signing_keys() -> None:
+    """Every DID of ours signs with the key that its own document has; only a did:peer spells ids in several ways."""
+    old, older = PrivateKey.generate("X25519"), PrivateKey.generate("Ed25519")
+    keys = KeySet((*KEYS.keys, ("prekey-0", old), ("signing-0", older)))
+    key_did, bare = make_did_key(SIGNING.public), a_peer_did(old)
+    identity = Identity(keys, URL, [key_did, bare])
+    (former,) = identity.former_peer_dids
+    (derived,) = resolve_local(key_did).key_agreement
+    agreement, signing = AGREEMENT.public.multibase(), SIGNING.public.multibase()
+    for kid, expected in (
+        (f"{identity.did}#key-1", (f"{identity.did}#key-2", SIGNING)),
+        (f"{identity.did}#{agreement}", (f"{identity.did}#{signing}", SIGNING)),
+        (f"{identity.did}#{agreement[1:]}", (f"{identity.did}#{signing[1:]}", SIGNING)),
+        (f"{identity.did}#{agreement[1:9]}", (f"{identity.did}#{signing[1:9]}", SIGNING)),
+        (f"{KNOWN_ALIAS}#key-1", (f"{KNOWN_ALIAS}#key-2", SIGNING)),
+        (f"{former}#key-1", (f"{former}#key-2", older)),
+        (derived.id, (f"{key_did}#{signing}", SIGNING)),
+        (f"{identity.web_did}#prekey", (f"{identity.web_did}#signing", SIGNING)),
+        (f"{identity.web_did}#p256", (f"{identity.web_did}#signing", SIGNING)),
+        (f"{identity.web_did}#{agreement}", (f"{identity.web_did}#signing", SIGNING)),
+        (f"{bare}#key-1", None),
+        (f"{identity.did}#key-9", None),
+        ("did:example:x#key-1", None),
+        ("nonsense", None),
+    ):
+        assert identity.signing_key_for(kid) == expected, kid
+        if expected is not None and not kid.startswith(("did:web:", KNOWN_ALIAS)):
+            method = resolve_local(kid.partition("#")[0]).authentication_key(expected[0])
+            assert method is not None and method.key == expected[1].public
+
+
 def test_key_file(tmp_path: Path) -> None:
     """The key file is made once, for its owner only, and reads as what was made."""
     path = tmp_path / "keys.jwks"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.didcomm.exchange import Origin, Reply
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol.didcomm.did_peer import did_peer_3_of
-from tests.house import NOW, PEER, PING, Guest, House, sealed_forward
+from tests.house import NOW, PEER, PING, Guest, House, report_of, sealed_forward
 
 SMALL = {"queue": {"max_messages": 3, "max_bytes": 20_000}}
 # Of events: what differs from one time to the next.
@@ -402,7 +401,7 @@ class RotationTests(SynchronousTestCase):
 
 def _said(reply: Reply) -> tuple[Any, ...]:
     """A reply without its ids."""
-    body = json.loads(reply.body) if reply.body else {}
+    body = report_of(reply) if reply.body else {}
     about = {name: body.get(name) for name in ("type", "typ", "body")}
     named = [name for name in ("pthid", "ack") if body.get(name)]
     return reply.status, reply.media_type, reply.retry_after, reply.fault, about, named

@@ -17,11 +17,12 @@ from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.wallet.identity import Identity
 from mediatord.wallet.mediation import read_delivery
 from mediatord.wallet.packing import anoncrypt, authcrypt, compose, forward
-from tests.house import CM2, CM3, MP, NOW, PING, Guest, House, code_of, sealed_forward, sent_by
+from tests.house import CM2, CM3, MP, NOW, PING, Guest, House, code_of, report_of, sealed_forward, sent_by
 from tests.protocol.foreign_jwe import Writing
 
 PLAIN = "application/didcomm-plain+json"
 PACKED = "application/didcomm-encrypted+json"
+SIGNED = "application/didcomm-signed+json"
 
 
 class SituationTests(SynchronousTestCase):
@@ -30,10 +31,12 @@ class SituationTests(SynchronousTestCase):
         self.bob = Guest(self.house).enrol()
         self.alice = Guest(self.house)
 
-    def refused(self, reply: Reply, status: int, code: str, reason: str, *, to: Guest | None = None) -> None:
+    def refused(
+        self, reply: Reply, status: int, code: str, reason: str, *, to: Guest | None = None, form: str = PLAIN
+    ) -> None:
         """The refusal is what the table says, in the clear or for `to`; it is counted, and nothing was stored."""
         self.assertEqual((reply.status, code_of(reply, to)), (status, code))
-        self.assertEqual(reply.media_type, PACKED if to else PLAIN)
+        self.assertEqual(reply.media_type, PACKED if to else form)
         self.assertEqual(self.house.counter("mediator_rejected_total", reason=reason), 1)
         self.assertEqual(self.house.events("req.done")[-1]["code"], code)
         self.assertEqual(self.house.counter("mediator_messages_forwarded_total"), 0)
@@ -52,11 +55,11 @@ class SituationTests(SynchronousTestCase):
         self.refused(reply, 400, "e.p.me.res.not-found", "recipient_unknown", to=self.alice)
 
     def test_row_5_unknown_recipient_of_an_anonymous_forward(self) -> None:
-        """The same in the clear when there is nobody to encrypt to; the report names the thread."""
+        """The same signed when there is nobody to encrypt to; the report names the thread."""
         reply = self.house.receive(sealed_forward(self.house, "did:example:nobody", self.bob.letter(), id="f-1"))
-        report = json.loads(reply.body)
-        self.assertEqual((report["pthid"], report["ack"]), ("f-1", ["f-1"]))
-        self.refused(reply, 400, "e.p.me.res.not-found", "recipient_unknown")
+        report = report_of(reply)
+        self.assertEqual((report["pthid"], report["from"]), ("f-1", self.house.did))
+        self.refused(reply, 400, "e.p.me.res.not-found", "recipient_unknown", form=SIGNED)
 
     def test_row_5_a_prefix_is_somebody_else(self) -> None:
         """`next` is compared whole."""
@@ -154,13 +157,13 @@ class SituationTests(SynchronousTestCase):
 
     def test_row_15_loops_end(self) -> None:
         """One hop more is a loop."""
-        self.refused(self.house.receive(self.onion(4)), 400, "e.p.msg.routing-loop", "routing_loop")
+        self.refused(self.house.receive(self.onion(4)), 400, "e.p.msg.routing-loop", "routing_loop", form=SIGNED)
 
     def test_nothing_but_forwards_comes_out_of_a_forward_to_ourselves(self) -> None:
         """A request wrapped that way has no connection to be answered on."""
         inner = self.bob.pack(f"{MP}/status-request")
         reply = self.house.receive(anoncrypt(forward(self.house.did, [inner]), self.house.document))
-        self.refused(reply, 400, "e.p.msg.unsupported", "unsupported")
+        self.refused(reply, 400, "e.p.msg.unsupported", "unsupported", form=SIGNED)
 
     def test_a_payload_that_no_queue_can_keep(self) -> None:
         """413 instead of a 202 for a message that would be gone at once."""
@@ -194,7 +197,7 @@ class SituationTests(SynchronousTestCase):
         """One inner recipient that is unknown, and none has anything."""
         inner = [sealed_forward(self.house, next_, self.bob.letter()) for next_ in (self.bob.did, "did:example:x")]
         raw = sealed_forward(self.house, self.house.did, *inner)
-        self.refused(self.house.receive(raw), 400, "e.p.me.res.not-found", "recipient_unknown")
+        self.refused(self.house.receive(raw), 400, "e.p.me.res.not-found", "recipient_unknown", form=SIGNED)
 
     def test_a_push_that_fails_after_the_commit(self) -> None:
         """The message is durable: the sender is told so, and it waits in the queue."""

@@ -183,6 +183,13 @@ class Didcomm(Section):
     require_encrypted_payload: Annotated[
         Switch, _explain("refuse to queue an attachment that is not an encrypted envelope")
     ] = True
+    problem_codes: Annotated[
+        Literal["uc021", "identus"],
+        _explain("for unknown recipients: uc021 (e.p.me.res.not-found) | identus (e.p.req.not_enroll)"),
+    ] = "uc021"
+    problem_report_ack: Annotated[
+        Switch, _explain("name the refused message in ack, which didcomm-jvm cannot parse; pthid names its thread")
+    ] = False
     max_recipients: Annotated[Count, _explain("recipient DIDs per account")] = 1000
     unused_account_ttl: Annotated[
         Duration, _explain("an account that was never used after its first day goes after that; 0: never")

@@ -116,6 +116,7 @@ class Reply:
     :param retry_after: seconds.
     :param fault: the situation in which the message was refused, if it was; a class, as an error's traceback would
         keep all that was received.
+    :param code: of its problem report, where that is another than the usual one.
     """
 
     status: int
@@ -123,6 +124,7 @@ class Reply:
     media_type: str = ""
     retry_after: int | None = None
     fault: type[MediatorError] | None = None
+    code: str | None = None
 
 
 ACCEPTED = Reply(202)

@@ -304,4 +304,5 @@ class Mediator:
             kind=self._names.get(received.message.type.key) if received else None,
             sender=received.sender if received else None,
             session=origin.session.name if origin.session else None,
+            code=reply.code,
         )

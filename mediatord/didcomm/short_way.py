@@ -231,8 +231,9 @@ class ShortWay:
     def _refusal(self, one: _Request, error: MediatorError) -> Reply:
         release_frames(error)
         if isinstance(error, InternalFault):
-            return self._ways.packing.refuse_stranger(error)
-        return self._ways.packing.refuse_stranger(error, one.found.id, one.found.thread)
+            return self._ways.packing.refuse_unopened(error)
+        found = one.found
+        return self._ways.packing.refuse_anonymous(error, found.id, found.thread, found.kid)
 
     def _finish_all(self, replies: Sequence[Reply], waiting: Sequence[_Request | None]) -> None:
         self._finish(replies, [one for one in waiting if one is not None])
@@ -256,7 +257,13 @@ class ShortWay:
 
     def _end(self, one: _Request, reply: Reply) -> None:
         self._route.journal.end(
-            one.told, status=reply.status, fault=reply.fault, kind=FORWARD_NAME, sender=None, session=None
+            one.told,
+            status=reply.status,
+            fault=reply.fault,
+            kind=FORWARD_NAME,
+            sender=None,
+            session=None,
+            code=reply.code,
         )
 
 

@@ -194,15 +194,6 @@ def b64_lenient_decode(text: str) -> bytes:
         raise ValueError("not base64") from None
 
 
-def depth(value: object) -> int:
-    """Objects and arrays within one another in a parsed value, the outermost counted."""
-    found, level = 0, [value]
-    while level := [one for one in level if type(one) is dict or type(one) is list]:
-        found += 1
-        level = [inner for outer in level for inner in (outer.values() if type(outer) is dict else outer)]
-    return found
-
-
 def verbatim(text: bytes) -> object:
     """JSON that is written already, to be put into a larger value for :func:`dumps` as it is."""
     return orjson.Fragment(text)

@@ -22,6 +22,7 @@ from mediatord.wallet.packing import (
     Unreadable,
     authcrypt,
     compose,
+    open_report,
     route_to,
     unpack,
     wrap,
@@ -129,13 +130,13 @@ class Wallet(Mediation):
         """
         Ask the mediator anything; its answer, after all checks.
 
-        :raise Problem: it answered with a problem report, encrypted or in the clear, or with another HTTP status.
+        :raise Problem: it answered with a problem report, however it is packed, or with another HTTP status.
         :raise Unreadable: the answer is not from the mediator, not for us, or belongs to another thread.
         """
         message, envelope = self.pack(type_, body, **headers)
         response = await self.post(envelope)
         if response.status != 200 and response.headers.get("content-type") != ENCRYPTED_TYPE:
-            raise _refusal(response)
+            raise self._refusal(response)
         if response.headers.get("content-type") != ENCRYPTED_TYPE:
             raise Unreadable("an answer of another media type")
         opened = self.from_mediator(response.body)
@@ -168,7 +169,7 @@ class Wallet(Mediation):
         envelope = authcrypt(message, self.identity, recipient)
         response = await self.post(wrap(envelope, recipient_did, route.hops, self.book.resolve), url=route.uri)
         if response.status != 202 or response.body:
-            raise _refusal(response)
+            raise self._refusal(response)
         return str(message["id"])
 
     def open(self, payload: bytes | Delivered) -> Opened:
@@ -193,6 +194,13 @@ class Wallet(Mediation):
             raise Unreadable("addressed to nobody")
         return opened
 
+    def _refusal(self, response: Response) -> Problem:
+        try:
+            report = open_report(response.body, self.book.resolve)
+        except Unreadable:
+            report = {}
+        return Problem(response.status, report if report.get("type") == PROBLEM_REPORT else {})
+
 
 async def read_response(sent: Awaitable[Any], clock: IReactorTime) -> Response:
     """
@@ -212,11 +220,3 @@ async def _whole(sent: Awaitable[Any]) -> Response:
 
 def _headers(response: Any) -> list[tuple[bytes, list[bytes]]]:
     return list(response.headers.getAllRawHeaders())
-
-
-def _refusal(response: Response) -> Problem:
-    try:
-        report = jsontext.loads_object(response.body)
-    except ValueError:
-        report = {}
-    return Problem(response.status, report if report.get("type") == PROBLEM_REPORT else {})

@@ -202,6 +202,25 @@ def unpack(raw: bytes, identity: Identity, resolve: Resolve) -> Opened:
         raise Unreadable(type(error).__name__) from error
 
 
+def open_report(raw: bytes, resolve: Resolve) -> dict[str, Any]:
+    """
+    A message for nobody in particular, which is not encrypted: in the clear, or signed by who it says it is from.
+
+    :raise Unreadable: neither.
+    """
+    try:
+        value = jsontext.loads_object(raw)
+        if not signed.is_signed(value):
+            return value
+        kid = signed.signer_kid(value)
+        message = parse_message(_verified(value, kid, resolve))
+        if message.sender is None or canonical_did(message.sender) != canonical_did(kid):
+            raise Unreadable("from is not who signed it")
+        return jsontext.loads_object(message.source)
+    except (MediatorError, LookupError, ValueError) as error:
+        raise Unreadable(type(error).__name__) from error
+
+
 def _unpack(raw: bytes, identity: Identity, resolve: Resolve) -> Opened:
     proven: set[str] = set()
     recipient_kid = ""

@@ -28,7 +28,7 @@ from mediatord.wallet.mediation import (
     read_delivery,
     read_status,
 )
-from mediatord.wallet.packing import Opened, Unreadable
+from mediatord.wallet.packing import Opened, Unreadable, open_report
 
 TIMEOUT_SECONDS = 30.0
 
@@ -136,9 +136,8 @@ class WalletSocket(Mediation, FrameSocket):
     def frame_received(self, payload: bytes) -> None:
         """Sort one frame: an answer, a push, a problem or a stray. Never raises."""
         try:
-            value = jsontext.loads_object(payload)
-            if "ciphertext" not in value:
-                self._take_report(value)
+            if "ciphertext" not in jsontext.loads_object(payload):
+                self._take_report(open_report(payload, self.wallet.book.resolve))
                 return
             opened = self.wallet.open(payload)
             if canonical_did(opened.sender or "") != canonical_did(self.wallet.mediator.did):

@@ -15,6 +15,7 @@ from typing import Any
 from mediatord.metrics import CONTENT_TYPE
 from mediatord.protocol.decentrl.shapes import LONGEST_DID
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, PLAIN_TYPE
+from mediatord.protocol.didcomm.signed import MEDIA_TYPE as SIGNED_TYPE
 from mediatord.web.schemas import (
     COMMANDS,
     REPLIES,
@@ -275,8 +276,12 @@ def _didcomm_statuses() -> list[int]:
 
 
 def _didcomm_content(status: int) -> dict[str, Schema]:
-    """A problem report, encrypted where it can be; what is refused before anything is read is told in JSON."""
+    """
+    A problem report, encrypted or signed where it can be; what is refused before anything is read is told in JSON.
+    """
     content = {PLAIN_TYPE: ref("ProblemReport")}
+    if status in {wire.status for wire in WIRE.values() if wire.signed}:
+        content[SIGNED_TYPE] = ref("JWS")
     if status in {wire.packed for wire in WIRE.values()}:
         content[ENCRYPTED_TYPE] = ref("JWE")
     if status in _UNREAD:

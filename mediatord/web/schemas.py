@@ -15,7 +15,7 @@ from pydantic_core import core_schema
 from mediatord.protocol.decentrl.commands import DirectCommand, PrivateCommand, PublicCommand
 from mediatord.protocol.decentrl.queries import PublicQuery
 from mediatord.protocol.decentrl.shapes import AuthenticateMessage, DirectPayload, PublicPayload
-from mediatord.wire import DECENTRL_WIRE, SOCKET_WIRE, WIRE
+from mediatord.wire import DECENTRL_WIRE, IDENTUS_CODES, SOCKET_WIRE, WIRE
 
 Schema = dict[str, Any]
 
@@ -203,6 +203,7 @@ def _frames() -> dict[str, Schema]:
 
 def _didcomm() -> dict[str, Schema]:
     message = {"id": TEXT, "type": TEXT, "body": {"type": "object"}}
+    problem_codes = codes(*(wire.code for wire in WIRE.values()), *IDENTUS_CODES.values())
     return {
         "JWE": {
             "description": "A DIDComm v2 encrypted message: a JWE in general JSON serialization.",
@@ -213,6 +214,15 @@ def _didcomm() -> dict[str, Schema]:
             },
             "required": ["protected", "recipients", "iv", "ciphertext", "tag"],
         },
+        "JWS": {
+            "description": "A DIDComm v2 signed message: a JWS in general JSON serialization.",
+            "type": "object",
+            "properties": {
+                "payload": TEXT,
+                "signatures": {"type": "array", "items": {"type": "object"}, "minItems": 1},
+            },
+            "required": ["payload", "signatures"],
+        },
         "ProblemReport": {
             "description": "A problem report 2.0 in the clear, for a sender whose key is not known.",
             "type": "object",
@@ -221,7 +231,7 @@ def _didcomm() -> dict[str, Schema]:
                 "type": constant("https://didcomm.org/report-problem/2.0/problem-report"),
                 "body": {
                     "type": "object",
-                    "properties": {"code": codes(*(wire.code for wire in WIRE.values())), "comment": TEXT},
+                    "properties": {"code": problem_codes, "comment": TEXT},
                     "required": ["code", "comment"],
                 },
             },

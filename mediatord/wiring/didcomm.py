@@ -17,7 +17,7 @@ from mediatord.didcomm.housekeeping import DueTimes, Housekeeping
 from mediatord.didcomm.live import Live, LiveSettings, Neighbours
 from mediatord.didcomm.mediator import Desk, Mediator, Protocols
 from mediatord.didcomm.ownership import Ownership
-from mediatord.didcomm.packing import Packing
+from mediatord.didcomm.packing import Packing, ReportSettings
 from mediatord.didcomm.pickup import Pickup, PickupSettings
 from mediatord.didcomm.replying import Replying
 from mediatord.didcomm.routing import Deliveries, Route, Routing, RoutingSettings, Sources
@@ -53,7 +53,8 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
     reactor, store, journal, identity = base.reactor, base.store, base.journal, base.identity
     settings = config.didcomm
     resolver = _resolver(base, config)
-    packing = Packing(reactor, new_id)
+    reports = ReportSettings(settings.problem_codes, settings.problem_report_ack)
+    packing = Packing(reactor, new_id, identity.signing_key_for, reports)
     unpacking = Unpacking(resolver, identity.keys_for, draft03=settings.legacy_draft03)
     live = Live(
         reactor, store, base.connections, packing, journal, live_settings(base, config), _neighbours(base, config)

@@ -12,6 +12,7 @@ from mediatord.config import Config
 from mediatord.identity import Identity, IdentityError, shown
 from mediatord.keyfile import KeySet, load_keys, read_keys
 from mediatord.keylock import passphrase_from
+from mediatord.keyset import NamedKey
 from mediatord.private_file import PrivateFileError
 from mediatord.protocol.didcomm import agreement
 from mediatord.protocol.didcomm.keys import PrivateKey
@@ -67,6 +68,10 @@ class PresentIdentity:
     def keys_for(self, kid: str) -> tuple[PrivateKey, ...]:
         """As of :class:`Identity`."""
         return self.now.keys_for(kid)
+
+    def signing_key_for(self, kid: str) -> NamedKey | None:
+        """As of :class:`Identity`."""
+        return self.now.signing_key_for(kid)
 
 
 def load_identity(config: Config) -> Identity:

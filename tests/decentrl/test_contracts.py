@@ -132,7 +132,7 @@ class KeepingTests(SynchronousTestCase):
     def test_many_members_around_it(self) -> None:
         """More than any command has."""
         signed = self.alice.contract_with(self.carol)
-        more = {f"x{number}": 0 for number in range(3000)}
+        more: dict[str, Any] = {f"x{number}": 0 for number in range(3000)}
         reply = self.alice.ask(SAVE, **more, signed_communication_contract=signed)
         self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"))
 

@@ -6,11 +6,12 @@ The requests are plain dicts; packing, unpacking, resolution and forward wrappin
 
 from __future__ import annotations
 
+import base64
 import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from steps import ENCRYPTED, Answer, get, post
 
@@ -26,16 +27,18 @@ CHAT = "https://didcomm.org/basicmessage/2.0/message"
 
 @dataclass(frozen=True)
 class Opened:
-    """A message as the library gave it, and the key id of the sender it vouches for."""
+    """A message as the library gave it, and the key ids of the sender and the signer it vouches for."""
 
     message: dict[str, Any]
     sender_kid: str | None
+    signer_kid: str | None = None
 
 
 class Wallet(Protocol):
     """One DID with its keys."""
 
     did: str
+    opens_signed: ClassVar[bool]
 
     async def authcrypt(self, message: dict[str, Any], to: str) -> str | bytes: ...
 
@@ -165,6 +168,25 @@ async def send_chat(sender: Session, recipient: str, content: str, enc: str, *, 
     """One message from wallet to wallet through the mediator."""
     message = a_chat(sender.wallet, recipient, content)
     return sender.post(await sender.wallet.route(message, recipient, enc, anonymous=anonymous))
+
+
+async def signed_report(answer: Answer, session: Session) -> dict[str, Any]:
+    """The body of a problem report that is signed by the mediator and travels with status 400."""
+    assert answer.status == 400, (answer.status, answer.body[:300])
+    assert answer.media_type == "application/didcomm-signed+json", answer.media_type
+    wallet, mediator = session.wallet, session.mediator.did
+    message = answer.json
+    if wallet.opens_signed:
+        opened = await wallet.open(answer.body.decode())
+        assert opened.signer_kid and opened.signer_kid.partition("#")[0] == mediator, opened.signer_kid
+        message = opened.message
+    else:
+        (signature,) = message["signatures"]
+        assert signature["header"]["kid"].partition("#")[0] == mediator, message
+        text: str = message["payload"]
+        message = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    assert (message["type"], message["from"]) == (REPORT, mediator), message
+    return dict(message["body"])
 
 
 def plain_report(answer: Answer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import did_peer_2
 from aries_askar import Key, KeyAlg
@@ -84,8 +84,9 @@ class Indicio:
 
 @dataclass(frozen=True)
 class Wallet:
-    """One DID of this library."""
+    """One DID of this library, which reads no JWS."""
 
+    opens_signed: ClassVar[bool] = False
     did: str
     messaging: DIDCommMessaging
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from conversation import CM3, PICKUP, PING, Mediator, Opened, a_message, a_session, send_chat
 from didcomm.common.algorithms import AnonCryptAlg
@@ -105,6 +105,7 @@ class Resolver(DIDResolver):
 class Wallet:
     """One DID of this library."""
 
+    opens_signed: ClassVar[bool] = True
     did: str
     resolvers: ResolversConfig
 
@@ -125,8 +126,8 @@ class Wallet:
 
     async def open(self, packed: str | bytes) -> Opened:
         result = await unpack(self.resolvers, packed if isinstance(packed, str) else packed.decode())
-        kid = result.metadata.encrypted_from
-        return Opened(result.message.as_dict(), str(kid) if kid else None)
+        kid, signer = result.metadata.encrypted_from, result.metadata.sign_from
+        return Opened(result.message.as_dict(), str(kid) if kid else None, str(signer) if signer else None)
 
 
 async def nesting(mediator: Mediator, steps: Steps) -> None:

@@ -22,6 +22,7 @@ from conversation import (
     a_session,
     plain_report,
     send_chat,
+    signed_report,
 )
 from steps import ENCRYPTED, PATIENCE_SECONDS, Answer, Steps, get, socket
 
@@ -177,7 +178,7 @@ async def refusals(library: Library, mediator: Mediator, steps: Steps) -> None:
     alice, stranger = await a_session(library, mediator), await library.wallet(mediator.did)
     with steps.step("forward-to-unknown-recipient"):
         answer = await send_chat(alice, stranger.did, "anybody home?", library.encs[0])
-        report = plain_report(answer)
+        report = await signed_report(answer, alice)
         assert report["code"] == "e.p.me.res.not-found", report
         assert report["comment"] == "Recipient not registered with this mediator", report
     with steps.step("pickup-without-grant"):

@@ -14,6 +14,8 @@ from typing import Any, cast
 from twisted.logger import LogLevel, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.wallet.packing import open_report
 from mediatord.wire import DECENTRL_WIRE, WIRE
 from tests.integration.daemon import PLENTY
 from tests.web.premises import Premises
@@ -109,12 +111,13 @@ def _state(part: Any) -> Any:
 
 def problem_code(body: bytes) -> str:
     """
-    The code of a refusal in the clear.
+    The code of a refusal in the clear, or signed.
 
     :raise AssertionError: it is not one error in the words of the table, or has anything of the input in it.
     """
-    report = json.loads(body)
-    assert set(report) <= {"id", "typ", "type", "body", "pthid", "thid", "created_time", "ack"}, sorted(report)
+    report = open_report(body, resolve_local)
+    assert set(report) <= {"id", "typ", "type", "body", "pthid", "created_time", "from"}, sorted(report)
+    assert ("from" in report) == ("payload" in json.loads(body)), sorted(report)
     code, comment = report["body"]["code"], report["body"]["comment"]
     assert code in CODES, code
     assert comment in {wire.comment for wire in WIRE.values() if wire.code == code}, "a text of its own"

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.wallet.mediation import Delivered, read_delivery, read_status
+from mediatord.wallet.packing import open_report
 from mediatord.web.websocket import MAX_FRAGMENTS, MAX_WAITING
 from tests.house import MP, PING, Guest, sealed_forward
 from tests.web.fakes import FakeDecentrl
@@ -276,7 +278,7 @@ class ExchangeTests(SocketTestCase):
         self.assertEqual(visitor.frames(), [])
         visitor.send(sealed_forward(self.premises, "did:example:nobody", self.bob.letter()))
         (report,) = visitor.texts()
-        self.assertEqual(json.loads(report)["body"]["code"], "e.p.me.res.not-found")
+        self.assertEqual(open_report(report, resolve_local)["body"]["code"], "e.p.me.res.not-found")
         self.assertEqual(self.bob.waiting(), 1)
 
     def test_forwards_before_a_goodbye_are_taken(self) -> None:

@@ -48,7 +48,7 @@ def loads(raw: bytes) -> dict[str, Any]:
         # Before anything that takes long for many small values; this parser does not.
         _check_numbers(jsontext.loads_object(raw))
     value = jsontext.loads_unique(raw)
-    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and jsontext.depth(value) > MAX_DEPTH:
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise ValueError("nested too deep")
     return value
 
@@ -83,6 +83,19 @@ def plain_number(value: int | float) -> int | float:
         return value
     double = _double(value)
     return int(double) if double.is_integer() and abs(double) < _LONGEST_INTEGER else double
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+    return depth
 
 
 def _check_numbers(value: Any) -> None:

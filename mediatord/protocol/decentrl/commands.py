@@ -162,9 +162,12 @@ class Command:
         """
         source = JSONSource(self.source)
         try:
-            return source.text(source.value("payload", name))
+            span = source.find("payload", name)
         except ValueError:
             raise InvalidCommand from None
+        if span is None:
+            raise InvalidCommand
+        return source.text(span)
 
 
 def parse_command(raw: bytes) -> Command:

@@ -115,9 +115,7 @@ def read_registration(plaintext: bytes) -> RegistrationRequest:
         raise InvalidCommand
     source = JSONSource(plaintext)
     try:
-        text = (
-            source.edited(source.root, without=_SIGNATURES) if wrapper is None else source.text(source.value(wrapper))
-        )
+        text = source.edited(without=_SIGNATURES) if wrapper is None else source.text(source.find(wrapper))
     except ValueError:
         raise InvalidCommand from None
     return RegistrationRequest(contract, signature, text)
@@ -167,7 +165,7 @@ def countersigned_text(request: RegistrationRequest, signed: Mapping[str, Any]) 
     contract, source = signed["communication_contract"], JSONSource(request.source)
     ours = {name: jsontext.dumps(contract[name]) for name in (_RECIPIENT_SIGNING_KEY, _RECIPIENT_ENCRYPTION_KEY)}
     try:
-        text = source.edited(source.root, added=ours)
+        text = source.edited(added=ours)
     except ValueError:
         raise InvalidCommand from None
     return jsontext.dumps({**signed, "communication_contract": jsontext.verbatim(text)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mediatord.protocol.didcomm.message import Message
-from mediatord.protocol.json_source import JSONSource
+from mediatord.protocol.json_source import EACH, JSONSource
 
 
 def json_texts(message: Message) -> list[bytes | None]:
@@ -16,15 +16,8 @@ def json_texts(message: Message) -> list[bytes | None]:
     if not any(_has_json(one.get("data")) for one in attachments):
         return [None] * len(attachments)
     source = JSONSource(message.source)
-    spans = source.items(source.value("attachments"))
-    texts: list[bytes | None] = []
-    for one, span in zip(attachments, spans, strict=True):
-        if _has_json(one.get("data")):
-            data = source.members(source.members(span)["data"])
-            texts.append(source.text(data["json"]))
-        else:
-            texts.append(None)
-    return texts
+    spans = source.find("attachments", EACH, "data", "json")
+    return [None if span is None else source.text(span) for span in spans]
 
 
 def _has_json(data: object) -> bool:

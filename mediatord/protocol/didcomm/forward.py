@@ -10,6 +10,7 @@ from mediatord.errors import BadAttachment, ForwardExpired, LinkedAttachment, Ne
 from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.attachments import json_texts
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, Draft, Message
+from mediatord.protocol.json_source import depth
 
 FORWARD = "https://didcomm.org/routing/2.0/forward"
 MAX_NEXT = 8192
@@ -100,7 +101,7 @@ def is_payload(value: Mapping[str, Any], text: bytes, encrypted_only: bool) -> b
     if encrypted_only and "ciphertext" not in value:
         if "payload" not in value or not ("signatures" in value or "signature" in value):
             return False
-    return text.count(b"{") + text.count(b"[") <= MAX_DEPTH or jsontext.depth(value) <= MAX_DEPTH
+    return text.count(b"{") + text.count(b"[") <= MAX_DEPTH or depth(text) <= MAX_DEPTH
 
 
 def _hash_agrees(hash_: object, payload: bytes) -> bool:

@@ -253,39 +253,58 @@ def _without_ciphertext(plaintext: bytes) -> tuple[bytes, bytes]:
     return plaintext, b""
 
 
-def _taken_apart(plaintext: bytes) -> tuple[bytes, bytes | None, bytes]:
-    """
-    A message with a placeholder for its `json`, that payload, and the ciphertext that this has a stand-in for. They
-    are a guess, which is right if there is a message around the placeholder and an envelope in the payload.
+class _Guess(NamedTuple):
+    """What may be the payload: its text, what that is, and the ciphertext that there is a stand-in for in both."""
 
-    :raise ValueError: a payload without the form of an envelope, or more values than are read.
+    text: bytes
+    envelope: Any
+    ciphertext: bytes
+
+
+def _taken_apart(plaintext: bytes) -> tuple[bytes, _Guess | None]:
+    """
+    A message with a placeholder for its `json`, and that payload. Where it ends is a guess: most often at the last
+    braces, or after as many objects as an envelope has. It is right if what is around it is a message, with the
+    placeholder in its place.
+
+    :raise ValueError: there is no such guess, or there are more values than are read.
     """
     text, ciphertext = (plaintext, b"") if len(plaintext) < _LONG else _without_ciphertext(plaintext)
     if len(text) > MAX_VALUES:
         refuse_excess(text)
     at = text.find(b'"json"')
     if at < 0:
-        return plaintext, None, b""
-    guess = _JSON_MEMBER(text, at)
-    if guess is None:
-        raise ValueError("another layout")
-    start, end = guess.span(1)
+        return plaintext, None
+    start, end = text.find(b"{", at), text.rfind(b"}}}", at) + 1
+    try:
+        envelope = orjson.loads(text[start:end])
+    except orjson.JSONDecodeError:
+        start, end = _object_at(text, at)
+        envelope = orjson.loads(text[start:end])
     around = b"".join((text[:start], _PLACEHOLDER_JSON, text[end:]))
     if around.count(b",") >= MAX_MEMBERS:
         raise ValueError("many members")
-    return around, text[start:end], ciphertext
+    return around, _Guess(text[start:end], envelope, ciphertext)
 
 
-def _payload(data: Any, text: bytes | None, ciphertext: bytes) -> Opaque:
+def _object_at(text: bytes, at: int) -> tuple[int, int]:
+    """:raise ValueError: the value of the member there has not the form of an envelope."""
+    found = _JSON_MEMBER(text, at)
+    if found is None:
+        raise ValueError("another layout")
+    return found.span(1)
+
+
+def _payload(data: Any, guess: _Guess | None) -> Opaque:
     """
-    The payload of an attachment: `text`, if that is what the placeholder in it stands for.
+    The payload of an attachment, if the guess was right.
 
-    :raise ValueError: it is not, or is no envelope; likewise LookupError and TypeError.
+    :raise ValueError: it was not, or this is no envelope; likewise LookupError and TypeError.
     """
-    if text is None:
+    if guess is None:
         return read_payload(data, None, True)
-    envelope = orjson.loads(text)
-    if data["json"] != _PLACEHOLDER or not is_payload(envelope, text, True):
+    text, envelope, ciphertext = guess
+    if data["json"] != _PLACEHOLDER or type(envelope) is not dict or not is_payload(envelope, text, True):
         raise ValueError("another layout")
     if not ciphertext:
         return text, "json"
@@ -295,7 +314,7 @@ def _payload(data: Any, text: bytes | None, ciphertext: bytes) -> Opaque:
 
 
 def _forward(plaintext: bytes, kid: str) -> UsualForward | None:
-    around, text, ciphertext = _taken_apart(plaintext)
+    around, guess = _taken_apart(plaintext)
     message = orjson.loads(around)
     has = message.get
     id_, next_, attachments = message["id"], message["body"]["next"], message["attachments"]
@@ -311,7 +330,7 @@ def _forward(plaintext: bytes, kid: str) -> UsualForward | None:
     if type(attachments) is not list:
         return None
     (attachment,) = attachments
-    payload, form = _payload(attachment["data"], text, ciphertext)
+    payload, form = _payload(attachment["data"], guess)
     if thread is None or type(thread) is not str or not 0 < len(thread) <= MAX_ID:
         thread = id_
     if expires_time is not None:

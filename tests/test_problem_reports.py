@@ -1,0 +1,286 @@
+"""The form of problem reports: who can read them, who can check them, and what they say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.didcomm.exchange import Origin, Reply
+from mediatord.errors import QueueFull, StoreUnavailable
+from mediatord.invitation import invitation
+from mediatord.protocol.didcomm import signed
+from mediatord.protocol.didcomm.did import did_of
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.protocol.didcomm.did_peer import did_peer_3_of
+from mediatord.protocol.didcomm.envelope import seal_anoncrypt
+from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.protocol.didcomm.keys import PublicKey
+from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, PLAIN_TYPE
+from mediatord.wallet.packing import anoncrypt, compose, forward
+from tests.house import CM3, MP, PEER, PING, Guest, House, code_of, report_of, sealed_forward
+
+NOBODY = "did:example:nobody"
+NOT_FOUND, NOT_ENROLLED = "e.p.me.res.not-found", "e.p.req.not_enroll"
+
+
+class SignedReportTests(SynchronousTestCase):
+    """An anonymous sender can tell that it was this mediator who refused."""
+
+    def setUp(self) -> None:
+        self.house = House(self, limits={"ip_per_minute": 1000})
+        self.bob = Guest(self.house).enrol()
+
+    def slowly(self, raw: bytes) -> Reply:
+        """The reply of the general path."""
+        return self.successResultOf(Deferred.fromCoroutine(self.house.half.mediator.receive(raw, Origin(PEER))))
+
+    def refused(self, reply: Reply, code: str) -> dict[str, Any]:
+        """The report, signed by the DID of the mediator that was addressed."""
+        self.assertEqual((reply.status, reply.media_type), (400, signed.MEDIA_TYPE))
+        report = report_of(reply)
+        self.assertEqual(report["body"]["code"], code)
+        return report
+
+    def test_every_way(self) -> None:
+        """By either path over HTTP, and as a frame on a socket."""
+        raw = sealed_forward(self.house, NOBODY, self.bob.letter(), id="f-1", thid="t-1")
+        socket = self.house.socket()
+        for reply in (self.house.receive(raw), self.slowly(raw), self.house.receive(raw, socket)):
+            report = self.refused(reply, NOT_FOUND)
+            self.assertEqual(report["body"]["comment"], "Recipient not registered with this mediator")
+            self.assertEqual((report["pthid"], report["from"]), ("t-1", self.house.did))
+
+    def test_form(self) -> None:
+        """General JSON, one signature, the key id in the unprotected header alone: what all libraries read."""
+        jws = json.loads(self.house.receive(sealed_forward(self.house, NOBODY, self.bob.letter())).body)
+        (signature,) = jws["signatures"]
+        self.assertEqual(
+            (set(jws), set(signature)), ({"payload", "signatures"}, {"protected", "signature", "header"})
+        )
+        self.assertEqual(signature["header"], {"kid": f"{self.house.did}#key-2"})
+
+    def test_refusals_of_a_forward(self) -> None:
+        """All that the sender can do something about."""
+        letter = self.bob.letter()
+        linked = {"attachments": [{"data": {"links": ["https://x.example"], "hash": "x"}}]}
+        for message, code in (
+            (forward(self.bob.did, []), "e.p.msg.bad-attachment"),
+            ({**forward(self.bob.did, [letter]), "body": {}}, "e.p.msg.missing-next"),
+            ({**forward(self.bob.did, [letter]), "expires_time": 1}, "e.p.req.time.expired"),
+            ({**forward(self.bob.did, [letter]), **linked}, "e.p.xfer.attachment-links-not-supported"),
+            (compose("https://didcomm.org/x/1.0/y"), "e.p.msg.unsupported"),
+        ):
+            self.refused(self.house.receive(anoncrypt(message, self.house.document)), code)
+
+    def test_in_the_clear(self) -> None:
+        """What was not opened, what passes by itself, and requests that nobody anonymous may make."""
+        raw = sealed_forward(self.house, self.bob.did, self.bob.letter())
+        cut = json.loads(raw)
+        cut["tag"] = cut["tag"][::-1]
+        for body in (b"{}", b"no JSON", json.dumps(cut).encode(), json.dumps(compose(PING)).encode()):
+            self.assertEqual(self.house.receive(body).media_type, PLAIN_TYPE)
+        self.assertEqual(
+            self.house.receive(anoncrypt(compose(f"{CM3}/mediate-request"), self.house.document)).media_type,
+            PLAIN_TYPE,
+        )
+        for error in (StoreUnavailable(), QueueFull()):
+            for operation, send in (("deposit_each", self.house.receive), ("deposit", self.slowly)):
+                with self.house.failing(operation, error):
+                    self.assertEqual(send(raw).media_type, PLAIN_TYPE)
+
+    def test_over_the_limit(self) -> None:
+        """Signing comes after the limit of the address: whoever is over it has nothing signed."""
+        house = House(self, limits={"ip_per_minute": 5})
+        raw = sealed_forward(house, NOBODY, self.bob.letter())
+        replies = [house.receive(raw) for _ in range(8)]
+        forms = [(reply.status, reply.media_type) for reply in replies]
+        self.assertEqual(forms, [(400, signed.MEDIA_TYPE)] * 5 + [(429, PLAIN_TYPE)] * 3)
+
+    def test_authenticated_senders(self) -> None:
+        """Have it encrypted, as ever."""
+        attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
+        reply = self.bob.ask(FORWARD, {"next": NOBODY}, attachments=attachments)
+        self.assertEqual((reply.status, reply.media_type), (400, ENCRYPTED_TYPE))
+        self.assertEqual(code_of(reply, self.bob), NOT_FOUND)
+
+    def test_by_the_name_that_was_addressed(self) -> None:
+        """The key id is spelled as ours was, since the sender's library resolves it that way (reference 8.6)."""
+        did, identity = self.house.did, self.house.base.identity
+        (agreement,) = self.house.document.key_agreement
+        (signing,) = resolve_local(did).authentication
+        addressed, signer = agreement.key.multibase(), signing.key.multibase()
+        for kid, expected in (
+            (f"{did}#key-1", f"{did}#key-2"),
+            (f"{did}#{addressed}", f"{did}#{signer}"),
+            (f"{did}#{addressed[1:]}", f"{did}#{signer[1:]}"),
+            (f"{did}#{addressed[1:9]}", f"{did}#{signer[1:9]}"),
+            (f"{did_peer_3_of(did)}#key-1", f"{did_peer_3_of(did)}#key-2"),
+            (f"{identity.web_did}#prekey", f"{identity.web_did}#signing"),
+        ):
+            raw = self.sealed(kid, agreement.key)
+            for send in (self.house.receive, self.slowly):
+                jws = json.loads(send(raw).body)
+                self.assertEqual(jws["signatures"][0]["header"]["kid"], expected)
+                report = json.loads(signed.verify(jws, expected, signing.key))
+                self.assertEqual(report["from"], did_of(expected))
+
+    def sealed(self, kid: str, key: PublicKey) -> bytes:
+        plaintext = json.dumps(forward(NOBODY, [self.bob.letter()])).encode()
+        return seal_anoncrypt(plaintext, [(kid, key)])
+
+
+class CodeTests(SynchronousTestCase):
+    """`didcomm.problem_codes`."""
+
+    def test_codes(self) -> None:
+        """That of UC-021, or the one of Identus; in the log as the sender was told."""
+        for setting, code in ((None, NOT_FOUND), ("uc021", NOT_FOUND), ("identus", NOT_ENROLLED)):
+            house = House(self, didcomm={} if setting is None else {"problem_codes": setting})
+            bob = Guest(house).enrol()
+            raw = sealed_forward(house, NOBODY, bob.letter())
+            anonymous = house.receive(raw)
+            self.assertEqual((anonymous.status, code_of(anonymous)), (400, code))
+            slowly = self.successResultOf(Deferred.fromCoroutine(house.half.mediator.receive(raw, Origin(PEER))))
+            self.assertEqual((slowly.status, code_of(slowly)), (400, code))
+            attachments = [{"data": {"json": json.loads(bob.letter())}}]
+            authenticated = bob.ask(FORWARD, {"next": NOBODY}, attachments=attachments)
+            self.assertEqual((authenticated.status, code_of(authenticated, bob)), (400, code))
+            refused = [event for event in house.events("req.done") if event["status"] == 400]
+            self.assertEqual([event["code"] for event in refused], [code] * 3)
+            self.assertEqual(house.counter("mediator_rejected_total", reason="recipient_unknown"), 3)
+            unread = house.receive(b"{}")
+            self.assertEqual(code_of(unread), "e.p.msg")
+
+
+# What each library takes in the headers of a message, where that is narrower than the specification; of those that
+# are not named it refuses none, or hands them on as headers of the application.
+STRINGS, NUMBERS, LISTS, OBJECTS = "string", "number", "list of strings", "object"
+EXPECTED = {
+    "id": STRINGS,
+    "typ": STRINGS,
+    "type": STRINGS,
+    "from": STRINGS,
+    "to": LISTS,
+    "thid": STRINGS,
+    "pthid": STRINGS,
+    "created_time": NUMBERS,
+    "body": OBJECTS,
+}
+LIBRARIES: dict[str, dict[str, str]] = {
+    # A required `id`, `type` and `body`; a `typ` in full; whole numbers; no unknown member of an attachment.
+    "didcomm (Python)": EXPECTED,
+    "didcomm-node": EXPECTED,
+    # Takes `ack` for one string, and fails on a list.
+    "didcomm-jvm": {**EXPECTED, "ack": STRINGS},
+    "didcomm-messaging": EXPECTED,
+    "@veramo/did-comm": EXPECTED,
+}
+ATTACHMENT = {"id", "media_type", "data"}
+
+
+def kind(value: object) -> str:
+    """What a library sees in a header."""
+    if isinstance(value, str):
+        return STRINGS
+    if isinstance(value, int) and not isinstance(value, bool):
+        return NUMBERS
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return LISTS
+    return OBJECTS if isinstance(value, dict) else "something else"
+
+
+def check_headers(message: dict[str, Any]) -> None:
+    """Every library can read it."""
+    headers = {name: kind(value) for name, value in message.items() if name != "attachments"}
+    for library, takes in LIBRARIES.items():
+        wrong = {name: found for name, found in headers.items() if takes.get(name) != found}
+        assert not wrong, (library, message["type"], wrong)
+    assert {"id", "type", "body"} <= set(message), message
+    assert message.get("typ", PLAIN_TYPE) == PLAIN_TYPE, message
+    assert "attachments" not in message or message["attachments"], message
+    for attachment in message.get("attachments", ()):
+        assert set(attachment) == ATTACHMENT, attachment
+        (form,) = attachment["data"]
+        assert form in ("json", "base64"), attachment
+    assert "thid" not in message or "pthid" not in message, message
+    assert ("pthid" in message) <= message["type"].endswith("/problem-report"), message
+
+
+class HeaderTests(SynchronousTestCase):
+    """Minimal headers, for libraries that are stricter than the specification."""
+
+    def setUp(self) -> None:
+        self.house = House(self, didcomm={"rewrap": True}, limits={"ip_per_minute": 1000})
+        self.bob = Guest(self.house).enrol()
+        self.seen: set[str] = set()
+
+    def check(self, message: dict[str, Any]) -> None:
+        check_headers(message)
+        self.seen.add(message["type"].removeprefix("https://didcomm.org/"))
+
+    def asked(self, type_: str, body: dict[str, Any] | None = None, **headers: Any) -> None:
+        reply = self.bob.ask(type_, body, thid="a-thread", pthid="another", lang="de", please_ack=[""], **headers)
+        self.check(json.loads(self.bob.open(reply.body).plaintext))
+
+    def test_all_that_is_sent(self) -> None:
+        """Each kind of message, to whoever it goes."""
+        cm2 = "https://didcomm.org/coordinate-mediation/2.0"
+        update = {"updates": [{"recipient_did": self.bob.did, "action": "add"}]}
+        for base, words in (
+            (CM3, ("recipient-update", "recipient-query")),
+            (cm2, ("keylist-update", "keylist-query")),
+        ):
+            self.asked(f"{base}/mediate-request")
+            self.asked(f"{base}/{words[0]}", update)
+            self.asked(f"{base}/{words[1]}", {"paginate": {"limit": 1, "offset": 0}})
+        queries = [{"feature-type": "protocol", "match": "*"}]
+        self.asked("https://didcomm.org/discover-features/2.0/queries", {"queries": queries})
+        self.asked(PING, {})
+        self.asked(f"{MP}/status-request")
+        socket = self.bob.go_live()
+        self.house.receive(sealed_forward(self.house, self.bob.did, self.bob.letter()))
+        pushed = self.bob.open(socket.frames[-1])
+        self.check(json.loads(pushed.plaintext))
+        wrapped = json.dumps(json.loads(pushed.plaintext)["attachments"][0]["data"]["json"]).encode()
+        self.check(json.loads(self.bob.open(wrapped).plaintext))
+        self.asked(f"{MP}/delivery-request", {"limit": 1})
+        self.asked(f"{MP}/messages-received", {"message_id_list": []})
+        self.asked("https://didcomm.org/unknown/1.0/message")
+        self.asked(f"{MP}/live-delivery-change", {"live_delivery": True})
+        for raw in (b"{}", sealed_forward(self.house, NOBODY, self.bob.letter())):
+            self.check(report_of(self.house.receive(raw)))
+        self.check(invitation(self.house.did))
+        denied = House(self, didcomm={"registration": "allow-list"})
+        guest = Guest(denied)
+        self.check(json.loads(guest.open(guest.ask(f"{CM3}/mediate-request").body).plaintext))
+        self.assertEqual(
+            self.seen,
+            {
+                *(f"coordinate-mediation/{one}/mediate-grant" for one in ("2.0", "3.0")),
+                "coordinate-mediation/3.0/mediate-deny",
+                "coordinate-mediation/3.0/recipient-update-response",
+                "coordinate-mediation/3.0/recipient",
+                "coordinate-mediation/2.0/keylist-update-response",
+                "coordinate-mediation/2.0/keylist",
+                "discover-features/2.0/disclose",
+                "trust-ping/2.0/ping-response",
+                *(f"messagepickup/3.0/{one}" for one in ("status", "delivery")),
+                "routing/2.0/forward",
+                "report-problem/2.0/problem-report",
+                "out-of-band/2.0/invitation",
+            },
+        )
+
+    def test_ack(self) -> None:
+        """Left out, unless the setting brings it back: for those who read the specification's list."""
+        for setting, ack in ((False, None), (True, ["f-1"])):
+            house = House(self, didcomm={"problem_report_ack": setting})
+            bob = Guest(house).enrol()
+            report = report_of(house.receive(sealed_forward(house, NOBODY, bob.letter(), id="f-1")))
+            self.assertEqual((report["pthid"], report.get("ack")), ("f-1", ack))
+            packed = bob.open(bob.ask("https://didcomm.org/x/1.0/y", id="f-1").body)
+            self.assertEqual(json.loads(packed.plaintext).get("ack"), ack)
+            self.assertNotIn("ack", report_of(house.receive(b"{}")))
