@@ -123,7 +123,7 @@ def _records(database: Database[_Document], accounts: Iterable[_Document]) -> li
             AccountRecord(
                 did=one["did"],
                 created_at=one["created_at"],
-                seen_at=one.get("seen_at", one["created_at"]),
+                seen_at=one["seen_at"] if "seen_at" in one else one["created_at"],
                 used="fresh" not in one,
                 recipients=one["recipients"],
                 messages=sum(messages for messages, _ in queues),
