@@ -230,6 +230,7 @@ def test_metrics() -> None:
     metrics.ready_now = lambda: True
     metrics.cycle_failed("store")
     metrics.certificate("*:443", 1.0)
+    metrics.table_sizes({"message": 1})
     metrics.waiting(1, 1.0)
     metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
     metrics.watch("any", lambda: (1, 1))

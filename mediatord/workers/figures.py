@@ -27,6 +27,7 @@ _HIGHEST = {"mediator_storage_fault"}
 _ANY = {
     "mediator_message_queue_size",
     "mediator_messages_waiting",
+    "mediator_storage_bytes",
     "mediator_ledger_messages",
     "mediator_ledger_difference",
     "mediator_oldest_message_timestamp_seconds",
