@@ -134,6 +134,8 @@ def _read(path: Path, environ: Mapping[str, str] | None) -> Tree:
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror or 'cannot be read'}"]) from None
     tree = read_tree(raw, str(path))
+    if tree.values is None:
+        tree.values = {}  # a document without content
     written = bool(tree.values)
     if tree.complete:
         read_environment(tree, os.environ if environ is None else environ, Config)
