@@ -7,13 +7,12 @@ label but `did` takes one of a few fixed words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from mediatord.interfaces.store import FAULTS, Fault
 from mediatord.ledger_figures import LedgerFigures
 from mediatord.process_figures import ProcessFigures
 from mediatord.tallies import Spreads, Tallies
@@ -33,6 +32,8 @@ _LATENCY_BUCKETS = (
     + tuple(3600.0 * hours for hours in (1, 2, 6, 12, 24, 48, 72))
 )
 _OTHER = "other"
+# As in mediatord.interfaces.store.
+_FAULTS = ("missing", "damaged", "full")
 
 
 class Metrics:
@@ -78,8 +79,9 @@ class Metrics:
         self.storage_is_up = False
         self._storage_up = _gauge(registry, "storage_up", "Whether the store answers")
         faults = _gauge(registry, "storage_fault", "What is wrong with the store's file", "fault")
-        self._storage_faults = {fault: faults.labels(fault) for fault in FAULTS}
-        self._faults: set[Fault] = set()
+        self._storage_faults = {fault: faults.labels(fault) for fault in _FAULTS}
+        self._faults: set[str] = set()
+        self._table_size = _gauge(registry, "storage_bytes", "Size of what the store keeps, by table", "table")
         self._queue_size = _gauge(registry, "message_queue_size", "Waiting messages of the largest queues", "did")
         self._queues: frozenset[str] = frozenset()
         requests = _counter(registry, "requests", "Requests and frames by outcome", "protocol", "outcome")
@@ -217,11 +219,16 @@ class Metrics:
         self.storage_is_up = up and not self._faults
         self._storage_up.set(self.storage_is_up)
 
-    def storage_fault(self, fault: Fault, present: bool) -> None:
+    def storage_fault(self, fault: str, present: bool) -> None:
         """Something is wrong with the file of the store, or is no longer; as long as it is, the store is not up."""
         (self._faults.add if present else self._faults.discard)(fault)
         self._storage_faults[fault].set(present)
         self.storage_up(not self._faults)
+
+    def table_sizes(self, sizes: Mapping[str, int]) -> None:
+        """So many bytes has each table of the store."""
+        for table, size in sizes.items():
+            self._table_size.labels(table).set(size)
 
     def lag(self, seconds: float) -> None:
         """The reactor did so late what it was to do."""

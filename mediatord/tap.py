@@ -170,7 +170,7 @@ class Options(usage.Options):
         """Read the configuration; a mistake costs a line for each and exit status 2."""
         # twistd may leave this directory.
         path = Path(self["config"] or default_config_path()).absolute()
-        self.read = lambda: load(path, may_be_empty=False)
+        self.read = lambda: load(path)
         try:
             self.settings = load(path)
         except ConfigError as error:

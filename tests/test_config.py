@@ -89,10 +89,35 @@ def test_contract_defaults() -> None:
     assert config.decentrl.contract_lifetime == 365 * 86400
 
 
-def test_empty_file(tmp_path: Path) -> None:
-    """Every key has a default, so that a file without any, or with sections emptied by comments, will do."""
-    assert read("# nothing\n", tmp_path) == Config().resolved(tmp_path)
+def test_empty_sections(tmp_path: Path) -> None:
+    """Every key has a default, so that a file with sections emptied by comments will do."""
     assert read("queue:\nlog:\n  rotate:\n", tmp_path) == Config().resolved(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n", "{}\n", "---\n"])
+def test_empty_file(text: str, tmp_path: Path) -> None:
+    """A file without any key is refused: it would be another mediator. The environment may say which it is."""
+    refused = ["expected keys with values; there are none. Restore the file; `mediatord init` writes one"]
+    for environ in ({}, {"MEDIATORD_LISTEN": '["tcp:8080"]'}):
+        (line,) = problems(text, tmp_path, environ)
+        assert refused[0] in line
+    environ = {"MEDIATORD_PUBLIC_URL": "https://m.example"}
+    assert read(text, tmp_path, environ).public_url == "https://m.example"
+
+
+def test_cut_short(tmp_path: Path) -> None:
+    """What `init` has written is refused without its end, wherever it was cut; what others write has no such end."""
+    whole = render(Config(public_url="https://m.example"))
+    assert read(whole, tmp_path).public_url == "https://m.example"
+    assert read(whole + "\n", tmp_path).public_url == "https://m.example"
+    for left in range(60, len(whole) - 2, 97):
+        assert problems(whole[:left], tmp_path), left
+    lines = whole.splitlines(keepends=True)
+    for left in range(1, len(lines)):
+        assert problems("".join(lines[:left]), tmp_path), left
+    (line,) = problems("".join(lines[:20]), tmp_path)
+    assert ":21: expected the last line, '# end of mediator.yaml': the rest is missing. Restore the file" in line
+    assert read("".join(lines[1:20]), tmp_path).public_url == "https://m.example"
 
 
 def test_what_is_rendered_is_read(tmp_path: Path) -> None:

@@ -230,6 +230,7 @@ def test_metrics() -> None:
     metrics.ready_now = lambda: True
     metrics.cycle_failed("store")
     metrics.certificate("*:443", 1.0)
+    metrics.table_sizes({"message": 1})
     metrics.waiting(1, 1.0)
     metrics.accounts(1, 60)
     metrics.account_expired("unused")

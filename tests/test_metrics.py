@@ -27,6 +27,8 @@ CONTRACT = {
     "mediator_delivery_latency_seconds": {"method"},
     "mediator_store_duration_seconds": {"operation"},
     "mediator_storage_up": set(),
+    "mediator_storage_fault": {"fault"},
+    "mediator_storage_bytes": {"table"},
     "mediator_config_last_reload_success": set(),
     "mediator_config_last_reload_success_timestamp_seconds": set(),
     "mediator_certificate_expiry_timestamp_seconds": {"listener"},
@@ -100,6 +102,7 @@ def test_names_and_labels() -> None:
     metrics.certificate("*:443", 1.0)
     metrics.ready_now = lambda: True
     metrics.cycle_failed("store")
+    metrics.table_sizes({"message": 1})
     metrics.waiting(1, 1.0)
     metrics.accounts(1, 60)
     metrics.account_expired("unused")
@@ -195,6 +198,21 @@ def test_storage_up() -> None:
     assert value(metrics, "mediator_storage_up") == 1
     metrics.storage_up(False)
     assert value(metrics, "mediator_storage_up") == 0
+
+
+def test_storage_faults() -> None:
+    """As long as something is wrong with the file of the store it is not up, whoever says that it answers."""
+    metrics = a_metrics()
+    assert value(metrics, "mediator_storage_fault", fault="full") == 0
+    metrics.storage_fault("full", True)
+    metrics.storage_up(True)
+    metrics.storage_fault("missing", True)
+    metrics.storage_fault("missing", False)
+    assert value(metrics, "mediator_storage_up") == 0 and not metrics.storage_is_up
+    assert value(metrics, "mediator_storage_fault", fault="full") == 1
+    assert value(metrics, "mediator_storage_fault", fault="missing") == 0
+    metrics.storage_fault("full", False)
+    assert value(metrics, "mediator_storage_up") == 1
 
 
 def test_queue_sizes_are_replaced() -> None:

@@ -129,7 +129,7 @@ class FilesTests(SynchronousTestCase):
 
     def read(self, text: str) -> Config:
         self.path.write_text(text)
-        return load(self.path, {}, may_be_empty=False)
+        return load(self.path, {})
 
     def again(self, text: str) -> tuple[int, str, str]:
         """How many segments are kept when the file is this, what becomes of it, and what is said."""

@@ -65,6 +65,7 @@ _CATALOGUE = {
     "restore": ("mediatord.cli.backups:restore_command", "Bring back a backup where nothing is yet."),
     "run": ("mediatord.cli.running:run", "Run the daemon in the foreground until it is interrupted."),
     "status": ("mediatord.cli.status:status", "Ask a running mediator how it is."),
+    "store": ("mediatord.cli.store:store", "Check the SQLite database, make it smaller, or make a new one."),
     "whois": (
         "mediatord.cli.pseudonyms:whois",
         "Print the registered DIDs that a pseudonym stands for, with its epoch.",

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from mediatord.config.environment import json_hint, read_environment
 from mediatord.config.settings import Config
+from mediatord.config.template import BEGINNING, END
 from mediatord.config.tree import Key, Tree, read_tree
 from mediatord.config_path import DEFAULT_PATH, VARIABLE
 
@@ -27,6 +28,8 @@ Problem = tuple[int, str, str]
 _HINT = f"; name it with --config PATH or {VARIABLE}, or write it with mediatord init --dir {DEFAULT_PATH.parent}"
 # Mistakes that only show once others are taken away.
 _ROUNDS = 4
+
+_RESTORE = "Restore the file; `mediatord init` writes one for a new mediator"
 
 _EXPECTED = {
     "string_type": "expected text",
@@ -63,18 +66,15 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-def load(path: str | Path, environ: Mapping[str, str] | None = None, *, may_be_empty: bool = True) -> Config:
+def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     """
     Read and check a file; the paths in it are relative to its directory.
 
     :param environ: variables `MEDIATORD_…` that override keys; those of the process by default.
-    :param may_be_empty: whether a file without any key is one.
     :raise ConfigError: with everything that is wrong.
     """
     path = Path(path)
     tree = _read(path, environ)
-    if tree.complete and not (tree.values or may_be_empty):
-        raise ConfigError([f"{path}: expected keys with values; there are none"])
     config, refusals = _checked(tree)
     if config is None or tree.problems:
         raise ConfigError(_in_order([*tree.problems, *(_in_words(one, tree) for one in refusals)]))
@@ -139,9 +139,25 @@ def _read(path: Path, environ: Mapping[str, str] | None) -> Tree:
         hint = _HINT if path == DEFAULT_PATH and isinstance(error, FileNotFoundError) else ""
         raise ConfigError([f"{path}: {error.strerror or 'cannot be read'}{hint}"]) from None
     tree = read_tree(raw, str(path))
+    if tree.values is None:
+        tree.values = {}  # a document without content
+    written = bool(tree.values)
     if tree.complete:
         read_environment(tree, os.environ if environ is None else environ, Config)
+    if not written and not tree.problems and "public_url" not in tree.values:
+        # With defaults it would be another mediator.
+        tree.problems.append((1, str(path), f"expected keys with values; there are none. {_RESTORE}"))
+    elif not _is_whole(raw):
+        line = raw.count(b"\n") + 1
+        tree.problems.append(
+            (line, f"{path}:{line}", f"expected the last line, {END!r}: the rest is missing. {_RESTORE}")
+        )
     return tree
+
+
+def _is_whole(raw: bytes) -> bool:
+    """Whether a file that was written by `mediatord init` still has its end."""
+    return not raw.startswith(BEGINNING.encode()) or raw.rstrip().endswith(END.encode())
 
 
 def _checked(tree: Tree) -> tuple[Config | None, list[ErrorDetails]]:

@@ -15,19 +15,23 @@ from mediatord.config.settings import Config
 from mediatord.config.values import DurationMark, SizeMark, duration_text
 from mediatord.sizes import format_size
 
-_HEAD = """\
-# mediatord: every setting, at its default unless changed. Unknown keys and impossible values are refused at start;
+# How a file that was written here begins and ends; one that has lost its end is none.
+BEGINNING = "# mediatord: every setting"
+END = "# end of mediator.yaml"
+
+_HEAD = f"""\
+{BEGINNING}, at its default unless changed. Unknown keys and impossible values are refused at start;
 # `mediatord check-config --config FILE` tells which. A variable MEDIATORD_STORAGE__BACKEND=memory overrides
 # storage.backend, and so on; lists are written as JSON there. Paths are relative to this file, those in endpoint
 # strings included.
 # Durations: 500ms, 60s, 5m, 72h, 365d, or a number of seconds. Sizes: 64KiB, 1MiB, 512k (powers of 1024),
-# 64MB (a power of 1000), or a number of bytes.
+# 64MB (a power of 1000), or a number of bytes. The last line says that the file is whole.
 """
 
 
 def render(config: Config | None = None) -> str:
     """The text of a file that :func:`~mediatord.config.load` reads as `config` (the defaults when None)."""
-    return _HEAD + "\n".join(_section(config or Config(), "")) + "\n"
+    return _HEAD + "\n".join(_section(config or Config(), "")) + f"\n\n{END}\n"
 
 
 def _section(section: BaseModel, indent: str) -> Iterator[str]:

@@ -41,5 +41,12 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
     def close() -> Deferred[None]:
         """Finish what was begun, then let go. Later calls fail with StoreUnavailable."""
 
+    def table_sizes() -> Deferred[dict[str, int]]:
+        """
+        Bytes of each table or collection with its indexes, as far as that can be found out quickly.
+
+        :raise StoreUnavailable: it cannot be asked.
+        """
+
     def ping() -> Deferred[None]:
         """Really ask the backend; fails with StoreUnavailable when it does not answer."""

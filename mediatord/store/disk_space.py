@@ -11,31 +11,26 @@ from pathlib import Path
 _SHARE, _LEAST, _MOST, _SMALL_DISK = 0.05, 256 << 20, 1 << 30, 0.1
 # What a disk must have beyond that for more to be taken again.
 _HYSTERESIS = 0.125
-# Bytes: of the file beside the database, and those that the write-ahead log has on disk beforehand.
+# Bytes that database and write-ahead log have on disk beyond their ends, each.
 RESERVE_BYTES = 8 << 20
-_RESERVE_SHARE = 1 / 32
+_RESERVE_SHARE = 1 / 16
+_BLOCK = 512  # of st_blocks
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 
 
-def allocate(path: Path, size: int) -> bool:
+def allocate(descriptor: int, size: int) -> None:
     """
     Have the file system give so many bytes to a file, whose length and content stay as they are.
 
-    Not `posix_fallocate`: where the file system cannot do it, that writes into the file.
-
-    :return: whether it did.
+    Not `posix_fallocate`: where the file system cannot do it, that writes into the file; here, nothing happens.
     """
     try:
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate
     except AttributeError:
-        return False
+        return
     fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-    try:
-        return int(fallocate(descriptor, _KEEP_SIZE, 0, size)) == 0
-    finally:
-        os.close(descriptor)
+    fallocate(descriptor, _KEEP_SIZE, 0, size)
 
 
 class DiskSpace:
@@ -43,8 +38,8 @@ class DiskSpace:
     Says whether the database may grow.
 
     It may not when less than `min_free` would be left of the disk, or when it has `max_bytes`. Pages that are free
-    inside of it count as room, since they are written to first. The reserve consists of blocks that the write-ahead
-    log has beforehand, which nobody else can take, and of a file that is deleted when the disk is full.
+    inside of it count as room, since they are written to first. Database and write-ahead log have some blocks beyond
+    their ends, which nobody else can take, so that what is deleted can be written down on a full disk.
 
     :param path: of the database.
     :param max_bytes: of the database; None for as much as the disk allows.
@@ -54,9 +49,9 @@ class DiskSpace:
     def __init__(self, path: Path, *, max_bytes: int | None = None, min_free: int | None = None) -> None:
         self._path = path.absolute()
         self._log = self._path.with_name(f"{path.name}-wal")
-        self._reserve = self._path.with_name(f"{path.name}.reserve")
         self._max_bytes = max_bytes
         self._min_free = min_free
+        self._descriptor: int | None = None
         self._full = False
         self._exhausted = False
         self._reusable = 0
@@ -70,21 +65,32 @@ class DiskSpace:
         """So many bytes are free inside the database."""
         self._reusable = size
 
+    def opened(self) -> None:
+        """SQLite has opened the database."""
+        if self._descriptor is None:
+            self._descriptor = os.open(self._path, os.O_WRONLY)
+        self.provide()
+
+    def closed(self) -> None:
+        """
+        SQLite has closed the database. Not before: when a process closes a file, it loses all locks that it
+        has on it, also those of SQLite.
+        """
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
     def is_full(self) -> bool:
         """Whether the database may not grow, as of now."""
         try:
-            disk = os.statvfs(self._path.parent)
+            free, total = self._disk()
             taken = self._path.stat().st_size
         except OSError:
             return self._full
-        free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-        min_free = self._floor(total)
-        reserve = _reserve_bytes(total)
-        if free < reserve:
-            self._give_up()
+        min_free = self._left_free(total)
         if self._exhausted:
             # What is free inside the database is no help: there is no room to write down what changes.
-            self._exhausted = free < 3 * reserve
+            self._exhausted = free < 2 * _reserve_bytes(total)
         margin = int(_HYSTERESIS * min_free) if self._full else 0
         short = free + self._reusable < min_free + margin
         over = self._max_bytes is not None and taken - self._reusable >= self._max_bytes
@@ -96,32 +102,37 @@ class DiskSpace:
     def exhausted(self) -> None:
         """SQLite could not write for want of room."""
         self._exhausted = True
-        self._give_up()
 
     def provide(self) -> None:
-        """Make the reserve if there is room for it; where the file system cannot do so, there is none."""
-        if self._full:
-            return
+        """See to the blocks beyond the ends of the files, if there is room for them."""
         with suppress(OSError):
-            disk = os.statvfs(self._path.parent)
-            free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-            size = _reserve_bytes(total)
-            if free < self._floor(total) + 3 * size:
+            free, total = self._disk()
+            reserve = _reserve_bytes(total)
+            if self._descriptor is None or free < self._left_free(total) + 2 * reserve:
                 return
-            if os.stat(self._log).st_blocks * 512 < size:
-                allocate(self._log, size)
-            if not self._reserve.exists():
-                os.close(os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-                allocate(self._reserve, size)
+            _reserve(self._descriptor, reserve)
+            log = os.open(self._log, os.O_WRONLY)
+            try:
+                _reserve(log, reserve)
+            finally:
+                os.close(log)  # SQLite has no locks on this one
 
-    def _floor(self, total: int) -> int:
+    def _disk(self) -> tuple[int, int]:
+        """Bytes that are free, and that there are."""
+        disk = os.statvfs(self._path.parent)
+        return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+
+    def _left_free(self, total: int) -> int:
         if self._min_free is not None:
             return self._min_free
         return int(min(max(_SHARE * total, _LEAST), _MOST, _SMALL_DISK * total))
 
-    def _give_up(self) -> None:
-        with suppress(OSError):
-            self._reserve.unlink(missing_ok=True)
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Have so many bytes beyond the end of a file, or at least half of them."""
+    there = os.fstat(descriptor)
+    if there.st_blocks * _BLOCK < there.st_size + size // 2:
+        allocate(descriptor, there.st_size + size)
 
 
 def _reserve_bytes(total: int) -> int:

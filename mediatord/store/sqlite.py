@@ -58,6 +58,7 @@ from mediatord.store.owners import CAPACITY, Owners
 from mediatord.store.sqlite_cluster import SQLiteCluster
 from mediatord.store.sqlite_decentrl import SQLiteDecentrl, slice_bytes
 from mediatord.store.sqlite_file import Room, Runners, SQLiteFile, Tuning
+from mediatord.store.table_sizes import TableSizes
 from mediatord.store.texts import storable
 
 T = TypeVar("T")
@@ -113,6 +114,7 @@ class SQLiteStore:
         self._read = self._file.read
         self._decentrl = SQLiteDecentrl(self._file, clock, caps, tuning.max_nonces)
         self.decentrl: IDecentrlStore = self._decentrl
+        self._sizes = TableSizes()
         self._cluster = SQLiteCluster(self._file, clock)
         self.cluster: IClusterStore = self._cluster
 
@@ -126,6 +128,9 @@ class SQLiteStore:
     @property
     def trouble(self) -> str:
         return self._file.health.trouble
+
+    def table_sizes(self) -> Deferred[dict[str, int]]:
+        return self._file.survey("table_sizes", self._sizes.measure)
 
     def ping(self) -> Deferred[None]:
         """A write and a read, so that a full disk and a stuck thread show."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
@@ -25,7 +27,7 @@ from mediatord.store.database import (
     reopen_database,
 )
 from mediatord.store.disk_space import DiskSpace
-from mediatord.store.file_health import FileHealth, FileLost
+from mediatord.store.file_health import FileHealth, FileLost, shows_full
 from mediatord.store.group_commit import Outcome, Work, commit_together, read_together
 from mediatord.store.known_queues import StoreConnection
 from mediatord.store.locking import PATIENCE_SECONDS
@@ -224,6 +226,7 @@ class SQLiteFile:
         connection = open_database(self._path, self._clock.seconds(), create=self._create)
         connection.queue = self._queue
         self.health.opened()
+        self._space.opened()
         return connection
 
     def _next_connection(self) -> StoreConnection:
@@ -235,9 +238,22 @@ class SQLiteFile:
 
     def _commit(self, connection: Connection, works: Sequence[Work]) -> list[Outcome]:
         outcomes = commit_together(connection, works, self._patience)
+        if any([shows_full(outcome.cause) for outcome in outcomes]):
+            outcomes = self._commit_again(connection, works, outcomes)
         if self.health.is_lost():
             return [Outcome(error=StoreUnavailable(), cause=FileLost()) for _ in outcomes]
         return outcomes
+
+    def _commit_again(
+        self, connection: Connection, works: Sequence[Work], outcomes: Sequence[Outcome]
+    ) -> list[Outcome]:
+        """Once more what found no room, with the write-ahead log from its beginning, where it need not grow."""
+        with suppress(sqlite3.Error):
+            connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+        return [
+            commit_together(connection, [work], self._patience)[0] if shows_full(outcome.cause) else outcome
+            for work, outcome in zip(works, outcomes, strict=True)
+        ]
 
     def _look(self) -> None:
         """Look after the file, again and again."""
@@ -266,6 +282,7 @@ class SQLiteFile:
         self._reads.start()
         self._surveys.start()
         self._searches.start()
+        self.health.check()
         self._timer = self._clock.callLater(LOOK_SECONDS, self._look)
 
     def _committed(self, seconds: float) -> None:
@@ -299,4 +316,9 @@ class SQLiteFile:
         gone.addCallback(lambda _: self._surveyor.close())
         gone.addCallback(lambda _: self._searcher.close())
         gone.addCallback(lambda _: self._writer.close())
-        return gone.addCallback(lambda _: self._queue.close() if self._queue else None)
+        return gone.addCallback(self._closed)
+
+    def _closed(self, _: None) -> None:
+        self._space.closed()
+        if self._queue is not None:
+            self._queue.close()

@@ -80,6 +80,7 @@ async def gauge(base: Base, lag: Lag) -> None:
     except StoreUnavailable:
         base.journal.gauge(**own)
         raise
+    base.journal.metrics.table_sizes(await base.store.table_sizes())
     since = waiting.oldest_received_at
     base.journal.metrics.waiting(waiting.messages, since)
     base.journal.gauge(

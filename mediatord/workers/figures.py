@@ -30,6 +30,7 @@ _ANY = {
     "mediator_messages_waiting",
     "mediator_registration_bytes",
     "mediator_store_statistics_timestamp_seconds",
+    "mediator_storage_bytes",
     "mediator_ledger_messages",
     "mediator_ledger_difference",
     "mediator_oldest_message_timestamp_seconds",

@@ -16,6 +16,7 @@ from mediatord.store.database import connect_for_reading
 from mediatord.store.database_check import create_store, deep_check, quick_check
 from mediatord.store.sqlite import SQLiteStore
 from mediatord.store.sqlite_file import LOOK_SECONDS, Room
+from mediatord.store.table_sizes import TableSizes
 from tests.store.builders import ALICE, BOB, NOON, PromptClock, a_path, a_payload, a_sqlite_store
 
 INBOX = "did:key:z6MkInbox"
@@ -336,3 +337,31 @@ class QuotaTests(FileCase):
         self.successResultOf(self.put("one more"))
         self.successResultOf(self.store.ping())
         self.assertEqual((self.store.trouble, self.faults), ("", [("full", True), ("full", False)]))
+
+
+class SizeTests(FileCase):
+    """How large each table is, looked at a little at a time."""
+
+    def test_known_in_time(self) -> None:
+        """What is measured adds up to the file; a table that takes too long has what is left of that."""
+        for number in range(300):
+            self.successResultOf(self.put(f"m{number}", size=9000))
+        self.close()
+        with closing(connect_for_reading(self.path)) as connection:
+            whole = TableSizes(lambda: 0.0).measure(connection)
+            self.assertEqual(sum(whole.values()), self.path.stat().st_size)
+            self.assertEqual(max(whole, key=whole.__getitem__), "message")
+            now = [0.0]
+
+            def trace(statement: str) -> None:
+                if "'message'" in statement:
+                    now[0] += 60.0
+
+            slow = TableSizes(lambda: now[0])
+            connection.set_trace_callback(trace)
+            first = slow.measure(connection)
+            self.assertNotIn("message", first)
+            self.assertLess(len(first), len(whole))
+            for _ in range(3):
+                last = slow.measure(connection)
+            self.assertEqual(last, whole)

@@ -68,7 +68,8 @@ class SQLiteAccountExpiryTests(MakesSQLite, contract.AccountExpiryContract, Test
 class SQLiteNonceTests(MakesSQLite, contract.NonceContract, TestCase): ...
 
 
-class SQLiteLifecycleTests(MakesSQLite, contract.LifecycleContract, TestCase): ...
+class SQLiteLifecycleTests(MakesSQLite, contract.LifecycleContract, TestCase):
+    sizes_are_exact = True
 
 
 class SQLiteDecentrlGuardTests(MakesSQLite, contract.DecentrlGuardContract, TestCase): ...

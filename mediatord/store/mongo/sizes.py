@@ -25,6 +25,7 @@ _LOOKED_AT = 50_000
 _PARTS = 1_000
 # Queues of a half whose bytes are added up each time that what waits is asked for.
 _SUMMED = 5_000
+_BYTES: Document = {"bytes": {"$add": ["$storageStats.storageSize", "$storageStats.totalIndexSize"]}}
 _HALVES = (
     (RECIPIENTS, "recipient_waited_for", "bytes"),
     (PARTIES, "party_waited_for", PENDING.bytes),
@@ -129,6 +130,26 @@ async def number_of(operations: Operations, collection: str, deadline: float) ->
     # What is said of all of them costs nothing. It may be wrong after a crash of the server, and by what was undone.
     said: int = (await operations.command(Request({"count": collection}), deadline, prompt=True))["n"]
     return max(said, number)
+
+
+async def table_sizes(server: Server) -> dict[str, int]:
+    """Bytes of each collection with its indexes; none where the user may not ask."""
+
+    async def look(operations: Operations, deadline: float) -> dict[str, int]:
+        listing = Request({"listCollections": 1, "nameOnly": True, "authorizedCollections": True})
+        stages: list[Document] = [{"$collStats": {"storageStats": {}}}, {"$project": _BYTES}]
+        sizes: dict[str, int] = {}
+        try:
+            listed = await operations.command(listing, deadline)
+            for one in listed["cursor"]["firstBatch"]:
+                if one["type"] == "collection":
+                    (stats,) = await operations.query(aggregating(one["name"], stages), deadline)
+                    sizes[one["name"]] = int(stats["bytes"])
+        except Refused:
+            pass
+        return sizes
+
+    return await server.operate("table_sizes", look, until=server.clock.seconds() + PATIENCE)
 
 
 def _largest(top: int) -> Request:

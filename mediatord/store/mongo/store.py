@@ -226,6 +226,9 @@ class MongoStore:
         taking = TakingDue(self._queues, self._clocks, now, limit)
         return begin(retried(lambda: self._server.transact("take_due", taking, undo=taking.undo)))
 
+    def table_sizes(self) -> Deferred[dict[str, int]]:
+        return begin(sizes.table_sizes(self._server))
+
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         return begin(sizes.queue_sizes(self._server, top))
 

@@ -9,11 +9,28 @@ from tests.store.contract.base import INBOX, StoreContract
 
 
 class LifecycleContract(StoreContract):
-    """Promises of `IStore`."""
+    """
+    Promises of `IStore`.
+
+    :cvar sizes_are_exact: whether a backend knows how large each of its tables is.
+    """
+
+    sizes_are_exact = False
 
     async def test_ping(self) -> None:
         """A store that works answers."""
         await self.store.ping()
+
+    async def test_table_sizes(self) -> None:
+        """Sizes in bytes, those of messages among them; or nobody counts them."""
+        await self.store.grant(ALICE)
+        await self.store.update(ALICE, [(INBOX, "add")], max_recipients=9)
+        await self.store.deposit(INBOX, [a_payload("a")], expires_at=NOON + 60)
+        sizes = await self.store.table_sizes()
+        self.assertTrue(all(size >= 0 for size in sizes.values()))
+        if self.sizes_are_exact:
+            self.assertGreater(sizes["message"], sizes["account"])
+        self.assertEqual(self.store.trouble, "")
 
     async def test_closed(self) -> None:
         """Nothing works after close, and closing twice is no fault."""
@@ -34,6 +51,7 @@ class LifecycleContract(StoreContract):
     async def every_call_fails(self, store: IStore) -> None:
         for asked in (
             store.ping(),
+            store.table_sizes(),
             store.deposit(INBOX, [a_payload("a")], expires_at=NOON),
             store.fetch(ALICE, None, limit=1, max_bytes=1),
             store.status(ALICE, None),

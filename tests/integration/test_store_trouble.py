@@ -1,0 +1,129 @@
+"""A store in trouble: what senders, wallets, balancers and operators are told of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from unittest import SkipTest
+
+from twisted.internet import reactor  # noqa: TID251  trial runs it
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from mediatord.wallet.client import Wallet
+from tests.integration.daemon import Daemon
+from tests.integration.test_lifecycle import ask
+from tests.integration.traffic import MANY, enrolled, letters, marker_of, parcel, prepared
+
+DISK_BYTES = 16 << 20
+LETTERS = 30
+
+
+def metrics(daemon: Daemon) -> str:
+    """The page for Prometheus."""
+    return ask(daemon.port, "GET", "/metrics")[2].decode()
+
+
+def health(daemon: Daemon) -> str:
+    """What is wrong, as the daemon says of itself."""
+    return str(json.loads(ask(daemon.port, "GET", "/health")[2]).get("detail", ""))
+
+
+async def deleted(wallet: Wallet) -> list[str]:
+    """What a wallet has fetched and acknowledged."""
+    delivered = await wallet.fetch(MANY)
+    markers = [marker_of(wallet, one) for one in delivered]
+    await wallet.acknowledge([one.id for one in delivered])
+    return markers
+
+
+class FullDiskTests(TestCase):
+    """A real disk with database and event log, which somebody else fills."""
+
+    def a_disk(self) -> Path:
+        """A small one, empty."""
+        place = Path(tempfile.mkdtemp(prefix="mediatord-disk-"))
+        self.addCleanup(shutil.rmtree, place)
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "mediatord-test", str(place)]
+        try:
+            done = subprocess.run(mount, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise SkipTest(f"no mount command: {error.strerror}") from None
+        if done.returncode != 0:
+            raise SkipTest(f"a small disk cannot be mounted, run as root to enable: {done.stderr.strip()}")
+        self.addCleanup(subprocess.run, ["umount", str(place)], check=True)
+        return place
+
+    async def test_full(self) -> None:
+        """
+        Nothing more is stored, which `/health` and the metrics say; all that waits can be fetched and deleted, again
+        and again while the disk stays full; with room it goes on.
+        """
+        disk = self.a_disk()
+        storage = {"sqlite": {"path": str(disk / "mediator.sqlite3")}}
+        daemon = prepared({"storage": storage, "log": {"directory": str(disk / "log")}})
+        daemon.__enter__()
+        self.addCleanup(daemon.__exit__, AssertionError, None, None)
+        bob = await enrolled(daemon, reactor)
+        more, *waiting = letters(bob, "letter", LETTERS + 1)
+        for letter in waiting:
+            self.assertEqual(ask(daemon.port, "POST", "/didcomm", letter.body)[0], 202)
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file:
+            self.fill(file)
+            await deferToThread(daemon.await_health, 503)
+            self.assertEqual(health(daemon), "store full: only reading and deleting")
+            self.assertIn('mediator_storage_fault{fault="full"} 1.0', metrics(daemon))
+            self.assertIn("mediator_storage_up 0.0", metrics(daemon))
+            # What was kept in reserve is taken as well, if it can be.
+            self.fill(file)
+            for letter in (more, parcel(bob, "large", 100_000)):
+                status, retry_after, body = ask(daemon.port, "POST", "/didcomm", letter.body)
+                self.assertEqual((status, json.loads(body)["body"]["code"]), (503, "e.p.me.res.storage"))
+                self.assertIsNotNone(retry_after)
+            self.assertEqual(await deleted(bob), [letter.marker for letter in waiting])
+            for _ in range(LETTERS):
+                self.fill(file)
+                self.assertEqual((await bob.status()).message_count, 0)
+        filler.unlink()
+        await deferToThread(daemon.await_health)
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", more.body)[0], 202)
+        self.assertIn("mediator_storage_up 1.0", metrics(daemon))
+        self.assertEqual(await deleted(bob), [more.marker])
+        await deferToThread(daemon.__exit__, None, None, None)
+
+    def fill(self, file: object) -> None:
+        """Write until there is no room."""
+        for size in (65_536, 4096, 512):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))  # type: ignore[attr-defined]
+
+
+class MissingFileTests(TestCase):
+    """A database that is taken away from under a daemon."""
+
+    async def test_renamed(self) -> None:
+        """Nothing is accepted for a file that has another name, and everything is there once it has its own again."""
+        daemon = prepared()
+        daemon.__enter__()
+        self.addCleanup(daemon.__exit__, AssertionError, None, None)
+        bob = await enrolled(daemon, reactor)
+        before, meanwhile, after = letters(bob, "letter", 3)
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", before.body)[0], 202)
+        database = daemon.directory / "mediator.sqlite3"
+        database.rename(aside := database.with_name("aside"))
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", meanwhile.body)[0], 503)
+        await deferToThread(daemon.await_health, 503)
+        self.assertIn("removed, renamed or replaced", health(daemon))
+        self.assertIn('mediator_storage_fault{fault="missing"} 1.0', metrics(daemon))
+        self.assertIn("mediator_storage_up 0.0", metrics(daemon))
+        aside.rename(database)
+        await deferToThread(daemon.await_health)
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", after.body)[0], 202)
+        self.assertLessEqual({before.marker, after.marker}, set(await deleted(bob)))
+        self.assertIn("was removed, renamed or replaced", daemon.output())

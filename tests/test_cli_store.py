@@ -1,0 +1,98 @@
+"""`mediatord store`: checking the database, making it smaller, making a new one."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from mediatord.cli.commands import main
+from mediatord.cli.files import set_up
+from mediatord.store.database import connect
+from mediatord.store.database_check import create_store
+from mediatord.store.sole_use import SoleUse
+
+ROWS = 500
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A configuration as `init` writes it."""
+    _, path = set_up(tmp_path / "m", "http://127.0.0.1:8080")
+    return path
+
+
+@pytest.fixture
+def database(config: Path) -> Path:
+    """The database of that, with something in it."""
+    path = config.with_name("mediator.sqlite3")
+    create_store(path)
+    with closing(connect(path)) as connection:
+        for number in range(ROWS):
+            connection.execute("INSERT INTO did_document VALUES (?, ?)", (f"{number}", "x" * 2000))
+    return path
+
+
+def run(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a command."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return int(caught.value.code or 0), out.strip(), err.strip()
+
+
+@pytest.mark.parametrize("deep", [(), ("--deep",)])
+def test_check(deep: tuple[str, ...], config: Path, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A whole database is ok; of one that is damaged each problem has a line, and the status is 1."""
+    command = ("store", "check", *deep, "--config", config)
+    assert run(*command, capsys=capsys) == (0, f"{database}: ok", "")
+    with database.open("r+b") as file:
+        file.seek(database.stat().st_size // 2)
+        file.write(b"\xa5" * 65_536)
+    status, out, _ = run(*command, capsys=capsys)
+    assert status == 1
+    assert all(line.startswith(f"{database}: ") for line in out.splitlines())
+    status, out, _ = run(*command, "--json", capsys=capsys)
+    told = json.loads(out)
+    assert (status, told["ok"], bool(told["problems"])) == (1, False, True)
+
+
+def test_vacuum(config: Path, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file is smaller afterwards; beside a daemon it is not touched."""
+    with closing(connect(database)) as connection:
+        connection.execute("DELETE FROM did_document")
+    before = database.stat().st_size
+    command = ("store", "vacuum", "--config", config, "--json")
+    use = SoleUse(database)
+    use.take()
+    status, _, err = run(*command, capsys=capsys)
+    assert (status, database.stat().st_size) == (1, before)
+    assert err.endswith("another daemon does")
+    use.release()
+    status, out, _ = run(*command, capsys=capsys)
+    told = json.loads(out)
+    assert (status, told["before"], told["after"]) == (0, before, database.stat().st_size)
+    assert told["after"] < before / 2
+
+
+def test_create(config: Path, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A new one is made where there is none, and only there."""
+    command = ("store", "create", "--config", config)
+    assert run(*command, capsys=capsys)[0] == 1
+    for end in ("", "-wal", "-shm"):
+        database.with_name(database.name + end).unlink(missing_ok=True)
+    assert (
+        run("store", "check", "--config", config, capsys=capsys)[2] == f"mediatord: there is no database {database}"
+    )
+    assert run(*command, capsys=capsys)[0] == 0
+    assert run("store", "check", "--config", config, capsys=capsys)[0] == 0
+
+
+def test_other_backends(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are for SQLite."""
+    config.write_text(config.read_text("utf-8").replace("backend: sqlite", "backend: memory"))
+    for command in ("check", "vacuum", "create"):
+        status, _, err = run("store", command, "--config", config, capsys=capsys)
+        assert (status, err) == (1, "mediatord: storage.backend is memory, and this is for sqlite")
