@@ -78,7 +78,7 @@ def _about_the_run(made: _Gauges, known: Day) -> None:
         (known.day.toordinal() - date(1970, 1, 1).toordinal()) * 86_400,
     )
     made.one(
-        "analytics_run_duration_seconds", "What its steps took, added up", round(sum(known.facts.seconds.values()), 3)
+        "analytics_run_duration_seconds", "From its start until its results were published", known.facts.duration_s
     )
     made.one("analytics_segments", "Log segments of the day", known.total("inputs", "segments"))
 
@@ -91,6 +91,7 @@ def _about_integrity(made: _Gauges, known: Day) -> None:
     difference = ledger.get("difference")
     made.one("analytics_ledger_difference", "Messages that the ledger cannot account for", difference)
     made.one("analytics_ledger_orphans", "Messages that ended and that no log accepted", ledger.get("orphans"))
+    made.one("analytics_ledger_vanished", "Messages that vanished without a line", ledger.get("vanished"))
     made.one("analytics_ledger_overdue", "Open messages past the end of their time", ledger.get("overdue"))
     made.one(
         "analytics_reconciliation_difference",
@@ -105,6 +106,8 @@ def _about_messages(made: _Gauges, known: Day) -> None:
     made.many("day_messages", "Messages of the day by what became of them", ["state"], states)
     lost = [((row["reason"],), row["n"]) for row in known.today("lost_daily")]
     made.many("day_messages_lost", "Messages never delivered, by reason", ["reason"], lost)
+    unaccepted = ledger.get("lost_unaccepted")
+    made.one("day_messages_lost_unaccepted", "Messages lost of which no line says they were accepted", unaccepted)
     latencies = [
         ((quantile, row["path"]), row[column] / 1000)
         for row in known.today("latency_daily")
