@@ -7,10 +7,13 @@ published its results, so what an alert looks at is the last good run and how lo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import date
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from analytics.facts import RunFacts
 from analytics.metrics import METRICS
@@ -35,7 +38,25 @@ def write(warehouse: Warehouse, day: date, path: str, facts: RunFacts) -> None:
     :param path: on this machine, in the directory of the collector; ends in `.prom`.
     :raise OSError: it cannot be written; one that is there is as it was.
     """
-    write_to_textfile(path, registry(read(warehouse, day, Settings(), facts, _TABLES)))
+    replace(Path(path), generate_latest(registry(read(warehouse, day, Settings(), facts, _TABLES))))
+
+
+def replace(path: Path, content: bytes) -> None:
+    """
+    Replace the file at once by one that everybody may read, whatever the umask: the node exporter is another user.
+
+    :raise OSError: it cannot be written; one that is there is as it was.
+    """
+    # The collector takes no notice of files with another suffix.
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_bytes(content)
+        draft.chmod(0o644)
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def registry(known: Day) -> CollectorRegistry:

@@ -17,8 +17,8 @@ def broken(warehouse: Warehouse, span: Span) -> list[str]:
 
     Broken is what means that messages or log lines are gone: a ledger that does not balance, endings of messages that
     no log accepted, messages that vanished, a store whose own books have a difference, counters of the daemon that
-    differ from its lines, and gaps in `seq`. Everything else that is counted, acceptances lost as a daemon was killed,
-    doubled or damaged lines say, is shown and no more.
+    differ from its lines, and gaps in `seq`. Everything else that is counted is shown and no more: acceptances lost
+    as a daemon was killed, doubled or damaged lines say.
     """
     from pyspark.sql import functions as F
 

@@ -123,7 +123,7 @@ def test_every_metric_of_an_alert_exists(text: str) -> None:
         named = set(re.findall(r"mediatord_\w+", rule["expr"]))
         assert named and named <= there, rule["alert"]
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
-        assert set(rule["annotations"]) == {"summary", "description"}
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
 
 
 def test_labels_of_alerts_exist(text: str) -> None:
