@@ -92,7 +92,8 @@ def test_alerts_fire(tmp_path: Path) -> None:
         targets = {"node": [exporter], "mediatord": [f"127.0.0.1:{free_port()}"]}
         with Prometheus(targets, at_once=True) as prometheus:
             prometheus.await_true(all_fire, "firing")
-            assert "MediatordAnalyticsMissing" not in firing
+            missing = 'ALERTS{alertname="MediatordAnalyticsMissing", alertstate="firing"}'
+            prometheus.await_true(lambda: not prometheus.query(missing), "over what was before the first scrape")
             (day,) = prometheus.query("mediatord_analytics_ledger_vanished")
             assert day["value"][1] == "1"
 
