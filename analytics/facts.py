@@ -13,24 +13,20 @@ class RunFacts:
     """
     One run, as its outputs name it.
 
-    :param run_id: random name of the run.
+    What a report says must not depend on the run, but on the input alone: :mod:`analytics.runs` has the rest.
+
     :param version: of mediatord, whose code ran.
     :param span: days that the run made.
     :param now: when its results were complete, with a time zone.
     :param final_until: the last day that late segments can no longer change; later ones may still change.
-    :param inputs: segments that were read in this run.
-    :param input_bytes: bytes of them.
-    :param seconds: what each step took so far, by name, in order.
+    :param duration_s: seconds since the run began.
     """
 
-    run_id: str
     version: str
     span: Span
     now: datetime
     final_until: date
-    inputs: int
-    input_bytes: int
-    seconds: dict[str, float]
+    duration_s: float
 
     def is_final(self, day: date) -> bool:
         """Whether late segments can no longer change this day."""

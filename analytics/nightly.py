@@ -138,6 +138,7 @@ class _Run:
         self._known: Mapping[str, plan.Known] = {}
         self._status = FINE
         self._count = 0
+        self._began = perf_counter()
 
     def outcome(self) -> Outcome:
         request, manifest = self._request, self._manifest
@@ -283,14 +284,11 @@ class _Run:
     def _facts(self) -> RunFacts:
         manifest = self._manifest
         return RunFacts(
-            run_id=manifest.run_id,
             version=manifest.code_version,
             span=manifest.span,
             now=datetime.now(UTC),
             final_until=manifest.asked.last - timedelta(manifest.settings.look_back_days),
-            inputs=len(manifest.inputs),
-            input_bytes=sum(one["bytes"] for one in manifest.inputs),
-            seconds={**manifest.seconds, **{made.job: made.seconds for made in manifest.jobs}},
+            duration_s=round(perf_counter() - self._began, 3),
         )
 
     def _record(self, error: BaseException) -> None:

@@ -208,7 +208,13 @@ _ALL = (
             "messages that ended and were accepted before the books were opened, by their age",
         ),
         ("again", "bigint", "further lines that accept or end a message once more; not counted elsewhere"),
-        ("overdue", "bigint", "open more than an hour past the end of their time: vanished"),
+        ("overdue", "bigint", "open more than an hour past the end of their time, whenever that was"),
+        ("vanished", "bigint", "overdue messages that were not overdue at the end of the day before"),
+        (
+            "lost_unaccepted",
+            "bigint",
+            "messages that expired, were evicted or removed, and of which no line says that they were accepted",
+        ),
         (
             "across_epochs",
             "bigint",

@@ -7,10 +7,13 @@ published its results, so what an alert looks at is the last good run and how lo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import date
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from analytics.facts import RunFacts
 from analytics.metrics import METRICS
@@ -35,7 +38,25 @@ def write(warehouse: Warehouse, day: date, path: str, facts: RunFacts) -> None:
     :param path: on this machine, in the directory of the collector; ends in `.prom`.
     :raise OSError: it cannot be written; one that is there is as it was.
     """
-    write_to_textfile(path, registry(read(warehouse, day, Settings(), facts, _TABLES)))
+    replace(Path(path), generate_latest(registry(read(warehouse, day, Settings(), facts, _TABLES))))
+
+
+def replace(path: Path, content: bytes) -> None:
+    """
+    Replace the file at once by one that everybody may read, whatever the umask: the node exporter is another user.
+
+    :raise OSError: it cannot be written; one that is there is as it was.
+    """
+    # The collector takes no notice of files with another suffix.
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_bytes(content)
+        draft.chmod(0o644)
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def registry(known: Day) -> CollectorRegistry:
@@ -78,7 +99,7 @@ def _about_the_run(made: _Gauges, known: Day) -> None:
         (known.day.toordinal() - date(1970, 1, 1).toordinal()) * 86_400,
     )
     made.one(
-        "analytics_run_duration_seconds", "What its steps took, added up", round(sum(known.facts.seconds.values()), 3)
+        "analytics_run_duration_seconds", "From its start until its results were published", known.facts.duration_s
     )
     made.one("analytics_segments", "Log segments of the day", known.total("inputs", "segments"))
 
@@ -91,6 +112,7 @@ def _about_integrity(made: _Gauges, known: Day) -> None:
     difference = ledger.get("difference")
     made.one("analytics_ledger_difference", "Messages that the ledger cannot account for", difference)
     made.one("analytics_ledger_orphans", "Messages that ended and that no log accepted", ledger.get("orphans"))
+    made.one("analytics_ledger_vanished", "Messages that vanished without a line", ledger.get("vanished"))
     made.one("analytics_ledger_overdue", "Open messages past the end of their time", ledger.get("overdue"))
     made.one(
         "analytics_reconciliation_difference",
@@ -105,6 +127,8 @@ def _about_messages(made: _Gauges, known: Day) -> None:
     made.many("day_messages", "Messages of the day by what became of them", ["state"], states)
     lost = [((row["reason"],), row["n"]) for row in known.today("lost_daily")]
     made.many("day_messages_lost", "Messages never delivered, by reason", ["reason"], lost)
+    unaccepted = ledger.get("lost_unaccepted")
+    made.one("day_messages_lost_unaccepted", "Messages lost of which no line says they were accepted", unaccepted)
     latencies = [
         ((quantile, row["path"]), row[column] / 1000)
         for row in known.today("latency_daily")

@@ -16,10 +16,9 @@ def broken(warehouse: Warehouse, span: Span) -> list[str]:
     Sentences, one for each day and kind, in order; none if all is well.
 
     Broken is what means that messages or log lines are gone: a ledger that does not balance, endings of messages that
-    no log accepted, a store whose own books have a difference, counters of the daemon that differ from its lines, and
-    gaps in `seq`. Everything else that is
-    counted, overdue messages, acceptances lost as a daemon was killed, doubled or damaged lines say, is shown and no
-    more.
+    no log accepted, messages that vanished, a store whose own books have a difference, counters of the daemon that
+    differ from its lines, and gaps in `seq`. Everything else that is counted is shown and no more: acceptances lost
+    as a daemon was killed, doubled or damaged lines say.
     """
     from pyspark.sql import functions as F
 
@@ -31,6 +30,9 @@ def broken(warehouse: Warehouse, span: Span) -> list[str]:
     rows = (
         wrong("ledger_daily", "messages that the ledger cannot account for", F.abs("difference"))
         .unionAll(wrong("ledger_daily", "messages that ended and that no log accepted", F.col("orphans")))
+        .unionAll(
+            wrong("ledger_daily", "messages that vanished: their time is over and no log says so", F.col("vanished"))
+        )
         .unionAll(
             wrong("reconciliation_daily", "between the daemon's counters and its log lines", F.abs("difference"))
         )

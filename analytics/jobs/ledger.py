@@ -55,6 +55,8 @@ _ENTRIES = (
     "before_books",
     "again",
     "overdue",
+    "vanished",
+    "lost_unaccepted",
     "ended_across_epochs",
 )
 
@@ -70,7 +72,7 @@ def ledger(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> d
     entries = [
         opening.select(F.lit(span.first).alias("dt"), F.lit("opening").alias("entry"), F.lit(1).alias("n")),
         _accepted(events, span),
-        _entries(followed, span),
+        _entries(followed, before, span),
         _strays(small, tables, epochs, opened, span),
     ]
     return {
@@ -157,22 +159,24 @@ def _strays(
     small: DataFrame, tables: Mapping[str, DataFrame], epochs: Sequence[_Epoch], opened: date, span: Span
 ) -> DataFrame:
     """Endings without an acceptance, as entries of the books."""
-    strays = small.where(F.col("one").isNotNull()).select("ended_on", "one.*")
+    strays = small.where(F.col("one").isNotNull()).select("ended_on", "state", "one.*")
     strays = strays.where(F.col("accepted_at").isNull() & (F.col("ended_on") <= F.lit(span.last)))
     earlier = F.lit(False)
     for epoch in epochs:
         fits = (F.col("ending_epoch") > epoch.number) & (F.col("since") <= epoch.latest + EARLY)
         earlier = earlier | F.coalesce(fits, F.lit(False))
     excuse = F.when(F.col("since") < micros(opened) + EARLY, "before_books").when(earlier, "ended_across_epochs")
-    named = strays.select("msg", "since", F.col("ended_on").alias("dt"), excuse.alias("excuse"))
+    named = strays.select("msg", "since", "state", F.col("ended_on").alias("dt"), excuse.alias("excuse"))
     suspects = named.where(F.col("excuse").isNull()).select("msg", "since", "dt")
     events = tables["events"]
     accepted = events.where((F.col("event") == "msg.accept") & (F.col("dt") < F.lit(span.first))).select("msg")
     had_ended = accepted.join(suspects, "msg").select("msg").distinct().withColumn("entry", F.lit("again"))
     untold = crashes.near_crash(suspects, tables["boots_daily"]).withColumn("crash", F.lit("around_crash"))
     entry = F.coalesce("excuse", "entry", "crash", F.lit("orphans"))
-    known = named.join(had_ended, "msg", "left").join(untold, "msg", "left")
-    return known.select("dt", entry.alias("entry"), F.lit(1).alias("n"))
+    known = named.join(had_ended, "msg", "left").join(untold, "msg", "left").withColumn("entry", entry)
+    is_lost = F.col("state").isin(*_LOSSES.values()) & (F.col("entry") != "again")
+    entries = F.array_compact(F.array("entry", F.when(is_lost, F.lit("lost_unaccepted"))))
+    return known.select("dt", F.explode(entries).alias("entry"), F.lit(1).alias("n"))
 
 
 def _accepted(events: DataFrame, span: Span) -> DataFrame:
@@ -183,8 +187,13 @@ def _accepted(events: DataFrame, span: Span) -> DataFrame:
     return lines.groupBy("dt").agg(F.lit("accepted").alias("entry"), F.count(F.lit(1)).alias("n"))
 
 
-def _entries(followed: DataFrame, span: Span) -> DataFrame:
-    """What the messages add to the books."""
+def _entries(followed: DataFrame, before: date | None, span: Span) -> DataFrame:
+    """
+    What the messages add to the books.
+
+    :param before: the last day before the span that has books.
+    """
+    told_before = F.lit(before or span.first)
     again = [
         _entry("repeated_on", "accepted", -F.col("repeats")),
         _entry("repeated_on", "again", F.col("repeats")),
@@ -196,9 +205,16 @@ def _entries(followed: DataFrame, span: Span) -> DataFrame:
         _entry(dt, "open", F.col("n")),
         _entry(F.date_add(dt, 1), "opening", F.col("n")),
         _entry(F.when(F.col("lapsed") <= dt, dt), "overdue", F.col("n")),
+        _entry(F.when(_is_newly_overdue(dt, told_before, span), dt), "vanished", F.col("n")),
     ))  # fmt: skip
     every = F.concat(once, F.coalesce(F.flatten(daily), F.array().cast(_ENTRY)))
     return followed.select(F.inline(every)).where(F.col("dt").between(F.lit(span.first), F.lit(span.last)))
+
+
+def _is_newly_overdue(day: Column, before: Column, span: Span) -> Column:
+    """Also what lapsed on a day without books, between `before` and the span."""
+    since = (day == F.lit(span.first)) & (F.col("lapsed") < day) & (F.col("lapsed") > before)
+    return (F.col("lapsed") == day) | since
 
 
 def _entry(day: Column | str, entry: str, n: Column) -> Column:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from analytics.jobs.quality import KINDS
 from analytics.jobs.stores import ENTRIES
 from analytics.report import numbers
-from analytics.report.numbers import count, plural
+from analytics.report.messages import lost_messages
+from analytics.report.numbers import count
 from analytics.report.parts import Column, Figure, Grid, Row, Section, State, capped
 from analytics.report.reading import Day
 
@@ -18,6 +19,8 @@ def checks(known: Day) -> list[Figure]:
     """The banner: each is `good`, `warn` (look at it) or `bad` (the figures or messages are not whole)."""
     return [
         _ledger(known),
+        _unaccepted(known),
+        _vanished(known),
         _store(known),
         _reconciliation(known),
         _missing(known),
@@ -39,17 +42,27 @@ def verdict(checks: Sequence[Figure]) -> tuple[State, str]:
 
 
 def _ledger(known: Day) -> Figure:
+    meaning = "Opening plus accepted, less acknowledged, expired, evicted, removed and still open."
+    return _of_ledger(known, "difference", "ledger_difference", "Message ledger", meaning)
+
+
+def _unaccepted(known: Day) -> Figure:
+    meaning = "Messages that ended, and of which no line says that they were accepted."
+    return _of_ledger(known, "orphans", "messages_orphans", "Endings without acceptance", meaning)
+
+
+def _vanished(known: Day) -> Figure:
+    meaning = "Messages whose time ended on the day, or since the day before, without a line that says so."
+    return _of_ledger(known, "vanished", "messages_vanished", "Vanished messages", meaning)
+
+
+def _of_ledger(known: Day, column: str, key: str, label: str, meaning: str) -> Figure:
     row = known.one("ledger_daily")
-    off = abs(row["difference"]) + row["orphans"] if row else None
-    state: State = "warn" if off is None else "bad" if off else "good"
-    return Figure(
-        "ledger_messages_off",
-        "Message ledger",
-        off,
-        "no ledger" if off is None else "balances" if not off else f"{plural(off, 'message')} off",
-        "Opening plus accepted equals acknowledged, expired, evicted, removed and still open, message by message.",
-        state,
-    )
+    # Books of an older version have no such column.
+    value = (row[column] or 0) if row else None
+    state: State = "warn" if value is None else "bad" if value else "good"
+    shown = "no ledger" if value is None else f"difference {count(value)}" if column == "difference" else count(value)
+    return Figure(key, label, value, shown, meaning, state)
 
 
 def _reconciliation(known: Day) -> Figure:
@@ -85,9 +98,12 @@ def _quarantine(known: Day) -> Figure:
 
 
 def _lost(known: Day) -> Figure:
-    lost = known.total("lost_daily", "n")
+    lost = lost_messages(known)
+    shown = count(lost.total)
+    if lost.unaccepted:
+        shown += f", {count(lost.unaccepted)} of them without acceptance line"
     meaning = "Messages that expired, were evicted or removed before their recipient acknowledged them."
-    return Figure("messages_lost", "Messages lost", lost, count(lost), meaning, "warn" if lost else "good")
+    return Figure("messages_lost", "Messages lost", lost.total, shown, meaning, "warn" if lost.total else "good")
 
 
 def _odd(known: Day) -> Figure:
@@ -121,12 +137,14 @@ def integrity(known: Day) -> Section:
             "Around a crash",
             "Ended, but accepted in the last moment of a daemon that was killed before it could log that.",
         ),
-        ("overdue", "Overdue", "Open for over an hour past the end of their time: they vanished without a line."),
+        ("lost_unaccepted", "Lost without acceptance", "Orphans and the like that expired, were evicted or removed."),
+        ("vanished", "Vanished", "Overdue at the end of the day, and not yet at the end of the day before."),
+        ("overdue", "Overdue", "Open for over an hour past the end of their time: all that vanished until now."),
         ("again", "Ended again", "Further endings of messages that had ended already; counted nowhere else."),
         ("before_books", "Before the books", "Ended, and accepted before the first logs that were analysed."),
     ]
     figures = [
-        Figure(f"messages_{key}", label, row[key], count(row[key]), meaning, _of(key, row[key]))
+        Figure(f"messages_{key}", label, row[key] or 0, count(row[key] or 0), meaning, _of(key, row[key] or 0))
         for key, label, meaning in further
         if row
     ]
@@ -148,7 +166,7 @@ def integrity(known: Day) -> Section:
 def _of(key: str, value: int) -> State:
     if not value:
         return "plain"
-    return {"orphans": "bad", "overdue": "warn"}.get(key, "plain")  # type: ignore[return-value]  # all are states
+    return {"orphans": "bad", "vanished": "bad", "overdue": "warn"}.get(key, "plain")  # type: ignore[return-value]  # all are states
 
 
 def _stores(known: Day) -> Grid:
@@ -278,7 +296,7 @@ def provenance(known: Day) -> Section:
     if facts.is_final(known.day):
         final = "The day is final: a nightly run does not look at it again."
     notes = [
-        f"Run {facts.run_id}, mediatord {facts.version}, days {facts.span.first} to {facts.span.last}. {final}",
+        f"Made by mediatord {facts.version}. {final} The runs that made it are in runs/ beside the reports.",
         "Identifiers of people are pseudonyms made with a key that changes every "
         f"{settings.pseudonym_days} days and can be destroyed.",
         f"Groups of fewer than {settings.k_anonymity} are not shown by themselves: such counts read "
@@ -291,12 +309,11 @@ def provenance(known: Day) -> Section:
     figures = [
         Figure("segments", "Segments of the day", segments, count(segments), "Log files whose name is of the day."),
         Figure("segment_bytes", "Their size", size, numbers.size(size), "As they lie on disk, packed or not."),
-        Figure("run_segments", "Read by this run", facts.inputs, count(facts.inputs), "Of all days of the run."),
     ]
     return Section(
         "provenance",
         "Where this comes from",
-        "What was read, by which run, and what is left out on purpose.",
+        "What was read, and what is left out on purpose.",
         figures,
         grids=[Grid("Segments of the day", columns, known.today("inputs"))],
         notes=notes,

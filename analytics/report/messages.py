@@ -6,11 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from statistics import median
+from typing import NamedTuple
 
 from analytics.histogram import BASE
 from analytics.report import numbers
 from analytics.report.charts import BAD, FIRST, SECOND, THIRD, Line, by_day, by_hour, cumulative
-from analytics.report.numbers import count, duration, share, size
+from analytics.report.numbers import count, duration, plural, share, size
 from analytics.report.parts import Chart, Column, Figure, Grid, Row, Section
 from analytics.report.reading import Day
 
@@ -23,10 +24,31 @@ def classes(name: str) -> str:
     return numbers.text(name.partition(" ")[2] or name)
 
 
+class LostMessages(NamedTuple):
+    """
+    :param accepted: of which a line says that they were accepted.
+    :param unaccepted: of which none does.
+    """
+
+    accepted: int
+    unaccepted: int
+
+    @property
+    def total(self) -> int:
+        """All that expired, were evicted or removed."""
+        return self.accepted + self.unaccepted
+
+
+def lost_messages(known: Day) -> LostMessages:
+    """How many were lost on the day."""
+    return LostMessages(known.total("lost_daily", "n"), known.total("ledger_daily", "lost_unaccepted"))
+
+
 def lost(known: Day) -> Section:
     """Messages that were never delivered."""
     rows = known.today("lost_daily")
-    total = known.total("lost_daily", "n")
+    lost = lost_messages(known)
+    total = lost.total
     pushed = sum(row["n"] for row in rows if row["pushed"])
     accepted = known.one("ledger_daily").get("accepted")
     of_accepted = total / accepted if accepted else None
@@ -36,8 +58,22 @@ def lost(known: Day) -> Section:
             "Messages lost",
             total,
             count(total),
-            "Expired, evicted or removed on the day without having been acknowledged.",
+            "Expired, evicted or removed on the day without having been acknowledged: the sum of the next two.",
             "warn" if total else "good",
+        ),
+        Figure(
+            "messages_lost_accepted",
+            "Lost with acceptance line",
+            lost.accepted,
+            count(lost.accepted),
+            "Of these, messages of which a line says that they were accepted.",
+        ),
+        Figure(
+            "messages_lost_unaccepted",
+            "Lost without acceptance line",
+            lost.unaccepted,
+            count(lost.unaccepted),
+            "Of these, messages of which none does: lines are missing, or they are older than the first logs.",
         ),
         Figure(
             "lost_share",
@@ -71,7 +107,9 @@ def lost(known: Day) -> Section:
     ]
     grids = [_by_reason(rows)] if rows else []
     shown = rows[: known.settings.top]
-    note = "" if rows else "No message was lost."
+    note = "" if rows else "No message with an acceptance line was lost." if total else "No message was lost."
+    if rows and lost.unaccepted:
+        note = f"Without the {plural(lost.unaccepted, 'message')} of which no line says that it was accepted."
     grids.append(Grid("Lost messages by reason, age and size", columns, shown, "lost_daily", note))
     return Section(
         "lost",

@@ -102,7 +102,6 @@ def _summary(known: Day, checks: Sequence[Figure], sections: Iterable[Section]) 
     said = {
         "day": known.day,
         "final": known.facts.is_final(known.day),
-        "run_id": known.facts.run_id,
         "version": known.facts.version,
         "state": state,
         "verdict": sentence,

@@ -218,7 +218,10 @@ def _metrics() -> Schema:
     shown = {"description": "Prometheus' text format.", "content": {CONTENT_TYPE: {"schema": TEXT}}}
     refused = _json("Not from this address.", ref("Trouble"))
     late = _json("Not in time.", ref("Trouble"), retry=True)
-    return _operation("Operation", "Metrics", {200: shown, 403: refused, 500: _fault(), 503: late})
+    asked = {"description": "Ask `/ready` as well, so that `mediator_ready` is among them.", "schema": TEXT}
+    parameters = [{"name": "ready", "in": "query", "required": False, **asked}]
+    responses = {200: shown, 403: refused, 500: _fault(), 503: late}
+    return _operation("Operation", "Metrics", responses, parameters=parameters)
 
 
 def _page(summary: str, media_type: str, schema: Schema) -> Schema:

@@ -57,7 +57,7 @@ def _unwell(detail: str, **more: int) -> Answer:
 
 
 class MetricsPath(Leaf):
-    """`/metrics`: Prometheus text, for those who may see it."""
+    """`/metrics`: Prometheus text, for those who may see it; with `?ready=1` asking for it asks `/ready` as well."""
 
     def get(self, request: Request) -> int | bytes:
         """The metrics, or 403: they name recipients."""
@@ -66,6 +66,8 @@ class MetricsPath(Leaf):
             return finish(request, Answer(403, b'{"status":"error","detail":"forbidden"}', JSON))
 
         async def scraped() -> Answer:
+            if b"ready" in request.args:
+                await self._front.ready()
             try:
                 await self._front.statistics()
             except StoreUnavailable:

@@ -21,14 +21,11 @@ FORMULA = "=1+1"
 Rows = dict[str, list[dict[str, Any]]]
 
 FACTS = RunFacts(
-    run_id="20261121T010000Z-1f2e3d",
     version="0.1.0",
     span=Span(DAY - timedelta(2), DAY),
     now=datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC),
     final_until=DAY - timedelta(2),
-    inputs=72,
-    input_bytes=2_900_000_000,
-    seconds={"discover": 0.4, "ingest": 46.2},
+    duration_s=46.6,
 )
 
 
@@ -156,7 +153,9 @@ def messages() -> Rows:
         "around_crash": 4,
         "before_books": 0,
         "again": 17,
-        "overdue": 1,
+        "overdue": 3,
+        "vanished": 1,
+        "lost_unaccepted": 2,
     }
     lost = [
         ("ttl", "1 <4K", "8 3d+", False, 160),

@@ -218,7 +218,17 @@ def test_what_a_day_can_hold(spark: SparkSession) -> None:
 
     assert made["ledger_daily"] == [
         {"dt": day(1), "opening": 2, "accepted": 5, "acked": 2, "expired": 0, "evicted": 1, "removed": 1, "open": 3}
-        | {"difference": 0, "orphans": 1, "around_crash": 0, "before_books": 1, "again": 5, "overdue": 1}
+        | {
+            "difference": 0,
+            "orphans": 1,
+            "around_crash": 0,
+            "before_books": 1,
+            "again": 5,
+            "overdue": 1,
+            "vanished": 1,
+        }
+        # "unknown" expired.
+        | {"lost_unaccepted": 1}
         | {"across_epochs": 0, "ended_across_epochs": 0, "books": day(-1)}
     ]
     own = {"dt": day(1), "rcpt": "r1", "proto": "didcomm", "node": "a", "size": 100, "epoch": 1, "pushes": 0}
@@ -312,6 +322,40 @@ def test_books_open_on_the_first_day_that_has_events(spark: SparkSession) -> Non
 
     assert [(row["before_books"], row["orphans"]) for row in made] == [(0, 0), (0, 0), (0, 0), (1, 0), (0, 0)]
     assert {row["books"] for row in made} == {day(3)}
+
+
+def test_messages_vanish_once_and_losses_without_acceptance_count(spark: SparkSession) -> None:
+    """On the day their time ends, or the next one with books; endings that are losses are told from deliveries."""
+    lines = [
+        accept(at(0, 1), "hour", ttl_s=3600),
+        accept(at(0, 2), "day", ttl_s=86_400),
+        accept(at(0, 3), "for ever", ttl_s=None),
+        accept(at(0, 4), "in the gap", ttl_s=2 * 86_400),
+        accept(at(0, 5), "expired late", ttl_s=3600),
+        end(at(1, 5), "expired", "expired late", at(0, 5)),
+        *(end(at(1, 6), state, f"unaccepted {state}", at(0, 6)) for state in ENDS),
+        end(at(1, 7), "evicted", "before the books", at(-3)),
+        # Once more what had ended already.
+        end(at(1, 8), "expired", "expired late", at(0, 5)),
+        event(at(4, 1), "req.done"),
+    ]
+
+    whole = run(JOB, tables(spark, lines), Span(day(0), day(4)))["ledger_daily"]
+
+    columns = ("overdue", "vanished", "orphans", "before_books", "lost_unaccepted")
+    found = [tuple(row[name] for name in columns) for row in whole]
+    assert found == [(2, 2, 0, 0, 0), (2, 1, 4, 1, 4), (3, 1, 0, 0, 0), (3, 0, 0, 0, 0), (3, 0, 0, 0, 0)]
+
+    daily: dict[str, list[Row]] = {name: [] for name in JOB.makes}
+    nights = []
+    # None was made of the days between: nobody was there.
+    for span in (Span(day(0), day(1)), Span(day(4), day(4))):
+        recalled = [row for row in lines if row["dt"] in span.widened(before=3)]
+        made = run(JOB, tables(spark, recalled, daily), span)
+        nights += [tuple(row[name] for name in columns[:2]) for row in made["ledger_daily"]]
+        for name, rows in made.items():
+            daily[name] += rows
+    assert nights == [(2, 2), (2, 1), (3, 1)]
 
 
 def test_a_day_without_anything(spark: SparkSession) -> None:

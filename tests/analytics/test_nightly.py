@@ -364,13 +364,16 @@ def test_integrity_broken(world: World) -> None:
         frame = ledger(tables, settings, span)["ledger_daily"]
         return {
             "ledger_daily": frame.withColumns(
-                {"difference": F.lit(-2).cast("bigint"), "overdue": F.lit(1).cast("bigint")}
+                {name: F.lit(n).cast("bigint") for name, n in {"difference": -2, "vanished": 3, "overdue": 1}.items()}
             )
         }
 
     outcome = world.run(0, steps=replace(STEPS, jobs=(BOOTS, replace(LEDGER, transform=broken))))
     assert outcome.exit_status == BROKEN
-    assert outcome.broken == [f"{FIRST}: 2 messages that the ledger cannot account for"]
+    assert outcome.broken == [
+        f"{FIRST}: 2 messages that the ledger cannot account for",
+        f"{FIRST}: 3 messages that vanished: their time is over and no log says so",
+    ]
     assert world.ledger() == {0: (0, 1, 1)}
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from analytics import report
 from analytics.files import Files
+from analytics.job import Span
 from analytics.report import numbers
 from analytics.report.page import rendered
 from analytics.report.reading import WANTED, Day, read
@@ -105,13 +107,20 @@ def test_problems_come_first(page: Page) -> None:
     assert page.texts["h2"][1:5] == ["Do the books close?", "Lost messages", "Anomalies", "Traffic"]
     assert len(page.texts["h2"]) == 18
     shown = dict(zip(page.texts["dt"], page.texts["dd"][::2], strict=True))
-    assert shown["Message ledger"] == "5 messages off"
+    assert shown["Message ledger"] == "difference 3"
+    assert shown["Endings without acceptance"] == "2"
+    assert shown["Vanished messages"] == "1"
     assert shown["The store's own books"] == "difference 2"
     assert shown["Counters against logs"] == "difference 4"
     assert shown["Missing log lines"] == "5"
     assert shown["Lines in quarantine"] == "1"
-    assert shown["Messages lost"] == "360"
-    assert page.texts["span"][:7] == ["broken"] * 4 + ["look"] * 3
+    assert shown["Lost with acceptance line"] == "360"
+    assert shown["Lost without acceptance line"] == "2"
+    lost = [
+        said for label, said in zip(page.texts["dt"], page.texts["dd"][::2], strict=True) if label == "Messages lost"
+    ]
+    assert lost == ["362, 2 of them without acceptance line", "362"]
+    assert page.texts["span"][:9] == ["broken"] * 6 + ["look"] * 3
 
 
 def test_every_number_has_a_sentence(page: Page) -> None:
@@ -165,14 +174,15 @@ def test_the_summary(busy: dict[str, bytes]) -> None:
     summary = json.loads(busy["summary.json"])
 
     assert (summary["day"], summary["final"], summary["state"]) == ("2026-11-20", False, "bad")
-    assert summary["run_id"] == FACTS.run_id
     assert summary["checks"] == {
-        "ledger_messages_off": {"value": 5, "state": "bad"},
+        "ledger_difference": {"value": 3, "state": "bad"},
+        "messages_orphans": {"value": 2, "state": "bad"},
+        "messages_vanished": {"value": 1, "state": "bad"},
         "store_messages_off": {"value": 2, "state": "bad"},
         "reconciliation_difference": {"value": 4, "state": "bad"},
         "log_lines_missing": {"value": 5, "state": "bad"},
         "log_lines_in_quarantine": {"value": 1, "state": "warn"},
-        "messages_lost": {"value": 360, "state": "warn"},
+        "messages_lost": {"value": 362, "state": "warn"},
         "anomalies": {"value": 2, "state": "warn"},
     }
     assert summary["figures"]["latency"]["push_live_p95_ms"] == 66.0
@@ -184,10 +194,26 @@ def test_the_same_day_makes_the_same_bytes(busy: dict[str, bytes]) -> None:
     assert rendered(known(BUSY)) == busy
 
 
+BROKEN_BOOKS = ("difference", "orphans", "overdue", "vanished", "lost_unaccepted")
+
+
+@pytest.mark.parametrize("column", ["difference", "orphans", "vanished"])
+def test_any_of_these_makes_the_day_bad(column: str) -> None:
+    books = {**BUSY["ledger_daily"][-1], **dict.fromkeys(BROKEN_BOOKS, 0), column: 1}
+    files = rendered(known({"ledger_daily": [books]}))
+    assert json.loads(files["summary.json"])["state"] == "bad"
+
+
+def test_the_same_input_makes_the_same_report_in_every_run(busy: dict[str, bytes]) -> None:
+    """Nothing of the run itself is in it: neither its time nor how long it took or which days it made."""
+    other = replace(FACTS, span=Span(DAY, DAY), now=FACTS.now + timedelta(hours=9), duration_s=1.0)
+    assert rendered(replace(known(BUSY), facts=other)) == busy
+
+
 def test_a_day_with_nothing_wrong() -> None:
     good: Rows = {
         **BUSY,
-        "ledger_daily": [{**BUSY["ledger_daily"][-1], "difference": 0, "orphans": 0, "overdue": 0}],
+        "ledger_daily": [{**BUSY["ledger_daily"][-1], **dict.fromkeys(BROKEN_BOOKS, 0)}],
         "stores_daily": [row for row in BUSY["stores_daily"] if row["store"] != HOSTILE],
         "reconciliation_daily": [row for row in BUSY["reconciliation_daily"] if not row["difference"]],
         "boots_daily": [row for row in BUSY["boots_daily"] if not row["missing"]],
@@ -201,7 +227,7 @@ def test_a_day_with_nothing_wrong() -> None:
     assert json.loads(files["summary.json"])["state"] == "good"
     page = Page(files["index.html"])
     assert page.texts["h2"][0] == "The books close and nothing stands out."
-    assert page.texts["span"][:7] == ["fine"] * 7
+    assert page.texts["span"][:9] == ["fine"] * 9
 
 
 def test_books_of_a_store_that_are_not_known() -> None:

@@ -53,7 +53,9 @@ def test_the_figures_of_the_day(text: str) -> None:
     assert one("analytics_seq_doubled") == 1
     assert one("analytics_ledger_difference") == 3
     assert one("analytics_ledger_orphans") == 2
-    assert one("analytics_ledger_overdue") == 1
+    assert one("analytics_ledger_overdue") == 3
+    assert one("analytics_ledger_vanished") == 1
+    assert one("day_messages_lost_unaccepted") == 2
     assert one("analytics_reconciliation_difference") == 4
     assert one("day_messages", state="accepted") == 96_000
     assert one("day_messages", state="open") == 13_697
@@ -121,7 +123,7 @@ def test_every_metric_of_an_alert_exists(text: str) -> None:
         named = set(re.findall(r"mediatord_\w+", rule["expr"]))
         assert named and named <= there, rule["alert"]
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
-        assert set(rule["annotations"]) == {"summary", "description"}
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
 
 
 def test_labels_of_alerts_exist(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -33,13 +34,16 @@ class Prometheus:
     Skips the test where there is none.
 
     :param targets: by the name of the job, as `host:port`.
+    :param at_once: alerts fire as soon as their expression is true.
     """
 
-    def __init__(self, targets: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, targets: Mapping[str, Sequence[str]], *, at_once: bool = False) -> None:
         self._program = program("prometheus")
         self._directory = Path(tempfile.mkdtemp(prefix="mediatord-prometheus-"))
         for rules in CONFIGURATION.parent.glob("*.rules.yml"):
-            shutil.copy(rules, self._directory)
+            text = rules.read_text("utf-8")
+            text = re.sub(r"(?m)^        for: .*$", "        for: 0s", text) if at_once else text
+            (self._directory / rules.name).write_text(text, encoding="utf-8")
         settings: dict[str, Any] = yaml.safe_load(CONFIGURATION.read_text("utf-8"))
         settings["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         for job in settings["scrape_configs"]:

@@ -72,6 +72,14 @@ def test_alerts_say_what_to_do() -> None:
         assert rule["annotations"]["summary"] and rule["annotations"]["description"].endswith("."), name
 
 
+def test_alerts_link_to_their_runbooks() -> None:
+    """Each has a section of its own, and no section is of an alert that is gone."""
+    sections = re.findall(r"^### (\w+)$", (ETC.parent / "docs" / "alerts.md").read_text("utf-8"), re.M)
+    assert sorted(sections) == sorted(alerts())
+    for name, rule in alerts().items():
+        assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{name.lower()}"
+
+
 def test_panels_have_all_that_people_need() -> None:
     """A title of their own, an explanation, a unit, the data source and the nodes that were chosen."""
     titles = [panel["title"] for _, panel in panels()]

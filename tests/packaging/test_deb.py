@@ -31,7 +31,12 @@ WHY_NOT = (
 )
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
-STATE = ("/var/lib/mediatord", "/var/log/mediatord", "/var/lib/mediatord-analytics")
+STATE = (
+    "/var/lib/mediatord",
+    "/var/log/mediatord",
+    "/var/lib/mediatord-analytics",
+    "/var/lib/mediatord-metrics",
+)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,7 @@ def test_users_and_directories(machine: Machine) -> None:
     assert machine.standing("/etc/mediatord/keys.jwks") == ("600", "mediatord:mediatord")
     assert machine.standing("/var/lib/mediatord") == ("700", "mediatord:mediatord")
     assert machine.standing("/var/log/mediatord") == ("750", "mediatord:mediatord")
+    assert machine.standing("/var/lib/mediatord-metrics") == ("755", "mediatord-analytics:mediatord")
     assert machine.standing("/var/lib/mediatord-analytics") == ("750", "mediatord-analytics:mediatord")
     assert sorted(path.name for path in machine.path("/etc/mediatord").iterdir()) == ["analytics.yaml", *MADE]
 

@@ -277,7 +277,7 @@ def test_the_night(pristine: Booted) -> None:
     started = pristine.run("systemctl", "start", NIGHT)
     assert started.returncode == 0, pristine.told(NIGHT)[-4000:]
     assert pristine.path(f"/var/lib/mediatord-analytics/report/{today}/index.html").stat().st_size > 10_000
-    assert "mediatord_day_" in pristine.path("/var/lib/mediatord-analytics/mediatord.prom").read_text()
+    assert "mediatord_day_" in pristine.path("/var/lib/mediatord-metrics/mediatord-analytics.prom").read_text()
     # The daemon shows it to the operator.
     pristine.do("runuser", "-u", "mediatord", "--", "ls", f"/var/lib/mediatord-analytics/report/{today}/index.html")
 

@@ -74,6 +74,22 @@ class AnswerTests(SynchronousTestCase):
         self.assertEqual(answered.json, {"status": "error", "detail": "push"})
         self.assertGreater(int(answered.headers["retry-after"]), 0)
 
+    def test_scraped(self) -> None:
+        """Whoever scrapes the metrics may ask as well: from the first time on there is a verdict among them."""
+        for stage, shown in (("", "mediator_ready 1.0"), ("push", "mediator_ready 0.0")):
+            self.with_cycles(stage)
+            plain = self.premises.request("GET", "/metrics", peer="127.0.0.1")
+            self.assertNotIn(b"\nmediator_ready ", plain.body)
+            asked = self.premises.request("GET", "/metrics?ready=1", peer="127.0.0.1")
+            self.assertEqual(asked.status, 200)
+            self.assertIn(shown, asked.body.decode().splitlines())
+
+    def test_scraped_by_others(self) -> None:
+        """Who may not see the metrics has nothing sent by it."""
+        self.with_cycles()
+        self.assertEqual(self.premises.request("GET", "/metrics?ready=1", peer="192.0.2.1").status, 403)
+        self.assertIsNone(self.premises.base.journal.metrics.ready_now())
+
     def test_stopping(self) -> None:
         """As soon as the gate is closed."""
         self.with_cycles()
