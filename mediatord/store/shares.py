@@ -17,8 +17,10 @@ SENDER, NETWORK = 0x0000_0000_FFFF_FFFF, 0x7FFF_FFFF_0000_0000
 
 # What kinds of senders there are, the one that makes room first being the lowest: whoever has an address, whoever has
 # made a DID, and whom the recipient has acknowledged before.
-ANONYMOUS, AUTHENTICATED, KNOWN = 0, 1, 2
 Rank = Literal[0, 1, 2]
+ANONYMOUS: Rank = 0
+AUTHENTICATED: Rank = 1
+KNOWN: Rank = 2
 RANKS: tuple[Rank, ...] = (ANONYMOUS, AUTHENTICATED, KNOWN)
 
 
