@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Literal, NamedTuple
 
 from mediatord.errors import QueueFull
@@ -17,8 +18,10 @@ SENDER, NETWORK = 0x0000_0000_FFFF_FFFF, 0x7FFF_FFFF_0000_0000
 
 # What kinds of senders there are, the one that makes room first being the lowest: whoever has an address, whoever has
 # made a DID, and whom the recipient has acknowledged before.
-ANONYMOUS, AUTHENTICATED, KNOWN = 0, 1, 2
 Rank = Literal[0, 1, 2]
+ANONYMOUS: Rank = 0
+AUTHENTICATED: Rank = 1
+KNOWN: Rank = 2
 RANKS: tuple[Rank, ...] = (ANONYMOUS, AUTHENTICATED, KNOWN)
 
 
@@ -38,6 +41,9 @@ class Amount:
         """Both together."""
         return Amount(self.messages + other.messages, self.size + other.size)
 
+
+# Entries that may be out of date, beside some for each amount.
+_SLACK = 64
 
 # Of what has nothing; not to be changed.
 NOTHING = Amount()
@@ -110,7 +116,7 @@ class Usage:
     :param known: parties whom its recipient has acknowledged before.
     """
 
-    __slots__ = ("_amounts", "_limits", "known")
+    __slots__ = ("_amounts", "_heaps", "_limits", "known")
 
     def __init__(
         self, limits: QueueLimits, known: frozenset[int], found: Iterable[tuple[int, int, int]] = ()
@@ -120,6 +126,8 @@ class Usage:
         self.known = known
         # By rank and network, or by network alone, and by sender: of each what there is, and no more.
         self._amounts: dict[Part, Amount] = {}
+        # Networks by what they have of a rank, where that was asked for.
+        self._heaps: dict[Rank | None, list[tuple[int, Part]]] = {}
         for origin, messages, size in found:
             self.change(origin, messages, size)
 
@@ -136,6 +144,8 @@ class Usage:
             amount.add(messages, size)
             if not amount.messages:
                 del self._amounts[part]
+            elif part.rank in self._heaps and part.network is not None:
+                heappush(self._heaps[part.rank], (-self._weight(part, NOTHING), part))
 
     def amount(self, part: Part) -> Amount:
         """What there is of one of :meth:`_parts`."""
@@ -165,9 +175,9 @@ class Usage:
         if not self._limits.reserved:
             return [Part()]
         for rank in self._ranks(origin, coming):
-            networks = [one for one in self._amounts if one.rank == rank and one.network is not None]
-            if networks:
-                return [Part(rank), max(networks, key=lambda one: self._weight(one, None, coming))]
+            heaviest = self._heaviest(rank)
+            if heaviest:
+                return [Part(rank), heaviest[0][1]]
         return []
 
     def check(self, origin: int, coming: Amount) -> None:
@@ -222,19 +232,28 @@ class Usage:
         The network that has most of what is of a rank, if that is more than the network of the first has. Of equals
         the first message makes room.
         """
+        candidates = self._heaviest(rank)
         own = Part(rank, origin & NETWORK) if rank == rank_of(origin, self.known) else None
-        largest, most = Part(rank), self._weight(Part(rank, first & NETWORK), own, coming)
-        for part in self._amounts:
-            if part.rank == rank and part.network is not None:
-                weight = self._weight(part, own, coming)
-                if weight > most or (weight == most and largest.network is not None and part < largest):
-                    largest, most = part, weight
-        return largest
+        if own is not None and own in self._amounts:
+            candidates.append((-self._weight(own, coming), own))
+        weight, largest = min(candidates)
+        its_own = Part(rank, first & NETWORK)
+        return largest if -weight > self._weight(its_own, coming if its_own == own else NOTHING) else Part(rank)
 
-    def _weight(self, part: Part, own: Part | None, coming: Amount) -> int:
-        amount = self.amount(part)
-        if part == own:
-            amount = amount.plus(coming)
+    def _heaviest(self, rank: Rank) -> list[tuple[int, Part]]:
+        """The network that has most of a rank, if any has, with minus its weight."""
+        heap = self._heaps.get(rank)
+        if heap is None or len(heap) > 4 * len(self._amounts) + _SLACK:
+            networks = [part for part in self._amounts if part.rank == rank and part.network is not None]
+            heap = self._heaps[rank] = [(-self._weight(part, NOTHING), part) for part in networks]
+            heapify(heap)
+        # What has changed since is in it once more.
+        while heap and -heap[0][0] != self._weight(heap[0][1], NOTHING):
+            heappop(heap)
+        return heap[:1]
+
+    def _weight(self, part: Part, coming: Amount) -> int:
+        amount = self.amount(part).plus(coming)
         return max(amount.messages * self._limits.max_bytes, amount.size * self._limits.max_messages)
 
 

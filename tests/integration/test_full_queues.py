@@ -108,8 +108,8 @@ class FullQueueTests(TestCase):
         await self.check([f"friend-{n}" for n in range(3)] + kept, accepted=FLOOD + 3, evicted=FLOOD + 3 - ROOM)
 
     async def test_no_share(self) -> None:
-        """Where one sender may have all of it, the oldest goes, whosever it is."""
-        await self.start(sender_share=1)
+        """Where one sender may have all of it and there are no ranks, the oldest goes, whosever it is."""
+        await self.start(sender_share=1, reserved_for_known=0)
         await self.send("friend", 3, FRIEND)
         await self.send("flood", FLOOD, FLOODER)
         await self.check([f"flood-{n}" for n in range(FLOOD - ROOM, FLOOD)], evicted=FLOOD + 3 - ROOM)

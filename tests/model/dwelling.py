@@ -62,7 +62,9 @@ class Ground:
 
     def config(self) -> Config:
         """As from a file."""
-        queue = {"max_messages": self.limits.max_messages, "max_bytes": self.limits.max_bytes}
+        # Of one network, without ranks, the oldest makes room.
+        limits = self.limits
+        queue = {"max_messages": limits.max_messages, "max_bytes": limits.max_bytes, "reserved_for_known": 0}
         storage: dict[str, Any] = {"backend": self.backend, "sqlite": {"path": str(self.directory / "db")}}
         if self.database:
             storage["mongodb"] = {"uri": shared_replica_set().uri(self.database)}

@@ -18,6 +18,7 @@ from mediatord.store.batches import Batches, Bounds, unobserved
 from mediatord.store.database import connect, open_database
 from mediatord.store.group_commit import Outcome, Work, commit_together
 from mediatord.store.known_queues import KnownQueues, StoreConnection
+from mediatord.store.shares import Usage
 from mediatord.store.sql_deposits import Depositing, Marking, Removing
 from mediatord.store.sqlite import SQLiteStore
 from mediatord.store.sqlite_file import Runners
@@ -98,6 +99,7 @@ class StatementTests(CostCase):
         for number, (more, now) in enumerate(((2, NOON), (0, NOON + HOUR / 2), (1, NOON + HOUR), (0, NOON + HOUR))):
             works = self.deposits(32)
             for work in works:
+                assert isinstance(work, Depositing)
                 work.order.origin = 5 << 32 | 7
             self.commit(works)
             ids = [f"{32 * number + place:032d}" for place in range(1, 33)]
@@ -222,7 +224,7 @@ class KnownQueueTests(CostCase):
         known = KnownQueues()
         queues = list(known.find(self.connection, DIDS[:3]).values())
         for place in (0, 1, 0, 2):
-            known.keep_standing(queues[place], Standing(()))
+            known.keep_standing(queues[place], Standing(Usage(QueueLimits(), frozenset())))
         self.assertEqual([queue.standing is None for queue in queues], [False, True, False])
 
     def test_bounded(self) -> None:

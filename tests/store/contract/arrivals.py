@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from mediatord.interfaces import Arrival, QueueLimits, StoredMessage, Window
 from mediatord.interfaces.decentrl import LARGEST_SLICE
 from tests.store.builders import ALICE, BOB, HOUR, NOON
@@ -106,6 +108,17 @@ class ArrivalContract(StoreContract):
         found = await self.store.arrived([ALICE], Window(at, at + 0.5), limit=1)
         self.assertEqual(found, [Arrival("a", ALICE, at)])
         self.assertEqual(await self.arrived(ALICE, until=at), [])
+
+    async def test_arrived_ever_since(self) -> None:
+        """A window may have no end: whatever clocks say, all that came and can be seen is in it."""
+        await self.put("late", delay=10)
+        await self.put("delayed", delay=1000)
+        await self.put("a", "b")
+        self.clock.advance(10)
+        await self.store.take_due(9)
+        self.assertEqual(await self.arrived(ALICE, until=inf), ["a", "b", "late"])
+        self.assertEqual(await self.arrived(ALICE, since=NOON + 5, until=inf, limit=1), ["late"])
+        self.assertEqual(await self.arrived(ALICE, since=NOON + 11, until=inf), [])
 
     async def test_arrived_at_one_time(self) -> None:
         """Of the same time in order of ids, so that any number of them can be gone through."""

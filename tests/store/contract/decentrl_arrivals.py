@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from mediatord.interfaces import Arrival, Window
 from mediatord.interfaces.decentrl import LARGEST_SLICE, Caps, PendingEvent
 from tests.store.builders import ALICE, BOB, HOUR, NOON
@@ -75,6 +77,12 @@ class DecentrlArrivalContract(DecentrlContract):
         found = await self.decentrl.arrived_pending([BOB, ALICE], Window(at, at + 0.5), limit=1)
         self.assertEqual(found, [Arrival("a", ALICE, at)])
         self.assertEqual(await self.arrived(ALICE, until=at), [])
+
+    async def test_arrived_ever_since(self) -> None:
+        """A window may have no end."""
+        await self.send("a", "b")
+        self.assertEqual(await self.arrived(ALICE, until=inf), ["a", "b"])
+        self.assertEqual(await self.arrived(ALICE, since=NOON + 1, until=inf), [])
 
     async def test_arrived_at_one_time(self) -> None:
         """Of the same time in order of ids, so that any number of them can be gone through."""

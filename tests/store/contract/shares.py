@@ -257,6 +257,23 @@ class RankContract(ShareCase):
         self.assertEqual(await self.fill("v", origin(51, 0)), ["b"])
         self.assertEqual(await self.fill("w", origin(10, 0)), ["j"])
 
+    async def test_another_rank_of_the_same_network(self) -> None:
+        """What comes counts for its own rank only."""
+        await self.fill("ABCDEF", origin(3, 3))
+        await self.fill("abcd", origin(1, 0))
+        await self.fill("efghi", origin(2, 0))
+        await self.fill("jklmn", origin(4, 4))
+        self.assertEqual(await self.fill("o", origin(1, 1)), ["e"])
+        self.assertEqual(await self.fill("p", origin(1, 0)), ["a"])
+
+    async def test_of_equals_the_first(self) -> None:
+        """Networks that have as much make room in turn, whatever their numbers are."""
+        await self.fill("abcdefghij", origin(9, 0))
+        await self.fill("klmnopqrst", origin(8, 0))
+        self.assertEqual(await self.fill("u", origin(7, 0)), ["a"])
+        self.assertEqual(await self.fill("v", origin(7, 0)), ["k"])
+        self.assertEqual(await self.fill("w", origin(9, 0)), ["b"])
+
     async def test_of_nobody_known(self) -> None:
         """What is from nobody knows where is anonymous."""
         await self.fill("abcdefghijklmnopqrst")
