@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from mediatord.protocol.canonical_did import did_digest
+from mediatord.store.sql_rows import key_of
 
 _BATCH = 50_000
 # Another DID of the same length: a part in the middle of the key is replaced.
@@ -27,7 +28,9 @@ def add_accounts(database: Path, count: int) -> None:
     """Accounts with one registered DID each; the daemon is stopped, and has an account with a recipient."""
     with closing(_opened(database)) as connection:
         first = _highest(connection, "account") + 1
-        columns, values = _copied(connection, "account", {"did": _DID, "recipients": "0"})
+        columns, values = _copied(
+            connection, "account", {"did": _DID, "did_key": f"account_key({_DID})", "recipients": "0"}
+        )
         template = "(SELECT * FROM account ORDER BY id LIMIT 1) AS one"
         _in_batches(connection, f"INSERT INTO account ({columns}) SELECT {values} FROM number, {template}", count)
         changed = {"account_id": "account.id", "did": "account.did", "did_digest": "did_digest(account.did)"}
@@ -68,7 +71,8 @@ def make_overdue(database: Path, count: int) -> None:
 
 def _opened(database: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(database)
-    connection.create_function("did_digest", 1, did_digest, deterministic=True)
+    for name, function in (("did_digest", did_digest), ("account_key", key_of)):
+        connection.create_function(name, 1, function, deterministic=True)
     # The file is thrown away when the power fails, like everything here.
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("PRAGMA cache_size=-262144")

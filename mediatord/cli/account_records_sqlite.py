@@ -12,6 +12,7 @@ from mediatord.cli.queues.sqlite import WaitingInFile
 from mediatord.store import sql_accounts
 from mediatord.store.database import connect
 from mediatord.store.locking import PATIENCE_SECONDS, begin, patiently
+from mediatord.store.sql_rows import key_of
 
 T = TypeVar("T")
 
@@ -21,10 +22,10 @@ _ACCOUNTS = """
     FROM ({}) a LEFT JOIN queue q ON q.account_id = a.id GROUP BY a.id ORDER BY a.created_at DESC, a.id DESC
 """
 _NEWEST = _ACCOUNTS.format("SELECT * FROM account ORDER BY created_at DESC, id DESC LIMIT ?")
-_ONE = _ACCOUNTS.format("SELECT * FROM account WHERE did = ?")
+_ONE = _ACCOUNTS.format("SELECT * FROM account WHERE did_key = ?")
 _QUEUED = """
     SELECT DISTINCT r.did FROM account a JOIN queue q ON q.account_id = a.id JOIN recipient r ON r.id = q.recipient_id
-    WHERE a.did = ?
+    WHERE a.did_key = ?
 """
 _ALL = 1 << 31
 
@@ -46,7 +47,7 @@ class SQLiteAccountRecords(WaitingInFile):
     def account(self, did: str) -> AccountRecord | None:
         """The one with this DID."""
         with self._reading() as connection:
-            row = connection.execute(_ONE, (did,)).fetchone()
+            row = connection.execute(_ONE, (key_of(did),)).fetchone()
             return None if row is None else _record(row)
 
     def names(self, did: str) -> list[str]:
@@ -57,7 +58,7 @@ class SQLiteAccountRecords(WaitingInFile):
     def queued_dids(self, did: str) -> list[str]:
         """Recipient DIDs of an account for which something waits, whether they are registered or not."""
         with self._reading() as connection:
-            return [one for (one,) in connection.execute(_QUEUED, (did,))]
+            return [one for (one,) in connection.execute(_QUEUED, (key_of(did),))]
 
     def unregister(self, did: str) -> None:
         """Remove all that an account has registered, so that nothing more comes for it."""

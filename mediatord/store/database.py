@@ -13,6 +13,7 @@ from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store.known_queues import StoreConnection
 from mediatord.store.locking import PATIENCE_SECONDS, begin, patiently
 from mediatord.store.sql_cluster import release_lost
+from mediatord.store.sql_rows import key_of
 
 # "mdrd": what tells our file from any other SQLite database.
 APPLICATION_ID = 0x6D647264
@@ -148,6 +149,7 @@ def migrate(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
     if patiently(lambda: _version(connection), PATIENCE_SECONDS) == len(steps):
         return
     _add_functions(connection)
+    connection.execute("PRAGMA foreign_keys = OFF")  # tables are made anew, under their names
     begin(connection, PATIENCE_SECONDS)
     try:
         # Asked again under the lock: another process may have been faster.
@@ -163,6 +165,7 @@ def migrate(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+        connection.execute("PRAGMA foreign_keys = ON")
 
 
 def is_empty(path: Path) -> bool:
@@ -186,8 +189,8 @@ def _refuse_to_lose_log(path: Path) -> None:
 
 def _add_functions(connection: sqlite3.Connection) -> None:
     """What SQL is to know of DIDs."""
-    for function in (canonical_did, did_digest):
-        connection.create_function(function.__name__, 1, function, deterministic=True)
+    for name, function in (("canonical_did", canonical_did), ("did_digest", did_digest), ("account_key", key_of)):
+        connection.create_function(name, 1, function, deterministic=True)
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -22,18 +22,56 @@ UPDATE recipient SET registered = NULL, names = NULL WHERE registered IS NOT NUL
     WHERE r.did_digest = recipient.did_digest AND r.registered IS NOT NULL AND r.id < recipient.id
 );
 
--- The last place that was given in the order of registration.
-ALTER TABLE account ADD COLUMN places INTEGER NOT NULL DEFAULT 0;
-UPDATE account SET places = coalesce((SELECT max(registered) FROM recipient WHERE account_id = account.id), 0);
-
 CREATE UNIQUE INDEX recipient_registered ON recipient (did_digest) WHERE registered IS NOT NULL;
 CREATE INDEX recipient_left_over ON recipient (did_digest, account_id) WHERE registered IS NULL;
 
--- Last authenticated contact, to a day, and whether a message was never accepted for it nor contact seen after its
--- first day.
-ALTER TABLE account ADD COLUMN seen_at REAL NOT NULL DEFAULT 0;
-ALTER TABLE account ADD COLUMN fresh INTEGER NOT NULL DEFAULT 0;
-UPDATE account SET seen_at = CAST(strftime('%s', 'now') AS REAL);
+-- Accounts made anew, so that the text of a long DID is stored once: they are found by its digest. `places` is the last
+-- place that was given in the order of registration, `seen_at` the last authenticated contact, to a day, and `fresh` 1
+-- until a message was accepted for it or contact seen after its first day.
+DROP TRIGGER recipient_comes;
+DROP TRIGGER recipient_returns;
+DROP TRIGGER recipient_leaves;
+
+CREATE TABLE new_account (
+    id INTEGER PRIMARY KEY,
+    did TEXT NOT NULL,
+    did_key BLOB UNIQUE,
+    created_at REAL NOT NULL,
+    draft03 INTEGER NOT NULL DEFAULT 0,
+    recipients INTEGER NOT NULL DEFAULT 0,  -- how many names are registered, kept by triggers while a DID has one
+    places INTEGER NOT NULL DEFAULT 0,
+    seen_at REAL NOT NULL DEFAULT 0,
+    fresh INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+INSERT INTO new_account (id, did, did_key, created_at, draft03, recipients, places, seen_at)
+SELECT id, did, account_key(did), created_at, draft03,
+    (SELECT count(*) FROM recipient WHERE account_id = account.id AND registered IS NOT NULL),
+    coalesce((SELECT max(registered) FROM recipient WHERE account_id = account.id), 0),
+    CAST(strftime('%s', 'now') AS REAL)
+FROM account;
+
+DROP TABLE account;
+ALTER TABLE new_account RENAME TO account;
+
+CREATE TRIGGER recipient_comes AFTER INSERT ON recipient WHEN NEW.registered IS NOT NULL BEGIN
+    UPDATE account SET recipients = recipients + 1 WHERE id = NEW.account_id;
+END;
+
+CREATE TRIGGER recipient_returns AFTER UPDATE OF registered ON recipient
+WHEN OLD.registered IS NULL AND NEW.registered IS NOT NULL BEGIN
+    UPDATE account SET recipients = recipients + 1 WHERE id = NEW.account_id;
+END;
+
+CREATE TRIGGER recipient_leaves AFTER UPDATE OF registered ON recipient
+WHEN OLD.registered IS NOT NULL AND NEW.registered IS NULL BEGIN
+    UPDATE account SET recipients = recipients - 1 WHERE id = NEW.account_id;
+    DELETE FROM recipient
+        WHERE id = NEW.id AND NOT EXISTS (
+            SELECT 1 FROM queue WHERE account_id = NEW.account_id AND recipient_id = NEW.id
+        );
+END;
+
 CREATE INDEX account_fresh ON account (created_at) WHERE fresh = 1;
 CREATE INDEX account_seen ON account (seen_at);
 

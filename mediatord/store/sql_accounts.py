@@ -11,19 +11,20 @@ from mediatord.interfaces import FIRST_DAY, Account, AccountUsage, Action, Expir
 from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store.known_queues import forget_queues
 from mediatord.store.recipient_names import MAX_NAMES, RecipientNames, page
+from mediatord.store.sql_rows import key_of
 
 _NOTHING_WAITS = "NOT EXISTS (SELECT 1 FROM queue WHERE account_id = account.id)"
 
 
 def account(connection: Connection, did: str) -> Account | None:
-    query = "SELECT did, created_at, draft03, seen_at FROM account WHERE did = ?"
-    row = connection.execute(query, (did,)).fetchone()
+    query = "SELECT did, created_at, draft03, seen_at FROM account WHERE did_key = ?"
+    row = connection.execute(query, (key_of(did),)).fetchone()
     return None if row is None else Account(row[0], row[1], bool(row[2]), row[3])
 
 
 def account_id(connection: Connection, did: str) -> int | None:
     """The number that an account keeps for good, whatever its DID."""
-    row = connection.execute("SELECT id FROM account WHERE did = ?", (did,)).fetchone()
+    row = connection.execute("SELECT id FROM account WHERE did_key = ?", (key_of(did),)).fetchone()
     return None if row is None else row[0]
 
 
@@ -32,8 +33,10 @@ def grant(connection: Connection, did: str, now: float) -> Account:
     if is_retired(connection, did):
         raise NotEnrolled()
     connection.execute(
-        "INSERT INTO account (did, created_at, seen_at, fresh) VALUES (?, ?, ?, 1) ON CONFLICT DO NOTHING",
-        (did, now, now),
+        """
+        INSERT INTO account (did, did_key, created_at, seen_at, fresh) VALUES (?, ?, ?, ?, 1) ON CONFLICT DO NOTHING
+        """,
+        (did, key_of(did), now, now),
     )
     granted = account(connection, did)
     assert granted is not None
@@ -42,8 +45,11 @@ def grant(connection: Connection, did: str, now: float) -> Account:
 
 def touch(connection: Connection, did: str, now: float) -> None:
     connection.execute(
-        "UPDATE account SET seen_at = ?, fresh = CASE WHEN ? - created_at >= ? THEN 0 ELSE fresh END WHERE did = ?",
-        (now, now, FIRST_DAY, did),
+        """
+        UPDATE account SET seen_at = ?, fresh = CASE WHEN ? - created_at >= ? THEN 0 ELSE fresh END
+        WHERE did_key = ?
+        """,
+        (now, now, FIRST_DAY, key_of(did)),
     )
 
 
@@ -73,8 +79,8 @@ def expire_accounts(
 
 def remove_account(connection: Connection, did: str) -> bool:
     """Remove it with all that it has registered, unless something waits for it; whether that was done."""
-    query = f"SELECT id FROM account WHERE did = ? AND {_NOTHING_WAITS}"
-    row = connection.execute(query, (did,)).fetchone()
+    query = f"SELECT id FROM account WHERE did_key = ? AND {_NOTHING_WAITS}"
+    row = connection.execute(query, (key_of(did),)).fetchone()
     if row is None:
         return False
     _delete(connection, row[0], did)
@@ -99,7 +105,7 @@ def _delete(connection: Connection, account_number: int, did: str) -> None:
 
 
 def mark_draft03(connection: Connection, did: str) -> None:
-    connection.execute("UPDATE account SET draft03 = 1 WHERE did = ?", (did,))
+    connection.execute("UPDATE account SET draft03 = 1 WHERE did_key = ?", (key_of(did),))
 
 
 def owner(connection: Connection, recipient_did: str) -> str | None:
@@ -139,7 +145,7 @@ def update(
 
 
 def recipients(connection: Connection, did: str, offset: int, limit: int) -> tuple[list[str], int]:
-    row = connection.execute("SELECT id, recipients FROM account WHERE did = ?", (did,)).fetchone()
+    row = connection.execute("SELECT id, recipients FROM account WHERE did_key = ?", (key_of(did),)).fetchone()
     if row is None:
         return [], 0
     rows = connection.execute(
@@ -160,7 +166,7 @@ def move(connection: Connection, prior: str, new: str) -> bool:
     ):
         return False
     forget_queues(connection)
-    connection.execute("UPDATE account SET did = ? WHERE did = ?", (new, prior))
+    connection.execute("UPDATE account SET did = ?, did_key = ? WHERE did_key = ?", (new, key_of(new), key_of(prior)))
     connection.execute("INSERT INTO retired (did) VALUES (?)", (prior,))
     return True
 

@@ -15,7 +15,7 @@ from typing import Any
 from mediatord.interfaces import Arrival, StoredMessage, Window
 from mediatord.interfaces.decentrl import LARGEST_SLICE, PendingEvent
 from mediatord.store.sql_queues import read_messages
-from mediatord.store.sql_rows import gather_in, gather_texts, select_in
+from mediatord.store.sql_rows import gather_in, gather_texts, key_of, select_in
 
 CLOCKS_DIFFER = 60.0
 
@@ -27,14 +27,14 @@ _ARRIVED = """
     SELECT m.id, a.did, m.received_at FROM account a CROSS JOIN queue q ON q.account_id = a.id
         CROSS JOIN message m ON m.recipient_id = q.recipient_id AND m.seq >= ?
     WHERE +m.due_at IS NULL AND m.received_at < ? AND (m.received_at > ? OR m.received_at = ? AND +m.id > ?)
-        AND a.did IN ({{}})
+        AND a.did_key IN ({{}})
     ORDER BY m.received_at, m.id LIMIT {limit}
 """
 # Of a message that was handed out this is minus the time of that, so the latest come first.
 _HANDED_OUT = """
     SELECT m.id, a.did, -m.due_at FROM account a CROSS JOIN message m INDEXED BY message_delayed
         ON m.account_id = a.id AND m.due_at > ? AND m.due_at <= ?
-    WHERE (+m.due_at < ? OR +m.id > ?) AND a.did IN ({{}})
+    WHERE (+m.due_at < ? OR +m.id > ?) AND a.did_key IN ({{}})
     ORDER BY m.due_at DESC, m.id LIMIT {limit}
 """
 _PENDING = "e.seq, e.size, e.id, r.did, e.sender_did, e.received_at"
@@ -54,11 +54,12 @@ def arrived(connection: Connection, accounts: Sequence[str], window: Window, lim
     first = _first_after(connection, "message", since - CLOCKS_DIFFER)
     # Not as JSON, which would round the times.
     rows: list[tuple[Any, ...]] = []
+    keys = [key_of(did) for did in dict.fromkeys(accounts)]
     for query, parameters in (
         (_ARRIVED, (first, until, since, since, after)),
         (_HANDED_OUT, (-until, min(-since, 0.0), -since, after)),
     ):
-        rows += select_in(connection, query.format(limit=limit), list(dict.fromkeys(accounts)), *parameters)
+        rows += select_in(connection, query.format(limit=limit), keys, *parameters)
     return _first([Arrival(*row) for row in rows], limit)
 
 

@@ -59,11 +59,12 @@ _PENDING = """
 
 def _accounts(connection: Connection, records: Sequence[Account]) -> None:
     rows = [
-        (one.number, one.did, one.created_at, one.draft03, one.seen_at or one.created_at, one.fresh)
+        (one.number, one.did, key_of(one.did), one.created_at, one.draft03, one.seen_at or one.created_at, one.fresh)
         for one in records
     ]
     connection.executemany(
-        "INSERT INTO account (id, did, created_at, draft03, seen_at, fresh) VALUES (?, ?, ?, ?, ?, ?)", rows
+        "INSERT INTO account (id, did, did_key, created_at, draft03, seen_at, fresh) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        rows,
     )
 
 

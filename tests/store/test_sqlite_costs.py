@@ -71,6 +71,27 @@ class CostCase(SynchronousTestCase):
         return len([statement for statement in told if not statement.startswith("--")])
 
 
+class SizeTests(CostCase):
+    """What is stored for good."""
+
+    def pages(self) -> int:
+        """Bytes of the database."""
+        ((pages,),) = self.connection.execute("PRAGMA page_count").fetchall()
+        ((size,),) = self.connection.execute("PRAGMA page_size").fetchall()
+        return int(pages * size)
+
+    def test_long_dids(self) -> None:
+        """A DID is stored once, of an account and of a recipient; all else about it is small."""
+        dids = [f"did:example:{number:03d}{'x' * 7_900}" for number in range(100)]
+        before = self.pages()
+        sql_accounts.update(self.connection, ALICE, [(did, "add") for did in dids], 999)
+        registered = self.pages()
+        for did in dids:
+            sql_accounts.grant(self.connection, did, NOON)
+        for taken in (registered - before, self.pages() - registered):
+            self.assertLess(taken, 1.1 * sum(map(len, dids)))
+
+
 class StatementTests(CostCase):
     """Each statement is two chances for the reactor to keep the interpreter's lock."""
 
