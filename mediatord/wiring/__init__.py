@@ -51,7 +51,8 @@ def build(
         refuse_unavailable(config)
     if config.workers > 1:
         return build_supervisor(reactor, config, give_up, _sole_users(config, shared=False))
-    base = build_base(reactor, config, worker=worker.place if worker else None, store=store)
+    # The file of the store is made before the daemon comes up, if there is to be a new one.
+    base = build_base(reactor, config, worker=worker.place if worker else None, store=store, create=False)
     didcomm, decentrl = build_didcomm(base, config), build_decentrl(base, config)
     site = build_site(base, didcomm, decentrl, config, worker, lambda: readiness)
     signs = Signs(base, worker.tell if worker else notify)
