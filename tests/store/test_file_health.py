@@ -182,6 +182,8 @@ class DamageTests(FileCase):
         self.path.write_bytes(whole[: size // 2])
         self.beside("-wal").write_bytes(log)
         self.assertIn("restore a backup", self.refused())
+        self.assertEqual(self.beside("-wal").read_bytes(), log)
+        self.assertEqual(self.path.read_bytes(), whole[: size // 2])
 
     def test_log_without_database(self) -> None:
         """An empty or missing database beside its write-ahead log is not begun anew, and the log stays."""
