@@ -167,6 +167,9 @@ def test_databases(made: Path, capsys: Capture) -> None:
     connection.close()
     assert "is of a newer mediatord: its schema is version 99" in problems(made, 1, capsys)[0][2]
     path.unlink()
+    (log := made.parent / "log").mkdir(exist_ok=True)
+    (log / "events.jsonl").touch()
+    assert f"{path} cannot be used: it is gone, and " in problems(made, 1, capsys)[0][2]
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE other (x)")
     connection.close()

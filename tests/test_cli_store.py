@@ -46,7 +46,7 @@ def run(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int
 @pytest.mark.parametrize("deep", [(), ("--deep",)])
 def test_check(deep: tuple[str, ...], config: Path, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A whole database is ok; of one that is damaged each problem has a line, and the status is 1."""
-    command = ("store", "check", *deep, "--config", config)
+    command: tuple[str | Path, ...] = ("store", "check", *deep, "--config", config)
     assert run(*command, capsys=capsys) == (0, f"{database}: ok", "")
     with database.open("r+b") as file:
         file.seek(database.stat().st_size // 2)

@@ -21,6 +21,7 @@ from mediatord.keylock import passphrase_from
 from mediatord.private_file import PrivateFileError
 from mediatord.service import StartupError, refuse_unavailable
 from mediatord.store.database import APPLICATION_ID, schema_steps
+from mediatord.store.database_check import loss_of
 from mediatord.tag_keys import read_tag_keys
 from mediatord.wiring import load_identity
 from mediatord.wiring.base import log_key
@@ -87,16 +88,19 @@ def _log(config: Config) -> Iterator[Finding]:
 
 def _store(config: Config) -> Iterator[Finding]:
     if config.storage.backend == "sqlite":
-        yield from ((("storage", "sqlite", "path"), text) for text in _database(config.storage.sqlite.path))
+        path = config.storage.sqlite.path
+        yield from ((("storage", "sqlite", "path"), text) for text in _database(path, config.log.directory))
     elif config.storage.backend == "mongodb":
         yield from ((("storage", "mongodb", "uri"), text) for text in _address(config.storage.mongodb.uri))
 
 
-def _database(path: Path) -> Iterator[str]:
+def _database(path: Path, logs: Path) -> Iterator[str]:
     if not path.parent.is_dir():
         yield f"{path.parent} is not there; type: install -d -m 700 {path.parent}"
     elif (reason := _unwritable(path.parent)) is not None:
         yield reason
+    elif loss := loss_of(path, logs):
+        yield f"{path} cannot be used: {loss}"
     elif path.exists():
         if not os.access(path, os.R_OK | os.W_OK):
             yield f"{path} cannot be read and written by this user"

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from threading import Timer
 
-from mediatord.store.database import DatabaseRefused, connect, is_empty, prepare_database
+from mediatord.store.database import DatabaseRefused, is_empty, prepare_database
 from mediatord.store.file_health import shows_damage
 
 # Seconds that the check at a start may take. What it has not looked at by then is found when it is read.
@@ -36,14 +36,11 @@ def check_store(backend: str, path: Path, logs: Path | None = None) -> None:
     if backend != "sqlite":
         return
     try:
-        if is_empty(path) and path.parent.is_dir() and (sign := _sign_of_use(path, logs)):
-            raise DatabaseRefused(
-                f"it is {'empty' if path.exists() else 'gone'}, and {sign}; put it back, or restore a backup. "
-                "`mediatord store create` makes a new one, in which there is nobody's mail"
-            )
+        if loss := loss_of(path, logs):
+            raise DatabaseRefused(loss)
         if not is_empty(path):
-            # Before anything is written to it.
-            with closing(connect(path)) as connection:
+            # Before anything is written to it: by the last connection that can, SQLite empties the write-ahead log.
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
                 problems = quick_check(connection, START_SECONDS)
             if problems:
                 raise Damaged(problems[0])
@@ -56,6 +53,16 @@ def check_store(backend: str, path: Path, logs: Path | None = None) -> None:
         elif isinstance(error, Damaged) or shows_damage(error):
             reason = f"it is damaged ({reason}); {_REPAIR}"
         raise ValueError(f"cannot use the database {path}: {reason}") from None
+
+
+def loss_of(path: Path, logs: Path | None) -> str:
+    """What to tell an operator whose database is not there although it was; empty if it is, or never was."""
+    if not (is_empty(path) and path.parent.is_dir() and (sign := _sign_of_use(path, logs))):
+        return ""
+    return (
+        f"it is {'empty' if path.exists() else 'gone'}, and {sign}; put it back, or restore a backup. "
+        "`mediatord store create` makes a new one, in which there is nobody's mail"
+    )
 
 
 def create_store(path: Path) -> None:

@@ -53,7 +53,8 @@ def build(
         refuse_unavailable(config)
     if config.workers > 1:
         return build_supervisor(reactor, config, give_up, ready, _sole_users(config, shared=False))
-    base = build_base(reactor, config, worker=worker.place if worker else None, store=store)
+    # The file of the store is made before the daemon comes up, if there is to be a new one.
+    base = build_base(reactor, config, worker=worker.place if worker else None, store=store, create=False)
     didcomm, decentrl = build_didcomm(base, config), build_decentrl(base, config)
     site = build_site(base, didcomm, decentrl, config, worker, lambda: readiness)
     signs = Signs(base, worker.tell if worker else notify, ready)
@@ -80,7 +81,7 @@ def build(
         base.events,
         base.epochs,
         *watches,
-        *_store_services(base, config, opened, give_up),
+        *_store_services(base, config, opened, give_up, checked=worker is not None),
         *membership,
         ledger,
         didcomm.due,
@@ -107,9 +108,14 @@ def _sole_users(config: Config, *, shared: bool) -> list[Service]:
 
 
 def _store_services(
-    base: Base, config: Config, opened: Callable[[], None], give_up: Callable[[str], None]
+    base: Base, config: Config, opened: Callable[[], None], give_up: Callable[[str], None], *, checked: bool
 ) -> list[Service]:
-    """What opens and closes the store, and keeps those away with whom it cannot be shared."""
+    """
+    What opens and closes the store, and keeps those away with whom it cannot be shared.
+
+    :param checked: whether the supervisor has looked at it. What has become of it since then keeps no worker from
+        coming up: the others may still have open what is gone.
+    """
     backend, path = config.storage.backend, config.storage.sqlite.path
     open_store: Callable[[], Deferred[None]] = base.store.open
     beside: list[Service] = []
@@ -118,7 +124,7 @@ def _store_services(
     elif backend == "mongodb":
         alone = Alone(base.reactor, base.store, base.node, base.gate, base.standing, give_up)
         open_store, beside = alone.open, [alone]
-    check = partial(check_store, backend, path, config.log.directory)
+    check: Callable[[], None] = partial(check_store, "" if checked else backend, path, config.log.directory)
     return [StoreLife(base, open_store, check, opened, give_up), *beside]
 
 

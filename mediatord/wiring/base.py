@@ -132,6 +132,7 @@ def build_base(
     *,
     worker: WorkerPlace | None = None,
     store: IStore | None = None,
+    create: bool = True,
     steady: Callable[[], float] = monotonic,
 ) -> Base:
     """
@@ -139,6 +140,7 @@ def build_base(
 
     :param worker: what this process has of its supervisor.
     :param store: instead of the one that the configuration names.
+    :param create: whether to make the file of that if it is not there.
     :raise StartupError: keys, identity or log key cannot be used.
     """
     identity = _identity(config, worker)
@@ -159,7 +161,7 @@ def build_base(
     epochs = Epochs(reactor, log_key(config), tags, events, lambda: reloading.config.log.key_days)
     reloading.look_for_key = epochs.look
     late = LateNews(journal)
-    store = store or _store(reactor, config, metrics, late, shared=worker is not None)
+    store = store or _store(reactor, config, metrics, late, shared=worker is not None, create=create)
     cluster = None
     node = Node(origin.node, origin.boot, "", b"")
     connections: Connections[Any] = Connections(*_connection_limits(config))
@@ -202,7 +204,7 @@ def _identity(config: Config, worker: WorkerPlace | None) -> Identity:
     return load_identity(config) if worker is None else told_identity(config, worker.keys.decode("utf-8"))
 
 
-def _store(reactor: Any, config: Config, metrics: Metrics, late: LateNews, *, shared: bool) -> IStore:
+def _store(reactor: Any, config: Config, metrics: Metrics, late: LateNews, *, shared: bool, create: bool) -> IStore:
     try:
         return open_store(
             config.storage.backend,
@@ -211,7 +213,7 @@ def _store(reactor: Any, config: Config, metrics: Metrics, late: LateNews, *, sh
             caps=_caps(config),
             path=config.storage.sqlite.path,
             shared=shared,
-            create=False,  # which was done, if it was right, before the daemon came up
+            create=create,
             room=Room(config.storage.sqlite.max_bytes, config.storage.sqlite.min_free_bytes),
             uri=config.storage.mongodb.uri,
             observe=metrics.store_took,

@@ -83,7 +83,9 @@ class Recorder(SQLiteFile):
     def __init__(self) -> None:
         self.works: list[Work] = []
 
-    def write(self, name: str, work: Callable[[sqlite3.Connection], Any], size: int = 0) -> Deferred[Any]:
+    def write(
+        self, name: str, work: Callable[[sqlite3.Connection], Any], size: int = 0, *, shrinking: bool = False
+    ) -> Deferred[Any]:
         self.works.append(work)
         return Deferred()
 

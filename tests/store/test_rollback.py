@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from sqlite3 import Connection
 from typing import Any
 
@@ -13,6 +14,11 @@ from mediatord.store.batches import unobserved
 from mediatord.store.sql_accounts import account, grant
 from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
 from tests.store.builders import ALICE, BOB, NOON, InPlace, PromptClock, a_path
+
+
+def granting(did: str) -> Callable[[Connection], Any]:
+    """An operation that gives an account to a DID."""
+    return lambda connection: grant(connection, did, NOON)
 
 
 class RefusedRollback:
@@ -55,7 +61,7 @@ class RollbackTests(SynchronousTestCase):
         for times in (1, 2, 3, 1_000_000):
             did = f"did:example:{times}"
             self.failureResultOf(self.file.write("write", RefusedRollback(times)), StoreUnavailable)
-            self.successResultOf(self.file.write("write", lambda c, did=did: grant(c, did, NOON)))
+            self.successResultOf(self.file.write("write", granting(did)))
             self.assertTrue(self.granted(did))
             tables = self.successResultOf(
                 self.file.read("read", lambda c: c.execute("SELECT name FROM sqlite_schema").fetchall())
@@ -64,7 +70,7 @@ class RollbackTests(SynchronousTestCase):
 
     def test_neighbours(self) -> None:
         """Those in the same batch are done once the ROLLBACK goes through, each on its own."""
-        works = [lambda c: grant(c, ALICE, NOON), RefusedRollback(1), lambda c: grant(c, BOB, NOON)]
+        works: list[Callable[[Connection], Any]] = [granting(ALICE), RefusedRollback(1), granting(BOB)]
         outcomes = self.successResultOf(self.file.write_each("write", [(work, 0) for work in works]))
         self.assertEqual([outcome.error is None for outcome in outcomes], [True, False, True])
         self.assertTrue(self.granted(ALICE) and self.granted(BOB))
@@ -74,5 +80,5 @@ class RollbackTests(SynchronousTestCase):
         for times in (1, 2, 1_000_000):
             self.successResultOf(self.file.read("read", RefusedRollback(times).read))
             did = f"did:example:{times}"
-            self.successResultOf(self.file.write("write", lambda c, did=did: grant(c, did, NOON)))
+            self.successResultOf(self.file.write("write", granting(did)))
             self.assertTrue(self.granted(did))
