@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocolFactory, IReactorTime
+from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocolFactory, IReactorTime, ISSLTransport
 from twisted.internet.protocol import connectionDone
-from twisted.protocols.haproxy._wrapper import HAProxyWrappingFactory
+from twisted.protocols.haproxy._wrapper import HAProxyProtocolWrapper, HAProxyWrappingFactory
 from twisted.protocols.policies import WrappingFactory
 from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory
 from twisted.python.failure import Failure
+from zope.interface import noLongerProvides
 
 # Seconds from the connection to the end of its TLS handshake, however steadily the client sends.
 HANDSHAKE_SECONDS = 10.0
@@ -29,8 +30,24 @@ class _RefusalMixin(WrappingFactory[Any]):
         return None if protocol is None else self.protocol(self, protocol)
 
 
+class ProxyConnection(HAProxyProtocolWrapper):
+    """
+    A connection whose first line is about its client.
+
+    It does not claim to be the TLS that may be below it: Autobahn would ask it for what only TLS itself can tell.
+    """
+
+    def makeConnection(self, transport: Any) -> None:  # noqa: N802  Twisted's name
+        """Begin to wait for the first line."""
+        super().makeConnection(transport)
+        if ISSLTransport.providedBy(self):
+            noLongerProvides(self, ISSLTransport)
+
+
 class ProxyFactory(_RefusalMixin, HAProxyWrappingFactory):
     """The PROXY protocol: the first line of each connection is about its client."""
+
+    protocol: type[Any] = ProxyConnection
 
 
 class TLSConnection(BufferingTLSTransport):

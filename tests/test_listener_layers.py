@@ -21,7 +21,20 @@ from mediatord.service import Listener
 from tests.authority import Authority
 from tests.house import PEER
 from tests.web.admin_premises import AdminPremises
-from tests.web.premises import Premises
+from tests.web.fakes import FakeDecentrl
+from tests.web.premises import Premises, framed, written
+
+OPENING = written(
+    "GET",
+    "/ws",
+    None,
+    {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    },
+)
 
 
 class LimitedFactory(Factory):
@@ -179,6 +192,21 @@ class ListenerLayerTests(SynchronousTestCase):
         protocol, _ = self.connect(self.listen(self.tls, LimitedFactory()))
         protocol.connectionLost()
         self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_frames_behind_the_handshake(self) -> None:
+        """A WebSocket gets those in the TLS record of its upgrade, also where a proxy names its client within TLS."""
+        for before, header in (("", b""), ("haproxy:", b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n")):
+            talker = FakeDecentrl()
+            premises = Premises(self, talker=talker)
+            protocol, transport = self.connect(self.listen(before + self.tls, premises.site))
+            client = TLSClient()
+            self.assertTrue(client.shake_hands(protocol, transport))
+            client.connection.send(header + OPENING + framed(b"first") + framed(b"second"))
+            protocol.dataReceived(client.connection.bio_read(1 << 16))
+            client.connection.send(framed(b"third"))
+            protocol.dataReceived(client.connection.bio_read(1 << 16))
+            (talk,) = talker.talks
+            self.assertEqual(talk.told, ["begin", *((one, False) for one in (b"first", b"second", b"third"))])
 
     def test_cipher_suites(self) -> None:
         """Suites without forward secrecy or without authenticated encryption are refused, and TLS before 1.2."""

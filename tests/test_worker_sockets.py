@@ -15,11 +15,12 @@ from typing import Any
 
 from twisted.internet import reactor as _reactor  # noqa: TID251  real sockets are what this is about
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import UNIXClientEndpoint, serverFromString
+from twisted.internet.endpoints import TCP4ClientEndpoint, UNIXClientEndpoint, serverFromString, wrapClientTLS
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.ssl import Certificate, optionsForClientTLS
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from mediatord.service import StartupError
+from mediatord.service import Listener, StartupError
 from mediatord.workers import Adopting, Sharing
 from mediatord.workers.brief import Inherited
 from tests.authority import Authority
@@ -208,6 +209,19 @@ class Listening(Protocol):
         self.over.callback(self.heard)
 
 
+class LimitedFactory(Factory):
+    """Lets one connection in."""
+
+    noisy = False
+    is_full = False
+
+    def buildProtocol(self, addr: Any) -> Protocol | None:
+        if self.is_full:
+            return None
+        self.is_full = True
+        return Greeting()
+
+
 class AdoptingTests(TestCase):
     """A worker's side: an endpoint is given the socket that the supervisor has bound for it."""
 
@@ -228,6 +242,29 @@ class AdoptingTests(TestCase):
         self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
         self.assertEqual(await self.greeting(path), b"hello")
         await ports[1].stopListening()
+
+    async def test_tls(self) -> None:
+        """What is inherited for an `ssl:` address speaks TLS, and closes what its factory refuses."""
+        directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, directory)
+        authority = Authority(directory)
+        files = authority.issue("here", ["127.0.0.1"])
+        endpoint = f"ssl:0:interface=127.0.0.1:privateKey={files}:certKey={files}"
+        sharing = Sharing(reactor, [endpoint], 1)
+        sharing.bind()
+        self.addCleanup(sharing.close)
+        descriptor, family = sharing.sockets(0)[0]
+        factory = LimitedFactory()
+        adopting = Adopting(reactor, Inherited(os.dup(descriptor), family))
+        listener = Listener(endpoint, factory, adopting)
+        listener.privilegedStartService()
+        plain = TCP4ClientEndpoint(reactor, "127.0.0.1", listener.address.port)
+        options = optionsForClientTLS("127.0.0.1", Certificate.loadPEM(authority.path.read_bytes()))
+        greeted: Any = await wrapClientTLS(options, plain).connect(Factory.forProtocol(Listening))
+        self.assertEqual(await greeted.over, b"hello")
+        refused: Any = await plain.connect(Factory.forProtocol(Listening))
+        self.assertEqual(await refused.over, b"")
+        await listener.stopService()
 
     async def adopted(self, endpoint: str, sharing: Sharing, number: int) -> Any:
         """Listen with a copy of the worker's socket, as if it were inherited."""
