@@ -21,8 +21,8 @@ from conversation import (
     a_message,
     a_session,
     plain_report,
-    signed_report,
     send_chat,
+    signed_report,
 )
 from steps import ENCRYPTED, PATIENCE_SECONDS, Answer, Steps, get, socket
 
