@@ -146,7 +146,7 @@ class AuthenticationTests(SocketTestCase):
 
     def test_did_not_found(self) -> None:
         """4004: a DID that does not resolve here."""
-        for did in (ELSEWHERE, "did:decentrl:x", "did:key:z6MkhaXg", "nobody"):
+        for did in (ELSEWHERE, "did:decentrl:x", "did:key:z6MkhaXg", "nobody", "did:x: y", "did:x:é", "d" * 2049):
             message = self.alice.greeting(did=did, signing_key_id=f"{did}#signing")
             self.is_refused(message, "DID_NOT_FOUND", 4004)
 
