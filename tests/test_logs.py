@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -509,8 +509,8 @@ class RetentionTests(SynchronousTestCase):
             place.symlink_to("/etc/hostname")
 
         texts = ("", "[]", '{"version":1,"read":[1]}', '{"version":2,"read":[]}', "[" * 100_000, "\xe9")
-        writes = [partial(place.write_text, text, encoding="latin-1") for text in texts]
-        for number, put in enumerate([pipe, link, place.mkdir, *writes], 1):
+        writes: list[Callable[[], object]] = [partial(place.write_text, text, encoding="latin-1") for text in texts]
+        for number, put in enumerate((pipe, link, place.mkdir, *writes), 1):
             put()
             with capturedLogs() as said:
                 self.write(2)
@@ -543,7 +543,11 @@ class RemovedFileTests(SynchronousTestCase):
         self.log = EventFile(self.directory, self.clock, ORIGIN)
         self.log.told = self.ledger
         self.log.startService()
-        self.addCleanup(lambda: self.log.running and self.log.stopService())
+        self.addCleanup(self.stop)
+
+    def stop(self) -> None:
+        if self.log.running:
+            self.log.stopService()
 
     def emit(self, count: int = 1) -> None:
         """Events, each in a turn and a second of its own."""

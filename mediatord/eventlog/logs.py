@@ -419,9 +419,9 @@ def _heads(origin: Origin) -> dict[str, bytes]:
     }
 
 
-def _lowest_seq(lines: bytes) -> int:
+def _lowest_seq(lines: bytearray) -> int:
     """The lowest number of these lines."""
-    return min(int(json.loads(line)["seq"]) for line in bytes(lines).splitlines())
+    return min(int(json.loads(line)["seq"]) for line in lines.splitlines())
 
 
 def _is_written(name: str, level: Level, threshold: Level) -> bool:

@@ -71,7 +71,7 @@ def test_markers_of_several_directories(tmp_path: Path) -> None:
         segment("e", path="s3a://bucket/e.jsonl"),
     ]
     assert leave(found, {"b", "c", "e"}) == []
-    assert (read_marker(node), read_marker(worker)) == ({"a", "b"}, {"c"})
+    assert (read_marker(node), read_marker(worker)) == (frozenset({"a", "b"}), frozenset({"c"}))
     assert list(copy.iterdir()) == []
 
 
@@ -80,7 +80,7 @@ def test_marker_that_is_damaged_or_cannot_be_written(tmp_path: Path) -> None:
     make_marker_directory(tmp_path)
     marker_path(tmp_path).write_text("{")
     assert leave([segment("a", tmp_path)], {"a"}) == []
-    assert read_marker(tmp_path) == {"a"}
+    assert read_marker(tmp_path) == frozenset({"a"})
     marker_path(tmp_path).unlink()
     marker_path(tmp_path).mkdir()
     assert leave([segment("a", tmp_path)], {"a"}) == [
