@@ -31,38 +31,63 @@ def over(limits: QueueLimits, share: float, what: Amount) -> bool:
     return what.messages > share * limits.max_messages or what.size > share * limits.max_bytes
 
 
-def by_the_rule(limits: QueueLimits, waiting: list[Message], new: Message) -> Message:
-    """As `QueueLimits` has it."""
-    origin, size = new
-    ranked = limits.reserved > 0
+class Rule:
+    """As `QueueLimits` has it, for a message that comes."""
 
-    def rank(of: int) -> int:
-        return rank_of(of, KNOWN) if ranked else 0
+    def __init__(self, limits: QueueLimits, waiting: list[Message], new: Message) -> None:
+        self.limits = limits
+        self.waiting = waiting
+        self.new = new
 
-    own_rank, coming = rank(origin), Amount(1, size)
-    for same in (
-        lambda of: of & SENDER == origin & SENDER != 0,
-        lambda of: of & NETWORK == origin & NETWORK != 0 and rank(of) == own_rank,
-    ):
-        held = amount(waiting, same)
-        if limits.share < 1 and held.messages and over(limits, limits.share, held.plus(coming)):
-            return next(one for one in waiting if same(one[0]))
-    if not ranked:
-        return waiting[0]
-    there = [rank for rank in range(3) if amount(waiting, lambda of, r=rank: rank_of(of, KNOWN) == r).messages]
-    everything = [*waiting, new]
-    too_much = [r for r in there if over(limits, limits.reserved, amount(everything, lambda of, r=r: rank(of) == r))]
-    lowest = [one for one in waiting if rank(one[0]) == [*too_much, *there][0]]
+    def rank(self, origin: int) -> int:
+        """All are of one where nothing is reserved."""
+        return rank_of(origin, KNOWN) if self.limits.reserved else 0
 
-    def weight(of: int) -> int:
-        held = amount(everything, lambda other: other & NETWORK == of & NETWORK and rank(other) == rank(of))
-        return max(held.messages * limits.max_bytes, held.size * limits.max_messages)
+    def is_beside(self, one: int, other: int) -> bool:
+        """Whether both are of one rank and network."""
+        return one & NETWORK == other & NETWORK and self.rank(one) == self.rank(other)
 
-    most = max(weight(of) for of, _ in lowest)
-    if weight(lowest[0][0]) == most:
-        return lowest[0]
-    network = min(of & NETWORK for of, _ in lowest if weight(of) == most)
-    return next(one for one in lowest if one[0] & NETWORK == network)
+    def victim(self) -> Message:
+        """What makes room."""
+        own = self.own_victim() if self.limits.share < 1 else None
+        return own or (self.of_a_rank() if self.limits.reserved else self.waiting[0])
+
+    def own_victim(self) -> Message | None:
+        """The oldest of its sender or network, if that has more than its share."""
+        origin, size = self.new
+
+        def same_sender(of: int) -> bool:
+            return of & SENDER == origin & SENDER != 0
+
+        def same_network(of: int) -> bool:
+            return bool(origin & NETWORK) and self.is_beside(of, origin)
+
+        for same in (same_sender, same_network):
+            held = amount(self.waiting, same)
+            if held.messages and over(self.limits, self.limits.share, held.plus(Amount(1, size))):
+                return next(one for one in self.waiting if same(one[0]))
+        return None
+
+    def of_a_rank(self) -> Message:
+        """The oldest of the network that has most of the lowest rank that has too much."""
+        there = sorted({self.rank(of) for of, _ in self.waiting})
+        too_much = [one for one in there if self.has_too_much(one)]
+        lowest = [one for one in self.waiting if self.rank(one[0]) == [*too_much, *there][0]]
+        most = max(self.weight(of) for of, _ in lowest)
+        if self.weight(lowest[0][0]) == most:
+            return lowest[0]
+        network = min(of & NETWORK for of, _ in lowest if self.weight(of) == most)
+        return next(one for one in lowest if one[0] & NETWORK == network)
+
+    def has_too_much(self, rank: int) -> bool:
+        """More than is reserved for it."""
+        held = amount([*self.waiting, self.new], lambda of: self.rank(of) == rank)
+        return over(self.limits, self.limits.reserved, held)
+
+    def weight(self, origin: int) -> int:
+        """How much its network has of its rank."""
+        held = amount([*self.waiting, self.new], lambda of: self.is_beside(of, origin))
+        return max(held.messages * self.limits.max_bytes, held.size * self.limits.max_messages)
 
 
 def test_by_the_rule() -> None:
@@ -74,7 +99,7 @@ def test_by_the_rule() -> None:
         for _ in range(STEPS):
             new = random.randrange(5) << 32 | random.choice((0, 0, 1, 2, 4)), random.choice((1, 3, 15))
             while len(waiting) >= limits.max_messages or sum(size for _, size in waiting) + new[1] > limits.max_bytes:
-                expected = by_the_rule(limits, waiting, new)
+                expected = Rule(limits, waiting, new).victim()
 
                 def oldest(part: Part, there: list[Message] = waiting) -> int | None:
                     return next((of for of, _ in there if is_in(part, of, KNOWN)), None)
