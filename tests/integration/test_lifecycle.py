@@ -432,9 +432,7 @@ TROUBLES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("way", "reason"), [*(("run", reason) for reason in TROUBLES), ("twistd", NO_DATABASE)]
-)
+@pytest.mark.parametrize(("way", "reason"), [*(("run", reason) for reason in TROUBLES), ("twistd", NO_DATABASE)])
 def test_unusable_database(way: str, reason: str, made: Path) -> None:
     """A database that cannot be used is named in one line with the reason, and is not touched."""
     path = made.parent / "mediator.sqlite3"
