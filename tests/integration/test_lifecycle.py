@@ -426,7 +426,7 @@ def foreign_database(path: Path) -> None:
 TROUBLES = {
     "No such file or directory": nowhere,
     "file is not a database": no_database,
-    "its schema is version 1000, this mediatord knows 5 at most": newer_database,
+    "its schema is version 1000, this mediatord knows 6 at most": newer_database,
     "it is a database of another program": foreign_database,
 }
 
