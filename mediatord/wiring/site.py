@@ -17,6 +17,7 @@ from mediatord.readiness import Readiness
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Peers
 from mediatord.web.resources import Front, nobody_looks
+from mediatord.web.round_robin import RoundRobinScheduler
 from mediatord.web.site import MediatorSite
 from mediatord.web.socket_factory import SocketFactory
 from mediatord.web.websocket import Sockets
@@ -79,6 +80,7 @@ def build_site(
     peers = Peers(config.trusted_proxies, base.own.token, config.limits.trusted_peers)
     largest = config.limits.max_message_bytes
     memory = MemoryReclaimer(base.reactor)
+    scheduler = RoundRobinScheduler(base.reactor)
     sockets = Sockets(
         receive=gateway.receive,
         converse=decentrl.converse,
@@ -87,6 +89,8 @@ def build_site(
         peers=peers,
         clock=base.reactor,
         memory=memory,
+        scheduler=scheduler,
+        admits=base.admission.request,
     )
     pages = Pages(base.identity.did, base.identity.web_document, config.public_url)
     factory = SocketFactory(base.reactor, sockets, largest)
@@ -106,6 +110,8 @@ def build_site(
         sockets=WebSocketResource(factory),
         turned_away=gateway.turned_away,
         memory=memory,
+        scheduler=scheduler,
+        admits=base.admission.request,
         metrics_allow=lambda: base.reloading.config.metrics.allow,
         ready=(lambda: readiness().ask()) if readiness else nobody_looks,
         short_way=didcomm.short_way.take,
