@@ -24,6 +24,7 @@ from mediatord.faults import without_text
 from mediatord.memory import MemoryReclaimer
 from mediatord.web.peers import Peers
 from mediatord.web.resources import addresses
+from mediatord.web.round_robin import RoundRobinScheduler
 from mediatord.web.site import PatientChannel
 from mediatord.web.unread import Unread
 
@@ -285,6 +286,7 @@ class AdminSite(Site):
         super().__init__(_Root(office), reactor=office.clock, parsePOSTFormSubmission=False)
         self.clock = office.clock
         self.memory = MemoryReclaimer(self.clock)
+        self.scheduler = RoundRobinScheduler(self.clock)
         self.unread = Unread(released=self.memory.released)
         self._open = 0
 

@@ -21,6 +21,9 @@ SMALL = 65_536
 
 # As many accounts as this may use up their minute behind one address.
 _ACCOUNTS_BEHIND_ONE = 10
+# Requests of an address, valid or not, for each that may be charged for a payload.
+_REQUESTS_BEHIND_ONE = 50
+_LEAST_REQUESTS = 1000
 # did:web documents that one address may make us fetch in a minute (reference 8.5).
 _LOOKUPS = 10
 
@@ -79,6 +82,8 @@ class Admission:
         self._commanders = bucket("commanders", _ACCOUNTS_BEHIND_ONE * account_per_minute)
         self._openings_in_vain = bucket("openings in vain", ip_per_minute)
         self._lookups = bucket("lookups", _LOOKUPS)
+        # Of this process alone: asking others would cost more than what is counted.
+        self._requests = Bucket(clock, "requests", ip_per_minute, None)
         self.change(
             did_per_minute=did_per_minute,
             ip_per_minute=ip_per_minute,
@@ -99,11 +104,22 @@ class Admission:
             bucket.change(account_per_minute, trusted.limits(account_per_minute))
         commands = _ACCOUNTS_BEHIND_ONE * account_per_minute
         self._commanders.change(commands, trusted.limits(commands))
+        requests = max(_LEAST_REQUESTS, commands, _REQUESTS_BEHIND_ONE * ip_per_minute)
+        self._requests.change(requests, trusted.limits(requests))
 
     def __len__(self) -> int:
         """How many keys are remembered, over all buckets."""
         buckets = (self._senders, self._peers, self._accounts, self._openings, self._readers)
-        return sum(map(len, (*buckets, self._commanders, self._openings_in_vain, self._lookups)))
+        return sum(map(len, (*buckets, self._commanders, self._openings_in_vain, self._lookups, self._requests)))
+
+    def request(self, peer: str, count: int = 1) -> bool:
+        """
+        Charge an address for requests or frames of any kind, before anything is done about them, and whether or not
+        they are charged for something else as well.
+
+        :return: whether it is within its limit.
+        """
+        return peer == ITSELF or self._requests.admit_at_once(peer, count)
 
     async def before_reading(self, peer: str, size: int, cost: int = 1) -> None:
         """

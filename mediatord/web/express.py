@@ -21,13 +21,14 @@ from twisted.web.http import RESPONSES, datetimeToString
 from zope.interface import implementer
 
 from mediatord.didcomm.exchange import ACCEPTED, Reply
+from mediatord.errors import RateLimited
 from mediatord.faults import without_text
 from mediatord.journal import Half
 from mediatord.memory import LARGE
 from mediatord.web.direct import send
 from mediatord.web.head import MAX_HEAD, Head, Heads
 from mediatord.web.headers import CORS, EXPOSE_RETRY_AFTER, SERVER
-from mediatord.web.posting import FAULT, LATE, TAKEN, UNREAD, carry_out, put, take
+from mediatord.web.posting import FAULT, FLOODED, LATE, TAKEN, UNREAD, carry_out, put, take
 from mediatord.web.render import REASONS, Answer
 from mediatord.web.unread import Untaken
 
@@ -35,6 +36,8 @@ _log = Logger()
 
 # What may be read ahead of the request that is being served.
 _MAX_AHEAD = 65_536
+# Requests that are served in a quantum of the scheduler.
+_QUANTUM = 8
 _ALWAYS = b"".join(
     b"%b: %b\r\n" % (name.encode("ascii"), value.encode("ascii"))
     for name, value in [("Server", SERVER.decode()), *CORS]
@@ -67,6 +70,8 @@ class ExpressChannel(Protocol):
         self._advancing = False
         self._congested = False
         self._reading = True
+        # Nothing more is served before the next quantum, or at all.
+        self._suspended = False
         self._since = self._begun = 0.0
         self._timer: IDelayedCall | None = None
         self._heads = Heads()
@@ -96,10 +101,9 @@ class ExpressChannel(Protocol):
         if not (self._buffer or self._serving != self._served or self._congested) and self._whole(data):
             return
         self._buffer += data
-        if self._busy or self._congested:
-            if len(self._buffer) > _MAX_AHEAD and self._reading:
-                self._reading = False
-                self._wire.pauseProducing()
+        if self._busy or self._congested or self._suspended:
+            if len(self._buffer) > _MAX_AHEAD:
+                self._pause()
         else:
             self._since = self._front.clock.seconds()
             self._begun = min(self._begun, self._since)  # later than now when the clock was set back
@@ -124,12 +128,20 @@ class ExpressChannel(Protocol):
         self._serve(head, data[end + 4 :])
         return True
 
-    def _advance(self) -> None:
-        """Serve what is complete, one request after the other, until one has to be waited for."""
-        if self._advancing:
+    def _advance(self, quantum: int = 1) -> None:
+        """
+        Serve what is complete, one request after the other, until one has to be waited for.
+
+        :param quantum: so many of them at most; the others in later iterations of the reactor.
+        """
+        if self._advancing or self._suspended:
             return
         self._advancing = True
         while self._buffer and not self._busy and not self._congested and self._stock is None:
+            if not quantum:
+                self._suspend()
+                break
+            quantum -= 1
             if self._head is None and not self._begin():
                 self._hand_over()
                 break
@@ -139,6 +151,18 @@ class ExpressChannel(Protocol):
             self._head = None
             self._serve(head, body)
         self._advancing = False
+
+    def _suspend(self) -> None:
+        """Wait for a quantum."""
+        self._suspended = True
+        self._pause()
+        self._site.scheduler.add(self)
+
+    def run_quantum(self) -> None:
+        """Serve some of what was read ahead."""
+        self._suspended = False
+        self._advance(_QUANTUM)
+        self._read_on()
 
     def _begin(self) -> bool:
         """Read the head of the next request; False when that is not for us to do."""
@@ -173,6 +197,9 @@ class ExpressChannel(Protocol):
         self._payer = payer
         number = self._serving
         if head.half == "decentrl":
+            if not front.admits(payer):
+                self._turn_away(number)
+                return
             self._begin_answer(number, head.half, carry_out(front.command(body, payer)))
             return
         long_way = partial(self._long_way, number, head, body, payer)
@@ -180,7 +207,18 @@ class ExpressChannel(Protocol):
             long_way()
 
     def _long_way(self, number: int, head: Head, body: bytes, payer: str) -> None:
+        if not self._front.admits(payer):
+            self._turn_away(number)
+            return
         self._begin_answer(number, head.half, take(self._front.receive, body, payer, head.content_type))
+
+    def _turn_away(self, number: int) -> None:
+        """The address sends too much: nothing more is served on this connection."""
+        self._front.turned_away(self._half, self._payer, RateLimited())
+        self._suspended = True
+        self._buffer = bytearray()
+        self._finish(number, FLOODED[self._half])
+        self._wire.loseConnection()
 
     def _begin_answer(self, number: int, half: Half, work: Awaitable[Answer]) -> None:
         Deferred.fromCoroutine(self._answer(number, half, work))
@@ -209,13 +247,20 @@ class ExpressChannel(Protocol):
         send(self._wire, _taken(now) if answer is TAKEN else serialise(answer, now))
         if self._congested:
             self._untaken.add(self._payer, len(answer.body))
-        elif not self._reading:
-            self._read_on()
         if self._buffer:
             self._advance()
+        if not self._reading:
+            self._read_on()
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._wire.pauseProducing()
 
     def _read_on(self) -> None:
-        if not self._reading:
+        """Read from the client again, unless what was read has to be served before."""
+        waits = self._busy and len(self._buffer) > _MAX_AHEAD
+        if not (self._reading or self._congested or self._suspended or waits):
             self._reading = True
             self._wire.resumeProducing()
 
@@ -235,6 +280,7 @@ class ExpressChannel(Protocol):
 
     def _hand_over(self) -> None:
         """Let twisted.web have the connection, and all that was read of it."""
+        self._read_on()
         self._stop_looking()
         self._site.reading.discard(self)
         self._wire.unregisterProducer()
@@ -257,9 +303,9 @@ class ExpressChannel(Protocol):
         self._congested = False
         self._untaken.clear()
         self._since = self._front.clock.seconds()
+        self._advance()
         # What was read ahead may be a part of a request, which nobody would finish otherwise.
         self._read_on()
-        self._advance()
 
     def stopProducing(self) -> None:
         """The connection is gone; :meth:`connectionLost` is called as well."""
@@ -272,6 +318,7 @@ class ExpressChannel(Protocol):
         self._site.memory.released(len(self._buffer))
         self._buffer = bytearray()
         self._site.reading.discard(self)
+        self._site.scheduler.discard(self)
         if self._stock is not None:
             self._stock.connectionLost(reason)
 

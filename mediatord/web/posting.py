@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from mediatord.decentrl.exchange import Reply as CommandReply
 from mediatord.decentrl.exchange import refusal as command_refusal
@@ -101,3 +102,7 @@ LATE: dict[Half, Answer] = {half: refusal(half, DeadlineExceeded()) for half in 
 FAULT: dict[Half, Answer] = {half: refusal(half, InternalFault()) for half in ("didcomm", "decentrl")}
 # In place of an answer, to a client that does not read those it has.
 UNREAD: dict[Half, Answer] = {half: refusal(half, RateLimited()) for half in ("didcomm", "decentrl")}
+# To an address with too many requests of any kind; what else it has sent on the connection is not served.
+FLOODED: dict[Half, Answer] = {
+    half: replace(answer, headers=(*answer.headers, (b"Connection", b"close"))) for half, answer in UNREAD.items()
+}

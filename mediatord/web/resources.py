@@ -40,6 +40,7 @@ from mediatord.web.posting import (
     take,
 )
 from mediatord.web.render import Answer, respond, write
+from mediatord.web.round_robin import RoundRobinScheduler
 
 ShortWay = Callable[[bytes, str, Callable[[DIDCommReply], None], Callable[[], None]], bool]
 
@@ -70,6 +71,8 @@ class Front:
     :param statistics: has the metrics say how the store is, before a scrape.
     :param figures: the metrics, rendered; raises TimeoutError.
     :param turned_away: told of a request that was refused unread: whose form the refusal has, and the address.
+    :param admits: charges an address for any request: whether it is within its limit.
+    :param scheduler: of connections that have sent more than is served at once.
     :param memory: told of large buffers that are free again.
     :param deadline: seconds a request may take.
     :param short_way: takes a DIDComm message if it is of the usual kind: the body, who pays for it, where the reply
@@ -94,6 +97,8 @@ class Front:
     turned_away: Callable[[Half, str, MediatorError], None]
     origins: AllowedOrigins
     memory: MemoryReclaimer
+    scheduler: RoundRobinScheduler
+    admits: Callable[[str], bool]
     metrics_allow: Callable[[], Sequence[Network]] = tuple
     deadline: float = 10.0
     ready: Ask = nobody_looks

@@ -12,15 +12,15 @@ from twisted.web.http import HTTPChannel
 from twisted.web.server import Request, Site
 
 from mediatord.decentrl.exchange import refusal
-from mediatord.errors import TooLarge
+from mediatord.errors import RateLimited, TooLarge
 from mediatord.journal import Half
 from mediatord.memory import LARGE
 from mediatord.protocol import jsontext
 from mediatord.protocol.didcomm.message import PLAIN_TYPE
 from mediatord.protocol.didcomm.small import PROBLEM_REPORT
-from mediatord.web.express import ExpressChannel
+from mediatord.web.express import ExpressChannel, serialise
 from mediatord.web.headers import CORS
-from mediatord.web.posting import JSON, half_by_label, plain_error
+from mediatord.web.posting import FLOODED, JSON, half_by_label, plain_error
 from mediatord.web.resources import Front, addresses, token
 from mediatord.web.tree import Root
 from mediatord.web.unread import Unread, Untaken
@@ -29,6 +29,9 @@ from mediatord.wire import WIRE
 # A client that is told 413 may go on sending for so long, or so much, before it is cut off.
 _PATIENCE_SECONDS = 5.0
 _PATIENCE_BYTES = 16_777_216
+# Bytes that are read in one go, and requests that are served, in a quantum of the scheduler. A head is no longer.
+_PIECE = 16_384
+_QUANTUM = 2
 # How long a request may take to arrive.
 WHOLE_REQUEST_SECONDS = 60.0
 
@@ -43,9 +46,14 @@ class PatientChannel(HTTPChannel):
 
     _began = 0.0
     _closing = False
+    # What was received behind the piece that is served first; nothing of it is looked at before the next quantum.
+    _ahead = b""
+    _suspended = False
+    _quantum = 1
 
     def connectionMade(self) -> None:
         """A client is there."""
+        self._wire: Any = self.transport
         self.untaken = Untaken(cast(Any, self).site.unread)
         super().connectionMade()
 
@@ -53,13 +61,52 @@ class PatientChannel(HTTPChannel):
         """Called with what comes; a request that takes a minute to arrive is given up, however steadily it drips."""
         if self._closing:  # the transport reads on, and nobody would ever look at what came
             return
+        if self._suspended:
+            self._ahead += data
+            return
         now = cast(Any, self).site.clock.seconds()
-        if data:
+        if data or self._ahead:
             self._began = self._began or now
         if self._began and now - self._began > WHOLE_REQUEST_SECONDS:
             cast(Any, self.transport).abortConnection()
         else:
-            super().dataReceived(data)
+            self._read(self._ahead + data if self._ahead else data)
+
+    def _read(self, data: bytes) -> None:
+        """Read a piece, which may be a whole head; the rest in a later quantum."""
+        self._ahead = data[_PIECE:]
+        super().dataReceived(data[:_PIECE])
+        if self._ahead and self.transport is not None:
+            self._suspend()
+        elif self._ahead:  # the connection is a socket now
+            ahead, self._ahead = self._ahead, b""
+            owner = getattr(self._wire, "wrappedProtocol", None) or self._wire.protocol
+            owner.dataReceived(ahead)
+
+    def setLineMode(self, extra: bytes = b"") -> None:  # noqa: N802  Twisted's name
+        """Called when a request is answered, with what came behind it; that is before what was not looked at yet."""
+        self.line_mode = 1
+        if self._busyReceiving:
+            super().dataReceived(extra)
+        elif extra:
+            self._began = cast(Any, self).site.clock.seconds()
+            self._read(extra + self._ahead)
+
+    def _suspend(self) -> None:
+        self._suspended = self.paused = True
+        self._networkProducer.pauseProducing()
+        cast(Any, self).site.scheduler.add(self)
+
+    def run_quantum(self) -> None:
+        """Serve some requests, or read some more of one."""
+        self._suspended = False
+        if self._closing or self._waitingForTransport:
+            return
+        self.paused = False
+        self._quantum = _QUANTUM
+        if not self._handlingRequest:
+            self._networkProducer.resumeProducing()
+        self.dataReceived(b"")
 
     def headerReceived(self, line: bytes) -> bool:  # noqa: N802  Twisted's name
         """Called with a header. Digits that Python refuses to read are a mistake like others."""
@@ -73,6 +120,7 @@ class PatientChannel(HTTPChannel):
     def allContentReceived(self) -> None:
         """Called when a request is there."""
         self._began = 0.0
+        self._quantum -= 1
         super().allContentReceived()
 
     def _respondToBadRequestAndDisconnect(self) -> None:  # noqa: N802  Twisted's name
@@ -94,13 +142,20 @@ class PatientChannel(HTTPChannel):
         if self._waitingForTransport:
             self.paused = True
             self._networkProducer.pauseProducing()
+        enough = self._quantum <= 0 and (self._buffer or self._dataBuffer or self._ahead) and self.persistent
+        if enough and not self._waitingForTransport:
+            self._suspend()
         super().requestDone(request)
+        if self._suspended:
+            self._networkProducer.pauseProducing()
 
     def resumeProducing(self) -> None:
         """The client has read what there was."""
         self.untaken.clear()
         super().resumeProducing()
-        if self.paused and not self._waitingForTransport:
+        if self._suspended:
+            self._networkProducer.pauseProducing()
+        elif self.paused and not self._waitingForTransport:
             self.paused = False
             self.dataReceived(b"")
 
@@ -124,8 +179,10 @@ class PatientChannel(HTTPChannel):
         self.untaken.clear()
         super().connectionLost(reason)
         # The channel and its request are a reference cycle.
-        cast(Any, self).site.memory.released(sum(map(len, self._dataBuffer)))
-        self._dataBuffer = []
+        site = cast(Any, self).site
+        site.scheduler.discard(self)
+        site.memory.released(sum(map(len, (*self._dataBuffer, self._ahead))))
+        self._dataBuffer, self._ahead = [], b""
         self.clearLineBuffer()
 
 
@@ -162,8 +219,17 @@ class CappedRequest(Request):
         self._release()
         if self._refused:
             self.channel.loseConnection()
-        else:
+        elif self._site.front.admits(self._payer):
             super().requestReceived(command, path, version)
+        else:
+            self._turn_away(path)
+
+    def _turn_away(self, path: bytes) -> None:
+        """The address sends too much: nothing more is served on this connection."""
+        half: Half = "didcomm" if path == b"/didcomm" else "decentrl"
+        self._site.front.turned_away(half, self._payer, RateLimited())
+        self._transport.write(serialise(FLOODED[half], int(self._site.clock.seconds())))
+        self.channel.loseConnection()
 
     def connectionLost(self, reason: Failure) -> None:
         """The client is gone, perhaps in the middle of the body."""
@@ -262,6 +328,7 @@ class MediatorSite(Site):
         self._per_host: dict[str, int] = {}
         self.front = front
         self.clock = front.clock
+        self.scheduler = front.scheduler
         self.max_body = max_body
         self.reading: set[ExpressChannel] = set()
         self.memory = front.memory

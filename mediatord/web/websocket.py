@@ -28,6 +28,7 @@ from mediatord.web.frames import BINARY, PING, PONG, header, payload_of, read_fr
 from mediatord.web.peers import Peers
 from mediatord.web.pulse import Pulse
 from mediatord.web.resting import rest
+from mediatord.web.round_robin import RoundRobinScheduler
 from mediatord.web.speech import Conversation, Envelopes, FirstMessageDecides, Receive, Speech
 
 _log = Logger()
@@ -35,8 +36,14 @@ _log = Logger()
 MAX_FRAGMENTS = 1024
 # Bytes of pushes that wait for one socket.
 MAX_OUTBOX = 1_048_576
-# Frames of one socket that may wait for their turn before reading from it stops.
+# Messages of one socket, and bytes of them, that may wait for their turn before reading from it stops.
 MAX_WAITING = 8
+MAX_WAITING_BYTES = 262_144
+# Plain messages that are read in one go, and bytes in which others may begin; the rest in quanta of the scheduler.
+_MESSAGES = 8
+_PIECE = 256
+# Frames that are charged together, and bytes that cost as much as one.
+_FRAMES = 16
 
 # Where Autobahn keeps parts of frames and messages; its protocol is in reference cycles when the connection is gone.
 _UNFINISHED = ("data", "message_data", "frame_data", "control_frame_data")
@@ -55,6 +62,8 @@ class Sockets:
     :param receive: takes a DIDComm message, gives the reply.
     :param converse: begins to speak Decentrl.
     :param memory: told of large buffers that are free again.
+    :param scheduler: of sockets that have sent more than is served at once.
+    :param admits: charges an address for frames of any kind: whether it is within its limit.
     """
 
     receive: Receive
@@ -64,6 +73,8 @@ class Sockets:
     peers: Peers
     clock: IReactorTime
     memory: MemoryReclaimer
+    scheduler: RoundRobinScheduler
+    admits: Callable[[str, int], bool]
 
 
 class Silence:
@@ -88,7 +99,10 @@ class MediatorSocket(WebSocketServerProtocol):
     __slots__ = (
         "_bytes_in",
         "_bytes_out",
+        "_ahead",
         "_fragments",
+        "_frames",
+        "_full",
         "_heard",
         "_messages_in",
         "_messages_out",
@@ -126,6 +140,10 @@ class MediatorSocket(WebSocketServerProtocol):
         self._waiting: deque[tuple[bytes, bool]] | None = None
         self._serving = False
         self._reading = True
+        self._full = False
+        # What was received and not looked at yet.
+        self._ahead = b""
+        self._frames = 0
         self._opened = False
         self._resting = False
         self._heard = False
@@ -144,7 +162,7 @@ class MediatorSocket(WebSocketServerProtocol):
         """Messages that wait for their turn, and their bytes, with those of one that is not complete yet."""
         waiting = self._waiting or ()
         begun = self.message_data_total_length if self.inside_message else 0
-        return len(waiting), sum(len(payload) for payload, _ in waiting) + len(self.data) + begun
+        return len(waiting), sum(len(payload) for payload, _ in waiting) + len(self.data) + len(self._ahead) + begun
 
     def onConnect(self, request: Any) -> None:
         """The handshake was read; no sub-protocol is ever selected."""
@@ -171,28 +189,97 @@ class MediatorSocket(WebSocketServerProtocol):
     def dataReceived(self, data: bytes) -> None:
         """Some bytes of one or several frames, or a part of one."""
         self._heard = True
-        at = self._read_plain(data) if self._resting else 0
-        if at == len(data):
+        if self._ahead:
+            self._ahead += data
             return
-        self._resting = False
-        self._dataReceived(data[at:] if at else data)
+        at = self._read_plain(data) if self._resting else 0
+        if at != len(data):
+            self._read_some(data, at)
+
+    def run_quantum(self) -> None:
+        """Read some of what was received before."""
+        if self._full:
+            return
+        data, self._ahead = self._ahead, b""
+        at = self._read_plain(data) if self._resting else 0
+        if at != len(data):
+            self._read_some(data, at)
+        self._read_on()
+
+    def _read_some(self, data: bytes, at: int) -> None:
+        """Have Autobahn read a frame that is not plain, or some small ones; the rest waits for a quantum."""
+        if self.state == self.STATE_CONNECTING:
+            self._dataReceived(data)
+            at = len(data)
+        elif not self._full and not (self._is_plain() and read_frame(data, at, self.maxMessagePayloadSize)):
+            self._resting = False
+            begins = True
+            while at < len(data) and (begins or self._payload_left()):
+                begins = False
+                end = at + max(self._payload_left(), _PIECE)
+                self._dataReceived(data[at:end])
+                at = end
+            self._charge(0)
         if self._opened and self.state == self.STATE_OPEN and self._is_between_messages():
             rest(self)
             self._resting = True
+        if at < len(data) and self.state != self.STATE_CLOSED and not self.transport.disconnecting:
+            self._ahead = data[at:]
+            self._pause()
+            self._sockets.scheduler.add(self)
+
+    def _is_plain(self) -> bool:
+        return self._resting and self.state == self.STATE_OPEN
+
+    def _payload_left(self) -> int:
+        """Bytes of the frame that has begun, which are still to come."""
+        frame = self.current_frame
+        return frame.length - self.current_frame_masker.pointer() if frame is not None else 0
+
+    def onFrameBegin(self) -> None:  # noqa: N802
+        """A frame of any kind starts."""
+        self._frames += 1
+        super().onFrameBegin()
+
+    def _charge(self, frames: int) -> None:
+        """Charge the address for frames, once there are some."""
+        self._frames += frames
+        if self._frames >= _FRAMES:
+            frames, self._frames = self._frames, 0
+            if not self._sockets.admits(self.client, frames):
+                self.close(1008, "too many frames")
+                self.transport.loseConnection()
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self.transport.pauseProducing()
+
+    def _read_on(self) -> None:
+        """Read from the peer again, unless something waits."""
+        if self._ahead:
+            self._sockets.scheduler.add(self)
+        elif not (self._reading or self._full):
+            self._reading = True
+            self.transport.resumeProducing()
 
     def _is_between_messages(self) -> bool:
         return not (self.data or self.inside_message or self.current_frame)
 
     def _read_plain(self, data: bytes) -> int:
         """Take the messages in whole, plain frames; how many bytes they are."""
-        at = 0
-        while at < len(data) and self.state == self.STATE_OPEN:
+        at = frames = 0
+        while at < len(data) and frames < _MESSAGES and self.state == self.STATE_OPEN and not self._full:
             frame = read_frame(data, at, self.maxMessagePayloadSize)
             if frame is None:
                 break
             at = frame.end
+            frames += 1
             if frame.kind != PONG:
                 self.onMessage(payload_of(data, frame), frame.kind == BINARY)
+        self._frames += frames
+        if self._frames >= _FRAMES:
+            self._charge(0)
         return at
 
     def fire(self, event: str, *args: Any, **values: Any) -> Deferred[None]:
@@ -219,13 +306,19 @@ class MediatorSocket(WebSocketServerProtocol):
         self._bytes_in += len(payload)
         if len(payload) >= LARGE:
             self._sockets.memory.released(len(payload))
+            self._frames += len(payload) // LARGE
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.append((payload, isBinary))
-        if len(self._waiting) >= MAX_WAITING and self._reading:
-            self._reading = False
-            self.transport.pauseProducing()
         self._go_on()
+        if self._waiting and self._is_full(MAX_WAITING):
+            self._full = True
+            self._pause()
+
+    def _is_full(self, messages: int) -> bool:
+        """Whether so many messages wait, or too many bytes."""
+        waiting = self._waiting or ()
+        return len(waiting) >= messages or sum([len(payload) for payload, _ in waiting]) > MAX_WAITING_BYTES
 
     def onPing(self, payload: bytes) -> None:  # noqa: N802
         """Answer it; to a peer that does not read only the last one, once it does (RFC 6455 section 5.5.3)."""
@@ -251,9 +344,9 @@ class MediatorSocket(WebSocketServerProtocol):
         try:
             while self._waiting and self._outbox.is_clear:
                 payload, is_binary = self._waiting.popleft()
-                if not self._reading and len(self._waiting) < MAX_WAITING // 2:
-                    self._reading = True
-                    self.transport.resumeProducing()
+                if self._full and not self._is_full(MAX_WAITING // 2):
+                    self._full = False
+                    self._read_on()
                 try:
                     await self._speech.hear(payload, is_binary)
                 except ShuttingDown:

@@ -18,6 +18,7 @@ from mediatord.web.origins import AllowedOrigins
 from mediatord.web.pages import Pages
 from mediatord.web.peers import Peers
 from mediatord.web.resources import Front, nobody_looks
+from mediatord.web.round_robin import RoundRobinScheduler
 from mediatord.web.site import MediatorSite
 from mediatord.web.socket_factory import SocketFactory
 from mediatord.web.websocket import Sockets
@@ -81,6 +82,7 @@ def build_site(
     peers = Peers(config.trusted_proxies, base.own.token, config.limits.trusted_peers)
     largest = config.limits.max_message_bytes
     memory = MemoryReclaimer(base.reactor)
+    scheduler = RoundRobinScheduler(base.reactor)
     sockets = Sockets(
         receive=gateway.receive,
         converse=decentrl.converse,
@@ -89,6 +91,8 @@ def build_site(
         peers=peers,
         clock=base.reactor,
         memory=memory,
+        scheduler=scheduler,
+        admits=base.admission.request,
     )
     origins = AllowedOrigins(config.websocket_origins)
     pages = Pages(base.identity.did, base.identity.web_document, config.public_url)
@@ -111,6 +115,8 @@ def build_site(
         turned_away=gateway.turned_away,
         origins=origins,
         memory=memory,
+        scheduler=scheduler,
+        admits=base.admission.request,
         metrics_allow=lambda: base.reloading.config.metrics.allow,
         ready=(lambda: readiness().ask()) if readiness else nobody_looks,
         short_way=didcomm.short_way.take,
