@@ -39,6 +39,7 @@ COMMANDS = {
     "queue show": ("did:web:a.example",),
     "run": (),
     "store check": (),
+    "store create": (),
     "store vacuum": (),
     "whois": ("did:web:~1234",),
 }

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from ipaddress import ip_network
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -21,6 +22,8 @@ from mediatord.service import StartupError, refuse_unavailable
 from mediatord.sizes import format_size
 
 ETC = Path(__file__).parent.parent / "etc" / "mediator.yaml"
+# A file without any key is refused.
+SOME_KEY = "workers: 1"
 
 
 def problems(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> list[str]:
@@ -162,7 +165,7 @@ def test_sizes(text: str, size: int, tmp_path: Path) -> None:
     """A size is a number with a unit, or a number of bytes, in the file and in the environment."""
     assert read(f"queue: {{max_bytes: {text}}}", tmp_path).queue.max_bytes == size
     environ = {"MEDIATORD_QUEUE__MAX_BYTES": text.strip("'").replace("_", "")}
-    assert read("", tmp_path, environ).queue.max_bytes == size
+    assert read(SOME_KEY, tmp_path, environ).queue.max_bytes == size
 
 
 @pytest.mark.parametrize("size", [1, 1000, 1024, 65_536, 1_048_577, 5 * 2**29, 2**40, 2**63 - 1])
@@ -199,17 +202,21 @@ def test_every_number_of_bytes_is_a_size() -> None:
     assert [key for key, (is_size, _) in found.items() if not is_size] == []
     lines = [line.strip() for line in ETC.read_text().splitlines()]
     for key, (_, default) in found.items():
-        assert f"{key.rpartition('.')[2]}: {format_size(default)}" in lines
+        shown = "null" if default is None else format_size(default)
+        assert f"{key.rpartition('.')[2]}: {shown}" in lines
 
 
-def keys_of_bytes(section: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[bool, int]]]:
+def keys_of_bytes(section: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[bool, int | None]]]:
     """Keys whose names say bytes; for each, whether it is a size, and its default."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):
             yield from keys_of_bytes(value, f"{prefix}{name}.")
         elif name.endswith("bytes"):
-            yield prefix + name, (any(isinstance(mark, SizeMark) for mark in field.metadata), value)
+            # Of `Size | None` the marks are those of the first alternative.
+            alternatives = get_args(field.annotation)
+            marks = [*field.metadata, *(mark for one in alternatives for mark in getattr(one, "__metadata__", ()))]
+            yield prefix + name, (any(isinstance(mark, SizeMark) for mark in marks), value)
 
 
 @pytest.mark.parametrize(
@@ -500,7 +507,7 @@ def test_paths_in_endpoints_are_relative_to_the_file(endpoint: str, resolved: st
     """What a listener names is found where every other file is, whatever directory the daemon was started in."""
     expected = resolved.format(tmp_path)
     assert read(f"listen: ['{endpoint}']", tmp_path).listen == (expected,)
-    assert read("", tmp_path, {"MEDIATORD_LISTEN": json.dumps([endpoint])}).listen == (expected,)
+    assert read(SOME_KEY, tmp_path, {"MEDIATORD_LISTEN": json.dumps([endpoint])}).listen == (expected,)
     assert read(f"admin: {{listen: '{endpoint}', token_file: t}}", tmp_path).admin.listen == expected
 
 
@@ -586,15 +593,15 @@ def test_environment_problems(tmp_path: Path) -> None:
 def test_lists_in_the_environment(key: str, value: str, example: str, tmp_path: Path) -> None:
     """A list or mapping that is not JSON is answered with an example that is taken."""
     name = f"MEDIATORD_{key}"
-    (only,) = problems("", tmp_path, {name: value})
+    (only,) = problems(SOME_KEY, tmp_path, {name: value})
     assert only.startswith(f"environment {name}: {key.lower().replace('__', '.')}: expected ")
     assert only.endswith(f", written as JSON, such as {name}='{example}'")
-    assert read("", tmp_path, {name: example})
+    assert read(SOME_KEY, tmp_path, {name: example})
 
 
 def test_sections_in_the_environment(tmp_path: Path) -> None:
     """What stands for a whole section is answered with a variable of one of its keys."""
-    assert problems("", tmp_path, {"MEDIATORD_QUEUE": "5"}) == [
+    assert problems(SOME_KEY, tmp_path, {"MEDIATORD_QUEUE": "5"}) == [
         "environment MEDIATORD_QUEUE: queue: expected keys with values, a variable for each key, such as "
         "MEDIATORD_QUEUE__MAX_MESSAGES, or all as JSON"
     ]
@@ -602,8 +609,10 @@ def test_sections_in_the_environment(tmp_path: Path) -> None:
 
 def test_where_the_configuration_is_counts_as_no_key(tmp_path: Path) -> None:
     """MEDIATORD_CONFIG names the file; a variable that only begins like it is a mistake."""
-    assert read("", tmp_path, {"MEDIATORD_CONFIG": "/x", "MEDIATORD_JAVA": "/java"}) == Config().resolved(tmp_path)
-    (only,) = problems("", tmp_path, {"MEDIATORD_CONFIGS": "/x"})
+    assert read(SOME_KEY, tmp_path, {"MEDIATORD_CONFIG": "/x", "MEDIATORD_JAVA": "/java"}) == Config().resolved(
+        tmp_path
+    )
+    (only,) = problems(SOME_KEY, tmp_path, {"MEDIATORD_CONFIGS": "/x"})
     assert only.startswith("environment MEDIATORD_CONFIGS: configs: unknown key")
     assert default_config_path({}) == default_config_path({"MEDIATORD_CONFIG": ""}) == DEFAULT_PATH
     assert default_config_path({"MEDIATORD_CONFIG": "here.yaml"}) == Path("here.yaml")

@@ -39,7 +39,8 @@ FLOORS = (
 # is a wallet itself, to see whether it is well.
 OUTSIDE = {
     "wallet": {"errors", "protocol"},
-    "bench": {"errors", "protocol", "sizes", "wallet"},
+    # It fills databases, with the keys of the store.
+    "bench": {"errors", "protocol", "sizes", "store", "wallet"},
 }
 IS_A_WALLET = ("readiness", "wallet")
 CONFIGURED = {"service", "wiring", "tap", "cli"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mediatord.cli.options import answer, config_option, json_option
+from mediatord.cli.options import answer, config_option, group_config_option, json_option
 from mediatord.cli.tables import print_table, size_text
 from mediatord.cli.visible import visible
 
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from mediatord.config import Config
 
 _SAMPLE = 20
+_SELF_TEST = "(self-test)"
 
 
 @click.group()
+@group_config_option
 def accounts() -> None:
     """
     List, show and remove accounts of DIDComm wallets.
@@ -38,15 +40,19 @@ def accounts() -> None:
 def list_accounts(path: Path, top: int, as_json: bool) -> None:
     """List accounts, the newest first."""
     from mediatord.cli.account_records import account_records
+    from mediatord.cli.queues.self_test import SelfTestAccounts
     from mediatord.config import load
 
-    found, total = account_records(load(path)).accounts(top)
+    config = load(path)
+    found, total = account_records(config).accounts(top)
+    self_test = SelfTestAccounts(config)
     if as_json:
-        answer(True, {"accounts": [asdict(one) for one in found], "total": total}, "")
+        shown = [{**asdict(one), "self_test": self_test.may_have(one.did)} for one in found]
+        answer(True, {"accounts": shown, "total": total}, "")
         return
     rows = [
         (
-            _short(one.did),
+            _short(one.did) + (f" {_SELF_TEST}" if self_test.may_have(one.did) else ""),
             _time(one.created_at),
             _time(one.seen_at),
             "yes" if one.used else "no",
@@ -100,11 +106,16 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     may enrol again; `didcomm.deny` keeps it from that.
     """
     from mediatord.cli.account_records import account_records
+    from mediatord.cli.queues.self_test import SelfTestAccounts
     from mediatord.config import load
 
     config = load(path)
     records = account_records(config)
     record = _find(did, records, config)
+    if SelfTestAccounts(config).has(record.did):
+        raise click.ClickException(
+            f"{_short(record.did)} belongs to the daemon's own self-test (GET /ready): not removed"
+        )
     if not yes:
         _tell_plan(record, as_json)
         return

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mediatord.cli.options import answer, config_option, json_option
+from mediatord.cli.options import answer, config_option, group_config_option, json_option
 
 if TYPE_CHECKING:
     from mediatord.config import Config
 
 
 @click.group()
+@group_config_option
 def store() -> None:
     """Check the SQLite database, make it smaller, or make a new one."""
 

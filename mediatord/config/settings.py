@@ -140,7 +140,7 @@ class Limits(Section):
         Count, _explain("bytes of DIDs and registrations that one address may have stored")
     ] = 4_194_304
     accounts: Annotated[Count, _explain("accounts in all; beyond that nobody is granted mediation")] = 1_000_000
-    registration_bytes: Annotated[Count, _explain("bytes of DIDs and registrations in all")] = 1_073_741_824
+    registration_bytes: Annotated[Size, _explain("bytes of DIDs and registrations in all")] = 1_073_741_824
     trusted_peers: Annotated[
         tuple[Network, ...], _explain("networks of other mediators; each counts as one address, with these limits:")
     ] = ()
