@@ -8,7 +8,7 @@ from typing import Any, cast
 from twisted.internet.interfaces import IProtocol
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
-from twisted.web.http import HTTPChannel
+from twisted.web.http import HTTPChannel, _IdentityTransferDecoder
 from twisted.web.server import Request, Site
 
 from mediatord.decentrl.exchange import refusal
@@ -76,6 +76,10 @@ class PatientChannel(HTTPChannel):
         """Read a piece, which may be a whole head; the rest in a later quantum."""
         self._ahead = data[_PIECE:]
         super().dataReceived(data[:_PIECE])
+        if self._ahead and not self._suspended and isinstance(self._transferDecoder, _IdentityTransferDecoder):
+            # One body, which costs nothing to read.
+            data, self._ahead = self._ahead, b""
+            super().dataReceived(data)
         if self._ahead and self.transport is not None:
             self._suspend()
         elif self._ahead:  # the connection is a socket now
