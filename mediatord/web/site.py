@@ -49,7 +49,7 @@ class PatientChannel(HTTPChannel):
     # What was received behind the piece that is served first; nothing of it is looked at before the next quantum.
     _ahead = b""
     _suspended = False
-    _quantum = 1
+    _quantum = _QUANTUM
 
     def connectionMade(self) -> None:
         """A client is there."""
