@@ -74,8 +74,12 @@ class PatientChannel(HTTPChannel):
 
     def _read(self, data: bytes) -> None:
         """Read a piece, which may be a whole head; the rest in a later quantum."""
+        if self._closing:
+            return
         self._ahead = data[_PIECE:]
         super().dataReceived(data[:_PIECE])
+        if self._closing:
+            return
         if self._ahead and not self._suspended and isinstance(self._transferDecoder, _IdentityTransferDecoder):
             # One body, which costs nothing to read.
             data, self._ahead = self._ahead, b""

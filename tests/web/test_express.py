@@ -384,6 +384,9 @@ class ExpressTests(SynchronousTestCase):
         self.channel.dataReceived(post())
         self.assertEqual(self.line.producerState, "paused")
         first.callback(ACCEPTED)
+        self.assertEqual(self.line.producerState, "paused")
+        for _ in range(82):
+            self.rig.house.clock.advance(0)
         self.assertEqual(self.line.producerState, "producing")
         self.assertEqual(len(self.answers()), 82)
 
