@@ -398,6 +398,8 @@ class MediatorSocket(WebSocketServerProtocol):
         What was received before is served all the same: a sender of forwards may say what it has to and leave.
         """
         self._sockets.memory.released(self.unserved[1] + self.unsent[1])
+        self._sockets.scheduler.discard(self)
+        self._ahead = b""
         self._outbox.stopProducing()
         for name in _UNFINISHED:
             vars(self).pop(name, None)
