@@ -78,7 +78,7 @@ class PatientChannel(HTTPChannel):
             return
         self._ahead = data[_PIECE:]
         super().dataReceived(data[:_PIECE])
-        if self._closing:
+        if cast(Any, self)._closing:
             return
         if self._ahead and not self._suspended and isinstance(self._transferDecoder, _IdentityTransferDecoder):
             # One body, which costs nothing to read.

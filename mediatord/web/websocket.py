@@ -234,7 +234,8 @@ class MediatorSocket(WebSocketServerProtocol):
     def _payload_left(self) -> int:
         """Bytes of the frame that has begun, which are still to come."""
         frame = self.current_frame
-        return frame.length - self.current_frame_masker.pointer() if frame is not None else 0
+        left: int = frame.length - self.current_frame_masker.pointer() if frame is not None else 0
+        return left
 
     def onFrameBegin(self) -> None:  # noqa: N802
         """A frame of any kind starts."""
