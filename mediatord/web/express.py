@@ -128,15 +128,15 @@ class ExpressChannel(Protocol):
         self._serve(head, data[end + 4 :])
         return True
 
-    def _advance(self, quantum: int = 1) -> None:
+    def _advance(self) -> None:
         """
-        Serve what is complete, one request after the other, until one has to be waited for.
-
-        :param quantum: so many of them at most; the others in later iterations of the reactor.
+        Serve what is complete, one request after the other, until one has to be waited for; after some of them, the
+        others in later iterations of the reactor.
         """
         if self._advancing or self._suspended:
             return
         self._advancing = True
+        quantum = _QUANTUM
         while self._buffer and not self._busy and not self._congested and self._stock is None:
             if not quantum:
                 self._suspend()
@@ -161,7 +161,7 @@ class ExpressChannel(Protocol):
     def run_quantum(self) -> None:
         """Serve some of what was read ahead."""
         self._suspended = False
-        self._advance(_QUANTUM)
+        self._advance()
         self._read_on()
 
     def _begin(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from twisted.internet.interfaces import IProtocol
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
-from twisted.web.http import HTTPChannel
+from twisted.web.http import HTTPChannel, _IdentityTransferDecoder
 from twisted.web.server import Request, Site
 
 from mediatord.decentrl.exchange import refusal
@@ -49,7 +49,7 @@ class PatientChannel(HTTPChannel):
     # What was received behind the piece that is served first; nothing of it is looked at before the next quantum.
     _ahead = b""
     _suspended = False
-    _quantum = 1
+    _quantum = _QUANTUM
 
     def connectionMade(self) -> None:
         """A client is there."""
@@ -74,8 +74,16 @@ class PatientChannel(HTTPChannel):
 
     def _read(self, data: bytes) -> None:
         """Read a piece, which may be a whole head; the rest in a later quantum."""
+        if self._closing:
+            return
         self._ahead = data[_PIECE:]
         super().dataReceived(data[:_PIECE])
+        if cast(Any, self)._closing:
+            return
+        if self._ahead and not self._suspended and isinstance(self._transferDecoder, _IdentityTransferDecoder):
+            # One body, which costs nothing to read.
+            data, self._ahead = self._ahead, b""
+            super().dataReceived(data)
         if self._ahead and self.transport is not None:
             self._suspend()
         elif self._ahead:  # the connection is a socket now

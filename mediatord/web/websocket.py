@@ -234,7 +234,8 @@ class MediatorSocket(WebSocketServerProtocol):
     def _payload_left(self) -> int:
         """Bytes of the frame that has begun, which are still to come."""
         frame = self.current_frame
-        return frame.length - self.current_frame_masker.pointer() if frame is not None else 0
+        left: int = frame.length - self.current_frame_masker.pointer() if frame is not None else 0
+        return left
 
     def onFrameBegin(self) -> None:  # noqa: N802
         """A frame of any kind starts."""
@@ -398,6 +399,8 @@ class MediatorSocket(WebSocketServerProtocol):
         What was received before is served all the same: a sender of forwards may say what it has to and leave.
         """
         self._sockets.memory.released(self.unserved[1] + self.unsent[1])
+        self._sockets.scheduler.discard(self)
+        self._ahead = b""
         self._outbox.stopProducing()
         for name in _UNFINISHED:
             vars(self).pop(name, None)

@@ -44,9 +44,6 @@ class MemoryTests(SynchronousTestCase):
         fields = Path(f"/proc/{self.daemon.pid}/statm").read_text("ascii").split()
         return int(fields[1]) * 4096
 
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.daemon.port), timeout=60)
-
     def assert_returned(self) -> None:
         """Memory is about what it was, ten seconds later at most."""
         deadline = time.monotonic() + RETURN_SECONDS
@@ -56,7 +53,7 @@ class MemoryTests(SynchronousTestCase):
 
     def test_refused(self) -> None:
         """Bodies that are refused, several times as much as may be kept."""
-        with closing(self.connect()) as line:
+        with closing(connect(self.daemon)) as line:
             for path, kind in ((b"/didcomm", b"application/didcomm-encrypted+json"), (b"/", b"application/json")):
                 for name, body in REFUSED.items():
                     for _ in range(20):
@@ -72,7 +69,7 @@ class MemoryTests(SynchronousTestCase):
         whole = b"\x81\xff" + len(LARGE).to_bytes(8, "big") + b"\0\0\0\0" + LARGE
         for first, data in ((b"", request(b"/didcomm", b"", LARGE)), (UPGRADE, whole), (UPGRADE, fragments)):
             with ExitStack() as stack:
-                lines = [stack.enter_context(self.connect()) for _ in range(64)]
+                lines = [stack.enter_context(connect(self.daemon)) for _ in range(64)]
                 for line in lines:
                     if first:
                         line.sendall(first)
@@ -80,6 +77,11 @@ class MemoryTests(SynchronousTestCase):
                     line.sendall(data[:-1])
                 self.assertLess(self.resident(), self.before + 64 * (MIB + 65_536) + SLACK)
             self.assert_returned()
+
+
+def connect(daemon: Daemon) -> socket.socket:
+    """A connection."""
+    return socket.create_connection(("127.0.0.1", daemon.port), timeout=60)
 
 
 def request(path: bytes, kind: bytes, body: bytes) -> bytes:

@@ -70,7 +70,8 @@ class Rig:
         for piece in pieces:
             if not line.disconnecting and not line.ended:
                 channel.dataReceived(piece)
-        self.house.clock.advance(0)
+        while any(call.getTime() <= self.house.clock.seconds() for call in self.house.clock.getDelayedCalls()):
+            self.house.clock.advance(0)
         channel.connectionLost(Failure(ConnectionError()))
         taken = [("didcomm", *one) for one in self.half.received] + [
             ("decentrl", *one) for one in self.decentrl.received
@@ -383,6 +384,9 @@ class ExpressTests(SynchronousTestCase):
         self.channel.dataReceived(post())
         self.assertEqual(self.line.producerState, "paused")
         first.callback(ACCEPTED)
+        self.assertEqual(self.line.producerState, "paused")
+        for _ in range(82):
+            self.rig.house.clock.advance(0)
         self.assertEqual(self.line.producerState, "producing")
         self.assertEqual(len(self.answers()), 82)
 

@@ -407,6 +407,7 @@ class KernelTests(TestCase):
         self.decentrl = FakeDecentrl()
         premises = Premises(self, talker=self.decentrl, limits=PLENTY)
         self.unread = premises.site.unread
+        premises.site.scheduler._clock = reactor
         port = reactor.listenTCP(0, premises.site, interface=LOCAL)
         self.addCleanup(port.stopListening)
         self.endpoint = TCP4ClientEndpoint(reactor, LOCAL, port.getHost().port)
