@@ -30,7 +30,11 @@ def change(action: str = "add", did: str = ANOTHER) -> dict[str, Any]:
 
 class ReplayCase(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house = House(self, limits={"ip_per_minute": 10_000, "account_per_minute": 10_000})
+        self.house = House(
+            self,
+            limits={"ip_per_minute": 10_000, "account_per_minute": 10_000},
+            didcomm={"unused_account_ttl": 0},
+        )
         self.bob = Guest(self.house).enrol()
 
     def now(self) -> int:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import closing
 
+import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.store.database import connect, open_database
@@ -16,6 +17,7 @@ PROCESSES = ("a", "b", "c")
 ROWS = 240
 
 
+@pytest.mark.system
 class FairnessTests(SynchronousTestCase):
     """Real processes, each of which wants to write all the time."""
 
@@ -52,6 +54,7 @@ class FairnessTests(SynchronousTestCase):
         self.assertLess(again, len(later) // 5)
 
 
+@pytest.mark.system
 class LineTests(SynchronousTestCase):
     """Waiting in line, and what ends it."""
 

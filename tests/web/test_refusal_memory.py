@@ -18,7 +18,8 @@ from tests.web.premises import ENCRYPTED, Premises, framed, written
 PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 LARGE = b"z" * 100_000
 ENVELOPE = b'{"protected":"%b","recipients":[{}],"iv":"","ciphertext":"","tag":""}' % LARGE
-JSON = {"Content-Type": "application/json"}
+UNUSUAL: Any = {"X-Anything": "1"}
+JSON: Any = {"Content-Type": "application/json"}
 
 
 class RefusalMemoryTests(SynchronousTestCase):
@@ -104,7 +105,7 @@ class RefusalMemoryTests(SynchronousTestCase):
 
     def test_general_path(self) -> None:
         """A request for twisted.web."""
-        self.assert_freed(lambda: self.post(LARGE, **{"X-Anything": "1"}))
+        self.assert_freed(lambda: self.post(LARGE, **UNUSUAL))
 
     def test_unfinished_request(self) -> None:
         """The client leaves in the middle of a body, on either path."""
