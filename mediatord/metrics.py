@@ -129,7 +129,7 @@ class Metrics:
         failures = _counter(registry, "ready_failures", "Readiness cycles that did not, by stage", "stage")
         self._failures = failures.labels
         expired = _counter(registry, "accounts_expired", "Accounts removed because nobody used them", "reason")
-        self._accounts_expired = expired.labels
+        self._accounts_expired = {reason: expired.labels(reason) for reason in ("unused", "idle")}
         self._accounts: tuple[int, int] | None = None
         Info("mediator_build", "The version that is running", registry=registry).info({"version": version})
 
@@ -240,7 +240,7 @@ class Metrics:
 
     def account_expired(self, reason: str) -> None:
         """An account was removed because it was `unused` or `idle`."""
-        self._accounts_expired(reason).inc()
+        self._accounts_expired[reason].inc()
 
     def accounts(self, number: int, size: int) -> None:
         """There are so many accounts, whose DIDs and registrations take so many bytes."""

@@ -28,10 +28,11 @@ from analytics.jobs.reconciliation import COUNTERS
 from analytics.jobs.stores import LINES
 from analytics.settings import Settings
 from analytics.warehouse import Warehouse
+from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.wallet.client import Wallet
 from mediatord.wallet.mediation import Problem
 from mediatord.wallet.mediator import open_http
-from mediatord.wallet.packing import BASIC_MESSAGE, anoncrypt, compose, forward
+from mediatord.wallet.packing import BASIC_MESSAGE, anoncrypt, compose, forward, open_report
 from mediatord.wallet.socket import WalletSocket, connect
 from tests.integration.test_event_log import figures
 from tests.integration.traffic import Senders, enrolled, letters, prepared, sealed
@@ -92,7 +93,7 @@ class Books:
             self.posted(1)
             return True
         self.events["req.done"] += 1
-        self.refusals[json.loads(response.body)["body"]["code"]] += 1
+        self.refusals[open_report(response.body, resolve_local)["body"]["code"]] += 1
         return False
 
 

@@ -272,5 +272,5 @@ def parts_of(value: Any) -> Iterator[str]:
 
 def written_by(directory: Path) -> Iterator[bytes]:
     """The event files, as they were before they were compressed."""
-    for path in directory.iterdir():
+    for path in directory.glob("events*"):
         yield gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from mediatord.didcomm.exchange import Reply
 from mediatord.protocol import jsontext
 from mediatord.wallet.identity import Identity
-from tests.house import FakeSocket, Guest
+from tests.house import FakeSocket, Guest, report_of
 from tests.model.dwelling import Dwelling
 from tests.model.expected import Expected, Letter
 from tests.model.street import LIMITS, Street
@@ -143,11 +143,10 @@ class Wallets(RuleBasedStateMachine):
         fault = reply.fault.__name__ if reply.fault else None
         if not reply.body:
             return reply.status, None, fault
-        value = jsontext.loads_object(reply.body)
-        if "ciphertext" in value:
+        if "ciphertext" in jsontext.loads_object(reply.body):
             assert name is not None, "an answer to nobody"
-            value = self._opened(dwelling, reply.body, name)
-        return reply.status, value, fault
+            return reply.status, self._opened(dwelling, reply.body, name), fault
+        return reply.status, report_of(reply), fault
 
     def _opened(self, dwelling: Dwelling, raw: bytes, name: str) -> dict[str, Any]:
         return jsontext.loads_object(self.guests[name, dwelling.backend].open(raw).plaintext)
