@@ -41,20 +41,24 @@ settings.load_profile("patient")
 
 # pytest-xdist gives a file to one process: these take longest, and are not to be what the others wait for at the end.
 LONGEST_FIRST = (
-    "integration/test_torture.py",
-    "integration/test_cluster_kills.py",
-    "integration/test_decentrl_durability.py",
-    "integration/test_durability.py",
-    "integration/test_workers.py",
-    "integration/test_bench.py",
-    "integration/test_mongo_start.py",
-    "integration/test_lifecycle.py",
-    "integration/test_cluster_limits.py",
+    "analytics/test_ledger.py",  # and with it all others that share a Spark session
     "model/test_model.py",
-    "store/test_differential_decentrl.py",
-    "integration/test_onion.py",
-    "integration/test_cluster.py",
+    "integration/test_bench.py",
+    "monitoring/test_live.py",
+    "monitoring/test_rules.py",
+    "store/test_mongo_deposits.py",
+    "integration/test_queue.py",
+    "analytics/test_session.py",
+    "integration/test_torture.py",
+    "integration/test_ready.py",
     "integration/test_schemathesis.py",
+    "integration/test_rotation.py",
+    "integration/test_workers.py",
+    "store/test_mongo_server.py",
+    "integration/test_cluster_kills.py",
+    "integration/test_lifecycle.py",
+    "integration/test_start_failures.py",
+    "integration/test_cluster_limits.py",
     "test_mongod.py",
 )
 
