@@ -74,6 +74,7 @@ class ExpressChannel(Protocol):
         self._suspended = False
         # The client has said that it sends nothing more.
         self._half_closed = False
+        self._is_closing = False
         self._since = self._begun = 0.0
         self._timer: IDelayedCall | None = None
         self._heads = Heads()
@@ -101,7 +102,7 @@ class ExpressChannel(Protocol):
             self._stock.dataReceived(data)
             return
         is_idle = not (self._buffer or self._serving != self._served or self._congested or self._suspended)
-        if is_idle and self._whole(data):
+        if self._is_closing or is_idle and self._whole(data):
             return
         self._buffer += data
         if self._busy or self._congested or self._suspended:
@@ -222,9 +223,7 @@ class ExpressChannel(Protocol):
         self._suspended = True
         self._buffer = bytearray()
         self._finish(number, FLOODED[self._half])
-        # A transport that has a producer waits for it before it closes.
-        self._wire.unregisterProducer()
-        self._wire.loseConnection()
+        self._close()
 
     def _begin_answer(self, number: int, half: Half, work: Awaitable[Answer]) -> None:
         Deferred.fromCoroutine(self._answer(number, half, work))
@@ -301,11 +300,19 @@ class ExpressChannel(Protocol):
 
     def _close_if_done(self) -> None:
         """Close a connection on which no request will come, once all that came are answered."""
-        if not self._half_closed or self._stock is not None:
+        if not self._half_closed or self._is_closing or self._stock is not None:
             return
         if not (self._busy or self._suspended or self._congested or self._advancing):
-            self._wire.unregisterProducer()
-            self._wire.loseConnection()
+            self._close()
+
+    def _close(self) -> None:
+        """Close the connection once the client has what was written; nothing more of it is looked at."""
+        self._is_closing = True
+        self._wire.unregisterProducer()  # or TLS would wait for us to write more
+        if not self._reading:
+            self._reading = True
+            self._wire.resumeProducing()  # or TLS would never see that the client closes as well
+        self._wire.loseConnection()
 
     def _stop_looking(self) -> None:
         if self._timer is not None:

@@ -189,6 +189,8 @@ class PatientChannel(HTTPChannel):
         """Called when nothing more will be said; the client has a while to read what was."""
         self._closing = True
         self.setTimeout(cast(Any, self).site.timeOut)
+        # Or TLS would never see that the client closes as well.
+        self._networkProducer.resumeProducing()
         super().loseConnection()
 
     def timeoutConnection(self) -> None:  # noqa: N802  Twisted's name

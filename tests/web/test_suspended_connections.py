@@ -11,6 +11,7 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  what a kernel 
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory, Protocol
 from twisted.internet.ssl import CertificateOptions
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
@@ -350,7 +351,12 @@ class KernelTests(TestCase):
             wire.write(request)
             wire.loseWriteConnection()
             self.assertEqual([one.status for one in responses(await client.over)], [200])
-        self.assertEqual(self.premises.site._per_host, {})
+        await self.closed()
+
+    async def closed(self) -> None:
+        """Return when the daemon has no connection any more."""
+        while self.premises.site._per_host:
+            await deferLater(self.reactor, 0.01)
 
     async def test_flooded(self) -> None:
         """A client that is turned away is told so, and its connection closed, also behind TLS."""
@@ -362,3 +368,4 @@ class KernelTests(TestCase):
                 wire: Any = client.transport
                 wire.write(requests)
                 self.assertEqual(responses(await client.over)[-1].status, 429)
+                await self.closed()
