@@ -16,14 +16,17 @@ from tests.integration.test_memory import UPGRADE, connect, request, status_of
 FLOODERS = 32
 PING = b"\x89\x80\0\0\0\0"
 PONG = b"\x8a\0"
+# On the short path, and on the general one.
+COMMAND = request(b"/", b"", b"")
+OPTIONS = b"OPTIONS / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class FloodTests(SynchronousTestCase):
     def test_in_turn(self) -> None:
         """A health check is answered before most of a flood of requests or of pings is, and SIGTERM is obeyed."""
-        empty = request(b"/didcomm", b"", b"")
         with Daemon(PLENTY) as daemon, ExitStack() as stack:
-            for first, piece, answer in ((b"", empty, answer_to(daemon, empty)), (UPGRADE, PING, len(PONG))):
+            for first, piece in ((b"", COMMAND), (b"", OPTIONS), (UPGRADE, PING)):
+                answer = len(PONG) if first else answer_to(daemon, piece)
                 lines = [stack.enter_context(connect(daemon)) for _ in range(FLOODERS)]
                 for line in lines if first else ():
                     line.sendall(first)
