@@ -1,8 +1,8 @@
 """
 Bounding the memory of requests that are being served.
 
-A request is parsed before the store is asked about it, and a tree of JSON takes many times the bytes of its text. That
-of many connections would add up while the store is slow, so a request is parsed when there is room for it.
+A request is parsed before the store is asked about it, and a tree of JSON takes many times the bytes of its text.
+Those of many connections would add up while the store is slow, so a request is parsed when there is room for it.
 """
 
 from __future__ import annotations

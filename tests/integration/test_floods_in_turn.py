@@ -23,7 +23,7 @@ OPTIONS = b"OPTIONS / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 class FloodTests(SynchronousTestCase):
     def test_in_turn(self) -> None:
-        """A health check is answered before most of a flood of requests or of pings is, and SIGTERM is obeyed."""
+        """A health check is answered before a tenth of a flood of requests or of pings is, and SIGTERM is obeyed."""
         with Daemon(PLENTY) as daemon, ExitStack() as stack:
             for first, piece in ((b"", COMMAND), (b"", OPTIONS), (UPGRADE, PING)):
                 answer = len(PONG) if first else answer_to(daemon, piece)
@@ -38,7 +38,7 @@ class FloodTests(SynchronousTestCase):
                     other.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
                     self.assertEqual(status_of(other), 200)
                 answered = sum(map(unread, lines)) // answer
-                self.assertLess(answered, FLOODERS * number // 2)
+                self.assertLess(answered, FLOODERS * number // 10)
             daemon.stop()
 
 
