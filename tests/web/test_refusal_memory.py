@@ -18,7 +18,7 @@ from tests.web.premises import ENCRYPTED, Premises, framed, written
 PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 LARGE = b"z" * 100_000
 ENVELOPE = b'{"protected":"%b","recipients":[{}],"iv":"","ciphertext":"","tag":""}' % LARGE
-JSON = {"Content-Type": "application/json"}
+JSON: dict[str, Any] = {"Content-Type": "application/json"}
 
 
 class RefusalMemoryTests(SynchronousTestCase):

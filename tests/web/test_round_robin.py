@@ -67,7 +67,7 @@ class FloodTests(SynchronousTestCase):
         """How many requests are answered before others have their turn; in the end all are."""
         line = self.premises.line()
         line.protocol.dataReceived(requests * number)
-        at_once = line.value().count(b"HTTP/1.1 ")
+        at_once: int = line.value().count(b"HTTP/1.1 ")
         self.premises.settle()
         self.assertEqual(len(responses(line.taken())), number)
         self.assertEqual(line.producerState, "producing")

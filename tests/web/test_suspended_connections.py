@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ CHUNKED = written("POST", "/", None, {**JSON, "Transfer-Encoding": "chunked"}) +
 LONG_CHUNKS = (
     written("POST", "/", None, {**JSON, "Transfer-Encoding": "chunked"}) + b"3e8\r\n%b\r\n" % (b" " * 1000) * 40
 ) + b"0\r\n\r\n"
+PROXY_LINE = b"PROXY TCP4 192.0.2.1 192.0.2.2 50000 443\r\n"
 FRAMES = framed(b"first") + framed(b"second") + framed(b"third")
 TOLD = [b"first", b"second", b"third"]
 
@@ -120,7 +122,7 @@ class UpgradeTests(SynchronousTestCase):
             for at_once in (False, True):
                 for cut in range(len(request) - 3, len(request + OPENING + FRAMES), 5):
                     late: Deferred[Reply] = Deferred()
-                    self.talker.answer = lambda body, late=late: late
+                    self.talker.answer = partial(_wait_for, late)
                     line = self.premises.line()
                     data = request + OPENING + FRAMES
                     for segment in (data[:cut], data[cut:]):
@@ -228,6 +230,10 @@ class LossTests(SynchronousTestCase):
         self.assertTrue(line.lost)
 
 
+def _wait_for(late: Deferred[Reply], _body: bytes) -> Deferred[Reply]:
+    return late
+
+
 async def _reply(body: bytes) -> Reply:
     return Reply(200, body)
 
@@ -281,9 +287,9 @@ class KernelTests(TestCase):
         self.premises = Premises(self, talker=self.talker, limits=PLENTY)
         self.premises.site.scheduler._clock = self.reactor
 
-    def listen(self, *, tls: bool) -> int:
+    def listen(self, *, tls: bool, proxied: bool = False) -> int:
         """The port of a listener."""
-        endpoint = f"tcp:0:interface={LOCAL}"
+        endpoint = f"{'haproxy:' if proxied else ''}tcp:0:interface={LOCAL}"
         if tls:
             directory = Path(tempfile.mkdtemp())
             self.addCleanup(shutil.rmtree, directory)
@@ -330,30 +336,38 @@ class KernelTests(TestCase):
 
     async def test_half_closed(self) -> None:
         """Who sends requests and says that no more will come gets all answers, then the connection is closed."""
-        port = self.listen(tls=False)
+        ports = {b"": self.listen(tls=False), PROXY_LINE: self.listen(tls=False, proxied=True)}
         for request, number in ((COMMAND, 1), (COMMAND, 300), (HEALTH, 1), (HEALTH, 50), (CHUNKED, 50)):
-            client = await self.connect(port, tls=False)
-            wire: Any = client.transport
-            wire.write(request * number)
-            wire.loseWriteConnection()
-            with self.subTest(request=request[:30], number=number):
-                self.assertEqual(len(responses(await client.over)), number)
+            for first, port in ports.items():
+                client = await self.connect(port, tls=False)
+                wire: Any = client.transport
+                wire.write(first + request * number)
+                wire.loseWriteConnection()
+                with self.subTest(request=request[:30], number=number, first=first):
+                    self.assertEqual(len(responses(await client.over)), number)
 
     async def test_half_closed_while_one_waits(self) -> None:
         """Also the answer that is made only after that."""
+        channels: list[Any] = []
+        build = self.premises.site.buildProtocol
+
+        def build_noted(address: object) -> Any:
+            channels.append(build(address))
+            return channels[-1]
+
+        self.patch(self.premises.site, "buildProtocol", build_noted)
         port = self.listen(tls=False)
         for request in (COMMAND, DETOUR):
             late: Deferred[Reply] = Deferred()
 
-            def answer(body: bytes, late: Deferred[Reply] = late) -> Deferred[Reply]:
-                self.reactor.callLater(0.05, late.callback, Reply(200, b"{}"))
-                return late
-
-            self.talker.answer = answer
+            self.talker.answer = partial(_wait_for, late)
             client = await self.connect(port, tls=False)
             wire: Any = client.transport
             wire.write(request)
             wire.loseWriteConnection()
+            while not (channels and channels[-1]._half_closed):
+                await deferLater(self.reactor, 0.01)
+            late.callback(Reply(200, b"{}"))
             self.assertEqual([one.status for one in responses(await client.over)], [200])
         await self.closed()
 
