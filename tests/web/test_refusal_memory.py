@@ -104,7 +104,7 @@ class RefusalMemoryTests(SynchronousTestCase):
 
     def test_general_path(self) -> None:
         """A request for twisted.web."""
-        self.assert_freed(lambda: self.post(LARGE, **{"X-Anything": "1"}))
+        self.assert_freed(lambda: self.post(LARGE, status=400, **{"X-Anything": "1"}))
 
     def test_unfinished_request(self) -> None:
         """The client leaves in the middle of a body, on either path."""
