@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocolFactory, IReactorTime, ISSLTransport
+from twisted.internet.interfaces import (
+    IAddress,
+    IDelayedCall,
+    IHalfCloseableProtocol,
+    IProtocolFactory,
+    IReactorTime,
+    ISSLTransport,
+)
 from twisted.internet.protocol import connectionDone
 from twisted.protocols.haproxy._wrapper import HAProxyProtocolWrapper, HAProxyWrappingFactory
 from twisted.protocols.policies import WrappingFactory
 from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory
 from twisted.python.failure import Failure
-from zope.interface import noLongerProvides
+from zope.interface import implementer, noLongerProvides
 
 # Seconds from the connection to the end of its TLS handshake, however steadily the client sends.
 HANDSHAKE_SECONDS = 10.0
@@ -30,6 +37,7 @@ class _RefusalMixin(WrappingFactory[Any]):
         return None if protocol is None else self.protocol(self, protocol)
 
 
+@implementer(IHalfCloseableProtocol)
 class ProxyConnection(HAProxyProtocolWrapper):
     """
     A connection whose first line is about its client.
@@ -42,6 +50,16 @@ class ProxyConnection(HAProxyProtocolWrapper):
         super().makeConnection(transport)
         if ISSLTransport.providedBy(self):
             noLongerProvides(self, ISSLTransport)
+
+    def readConnectionLost(self) -> None:  # noqa: N802  Twisted's name
+        """The client sends nothing more."""
+        if IHalfCloseableProtocol.providedBy(self.wrappedProtocol):
+            cast(Any, self.wrappedProtocol).readConnectionLost()
+        else:
+            cast(Any, self.transport).abortConnection()
+
+    def writeConnectionLost(self) -> None:  # noqa: N802  Twisted's name
+        """The client has been told that nothing more will come."""
 
 
 class ProxyFactory(_RefusalMixin, HAProxyWrappingFactory):

@@ -9,9 +9,10 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.didcomm import live
-from tests.house import MP, Guest, sealed_forward
+from tests.house import MP, PING, Guest, sealed_forward
 from tests.store.builders import NOON, a_path, a_payload, a_sqlite_store
-from tests.web.premises import Premises, Visitor, framed
+from tests.web.premises import ENCRYPTED, Premises, Visitor, framed, responses, written
+from tests.web.test_websocket import Held
 
 LIMITS = Path(__file__).parent.parent / "docs" / "limits.md"
 PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
@@ -69,6 +70,24 @@ class BuffersTests(SynchronousTestCase):
         _, size = self.held("socket_inboxes")
         assert size is not None
         self.assertTrue(500 < size <= 900)
+
+    def test_requests_in_progress(self) -> None:
+        """While the store is slow, no more are parsed than may take what an address may have; the others wait."""
+        lines = [self.premises.line() for _ in range(20)]
+        with Held(self.premises, "claim") as held:
+            for line in lines:
+                raw = self.bob.pack(PING, {"response_requested": True, "comment": "x" * 200_000})
+                line.feed(written("POST", "/didcomm", raw, {"Content-Type": ENCRYPTED.decode()}))
+            self.premises.settle()
+            entries, size = self.held("requests_in_progress")
+            self.assertEqual(entries, len(held.waiting))
+            self.assertEqual(entries, 5)
+            assert size is not None
+            self.assertLess(size, 67_108_864)
+            held.release_all()
+        self.assertEqual([one.status for line in lines for one in responses(line.taken())], [200] * 20)
+        self.premises.request("POST", "/", b"{}", {"Content-Type": "application/json"})
+        self.assertEqual(self.held("requests_in_progress"), (0, 0))
 
     def test_pushes(self) -> None:
         """They count until they are acknowledged, or have come to nothing."""

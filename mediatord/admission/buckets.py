@@ -9,6 +9,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from mediatord.admission.allowances import Allowances
 from mediatord.admission.bucket import Bucket
+from mediatord.admission.working_memory import WorkingMemory
 from mediatord.errors import RateLimited
 from mediatord.protocol.canonical_did import canonical_did
 from mediatord.synthetic import ITSELF
@@ -57,6 +58,7 @@ class Admission:
 
     :param on_limit: told of every refusal: bucket name, whose bucket, address, seconds to wait.
     :param allowances: what is shared with other processes; None when this is the only one.
+    :ivar memory: of requests that are being served.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Admission:
             return Bucket(clock, name, limit, allowances)
 
         self._on_limit = on_limit
+        self.memory = WorkingMemory(clock)
         self._senders = bucket("senders", did_per_minute)
         self._peers = bucket("peers", ip_per_minute)
         self._accounts = bucket("accounts", account_per_minute)

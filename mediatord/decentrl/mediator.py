@@ -88,7 +88,12 @@ class Mediator:
         told = self._desk.journal.begin("decentrl", peer, len(raw))
         order: Order | None = None
         command: Command | None = None
+        memory, size = self._admission.memory, len(raw)
+        has_memory = memory.take(peer, size)
         try:
+            if not has_memory:
+                await memory.wait(peer, size)
+                has_memory = True
             await self._admission.before_reading(peer, len(raw))
             await self._admission.command(peer, len(raw))
             command = self._parse(raw, peer)
@@ -102,6 +107,9 @@ class Mediator:
             _log.failure("serving a command failed", without_text())
             release_frames(error)
             reply = refusal(InternalFault())
+        finally:
+            if has_memory:
+                memory.give_back(peer, size)
         self._tell(told, reply, command.name if command else None, order.sender if order else None)
         return reply
 

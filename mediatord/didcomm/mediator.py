@@ -120,7 +120,12 @@ class Mediator:
         """
         told = self._desk.journal.begin("didcomm", origin.peer, len(raw))
         received: Received | None = None
+        memory, peer, size = self._desk.admission.memory, origin.peer, len(raw)
+        has_memory = memory.take(peer, size)
         try:
+            if not has_memory:
+                await memory.wait(peer, size)
+                has_memory = True
             received = await self._open(raw, origin)
             reply = await self._serve(told, received, origin)
         except MediatorError as error:
@@ -130,6 +135,9 @@ class Mediator:
             _log.failure("serving a message failed", without_text())
             release_frames(error)
             reply = self._desk.packing.refuse(InternalFault(), None)
+        finally:
+            if has_memory:
+                memory.give_back(peer, size)
         self._tell(told, received, reply, origin)
         return reply
 

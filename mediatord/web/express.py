@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IPushProducer
+from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol, IPushProducer
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -45,7 +45,7 @@ _ALWAYS = b"".join(
 _EXPOSE = b"%b: %b\r\n" % (EXPOSE_RETRY_AFTER[0].encode("ascii"), EXPOSE_RETRY_AFTER[1].encode("ascii"))
 
 
-@implementer(IPushProducer)
+@implementer(IPushProducer, IHalfCloseableProtocol)
 class ExpressChannel(Protocol):
     """
     A connection that is served here for as long as all its requests are plain.
@@ -72,6 +72,9 @@ class ExpressChannel(Protocol):
         self._reading = True
         # Nothing more is served before the next quantum, or at all.
         self._suspended = False
+        # The client has said that it sends nothing more.
+        self._half_closed = False
+        self._is_closing = False
         self._since = self._begun = 0.0
         self._timer: IDelayedCall | None = None
         self._heads = Heads()
@@ -98,7 +101,8 @@ class ExpressChannel(Protocol):
         if self._stock is not None:
             self._stock.dataReceived(data)
             return
-        if not (self._buffer or self._serving != self._served or self._congested) and self._whole(data):
+        is_idle = not (self._buffer or self._serving != self._served or self._congested or self._suspended)
+        if self._is_closing or is_idle and self._whole(data):
             return
         self._buffer += data
         if self._busy or self._congested or self._suspended:
@@ -163,6 +167,7 @@ class ExpressChannel(Protocol):
         self._suspended = False
         self._advance()
         self._read_on()
+        self._close_if_done()
 
     def _begin(self) -> bool:
         """Read the head of the next request; False when that is not for us to do."""
@@ -218,7 +223,7 @@ class ExpressChannel(Protocol):
         self._suspended = True
         self._buffer = bytearray()
         self._finish(number, FLOODED[self._half])
-        self._wire.loseConnection()
+        self._close()
 
     def _begin_answer(self, number: int, half: Half, work: Awaitable[Answer]) -> None:
         Deferred.fromCoroutine(self._answer(number, half, work))
@@ -251,6 +256,8 @@ class ExpressChannel(Protocol):
             self._advance()
         if not self._reading:
             self._read_on()
+        if self._half_closed:
+            self._close_if_done()
 
     def _pause(self) -> None:
         if self._reading:
@@ -260,7 +267,7 @@ class ExpressChannel(Protocol):
     def _read_on(self) -> None:
         """Read from the client again, unless what was read has to be served before."""
         waits = self._busy and len(self._buffer) > _MAX_AHEAD
-        if not (self._reading or self._congested or self._suspended or waits):
+        if not (self._reading or self._congested or self._suspended or self._half_closed or waits):
             self._reading = True
             self._wire.resumeProducing()
 
@@ -288,6 +295,24 @@ class ExpressChannel(Protocol):
         self._stock = self._site.stock_channel(self._address)
         self._stock.makeConnection(self._wire)
         self._stock.dataReceived(data)
+        if self._half_closed:
+            self._stock.readConnectionLost()
+
+    def _close_if_done(self) -> None:
+        """Close a connection on which no request will come, once all that came are answered."""
+        if not self._half_closed or self._is_closing or self._stock is not None:
+            return
+        if not (self._busy or self._suspended or self._congested or self._advancing):
+            self._close()
+
+    def _close(self) -> None:
+        """Close the connection once the client has what was written; nothing more of it is looked at."""
+        self._is_closing = True
+        self._wire.unregisterProducer()  # or TLS would wait for us to write more
+        if not self._reading:
+            self._reading = True
+            self._wire.resumeProducing()  # or TLS would never see that the client closes as well
+        self._wire.loseConnection()
 
     def _stop_looking(self) -> None:
         if self._timer is not None:
@@ -306,9 +331,21 @@ class ExpressChannel(Protocol):
         self._advance()
         # What was read ahead may be a part of a request, which nobody would finish otherwise.
         self._read_on()
+        self._close_if_done()
 
     def stopProducing(self) -> None:
         """The connection is gone; :meth:`connectionLost` is called as well."""
+
+    def readConnectionLost(self) -> None:  # noqa: N802  Twisted's name
+        """The client sends nothing more, and waits for its answers."""
+        self._half_closed = True
+        if self._stock is not None:
+            self._stock.readConnectionLost()
+        else:
+            self._close_if_done()
+
+    def writeConnectionLost(self) -> None:  # noqa: N802  Twisted's name
+        """The client has been told that nothing more will come."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """The client is gone; what is being done for it is done to its end."""

@@ -49,11 +49,12 @@ class PatientChannel(HTTPChannel):
     # What was received behind the piece that is served first; nothing of it is looked at before the next quantum.
     _ahead = b""
     _suspended = False
+    # The client has said that it sends nothing more.
+    _half_closed = False
     _quantum = _QUANTUM
 
     def connectionMade(self) -> None:
         """A client is there."""
-        self._wire: Any = self.transport
         self.untaken = Untaken(cast(Any, self).site.unread)
         super().connectionMade()
 
@@ -84,12 +85,8 @@ class PatientChannel(HTTPChannel):
             # One body, which costs nothing to read.
             data, self._ahead = self._ahead, b""
             super().dataReceived(data)
-        if self._ahead and self.transport is not None:
+        if self._ahead:
             self._suspend()
-        elif self._ahead:  # the connection is a socket now
-            ahead, self._ahead = self._ahead, b""
-            owner = getattr(self._wire, "wrappedProtocol", None) or self._wire.protocol
-            owner.dataReceived(ahead)
 
     def setLineMode(self, extra: bytes = b"") -> None:  # noqa: N802  Twisted's name
         """Called when a request is answered, with what came behind it; that is before what was not looked at yet."""
@@ -115,6 +112,19 @@ class PatientChannel(HTTPChannel):
         if not self._handlingRequest:
             self._networkProducer.resumeProducing()
         self.dataReceived(b"")
+        self._close_if_done()
+
+    def readConnectionLost(self) -> None:  # noqa: N802  Twisted's name
+        """Called when the client sends nothing more; it waits for its answers."""
+        self._half_closed = True
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        """Close a connection on which no request will come, once all that came are answered."""
+        if not self._half_closed or self._closing or self.transport is None:
+            return
+        if not (self._handlingRequest or self._busyReceiving or self._suspended or self._waitingForTransport):
+            self.loseConnection()
 
     def headerReceived(self, line: bytes) -> bool:  # noqa: N802  Twisted's name
         """Called with a header. Digits that Python refuses to read are a mistake like others."""
@@ -156,6 +166,7 @@ class PatientChannel(HTTPChannel):
         super().requestDone(request)
         if self._suspended:
             self._networkProducer.pauseProducing()
+        self._close_if_done()
 
     def resumeProducing(self) -> None:
         """The client has read what there was."""
@@ -166,16 +177,20 @@ class PatientChannel(HTTPChannel):
         elif self.paused and not self._waitingForTransport:
             self.paused = False
             self.dataReceived(b"")
+        self._close_if_done()
 
     def take_unread(self) -> bytes:
         """What has come behind the request that is being answered: it is for whoever gets the connection now."""
         behind, self._dataBuffer = b"".join(self._dataBuffer), []
-        return behind + cast(bytes, self.clearLineBuffer())
+        ahead, self._ahead = self._ahead, b""
+        return behind + cast(bytes, self.clearLineBuffer()) + ahead
 
     def loseConnection(self) -> None:
         """Called when nothing more will be said; the client has a while to read what was."""
         self._closing = True
         self.setTimeout(cast(Any, self).site.timeOut)
+        # Or TLS would never see that the client closes as well.
+        self._networkProducer.resumeProducing()
         super().loseConnection()
 
     def timeoutConnection(self) -> None:  # noqa: N802  Twisted's name

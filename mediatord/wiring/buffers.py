@@ -17,6 +17,7 @@ def watch_base(base: Base) -> None:
     metrics.watch("store_operations", base.store.held)
     metrics.watch("event_log", lambda: (None, base.events.pending))
     metrics.watch("rate_limits", lambda: (len(base.admission) + len(base.registrations), None))
+    metrics.watch("requests_in_progress", lambda: base.admission.memory.held)
     metrics.watch("counted_pushes", lambda: (journal.remembered, None))
     metrics.watch("subscriptions", lambda: (connections.subscriptions, None))
     metrics.watch("subscription_backlogs", lambda: (len(connections.backlogs), None))

@@ -23,6 +23,7 @@ from tests.web.admin_premises import BEARER, TOKEN, AdminPremises
 from tests.web.premises import responses, written
 
 ALICE = "did:example:alice"
+# Without what would begin the path of a DID URL.
 EVIL = "did:key:z<script>alert(1)<script>\"onload='x'&amp\u202e"
 
 

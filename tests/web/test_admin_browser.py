@@ -29,7 +29,7 @@ DIDS = (
     "did:peer:2.Ez6LSms555YhFthn1WV8ciDBpZm86hK9tp83WojJUmxPGk1hZ.Vz6MkmdBjMyB4TS5UbbQw54szm8yvMMf1ftGV2sQVYAxaeWhE",
     "did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK",
     "did:web:wallets.example.com:people:alice",
-    'did:key:z<script>alert(1)</script><img src="http://evil.example/x" onerror="alert(2)">',
+    'did:key:z<script>alert(1)<script><img src="x" onerror="alert(2)">',
     "did:decentrl:" + "a" * 200,
 )
 
