@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.admission import Allowances, RegistrationLimits, RegistrationQuota
@@ -13,7 +13,7 @@ from mediatord.admission.registrations import USAGE_LIFETIME
 from mediatord.decentrl.exchange import Reply as DecentrlReply
 from mediatord.didcomm.account_expiry import AT_A_TIME
 from mediatord.didcomm.exchange import Reply
-from mediatord.errors import RateLimited
+from mediatord.errors import RateLimited, StoreUnavailable
 from mediatord.interfaces import AccountUsage, QueueLimits
 from mediatord.protocol.didcomm import signed
 from mediatord.store.allowances import SLOTS
@@ -97,6 +97,30 @@ class LimitTests(SynchronousTestCase):
             holder = new
         self.refused(reply, new, 429, LIMITED)
         self.assertEqual(holder.waiting(), 0)
+
+    def test_moves_that_fail(self) -> None:
+        """What was not stored is not charged, whatever went wrong."""
+        house = self.house(registration_bytes_per_address_per_day=3_000)
+        holder, new = Guest(house).enrol(), Guest(house)
+        claim = signed.FromPrior(holder.identity.signing.kid, holder.did, new.did, int(house.clock.seconds()))
+        token = signed.make_from_prior(claim, holder.identity.signing.private)
+        with house.failing("move", StoreUnavailable()):
+            for _ in range(40):
+                self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 503)
+        self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 200)
+
+    def test_account_that_was_removed_meanwhile(self) -> None:
+        """Whoever is told that it is enrolled is, although the store remembers an account for a while."""
+        house = self.house()
+        bob = Guest(house).enrol()
+        remembered = self.successResultOf(house.store.account(bob.did))
+        now = house.clock.seconds()
+        self.successResultOf(house.store.expire_accounts(1, unused_before=now, idle_before=None))
+        house.store.account = lambda did: succeed(remembered)  # type: ignore[method-assign]  # as others remember it
+        self.assertIsNone(self.successResultOf(house.store.owner(bob.did)))
+        self.assertEqual(self.grant(house, bob)[1].status, 200)
+        self.add(bob, bob.did)
+        self.assertEqual(self.successResultOf(house.store.owner(bob.did)), bob.did)
 
     def test_all_addresses(self) -> None:
         """Beyond the limits in all nobody is enrolled and nothing registered, from wherever; all else goes on."""
