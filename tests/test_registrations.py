@@ -138,6 +138,16 @@ class LimitTests(SynchronousTestCase):
         house.change("limits", accounts=3)
         self.assertEqual(self.grant(house, guest)[1].status, 200)
 
+    def test_trusted_peers(self) -> None:
+        """An address behind which are many has as many times more in a day as it has requests in a minute."""
+        house = self.house(
+            accounts_per_address_per_day=2, ip_per_minute=100, trusted_peers=[f"{PEER}/32"], trusted_per_minute=300
+        )
+        self.assertEqual([self.grant(house)[1].status for _ in range(7)], [200] * 6 + [429])
+        self.assertEqual([self.grant(house, peer=NEIGHBOUR)[1].status for _ in range(3)], [200] * 2 + [429])
+        house.change("limits", trusted_peers=[])
+        self.assertEqual(self.grant(house)[1].status, 429)
+
     def test_the_daemon_itself(self) -> None:
         """What it sends to itself is charged to nobody."""
         house = self.house(accounts_per_address_per_day=1)
