@@ -217,6 +217,24 @@ def test_tags_stand_for_dids(office: Office, capsys: Capture) -> None:
     assert printed(capsys)["halves"] == {"decentrl": 1}
 
 
+def test_any_form_of_a_did(office: Office, capsys: Capture) -> None:
+    """Recipients, accounts and identities are found by all forms of their DIDs, also of one that is left over."""
+    bob = "did:web:bob.example"
+    answer(office.store.grant(bob))
+    for given in (f"{bob}#k1", "did:web:Bob.example%3A443"):
+        assert call(*asked(office, "show", given, "--json")) == 0
+        assert printed(capsys)["did"] == bob
+    answer(office.store.update(ALICE, [(f"{bob}#k1", "add")], max_recipients=9))
+    office.put("a", to=bob)
+    answer(office.store.update(ALICE, [(f"{bob}#k1", "remove")], max_recipients=9))
+    office.send("e")
+    for given, kept, halves in ((f"{bob}#k1", bob, {"didcomm": 1}), (f"{CAROL}#k1", CAROL, {"decentrl": 1})):
+        assert call(*asked(office, "show", given, "--json")) == 0
+        assert printed(capsys)["did"] == kept
+        assert call(*asked(office, "purge", given, "--yes", "--json")) == 0
+        assert printed(capsys)["halves"] == halves
+
+
 @pytest.mark.parametrize("json_too", [(), ("--json",)])
 @pytest.mark.parametrize(
     "did", ["did:example:nobody", "did:peer:2.Ez~1a2b", "~1a2b3c", "", "\udcff", f"{INBOX}x", "*", "did:example:%"]
@@ -276,7 +294,7 @@ def test_the_self_test_is_not_purged(office: Office, capsys: Capture) -> None:
     """By whatever name it is called, and however little is asked for."""
     did = self_test(office, "a")
     tags = Books(office.config)._tags
-    for name in (did, tags.did(did), Tags("plain", tags.key).did(did)):
+    for name in (did, f"{did}#k1", tags.did(did), Tags("plain", tags.key).did(did)):
         for more in ((), ("--yes",), ("--yes", "--json"), ("--yes", "--id", "a"), ("--half", "decentrl")):
             assert call(*asked(office, "purge", name, *more)) == 1
             assert one_line(capsys).endswith(

@@ -13,10 +13,12 @@ from mediatord.protocol.didcomm.ownership import PROOF, proof_body
 from mediatord.wallet.identity import Identity
 from mediatord.wallet.packing import anoncrypt, attach, authcrypt, compose, prove_ownership
 from tests.house import CM3, MP, PING, Guest, House, sealed_forward, sent_by
+from tests.test_access import ReloadedHouse
 
 
 class OwnershipTestCase(SynchronousTestCase):
     required = True
+    house: House
 
     def setUp(self) -> None:
         self.house = House(self, didcomm={"require_ownership": self.required})
@@ -134,6 +136,18 @@ class RequiredTests(OwnershipTestCase):
             packed = self.bob.pack(f"{CM3}/recipient-update", {"updates": other}, attachments=proofs[:1])
             self.assertEqual(self.house.receive(packed).status, 503)
         body = self.bob.open(self.house.receive(update).body).body
+        self.assertEqual([one["result"] for one in body["updated"]], ["success"])
+
+    def test_not_used_up_by_what_was_not_charged(self) -> None:
+        """Where there was no room for what the update adds, the very same one may come again."""
+        self.house = ReloadedHouse(self, didcomm={"require_ownership": True})
+        self.bob = Guest(self.house).enrol()
+        self.house.change("limits", registration_bytes=1)
+        update = [{"recipient_did": self.alias.did, "action": "add"}]
+        packed = self.bob.pack(f"{CM3}/recipient-update", {"updates": update}, attachments=[attach(self.proof())])
+        self.assertEqual(self.house.receive(packed).status, 503)
+        self.house.change("limits", registration_bytes=1_000_000)
+        body = self.bob.open(self.house.receive(packed).body).body
         self.assertEqual([one["result"] for one in body["updated"]], ["success"])
 
     def test_each_costs_as_much_as_a_request(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.admission import Allowances, RegistrationLimits, RegistrationQuota
@@ -13,7 +13,7 @@ from mediatord.admission.registrations import USAGE_LIFETIME
 from mediatord.decentrl.exchange import Reply as DecentrlReply
 from mediatord.didcomm.account_expiry import AT_A_TIME
 from mediatord.didcomm.exchange import Reply
-from mediatord.errors import RateLimited
+from mediatord.errors import RateLimited, StoreUnavailable
 from mediatord.interfaces import AccountUsage, QueueLimits
 from mediatord.protocol.didcomm import signed
 from mediatord.store.allowances import SLOTS
@@ -98,6 +98,30 @@ class LimitTests(SynchronousTestCase):
         self.refused(reply, new, 429, LIMITED)
         self.assertEqual(holder.waiting(), 0)
 
+    def test_moves_that_fail(self) -> None:
+        """What was not stored is not charged, whatever went wrong."""
+        house = self.house(registration_bytes_per_address_per_day=3_000)
+        holder, new = Guest(house).enrol(), Guest(house)
+        claim = signed.FromPrior(holder.identity.signing.kid, holder.did, new.did, int(house.clock.seconds()))
+        token = signed.make_from_prior(claim, holder.identity.signing.private)
+        with house.failing("move", StoreUnavailable()):
+            for _ in range(40):
+                self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 503)
+        self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 200)
+
+    def test_account_that_was_removed_meanwhile(self) -> None:
+        """Whoever is told that it is enrolled is, although the store remembers an account for a while."""
+        house = self.house()
+        bob = Guest(house).enrol()
+        remembered = self.successResultOf(house.store.account(bob.did))
+        now = house.clock.seconds()
+        self.successResultOf(house.store.expire_accounts(1, unused_before=now, idle_before=None))
+        house.store.account = lambda did: succeed(remembered)  # type: ignore[method-assign]  # as others remember it
+        self.assertIsNone(self.successResultOf(house.store.owner(bob.did)))
+        self.assertEqual(self.grant(house, bob)[1].status, 200)
+        self.add(bob, bob.did)
+        self.assertEqual(self.successResultOf(house.store.owner(bob.did)), bob.did)
+
     def test_all_addresses(self) -> None:
         """Beyond the limits in all nobody is enrolled and nothing registered, from wherever; all else goes on."""
         house = self.house(accounts=2, registration_bytes=20_000)
@@ -113,6 +137,16 @@ class LimitTests(SynchronousTestCase):
         self.assertEqual(bob.waiting(), 1)
         house.change("limits", accounts=3)
         self.assertEqual(self.grant(house, guest)[1].status, 200)
+
+    def test_trusted_peers(self) -> None:
+        """An address behind which are many has as many times more in a day as it has requests in a minute."""
+        house = self.house(
+            accounts_per_address_per_day=2, ip_per_minute=100, trusted_peers=[f"{PEER}/32"], trusted_per_minute=300
+        )
+        self.assertEqual([self.grant(house)[1].status for _ in range(7)], [200] * 6 + [429])
+        self.assertEqual([self.grant(house, peer=NEIGHBOUR)[1].status for _ in range(3)], [200] * 2 + [429])
+        house.change("limits", trusted_peers=[])
+        self.assertEqual(self.grant(house)[1].status, 429)
 
     def test_the_daemon_itself(self) -> None:
         """What it sends to itself is charged to nobody."""

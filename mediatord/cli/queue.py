@@ -183,7 +183,7 @@ def _known(given: str, waiting: Waiting, config: Config) -> str:
     """
     found: str | None = None
     if _is_text(given):
-        found = given if waiting.knows(given) else _tagged(given, waiting, config)
+        found = waiting.kept(given) or _tagged(given, waiting, config)
     if found is None:
         raise click.ClickException(f"{given}: nobody has registered this DID")
     return found

@@ -58,4 +58,4 @@ class AccountExpiry:
         expired = await self._store.expire_accounts(AT_A_TIME, unused_before=unused, idle_before=idle)
         for one in expired:
             self._journal.account_expired(one)
-        return len(expired) == AT_A_TIME
+        return bool(expired)

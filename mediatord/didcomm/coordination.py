@@ -100,12 +100,14 @@ class Coordination:
 
     async def _grant(self, correspondent: Correspondent, account: Account | None, origin: Origin) -> None:
         """
-        Make an account, and charge the address for it, unless it is there.
+        Make an account, unless it is there, and charge the address for it, unless it was there a short time ago.
 
+        :param account: it may have been removed since the store has read it.
         :raise NotEnrolled: the DID was rotated away from.
         :raise RegistrationLimited: it is one too many; likewise RegistrationsFull.
         """
         if account is not None:
+            await self._store.grant(correspondent.did)
             return
         # The long form of a did:peer:4 is kept as well.
         did, long = correspondent.did, correspondent.document.did
@@ -124,11 +126,13 @@ class Coordination:
         proven = await self._ownership.proven(received, account, origin)
         try:
             allowed = [self._is_sane(one) and await self._may_add(one, account, proven) for one in updates]
-        except StoreUnavailable:
+            wanted = [
+                (registered_as(one.recipient_did), cast(Action, one.action)) for one in compress(updates, allowed)
+            ]
+            charged = await self._charge(wanted, account, origin)
+        except (StoreUnavailable, RateLimited):
             await self._ownership.forget(proven)
             raise
-        wanted = [(registered_as(one.recipient_did), cast(Action, one.action)) for one in compress(updates, allowed)]
-        charged = await self._charge(wanted, account, origin)
         try:
             outcome = iter(await self._apply(account, wanted, proven))
             results = [next(outcome) if fine else "client_error" for fine in allowed]
@@ -141,6 +145,10 @@ class Coordination:
         except StoreUnavailable:
             self._quota.give_back(origin.peer, charged)
             results = ["server_error" if fine else "client_error" for fine in allowed]
+        except MediatorError:
+            self._quota.give_back(origin.peer, charged)
+            await self._ownership.forget(proven)
+            raise
         done = [one.action for one, result in zip(updates, results, strict=True) if result == "success"]
         self._journal.registered(account.did, done.count("add"), done.count("remove"))
         return Answer(wording.type(wording.update_response), updated_body(updates, results))

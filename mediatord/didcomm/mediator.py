@@ -241,7 +241,12 @@ class Mediator:
             return False
         size = len(correspondent.did) + len(correspondent.document.did)
         await self._desk.registrations.register(origin.peer, size)
-        if not await self._desk.store.move(prior, correspondent.did):
+        try:
+            moved = await self._desk.store.move(prior, correspondent.did)
+        except MediatorError:
+            self._desk.registrations.give_back(origin.peer, size)
+            raise
+        if not moved:
             self._desk.registrations.give_back(origin.peer, size)
             return False
         self._desk.journal.moved(correspondent.did)

@@ -49,9 +49,11 @@ class ExpiredAccount:
 @dataclass(frozen=True, slots=True)
 class AccountUsage:
     """
-    What all accounts take.
+    What all accounts and registrations take.
 
-    :param bytes: of their DIDs and registrations, about; with MongoDB of the documents.
+    :param accounts: of DIDComm.
+    :param bytes: of account DIDs, also those that were rotated away from, their long forms, recipient DIDs and the
+        text of Decentrl registrations, about; with MongoDB of the documents.
     """
 
     accounts: int

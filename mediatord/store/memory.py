@@ -93,6 +93,11 @@ class _Contents:
         found = together(cohorts, [(total.messages, total.bytes) for total in totals], largest)
         return replace(found, books=self.books())
 
+    def usage(self, now: float) -> AccountUsage:
+        """As :meth:`~mediatord.interfaces.IAccountStore.account_usage`."""
+        usage, long_forms = self.accounts.usage(), sum(map(len, self.documents.values()))
+        return replace(usage, bytes=usage.bytes + long_forms + self.decentrl.registrations.size(now))
+
     def books(self) -> Books:
         """Of both halves."""
         return Books(self.messages.ledger(), self.decentrl.pending.ledger())
@@ -261,7 +266,7 @@ class MemoryStore:
         return self._answer(lambda contents, now: contents.accounts.expire(limit, unused_before, idle_before))
 
     def account_usage(self) -> Deferred[AccountUsage]:
-        return self._answer(lambda contents, now: contents.accounts.usage())
+        return self._answer(lambda contents, now: contents.usage(now))
 
     def mark_draft03(self, did: str) -> Deferred[None]:
         return self._answer(lambda contents, now: contents.accounts.mark_draft03(did))

@@ -27,6 +27,10 @@ class Registrations:
             del kept[min(kept, key=lambda digest: kept[digest].expires_at)]
         self._kept[did] = kept
 
+    def size(self, now: float) -> int:
+        """Bytes of all that have not expired."""
+        return sum(len(one.text) for kept in self._kept.values() for one in kept.values() if one.expires_at > now)
+
     def until(self, did: str, now: float) -> float | None:
         """When the last of them expires; None when that has happened."""
         latest = max((one.expires_at for one in self._kept.get(did, {}).values()), default=now)

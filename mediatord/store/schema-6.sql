@@ -1,4 +1,5 @@
--- mediatord's store, version 6: a recipient DID has one owner, whatever it is named by, and its text is stored once.
+-- mediatord's store, version 6: DIDs are kept in their canonical form, and each once; a recipient DID has one owner,
+-- whatever it is named by; what recipients have got by pickup, and whom they know.
 
 DROP INDEX recipient_registered;
 DROP INDEX recipient_left_over;
@@ -25,6 +26,28 @@ UPDATE recipient SET registered = NULL, names = NULL WHERE registered IS NOT NUL
 CREATE UNIQUE INDEX recipient_registered ON recipient (did_digest) WHERE registered IS NOT NULL;
 CREATE INDEX recipient_left_over ON recipient (did_digest, account_id) WHERE registered IS NULL;
 
+-- Of accounts that turn out to be of one DID the first stays, with what all of them have.
+CREATE TABLE same_account (id INTEGER PRIMARY KEY, first INTEGER NOT NULL) STRICT;
+INSERT INTO same_account SELECT id, first FROM (
+    SELECT id, min(id) OVER (PARTITION BY canonical_did(did)) AS first FROM account
+) WHERE id <> first;
+UPDATE recipient SET account_id = (SELECT first FROM same_account s WHERE s.id = recipient.account_id)
+WHERE account_id IN (SELECT id FROM same_account);
+UPDATE message SET account_id = (SELECT first FROM same_account s WHERE s.id = message.account_id)
+WHERE account_id IN (SELECT id FROM same_account);
+UPDATE queue SET account_id = (SELECT first FROM same_account s WHERE s.id = queue.account_id)
+WHERE account_id IN (SELECT id FROM same_account);
+DELETE FROM account WHERE id IN (SELECT id FROM same_account);
+DROP TABLE same_account;
+
+-- One that only went over to another form of its DID goes by it still.
+INSERT OR IGNORE INTO retired SELECT canonical_did(did) FROM retired WHERE canonical_did(did) <> did;
+DELETE FROM retired WHERE canonical_did(did) <> did;
+DELETE FROM retired WHERE did IN (SELECT canonical_did(did) FROM account);
+INSERT OR IGNORE INTO did_document
+SELECT canonical_did(short), long FROM did_document WHERE canonical_did(short) <> short;
+DELETE FROM did_document WHERE canonical_did(short) <> short;
+
 -- Accounts made anew, so that the text of a long DID is stored once: they are found by its digest. `places` is the last
 -- place that was given in the order of registration, `seen_at` the last authenticated contact, to a day, and `fresh` 1
 -- until a message was accepted for it or contact seen after its first day.
@@ -45,7 +68,7 @@ CREATE TABLE new_account (
 ) STRICT;
 
 INSERT INTO new_account (id, did, did_key, created_at, draft03, recipients, places, seen_at)
-SELECT id, did, account_key(did), created_at, draft03,
+SELECT id, canonical_did(did), account_key(canonical_did(did)), created_at, draft03,
     (SELECT count(*) FROM recipient WHERE account_id = account.id AND registered IS NOT NULL),
     coalesce((SELECT max(registered) FROM recipient WHERE account_id = account.id), 0),
     CAST(strftime('%s', 'now') AS REAL)
@@ -127,8 +150,6 @@ END;
 CREATE TRIGGER registration_goes AFTER DELETE ON contract WHEN OLD.owner_id = 0 BEGIN
     UPDATE tally SET value = value - length(OLD.text) WHERE name = 'registration_bytes';
 END;
--- mediatord's store, version 6: what recipients have got by pickup, and whom they know.
-
 -- Messages and pending events that were handed out by pickup, by id, and until when that counts: another process leaves
 -- them out when it looks for what nobody has pushed.
 CREATE TABLE pickup (

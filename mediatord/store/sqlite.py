@@ -249,7 +249,8 @@ class SQLiteStore:
 
     def grant(self, did: str) -> Deferred[Account]:
         now = self._clock.seconds()
-        return self._write("grant", lambda c: sql_accounts.grant(c, did, now))
+        granted = self._write("grant", lambda c: sql_accounts.grant(c, did, now))
+        return granted.addBoth(self._forget, self._accounts, [did])
 
     def touch(self, did: str) -> Deferred[None]:
         now = self._clock.seconds()

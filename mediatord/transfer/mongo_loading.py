@@ -15,7 +15,7 @@ from typing import Any
 from bson import ObjectId, Timestamp
 
 from mediatord.interfaces import decentrl
-from mediatord.protocol.canonical_did import did_digest
+from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store.mongo import decentrl_schema as schema
 from mediatord.store.mongo.collections import ACCOUNTS, DOCUMENTS, MESSAGES, NONCES, RECIPIENTS, RETIRED
 from mediatord.store.mongo.decentrl_archive import document_of as stored_document
@@ -39,6 +39,7 @@ from mediatord.transfer.records import (
     Registration,
     Retired,
     StoredEvent,
+    seen_at_of,
 )
 
 # Whose claims these were is not known.
@@ -111,15 +112,16 @@ def party_change(did: str, more: Mapping[str, Any]) -> list[Document]:
 
 
 def _account(load: Load, one: Account, place: Timestamp) -> None:
-    document = {"did": one.did, "created_at": one.created_at, "draft03": one.draft03, "recipients": 0, "places": 0}
-    document["seen_at"] = one.seen_at or one.created_at
+    did = canonical_did(one.did)
+    document = {"did": did, "created_at": one.created_at, "draft03": one.draft03, "recipients": 0, "places": 0}
+    document["seen_at"] = seen_at_of(one)
     if one.fresh:
         document["fresh"] = True
     load.insert(ACCOUNTS, {"_id": id_of(one.number), **document})
 
 
 def _retired(load: Load, one: Retired, place: Timestamp) -> None:
-    load.insert(RETIRED, {"_id": one.did})
+    load.insert(RETIRED, {"_id": canonical_did(one.did)})
 
 
 def _recipient(load: Load, one: Recipient, place: Timestamp) -> None:
@@ -161,7 +163,7 @@ def _message(load: Load, one: Message, place: Timestamp) -> None:
 
 
 def _long_form(load: Load, one: LongForm, place: Timestamp) -> None:
-    load.insert(DOCUMENTS, {"_id": one.short, "long": one.long})
+    load.insert(DOCUMENTS, {"_id": canonical_did(one.short), "long": one.long})
 
 
 def _nonce(load: Load, one: Nonce, place: Timestamp) -> None:

@@ -13,7 +13,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError
 
 from mediatord.store.mongo import cluster_schema, decentrl_schema
-from mediatord.store.mongo.collections import ACCOUNTS, COLLECTIONS, MESSAGES, RECIPIENTS
+from mediatord.store.mongo.collections import ACCOUNTS, COLLECTIONS, MESSAGES, RECIPIENTS, RETIRED
 from mediatord.store.mongo.decentrl_keys import key_of
 from mediatord.store.mongo.ledger import CARRIED, LEDGER
 from mediatord.store.mongo.requests import LARGEST_DOCUMENT
@@ -154,6 +154,8 @@ class MongoTarget:
             codes = {one["code"] for one in (error.details or {}).get("writeErrors", ())}
             if collection == RECIPIENTS and codes == {_DUPLICATE}:
                 raise ArchiveRefused("a recipient is another name of a DID that is registered") from None
+            if collection in (ACCOUNTS, RETIRED) and codes == {_DUPLICATE}:
+                raise ArchiveRefused(f"one of {collection} has another form of a DID that is there") from None
             raise
 
     def _make_indexes(self) -> None:

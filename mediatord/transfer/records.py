@@ -8,6 +8,7 @@ bytes are base64 with `-` and `_`. What can be counted or looked up from these i
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -216,6 +217,11 @@ KINDS = {
 Counts: TypeAlias = dict[str, int]
 
 _RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
+
+
+def seen_at_of(account: Account) -> float:
+    """When an account was last in contact; now, if that was not recorded, as it may have been in contact since."""
+    return datetime.now(UTC).timestamp() if account.seen_at is None else account.seen_at
 
 
 def encode(record: Record) -> bytes:

@@ -11,11 +11,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from sqlite3 import SQLITE_CONSTRAINT_UNIQUE, Connection, IntegrityError
+from sqlite3 import SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_UNIQUE, Connection, IntegrityError
 from typing import Any
 
 from mediatord.interfaces import decentrl
-from mediatord.protocol.canonical_did import did_digest
+from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store import sql_channels, sql_requests
 from mediatord.store.recipient_names import names_of_record
 from mediatord.store.sql_archive import NewEvent, count_arrivals, insert_arrivals
@@ -37,6 +37,7 @@ from mediatord.transfer.records import (
     Registration,
     Retired,
     StoredEvent,
+    seen_at_of,
 )
 
 _ENDLESS = 1 << 62
@@ -47,6 +48,8 @@ _MESSAGE = """
         digest_head, digest, payload
     ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+_ACCOUNT = "INSERT INTO account (id, did, did_key, created_at, draft03, seen_at, fresh) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_RETIRED = "INSERT INTO retired (did) VALUES (?)"
 _RECIPIENT = """
     INSERT INTO recipient (id, account_id, did, did_digest, registered, names) VALUES (?, ?, ?, ?, ?, ?)
 """
@@ -58,18 +61,26 @@ _PENDING = """
 
 
 def _accounts(connection: Connection, records: Sequence[Account]) -> None:
-    rows = [
-        (one.number, one.did, key_of(one.did), one.created_at, one.draft03, one.seen_at or one.created_at, one.fresh)
-        for one in records
-    ]
-    connection.executemany(
-        "INSERT INTO account (id, did, did_key, created_at, draft03, seen_at, fresh) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        rows,
-    )
+    for one in records:
+        did, seen_at = canonical_did(one.did), seen_at_of(one)
+        row = (one.number, did, key_of(did), one.created_at, one.draft03, seen_at, one.fresh)
+        _insert_once(connection, _ACCOUNT, row, f"account {one.number} has another form of a DID that has an account")
 
 
 def _retired(connection: Connection, records: Sequence[Retired]) -> None:
-    connection.executemany("INSERT INTO retired (did) VALUES (?)", [(one.did,) for one in records])
+    for one in records:
+        refusal = f"the retired DID {one.did} is another form of one that is there"
+        _insert_once(connection, _RETIRED, (canonical_did(one.did),), refusal)
+
+
+def _insert_once(connection: Connection, statement: str, row: tuple[Any, ...], refusal: str) -> None:
+    """:raise ArchiveRefused: there is one of this name."""
+    try:
+        connection.execute(statement, row)
+    except IntegrityError as error:
+        if error.sqlite_errorcode in (SQLITE_CONSTRAINT_UNIQUE, SQLITE_CONSTRAINT_PRIMARYKEY):
+            raise ArchiveRefused(refusal) from None
+        raise
 
 
 def _recipients(connection: Connection, records: Sequence[Recipient]) -> None:
@@ -77,12 +88,9 @@ def _recipients(connection: Connection, records: Sequence[Recipient]) -> None:
         names = names_of_record(one.did, one.place, one.names)
         stored = None if names.stored is None else json.dumps(names.stored)
         row = one.number, one.account, names.did, did_digest(one.did), names.place, stored
-        try:
-            connection.execute(_RECIPIENT, row)
-        except IntegrityError as error:
-            if error.sqlite_errorcode == SQLITE_CONSTRAINT_UNIQUE:
-                raise ArchiveRefused(f"recipient {one.number} is another name of a DID that is registered") from None
-            raise
+        _insert_once(
+            connection, _RECIPIENT, row, f"recipient {one.number} is another name of a DID that is registered"
+        )
         change = "UPDATE account SET places = max(places, ?), recipients = recipients + ? WHERE id = ?"
         connection.execute(change, (names.last, max(len(names) - 1, 0), one.account))
 
@@ -125,7 +133,8 @@ def _due_at(one: Message) -> float | None:
 
 def _long_forms(connection: Connection, records: Sequence[LongForm]) -> None:
     connection.executemany(
-        "INSERT INTO did_document (short, long) VALUES (?, ?)", [(one.short, one.long) for one in records]
+        "INSERT INTO did_document (short, long) VALUES (?, ?)",
+        [(canonical_did(one.short), one.long) for one in records],
     )
 
 

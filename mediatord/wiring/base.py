@@ -272,6 +272,8 @@ def _registration_limits(config: Config) -> RegistrationLimits:
         limits.registration_bytes_per_address_per_day,
         limits.accounts,
         limits.registration_bytes,
+        _trusted(config).peers,
+        max(1, round(limits.trusted_per_minute / limits.ip_per_minute)),
     )
 
 

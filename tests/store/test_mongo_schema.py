@@ -8,7 +8,7 @@ from pymongo.errors import OperationFailure
 from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Books, Ledger, StoreRefused
+from mediatord.interfaces import Books, Ledger, Payload, StoreRefused
 from mediatord.interfaces.decentrl import ContractFilter, EventFilter, PublicFilter, Slice
 from mediatord.store.mongo import cluster_schema, collections, decentrl_schema
 from mediatord.store.mongo import schema as schema_module
@@ -434,6 +434,32 @@ class VersionTests(SchemaCase):
         self.assertEqual((await store.decentrl.public_events(WALLET, PublicFilter(), Slice())).total, 1)
         books = Books(Ledger(accepted=2, waiting=2), Ledger(accepted=1, waiting=1))
         self.assertEqual(await store.ledger(), books)
+
+    async def test_other_forms(self) -> None:
+        """Accounts get the canonical form of their DIDs, and are as if seen now; of two that are one all stays."""
+        wallet = "did:web:wallet.example"
+        store = await self.a_store()
+        for account, recipient in (("did:web:a", "did:example:some"), ("did:web:b", "did:example:more")):
+            await store.grant(account)
+            await store.update(account, [(recipient, "add")], max_recipients=9)
+        await store.deposit("did:example:some", [Payload("a", b"{}", "json")], expires_at=4_102_444_800.0)
+        await store.close()
+        accounts = self.documents["accounts"]
+        accounts.update_one({"did": "did:web:a"}, {"$set": {"did": "did:web:Wallet.example%3A443"}})
+        accounts.update_one({"did": "did:web:b"}, {"$set": {"did": wallet}})
+        accounts.update_many({}, {"$set": {"created_at": 1.0}, "$unset": {"seen_at": 1}})
+        dids = ("did:web:Gone.example", "did:web:gone.example", "did:web:WALLET.example")
+        self.documents["retired"].insert_many([{"_id": did} for did in dids])
+        self.documents["documents"].insert_one({"_id": "did:web:Gone.example", "long": "long"})
+        self.documents["schema"].update_one({}, {"$set": {"version": 2, "readable_from": 2}})
+        store = await self.a_store()
+        self.assertEqual([one["_id"] for one in self.documents["retired"].find()], ["did:web:gone.example"])
+        account = await store.account(wallet)
+        self.assertEqual({one["did"] for one in accounts.find()}, {ALICE, wallet})
+        self.assertTrue(account is not None and abs(account.seen_at - CLOCK.seconds()) < 999)
+        self.assertEqual((await store.recipients(wallet, offset=0, limit=9))[1], 2)
+        self.assertEqual([one.id for one in await store.fetch(wallet, None, limit=9, max_bytes=99)], ["a"])
+        self.assertEqual(await store.recall_did("did:web:gone.example"), "long")
 
     async def test_too_new(self) -> None:
         """A newer one that we must not use is left as it is."""

@@ -164,3 +164,33 @@ class UpgradeTests(SynchronousTestCase):
             )
             self.assertEqual(added, ["success"])
         self.successResultOf(store.close())
+
+    def test_other_forms_from_version_5(self) -> None:
+        """Accounts are found by the canonical form of their DIDs; of two that are one the first has all."""
+        wallet, other = "did:web:wallet.example", "did:web:Other.example"
+        self.path.touch()
+        with closing(connect(self.path)) as connection:
+            migrate(connection, schema_steps()[:5])
+            register_as_before(connection, "did:web:Wallet.example%3A443", INBOX)
+            register_as_before(connection, wallet, "did:example:more")
+            register_as_before(connection, other)
+            insert_as_before(connection, "a")
+            connection.execute("UPDATE message SET account_id = 2, recipient_id = 2")
+            count_in(connection, [(2, 2, 1, len(a_payload("a").data))])
+            retired = ("did:web:Gone.example", "did:web:gone.example", "did:web:OTHER.example")
+            connection.executemany("INSERT INTO retired VALUES (?)", [(did,) for did in retired])
+            connection.execute("INSERT INTO did_document VALUES ('did:web:Gone.example', 'long')")
+        store = a_sqlite_store(PromptClock(), self.path)
+        self.successResultOf(store.open())
+        self.assertEqual(self.successResultOf(store.account_usage()).accounts, 2)
+        for name in (INBOX, "did:example:more"):
+            self.assertEqual(self.successResultOf(store.owner(name)), wallet)
+        self.assertEqual(self.successResultOf(store.recipients(wallet, offset=0, limit=9))[1], 2)
+        fetched = self.successResultOf(store.fetch(wallet, "did:example:more", limit=9, max_bytes=999))
+        self.assertEqual([message.id for message in fetched], ["a"])
+        self.assertEqual([one.id for one in self.successResultOf(store.acknowledge(wallet, ["a"]))], ["a"])
+        dids = ("did:web:gone.example", "did:web:other.example")
+        self.assertEqual([self.successResultOf(store.is_retired(did)) for did in dids], [True, False])
+        self.assertIsNotNone(self.successResultOf(store.account("did:web:other.example")))
+        self.assertEqual(self.successResultOf(store.recall_did("did:web:gone.example")), "long")
+        self.successResultOf(store.close())

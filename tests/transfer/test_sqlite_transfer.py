@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Coroutine
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from shutil import rmtree
@@ -20,12 +21,14 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
 from mediatord.interfaces import Books, Ledger
+from mediatord.store import sql_accounts
 from mediatord.store.database import connect, prepare_database
 from mediatord.store.sqlite import SQLiteStore
 from mediatord.transfer.archive import check_archive, write_archive
 from mediatord.transfer.errors import TransferError
 from mediatord.transfer.importing import CountsDiffer, import_archive
-from mediatord.transfer.records import Account, Message, Recipient, Record
+from mediatord.transfer.mongo_loading import load_of
+from mediatord.transfer.records import Account, Message, Recipient, Record, Retired
 from mediatord.transfer.sqlite_source import reading_sqlite
 from mediatord.transfer.sqlite_target import draft_of, writing_sqlite
 from tests.store.builders import PromptClock, a_sqlite_store, answer
@@ -155,6 +158,31 @@ def test_an_archive_that_contradicts_itself(tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="UNIQUE"), writing_sqlite(tmp_path / "s.sqlite3") as target:
         import_archive(check_archive(tmp_path / "a.gz"), target)
     assert not (tmp_path / "s.sqlite3").exists()
+
+
+def test_an_archive_of_an_earlier_version(tmp_path: Path) -> None:
+    """Accounts have the canonical forms of their DIDs, and are as if seen now; of two that are one neither comes."""
+    archive, path = tmp_path / "a.gz", tmp_path / "s.sqlite3"
+    records: list[Record] = [
+        Account(number=1, did="did:web:Wallet.example%3A443", created_at=1.0, draft03=False),
+        Retired(did="did:web:Gone.example"),
+    ]
+    began = datetime.now(UTC).timestamp()
+    write_archive(archive, "sqlite", records)
+    with writing_sqlite(path) as target:
+        import_archive(check_archive(archive), target)
+    with closing(connect(path)) as connection:
+        account = sql_accounts.account(connection, "did:web:wallet.example")
+        assert account is not None and account.seen_at >= began
+        assert sql_accounts.is_retired(connection, "did:web:gone.example")
+    more = Account(number=2, did="did:web:wallet.example", created_at=2.0, draft03=False)
+    write_archive(tmp_path / "b.gz", "sqlite", [records[0], more])
+    with pytest.raises(TransferError, match="account 2 has another form"):
+        with writing_sqlite(tmp_path / "t.sqlite3") as target:
+            import_archive(check_archive(tmp_path / "b.gz"), target)
+    document = load_of(1, records).documents
+    assert document["accounts"][0]["did"] == "did:web:wallet.example" and document["accounts"][0]["seen_at"] >= began
+    assert document["retired"] == [{"_id": "did:web:gone.example"}]
 
 
 def test_a_place_that_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

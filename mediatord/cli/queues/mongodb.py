@@ -14,7 +14,7 @@ from pymongo.read_concern import ReadConcern
 from mediatord.cli.queues.course import Course
 from mediatord.cli.queues.removing import remove_in_mongodb
 from mediatord.cli.queues.values import HALVES, Entry, Half, Queue, Scope, Totals
-from mediatord.protocol.canonical_did import did_digest
+from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.service import StartupError
 from mediatord.store.mongo.collections import ACCOUNTS, MESSAGES, RECIPIENTS
 from mediatord.store.mongo.decentrl_keys import key_of
@@ -70,11 +70,21 @@ class WaitingInMongoDB:
         with self._reading() as database:
             return [one["did"] for name in _HOLDERS for one in database[name].find({}, {"did": 1})]
 
-    def knows(self, did: str) -> bool:
-        """Whether it is one of those."""
+    def kept(self, did: str) -> str | None:
+        """The one of those that this is a form of, or a DID URL of, as it is kept."""
+        canonical = canonical_did(did)
+        asked: tuple[tuple[str, _Document], ...] = (
+            (PARTIES, {"_id": key_of(did)}),
+            (RECIPIENTS, {"did_digest": did_digest(did)}),
+            (ACCOUNTS, {"did": canonical}),
+            (PARTIES, {"_id": key_of(canonical)}),
+        )
         with self._reading() as database:
-            asked = ((ACCOUNTS, {"did": did}), (PARTIES, {"_id": key_of(did)}), (RECIPIENTS, {"did": did}))
-            return any(database[name].find_one(query, {"_id": 1}) is not None for name, query in asked)
+            for name, query in asked:
+                found = database[name].find_one(query, {"did": 1})
+                if found is not None:
+                    return str(found["did"])
+        return None
 
     def entries(self, scope: Scope) -> list[Entry]:
         """What waits for a recipient."""

@@ -11,12 +11,12 @@ from typing import Any
 
 from mediatord.cli.queues.course import Course
 from mediatord.cli.queues.values import Entry, Half, Queue, Scope, Totals
-from mediatord.protocol.canonical_did import did_digest
+from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.service import StartupError
 from mediatord.store import sql_messages, sql_pending
 from mediatord.store.database import APPLICATION_ID, connect, schema_steps
 from mediatord.store.locking import PATIENCE_SECONDS, begin, patiently
-from mediatord.store.sql_rows import pieces
+from mediatord.store.sql_rows import key_of, pieces
 
 # In one transaction: the daemon cannot write meanwhile.
 _AT_A_TIME = 50
@@ -46,11 +46,13 @@ _RECIPIENTS = """
 """
 _REGISTERED = "SELECT did FROM recipient UNION SELECT did FROM account UNION SELECT did FROM party"
 # Of those of recipients each half has an index of its own.
-_KNOWN = """
-    SELECT 1 FROM recipient WHERE did = :did AND registered IS NOT NULL
-    UNION ALL SELECT 1 FROM recipient WHERE did = :did AND registered IS NULL
-    UNION ALL SELECT 1 FROM account WHERE did = :did
-    UNION ALL SELECT 1 FROM party WHERE did = :did
+# Of recipients, those that are registered and those that are left over have an index of their digests each.
+_KEPT = """
+    SELECT did FROM party WHERE did = :did
+    UNION ALL SELECT did FROM recipient WHERE did_digest = :digest AND registered IS NOT NULL
+    UNION ALL SELECT did FROM recipient WHERE did_digest = :digest AND registered IS NULL
+    UNION ALL SELECT did FROM account WHERE did_key = :account
+    UNION ALL SELECT did FROM party WHERE did = :canonical
 """
 _MESSAGES = """
     SELECT m.id, a.did, m.size, m.received_at, m.expires_at, m.delivered, m.pushes, m.due_at
@@ -94,10 +96,13 @@ class WaitingInFile:
         with self._reading() as connection:
             return [did for (did,) in connection.execute(_REGISTERED)]
 
-    def knows(self, did: str) -> bool:
-        """Whether it is one of those."""
+    def kept(self, did: str) -> str | None:
+        """The one of those that this is a form of, or a DID URL of, as it is kept."""
+        canonical = canonical_did(did)
+        asked = {"did": did, "digest": did_digest(did), "account": key_of(canonical), "canonical": canonical}
         with self._reading() as connection:
-            return connection.execute(_KNOWN, {"did": did}).fetchone() is not None
+            found = connection.execute(_KEPT, asked).fetchone()
+        return None if found is None else str(found[0])
 
     def entries(self, scope: Scope) -> list[Entry]:
         """What waits for a recipient."""

@@ -103,8 +103,8 @@ class Waiting(Protocol):
     def registered(self) -> list[str]:
         """All DIDs that something can wait for, some of them twice."""
 
-    def knows(self, did: str) -> bool:
-        """Whether a DID is one of those."""
+    def kept(self, did: str) -> str | None:
+        """The one of those that this is a form of, or a DID URL of, as it is kept."""
 
     def entries(self, scope: Scope) -> list[Entry]:
         """What waits for a recipient, each half in order of arrival."""

@@ -12,6 +12,7 @@ from mediatord.interfaces import FIRST_DAY, Account, AccountUsage, Action, Expir
 from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store.mongo.collections import ACCOUNTS, DOCUMENTS, RECIPIENTS, RETIRED
 from mediatord.store.mongo.cursors import aggregating, finding
+from mediatord.store.mongo.decentrl_schema import REGISTRATIONS
 from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.requests import Document, Request, deleting, inserting, updating
 from mediatord.store.mongo.server import Server
@@ -19,6 +20,14 @@ from mediatord.store.mongo.transaction import Transaction
 from mediatord.store.recipient_names import MAX_NAMES, RecipientNames, page
 
 _REGISTERED = {"$exists": True}
+# One DID of an account for which something waits.
+_MAIL = {
+    "from": RECIPIENTS,
+    "localField": "_id",
+    "foreignField": "account",
+    "pipeline": [{"$match": {"messages": {"$gt": 0}}}, {"$limit": 1}, {"$project": {"_id": 1}}],
+    "as": "mail",
+}
 
 
 def _account_of(document: Document) -> Account:
@@ -122,7 +131,7 @@ async def usage(server: Server) -> AccountUsage:
 
     async def look(operations: Operations, deadline: float) -> AccountUsage:
         count = size = 0
-        for name in (ACCOUNTS, RECIPIENTS, RETIRED, DOCUMENTS):
+        for name in (ACCOUNTS, RECIPIENTS, RETIRED, DOCUMENTS, REGISTRATIONS):
             said = await operations.command(Request({"collStats": name}), deadline, prompt=True)
             count += said["count"] if name == ACCOUNTS else 0
             size += said["size"]
@@ -134,7 +143,9 @@ async def usage(server: Server) -> AccountUsage:
 async def candidates(
     server: Server, limit: int, unused_before: float | None, idle_before: float | None
 ) -> list[tuple[str, ExpiryReason]]:
-    """Accounts that may have to go."""
+    """
+    Accounts that may have to go; among the idle ones none for which something waits, however many of those there are.
+    """
     found: list[tuple[str, ExpiryReason]] = []
     searches: tuple[tuple[ExpiryReason, Document, str, float | None], ...] = (
         ("unused", {"fresh": _REGISTERED, "created_at": {"$lte": unused_before}}, "created_at", unused_before),
@@ -142,14 +153,11 @@ async def candidates(
     )
     for reason, condition, order, before in searches:
         if before is not None and len(found) < limit:
-            some = await server.find(
-                "expire_accounts",
-                ACCOUNTS,
-                condition,
-                sort={order: 1},
-                limit=limit - len(found),
-                projection={"did": 1},
-            )
+            stages: list[Document] = [{"$match": condition}, {"$sort": {order: 1}}]
+            if reason == "idle":
+                stages += [{"$lookup": _MAIL}, {"$match": {"mail": []}}]
+            stages += [{"$limit": limit - len(found)}, {"$project": {"did": 1}}]
+            some = await server.ask("expire_accounts", aggregating(ACCOUNTS, stages))
             found += [(one["did"], reason) for one in some]
     return found
 

@@ -8,13 +8,15 @@ can go by another DID.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from mediatord.protocol.canonical_did import canonical_did, did_digest
 from mediatord.store.mongo.cursors import finding
 from mediatord.store.mongo.ledger import LEDGER
 from mediatord.store.mongo.operations import Operations
 from mediatord.store.mongo.pulse import PULSE
 from mediatord.store.mongo.replies import Duplicate
-from mediatord.store.mongo.requests import Document, updating
+from mediatord.store.mongo.requests import Document, deleting, updating
 from mediatord.store.mongo.schema import Collection, Index, Migration
 from mediatord.store.recipient_names import RecipientNames
 
@@ -114,6 +116,70 @@ async def _begin_a_ledger(_operations: object, _deadline: float) -> None:
     """Whoever opens the books finds what waits; see :mod:`.books`."""
 
 
+async def _make_canonical(operations: Operations, deadline: float) -> None:
+    """
+    DIDs that were kept in other forms. Of several accounts that turn out to be of one DID one stays, with what all of
+    them have.
+    """
+    await _rename_accounts(operations, deadline)
+    await _digest_recipients(operations, deadline)
+    await _rename_keys(operations, deadline, RETIRED)
+    await _rename_keys(operations, deadline, DOCUMENTS)
+    # When an account from before was last in contact is not known.
+    now = [{"$set": {"seen_at": {"$divide": [{"$toLong": "$$NOW"}, 1000]}}}]
+    unseen = {"q": {"seen_at": {"$exists": False}}, "u": now, "multi": True}
+    await operations.write(updating(ACCOUNTS, [unseen]), deadline)
+
+
+async def _rename_accounts(operations: Operations, deadline: float) -> None:
+    async for one in _all_of(operations, deadline, ACCOUNTS):
+        did = canonical_did(one["did"])
+        if did == one["did"]:
+            continue
+        # One that only went over to another form of its DID goes by it still.
+        await operations.write(deleting(RETIRED, {"_id": did}), deadline)
+        try:
+            change = {"q": {"_id": one["_id"]}, "u": {"$set": {"did": did}}}
+            await operations.write(updating(ACCOUNTS, [change]), deadline)
+        except Duplicate:
+            await _merge_account(operations, deadline, one, did)
+
+
+async def _merge_account(operations: Operations, deadline: float, other: Document, did: str) -> None:
+    """All that an account has goes to the one with this DID; again from the start, if that was interrupted."""
+    (first,) = await operations.query(finding(ACCOUNTS, {"did": did}), deadline)
+    for name in (RECIPIENTS, MESSAGES):
+        moved = {"q": {"account": other["_id"]}, "u": {"$set": {"account": first["_id"]}}, "multi": True}
+        await operations.write(updating(name, [moved]), deadline)
+    registered = {"account": first["_id"], "registered": {"$exists": True}}
+    found = await operations.query(finding(RECIPIENTS, registered), deadline)
+    number = sum(len(one.get("names", (None,))) for one in found)
+    places = max(first.get("places", 0), other.get("places", 0))
+    counted = {"q": {"_id": first["_id"]}, "u": {"$set": {"recipients": number, "places": places}}}
+    await operations.write(updating(ACCOUNTS, [counted]), deadline)
+    await operations.write(deleting(ACCOUNTS, {"_id": other["_id"]}), deadline)
+
+
+async def _rename_keys(operations: Operations, deadline: float, name: str) -> None:
+    async for one in _all_of(operations, deadline, name):
+        did = canonical_did(one["_id"])
+        if did == one["_id"]:
+            continue
+        if name != RETIRED or not await operations.query(finding(ACCOUNTS, {"did": did}), deadline):
+            kept = {"q": {"_id": did}, "u": {"$setOnInsert": one | {"_id": did}}, "upsert": True}
+            await operations.write(updating(name, [kept]), deadline)
+        await operations.write(deleting(name, {"_id": one["_id"]}), deadline)
+
+
+async def _all_of(operations: Operations, deadline: float, name: str) -> AsyncIterator[Document]:
+    """Some at a time, in the order of their ids; one that is changed meanwhile may come twice."""
+    after: Document = {}
+    while found := await operations.query(finding(name, after, sort={"_id": 1}, limit=_AT_A_TIME), deadline):
+        for one in found:
+            yield one
+        after = {"_id": {"$gt": found[-1]["_id"]}}
+
+
 async def _digest_recipients(operations: Operations, deadline: float) -> None:
     """Of several that turn out to be one DID the first that is met stays registered."""
     missing = {"did_digest": {"$exists": False}}
@@ -139,5 +205,5 @@ async def _digest_recipients(operations: Operations, deadline: float) -> None:
 
 
 # Of version 2 is what has a ledger: who does not keep it may not change messages. Of version 3 is what knows
-# recipients by digests: who does not would let a DID have two owners.
-MIGRATIONS = (Migration(_begin_a_ledger, readable_from=2), Migration(_digest_recipients, readable_from=3))
+# recipients by digests and accounts by canonical forms: who does not would let a DID have two owners.
+MIGRATIONS = (Migration(_begin_a_ledger, readable_from=2), Migration(_make_canonical, readable_from=3))

@@ -262,14 +262,20 @@ class MongoStore:
     async def _expire_accounts(
         self, limit: int, unused_before: float | None, idle_before: float | None
     ) -> list[ExpiredAccount]:
-        times = {"unused": unused_before, "idle": idle_before}
+        before = {"unused": unused_before or 0.0, "idle": idle_before or 0.0}
         expired: list[ExpiredAccount] = []
-        for did, reason in await accounts.candidates(self._server, limit, unused_before, idle_before):
-            before = times[reason] or 0.0
-            expiring = partial(accounts.expire, did=did, reason=reason, before=before)
-            gone = await self._transact("expire_accounts", expiring)
-            if gone is not None:
-                expired.append(gone)
+        tried: set[str] = set()
+        # An unused one for which something came is not fresh any more once it was tried, and makes room for others.
+        while not expired:
+            found = await accounts.candidates(self._server, limit, unused_before, idle_before)
+            if all(did in tried for did, _ in found):
+                break
+            for did, reason in found:
+                tried.add(did)
+                expiring = partial(accounts.expire, did=did, reason=reason, before=before[reason])
+                gone = await self._transact("expire_accounts", expiring)
+                if gone is not None:
+                    expired.append(gone)
         if expired:
             self._ownership.clear()
         return expired

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mediatord.errors import NotEnrolled, RecipientUnknown
 from mediatord.interfaces import Account, Action, ExpiredAccount
+from mediatord.interfaces.decentrl import Contract, Guard
 from mediatord.protocol.didcomm.did_peer import did_peer_3_of
 from mediatord.store.recipient_names import MAX_NAMES
 from tests.store.builders import ALICE, BOB, NOON
@@ -335,6 +336,33 @@ class AccountExpiryContract(StoreContract):
         self.assertEqual(await self.expire(7 * DAY, 21 * DAY), [])
         self.assertEqual(await self.expire(7 * DAY, 20 * DAY), [ALICE])
 
+    async def test_many_for_whom_something_waits(self) -> None:
+        """However many such there are, seen last before all others, others go."""
+        for number in range(3):
+            await self.store.grant(f"did:example:{number}")
+            await self.register(f"did:example:{number}", f"did:web:example:{number}")
+            await self.put(f"m{number}", to=f"did:web:example:{number}", ttl=99 * DAY)
+        self.clock.advance(DAY)
+        for did in (ALICE, BOB, CAROL):
+            await self.store.grant(did)
+            await self.store.touch(did)
+        self.clock.advance(30 * DAY)
+        gone = [await self.expire(None, 20 * DAY, limit=2) for _ in range(2)]
+        self.assertEqual({did for some in gone for did in some}, {ALICE, BOB, CAROL})
+        self.assertEqual(await self.expire(None, 20 * DAY, limit=2), [])
+
+    async def test_many_that_are_used(self) -> None:
+        """However many such there are, older than all others, those that are not go."""
+        self.assertEqual(len(await self.expire(0, None)), 2)
+        for number in range(5):
+            await self.store.grant(f"did:example:{number}")
+            await self.register(f"did:example:{number}", f"did:web:example:{number}")
+            await self.put(f"m{number}", to=f"did:web:example:{number}", ttl=99 * DAY)
+        self.clock.advance(1)
+        await self.store.grant(CAROL)
+        self.clock.advance(8 * DAY)
+        self.assertEqual(await self.expire(7 * DAY, None, limit=2), [CAROL])
+
     async def test_slices(self) -> None:
         """Not more than so many go at once, those of the longest time first."""
         self.clock.advance(DAY)
@@ -345,6 +373,21 @@ class AccountExpiryContract(StoreContract):
         self.assertEqual(len(await self.expire(limit=2)), 2)
         self.assertEqual(len(await self.expire(limit=2)), 1)
         self.assertEqual(await self.expire(limit=2), [])
+
+    async def test_usage_of_decentrl(self) -> None:
+        """Registrations of identities take room too, and long forms; contracts between identities do not."""
+        before = await self.store.account_usage()
+        text = b'{"x": "%b"}' % (b"x" * 5_000)
+        until = self.clock.seconds() + DAY
+        wallet = "did:example:wallet"
+        registration = Contract("r", None, wallet, until, b"1" * 32, text)
+        await self.store.decentrl.save_contract(Guard(b"1", until), registration)
+        await self.store.remember_did("did:peer:4zQm", "did:peer:4zQm:z" + "x" * 5_000)
+        usage = await self.store.account_usage()
+        self.assertTrue(before.bytes + 10_000 <= usage.bytes < before.bytes + 12_000, usage)
+        contract = Contract("c", wallet, BOB, until, b"2" * 32, text)
+        await self.store.decentrl.save_contract(Guard(b"2", until, sender=wallet), contract)
+        self.assertEqual(await self.store.account_usage(), usage)
 
     async def test_usage(self) -> None:
         """Accounts are counted, and what they register takes more room until it is gone."""
