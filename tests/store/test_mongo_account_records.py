@@ -6,6 +6,7 @@ from twisted.trial.unittest import TestCase
 
 from mediatord.cli.account_records import AccountRecord
 from mediatord.cli.account_records_mongodb import MongoAccountRecords
+from mediatord.cli.queues.mongodb import WaitingInMongoDB
 from tests.mongod import shared_replica_set
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract
@@ -38,3 +39,12 @@ class RecordsTests(MakesMongo, StoreContract, TestCase):
         self.assertFalse(records.remove_account(ALICE))
         self.assertIsNone(await self.store.account(ALICE))
         await self.register(BOB, OTHER)
+
+    async def test_queues_by_any_form(self) -> None:
+        """Recipients, accounts and identities are found by all forms of their DIDs."""
+        waiting = WaitingInMongoDB(shared_replica_set().uri(self.database))
+        await self.store.grant("did:web:bob.example")
+        await self.register(ALICE, f"{OTHER}#key-1")
+        for given, kept in ((f"{OTHER}#key-2", OTHER), ("did:web:Bob.example%3A443#k1", "did:web:bob.example")):
+            self.assertEqual(waiting.kept(given), kept)
+        self.assertIsNone(waiting.kept("did:example:nobody"))

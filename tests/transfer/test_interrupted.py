@@ -25,7 +25,7 @@ MESSAGES = 2_600
 
 def some_records() -> Iterator[Record]:
     """More than are written at a time."""
-    yield Account(number=1, did="did:a", created_at=1.0, draft03=False, seen_at=1.0)
+    yield Account(number=1, did="did:a", created_at=1.0, draft03=False, seen_at=2.0)
     for number in (1, 2):
         yield Recipient(number=number, account=1, did=f"did:key:{number}", place=number)
     for number in range(MESSAGES):

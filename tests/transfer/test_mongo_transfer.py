@@ -34,11 +34,11 @@ class RefusalTests(MongoCase):
         self.uri = self.servers.uri(self.database)
         self.archive = folder / "a.gz"
         write_archive(
-            self.archive, "sqlite", [Account(number=1, did="did:a", created_at=1.0, draft03=False, seen_at=1.0)]
+            self.archive, "sqlite", [Account(number=1, did="did:a", created_at=1.0, draft03=False, seen_at=2.0)]
         )
         self.other = folder / "b.gz"
         write_archive(
-            self.other, "sqlite", [Account(number=1, did="did:b", created_at=1.0, draft03=False, seen_at=1.0)]
+            self.other, "sqlite", [Account(number=1, did="did:b", created_at=1.0, draft03=False, seen_at=2.0)]
         )
 
     def imported(self, archive: Path, *, stopped: bool = False, tell: Tell = silent) -> Comparison:
@@ -191,7 +191,7 @@ class CredentialTests(MongoCase):
         self.addCleanup(self.documents.command, "dropUser", "mover")
         uri = self.servers.uri(self.database, credentials="mover:p4ss", authSource=self.database)
         archive = folder / "a.gz"
-        write_archive(archive, "sqlite", [Account(number=1, did="did:a", created_at=1.0, draft03=False, seen_at=1.0)])
+        write_archive(archive, "sqlite", [Account(number=1, did="did:a", created_at=1.0, draft03=False, seen_at=2.0)])
 
         def moved() -> None:
             with writing_mongodb(uri, stopped=False) as target:
