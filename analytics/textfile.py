@@ -51,6 +51,7 @@ def replace(path: Path, content: bytes) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         draft.write_bytes(content)
+        # nosemgrep: open-to-others  figures without secrets, which the node exporter reads as another user
         draft.chmod(0o644)
         draft.replace(path)
     except BaseException:

@@ -70,11 +70,11 @@ def _resolved(kind: str, arguments: list[str], base: Path) -> Iterator[str]:
 def _split(text: str, separator: str, most: int = 0) -> list[str]:
     """Where the separator is not escaped, `most` times at most, or everywhere; escapes are kept."""
     parts: list[str] = [""]
-    for token in re.findall(r"\\.|[^\\]|\\$", text, re.DOTALL):
-        if token == separator and (not most or len(parts) <= most):
+    for piece in re.findall(r"\\.|[^\\]|\\$", text, re.DOTALL):
+        if piece == separator and (not most or len(parts) <= most):
             parts.append("")
         else:
-            parts[-1] += token
+            parts[-1] += piece
     return parts
 
 
