@@ -40,8 +40,8 @@ _log = Logger(namespace="mediatord.store")
 
 # For which a commit may be put off while more comes, where the disk is that slow.
 _GATHER_SECONDS = 0.01
-# Between two looks at the file and its disk.
-LOOK_SECONDS = 1.0
+# Seconds between two checks of the file and its disk.
+CHECK_INTERVAL = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SpaceLimits:
     """
-    How much room the database may take.
+    How much space the database may take.
 
     :param max_bytes: without its write-ahead log; None for no such bound.
     :param min_free_bytes: of the disk, to be left to others; None for a share of the disk.
@@ -108,12 +108,12 @@ class SQLiteFile:
         *,
         shared: bool = False,
         create: bool = True,
-        room: Room = Room(),  # noqa: B008  it is frozen
+        space_limits: SpaceLimits = SpaceLimits(),  # noqa: B008  it is frozen
         on_fault: Callable[[Fault, bool], None] = lambda fault, present: None,
     ) -> None:
         self._path = path
         self._create = create
-        self._space = DiskSpace(path, max_bytes=room.max_bytes, min_free=room.min_free_bytes)
+        self._space = DiskSpace(path, max_bytes=space_limits.max_bytes, min_free=space_limits.min_free_bytes)
         self.health = FileHealth(path, self._space, on_fault)
         self._patience = tuning.patience
         self._timer: IDelayedCall | None = None
@@ -255,9 +255,9 @@ class SQLiteFile:
             for work, outcome in zip(works, outcomes, strict=True)
         ]
 
-    def _look(self) -> None:
-        """Look after the file, again and again."""
-        self._timer = self._clock.callLater(LOOK_SECONDS, self._look)
+    def _check_file(self) -> None:
+        """Check the file and its disk, again and again."""
+        self._timer = self._clock.callLater(CHECK_INTERVAL, self._check_file)
         self.health.check()
         if not self._surveying:
             self._surveying = True
@@ -283,7 +283,7 @@ class SQLiteFile:
         self._surveys.start()
         self._searches.start()
         self.health.check()
-        self._timer = self._clock.callLater(LOOK_SECONDS, self._look)
+        self._timer = self._clock.callLater(CHECK_INTERVAL, self._check_file)
 
     def _committed(self, seconds: float) -> None:
         self._observe("commit", seconds)

@@ -15,7 +15,7 @@ from mediatord.store import check_store
 from mediatord.store.database import connect_for_reading
 from mediatord.store.database_check import create_store, deep_check, quick_check
 from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import LOOK_SECONDS, Room
+from mediatord.store.sqlite_file import CHECK_INTERVAL, SpaceLimits
 from mediatord.store.table_sizes import TableSizes
 from tests.store.builders import ALICE, BOB, NOON, PromptClock, a_path, a_payload, a_sqlite_store
 
@@ -26,7 +26,7 @@ GARBAGE = 65_536
 class FileCase(SynchronousTestCase):
     """A store with some mail in it."""
 
-    room = Room(min_free_bytes=1)
+    space_limits = SpaceLimits(min_free_bytes=1)
 
     def setUp(self) -> None:
         self.clock = PromptClock()
@@ -41,7 +41,7 @@ class FileCase(SynchronousTestCase):
         store = a_sqlite_store(
             self.clock,
             self.path,
-            room=self.room,
+            space_limits=self.space_limits,
             on_fault=lambda fault, present: self.faults.append((fault, present)),
         )
         self.successResultOf(store.open())
@@ -64,7 +64,7 @@ class FileCase(SynchronousTestCase):
 
     def look(self) -> None:
         """A second goes by."""
-        self.clock.advance(LOOK_SECONDS)
+        self.clock.advance(CHECK_INTERVAL)
 
     def unavailable(self, *asked: Deferred[Any]) -> None:
         for one in asked:
@@ -302,7 +302,7 @@ class FirstStartTests(SynchronousTestCase):
 class QuotaTests(FileCase):
     """A store that may take so many bytes."""
 
-    room = Room(max_bytes=2_000_000, min_free_bytes=1)
+    space_limits = SpaceLimits(max_bytes=2_000_000, min_free_bytes=1)
 
     def fill(self) -> int:
         """Put in what it takes. :return: how many messages that was."""
