@@ -222,6 +222,20 @@ class DamageTests(FileCase):
         self.assertEqual(self.faults, [("damaged", True)])
         self.unavailable(self.put("b"), self.store.ping())
 
+    def test_shorter_by_a_vacuum(self) -> None:
+        """A whole file that another program has made shorter is none that is damaged, and is looked at once."""
+        size = self.fill()
+        self.store = self.opened()
+        self.successResultOf(self.store.acknowledge(ALICE, self.fetched()[1:]))
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self.assertLess(self.path.stat().st_size, size // 2)
+        for _ in range(3):
+            self.look()
+        self.successResultOf(self.put("b"))
+        self.assertEqual((self.store.trouble, self.faults, self.fetched()), ("", [], ["first", "b"]))
+
     def test_checks(self) -> None:
         """A whole file has no problem in either check; an index that lacks a row is one for the deep check."""
         self.fill()
@@ -339,6 +353,30 @@ class QuotaTests(FileCase):
         self.successResultOf(self.put("one more"))
         self.successResultOf(self.store.ping())
         self.assertEqual((self.store.trouble, self.faults), ("", [("full", True), ("full", False)]))
+
+    def test_steady(self) -> None:
+        """What was deleted leaves a file as large as before; the fault is over once, and a restart knows as well."""
+        self.fill()
+        ids = self.fetched()
+        self.successResultOf(self.store.acknowledge(ALICE, ids[: len(ids) // 2]))
+        for _ in range(20):
+            self.look()
+        self.assertEqual(self.faults, [("full", True), ("full", False)])
+        self.close()
+        self.store = self.opened()
+        for number in range(5):
+            self.successResultOf(self.put(f"after {number}"))
+            self.look()
+        self.assertEqual(self.faults, [("full", True), ("full", False)])
+
+    def test_little_room_again(self) -> None:
+        """A message less is not enough for more to be taken, or it would be full again at the next one."""
+        self.fill()
+        self.successResultOf(self.store.acknowledge(ALICE, self.fetched()[1:2]))
+        for _ in range(5):
+            self.look()
+        self.assertEqual(self.faults, [("full", True)])
+        self.unavailable(self.put("one more"))
 
 
 class SizeTests(FileCase):
