@@ -119,8 +119,32 @@ def test_cut_short(tmp_path: Path) -> None:
     for left in range(1, len(lines)):
         assert problems("".join(lines[:left]), tmp_path), left
     (line,) = problems("".join(lines[:20]), tmp_path)
-    assert ":21: expected the last line, '# end of mediator.yaml': the rest is missing. Restore the file" in line
+    assert ":21: expected the line '# end of mediator.yaml': the rest is missing. Restore the file" in line
     assert read("".join(lines[1:20]), tmp_path).public_url == "https://m.example"
+
+
+def test_written_before_there_was_an_end(tmp_path: Path) -> None:
+    """A file from the time when `init` wrote no end is whole without one."""
+    old = (
+        "# mediatord: every setting, at its default unless changed. Unknown keys and impossible values are refused "
+        "at start;\n# `mediatord check-config --config FILE` tells which.\n\npublic_url: https://m.example\n"
+    )
+    assert read(old, tmp_path).public_url == "https://m.example"
+
+
+def test_changed_around(tmp_path: Path) -> None:
+    """Lines added after the end or before the beginning leave a file whole; its end is missed all the same."""
+    whole = render(Config(public_url="https://m.example"))
+    for text in (
+        f"{whole}node: b-2\n",
+        whole.replace("\n", "\r\n") + "node: b-2\r\n",
+        f"# by hand\n{whole}node: b-2",
+    ):
+        text = text.replace("node: null", "# node: null", 1)
+        assert read(text, tmp_path).node == "b-2"
+    cut = whole.replace("# end of mediator.yaml\n", "")
+    for text in (cut, f"# by hand\n{cut}", f"{cut}# end of\n"):
+        assert "the rest is missing" in problems(text, tmp_path)[0]
 
 
 def test_what_is_rendered_is_read(tmp_path: Path) -> None:

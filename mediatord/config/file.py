@@ -149,15 +149,14 @@ def _read(path: Path, environ: Mapping[str, str] | None) -> Tree:
         tree.problems.append((1, str(path), f"expected keys with values; there are none. {_RESTORE}"))
     elif not _is_whole(raw):
         line = raw.count(b"\n") + 1
-        tree.problems.append(
-            (line, f"{path}:{line}", f"expected the last line, {END!r}: the rest is missing. {_RESTORE}")
-        )
+        tree.problems.append((line, f"{path}:{line}", f"expected the line {END!r}: the rest is missing. {_RESTORE}"))
     return tree
 
 
 def _is_whole(raw: bytes) -> bool:
     """Whether a file that was written by `mediatord init` still has its end."""
-    return not raw.startswith(BEGINNING.encode()) or raw.rstrip().endswith(END.encode())
+    lines = {line.rstrip() for line in raw.splitlines()}
+    return BEGINNING.encode() not in lines or END.encode() in lines
 
 
 def _checked(tree: Tree) -> tuple[Config | None, list[ErrorDetails]]:

@@ -15,17 +15,19 @@ from mediatord.config.settings import Config
 from mediatord.config.values import DurationMark, SizeMark, duration_text
 from mediatord.sizes import format_size
 
-# How a file that was written here begins and ends; one that has lost its end is none.
-BEGINNING = "# mediatord: every setting"
+# The line with which a file that was written here ends, and the first one, which says so: a file that has that and
+# not the other has lost its end.
 END = "# end of mediator.yaml"
+BEGINNING = f"# Without the line {END!r} this file is refused as cut short."
 
 _HEAD = f"""\
-{BEGINNING}, at its default unless changed. Unknown keys and impossible values are refused at start;
+{BEGINNING}
+# mediatord: every setting, at its default unless changed. Unknown keys and impossible values are refused at start;
 # `mediatord check-config --config FILE` tells which. A variable MEDIATORD_STORAGE__BACKEND=memory overrides
 # storage.backend, and so on; lists are written as JSON there. Paths are relative to this file, those in endpoint
 # strings included.
 # Durations: 500ms, 60s, 5m, 72h, 365d, or a number of seconds. Sizes: 64KiB, 1MiB, 512k (powers of 1024),
-# 64MB (a power of 1000), or a number of bytes. The last line says that the file is whole.
+# 64MB (a power of 1000), or a number of bytes.
 """
 
 

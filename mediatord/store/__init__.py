@@ -14,7 +14,7 @@ from mediatord.store.batches import Observer, unobserved
 from mediatord.store.database_check import check_store
 from mediatord.store.memory import MemoryStore
 from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import Room, Runners
+from mediatord.store.sqlite_file import Runners, SpaceLimits
 from mediatord.store.threads import ThreadRunner
 
 __all__ = ["check_store", "open_store"]
@@ -29,7 +29,7 @@ def open_store(
     path: Path | None = None,
     shared: bool = False,
     create: bool = True,
-    room: Room = Room(),  # noqa: B008  it is frozen
+    space_limits: SpaceLimits = SpaceLimits(),  # noqa: B008  it is frozen
     uri: str = "",
     observe: Observer = unobserved,
     on_up: Callable[[bool], None] = lambda up: None,
@@ -45,7 +45,7 @@ def open_store(
     :param path: the file of the `sqlite` backend; its directory must exist.
     :param shared: whether other processes work on the same file.
     :param create: whether to make that file if it is not there.
-    :param room: how much room that file may take.
+    :param space_limits: how much space that file may take.
     :param uri: of the `mongodb` backend.
     :param observe: told what each operation took; not by `memory`, which takes no time.
     :param on_up: told by `mongodb` whether it can be reached, when that changes.
@@ -70,7 +70,7 @@ def open_store(
             caps=caps,
             shared=shared,
             create=create,
-            room=room,
+            space_limits=space_limits,
             observe=observe,
             on_fault=on_fault,
         )

@@ -9,8 +9,9 @@ from pathlib import Path
 
 # Of the disk, what is left to others: a share of it, within bounds, and no more than another share of a small one.
 _SHARE, _LEAST, _MOST, _SMALL_DISK = 0.05, 256 << 20, 1 << 30, 0.1
-# What a disk must have beyond that for more to be taken again.
+# What a disk must have beyond that for more to be taken again, and by what a database must be below its bound.
 _HYSTERESIS = 0.125
+_MOST_HYSTERESIS = 64 << 20
 # Bytes that database and write-ahead log have on disk beyond their ends, each.
 RESERVE_BYTES = 8 << 20
 _RESERVE_SHARE = 1 / 16
@@ -56,11 +57,6 @@ class DiskSpace:
         self._exhausted = False
         self._reusable = 0
 
-    @property
-    def wants_reusable(self) -> bool:
-        """Whether it matters how much is free inside the database."""
-        return self._full
-
     def reusable(self, size: int) -> None:
         """So many bytes are free inside the database."""
         self._reusable = size
@@ -87,16 +83,10 @@ class DiskSpace:
             taken = self._path.stat().st_size
         except OSError:
             return self._full
-        min_free = self._left_free(total)
         if self._exhausted:
             # What is free inside the database is no help: there is no room to write down what changes.
             self._exhausted = free < 2 * _reserve_bytes(total)
-        margin = int(_HYSTERESIS * min_free) if self._full else 0
-        short = free + self._reusable < min_free + margin
-        over = self._max_bytes is not None and taken - self._reusable >= self._max_bytes
-        self._full = self._exhausted or short or over
-        if not self._full:
-            self._reusable = 0
+        self._full = self._exhausted or self._is_over(free + self._reusable, total, taken - self._reusable)
         return self._full
 
     def exhausted(self) -> None:
@@ -116,6 +106,16 @@ class DiskSpace:
                 _reserve(log, reserve)
             finally:
                 os.close(log)  # SQLite has no locks on this one
+
+    def _is_over(self, free: int, total: int, taken: int) -> bool:
+        """Whether that much is too little of the disk, or too much for the database; a full one needs some more."""
+        margin = _HYSTERESIS if self._full else 0.0
+        min_free = self._left_free(total)
+        if free < min_free + int(margin * min_free):
+            return True
+        return self._max_bytes is not None and taken >= self._max_bytes - min(
+            int(margin * self._max_bytes), _MOST_HYSTERESIS
+        )
 
     def _disk(self) -> tuple[int, int]:
         """Bytes that are free, and that there are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twisted.logger import Logger
@@ -65,6 +65,8 @@ class FileHealth:
 
     :param tell: told of each fault when it begins and when it ends.
     :ivar faults: those that there are.
+    :ivar is_shorter: whether the database is shorter than it was. That is damage, or the work of a program that has
+        given space back to the disk, which only an examination can tell.
     """
 
     def __init__(self, path: Path, space: DiskSpace, tell: Callable[[Fault, bool], None]) -> None:
@@ -75,6 +77,7 @@ class FileHealth:
         self._identities: tuple[tuple[int, int], ...] | None = None
         self._shared_identity: tuple[int, int] | None = None
         self._size = 0
+        self.is_shorter = False
         self.faults: set[Fault] = set()
 
     @property
@@ -87,6 +90,7 @@ class FileHealth:
         self._identities = tuple(_identity(path) for path in self._paths)
         self._shared_identity = _identity(self._shared_memory)
         self._size = os.stat(self._paths[0]).st_size
+        self.is_shorter = False
 
     def closed(self) -> None:
         """No file is in use."""
@@ -108,14 +112,24 @@ class FileHealth:
         """Look at the files and at the disk."""
         if self._identities is None:
             return
-        lost = self.is_lost() or self._is_shared_memory_lost()
-        self._change("missing", lost)
-        if not lost:
-            size = os.stat(self._paths[0]).st_size
-            if size < self._size:
-                self._change("damaged", True)
+        size = self._size_if_there(self._identities)
+        self._change("missing", size is None)
+        if size is not None:
+            self.is_shorter = size < self._size
             self._size = max(size, self._size)
         self._change("full", self._space.is_full())
+
+    def examined(self, size: int, problems: Sequence[str]) -> None:
+        """
+        A file that is shorter was looked through.
+
+        :param size: that it had.
+        :param problems: what is wrong in it.
+        """
+        if problems:
+            self._change("damaged", True)
+        else:
+            self._size, self.is_shorter = size, False
 
     def failed(self, error: BaseException | None) -> None:
         """An operation has."""
@@ -147,11 +161,15 @@ class FileHealth:
         self._change("full", self._space.is_full())
         return bool(self.faults)
 
-    def _is_shared_memory_lost(self) -> bool:
+    def _size_if_there(self, known: tuple[tuple[int, int], ...]) -> int | None:
+        """How long the database is; None if a file is not the one that was opened."""
         try:
-            return _identity(self._shared_memory) != self._shared_identity
+            database, log = (os.stat(path) for path in self._paths)
+            shared = _identity(self._shared_memory)
         except OSError:
-            return True
+            return None
+        there = tuple((found.st_dev, found.st_ino) for found in (database, log))
+        return database.st_size if (there, shared) == (known, self._shared_identity) else None
 
     def _change(self, fault: Fault, present: bool) -> None:
         if present == (fault in self.faults):

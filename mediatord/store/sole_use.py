@@ -15,7 +15,8 @@ class SoleUse:
     """
     A lock on a file beside the database, which the system lets go of when this process ends, however it does.
 
-    The file stays, empty: whoever deleted it could delete one that somebody has locked meanwhile.
+    The file stays: whoever deleted it could delete one that somebody has locked meanwhile. What is in it says that
+    there was a database, see :mod:`mediatord.store.database_check`.
 
     :param path: of the database.
     """

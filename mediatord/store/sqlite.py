@@ -57,7 +57,7 @@ from mediatord.store.group_commit import Outcome
 from mediatord.store.owners import CAPACITY, Owners
 from mediatord.store.sqlite_cluster import SQLiteCluster
 from mediatord.store.sqlite_decentrl import SQLiteDecentrl, slice_bytes
-from mediatord.store.sqlite_file import Room, Runners, SQLiteFile, Tuning
+from mediatord.store.sqlite_file import Runners, SpaceLimits, SQLiteFile, Tuning
 from mediatord.store.table_sizes import TableSizes
 from mediatord.store.texts import storable
 
@@ -94,7 +94,7 @@ class SQLiteStore:
         caps: Caps = Caps(),  # noqa: B008  it is frozen
         shared: bool = False,
         create: bool = True,
-        room: Room = Room(),  # noqa: B008  it is frozen
+        space_limits: SpaceLimits = SpaceLimits(),  # noqa: B008  it is frozen
         observe: Observer = unobserved,
         on_fault: Callable[[Fault, bool], None] = lambda fault, present: None,
         tuning: Tuning = Tuning(),  # noqa: B008  it is frozen
@@ -103,7 +103,15 @@ class SQLiteStore:
         self._limits = limits
         self._max_nonces = tuning.max_nonces
         self._file = SQLiteFile(
-            path, clock, runners, observe, tuning, shared=shared, create=create, room=room, on_fault=on_fault
+            path,
+            clock,
+            runners,
+            observe,
+            tuning,
+            shared=shared,
+            create=create,
+            space_limits=space_limits,
+            on_fault=on_fault,
         )
         capacity = 0 if shared else CAPACITY
         self._owners: Owners[str] = Owners(capacity)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import TypeVar
@@ -26,6 +27,7 @@ from mediatord.store.database import (
     open_database,
     reopen_database,
 )
+from mediatord.store.database_check import START_SECONDS, quick_check
 from mediatord.store.disk_space import DiskSpace
 from mediatord.store.file_health import FileHealth, FileLost, shows_full
 from mediatord.store.group_commit import Outcome, Work, commit_together, read_together
@@ -40,8 +42,8 @@ _log = Logger(namespace="mediatord.store")
 
 # For which a commit may be put off while more comes, where the disk is that slow.
 _GATHER_SECONDS = 0.01
-# Between two looks at the file and its disk.
-LOOK_SECONDS = 1.0
+# Seconds between two checks of the file and its disk.
+CHECK_INTERVAL = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,9 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SpaceLimits:
     """
-    How much room the database may take.
+    How much space the database may take.
 
     :param max_bytes: without its write-ahead log; None for no such bound.
     :param min_free_bytes: of the disk, to be left to others; None for a share of the disk.
@@ -108,12 +110,12 @@ class SQLiteFile:
         *,
         shared: bool = False,
         create: bool = True,
-        room: Room = Room(),  # noqa: B008  it is frozen
+        space_limits: SpaceLimits = SpaceLimits(),  # noqa: B008  it is frozen
         on_fault: Callable[[Fault, bool], None] = lambda fault, present: None,
     ) -> None:
         self._path = path
         self._create = create
-        self._space = DiskSpace(path, max_bytes=room.max_bytes, min_free=room.min_free_bytes)
+        self._space = DiskSpace(path, max_bytes=space_limits.max_bytes, min_free=space_limits.min_free_bytes)
         self.health = FileHealth(path, self._space, on_fault)
         self._patience = tuning.patience
         self._timer: IDelayedCall | None = None
@@ -227,6 +229,7 @@ class SQLiteFile:
         connection.queue = self._queue
         self.health.opened()
         self._space.opened()
+        self._survey_space(connection)
         return connection
 
     def _next_connection(self) -> StoreConnection:
@@ -255,27 +258,40 @@ class SQLiteFile:
             for work, outcome in zip(works, outcomes, strict=True)
         ]
 
-    def _look(self) -> None:
-        """Look after the file, again and again."""
-        self._timer = self._clock.callLater(LOOK_SECONDS, self._look)
+    def _check_file(self) -> None:
+        """Check the file and its disk, again and again."""
+        self._timer = self._clock.callLater(CHECK_INTERVAL, self._check_file)
         self.health.check()
         if not self._surveying:
             self._surveying = True
-            self._surveyor.run(self._survey_space).addCallbacks(self._surveyed, self._not_surveyed)
+            shorter = self.health.is_shorter and "damaged" not in self.health.faults
+            surveyed = self._surveyor.run(partial(self._survey, shorter=shorter))
+            surveyed.addCallback(self._surveyed).addErrback(self._not_surveyed)
 
-    def _surveyed(self, _: None) -> None:
+    def _surveyed(self, examined: tuple[int, list[str]] | None) -> None:
         self._surveying = False
+        if examined is not None:
+            self.health.examined(*examined)
 
     def _not_surveyed(self, failure: Failure) -> None:
         self._surveying = False
         self.health.failed(failure.value)
 
-    def _survey_space(self, connection: Connection) -> None:
-        if self._space.wants_reusable:
-            ((pages,),) = connection.execute("PRAGMA freelist_count").fetchall()
-            ((page_size,),) = connection.execute("PRAGMA page_size").fetchall()
-            self._space.reusable(pages * page_size)
+    def _survey(self, connection: Connection, *, shorter: bool) -> tuple[int, list[str]] | None:
+        """Look at the space; in a file that is shorter, for damage. :return: its size and what is wrong in it."""
+        self._survey_space(connection)
         self._space.provide()
+        if not shorter:
+            return None
+        size = self._path.stat().st_size
+        # What another connection remembers of the file may not be there any longer.
+        with closing(connect_for_reading(self._path)) as fresh:
+            return size, quick_check(fresh, START_SECONDS)
+
+    def _survey_space(self, connection: Connection) -> None:
+        ((pages,),) = connection.execute("PRAGMA freelist_count").fetchall()
+        ((page_size,),) = connection.execute("PRAGMA page_size").fetchall()
+        self._space.reusable(pages * page_size)
 
     def _start(self, _: None) -> None:
         self._writes.start(after_batch=self._committed)
@@ -283,7 +299,7 @@ class SQLiteFile:
         self._surveys.start()
         self._searches.start()
         self.health.check()
-        self._timer = self._clock.callLater(LOOK_SECONDS, self._look)
+        self._timer = self._clock.callLater(CHECK_INTERVAL, self._check_file)
 
     def _committed(self, seconds: float) -> None:
         self._observe("commit", seconds)

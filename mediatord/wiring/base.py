@@ -30,7 +30,7 @@ from mediatord.private_file import PrivateFileError
 from mediatord.readiness import Own, own
 from mediatord.service import StartupError
 from mediatord.store import open_store
-from mediatord.store.sqlite_file import Room
+from mediatord.store.sqlite_file import SpaceLimits
 from mediatord.tag_keys import renewed_tag_key
 from mediatord.tags import Tags
 from mediatord.web.peers import community
@@ -214,7 +214,7 @@ def _store(reactor: Any, config: Config, metrics: Metrics, late: LateNews, *, sh
             path=config.storage.sqlite.path,
             shared=shared,
             create=create,
-            room=Room(config.storage.sqlite.max_bytes, config.storage.sqlite.min_free_bytes),
+            space_limits=SpaceLimits(config.storage.sqlite.max_bytes, config.storage.sqlite.min_free_bytes),
             uri=config.storage.mongodb.uri,
             observe=metrics.store_took,
             on_up=metrics.storage_up,

@@ -19,7 +19,7 @@ from mediatord.interfaces.decentrl import Caps
 from mediatord.interfaces.store import Fault
 from mediatord.store.batches import Observer, unobserved
 from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import Room, Runners, Tuning
+from mediatord.store.sqlite_file import Runners, SpaceLimits, Tuning
 from mediatord.store.threads import Runner
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def a_sqlite_store(
     observe: Observer = unobserved,
     tuning: Tuning | None = None,
     create: bool = True,
-    room: Room | None = None,
+    space_limits: SpaceLimits | None = None,
     on_fault: Callable[[Fault, bool], None] = lambda fault, present: None,
 ) -> SQLiteStore:
     """A store without threads."""
@@ -133,7 +133,7 @@ def a_sqlite_store(
         observe=observe,
         tuning=tuning or Tuning(),
         create=create,
-        room=room or Room(),
+        space_limits=space_limits or SpaceLimits(),
         on_fault=on_fault,
     )
 

@@ -15,7 +15,7 @@ from mediatord.store import check_store
 from mediatord.store.database import connect_for_reading
 from mediatord.store.database_check import create_store, deep_check, quick_check
 from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import LOOK_SECONDS, Room
+from mediatord.store.sqlite_file import CHECK_INTERVAL, SpaceLimits
 from mediatord.store.table_sizes import TableSizes
 from tests.store.builders import ALICE, BOB, NOON, PromptClock, a_path, a_payload, a_sqlite_store
 
@@ -26,7 +26,7 @@ GARBAGE = 65_536
 class FileCase(SynchronousTestCase):
     """A store with some mail in it."""
 
-    room = Room(min_free_bytes=1)
+    space_limits = SpaceLimits(min_free_bytes=1)
 
     def setUp(self) -> None:
         self.clock = PromptClock()
@@ -41,7 +41,7 @@ class FileCase(SynchronousTestCase):
         store = a_sqlite_store(
             self.clock,
             self.path,
-            room=self.room,
+            space_limits=self.space_limits,
             on_fault=lambda fault, present: self.faults.append((fault, present)),
         )
         self.successResultOf(store.open())
@@ -64,7 +64,7 @@ class FileCase(SynchronousTestCase):
 
     def look(self) -> None:
         """A second goes by."""
-        self.clock.advance(LOOK_SECONDS)
+        self.clock.advance(CHECK_INTERVAL)
 
     def unavailable(self, *asked: Deferred[Any]) -> None:
         for one in asked:
@@ -222,6 +222,20 @@ class DamageTests(FileCase):
         self.assertEqual(self.faults, [("damaged", True)])
         self.unavailable(self.put("b"), self.store.ping())
 
+    def test_shorter_by_a_vacuum(self) -> None:
+        """A whole file that another program has made shorter is none that is damaged, and is looked at once."""
+        size = self.fill()
+        self.store = self.opened()
+        self.successResultOf(self.store.acknowledge(ALICE, self.fetched()[1:]))
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self.assertLess(self.path.stat().st_size, size // 2)
+        for _ in range(3):
+            self.look()
+        self.successResultOf(self.put("b"))
+        self.assertEqual((self.store.trouble, self.faults, self.fetched()), ("", [], ["first", "b"]))
+
     def test_checks(self) -> None:
         """A whole file has no problem in either check; an index that lacks a row is one for the deep check."""
         self.fill()
@@ -302,7 +316,7 @@ class FirstStartTests(SynchronousTestCase):
 class QuotaTests(FileCase):
     """A store that may take so many bytes."""
 
-    room = Room(max_bytes=2_000_000, min_free_bytes=1)
+    space_limits = SpaceLimits(max_bytes=2_000_000, min_free_bytes=1)
 
     def fill(self) -> int:
         """Put in what it takes. :return: how many messages that was."""
@@ -339,6 +353,30 @@ class QuotaTests(FileCase):
         self.successResultOf(self.put("one more"))
         self.successResultOf(self.store.ping())
         self.assertEqual((self.store.trouble, self.faults), ("", [("full", True), ("full", False)]))
+
+    def test_steady(self) -> None:
+        """What was deleted leaves a file as large as before; the fault is over once, and a restart knows as well."""
+        self.fill()
+        ids = self.fetched()
+        self.successResultOf(self.store.acknowledge(ALICE, ids[: len(ids) // 2]))
+        for _ in range(20):
+            self.look()
+        self.assertEqual(self.faults, [("full", True), ("full", False)])
+        self.close()
+        self.store = self.opened()
+        for number in range(5):
+            self.successResultOf(self.put(f"after {number}"))
+            self.look()
+        self.assertEqual(self.faults, [("full", True), ("full", False)])
+
+    def test_little_room_again(self) -> None:
+        """A message less is not enough for more to be taken, or it would be full again at the next one."""
+        self.fill()
+        self.successResultOf(self.store.acknowledge(ALICE, self.fetched()[1:2]))
+        for _ in range(5):
+            self.look()
+        self.assertEqual(self.faults, [("full", True)])
+        self.unavailable(self.put("one more"))
 
 
 class SizeTests(FileCase):
