@@ -11,6 +11,7 @@ from mediatord.admission import Origins
 from mediatord.didcomm.exchange import Origin
 from mediatord.interfaces import Deposit, Payload
 from mediatord.protocol import jsontext
+from mediatord.protocol.didcomm.did_peer import did_peer_3_of
 from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.synthetic import ITSELF
 from mediatord.wallet.packing import authcrypt, compose, forward
@@ -22,6 +23,8 @@ OTHER_PEER = "192.0.2.2"
 BITS = 32
 SENDER = (1 << BITS) - 1
 MANY = 10_000
+LONG_FORM = "did:peer:2.Ez6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc.SeyJ0IjoiZG0ifQ"
+SHORT_FORM = did_peer_3_of(LONG_FORM)
 
 
 def test_halves() -> None:
@@ -44,6 +47,26 @@ def test_it_is_nobody_elses() -> None:
     for other in (Origins(SEED).of(MALLORY, PEER, ALICE), Origins(b"another").of(BOB, PEER, ALICE)):
         assert other >> BITS != origin >> BITS
         assert other & SENDER != origin & SENDER
+
+
+@pytest.mark.parametrize("spelling", [SHORT_FORM, f"{LONG_FORM}=", f"{LONG_FORM}=="])
+def test_spellings_of_a_recipient(spelling: str) -> None:
+    """Who sends to another form of a recipient, or as another form of itself, has no second share of its queue."""
+    origins = Origins(SEED)
+    assert origins.of(BOB, PEER, spelling) == origins.of(BOB, PEER, LONG_FORM)
+    assert origins.of(spelling, PEER, ALICE) == origins.of(LONG_FORM, PEER, ALICE)
+    assert origins.of(did_peer_3_of(f"{LONG_FORM}x"), PEER, ALICE) != origins.of(LONG_FORM, PEER, ALICE)
+
+
+@pytest.mark.parametrize(
+    "recipient",
+    ["did:peer:3", "did:peer:3z", "did:peer:3zQm", "did:peer:3z0", "did:peer:3\ud800", "did:peer:2\ud800"],
+)
+def test_broken_recipient(recipient: str) -> None:
+    """What only looks like a did:peer has an origin too, and shares it with nothing else."""
+    origins = Origins(SEED)
+    assert origins.of(recipient, PEER, ALICE)
+    assert origins.of(f"{recipient}x", PEER, ALICE) != origins.of(recipient, PEER, ALICE)
 
 
 def test_names_do_not_run_into_each_other() -> None:

@@ -37,7 +37,7 @@ MAX_PUSHES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
+class ClusterHooks:
     """
     What keeps several nodes from delivering a message twice.
 
@@ -89,7 +89,7 @@ class Live:
 
     Whatever is pushed stays in the store until it is acknowledged (decision D11).
 
-    :param neighbours: None where there are no other nodes.
+    :param hooks: None where there are no other nodes.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Live:
         packing: Packing,
         journal: Journal,
         settings: LiveSettings,
-        neighbours: Neighbours | None = None,
+        hooks: ClusterHooks | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -108,8 +108,8 @@ class Live:
         self._packing = packing
         self._journal = journal
         self._settings = settings
-        self._read_backlog = neighbours.read_backlog if neighbours else None
-        self._record_pickups = neighbours.record_pickups if neighbours else None
+        self._read_backlog = hooks.read_backlog if hooks else None
+        self._record_pickups = hooks.record_pickups if hooks else None
         self._pushes: OrderedDict[str, _Push] = OrderedDict()
         # Of several nodes, each has to know what it has pushed itself: others do not count for its sockets.
         self._pushed: OrderedDict[str, None] = OrderedDict()

@@ -34,6 +34,8 @@ _DECENTRL = "did:decentrl:"
 _PEER_2 = "did:peer:2"
 _PEER_3 = "did:peer:3"
 _SHA2_256 = b"\x12\x20"
+# With a multibase prefix and the digits of a hash.
+_PEER_3_LENGTH = len(_PEER_3) + 1 + 46
 
 
 def canonical_did(did_url: str) -> str:
@@ -54,6 +56,24 @@ def did_digest(did_url: str) -> bytes:
         hashed = sha256(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass")).digest()
         did = f"{_PEER_3}z{base58.encode(_SHA2_256 + hashed)}"
     return blake2b(did.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def common_form(did: str) -> str:
+    """
+    Of a canonical form a text that is equal for all canonical forms of one DID. It is only to be compared: it may be
+    no DID, and takes a tenth of the time of :func:`did_digest`.
+    """
+    if did.startswith(_PEER_2):
+        hashed = sha256(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass"))
+        return f"{_PEER_3} {hashed.hexdigest()}"
+    if did.startswith(_PEER_3) and len(did) == _PEER_3_LENGTH:
+        try:
+            decoded = base58.decode(did[len(_PEER_3) + 1 :])
+        except ValueError:
+            return did
+        if did[len(_PEER_3)] == "z" and decoded.startswith(_SHA2_256):
+            return f"{_PEER_3} {decoded[len(_SHA2_256) :].hex()}"
+    return did
 
 
 def is_same_did(one: str, other: str) -> bool:

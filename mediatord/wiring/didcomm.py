@@ -14,7 +14,7 @@ from mediatord.didcomm.coordination import Coordination, OwnNames, Registration
 from mediatord.didcomm.endpoints import EndpointDelivery, FailoverSettings, Targets
 from mediatord.didcomm.handover import HandOver
 from mediatord.didcomm.housekeeping import DueTimes, Housekeeping
-from mediatord.didcomm.live import Live, LiveSettings, Neighbours
+from mediatord.didcomm.live import ClusterHooks, Live, LiveSettings
 from mediatord.didcomm.mediator import Desk, Mediator, Protocols
 from mediatord.didcomm.ownership import Ownership
 from mediatord.didcomm.packing import Packing, ReportSettings
@@ -57,7 +57,7 @@ def build_didcomm(base: Base, config: Config) -> DIDCommHalf:
     packing = Packing(reactor, new_id, identity.signing_key_for, reports)
     unpacking = Unpacking(resolver, identity.keys_for, draft03=settings.legacy_draft03)
     live = Live(
-        reactor, store, base.connections, packing, journal, live_settings(base, config), _neighbours(base, config)
+        reactor, store, base.connections, packing, journal, live_settings(base, config), _cluster_hooks(base, config)
     )
     wrapping = Wrapping(resolver, reactor, new_id)
     access = _access(base, config)
@@ -159,14 +159,14 @@ def live_settings(base: Base, config: Config) -> LiveSettings:
     )
 
 
-def _neighbours(base: Base, config: Config) -> Neighbours | None:
+def _cluster_hooks(base: Base, config: Config) -> ClusterHooks | None:
     if base.cluster is None:
         return None
     store = base.store
     reader = BacklogReader(
         base.reactor, base.connections, lambda dids, window, limit: store.arrived(dids, window, limit=limit)
     )
-    return Neighbours(reader, PickupRecorder(store.cluster, config.queue.delivered_timeout))
+    return ClusterHooks(reader, PickupRecorder(store.cluster, config.queue.delivered_timeout))
 
 
 def _access(base: Base, config: Config) -> AccessList:

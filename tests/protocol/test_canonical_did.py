@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.protocol.canonical_did import canonical_did, did_digest, is_same_did, is_short_of_other
+from mediatord.protocol.canonical_did import canonical_did, common_form, did_digest, is_same_did, is_short_of_other
 from mediatord.protocol.decentrl.did import make_did
 from mediatord.protocol.didcomm.did import is_did
 from mediatord.protocol.didcomm.did_peer import did_peer_3_of, make_did_peer_4
@@ -93,6 +93,8 @@ def test_short_name_of_a_peer_2(rest: str) -> None:
     assert is_short_of_other(canonical_did(short + rest)) and not is_short_of_other(PEER_2)
     assert canonical_did(PEER_2 + rest) == PEER_2
     assert not is_same_did(did_peer_3_of(PEER_2 + "x"), PEER_2)
+    forms = {common_form(canonical_did(name + rest)) for name in (PEER_2, f"{PEER_2}==", short)}
+    assert len(forms) == 1 and forms.isdisjoint({PEER_2, short, common_form(did_peer_3_of(PEER_2 + "x"))})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mediatord.errors import MediatorError, QueueFull, RecipientUnknown
 from mediatord.interfaces import Deposited, QueueLimits, Removed
@@ -14,7 +14,7 @@ from mediatord.store.mongo.lanes import Lane, Newcomer, TooFewKnown, fitting, si
 from mediatord.store.mongo.ledger import Page, entering
 from mediatord.store.mongo.looking import Looking
 from mediatord.store.mongo.operations import Operations
-from mediatord.store.mongo.queue_finder import QueueFinder
+from mediatord.store.mongo.queue_finder import Queue, QueueFinder
 from mediatord.store.mongo.removals import withdraw
 from mediatord.store.mongo.requests import LARGEST_DOCUMENT, Document, Request, deleting, inserting, updating
 from mediatord.store.mongo.rows import Order
@@ -62,7 +62,9 @@ class Depositing:
         return all(len(payload.data) <= largest for order in work for payload in fitting(order.payloads, self.limits))
 
     async def _deposit(self, transaction: Transaction, works: Sequence[Work]) -> tuple[_Run, list[Answer]]:
-        queues = await self.finder.find(transaction, {order.recipient_did for orders in works for order in orders})
+        asked = await self.finder.find(transaction, {order.recipient_did for orders in works for order in orders})
+        queues = {queue.did: queue for queue in asked.values()}
+        works = [[_addressed(order, asked) for order in orders] for orders in works]
         looking = Looking(self.limits, transaction, queues, self.holdings)
         await looking.begin(order for orders in works for order in orders)
         while True:
@@ -82,7 +84,7 @@ class _Run:
     """
     Deposits in a row.
 
-    :param lanes: by DID.
+    :param lanes: by DID as it is stored; orders name theirs like that.
     """
 
     def __init__(self, limits: QueueLimits, lanes: Mapping[str, Lane]) -> None:
@@ -148,6 +150,14 @@ class _Run:
         self._accepted += len(order.payloads)
         self._evicted += len(evicted)
         return order.deposited(account, evicted)
+
+
+def _addressed(order: Order, queues: Mapping[str, Queue]) -> Order:
+    """The same for the DID as it is stored, so that one recipient has one lane; as it is if nobody has the DID."""
+    queue = queues.get(order.recipient_did)
+    if queue is None or queue.did == order.recipient_did:
+        return order
+    return replace(order, recipient_did=queue.did)
 
 
 def _others(answers: Sequence[Answer], ids: Collection[str]) -> list[Removed]:

@@ -26,6 +26,7 @@ class Queue:
     """
     What waits for a recipient.
 
+    :param did: as it is stored, however it was asked for.
     :param account: DID of the account that has registered it.
     :param changes: how often what waits was changed; of a document that another version wrote, since then.
     """
@@ -49,7 +50,7 @@ class QueueFinder:
         self._accounts: OrderedDict[str, ObjectId] = OrderedDict()
 
     async def find(self, transaction: Transaction, dids: Collection[str]) -> dict[str, Queue]:
-        """Those of the DIDs that somebody has registered."""
+        """Those of the DIDs that somebody has registered; all spellings of one have the same queue."""
         likely = {account for account in map(self._accounts.get, dids) if account is not None}
         digests = {did: did_digest(did) for did in dids}
         registered = {"did_digest": {"$in": list(set(digests.values()))}, "registered": {"$exists": True}}
@@ -61,19 +62,18 @@ class QueueFinder:
             owners += await transaction.query(_asking_for_accounts(missing))
         accounts: dict[ObjectId, str] = {one["_id"]: one["did"] for one in owners}
         self._remember(found)
-        by_digest = {one["did_digest"]: one for one in found}
-        named = [(did, by_digest[digest]) for did, digest in digests.items() if digest in by_digest]
-        return {
-            did: Queue(
-                did,
+        queues = {
+            one["did_digest"]: Queue(
+                one["did"],
                 Place(one["_id"], one["account"]),
                 accounts[one["account"]],
                 one["messages"],
                 one["bytes"],
                 one.get("changes", 0),
             )
-            for did, one in named
+            for one in found
         }
+        return {did: queues[digest] for did, digest in digests.items() if digest in queues}
 
     def _remember(self, recipients: Iterable[Document]) -> None:
         for one in recipients:

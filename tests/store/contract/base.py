@@ -12,10 +12,14 @@ from zope.interface.verify import verifyObject
 
 from mediatord.interfaces import Action, Deposited, IStore, Payload, QueueLimits
 from mediatord.interfaces.decentrl import Caps
+from mediatord.protocol.didcomm.did_peer import did_peer_3_of
 from tests.store.builders import ALICE, BOB, HOUR, PromptClock, a_payload
 
 INBOX = "did:key:z6MkInbox"
 OTHER = "did:key:z6MkOther"
+# Two forms of one did:peer, which are one recipient.
+LONG_FORM = "did:peer:2.Ez6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc.SeyJ0IjoiZG0ifQ"
+SHORT_FORM = did_peer_3_of(LONG_FORM)
 
 if TYPE_CHECKING:
     Base = TestCase

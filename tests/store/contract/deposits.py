@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mediatord.errors import RecipientUnknown, StoreUnavailable
-from mediatord.interfaces import Deposit, Removed, StoredMessage
+from mediatord.interfaces import Deposit, Deposited, Removed, StoredMessage
 from tests.store.builders import ALICE, BOB, HOUR, NOON, a_payload
-from tests.store.contract.base import INBOX, OTHER, StoreContract
+from tests.store.contract.base import INBOX, LONG_FORM, OTHER, SHORT_FORM, StoreContract
 
 
 class DepositContract(StoreContract):
@@ -83,6 +83,27 @@ class DepositContract(StoreContract):
         evicted = Removed("a", INBOX, ALICE, size=10, received_at=NOON, pushes=0, reason="fifo_count")
         self.assertEqual(deposited.evicted, (evicted,))
         self.assertEqual(await self.waiting(), ["b", "c", "d"])
+
+    async def test_spellings_share_a_queue(self) -> None:
+        """One batch that names a recipient in several ways evicts once for each message, whatever was registered."""
+        spellings = LONG_FORM, SHORT_FORM, f"{LONG_FORM}#key-1", f"{SHORT_FORM}?a=b"
+        for registered in (LONG_FORM, SHORT_FORM):
+            await self.register(ALICE, registered)
+            before = (await self.store.ledger()).didcomm
+            await self.put("a", "b", "c", to=registered)
+            deposits = [
+                Deposit(did, (a_payload(id),), NOON + HOUR) for did, id in zip(spellings, "defg", strict=True)
+            ]
+            done = [one for one in await self.store.deposit_each(deposits[:2]) if isinstance(one, Deposited)]
+            done += await self.store.deposit_all(deposits[2:])
+            self.assertEqual([gone.id for one in done for gone in one.evicted], ["a", "b", "c", "d"])
+            self.assertEqual(await self.waiting(ALICE, SHORT_FORM), ["e", "f", "g"])
+            self.assertEqual(await self.store.queue_sizes(9), ([(registered, 3)], 0))
+            books = (await self.store.ledger()).didcomm
+            self.assertEqual((books.accepted - before.accepted, books.evicted - before.evicted), (7, 4))
+            self.assertEqual(books.difference, 0)
+            await self.store.acknowledge(ALICE, ["e", "f", "g"])
+            await self.change(ALICE, (registered, "remove"))
 
     async def test_evicts_oldest_by_bytes(self) -> None:
         """A queue with too many bytes drops its oldest messages until the new one fits, however few they are."""

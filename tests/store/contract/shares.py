@@ -8,7 +8,7 @@ from mediatord.errors import MediatorError, QueueFull, RecipientUnknown
 from mediatord.interfaces import Books, Deposit, Deposited, Ledger, QueueLimits
 from mediatord.store.known_senders import PROBATION
 from tests.store.builders import ALICE, HOUR, NOON, a_payload
-from tests.store.contract.base import INBOX, OTHER, StoreContract
+from tests.store.contract.base import INBOX, LONG_FORM, OTHER, SHORT_FORM, StoreContract
 
 
 def origin(network: int, sender: int) -> int:
@@ -402,6 +402,15 @@ class RefusalContract(ShareCase):
         await self.fill("abc")
         await self.refused("d", "e")
         await self.fill("d")
+
+    async def test_spellings_share_a_queue(self) -> None:
+        """What fits under one spelling of a recipient leaves no room under another, together or each by itself."""
+        await self.register(ALICE, LONG_FORM)
+        with self.assertRaises(QueueFull):
+            await self.store.deposit_all([self.deposit("abc", LONG_FORM), self.deposit("de", SHORT_FORM)])
+        done = await self.store.deposit_each([self.deposit("abc", LONG_FORM), self.deposit("de", SHORT_FORM)])
+        self.assertEqual([type(one) for one in done], [Deposited, QueueFull])
+        self.assertEqual(await self.waiting(), [*"abc"])
 
     async def test_each_by_itself(self) -> None:
         """Of several deposits those are stored that fit, each in its turn."""
