@@ -7,8 +7,10 @@ Copies of logs elsewhere have none, or one of which nobody reads the marker.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,23 +46,43 @@ def read_stems(
     return found
 
 
-def leave(segments: Iterable[Segment], stems: Collection[str]) -> list[str]:
+def create_markers(segments: Iterable[Segment]) -> None:
+    """
+    Leave an empty marker where a daemon waits for one and there is none: it then keeps what was not read.
+
+    Nothing is raised or said: :func:`update_markers` will say what is in the way.
+
+    :param segments: all that were found.
+    """
+    for directory in _stems_by_directory(segments):
+        path = marker_path(directory)
+        if path.parent.is_dir() and not os.path.lexists(path):
+            with suppress(OSError):
+                write_marker(directory, ())
+
+
+def update_markers(segments: Iterable[Segment], stems: Collection[str]) -> list[str]:
     """
     Add these segments to the markers of the directories that they are in, and forget those that are gone.
 
     :param segments: all that were found.
     :return: sentences for the operator, about markers that cannot be written.
     """
+    found = sorted(_stems_by_directory(segments).items())
+    return [line for directory, there in found for line in _update_marker(directory, there, stems)]
+
+
+def _stems_by_directory(segments: Iterable[Segment]) -> Mapping[Path, set[str]]:
     by_directory: defaultdict[Path, set[str]] = defaultdict(set)
     for segment in segments:
         for url in (segment.path, *segment.others):
             path = local_path(url)
             if path is not None:
                 by_directory[path.parent].add(segment.stem)
-    return [line for directory, there in sorted(by_directory.items()) for line in _left(directory, there, stems)]
+    return by_directory
 
 
-def _left(directory: Path, there: Collection[str], stems: Collection[str]) -> Sequence[str]:
+def _update_marker(directory: Path, there: Collection[str], stems: Collection[str]) -> Sequence[str]:
     if not marker_path(directory).parent.is_dir():
         return []
     try:

@@ -145,6 +145,8 @@ class _Run:
         with self._step("discover"):
             found = self._steps.discover(self._files, request.logs)
             manifest.found, manifest.warnings = dict(found.findings), list(found.warnings)
+            # Also if this run fails: from now on daemons know that there is an analysis.
+            markers.create_markers(found.segments)
             todo = self._planned(found.segments)
         if not self._has_input(found.segments):
             days = " to ".join(dict.fromkeys([str(request.span.first), str(request.span.last)]))
@@ -160,8 +162,8 @@ class _Run:
         """Tell the daemons which of their segments are in the tables by now."""
         with self._step("marker"):
             read = markers.read_stems(self._planned_segments(found), self._known, self._manifest.inputs)
-            told = markers.leave(found, read)
-        return replace(outcome, warnings=[*outcome.warnings, *told])
+            warnings = markers.update_markers(found, read)
+        return replace(outcome, warnings=[*outcome.warnings, *warnings])
 
     def _planned_segments(self, found: Sequence[Segment]) -> list[Segment]:
         return [segment for segment in found if segment.batch <= self._request.span.last]

@@ -209,7 +209,7 @@ _ALL = (
         ),
         ("again", "bigint", "further lines that accept or end a message once more; not counted elsewhere"),
         ("overdue", "bigint", "open more than an hour past the end of their time, whenever that was"),
-        ("vanished", "bigint", "overdue messages that were not overdue at the end of the day before"),
+        ("vanished", "bigint", "messages that became overdue although a daemon ran; each counts once"),
         (
             "lost_unaccepted",
             "bigint",

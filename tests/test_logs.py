@@ -29,7 +29,7 @@ from mediatord.eventlog import seal as seal_program
 from mediatord.eventlog.events import ENVELOPE, EVENTS
 from mediatord.eventlog.lines import LONGEST_LINE, line_head, log_line
 from mediatord.eventlog.logs import EventFile, Origin, SegmentLimits
-from mediatord.eventlog.read_marker import MARKER_DIRECTORY, marker_path, write_marker
+from mediatord.eventlog.read_marker import MARKER_DIRECTORY, SEEN_FILE, marker_path, write_marker
 from mediatord.eventlog.seal import seal
 from mediatord.eventlog.sealing import Sealer
 from mediatord.eventlog.segments import RetentionLimits, Segments
@@ -517,6 +517,44 @@ class RetentionTests(SynchronousTestCase):
             self.assertEqual(len(self.closed()), 2 * number)
             self.assertLessEqual(len(said), 1)
             (place.rmdir if place.is_dir() and not place.is_symlink() else place.unlink)()
+
+    def test_marker_that_vanished(self) -> None:
+        """Once an analysis has left a marker, its absence means that nothing was read, also after a restart."""
+        self.start(bytes=1, unread_bytes=1 << 30)
+        write_marker(self.directory, [])
+        self.write(2)
+        shutil.rmtree(marker_path(self.directory).parent)
+        with capturedLogs() as said:
+            self.write(2)
+        self.assertEqual(len(said), 1)
+        self.assertIn("missing, although", formatEvent(said[0]) or "")
+        self.log.stopService()
+        self.log.startService()
+        self.write(1)
+        self.assertEqual((len(self.closed()), self.ledger.segments), (6, 0))
+        write_marker(self.directory, self.closed())
+        self.log._hour_struck()
+        self.assertEqual((self.closed(), self.ledger.unread), ([], 0))
+
+    def test_analysis_given_up(self) -> None:
+        """Without the marker and the file that remembers it, age and bytes alone decide again."""
+        self.start(bytes=1)
+        write_marker(self.directory, [])
+        self.write(2)
+        marker_path(self.directory).unlink()
+        (self.directory / SEEN_FILE).unlink()
+        self.log._hour_struck()
+        self.assertEqual((self.closed(), self.ledger.segments), ([], 2))
+
+    def test_hour_with_incidental_lines_only(self) -> None:
+        """It closes no segment, and old ones are deleted all the same."""
+        self.start()
+        self.write(2)
+        self.log.limit(limits_of(bytes=1), "info")
+        self.log.emit("proc.reload")
+        self.log.rotate(incidental=1)
+        self.clock.advance(3600)
+        self.assertEqual((self.closed(), self.ledger.segments), ([], 2))
 
     def test_room_for_the_marker(self) -> None:
         """The group of the daemon may write into the directory of the marker, and nowhere else; all may read it."""

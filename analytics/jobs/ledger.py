@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 
 from analytics.classes import age_class, pushes_class, size_class
 from analytics.job import Job, Span
-from analytics.jobs import crashes
+from analytics.jobs import crashes, uptime
 from analytics.jobs.lives import EARLY, ENDINGS, STATES, lives, pushes_on, summary
 from analytics.settings import Settings
 from analytics.times import DAY, SECOND, day_of, micros
@@ -72,7 +72,7 @@ def ledger(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> d
     entries = [
         opening.select(F.lit(span.first).alias("dt"), F.lit("opening").alias("entry"), F.lit(1).alias("n")),
         _accepted(events, span),
-        _entries(followed, before, span),
+        _entries(followed, _known_until(tables, before, span), span),
         _strays(small, tables, epochs, opened, span),
     ]
     return {
@@ -127,7 +127,8 @@ def _followed(small: DataFrame, epochs: Sequence[_Epoch], span: Span) -> DataFra
     """
     Messages in the books, and further lines of those that had ended.
 
-    :return: as :func:`analytics.jobs.lives.summary`, and lapsed: the day from whose end on they are overdue;
+    :return: as :func:`analytics.jobs.lives.summary`, and lapsed_at: when they become overdue, microseconds; lapsed:
+        the day of that;
         written_off: the day; open_on: the days at whose end they were open, null if there is none.
     """
     rows = small.select("*", "one.*").drop("one").withColumn("past", F.coalesce("past", F.lit(False)))
@@ -139,7 +140,8 @@ def _followed(small: DataFrame, epochs: Sequence[_Epoch], span: Span) -> DataFra
     last = F.least(F.lit(span.last), F.date_sub(F.coalesce("ended_on", "written_off"), 1))
     return (
         rows.where(F.col("msg").isNull() | F.col("accepted_at").isNotNull())
-        .withColumn("lapsed", day_of(F.col("accepted_at") + F.col("ttl_s") * SECOND + _OVERDUE))
+        .withColumn("lapsed_at", F.col("accepted_at") + F.col("ttl_s") * SECOND + _OVERDUE)
+        .withColumn("lapsed", day_of(F.col("lapsed_at")))
         .withColumn("written_off", F.when(is_gone, given_up))
         .withColumn(
             "open_on", F.when((first <= last) & F.col("msg").isNotNull() & ~F.col("past"), F.sequence(first, last))
@@ -187,13 +189,20 @@ def _accepted(events: DataFrame, span: Span) -> DataFrame:
     return lines.groupBy("dt").agg(F.lit("accepted").alias("entry"), F.count(F.lit(1)).alias("n"))
 
 
-def _entries(followed: DataFrame, before: date | None, span: Span) -> DataFrame:
+def _known_until(tables: Mapping[str, DataFrame], before: date | None, span: Span) -> dict[date, tuple[int, int]]:
     """
-    What the messages add to the books.
+    Day to two times, microseconds: a message that became overdue between them is missed for the first time that day.
 
-    :param before: the last day before the span that has books.
+    A daemon that was down could not let it expire, so they are the last lines of starts that had run for an hour.
     """
-    told_before = F.lit(before or span.first)
+    lines = uptime.last_lines(tables["boots_daily"], tables["events"])
+    known = [max((at for day, at in lines.items() if day <= last), default=0) for last in span.days]
+    earlier = max((at for day, at in lines.items() if before is not None and day <= before), default=0)
+    return dict(zip(span.days, pairwise([earlier, *known]), strict=True))
+
+
+def _entries(followed: DataFrame, known_until: Mapping[date, tuple[int, int]], span: Span) -> DataFrame:
+    """What the messages add to the books."""
     again = [
         _entry("repeated_on", "accepted", -F.col("repeats")),
         _entry("repeated_on", "again", F.col("repeats")),
@@ -205,16 +214,17 @@ def _entries(followed: DataFrame, before: date | None, span: Span) -> DataFrame:
         _entry(dt, "open", F.col("n")),
         _entry(F.date_add(dt, 1), "opening", F.col("n")),
         _entry(F.when(F.col("lapsed") <= dt, dt), "overdue", F.col("n")),
-        _entry(F.when(_is_newly_overdue(dt, told_before, span), dt), "vanished", F.col("n")),
+        _entry(F.when(_has_vanished(dt, known_until), dt), "vanished", F.col("n")),
     ))  # fmt: skip
     every = F.concat(once, F.coalesce(F.flatten(daily), F.array().cast(_ENTRY)))
     return followed.select(F.inline(every)).where(F.col("dt").between(F.lit(span.first), F.lit(span.last)))
 
 
-def _is_newly_overdue(day: Column, before: Column, span: Span) -> Column:
-    """Also what lapsed on a day without books, between `before` and the span."""
-    since = (day == F.lit(span.first)) & (F.col("lapsed") < day) & (F.col("lapsed") > before)
-    return (F.col("lapsed") == day) | since
+def _has_vanished(day: Column, known_until: Mapping[date, tuple[int, int]]) -> Column:
+    after, until = (
+        F.create_map(*(F.lit(one) for day, times in known_until.items() for one in (day, times[n]))) for n in (0, 1)
+    )
+    return (F.col("lapsed_at") > after[day]) & (F.col("lapsed_at") <= until[day])
 
 
 def _entry(day: Column | str, entry: str, n: Column) -> Column:

@@ -52,7 +52,7 @@ def _unaccepted(known: Day) -> Figure:
 
 
 def _vanished(known: Day) -> Figure:
-    meaning = "Messages whose time ended on the day, or since the day before, without a line that says so."
+    meaning = "Messages whose time ended while the mediator ran, without a line that says so."
     return _of_ledger(known, "vanished", "messages_vanished", "Vanished messages", meaning)
 
 
@@ -138,8 +138,8 @@ def integrity(known: Day) -> Section:
             "Ended, but accepted in the last moment of a daemon that was killed before it could log that.",
         ),
         ("lost_unaccepted", "Lost without acceptance", "Orphans and the like that expired, were evicted or removed."),
-        ("vanished", "Vanished", "Overdue at the end of the day, and not yet at the end of the day before."),
-        ("overdue", "Overdue", "Open for over an hour past the end of their time: all that vanished until now."),
+        ("vanished", "Vanished", "Overdue although the mediator ran; counted on the first day that this is known."),
+        ("overdue", "Overdue", "Open for over an hour past the end of their time, also while the mediator was down."),
         ("again", "Ended again", "Further endings of messages that had ended already; counted nowhere else."),
         ("before_books", "Before the books", "Ended, and accepted before the first logs that were analysed."),
     ]

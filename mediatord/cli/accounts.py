@@ -103,7 +103,8 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     Remove an account with its registrations and its waiting messages. Without --yes it is only shown what would go.
 
     Each message has its line in the event log, msg.remove with the reason purged, as with `queue purge`. The wallet
-    may enrol again; `didcomm.deny` keeps it from that.
+    may enrol again; `didcomm.deny` keeps it from that. Sockets that the wallet has open
+    stay open: the daemon does not close them because of the removal.
     """
     from mediatord.cli.account_records import account_records
     from mediatord.cli.queues.self_test import SelfTestAccounts

@@ -22,7 +22,7 @@ from twisted.logger import Logger
 
 from mediatord.eventlog.events import EVENTS, LEVELS, SCHEMA_VERSION, Level, checked
 from mediatord.eventlog.lines import line_head, log_line
-from mediatord.eventlog.read_marker import MarkerError, read_marker
+from mediatord.eventlog.read_marker import MarkerError, read_expected_marker
 from mediatord.eventlog.segments import RetentionLimits, Segments
 from mediatord.eventlog.sink import LineSink
 
@@ -184,28 +184,31 @@ class EventFile(Service):
         """Lines of the present segment."""
         return self._segment.lines
 
-    def rotate(self, incidental: int = 0) -> None:
+    def rotate(self, incidental: int = 0) -> bool:
         """
         Close the segment and begin the next (full hour, size, SIGUSR1), unless nothing is in it.
 
         Not while the disk is full. A signal arrives between any two instructions: call this from the reactor.
 
         :param incidental: so many of its last lines are no reason to close it.
+        :return: whether it was closed, and old segments were deleted.
         """
         self._segment.incidental += incidental
-        if self.running and self._segment.lines - self._segment.incidental > 1:
-            self._begin_next()
+        has_lines = self._segment.lines - self._segment.incidental > 1
+        return self.running and has_lines and self._begin_next()
 
-    def _begin_next(self) -> None:
+    def _begin_next(self) -> bool:
+        """Whether the segment was closed."""
         self._ensure_file()
         if not (self._sink.flush() or self._flush_again()):
             self._retry_later()
-            return
+            return False
         closed = self._close_segment()
         self._open_segment()
         if closed is not None:
             self._prune()
             self._seal(closed)
+        return closed is not None
 
     def use_epoch(self, epoch: int) -> None:
         """Tags are made with another key from now on: begin a segment."""
@@ -281,7 +284,7 @@ class EventFile(Service):
         problem = ""
         read: frozenset[str] | None = frozenset()
         try:
-            read = read_marker(self._directory)
+            read = read_expected_marker(self._directory)
         except MarkerError as error:
             problem = str(error)
         if problem != self._marker_problem:
@@ -395,9 +398,7 @@ class EventFile(Service):
 
     def _hour_struck(self) -> None:
         self._wait_for_hour()
-        if self._segment.lines > 1:
-            self.rotate()
-        else:
+        if not self.rotate():
             self._prune()
 
 

@@ -2,7 +2,8 @@
 The read marker: which closed segments of a log directory the nightly analysis has in its tables.
 
 The analysis may not write among the logs. It writes this one file, in a directory that the daemon makes for its
-group, and the daemon deletes no segment that is not named there before it has to.
+group, and the daemon deletes no segment that is not named there before it has to. The daemon remembers that there was
+a marker, in a file that only it can write: one that is missing later is not taken for the absence of an analysis.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 MARKER_DIRECTORY = "analysis"
 MARKER_FILE = "read-segments.json"
+SEEN_FILE = "analysis-seen"
 _VERSION = 1
 _DIRECTORY_MODE = 0o770
 _FILE_MODE = 0o644
@@ -38,6 +40,21 @@ def make_marker_directory(log_directory: Path) -> None:
         directory.mkdir(exist_ok=True)
     with suppress(OSError):
         directory.chmod(_DIRECTORY_MODE)
+
+
+def read_expected_marker(log_directory: Path) -> frozenset[str] | None:
+    """
+    As :func:`read_marker`, for the daemon, which remembers that there is a marker.
+
+    :raise MarkerError: also if there was a marker earlier and it is missing.
+    """
+    path, seen = marker_path(log_directory), log_directory / SEEN_FILE
+    if os.path.lexists(path):
+        with suppress(OSError):
+            seen.touch(mode=_FILE_MODE)
+    elif os.path.lexists(seen):
+        raise MarkerError(f"{path}: missing, although {seen} says that there was one")
+    return read_marker(log_directory)
 
 
 def read_marker(log_directory: Path) -> frozenset[str] | None:

@@ -337,6 +337,8 @@ def test_messages_vanish_once_and_losses_without_acceptance_count(spark: SparkSe
         end(at(1, 7), "evicted", "before the books", at(-3)),
         # Once more what had ended already.
         end(at(1, 8), "expired", "expired late", at(0, 5)),
+        # It ran until the end of these days.
+        *(event(at(n, 23, 59), "counters") for n in range(3)),
         event(at(4, 1), "req.done"),
     ]
 
@@ -356,6 +358,35 @@ def test_messages_vanish_once_and_losses_without_acceptance_count(spark: SparkSe
         for name, rows in made.items():
             daily[name] += rows
     assert nights == [(2, 2), (2, 1), (3, 1)]
+
+
+def test_what_could_not_expire_has_not_vanished(spark: SparkSession) -> None:
+    """While no daemon has run for an hour since, a message is overdue only."""
+    lines = [
+        event(at(0, 1), "proc.start", boot="one"),
+        accept(at(0, 20), "gone before the stop", ttl_s=3600, boot="one"),
+        *(accept(at(0, 21), msg, ttl_s=3600, boot="one") for msg in ("expired at the start", "gone")),
+        event(at(0, 22, 30), "proc.stop", boot="one"),
+        event(at(1, 8), "proc.start", boot="two"),
+        end(at(1, 8), "expired", "expired at the start", at(0, 21), boot="two"),
+        event(at(1, 8, 30), "proc.stop", boot="two"),
+        event(at(1, 23, 30), "proc.start", boot="three"),
+        event(at(1, 23, 59), "counters", boot="three"),
+        event(at(2, 0, 31), "counters", boot="three"),
+    ]
+
+    def found(span: Span, daily: dict[str, list[Row]]) -> list[tuple[int, int, int]]:
+        recalled = [row for row in lines if row["dt"] in span.widened(before=3)]
+        made = run(JOB, tables(spark, recalled, daily), span)
+        for name, rows in made.items():
+            daily.setdefault(name, []).extend(rows)
+        return [(row["overdue"], row["vanished"], row["difference"]) for row in made["ledger_daily"]]
+
+    whole = found(Span(day(0), day(2)), {})
+
+    assert whole == [(3, 1, 0), (2, 0, 0), (2, 1, 0)]
+    nights: dict[str, list[Row]] = {}
+    assert found(Span(day(0), day(1)), nights) + found(Span(day(2), day(2)), nights) == whole
 
 
 def test_a_day_without_anything(spark: SparkSession) -> None:

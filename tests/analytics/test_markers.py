@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from analytics.markers import leave, read_stems
+from analytics.markers import create_markers, read_stems, update_markers
 from analytics.plan import Known
 from analytics.segments import Segment
 from mediatord.eventlog.read_marker import make_marker_directory, marker_path, read_marker, write_marker
@@ -70,8 +70,21 @@ def test_markers_of_several_directories(tmp_path: Path) -> None:
         segment("d", worker),
         segment("e", path="s3a://bucket/e.jsonl"),
     ]
-    assert leave(found, {"b", "c", "e"}) == []
+    assert update_markers(found, {"b", "c", "e"}) == []
     assert (read_marker(node), read_marker(worker)) == (frozenset({"a", "b"}), frozenset({"c"}))
+    assert list(copy.iterdir()) == []
+
+
+def test_markers_before_anything_was_read(tmp_path: Path) -> None:
+    """Daemons are to keep what the first run has not read. A marker that is there stays; a copy gets none."""
+    fresh, known, copy = (tmp_path / name for name in ("fresh", "known", "copy"))
+    for directory in (fresh, known, copy):
+        directory.mkdir()
+    for directory in (fresh, known):
+        make_marker_directory(directory)
+    write_marker(known, ["a"])
+    create_markers([segment("a", known), segment("b", fresh), segment("c", copy)])
+    assert (read_marker(fresh), read_marker(known)) == (frozenset(), frozenset({"a"}))
     assert list(copy.iterdir()) == []
 
 
@@ -79,11 +92,11 @@ def test_marker_that_is_damaged_or_cannot_be_written(tmp_path: Path) -> None:
     """It is written anew, or the operator is told and the run goes on."""
     make_marker_directory(tmp_path)
     marker_path(tmp_path).write_text("{")
-    assert leave([segment("a", tmp_path)], {"a"}) == []
+    assert update_markers([segment("a", tmp_path)], {"a"}) == []
     assert read_marker(tmp_path) == frozenset({"a"})
     marker_path(tmp_path).unlink()
     marker_path(tmp_path).mkdir()
-    assert leave([segment("a", tmp_path)], {"a"}) == [
+    assert update_markers([segment("a", tmp_path)], {"a"}) == [
         f"{marker_path(tmp_path)}: is a directory; the daemon keeps what was read as if it were unread"
     ]
     assert len(list(marker_path(tmp_path).parent.iterdir())) == 1
