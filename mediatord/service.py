@@ -93,7 +93,7 @@ class OrderedService(MultiService):
         self,
         clock: IReactorTime,
         patience: float,
-        rotate: Callable[[], None] = lambda: None,
+        rotate: Callable[[], object] = lambda: None,
         reload: Callable[[Callable[[], Config]], None] = lambda read: None,
     ) -> None:
         super().__init__()

@@ -197,7 +197,7 @@ class Root(MultiService):
         self._reactor = reactor
         self._say = say
         self._stopping = False
-        self._rotate: Callable[[], None] = lambda: None
+        self._rotate: Callable[[], object] = lambda: None
         self._reload: Callable[[], None] = lambda: None
         self.failed = False
 

@@ -101,7 +101,7 @@ class Worker(Protocol):
 
     def __init__(self, reactor: Any, place: WorkerPlace, orphaned: Callable[[], None]) -> None:
         self.place = place
-        self.rotate: Callable[[], None] = lambda: None
+        self.rotate: Callable[[], object] = lambda: None
         self.reload: Callable[[str, str, str], None] = lambda settings, outcome, keys: None
         self.use_keys: Callable[[str], None] = lambda keys: None
         self.measure: Callable[[], Awaitable[bytes]] | None = None
