@@ -198,7 +198,7 @@ class Root(MultiService):
         self._say = say
         self._stopping = False
         self._rotate: Callable[[], object] = lambda: None
-        self._reload: Callable[[], None] = lambda: None
+        self._reload: Callable[[], object] = lambda: None
         self.failed = False
 
     def run(
