@@ -195,7 +195,7 @@ class EventFile(Service):
         """
         self._segment.incidental += incidental
         has_lines = self._segment.lines - self._segment.incidental > 1
-        return self.running and has_lines and self._begin_next()
+        return bool(self.running) and has_lines and self._begin_next()
 
     def _begin_next(self) -> bool:
         """Whether the segment was closed."""
