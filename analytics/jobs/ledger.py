@@ -195,7 +195,7 @@ def _known_until(tables: Mapping[str, DataFrame], before: date | None, span: Spa
 
     A daemon that was down could not let it expire, so they are the last lines of starts that had run for an hour.
     """
-    lines = uptime.last_lines(tables["boots_daily"], tables["events"])
+    lines = {row["dt"]: row["last"] for row in uptime.last_lines(tables["boots_daily"], tables["events"]).collect()}
     known = [max((at for day, at in lines.items() if day <= last), default=0) for last in span.days]
     earlier = max((at for day, at in lines.items() if before is not None and day <= before), default=0)
     return dict(zip(span.days, pairwise([earlier, *known]), strict=True))

@@ -9,23 +9,21 @@ from pyspark.sql import functions as F
 from analytics.times import SECOND
 
 if TYPE_CHECKING:
-    from datetime import date
-
     from pyspark.sql import DataFrame
 
 _WHILE = 3600 * SECOND
 
 
-def last_lines(boots: DataFrame, events: DataFrame) -> dict[date, int]:
+def last_lines(boots: DataFrame, events: DataFrame) -> DataFrame:
     """
-    Days to the last line, microseconds, of any start that had run for an hour by then; days without one are missing.
+    The last line of each day of any start that had run for an hour by then.
 
     :param boots: `boots_daily`.
     :param events: with the proc.start of these starts. One without it ran from the beginning of its first day on.
+    :return: dt; last: microseconds. Days without such a line are missing.
     """
     name = ["node", "boot"]
     told = events.where(F.col("event") == "proc.start").groupBy(*name).agg(F.min("ts").alias("began"))
     firsts = boots.groupBy(*name).agg(F.min("dt").cast("timestamp").alias("midnight")).join(told, name, "left")
     last, since = F.unix_micros("last_at"), F.unix_micros(F.coalesce("began", "midnight"))
-    rows = boots.join(firsts, name).where(last - since >= _WHILE).groupBy("dt").agg(F.max(last).alias("last"))
-    return {row["dt"]: row["last"] for row in rows.collect()}
+    return boots.join(firsts, name).where(last - since >= _WHILE).groupBy("dt").agg(F.max(last).alias("last"))
