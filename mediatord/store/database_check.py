@@ -61,7 +61,7 @@ def loss_of(path: Path, logs: Path | None) -> str:
         return ""
     return (
         f"it is {'empty' if path.exists() else 'gone'}, and {sign}; put it back, or restore a backup. "
-        "`mediatord store create` makes a new one, in which there is nobody's mail"
+        "`mediatord store create` makes a new, empty one"
     )
 
 
