@@ -35,6 +35,8 @@ class WriterQueue:
         self._path = path.with_name(f"{path.name}.writers")
         self._descriptor: int | None = None
         self._ticket: int | None = None
+        # Those that were waited for in vain, and are not waited for again. A number is drawn only once.
+        self._skipped: list[int] = []
 
     def enter(self, patience: float) -> float:
         """Wait in line. :param patience: seconds to wait at most. :return: seconds that are left of them."""
@@ -42,7 +44,10 @@ class WriterQueue:
         until = now + patience * _IN_LINE
         try:
             self._ticket = ticket = self._draw(until)
-            while ticket and not self._is_first(ticket) and monotonic() < until:
+            while ticket and not self._is_first(ticket):
+                if monotonic() >= until:
+                    self._skip_first(ticket)
+                    break
                 sleep(uniform(*_PAUSE_SECONDS))  # nosec B311 # no secret
         except OSError:
             self.leave()
@@ -76,12 +81,36 @@ class WriterQueue:
             fcntl.lockf(file, fcntl.LOCK_UN, 1, _COUNTER)
 
     def _is_first(self, ticket: int) -> bool:
-        """Whether all tickets before this one have been given back."""
+        """Whether all tickets before this one have been given back, but for those that are skipped."""
+        start = 0
+        for skipped in self._skipped:
+            if skipped < ticket:
+                if not self._are_back(start, skipped):
+                    return False
+                start = skipped + 1
+        return self._are_back(start, ticket)
+
+    def _are_back(self, start: int, end: int) -> bool:
+        """Whether the tickets from one to before another have been given back."""
+        if start == end:
+            return True
         file = self._open()
-        if not _lock(file, fcntl.LOCK_SH, ticket, _TICKETS):
+        if not _lock(file, fcntl.LOCK_SH, end - start, _TICKETS + start):
             return False
-        fcntl.lockf(file, fcntl.LOCK_UN, ticket, _TICKETS)
+        fcntl.lockf(file, fcntl.LOCK_UN, end - start, _TICKETS + start)
         return True
+
+    def _skip_first(self, ticket: int) -> None:
+        """From now on, do not wait for the first ticket in line. :param ticket: one that is after it."""
+        first, later = 0, ticket
+        while later - first > 1:
+            middle = (first + later) // 2
+            if self._is_first(middle):
+                first = middle
+            else:
+                later = middle
+        held = [skipped for skipped in self._skipped if not self._are_back(skipped, skipped + 1)]
+        self._skipped = sorted({*held, first})
 
     def _open(self) -> int:
         if self._descriptor is None:

@@ -92,6 +92,20 @@ class LineTests(SynchronousTestCase):
         self.assertLessEqual(left, 0.05)
         self.queue.leave()
 
+    def test_stuck_once(self) -> None:
+        """That one costs half of the time once only; others are waited for as before."""
+        self.another("queue.enter(60); print(flush=True); input()")
+        self.queue.enter(0.1)
+        self.queue.leave()
+        for _ in range(2):
+            self.assertGreater(self.queue.enter(20), 10)
+            self.queue.leave()
+        self.another("queue.enter(0.1); print(flush=True); input()")
+        self.assertLessEqual(self.queue.enter(0.1), 0.05)
+        self.queue.leave()
+        self.assertGreater(self.queue.enter(20), 10)
+        self.queue.leave()
+
     def test_no_file(self) -> None:
         """Where there can be no file nobody waits in line."""
         queue = WriterQueue(self.path / "deeper" / "database")
