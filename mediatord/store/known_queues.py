@@ -12,10 +12,13 @@ from mediatord.store.sql_rows import gather_in
 from mediatord.store.standings import Standing
 from mediatord.store.writer_queue import WriterQueue
 
-# Queues in each of two generations; with DIDs of two thousand characters that is 32 MiB of text at most.
+# Queues in each of two generations; with DIDs of two thousand characters, their own and that of the account, that is
+# 32 MiB of text at most. Beside that there is only what is remembered of few queues, below.
 GENERATION = 4_096
 # Queues of which it is known who has how much: a queue of a thousand messages may have twice as many parties.
 STANDINGS = 32
+# Queues of which it stays known whom their recipients have acknowledged: ten thousand bytes each at most.
+SENDERS = 64
 
 _COLUMNS = """
     r.did, r.id, r.account_id, a.did, coalesce(q.messages, 0), coalesce(q.bytes, 0), r.registered IS NOT NULL,
@@ -37,7 +40,7 @@ class Queue:
     :ivar registered: whether the account still has the DID.
     :ivar fresh: whether the account is not known to be used (:meth:`~mediatord.interfaces.IAccountStore.touch`).
     :ivar standing: who has how much of it, if that was asked lately; likewise.
-    :ivar senders: whom its recipient has acknowledged, if that was asked; likewise.
+    :ivar senders: whom its recipient has acknowledged, if that was asked lately; likewise.
     """
 
     __slots__ = (
@@ -97,11 +100,13 @@ class KnownQueues:
         self._old: dict[str, Queue] = {}
         self._numbers: dict[int, Queue] = {}
         self._standing: OrderedDict[int, Queue] = OrderedDict()
+        self._senders: OrderedDict[int, Queue] = OrderedDict()
 
     def clear(self) -> None:
         """Forget them all."""
         self._young, self._old, self._numbers = {}, {}, {}
         self._standing.clear()
+        self._senders.clear()
 
     def keep_standing(self, queue: Queue, standing: Standing) -> None:
         """Who has how much of it; of few queues that is remembered."""
@@ -111,6 +116,17 @@ class KnownQueues:
         if len(self._standing) > STANDINGS:
             _, oldest = self._standing.popitem(last=False)
             oldest.standing = None
+
+    def keep_senders(self, queue: Queue) -> None:
+        """Whom its recipient has acknowledged is asked for; it stays until :meth:`forget_senders` at least."""
+        self._senders[queue.recipient_id] = queue
+        self._senders.move_to_end(queue.recipient_id)
+
+    def forget_senders(self) -> None:
+        """But for those of few queues that were asked for last; all that has changed of them is written."""
+        while len(self._senders) > SENDERS:
+            _, oldest = self._senders.popitem(last=False)
+            oldest.senders = None
 
     def find(self, connection: Connection, dids: Sequence[str]) -> dict[str, Queue]:
         """
@@ -185,6 +201,8 @@ class StoreConnection(Connection):
         self._trusted, self.entries = False, None
         if not committed:
             self.known = None
+        elif self.known is not None:
+            self.known.forget_senders()
 
     def forget(self) -> None:
         """Who has which DID may be changed by this transaction."""

@@ -219,6 +219,7 @@ class _Run:
             more = [one.queue for one in self._waiting.values() if one.origin]
             read_senders(self._connection, [*parties, *more])
         for queue, some in parties.items():
+            self._known.keep_senders(queue)
             if queue.senders is not None and queue.senders.acknowledged(some, now):
                 self._heard_of[queue.recipient_id] = queue
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from sqlite3 import Connection
 
-from mediatord.store.known_queues import Queue
+from mediatord.store.known_queues import Queue, known_queues
 from mediatord.store.known_senders import KnownSenders
 from mediatord.store.sql_rows import ROWS_AT_A_TIME, gather_in, pieces, rows_clause
 
@@ -17,7 +17,12 @@ _WRITE = """
 
 def read_senders(connection: Connection, queues: Iterable[Queue]) -> None:
     """Have these queues remember whom their recipients have acknowledged, in one statement."""
-    missing = {queue.recipient_id: queue for queue in queues if queue.senders is None}
+    known = known_queues(connection)
+    missing = {}
+    for queue in queues:
+        known.keep_senders(queue)
+        if queue.senders is None:
+            missing[queue.recipient_id] = queue
     for number, text in gather_in(connection, "id, senders", "FROM recipient WHERE id IN ({})", list(missing)):
         missing[number].senders = KnownSenders(text)
 

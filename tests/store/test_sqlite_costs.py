@@ -18,6 +18,7 @@ from mediatord.store.batches import Batches, Bounds, unobserved
 from mediatord.store.database import connect, open_database
 from mediatord.store.group_commit import Outcome, Work, commit_together
 from mediatord.store.known_queues import KnownQueues, StoreConnection
+from mediatord.store.known_senders import KnownSenders
 from mediatord.store.shares import Usage
 from mediatord.store.sql_deposits import Depositing, Marking, Removing
 from mediatord.store.sqlite import SQLiteStore
@@ -247,6 +248,25 @@ class KnownQueueTests(CostCase):
         for place in (0, 1, 0, 2):
             known.keep_standing(queues[place], Standing(Usage(QueueLimits(), frozenset())))
         self.assertEqual([queue.standing is None for queue in queues], [False, True, False])
+
+    def test_few_senders(self) -> None:
+        """Of few queues it stays in memory whom they have acknowledged; of the others it is in the database."""
+        self.patch(known_queues, "SENDERS", 3)
+        for more, now in (0, NOON), (len(DIDS), NOON + HOUR):
+            works = self.deposits(len(DIDS))
+            for work in works:
+                assert isinstance(work, Depositing)
+                work.order.origin = 5 << 32 | 7
+            self.commit(works)
+            # The first recipient is asked for last.
+            places = [*range(2, len(DIDS) + 1), 1]
+            self.commit([Removing([f"{more + place:032d}"], ALICE, now) for place in places])
+            known = self.connection.known if isinstance(self.connection, StoreConnection) else None
+            assert known is not None
+            queues = list(known.find(self.connection, [DIDS[place % len(DIDS)] for place in places]).values())
+            self.assertEqual([queue.senders is not None for queue in queues], [False] * 5 + [True] * 3)
+        texts = self.connection.execute("SELECT senders FROM recipient WHERE registered IS NOT NULL").fetchall()
+        self.assertEqual([KnownSenders(text).known for (text,) in texts], [{7}] * len(DIDS))
 
     def test_bounded(self) -> None:
         """Two generations are remembered; who is asked for stays."""

@@ -193,20 +193,21 @@ class _Heap:
 
 async def _note_senders(transaction: Transaction, acknowledged: Sequence[tuple[float, Sequence[Document]]]) -> None:
     """Remember whom recipients have acknowledged, and when."""
-    heard = [(now, one["recipient"], party_of(origin_of(one))) for now, some in acknowledged for one in some]
-    recipients = list({recipient for _, recipient, party in heard if party})
-    if not recipients:
+    # Parties by recipient and time: ten thousand messages of a thousand recipients may be acknowledged at once.
+    heard: dict[ObjectId, dict[float, list[int]]] = {}
+    for now, some in acknowledged:
+        for one in some:
+            party = party_of(origin_of(one))
+            if party:
+                heard.setdefault(one["recipient"], {}).setdefault(now, []).append(party)
+    if not heard:
         return
-    wanted = {"_id": {"$in": recipients}}
+    wanted = {"_id": {"$in": list(heard)}}
     found = await transaction.find(RECIPIENTS, wanted, projection={"senders": 1}, hint="_id_")
     updates = []
     for one in found:
         senders = KnownSenders(one.get("senders"))
-        times = dict.fromkeys([now for now, recipient, _ in heard if recipient == one["_id"]])
-        parties = {
-            now: [party for at, of, party in heard if (at, of) == (now, one["_id"]) and party] for now in times
-        }
-        if any([senders.acknowledged(some, now) for now, some in parties.items()]):
+        if any([senders.acknowledged(parties, now) for now, parties in heard[one["_id"]].items()]):
             updates.append({"q": {"_id": one["_id"]}, "u": {"$set": {"senders": senders.text()}}})
     transaction.later(updating(RECIPIENTS, updates) if updates else [])
 

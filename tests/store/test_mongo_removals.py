@@ -1,0 +1,71 @@
+"""What is remembered of acknowledgements in MongoDB, without a server."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.store.known_senders import PROBATION, KnownSenders
+from mediatord.store.mongo import removals
+from mediatord.store.mongo.transaction import Transaction
+
+RECIPIENTS, MESSAGES = 40, 10
+
+
+class Id:
+    """An id of a recipient that counts what it is compared with."""
+
+    compared = 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        Id.compared += 1
+        return isinstance(other, Id) and self.number == other.number
+
+
+class Recipients:
+    """A transaction that finds recipients, and notes what is to be written."""
+
+    def __init__(self, ids: list[Id]) -> None:
+        self.ids = ids
+        self.requests: list[Any] = []
+
+    async def find(self, *_: object, **__: object) -> list[dict[str, Any]]:
+        """All of them, as a server would answer: with ids that are equal, but not the same objects."""
+        return [{"_id": Id(id.number)} for id in self.ids]
+
+    def later(self, requests: list[Any]) -> None:
+        """They are noted."""
+        self.requests += requests
+
+
+class SendersTests(SynchronousTestCase):
+    def test_each_message_is_looked_at_once(self) -> None:
+        """The work grows with the messages and with the recipients, not with their product."""
+        ids = [Id(number) for number in range(RECIPIENTS)]
+        transaction = Recipients(ids)
+        noted: list[tuple[str, list[Any]]] = []
+        self.patch(removals, "updating", lambda name, updates: noted.append((name, updates)) or [])
+        documents = [
+            {"recipient": Id(number), "sender": 1 + place}
+            for place in range(MESSAGES)
+            for number in range(RECIPIENTS)
+        ]
+        self.patch(Id, "compared", 0)
+        works = [(0.0, documents), (float(PROBATION), documents[:RECIPIENTS])]
+        self.successResultOf(
+            Deferred.fromCoroutine(removals._note_senders(cast(Transaction, transaction), cast(Any, works)))
+        )
+        self.assertLessEqual(Id.compared, 2 * (len(documents) + 2 * RECIPIENTS))
+        ((_, updates),) = noted
+        self.assertEqual(len(updates), RECIPIENTS)
+        for update in updates:
+            senders = KnownSenders(update["u"]["$set"]["senders"])
+            self.assertEqual((senders.known, senders.text().count("[") - 1), ({1}, MESSAGES))
