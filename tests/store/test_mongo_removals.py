@@ -52,7 +52,12 @@ class SendersTests(SynchronousTestCase):
         ids = [Id(number) for number in range(RECIPIENTS)]
         transaction = Recipients(ids)
         noted: list[tuple[str, list[Any]]] = []
-        self.patch(removals, "updating", lambda name, updates: noted.append((name, updates)) or [])
+
+        def note(name: str, updates: list[Any]) -> list[Any]:
+            noted.append((name, updates))
+            return []
+
+        self.patch(removals, "updating", note)
         documents = [
             {"recipient": Id(number), "sender": 1 + place}
             for place in range(MESSAGES)
