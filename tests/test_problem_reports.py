@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.didcomm.exchange import Origin, Reply
@@ -19,6 +19,7 @@ from mediatord.protocol.didcomm.envelope import seal_anoncrypt
 from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.protocol.didcomm.keys import PublicKey
 from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, PLAIN_TYPE
+from mediatord.wallet.identity import Identity
 from mediatord.wallet.packing import anoncrypt, compose, forward
 from tests.house import CM3, MP, PEER, PING, Guest, House, code_of, report_of, sealed_forward
 
@@ -273,6 +274,19 @@ class HeaderTests(SynchronousTestCase):
                 "out-of-band/2.0/invitation",
             },
         )
+
+    def test_form_that_cannot_be_kept(self) -> None:
+        """Where the long form of its DID cannot be stored, who has an account fetches and deletes all the same."""
+        house = House(self)
+        bob = Guest(house, Identity.fresh("did:peer:4", endpoint=house.did))
+        resolver = house.half.mediator._desk.unpacking._resolver
+        full = self.patch(resolver, "_remember", lambda short, long: fail(StoreUnavailable()))
+        self.assertEqual(bob.ask(f"{CM3}/mediate-request").status, 503)
+        self.assertEqual(bob.waiting(), 0)
+        self.assertEqual(bob.answer(f"{MP}/delivery-request", {"limit": 9}).body["message_count"], 0)
+        self.assertEqual(bob.ask(f"{MP}/messages-received", {"message_id_list": ["m"]}).status, 200)
+        full.restore()
+        bob.enrol()
 
     def test_ack(self) -> None:
         """Left out, unless the setting brings it back: for those who read the specification's list."""

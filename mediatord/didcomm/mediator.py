@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from twisted.internet.interfaces import IReactorTime
@@ -226,7 +227,9 @@ class Mediator:
             account = await self._account(received)
         if account is not None and received.correspondent is not None:
             await self._touch(account)
-            await self._desk.unpacking.keep(received.correspondent)
+            # On a full disk it cannot be kept, and what waits can be fetched and deleted all the same.
+            with suppress(StoreUnavailable):
+                await self._desk.unpacking.keep(received.correspondent)
             if origin.session is not None:
                 await self._desk.live.bind(origin.session, received.correspondent)
         return await use(received, account, origin)

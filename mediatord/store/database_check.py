@@ -60,8 +60,9 @@ def loss_of(path: Path, logs: Path | None) -> str:
     if not (is_empty(path) and path.parent.is_dir() and (sign := _sign_of_use(path, logs))):
         return ""
     return (
-        f"it is {'empty' if path.exists() else 'gone'}, and {sign}; put it back, or restore a backup. "
-        "`mediatord store create` makes a new, empty one"
+        f"it is {'empty' if path.exists() else 'not there'}, and {sign}; put it back, or restore a backup. "
+        "If there was none, as after a change of storage.backend, or if it is lost, `mediatord store create` makes a "
+        "new, empty one"
     )
 
 
@@ -136,7 +137,7 @@ def _sign_of_use(path: Path, logs: Path | None) -> str:
         if lock.stat().st_size:
             return f"{lock} says that there was one"
     if logs is not None and (next(logs.glob(_SEGMENTS), None) or next(logs.glob(f"*/{_SEGMENTS}"), None)):
-        return f"{logs} has the event log of a daemon that had one"
+        return f"there may have been one: {logs} has an event log"
     return ""
 
 

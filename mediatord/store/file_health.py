@@ -26,6 +26,7 @@ _GROWING = frozenset(
         "grant",
         "update",
         "remember_did",
+        "move",
         "save_contract",
         "request_contract",
         "deliver",
