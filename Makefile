@@ -55,7 +55,7 @@ unit: $(VENV)/.installed-test ## run the tests that start no process, no server 
 test: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run the unit tests, and every feature end to end once
 	@$(BIN)/python -m pytest -m "not exhaustive" --numprocesses $(TEST_PROCESSES) --dist loadfile
 
-test-all: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run all tests: kill loops, models, corpora and long Spark runs as well
+test-all: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run all tests: kill loops, models, corpora and more of Spark as well
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 coverage: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) ## run the suite of the daemon and say what of mediatord/ it has not been through, children included

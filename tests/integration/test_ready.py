@@ -226,14 +226,17 @@ class NodesTests(ClusterTestCase):
     """Nodes of a cluster, each of which has an account of its own."""
 
     def test_each_of_them(self) -> None:
-        """Is ready by its own listener."""
+        """Is ready by its own listener; tests before this one may have asked these nodes already."""
         accounts = shared_replica_set().client[self.cluster.database]["accounts"]
-        before = accounts.count_documents({})
-        for node in self.cluster.nodes:
-            asking = Asking(node)
-            self.addCleanup(asking.close)
-            asking.until(200)
-        self.assertEqual(accounts.count_documents({}), before + len(self.cluster.nodes))
+        numbers = []
+        for _ in range(2):
+            for node in self.cluster.nodes:
+                asking = Asking(node)
+                self.addCleanup(asking.close)
+                asking.until(200)
+            numbers.append(accounts.count_documents({}))
+        self.assertGreaterEqual(numbers[0], len(self.cluster.nodes))
+        self.assertEqual(numbers[1], numbers[0])
 
 
 class StoreTests(ReadyTestCase):
