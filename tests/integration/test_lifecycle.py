@@ -6,13 +6,11 @@ import contextlib
 import json
 import os
 import resource
-import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from http.client import HTTPConnection
@@ -23,7 +21,7 @@ import pytest
 import yaml
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
-from twisted.trial.unittest import SkipTest, TestCase
+from twisted.trial.unittest import TestCase
 
 from mediatord import __version__
 from mediatord.bench.rawsocket import RawSocket
@@ -36,6 +34,7 @@ from mediatord.wallet.socket import WalletSocket, connect
 from mediatord.wallet.throwaway import free_port
 from tests.integration.daemon import STOP_SECONDS, Daemon, merge
 from tests.integration.locking import locked
+from tests.integration.small_disk import mount_small_disk
 from tests.integration.traffic import (
     PATIENCE_SECONDS,
     ROOMY,
@@ -289,7 +288,7 @@ class StarvedTests(DaemonTestCase):
 
     async def test_disk_full(self) -> None:
         """When a real disk with database and log is full, forwards get 503, until there is room again."""
-        disk = self.a_disk()
+        disk = mount_small_disk(self, DISK_BYTES)
         storage = {"sqlite": {"path": str(disk / "mediator.sqlite3")}}
         daemon = self.a_daemon({"storage": storage, "log": {"directory": str(disk / "log")}})
         bob = await enrolled(daemon, reactor)
@@ -308,20 +307,6 @@ class StarvedTests(DaemonTestCase):
         self.assertEqual(ask(daemon.port, "GET", "/health")[0], 200)
         self.assertEqual(list(await drained(bob)), [before.marker, after.marker])
         await self.stop(daemon)
-
-    def a_disk(self) -> Path:
-        """A small one, empty; removed when its daemon is gone."""
-        place = Path(tempfile.mkdtemp(prefix="mediatord-disk-"))
-        self.addCleanup(shutil.rmtree, place)
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "mediatord-test", str(place)]
-        try:
-            done = subprocess.run(mount, capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise SkipTest(f"no mount command: {error.strerror}") from None
-        if done.returncode != 0:
-            raise SkipTest(f"a small disk cannot be mounted, run as root to enable: {done.stderr.strip()}")
-        self.addCleanup(subprocess.run, ["umount", str(place)], check=True)
-        return place
 
 
 @pytest.fixture

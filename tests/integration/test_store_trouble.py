@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
-from unittest import SkipTest
 
 from twisted.internet import reactor  # noqa: TID251  trial runs it
 from twisted.internet.threads import deferToThread
@@ -16,6 +11,7 @@ from twisted.trial.unittest import TestCase
 
 from mediatord.wallet.client import Wallet
 from tests.integration.daemon import Daemon
+from tests.integration.small_disk import mount_small_disk
 from tests.integration.test_lifecycle import ask
 from tests.integration.traffic import MANY, enrolled, letters, marker_of, parcel, prepared
 
@@ -44,26 +40,12 @@ async def deleted(wallet: Wallet) -> list[str]:
 class FullDiskTests(TestCase):
     """A real disk with database and event log, which somebody else fills."""
 
-    def a_disk(self) -> Path:
-        """A small one, empty."""
-        place = Path(tempfile.mkdtemp(prefix="mediatord-disk-"))
-        self.addCleanup(shutil.rmtree, place)
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "mediatord-test", str(place)]
-        try:
-            done = subprocess.run(mount, capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise SkipTest(f"no mount command: {error.strerror}") from None
-        if done.returncode != 0:
-            raise SkipTest(f"a small disk cannot be mounted, run as root to enable: {done.stderr.strip()}")
-        self.addCleanup(subprocess.run, ["umount", str(place)], check=True)
-        return place
-
     async def test_full(self) -> None:
         """
         Nothing more is stored, which `/health` and the metrics say; all that waits can be fetched and deleted, again
         and again while the disk stays full; with room it goes on.
         """
-        disk = self.a_disk()
+        disk = mount_small_disk(self, DISK_BYTES)
         storage = {"sqlite": {"path": str(disk / "mediator.sqlite3")}}
         daemon = prepared({"storage": storage, "log": {"directory": str(disk / "log")}})
         daemon.__enter__()
