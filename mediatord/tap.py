@@ -42,7 +42,8 @@ class StartStatus:
 
     A daemon's parent process waits at a pipe for the outcome. Twisted itself writes to the pipe only for exceptions
     that are no SystemExit, and says that all is well before the reactor runs, when the store is not open yet and no
-    worker has begun.
+    worker has begun. A failure is reported when the process ends, so that the file with its id is gone by then, and
+    the command may be repeated at once.
 
     :param options: of twistd; empty where something else loads the plugin.
     """
@@ -52,7 +53,7 @@ class StartStatus:
         self._pipe: int | None = None
         self._stderr: int | None = None
         self._has_log = False
-        self._is_known = False
+        self._outcome: bytes | None = None
 
     def watch(self) -> None:
         """Prepare for the log, and for the fork that makes a daemon, in which standard error is lost."""
@@ -68,7 +69,7 @@ class StartStatus:
                 _end_after(_PATIENCE)
 
         os.register_at_fork(after_in_parent=limit_wait)
-        atexit.register(self._ended)
+        atexit.register(self.process_ends)
 
     def hold(self) -> None:
         """Twisted considers the daemon started; its parent process is to wait until it serves."""
@@ -76,16 +77,18 @@ class StartStatus:
 
     def succeed(self) -> None:
         """The daemon serves, or has tried for long enough."""
-        if not self._is_known:
-            self._tell(b"0")
+        if self._outcome is None:
+            self._outcome = b"0"
+            self._report()
 
     def fail(self, *lines: str) -> None:
-        """It cannot start, or cannot go on. :param lines: reasons."""
+        """It cannot start, or cannot go on, and will end. :param lines: reasons."""
         self._say(*lines)
         if self._has_log or self._begin_log():
             for line in lines:
                 _log.critical("{line}", line=line)
-        self._tell(b"1 " + "; ".join(lines).encode("ascii", "backslashreplace"))
+        if self._outcome is None:
+            self._outcome = b"1 " + "; ".join(lines).encode("ascii", "backslashreplace")
 
     def exit(self) -> NoReturn:
         """End with status 1 before the reactor runs; the file with the process id goes, as with Twisted's errors."""
@@ -118,10 +121,12 @@ class StartStatus:
             with suppress(OSError):
                 os.write(self._stderr, text.encode("utf-8", "backslashreplace"))
 
-    def _ended(self) -> None:
-        """The process ends; there are ways to that which nobody has told of."""
-        if not self._is_known and self._is_awaited():
-            self.fail("ended before it was up; its log may say why")
+    def process_ends(self) -> None:
+        """Report the failure; some ends have not called `fail`."""
+        if self._is_awaited():
+            if self._outcome is None:
+                self.fail("ended before it was up; its log may say why")
+            self._report()
 
     def _is_awaited(self) -> bool:
         """Whether Twisted has not told the parent process, which it does for exceptions."""
@@ -131,13 +136,13 @@ class StartStatus:
         except OSError:
             return False
 
-    def _tell(self, outcome: bytes) -> None:
-        self._is_known = True
+    def _report(self) -> None:
+        """Write the outcome to the pipe, if it has not been done."""
         pipe, self._pipe = self._pipe or self._options.get("statusPipe"), None
-        if pipe is not None:
+        if pipe is not None and self._outcome is not None:
             self._options["statusPipe"] = None
             with suppress(OSError):  # nobody waits any more
-                os.write(pipe, outcome[:_STATUS_BYTES])
+                os.write(pipe, self._outcome[:_STATUS_BYTES])
                 os.close(pipe)
         stderr, self._stderr = self._stderr, None
         if stderr is not None:
@@ -315,9 +320,9 @@ def makeService(options: Options) -> IService:
     status = StartStatus(options.twistd)
     root = TwistdRoot(reactor, status, options["banner"])
     root.run(options.settings, build, options.read)
-    status.watch()
-    # twistd has no way to end with another status than 0 once the reactor has run.
+    # twistd has no way to end with another status than 0 once the reactor has run. Registered first, it is called last.
     atexit.register(lambda: root.failed and _fail())
+    status.watch()
     return root
 
 
