@@ -78,7 +78,7 @@ class Metrics:
         ).labels()
         self.storage_is_up = False
         self._storage_up = _gauge(registry, "storage_up", "Whether the store answers")
-        faults = _gauge(registry, "storage_fault", "What is wrong with the store's file", "fault")
+        faults = _gauge(registry, "storage_fault", "What is wrong with the store", "fault")
         self._storage_faults = {fault: faults.labels(fault) for fault in _FAULTS}
         self._faults: set[str] = set()
         self._table_size = _gauge(registry, "storage_bytes", "Size of what the store keeps, by table", "table")
@@ -220,7 +220,7 @@ class Metrics:
         self._storage_up.set(self.storage_is_up)
 
     def storage_fault(self, fault: str, present: bool) -> None:
-        """Something is wrong with the file of the store, or is no longer; as long as it is, the store is not up."""
+        """Something is wrong with the store, or is no longer; as long as it is, the store is not up."""
         (self._faults.add if present else self._faults.discard)(fault)
         self._storage_faults[fault].set(present)
         self.storage_up(not self._faults)

@@ -320,7 +320,8 @@ def makeService(options: Options) -> IService:
     status = StartStatus(options.twistd)
     root = TwistdRoot(reactor, status, options["banner"])
     root.run(options.settings, build, options.read)
-    # twistd has no way to end with another status than 0 once the reactor has run. Registered first, it is called last.
+    # twistd has no way to end with another status than 0 once the reactor has run. What is registered first is called
+    # last.
     atexit.register(lambda: root.failed and _fail())
     status.watch()
     return root

@@ -91,6 +91,15 @@ class MongoDB(Section):
     uri: Annotated[MongoURI, _explain("server, credentials and database name"), Field(repr=False)] = (
         "mongodb://127.0.0.1:27017/mediatord"
     )
+    max_bytes: Annotated[
+        Size | None, _explain("beyond it nothing more is stored (503), only deleted; null: as the disk allows")
+    ] = None
+    min_free_bytes: Annotated[
+        Size | None,
+        _explain(
+            "left free on the disk of the server in the same way; null: 5 % of it, 256 MiB to 1 GiB, at most a tenth"
+        ),
+    ] = None
 
 
 class Storage(Section):

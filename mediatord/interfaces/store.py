@@ -13,9 +13,15 @@ from mediatord.interfaces.decentrl import IDecentrlStore
 from mediatord.interfaces.messages import IMessageStore
 from mediatord.interfaces.nonces import INonceCache
 
-# What may be wrong with the file of a store, the worst first.
+# What may be wrong with a store, the worst first; `missing` and `damaged` are those of a file.
 Fault = Literal["missing", "damaged", "full"]
 FAULTS: tuple[Fault, ...] = ("missing", "damaged", "full")
+# What an operator is told.
+FAULT_MESSAGES: dict[Fault, str] = {
+    "missing": "store unavailable: the database file was removed, renamed or replaced",
+    "damaged": "store unavailable: the database is damaged",
+    "full": "store full: only reading and deleting",
+}
 
 
 class StoreRefused(Exception):

@@ -12,9 +12,10 @@ from mediatord.interfaces.decentrl import Caps
 from mediatord.interfaces.store import Fault
 from mediatord.store.batches import Observer, unobserved
 from mediatord.store.database_check import check_store
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.memory import MemoryStore
 from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import Runners, SpaceLimits
+from mediatord.store.sqlite_file import Runners
 from mediatord.store.threads import ThreadRunner
 
 __all__ = ["check_store", "open_store"]
@@ -45,11 +46,11 @@ def open_store(
     :param path: the file of the `sqlite` backend; its directory must exist.
     :param shared: whether other processes work on the same file.
     :param create: whether to make that file if it is not there.
-    :param space_limits: how much space that file may take.
+    :param space_limits: how much space `sqlite` and `mongodb` may take.
     :param uri: of the `mongodb` backend.
     :param observe: told what each operation took; not by `memory`, which takes no time.
     :param on_up: told by `mongodb` whether it can be reached, when that changes.
-    :param on_fault: told by `sqlite` of what is wrong with its file, when that begins and ends.
+    :param on_fault: told by `sqlite` and `mongodb` of a fault when it begins and ends.
     :param tell: told by `mongodb` of messages that were removed by what had failed for all that was known.
     :param tell_events: told the same of events of the Decentrl half.
     :raise ValueError: the backend is not available, or lacks what it needs; the text is for the operator.
@@ -75,7 +76,7 @@ def open_store(
             on_fault=on_fault,
         )
     if backend == "mongodb":
-        return _open_mongodb(uri, reactor, limits, caps, observe, on_up, tell, tell_events)
+        return _open_mongodb(uri, reactor, limits, caps, space_limits, observe, on_up, on_fault, tell, tell_events)
     raise ValueError(f"there is no backend {backend!r}; choose memory, sqlite or mongodb")
 
 
@@ -84,8 +85,10 @@ def _open_mongodb(
     reactor: IReactorTime,
     limits: QueueLimits,
     caps: Caps,
+    space_limits: SpaceLimits,
     observe: Observer,
     on_up: Callable[[bool], None],
+    on_fault: Callable[[Fault, bool], None],
     tell: Callable[[Sequence[Removed]], None],
     tell_events: Callable[[Sequence[Removed]], None],
 ) -> IStore:
@@ -103,4 +106,13 @@ def _open_mongodb(
     except ValueError as error:
         raise ValueError(f"storage.mongodb.uri: {error}") from None
     server = Server(address, reactor, observe=observe, on_up=on_up)
-    return MongoStore(server, reactor, limits, caps=caps, tell=tell, tell_events=tell_events)
+    return MongoStore(
+        server,
+        reactor,
+        limits,
+        caps=caps,
+        space_limits=space_limits,
+        on_fault=on_fault,
+        tell=tell,
+        tell_events=tell_events,
+    )

@@ -5,8 +5,25 @@ from __future__ import annotations
 import ctypes
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+# Operations after which the store holds more than before; without the others nothing could be fetched and deleted.
+GROWING_OPERATIONS = frozenset(
+    {
+        "deposit",
+        "grant",
+        "update",
+        "remember_did",
+        "move",
+        "save_contract",
+        "request_contract",
+        "deliver",
+        "save_events",
+        "update_tags",
+        "publish",
+    }
+)
 # Of the disk, what is left to others: a share of it, within bounds, and no more than another share of a small one.
 _SHARE, _LEAST, _MOST, _SMALL_DISK = 0.05, 256 << 20, 1 << 30, 0.1
 # What a disk must have beyond that for more to be taken again, and by what a database must be below its bound.
@@ -18,6 +35,42 @@ _RESERVE_SHARE = 1 / 16
 _BLOCK = 512  # of st_blocks
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceLimits:
+    """
+    How much space the database may take.
+
+    :param max_bytes: of the database, without its journal or write-ahead log; None for no such bound.
+    :param min_free_bytes: of the disk, to be left to others; None for a share of the disk.
+    """
+
+    max_bytes: int | None = None
+    min_free_bytes: int | None = None
+
+    def min_free(self, total: int) -> int:
+        """Bytes to be left free of a disk of `total` bytes."""
+        if self.min_free_bytes is not None:
+            return self.min_free_bytes
+        return int(min(max(_SHARE * total, _LEAST), _MOST, _SMALL_DISK * total))
+
+    def exceeded(self, taken: int, free: int | None, total: int, *, was_exceeded: bool) -> bool:
+        """
+        Whether the database may not grow.
+
+        :param taken: bytes of the database that are in use.
+        :param free: bytes that it can still write to; None where that is not known.
+        :param total: bytes of the disk.
+        :param was_exceeded: then more than the least room has to be there again.
+        """
+        margin = _HYSTERESIS if was_exceeded else 0.0
+        min_free = self.min_free(total)
+        if free is not None and free < min_free + int(margin * min_free):
+            return True
+        return self.max_bytes is not None and taken >= self.max_bytes - min(
+            int(margin * self.max_bytes), _MOST_HYSTERESIS
+        )
 
 
 def allocate(descriptor: int, size: int) -> None:
@@ -38,20 +91,17 @@ class DiskSpace:
     """
     Says whether the database may grow.
 
-    It may not when less than `min_free` would be left of the disk, or when it has `max_bytes`. Pages that are free
-    inside of it count as room, since they are written to first. Database and write-ahead log have some blocks beyond
+    It may not when too little would be left of the disk, or when it is too large. Pages that are free inside of it
+    count as room, since they are written to first. Database and write-ahead log have some blocks beyond
     their ends, which nobody else can take, so that what is deleted can be written down on a full disk.
 
     :param path: of the database.
-    :param max_bytes: of the database; None for as much as the disk allows.
-    :param min_free: bytes of the disk that are left to others; None for a share of the disk.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int | None = None, min_free: int | None = None) -> None:
+    def __init__(self, path: Path, limits: SpaceLimits) -> None:
         self._path = path.absolute()
         self._log = self._path.with_name(f"{path.name}-wal")
-        self._max_bytes = max_bytes
-        self._min_free = min_free
+        self._limits = limits
         self._descriptor: int | None = None
         self._full = False
         self._exhausted = False
@@ -86,7 +136,9 @@ class DiskSpace:
         if self._exhausted:
             # What is free inside the database is no help: there is no room to write down what changes.
             self._exhausted = free < 2 * _reserve_bytes(total)
-        self._full = self._exhausted or self._is_over(free + self._reusable, total, taken - self._reusable)
+        self._full = self._exhausted or self._limits.exceeded(
+            taken - self._reusable, free + self._reusable, total, was_exceeded=self._full
+        )
         return self._full
 
     def exhausted(self) -> None:
@@ -98,7 +150,7 @@ class DiskSpace:
         with suppress(OSError):
             free, total = self._disk()
             reserve = _reserve_bytes(total)
-            if self._descriptor is None or free < self._left_free(total) + 2 * reserve:
+            if self._descriptor is None or free < self._limits.min_free(total) + 2 * reserve:
                 return
             _reserve(self._descriptor, reserve)
             log = os.open(self._log, os.O_WRONLY)
@@ -107,25 +159,10 @@ class DiskSpace:
             finally:
                 os.close(log)  # SQLite has no locks on this one
 
-    def _is_over(self, free: int, total: int, taken: int) -> bool:
-        """Whether that much is too little of the disk, or too much for the database; a full one needs some more."""
-        margin = _HYSTERESIS if self._full else 0.0
-        min_free = self._left_free(total)
-        if free < min_free + int(margin * min_free):
-            return True
-        return self._max_bytes is not None and taken >= self._max_bytes - min(
-            int(margin * self._max_bytes), _MOST_HYSTERESIS
-        )
-
     def _disk(self) -> tuple[int, int]:
         """Bytes that are free, and that there are."""
         disk = os.statvfs(self._path.parent)
         return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-
-    def _left_free(self, total: int) -> int:
-        if self._min_free is not None:
-            return self._min_free
-        return int(min(max(_SHARE * total, _LEAST), _MOST, _SMALL_DISK * total))
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -9,32 +9,9 @@ from pathlib import Path
 
 from twisted.logger import Logger
 
-from mediatord.interfaces.store import FAULTS, Fault
-from mediatord.store.disk_space import DiskSpace
+from mediatord.interfaces.store import FAULT_MESSAGES, FAULTS, Fault
+from mediatord.store.disk_space import GROWING_OPERATIONS, DiskSpace
 
-# What an operator is told.
-_TROUBLE: dict[Fault, str] = {
-    "missing": "store unavailable: the database file was removed, renamed or replaced",
-    "damaged": "store unavailable: the database is damaged",
-    "full": "store full: only reading and deleting",
-}
-
-# Writes after which more is kept than before; the others are needed for messages to be fetched and deleted.
-_GROWING = frozenset(
-    {
-        "deposit",
-        "grant",
-        "update",
-        "remember_did",
-        "move",
-        "save_contract",
-        "request_contract",
-        "deliver",
-        "save_events",
-        "update_tags",
-        "publish",
-    }
-)
 _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # Pages that are not there, and what file systems that check their blocks say.
 _DAMAGE_EXTENDED = {sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS, sqlite3.SQLITE_IOERR_DATA}
@@ -84,7 +61,7 @@ class FileHealth:
     @property
     def trouble(self) -> str:
         """What is wrong, for the operator; empty when all is well."""
-        return next((_TROUBLE[fault] for fault in FAULTS if fault in self.faults), "")
+        return next((FAULT_MESSAGES[fault] for fault in FAULTS if fault in self.faults), "")
 
     def opened(self) -> None:
         """The files that are there now are those in use; in a thread of the store."""
@@ -156,7 +133,7 @@ class FileHealth:
         """
         if self.faults != {"full"}:
             return bool(self.faults)
-        if shrinking or name not in _GROWING:
+        if shrinking or name not in GROWING_OPERATIONS:
             return False
         # There may be room again.
         self._change("full", self._space.is_full())
@@ -177,9 +154,9 @@ class FileHealth:
             return
         (self.faults.add if present else self.faults.discard)(fault)
         if present:
-            _log.error("{trouble} ({path})", event="store.fault", trouble=_TROUBLE[fault], path=self._paths[0])
+            _log.error("{trouble} ({path})", event="store.fault", trouble=FAULT_MESSAGES[fault], path=self._paths[0])
         else:
-            _log.info("no longer: {trouble}", event="store.fault_over", trouble=_TROUBLE[fault])
+            _log.info("no longer: {trouble}", event="store.fault_over", trouble=FAULT_MESSAGES[fault])
         self._tell(fault, present)
 
 

@@ -53,11 +53,12 @@ from mediatord.store import (
     sql_queues,
 )
 from mediatord.store.batches import Observer, unobserved
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.group_commit import Outcome
 from mediatord.store.owners import CAPACITY, Owners
 from mediatord.store.sqlite_cluster import SQLiteCluster
 from mediatord.store.sqlite_decentrl import SQLiteDecentrl, slice_bytes
-from mediatord.store.sqlite_file import Runners, SpaceLimits, SQLiteFile, Tuning
+from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
 from mediatord.store.table_sizes import TableSizes
 from mediatord.store.texts import storable
 

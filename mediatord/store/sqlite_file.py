@@ -28,7 +28,7 @@ from mediatord.store.database import (
     reopen_database,
 )
 from mediatord.store.database_check import START_SECONDS, quick_check
-from mediatord.store.disk_space import DiskSpace
+from mediatord.store.disk_space import DiskSpace, SpaceLimits
 from mediatord.store.file_health import FileHealth, FileLost, shows_full
 from mediatord.store.group_commit import Outcome, Work, commit_together, read_together
 from mediatord.store.known_queues import StoreConnection
@@ -77,19 +77,6 @@ class Tuning:
     patience: float = PATIENCE_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class SpaceLimits:
-    """
-    How much space the database may take.
-
-    :param max_bytes: without its write-ahead log; None for no such bound.
-    :param min_free_bytes: of the disk, to be left to others; None for a share of the disk.
-    """
-
-    max_bytes: int | None = None
-    min_free_bytes: int | None = None
-
-
 class SQLiteFile:
     """
     Reads and writes, each kind in its own thread; the file is there between open and close.
@@ -115,7 +102,7 @@ class SQLiteFile:
     ) -> None:
         self._path = path
         self._create = create
-        self._space = DiskSpace(path, max_bytes=space_limits.max_bytes, min_free=space_limits.min_free_bytes)
+        self._space = DiskSpace(path, space_limits)
         self.health = FileHealth(path, self._space, on_fault)
         self._patience = tuning.patience
         self._timer: IDelayedCall | None = None

@@ -30,7 +30,7 @@ from mediatord.private_file import PrivateFileError
 from mediatord.readiness import Own, own
 from mediatord.service import StartupError
 from mediatord.store import open_store
-from mediatord.store.sqlite_file import SpaceLimits
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.tag_keys import renewed_tag_key
 from mediatord.tags import Tags
 from mediatord.web.peers import community
@@ -214,7 +214,7 @@ def _store(reactor: Any, config: Config, metrics: Metrics, late: LateNews, *, sh
             path=config.storage.sqlite.path,
             shared=shared,
             create=create,
-            space_limits=SpaceLimits(config.storage.sqlite.max_bytes, config.storage.sqlite.min_free_bytes),
+            space_limits=_space_limits(config),
             uri=config.storage.mongodb.uri,
             observe=metrics.store_took,
             on_up=metrics.storage_up,
@@ -224,6 +224,11 @@ def _store(reactor: Any, config: Config, metrics: Metrics, late: LateNews, *, sh
         )
     except ValueError as error:
         raise StartupError(str(error)) from None
+
+
+def _space_limits(config: Config) -> SpaceLimits:
+    section = config.storage.mongodb if config.storage.backend == "mongodb" else config.storage.sqlite
+    return SpaceLimits(section.max_bytes, section.min_free_bytes)
 
 
 def _store_name(config: Config, identity: Identity, boot: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import json
 
 from twisted.internet import reactor  # noqa: TID251  trial runs it
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
@@ -13,7 +14,7 @@ from mediatord.wallet.client import Wallet
 from tests.integration.daemon import Daemon
 from tests.integration.small_disk import mount_small_disk
 from tests.integration.test_lifecycle import ask
-from tests.integration.traffic import MANY, enrolled, letters, marker_of, parcel, prepared
+from tests.integration.traffic import MANY, PATIENCE_SECONDS, enrolled, letters, marker_of, parcel, prepared
 
 DISK_BYTES = 16 << 20
 LETTERS = 30
@@ -29,6 +30,15 @@ def health(daemon: Daemon) -> str:
     return str(json.loads(ask(daemon.port, "GET", "/health")[2]).get("detail", ""))
 
 
+async def all_say(daemon: Daemon, trouble: str) -> None:
+    """Wait until every worker says that this is wrong: each finds out for itself, and any may answer."""
+    await deferToThread(daemon.await_health, 503 if trouble else 200)
+    deadline = reactor.seconds() + PATIENCE_SECONDS
+    while not all(health(daemon) == trouble for _ in range(20)):
+        assert reactor.seconds() < deadline, "they do not"
+        await deferLater(reactor, 0.1)
+
+
 async def deleted(wallet: Wallet) -> list[str]:
     """What a wallet has fetched and acknowledged."""
     delivered = await wallet.fetch(MANY)
@@ -41,13 +51,21 @@ class FullDiskTests(TestCase):
     """A real disk with database and event log, which somebody else fills."""
 
     async def test_full(self) -> None:
+        """One process."""
+        await self.check_full(workers=1)
+
+    async def test_full_with_workers(self) -> None:
+        """Several processes that share the database."""
+        await self.check_full(workers=2)
+
+    async def check_full(self, *, workers: int) -> None:
         """
         Nothing more is stored, which `/health` and the metrics say; all that waits can be fetched and deleted, again
         and again while the disk stays full; with room it goes on.
         """
         disk = mount_small_disk(self, DISK_BYTES)
         storage = {"sqlite": {"path": str(disk / "mediator.sqlite3")}}
-        daemon = prepared({"storage": storage, "log": {"directory": str(disk / "log")}})
+        daemon = prepared({"workers": workers, "storage": storage, "log": {"directory": str(disk / "log")}})
         daemon.__enter__()
         self.addCleanup(daemon.__exit__, AssertionError, None, None)
         bob = await enrolled(daemon, reactor)
@@ -57,8 +75,7 @@ class FullDiskTests(TestCase):
         filler = disk / "filler"
         with filler.open("wb", buffering=0) as file:
             self.fill(file)
-            await deferToThread(daemon.await_health, 503)
-            self.assertEqual(health(daemon), "store full: only reading and deleting")
+            await all_say(daemon, "store full: only reading and deleting")
             self.assertIn('mediator_storage_fault{fault="full"} 1.0', metrics(daemon))
             self.assertIn("mediator_storage_up 0.0", metrics(daemon))
             # What was kept in reserve is taken as well, if it can be.
@@ -72,7 +89,7 @@ class FullDiskTests(TestCase):
                 self.fill(file)
                 self.assertEqual((await bob.status()).message_count, 0)
         filler.unlink()
-        await deferToThread(daemon.await_health)
+        await all_say(daemon, "")
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", more.body)[0], 202)
         self.assertIn("mediator_storage_up 1.0", metrics(daemon))
         self.assertEqual(await deleted(bob), [more.marker])

@@ -18,8 +18,9 @@ from mediatord.interfaces import Form, Payload, QueueLimits
 from mediatord.interfaces.decentrl import Caps
 from mediatord.interfaces.store import Fault
 from mediatord.store.batches import Observer, unobserved
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import Runners, SpaceLimits, Tuning
+from mediatord.store.sqlite_file import Runners, Tuning
 from mediatord.store.threads import Runner
 
 T = TypeVar("T")

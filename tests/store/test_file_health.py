@@ -14,8 +14,9 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store import check_store
 from mediatord.store.database import connect_for_reading
 from mediatord.store.database_check import create_store, deep_check, quick_check
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import CHECK_INTERVAL, SpaceLimits
+from mediatord.store.sqlite_file import CHECK_INTERVAL
 from mediatord.store.table_sizes import TableSizes
 from tests.store.builders import ALICE, BOB, NOON, PromptClock, a_path, a_payload, a_sqlite_store
 

@@ -58,6 +58,7 @@ class MongoDecentrl:
 
     :param clock: what registrations and contracts expire by.
     :param aftermath: told of events that were acknowledged by what had failed for all that was known.
+    :param refuses: whether a write of this name is refused, as there is no space for it.
     :param step: stored or public events of an owner beyond which places in its lists are remembered.
     """
 
@@ -69,11 +70,13 @@ class MongoDecentrl:
         nonces: Nonces | None = None,
         clocks: Clocks | None = None,
         aftermath: Aftermath | None = None,
+        refuses: Callable[[str], bool] = lambda operation: False,
         *,
         step: int = STEP,
     ) -> None:
         self._server = server
         self._clocks = clocks or Clocks(server)
+        self._refuses = refuses
         self._aftermath = aftermath or Aftermath(lambda removed: None)
         self._clock = clock
         self._caps = caps
@@ -170,8 +173,9 @@ class MongoDecentrl:
     def _guarded(
         self, name: str, guard: Guard, command: Command[T], tell: Callable[[T], None] | None = None
     ) -> Deferred[T]:
-        if self._clocks.differ:
-            # Registrations would seem to have expired; what is kept would not be found where its recipient is.
+        # With clocks that differ registrations would seem to have expired; what is kept would not be found where its
+        # recipient is.
+        if self._clocks.differ or self._refuses(name):
             return fail(StoreUnavailable())
         guarded = Guarded(guard, command, self._clock.seconds(), os.urandom(_TOKEN_BYTES), tell)
         return Deferred.fromCoroutine(self._turns.carry_out(name, guarded))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,8 +36,10 @@ from mediatord.interfaces import (
     Window,
 )
 from mediatord.interfaces.decentrl import Caps, IDecentrlStore
+from mediatord.interfaces.store import Fault
 from mediatord.protocol.canonical_did import canonical_did
 from mediatord.store.batches import Bounds
+from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.each import one_by_one
 from mediatord.store.mongo import accounts, backlog, books, cluster_schema, decentrl_schema, queues, sizes
 from mediatord.store.mongo.aftermath import Aftermath, Tell
@@ -61,6 +63,7 @@ from mediatord.store.mongo.removals import Removal, Removing
 from mediatord.store.mongo.rows import Order
 from mediatord.store.mongo.schema import Migration, Schema
 from mediatord.store.mongo.server import Server, Transaction
+from mediatord.store.mongo.space_quota import SpaceQuota
 from mediatord.store.mongo.transactions import Work
 from mediatord.store.texts import storable
 
@@ -80,6 +83,9 @@ class MongoStore:
     their Deferreds fire. Its many methods are those of the interface.
 
     :param clock: what messages and nonces expire by; leases go by the clock of the server.
+    :param space_limits: how much space the database may take.
+    :param on_fault: told of a full database when that begins and ends.
+    :ivar space_quota: refuses what would need more.
     :param migrations: beyond those that there are.
     :param tell: told what was removed by operations that had failed for all that was known when they ended.
     :param tell_events: told the same of the Decentrl half.
@@ -92,6 +98,8 @@ class MongoStore:
         limits: QueueLimits,
         *,
         caps: Caps = Caps(),  # noqa: B008  it is frozen
+        space_limits: SpaceLimits = SpaceLimits(),  # noqa: B008  it is frozen
+        on_fault: Callable[[Fault, bool], None] = lambda fault, present: None,
         max_nonces: int = 1_000_000,
         migrations: Sequence[Migration] = (),
         tell: Tell = lambda removed: None,
@@ -115,7 +123,10 @@ class MongoStore:
         self._ownership = Ownership(server)
         self._readers = Readers(server)
         self._clocks = Clocks(server)
-        self._decentrl = MongoDecentrl(server, clock, caps, self._nonces, self._clocks, Aftermath(tell_events))
+        self.space_quota = SpaceQuota(server, space_limits, on_fault)
+        self._decentrl = MongoDecentrl(
+            server, clock, caps, self._nonces, self._clocks, Aftermath(tell_events), self.space_quota.refuses
+        )
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = MongoCluster(server, self._clocks)
 
@@ -127,10 +138,12 @@ class MongoStore:
 
     @property
     def trouble(self) -> str:
-        return ""
+        return self.space_quota.trouble
 
     def ping(self) -> Deferred[None]:
-        """A write that a majority has on disk."""
+        """A write that a majority has on disk; fails while the database is full."""
+        if self.space_quota.trouble:
+            return fail(StoreUnavailable())
         return begin(self._server.beat("ping"))
 
     def deposit(
@@ -151,8 +164,9 @@ class MongoStore:
         return one_by_one(self._clock, self.deposit, deposits, early)
 
     def deposit_all(self, deposits: Sequence[Deposit]) -> Deferred[list[Deposited]]:
-        if self._clocks.differ:
-            return fail(StoreUnavailable())  # it would expire too early, or not be found where its recipient is
+        # With clocks that differ it would expire too early, or not be found where its recipient is.
+        if self._clocks.differ or self.space_quota.refuses("deposit"):
+            return fail(StoreUnavailable())
         now = self._clock.seconds()
         orders = [
             Order(one.recipient_did, one.payloads, now, one.expires_at, one.due_at, one.origin) for one in deposits
@@ -248,6 +262,8 @@ class MongoStore:
         return begin(accounts.account(self._server, did))
 
     def grant(self, did: str) -> Deferred[Account]:
+        if self.space_quota.refuses("grant"):
+            return fail(StoreUnavailable())
         now = self._clock.seconds()
         return self._transact("grant", lambda t: accounts.grant(t, did, now))
 
@@ -301,6 +317,8 @@ class MongoStore:
         self, account: str, updates: Sequence[tuple[str, Action]], *, max_recipients: int
     ) -> Deferred[list[UpdateResult]]:
         wanted = tuple(updates)
+        if self.space_quota.refuses("update", shrinking=all(action == "remove" for _, action in wanted)):
+            return fail(StoreUnavailable())
         updated = self._transact("update", lambda t: accounts.update(t, account, wanted, max_recipients))
         return updated.addBoth(self._forget_owners, [canonical_did(name) for name, _ in wanted])
 
@@ -308,12 +326,16 @@ class MongoStore:
         return self._read("recipients", lambda t: accounts.recipients(t, account, offset, limit))
 
     def move(self, prior: str, new: str) -> Deferred[bool]:
+        if self.space_quota.refuses("move"):
+            return fail(StoreUnavailable())
         return self._transact("move", lambda t: accounts.move(t, prior, new)).addBoth(self._clear_owners)
 
     def is_retired(self, did: str) -> Deferred[bool]:
         return begin(accounts.is_retired(self._server, did))
 
     def remember_did(self, short: str, long: str) -> Deferred[None]:
+        if self.space_quota.refuses("remember_did"):
+            return fail(StoreUnavailable())
         return begin(accounts.remember_did(self._server, short, long))
 
     def recall_did(self, short: str) -> Deferred[str | None]:
@@ -342,8 +364,10 @@ class MongoStore:
         for boot in await delivered_by(self._server):
             if boot not in live:
                 await release_delivered(self._server, boot)
+        self.space_quota.start()
 
     async def _close(self) -> None:
+        self.space_quota.stop()
         await gatherResults([self._gathering.drain(), self._claims.drain()])
         await self._entry.leave()
         await self._server.close()

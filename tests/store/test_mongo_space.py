@@ -1,0 +1,124 @@
+"""A MongoDB database that may take so many bytes, or whose disk has too little left."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from mediatord.errors import StoreUnavailable
+from mediatord.interfaces import QueueLimits
+from mediatord.interfaces.decentrl import Caps, Contract, Guard
+from mediatord.interfaces.store import Fault
+from mediatord.store.disk_space import SpaceLimits
+from mediatord.store.mongo.space_quota import CHECK_INTERVAL
+from mediatord.store.mongo.store import MongoStore
+from tests.store.mongo import ALICE, CLOCK, INBOX, SOMETIME, MongoCase, until
+
+BOB = "did:example:bob"
+QUOTA = 4_000_000
+
+
+class SpaceCase(MongoCase):
+    """:ivar faults: what was reported."""
+
+    faults: list[tuple[Fault, bool]]
+
+    async def limited_store(self, limits: SpaceLimits) -> MongoStore:
+        """An open store with these limits."""
+        self.faults = []
+        store = MongoStore(
+            self.a_server(),
+            CLOCK,
+            QueueLimits(max_messages=10_000, max_bytes=1 << 30),
+            caps=Caps(),
+            space_limits=limits,
+            on_fault=lambda fault, present: self.faults.append((fault, present)),
+        )
+        self.addCleanup(store.close)
+        await store.open()
+        return store
+
+    async def checkpoint(self, store: MongoStore) -> None:
+        """Have the server write to its files now, and the store ask for their size."""
+        await self.elsewhere(self.servers.client.admin.command, "fsync")
+        await store.space_quota.check()
+
+    async def unavailable(self, *writes: Deferred[Any]) -> None:
+        """All of them are refused."""
+        for write in writes:
+            with self.assertRaises(StoreUnavailable):
+                await write
+
+
+class QuotaTests(SpaceCase):
+    """A bound in bytes."""
+
+    async def test_full(self) -> None:
+        """Beyond it mail and registrations are refused, reading and deleting go on, until there is room again."""
+        store = await self.limited_store(SpaceLimits(max_bytes=QUOTA, min_free_bytes=1))
+        await store.grant(ALICE)
+        await self.register(store, INBOX)
+        await self.checkpoint(store)
+        self.assertEqual((store.trouble, self.faults), ("", []))
+        number, tomorrow = 0, CLOCK.seconds() + 86_400
+        while not store.trouble:
+            self.assertLess(number, 100)
+            await self.put(store, f"m{number}", data=random.randbytes(100_000))
+            await self.checkpoint(store)
+            number += 1
+        self.assertGreater(number, QUOTA // 400_000)
+        self.assertEqual((store.trouble, self.faults), ("store full: only reading and deleting", [("full", True)]))
+        await self.unavailable(
+            self.put(store, "one more"),
+            store.grant(BOB),
+            store.move(ALICE, BOB),
+            store.remember_did("did:peer:4short", "did:peer:4long"),
+            store.update(ALICE, [("did:example:more", "add")], max_recipients=9),
+            store.decentrl.save_contract(Guard(b"1", tomorrow), Contract("c", None, BOB, tomorrow, b"c", b"{}")),
+            store.ping(),
+        )
+        await store.decentrl.admit(Guard(b"2", tomorrow))
+        found = await store.fetch(ALICE, None, limit=number, max_bytes=1 << 30)
+        self.assertEqual([message.id for message in found], [f"m{each}" for each in range(number)])
+        self.assertTrue(await store.claim(b"nonce", CLOCK.seconds() + 9))
+        await store.mark_delivered(["m0"])
+        self.assertEqual(len(await store.acknowledge(ALICE, ["m0"])), 1)
+        await self.checkpoint(store)
+        await self.unavailable(self.put(store, "one more"))  # a message less is not enough
+        await store.acknowledge(ALICE, [message.id for message in found])
+        await store.update(ALICE, [(INBOX, "remove")], max_recipients=9)
+        await self.checkpoint(store)
+        self.assertEqual((store.trouble, self.faults), ("", [("full", True), ("full", False)]))
+        await store.ping()
+        await self.register(store, INBOX)
+        await self.put(store, "one more")
+
+    async def test_asks_by_itself(self) -> None:
+        """It is known when the store is open, and asked for again and again."""
+        store = await self.limited_store(SpaceLimits(max_bytes=1))
+        await until(lambda: bool(store.trouble), SOMETIME)
+        store.space_quota.limits = SpaceLimits()
+        await until(lambda: not store.trouble, CHECK_INTERVAL + SOMETIME)
+        self.assertEqual(self.faults, [("full", True), ("full", False)])
+
+
+class DiskTests(SpaceCase):
+    """What is left of the server's disk."""
+
+    async def test_little_left(self) -> None:
+        """The same, when less is left than there is to be."""
+        store = await self.limited_store(SpaceLimits(min_free_bytes=1 << 60))
+        await until(lambda: bool(store.trouble), SOMETIME)
+        await self.unavailable(store.grant(ALICE), store.ping())
+
+    async def test_enough_left(self) -> None:
+        """Of a share of the disk, as it is by default."""
+        stats = await self.elsewhere(self.documents.command, "dbStats")
+        free = stats["fsTotalSize"] - stats["fsUsedSize"]
+        for least, trouble in ((int(free * 0.9), ""), (int(free * 1.1), "store full: only reading and deleting")):
+            store = await self.limited_store(SpaceLimits(min_free_bytes=least))
+            await store.space_quota.check()
+            self.assertEqual(store.trouble, trouble)
+            await store.close()
