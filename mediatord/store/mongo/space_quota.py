@@ -76,7 +76,8 @@ class SpaceQuota:
         free = total - int(stats.get("fsUsedSize", 0)) + reusable if total else None
         in_files = int(stats["storageSize"]) - int(stats.get("freeStorageSize", 0))
         # Documents are compressed in the files, so that files with more in use have it from deleted ones.
-        taken = min(in_files, int(stats["dataSize"])) + int(stats["indexSize"])
+        indexes = int(stats["indexSize"]) - int(stats.get("indexFreeStorageSize", 0))
+        taken = min(in_files, int(stats["dataSize"])) + indexes
         self._change(self.limits.exceeded(taken, free, total, was_exceeded=self._is_full))
 
     async def _stats(self, operations: Operations, deadline: float) -> Document:
