@@ -55,7 +55,7 @@ unit: $(VENV)/.installed-test ## run the tests that start no process, no server 
 test: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run the unit tests, and every feature end to end once
 	@$(BIN)/python -m pytest -m "not exhaustive" --numprocesses $(TEST_PROCESSES) --dist loadfile
 
-test-all: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run all tests: kill loops, models, corpora and more of Spark as well
+test-all: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run all tests: kill loops, models, corpora and long Spark runs as well
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 coverage: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) ## run the suite of the daemon and say what of mediatord/ it has not been through, children included
@@ -91,10 +91,10 @@ analytics-demo: $(VENV)/.installed-analytics ## make up a month of logs with inc
 	@$(BIN)/mediatord-analytics demo $(ARGS)
 
 analytics-test: $(VENV)/.installed-test ## run a made-up month and other long work through all jobs and compare every number
-	@ANALYTICS_LONG=1 $(BIN)/python -m pytest tests/analytics/test_incidents.py tests/analytics/test_nightly.py tests/analytics/test_stopping.py
+	@$(BIN)/python -m pytest tests/analytics/test_incidents.py tests/analytics/test_nightly.py tests/analytics/test_stopping.py
 
 analytics-cluster-test: $(VENV)/.installed-test ## run a night on a Spark cluster of several processes on loopback
-	@ANALYTICS_CLUSTER=1 $(BIN)/python -m pytest tests/analytics/test_analytics_cluster.py
+	@$(BIN)/python -m pytest tests/analytics/test_analytics_cluster.py
 
 lint: $(VENV)/.installed-test ## check style and formatting
 	@$(BIN)/ruff check .

@@ -28,6 +28,7 @@ TIERS = ("unit", "system", "exhaustive")
 # Files below tests/ without marks of their own; the first pattern that fits decides.
 TIER_OF_PATH: tuple[tuple[str, str], ...] = (
     ("analytics/test_analytics_cluster.py", "exhaustive"),
+    ("analytics/test_incidents.py", "exhaustive"),
     ("analytics/test_stopping.py", "exhaustive"),
     ("analytics/*", "system"),
     ("cluster/test_daemons.py", "system"),

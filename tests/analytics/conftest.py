@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,19 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OPTIONS = session.SessionOptions(master="local[2]", memory="1g", small=True)
-
-# Whole months through all jobs: minutes on a slow machine.
-LONG = ("test_incidents.py", "test_back_fill_and_nights_with_all_jobs", "test_stopped_at_any_moment")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what takes long, unless it is asked for."""
-    if os.environ.get("ANALYTICS_LONG"):
-        return
-    skip = pytest.mark.skip(reason="takes minutes: `make analytics-test` runs it")
-    for item in items:
-        if "tests/analytics/" in item.nodeid and any(name in item.nodeid for name in LONG):
-            item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

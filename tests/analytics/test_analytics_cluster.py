@@ -90,7 +90,6 @@ def test_spark_submit(spark: SparkSession, truth: Truth, tmp_path: Path) -> None
     check(spark, truth, tmp_path / "out")
 
 
-@pytest.mark.skipif("ANALYTICS_CLUSTER" not in os.environ, reason="takes minutes: make analytics-cluster-test")
 def test_cluster(spark: SparkSession, truth: Truth, tmp_path: Path) -> None:
     """A master and two workers, each a process, and executors of their own; as one machine has it."""
     with cluster(tmp_path) as master:

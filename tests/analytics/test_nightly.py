@@ -422,6 +422,7 @@ def published(out: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted((out / "report").rglob("*")) if path.is_file()}
 
 
+@pytest.mark.exhaustive
 def test_back_fill_and_nights_with_all_jobs(spark: SparkSession, tmp_path: Path) -> None:
     """
     Made logs, everything real: two nights one by one and both at once have the same rows, and each key once.
