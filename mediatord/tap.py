@@ -42,8 +42,8 @@ class StartStatus:
 
     A daemon's parent process waits at a pipe for the outcome. Twisted itself writes to the pipe only for exceptions
     that are no SystemExit, and says that all is well before the reactor runs, when the store is not open yet and no
-    worker has begun. A failure is reported when the process ends, so that the file with its id is gone by then, and
-    the command may be repeated at once.
+    worker has begun. A failure is reported when the process ends and the file with its id is gone, so that the
+    command may be repeated at once.
 
     :param options: of twistd; empty where something else loads the plugin.
     """
@@ -58,6 +58,7 @@ class StartStatus:
     def watch(self) -> None:
         """Prepare for the log, and for the fork that makes a daemon, in which standard error is lost."""
         self._has_log = True
+        atexit.register(self.process_ends)
         if self._options.get("nodaemon", True):
             return
         with suppress(OSError):  # it may be closed
@@ -69,7 +70,6 @@ class StartStatus:
                 _end_after(_PATIENCE)
 
         os.register_at_fork(after_in_parent=limit_wait)
-        atexit.register(self.process_ends)
 
     def hold(self) -> None:
         """Twisted considers the daemon started; its parent process is to wait until it serves."""
@@ -89,15 +89,6 @@ class StartStatus:
                 _log.critical("{line}", line=line)
         if self._outcome is None:
             self._outcome = b"1 " + "; ".join(lines).encode("ascii", "backslashreplace")
-
-    def exit(self) -> NoReturn:
-        """End with status 1 before the reactor runs; the file with the process id goes, as with Twisted's errors."""
-        path = self._options.get("pidfile")
-        if path:
-            with suppress(OSError, ValueError):
-                if int(Path(path).read_bytes()) == os.getpid():
-                    os.unlink(path)
-        raise SystemExit(1)
 
     def _begin_log(self) -> bool:
         """Begin the log, which twistd does after it has made the service; False where that is not possible."""
@@ -122,7 +113,12 @@ class StartStatus:
                 os.write(self._stderr, text.encode("utf-8", "backslashreplace"))
 
     def process_ends(self) -> None:
-        """Report the failure; some ends have not called `fail`."""
+        """Remove the file with the process id, which Twisted leaves at some failures, and report the outcome."""
+        path = self._options.get("pidfile")
+        if path:
+            with suppress(OSError, ValueError):
+                if int(Path(path).read_bytes()) == os.getpid():
+                    os.unlink(path)
         if self._is_awaited():
             if self._outcome is None:
                 self.fail("ended before it was up; its log may say why")
@@ -306,10 +302,6 @@ class TwistdRoot(Root):
         if banner:
             _print(banner)
         self._status.succeed()
-
-    def exit(self) -> NoReturn:
-        """End as twistd would."""
-        self._status.exit()
 
 
 def makeService(options: Options) -> IService:

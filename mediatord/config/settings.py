@@ -97,7 +97,7 @@ class MongoDB(Section):
     min_free_bytes: Annotated[
         Size | None,
         _explain(
-            "left free on the disk of the server in the same way; null: 5 % of it, 256 MiB to 1 GiB, at most a tenth"
+            "left free on the disk of the primary in the same way; null: 5 % of it, 256 MiB to 1 GiB, at most a tenth"
         ),
     ] = None
 

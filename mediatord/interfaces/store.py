@@ -13,7 +13,7 @@ from mediatord.interfaces.decentrl import IDecentrlStore
 from mediatord.interfaces.messages import IMessageStore
 from mediatord.interfaces.nonces import INonceCache
 
-# What may be wrong with a store, the worst first; `missing` and `damaged` are those of a file.
+# What may be wrong with a store, the worst first; `missing` and `damaged` occur only with a file.
 Fault = Literal["missing", "damaged", "full"]
 FAULTS: tuple[Fault, ...] = ("missing", "damaged", "full")
 # What an operator is told.

@@ -35,7 +35,7 @@ async def all_say(daemon: Daemon, trouble: str) -> None:
     await deferToThread(daemon.await_health, 503 if trouble else 200)
     deadline = reactor.seconds() + PATIENCE_SECONDS
     while not all(health(daemon) == trouble for _ in range(20)):
-        assert reactor.seconds() < deadline, "they do not"
+        assert reactor.seconds() < deadline, f"not all report {trouble!r}"
         await deferLater(reactor, 0.1)
 
 

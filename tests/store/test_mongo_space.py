@@ -99,7 +99,7 @@ class QuotaTests(SpaceCase):
         await self.put(store, "one more")
 
     async def test_asks_by_itself(self) -> None:
-        """It is known when the store is open, and asked for again and again."""
+        """Soon after the store is open, and again and again."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
         await until(lambda: bool(store.trouble), SOMETIME)
         store.space_quota.limits = SpaceLimits()
@@ -117,7 +117,7 @@ class DiskTests(SpaceCase):
         await self.unavailable(store.grant(ALICE), store.ping())
 
     async def test_enough_left(self) -> None:
-        """Of a share of the disk, as it is by default."""
+        """More or less than what is free now."""
         stats = await self.elsewhere(self.documents.command, "dbStats")
         free = stats["fsTotalSize"] - stats["fsUsedSize"]
         for least, trouble in ((int(free * 0.9), ""), (int(free * 1.1), "store full: only reading and deleting")):

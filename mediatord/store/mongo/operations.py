@@ -15,7 +15,7 @@ from mediatord.store.mongo.transaction import pause
 from mediatord.store.mongo.transactions import Transactions
 
 # Commands that may take long, and are done after one another on a connection.
-_READS = frozenset({"find", "aggregate", "getMore", "count", "distinct", "listIndexes"})
+_READS = frozenset({"find", "aggregate", "getMore", "count", "distinct", "listIndexes", "dbStats"})
 
 
 class Operations:

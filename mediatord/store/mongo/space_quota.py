@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
@@ -10,6 +11,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
+from mediatord.faults import Rarely, without_text
 from mediatord.interfaces.store import FAULT_MESSAGES, Fault
 from mediatord.store.disk_space import GROWING_OPERATIONS, SpaceLimits
 from mediatord.store.mongo.operations import Operations
@@ -19,17 +21,20 @@ from mediatord.store.mongo.server import Server
 
 # Seconds between two questions for the size of the database and the free space of its disk.
 CHECK_INTERVAL = 5.0
+# Codes with which a server that does not know `freeStorage` refuses it: BadValue, FailedToParse, InvalidOptions, and
+# that of an unknown field.
+_UNKNOWN_OPTION = frozenset({2, 9, 72, 40415})
+_UNAUTHORIZED = 13
 
 _log = Logger(namespace="mediatord.store")
 
 
 class SpaceQuota:
     """
-    Asks the server for the size of the database and the free space of its disk, and refuses writes that need more.
+    Asks the primary for the size of the database and the free space of its disk, and refuses writes that need more.
 
-    The figures are those of `dbStats`. The server counts what it has written to its files, which it does once a
-    minute, and where documents were deleted there is space in the files some minutes later. The bound in bytes counts
-    documents as gone when they are deleted, the free space of the disk when their space can be written to.
+    `dbStats` counts what is in the files, which the server writes about once a minute. The space of deleted documents
+    becomes reusable some minutes later.
 
     :ivar limits: how much space the database may take.
     :param on_fault: called with `full` when that begins and ends.
@@ -41,13 +46,15 @@ class SpaceQuota:
         self._on_fault = on_fault
         self._is_full = False
         self._reports_free = True
-        self._checks = LoopingCall(self._check_quietly)
+        self._warned = False
+        self._failures = Rarely(server.clock)
+        self._checks = LoopingCall(self._check_patiently)
         self._checks.clock = server.clock
 
     @property
     def trouble(self) -> str:
-        """What is wrong, for the operator; empty when all is well."""
-        return FAULT_MESSAGES["full"] if self._is_full else ""
+        """What is wrong, for the operator; empty when all is well, or the server does not answer."""
+        return FAULT_MESSAGES["full"] if self._is_full and self._server.answers else ""
 
     def start(self) -> None:
         """Check now, and from now on every :data:`CHECK_INTERVAL`."""
@@ -68,31 +75,54 @@ class SpaceQuota:
         return self._is_full and not shrinking and operation in GROWING_OPERATIONS
 
     async def check(self) -> None:
-        """:raise StoreUnavailable: the server does not answer, or does not let this user ask."""
+        """:raise StoreUnavailable: the server does not answer."""
         stats = await self._server.operate("space", self._stats)
-        # Absent where the storage engine has no files.
-        total = int(stats.get("fsTotalSize", 0))
+        if stats is None:
+            if not self._warned:
+                self._warned = True
+                _log.warn("the MongoDB user may not run dbStats: the limits on space are not enforced")
+            return
         reusable = int(stats.get("totalFreeStorageSize", 0))
-        free = total - int(stats.get("fsUsedSize", 0)) + reusable if total else None
         in_files = int(stats["storageSize"]) - int(stats.get("freeStorageSize", 0))
-        # Documents are compressed in the files, so that files with more in use have it from deleted ones.
         indexes = int(stats["indexSize"]) - int(stats.get("indexFreeStorageSize", 0))
+        # More in use than the documents take uncompressed is left over from deleted ones.
         taken = min(in_files, int(stats["dataSize"])) + indexes
-        self._change(self.limits.exceeded(taken, free, total, was_exceeded=self._is_full))
+        # Absent where the storage engine has no files, -1 where the server cannot find out.
+        total = max(int(stats.get("fsTotalSize", 0)), 0)
+        free = total - int(stats.get("fsUsedSize", 0)) if total else None
+        self._change(self._exceeded(taken, free, reusable, total))
 
-    async def _stats(self, operations: Operations, deadline: float) -> Document:
-        if self._reports_free:
-            try:
-                return await operations.command(Request({"dbStats": 1, "freeStorage": 1}), deadline)
-            except Refused as error:
-                if error.passing or error.unauthenticated:
-                    raise
-                self._reports_free = False
-        return await operations.command(Request({"dbStats": 1}), deadline)
+    def _exceeded(self, taken: int, free: int | None, reusable: int, total: int) -> bool:
+        """Journal and oplog need space of the disk itself, so half of what is to be left free must be free there."""
+        room = None if free is None else free + reusable
+        if self.limits.exceeded(taken, room, total, was_exceeded=self._is_full):
+            return True
+        halved = replace(self.limits, max_bytes=None, min_free_bytes=self.limits.min_free(total) // 2)
+        return halved.exceeded(taken, free, total, was_exceeded=self._is_full)
 
-    def _check_quietly(self) -> Deferred[None]:
-        # Why it does not answer is logged there.
-        return Deferred.fromCoroutine(self.check()).addErrback(_ignore_unavailable)
+    async def _stats(self, operations: Operations, deadline: float) -> Document | None:
+        """What the server says; None if this user may not ask."""
+        try:
+            if self._reports_free:
+                try:
+                    return await operations.command(Request({"dbStats": 1, "freeStorage": 1}), deadline)
+                except Refused as error:
+                    if error.code not in _UNKNOWN_OPTION:
+                        raise
+                    self._reports_free = False
+            return await operations.command(Request({"dbStats": 1}), deadline)
+        except Refused as error:
+            if error.code != _UNAUTHORIZED:
+                raise
+            return None
+
+    def _check_patiently(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self.check()).addErrback(self._failed)
+
+    def _failed(self, failure: Failure) -> None:
+        """No failure may end the loop. Why a server does not answer is logged where it is asked."""
+        if not failure.check(StoreUnavailable) and self._failures.count():
+            _log.failure("the space of the database could not be checked", without_text(failure))
 
     def _change(self, is_full: bool) -> None:
         if is_full == self._is_full:
@@ -103,7 +133,3 @@ class SpaceQuota:
         else:
             _log.info("no longer: {trouble}", event="store.fault_over", trouble=FAULT_MESSAGES["full"])
         self._on_fault("full", is_full)
-
-
-def _ignore_unavailable(failure: Failure) -> None:
-    failure.trap(StoreUnavailable)

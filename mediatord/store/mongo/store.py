@@ -142,9 +142,7 @@ class MongoStore:
 
     def ping(self) -> Deferred[None]:
         """A write that a majority has on disk; fails while the database is full."""
-        if self.space_quota.trouble:
-            return fail(StoreUnavailable())
-        return begin(self._server.beat("ping"))
+        return begin(self._ping())
 
     def deposit(
         self,
@@ -356,6 +354,7 @@ class MongoStore:
 
     async def _open(self) -> None:
         await self._server.open(lambda operations: self._schema.prepare(operations, self._server.clock))
+        self.space_quota.start()
         self._gathering.start()
         self._claims.start()
         live = {node.boot for node in await self.cluster.nodes()}
@@ -364,7 +363,11 @@ class MongoStore:
         for boot in await delivered_by(self._server):
             if boot not in live:
                 await release_delivered(self._server, boot)
-        self.space_quota.start()
+
+    async def _ping(self) -> None:
+        await self._server.beat("ping")
+        if self.space_quota.trouble:
+            raise StoreUnavailable
 
     async def _close(self) -> None:
         self.space_quota.stop()
