@@ -246,13 +246,10 @@ class Root(MultiService):
     def ready(self) -> None:
         """The daemon serves."""
 
-    def exit(self) -> NoReturn:
-        """End the process, which could not start."""
-        raise SystemExit(1)
-
     def _leave(self, error: Exception) -> NoReturn:
+        """End the process, which could not start."""
         self._say(_reason(error))
-        self.exit()
+        raise SystemExit(1)
 
     def _take_signals(self) -> None:
         """

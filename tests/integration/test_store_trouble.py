@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 
+import yaml
 from twisted.internet import reactor  # noqa: TID251  trial runs it
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
@@ -15,6 +16,7 @@ from tests.integration.daemon import Daemon
 from tests.integration.small_disk import mount_small_disk
 from tests.integration.test_lifecycle import ask
 from tests.integration.traffic import MANY, PATIENCE_SECONDS, enrolled, letters, marker_of, parcel, prepared
+from tests.mongod import fresh_database, shared_replica_set
 
 DISK_BYTES = 16 << 20
 LETTERS = 30
@@ -101,6 +103,31 @@ class FullDiskTests(TestCase):
             with contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(size))  # type: ignore[attr-defined]
+
+
+class MongoQuotaTests(TestCase):
+    """A daemon whose MongoDB server has less space left than is to be."""
+
+    async def test_full(self) -> None:
+        """`/health` and the metrics say so, and a sender gets 503; what waits is fetched and deleted."""
+        database = fresh_database()
+        uri = shared_replica_set().uri(database.__enter__())
+        self.addCleanup(database.__exit__, None, None, None)
+        daemon = prepared({"storage": {"backend": "mongodb", "mongodb": {"uri": uri}}})
+        daemon.__enter__()
+        self.addCleanup(daemon.__exit__, AssertionError, None, None)
+        bob = await enrolled(daemon, reactor)
+        waiting, more = letters(bob, "letter", 2)
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", waiting.body)[0], 202)
+        await deferToThread(daemon.stop)
+        settings = daemon.configuration()
+        settings["storage"]["mongodb"]["min_free_bytes"] = 1 << 60
+        daemon.config.write_text(yaml.safe_dump(settings), "utf-8")
+        await deferToThread(daemon.start, 503)
+        await all_say(daemon, "store full: only reading and deleting")
+        self.assertIn('mediator_storage_fault{fault="full"} 1.0', metrics(daemon))
+        self.assertEqual(ask(daemon.port, "POST", "/didcomm", more.body)[0], 503)
+        self.assertEqual(await deleted(bob), [waiting.marker])
 
 
 class MissingFileTests(TestCase):

@@ -12,7 +12,7 @@ from mediatord.interfaces import QueueLimits
 from mediatord.interfaces.decentrl import Caps, Contract, Guard
 from mediatord.interfaces.store import Fault
 from mediatord.store.disk_space import SpaceLimits
-from mediatord.store.mongo.space_quota import CHECK_INTERVAL
+from mediatord.store.mongo.space_quota import CHECK_INTERVAL, SpaceQuota
 from mediatord.store.mongo.store import MongoStore
 from tests.store.mongo import ALICE, CLOCK, INBOX, SOMETIME, MongoCase, until
 
@@ -125,3 +125,52 @@ class DiskTests(SpaceCase):
             await store.space_quota.check()
             self.assertEqual(store.trouble, trouble)
             await store.close()
+
+
+class RefusedTests(SpaceCase):
+    """What the server says instead of figures."""
+
+    async def check(self, code: int) -> tuple[MongoStore, list[str]]:
+        """Check while the server answers with this code once. :return: and what is logged."""
+        store = await self.limited_store(SpaceLimits(max_bytes=1))
+        await until(lambda: bool(store.trouble), SOMETIME)
+        self.said.clear()
+        with self.servers.failpoint("dbStats", times=1, errorCode=code):
+            await store.space_quota.check()
+        return store, self.said
+
+    async def test_old_server(self) -> None:
+        """One that does not know what is free in its files is asked for the rest."""
+        store, said = await self.check(72)
+        self.assertEqual((bool(store.trouble), said), (True, []))
+
+    async def test_no_privilege(self) -> None:
+        """It is said once; what is known of the space stays."""
+        store, said = await self.check(13)
+        self.assertEqual((bool(store.trouble), len(said)), (True, 1))
+        self.assertIn("may not run dbStats", said[0])
+        with self.servers.failpoint("dbStats", times=1, errorCode=13):
+            await store.space_quota.check()
+        self.assertEqual(len(said), 1)
+
+    async def test_out_of_time(self) -> None:
+        """The next check asks for everything again."""
+        with self.assertRaises(StoreUnavailable):
+            await self.check(50)
+
+    async def test_away(self) -> None:
+        """Nobody is told that what waits can be read."""
+        store = await self.limited_store(SpaceLimits(max_bytes=1))
+        await until(lambda: bool(store.trouble), SOMETIME)
+        await store.close()
+        self.assertEqual(store.trouble, "")
+
+
+class ReuseTests(SpaceCase):
+    """Space of the disk, and space inside of the files."""
+
+    async def test_half_is_free_on_the_disk(self) -> None:
+        """What is free inside of the files counts, but journal and oplog need some of the disk itself."""
+        quota = SpaceQuota(self.a_server(), SpaceLimits(min_free_bytes=1000), lambda fault, present: None)
+        for free, reusable, full in ((1000, 0, False), (600, 400, False), (600, 300, True), (400, 9000, True)):
+            self.assertEqual(quota.exceeded(taken=1, free=free, reusable=reusable, total=10_000), full)

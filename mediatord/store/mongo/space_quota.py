@@ -90,10 +90,18 @@ class SpaceQuota:
         # Absent where the storage engine has no files, -1 where the server cannot find out.
         total = max(int(stats.get("fsTotalSize", 0)), 0)
         free = total - int(stats.get("fsUsedSize", 0)) if total else None
-        self._change(self._exceeded(taken, free, reusable, total))
+        self._change(self.exceeded(taken=taken, free=free, reusable=reusable, total=total))
 
-    def _exceeded(self, taken: int, free: int | None, reusable: int, total: int) -> bool:
-        """Journal and oplog need space of the disk itself, so half of what is to be left free must be free there."""
+    def exceeded(self, *, taken: int, free: int | None, reusable: int, total: int) -> bool:
+        """
+        Whether the database may not grow. Journal and oplog need space of the disk itself, so half of what is to be
+        left free must be free there.
+
+        :param taken: bytes of the database that are in use.
+        :param free: bytes that are free on the disk; None where that is not known.
+        :param reusable: bytes that are free inside of the files.
+        :param total: bytes of the disk.
+        """
         room = None if free is None else free + reusable
         if self.limits.exceeded(taken, room, total, was_exceeded=self._is_full):
             return True
