@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 from typing import Any
@@ -33,6 +34,7 @@ class StartStatusTests(SynchronousTestCase):
         self.options: dict[str, Any] = {"nodaemon": 1, "statusPipe": written, "pidfile": ""}
         self.status = StartStatus(self.options)
         self.status.watch()
+        self.addCleanup(atexit.unregister, self.status.process_ends)
         self.reactor = Reactor()
         self.root = TwistdRoot(self.reactor, self.status)
         self.daemon = OrderedService(self.reactor, 1.0)

@@ -238,12 +238,23 @@ class SQLiteFile:
         self, connection: Connection, works: Sequence[Work], outcomes: Sequence[Outcome]
     ) -> list[Outcome]:
         """Once more what found no room, with the write-ahead log from its beginning, where it need not grow."""
-        with suppress(sqlite3.Error):
-            connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+        self._restart_log(connection)
         return [
             commit_together(connection, [work], self._patience)[0] if shows_full(outcome.cause) else outcome
             for work, outcome in zip(works, outcomes, strict=True)
         ]
+
+    def _restart_log(self, connection: Connection) -> None:
+        """Have the write-ahead log written from its beginning, after waiting for others that read or write."""
+        patience = self._patience if self._queue is None else self._queue.enter(self._patience)
+        try:
+            connection.execute(f"PRAGMA busy_timeout = {round(patience * 1000)}")
+            with suppress(sqlite3.Error):
+                connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+            connection.execute("PRAGMA busy_timeout = 0")
+        finally:
+            if self._queue is not None:
+                self._queue.leave()
 
     def _check_file(self) -> None:
         """Check the file and its disk, again and again."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
+from io import RawIOBase
 
 import yaml
 from twisted.internet import reactor  # noqa: TID251  trial runs it
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from mediatord.interfaces import Payload, QueueLimits
+from mediatord.store import open_store
 from mediatord.wallet.client import Wallet
 from tests.integration.daemon import Daemon
 from tests.integration.small_disk import mount_small_disk
@@ -20,6 +25,8 @@ from tests.mongod import fresh_database, shared_replica_set
 
 DISK_BYTES = 16 << 20
 LETTERS = 30
+# How long another process reads.
+HELD_SECONDS = 0.5
 
 
 def metrics(daemon: Daemon) -> str:
@@ -39,6 +46,14 @@ async def all_say(daemon: Daemon, trouble: str) -> None:
     while not all(health(daemon) == trouble for _ in range(20)):
         assert reactor.seconds() < deadline, f"not all report {trouble!r}"
         await deferLater(reactor, 0.1)
+
+
+def fill(file: RawIOBase) -> None:
+    """Write until there is no room."""
+    for size in (65_536, 4096, 512):
+        with contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(size))
 
 
 async def deleted(wallet: Wallet) -> list[str]:
@@ -76,19 +91,19 @@ class FullDiskTests(TestCase):
             self.assertEqual(ask(daemon.port, "POST", "/didcomm", letter.body)[0], 202)
         filler = disk / "filler"
         with filler.open("wb", buffering=0) as file:
-            self.fill(file)
+            fill(file)
             await all_say(daemon, "store full: only reading and deleting")
             self.assertIn('mediator_storage_fault{fault="full"} 1.0', metrics(daemon))
             self.assertIn("mediator_storage_up 0.0", metrics(daemon))
             # What was kept in reserve is taken as well, if it can be.
-            self.fill(file)
+            fill(file)
             for letter in (more, parcel(bob, "large", 100_000)):
                 status, retry_after, body = ask(daemon.port, "POST", "/didcomm", letter.body)
                 self.assertEqual((status, json.loads(body)["body"]["code"]), (503, "e.p.me.res.storage"))
                 self.assertIsNotNone(retry_after)
             self.assertEqual(await deleted(bob), [letter.marker for letter in waiting])
             for _ in range(LETTERS):
-                self.fill(file)
+                fill(file)
                 self.assertEqual((await bob.status()).message_count, 0)
         filler.unlink()
         await all_say(daemon, "")
@@ -97,12 +112,37 @@ class FullDiskTests(TestCase):
         self.assertEqual(await deleted(bob), [more.marker])
         await deferToThread(daemon.__exit__, None, None, None)
 
-    def fill(self, file: object) -> None:
-        """Write until there is no room."""
-        for size in (65_536, 4096, 512):
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(size))  # type: ignore[attr-defined]
+
+class BusyLogTests(TestCase):
+    """A disk without any room, and a write-ahead log that another process reads when it has to begin anew."""
+
+    async def test_reader(self) -> None:
+        """What needs no room waits for the reader, and is done."""
+        path = mount_small_disk(self, DISK_BYTES) / "mediator.sqlite3"
+        store = open_store("sqlite", IReactorTime(reactor), QueueLimits(), path=path, shared=True)
+        self.addCleanup(store.close)
+        await store.open()
+        ids = [f"m{number}" for number in range(200)]
+        await store.grant("did:example:alice")
+        await store.update("did:example:alice", [("did:example:inbox", "add")], max_recipients=1)
+        payloads = [Payload(id, b"payload", "json") for id in ids]
+        await store.deposit("did:example:inbox", payloads, expires_at=reactor.seconds() + 3600)
+        with (path.parent / "filler").open("wb", buffering=0) as file:
+            fill(file)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN")
+            other.execute("SELECT count(*) FROM message").fetchall()
+            for _ in range(500):
+                # Only a write that finds no room takes so long.
+                timer = reactor.callLater(HELD_SECONDS, other.execute, "ROLLBACK")
+                await store.mark_delivered(ids)
+                await store.mark_pending(ids)
+                if not timer.active():
+                    break
+                timer.cancel()
+            else:
+                self.fail("there was room for everything")
+        self.assertEqual(len(await store.acknowledge("did:example:alice", ids)), len(ids))
 
 
 class MongoQuotaTests(TestCase):
