@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.monitoring.expressions import DASHBOARD, ETC, RULES, alerts, dashboard, names, panels, queries
 from tests.programs import program
@@ -24,7 +25,7 @@ def promtool(*arguments: str | Path, folder: Path | None = None) -> str:
     :raise AssertionError: it has something to find fault with.
     """
     done = subprocess.run(
-        [program("promtool"), *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [program("promtool"), *arguments], cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -50,7 +51,10 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_promtool_sees_an_alert_that_does_not_fire(tmp_path: Path) -> None:
-    shutil.copy(CASES, tmp_path)
+    """By the cases of that alert only: all of them take `promtool` many seconds."""
+    cases = yaml.safe_load(CASES.read_text("utf-8"))
+    cases["tests"] = [case for case in cases["tests"] if "MediatordStoreDown" in str(case)]
+    (tmp_path / CASES.name).write_text(yaml.safe_dump(cases), encoding="utf-8")
     broken = RULES[0].read_text("utf-8").replace("mediator_storage_up == 0", "mediator_storage_up == 2")
     (tmp_path / RULES[0].name).write_text(broken, encoding="utf-8")
     with pytest.raises(AssertionError, match="MediatordStoreDown"):
