@@ -7,6 +7,10 @@ Domain code raises a situation and never knows a status code; :mod:`mediatord.wi
 from __future__ import annotations
 
 
+class StartupError(Exception):
+    """The daemon cannot start; the text is one line for the operator."""
+
+
 class MediatorError(Exception):
     """A situation with a row in :mod:`mediatord.wire`."""
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from mediatord import interfaces
-from mediatord.admin.markup import Column, Markup, count, element, table
 
 UNACCOUNTED = "the store does not account for every message"
 
 _DIFFERENCE = "difference"
-_ENTRIES = ("accepted", "acknowledged", "waiting", "expired", "evicted", "removed", "withdrawn", _DIFFERENCE)
-_NUMBER = "number"
+ENTRIES = ("accepted", "acknowledged", "waiting", "expired", "evicted", "removed", "withdrawn", _DIFFERENCE)
 
 # By half and entry; what is not known is not in it.
 Books = Mapping[str, Mapping[str, int]]
@@ -32,16 +30,4 @@ def balance(books: Books) -> bool:
 
 def as_json(books: Books) -> dict[str, dict[str, int | None]]:
     """All entries, null where nobody knows."""
-    return {half: {entry: entries.get(entry) for entry in _ENTRIES} for half, entries in books.items()}
-
-
-def as_table(books: Books) -> Markup:
-    """A column for each half: phones are narrow."""
-    columns = [Column("", "name"), *(Column(half, _NUMBER) for half in books)]
-    return table(columns, [(entry, *(_shown(half.get(entry)) for half in books.values())) for entry in _ENTRIES])
-
-
-def _shown(number: int | None) -> str | Markup:
-    if number is None:
-        return "unknown"
-    return count(number) if number >= 0 else element("span", f"\N{MINUS SIGN}{count(-number)}")
+    return {half: {entry: entries.get(entry) for entry in ENTRIES} for half, entries in books.items()}

@@ -178,7 +178,7 @@ def _traffic(overview: Overview) -> Markup:
 
 def _ledger(overview: Overview, now: float) -> Markup:
     about = "Since the store was made. What was accepted is acknowledged, waits, or is gone. A difference is a fault."
-    known = ledger.as_table(overview.books) if overview.books else _quiet("The store does not say.")
+    known = as_table(overview.books) if overview.books else _quiet("The store does not say.")
     return _section("The store's books", known, _of_store(overview, now, about), whole=True)
 
 
@@ -281,3 +281,16 @@ def _reports(reports: Sequence[Report], now: float) -> Markup:
         for one in reports
     ]
     return _section("Nightly report", table(columns, rows), whole=True)
+
+
+def as_table(books: ledger.Books) -> Markup:
+    """A column for each half: phones are narrow."""
+    columns = [Column("", "name"), *(Column(half, _NUMBER) for half in books)]
+    rows = [(entry, *(_ledger_number(half.get(entry)) for half in books.values())) for entry in ledger.ENTRIES]
+    return table(columns, rows)
+
+
+def _ledger_number(number: int | None) -> str | Markup:
+    if number is None:
+        return "unknown"
+    return count(number) if number >= 0 else element("span", f"\N{MINUS SIGN}{count(-number)}")

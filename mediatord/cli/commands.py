@@ -17,7 +17,7 @@ _FAILED, _WRONG_USAGE = 1, 2
 # Whose text is one line for the operator. By name: who raises one has imported it, and nobody else needs it.
 _FAILURES = frozenset(
     {
-        "mediatord.service.StartupError",
+        "mediatord.errors.StartupError",
         "mediatord.transfer.errors.TransferError",
         "mediatord.cli.files.SetupError",
         "mediatord.cli.scraping.Unreachable",

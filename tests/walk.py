@@ -1,0 +1,301 @@
+"""
+Counts the files and calls that one request of each kind passes in a running daemon: `make walk`.
+
+The daemon is a real one, a process of its own with real sockets and SQLite; :mod:`tests.walk_tracer` records its calls.
+Each request is made several times after a warm-up, and the round with the fewest calls counts, which is one without a
+timer in between. So the counts are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from treq.client import HTTPClient
+from twisted.internet.task import deferLater, react
+from twisted.internet.threads import deferToThread
+from twisted.web.client import Agent, HTTPConnectionPool
+
+from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
+from mediatord.wallet.client import Wallet
+from mediatord.wallet.decentrl.mediator import discover as discover_decentrl
+from mediatord.wallet.decentrl.wallet import Wallet as DecentrlWallet
+from mediatord.wallet.mediator import HTTP, discover
+from mediatord.wallet.socket import WalletSocket, connect
+from mediatord.wallet.throwaway import Daemon, throw_away_daemon
+from tests.integration.traffic import sealed
+
+ROUNDS = 9
+WARM_UP_ROUNDS = 5
+# Calls that no new one has followed for so long have come to their end.
+SETTLED_SECONDS = 0.2
+# Tries until the kernel has given two connections to two workers.
+MAX_CONNECTIONS = 64
+
+SETTINGS = {
+    "MEDIATORD_LIMITS__DID_PER_MINUTE": "1000000",
+    "MEDIATORD_LIMITS__IP_PER_MINUTE": "1000000",
+    "MEDIATORD_LIMITS__ACCOUNT_PER_MINUTE": "1000000",
+    "MEDIATORD_LIMITS__ACCOUNTS_PER_ADDRESS_PER_DAY": "1000000",
+}
+
+Call = tuple[int, str, str]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """
+    The calls of one request in one process.
+
+    :param calls: thread, file below `mediatord/` and qualified name of each.
+    """
+
+    calls: Sequence[Call]
+
+    @property
+    def files(self) -> set[str]:
+        """The files that were entered."""
+        return {file for _, file, _ in self.calls}
+
+    @property
+    def frames(self) -> int:
+        """How many calls there were."""
+        return len(self.calls)
+
+    @property
+    def changes(self) -> int:
+        """How often a call was in another file than the one before it in its thread."""
+        last: dict[int, str] = {}
+        changes = 0
+        for thread, file, _ in self.calls:
+            changes += last.get(thread, file) != file
+            last[thread] = file
+        return changes
+
+
+class Tracers:
+    """The recorders in the processes of one daemon."""
+
+    def __init__(self, directory: Path) -> None:
+        self._streams: dict[int, Any] = {}
+        for path in sorted(directory.iterdir()):
+            if path.suffix or not path.name.isdigit():
+                continue
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(str(path))
+            except ConnectionRefusedError:
+                connection.close()
+                continue
+            self._streams[int(path.name)] = connection.makefile("rw")
+
+    def ask(self, command: str) -> dict[int, Any]:
+        """What each process answers."""
+        for stream in self._streams.values():
+            stream.write(command + "\n")
+            stream.flush()
+        return {pid: json.loads(stream.readline()) for pid, stream in self._streams.items()}
+
+    async def record(self, reactor: Any, request: Callable[[], Awaitable[object]]) -> dict[int, Walk]:
+        """Make a request; what each process called for it."""
+        self.ask("start")
+        await request()
+        seen = -1
+        while (count := sum(self.ask("count").values())) != seen:
+            seen = count
+            await deferLater(reactor, SETTLED_SECONDS)
+        return {pid: Walk([tuple(call) for call in calls]) for pid, calls in self.ask("stop").items()}
+
+    async def fewest(self, reactor: Any, request: Callable[[], Awaitable[object]]) -> dict[int, Walk]:
+        """The round with the fewest calls in all."""
+        for _ in range(WARM_UP_ROUNDS):
+            await request()
+        rounds = [await self.record(reactor, request) for _ in range(ROUNDS)]
+        return min(rounds, key=lambda walks: sum(walk.frames for walk in walks.values()))
+
+
+@contextmanager
+def traced_daemon(**settings: str) -> Iterator[tuple[Daemon, Path]]:
+    """A daemon whose processes record their calls, and the directory of their recorders."""
+    with tempfile.TemporaryDirectory(prefix="walk-") as temporary:
+        directory = Path(temporary)
+        (directory / "sitecustomize.py").write_text(
+            f"from tests.walk_tracer import install\ninstall({str(directory)!r})\n", encoding="utf-8"
+        )
+        path = [str(directory), str(Path(__file__).parents[1])]
+        former = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(path + ([former] if former else []))
+        try:
+            with throw_away_daemon({**SETTINGS, **settings}) as daemon:
+                yield daemon, directory
+        finally:
+            if former is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = former
+
+
+def persistent_http(reactor: Any) -> HTTP:
+    """An HTTP client that keeps its connections."""
+    return HTTPClient(Agent(reactor, pool=HTTPConnectionPool(reactor)))
+
+
+class Sender:
+    """Posts forwards over one connection that is kept."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname and parts.port
+        self._connection = HTTPConnection(parts.hostname, parts.port, timeout=30)
+        self._connection.connect()
+
+    async def post(self, body: bytes, *, chunked: bool = False) -> None:
+        """Returns when the mediator has said 202. :param chunked: a form that only the general HTTP path reads."""
+        await deferToThread(self._post, body, chunked)
+
+    def _post(self, body: bytes, chunked: bool) -> None:
+        headers = {"Content-Type": ENCRYPTED_TYPE}
+        if chunked:
+            self._connection.request("POST", "/didcomm", iter([body]), headers, encode_chunked=True)
+        else:
+            self._connection.request("POST", "/didcomm", body, headers)
+        response = self._connection.getresponse()
+        response.read()
+        assert response.status == 202, response.status
+
+
+async def enrolled(reactor: Any, http: HTTP, url: str) -> Wallet:
+    """A wallet with an account at the daemon."""
+    wallet = Wallet.fresh(await discover(http, url), http, reactor)
+    await wallet.enrol()
+    assert await wallet.register() == ["success"]
+    return wallet
+
+
+async def live_socket(reactor: Any, wallet: Wallet) -> WalletSocket:
+    """A socket that is pushed to."""
+    wallet_socket = await connect(reactor, wallet)
+    await wallet_socket.live()
+    return wallet_socket
+
+
+async def didcomm_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Walk]:
+    """The rows of a DIDComm forward, its push and its acknowledgement."""
+    http = persistent_http(reactor)
+    asleep, awake = [await enrolled(reactor, http, url) for _ in range(2)]
+    sender = Sender(url)
+    numbers = iter(range(1_000_000))
+
+    def post(wallet: Wallet, chunked: bool = False) -> Callable[[], Awaitable[object]]:
+        return lambda: sender.post(sealed(wallet, str(next(numbers))).body, chunked=chunked)
+
+    found = {
+        "forward, fast path": await one(tracers, reactor, post(asleep)),
+        "forward, general path": await one(tracers, reactor, post(asleep, chunked=True)),
+    }
+    wallet_socket = await live_socket(reactor, awake)
+    last: list[str] = []
+
+    async def pushed() -> None:
+        await post(awake)()
+        last.append((await wallet_socket.pushed.get()).id)
+
+    async def acknowledged() -> None:
+        await wallet_socket.acknowledge([last.pop()])
+
+    found["forward and live push"] = await one(tracers, reactor, pushed)
+    found["acknowledgement"] = await one(tracers, reactor, acknowledged)
+    return found
+
+
+async def decentrl_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Walk]:
+    """The row of a Decentrl TWO_WAY_PRIVATE command."""
+    http = persistent_http(reactor)
+    alice, bob = [
+        DecentrlWallet.fresh(name, await discover_decentrl(http, url), http, reactor) for name in ("alice", "bob")
+    ]
+    for wallet in (alice, bob):
+        await wallet.register()
+    await alice.request_contract(bob.did)
+    (request,) = (await bob.pending_requests()).items
+    accepted = bob.accept(request)
+    await bob.save_contract(accepted)
+    await bob.respond(accepted)
+    await bob.acknowledge_requests([request])
+    await alice.conclude()
+    return {"TWO_WAY_PRIVATE": await one(tracers, reactor, lambda: alice.send(bob.did, "hello"))}
+
+
+async def worker_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Walk]:
+    """
+    The rows of a push whose sender and whose recipient's socket are at two workers.
+
+    :raise AssertionError: the kernel gave all connections to one worker.
+    """
+    http = persistent_http(reactor)
+    wallet = await enrolled(reactor, http, url)
+    wallet_socket = await live_socket(reactor, wallet)
+    numbers = iter(range(1_000_000))
+    for _ in range(MAX_CONNECTIONS):
+        sender = Sender(url)
+
+        async def pushed(sender: Sender = sender) -> None:
+            await sender.post(sealed(wallet, str(next(numbers))).body)
+            delivered = await wallet_socket.pushed.get()
+            await wallet_socket.acknowledge([delivered.id])
+
+        async def only_pushed(sender: Sender = sender) -> None:
+            await sender.post(sealed(wallet, str(next(numbers))).body)
+            await wallet_socket.pushed.get()
+
+        await pushed()
+        busy = {pid: walk for pid, walk in (await tracers.record(reactor, only_pushed)).items() if walk.frames > 30}
+        if len(busy) > 1:
+            walks = sorted((await tracers.fewest(reactor, only_pushed)).values(), key=lambda walk: -walk.frames)
+            return {"push across workers, sender's side": walks[0], "push across workers, socket's side": walks[1]}
+    raise AssertionError("all connections are at one worker")
+
+
+async def one(tracers: Tracers, reactor: Any, request: Callable[[], Awaitable[object]]) -> Walk:
+    """The walk in the one process that serves."""
+    return max((await tracers.fewest(reactor, request)).values(), key=lambda walk: walk.frames)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="make walk", description="Count files and calls of one request of each kind.")
+    parser.add_argument("--calls", metavar="ROW", help="print the calls of the rows whose name contains ROW")
+    options = parser.parse_args(arguments)
+
+    async def run(reactor: Any) -> None:
+        found: dict[str, Walk] = {}
+        with traced_daemon() as (daemon, directory):
+            tracers = Tracers(directory)
+            found |= await didcomm_walks(reactor, daemon.url, tracers)
+            found |= await decentrl_walks(reactor, daemon.url, tracers)
+        with traced_daemon(MEDIATORD_WORKERS="2") as (daemon, directory):
+            found |= await worker_walks(reactor, daemon.url, Tracers(directory))
+        print(f"{'request':36}{'files':>6}{'frames':>8}{'changes':>9}")
+        for name, walk in found.items():
+            print(f"{name:36}{len(walk.files):6}{walk.frames:8}{walk.changes:9}")
+            if options.calls and options.calls in name:
+                for thread, file, function in walk.calls:
+                    print(f"    {thread % 10000:5} {file}:{function}")
+
+    react(run)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
