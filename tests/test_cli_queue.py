@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from mediatord import interfaces
+from mediatord.interfaces import messages as interface
 from mediatord.cli.mediator import identity_of
 from mediatord.cli.queues import Entry, Scope, waiting_in
 from mediatord.cli.queues.course import Course, carried_out
@@ -365,7 +365,7 @@ def test_purge(office: Office, capsys: Capture) -> None:
     assert office.waiting().messages == 2
     assert (office.waiting().bytes, office.waiting().recipients) == (16, 2)
     messages = Ledger(accepted=3, removed=2, waiting=1)
-    assert answer(office.store.ledger()) == interfaces.Books(messages, Ledger(accepted=1, waiting=1))
+    assert answer(office.store.ledger()) == interface.Books(messages, Ledger(accepted=1, waiting=1))
     assert call(*asked(office, "purge", CAROL, "--half", "decentrl", "--yes", "--json")) == 0
     assert printed(capsys) == {
         "dry_run": False,
@@ -375,7 +375,7 @@ def test_purge(office: Office, capsys: Capture) -> None:
         "gone_before": 0,
     }
     assert office.waiting().messages == 1
-    assert answer(office.store.ledger()) == interfaces.Books(messages, Ledger(accepted=1, removed=1))
+    assert answer(office.store.ledger()) == interface.Books(messages, Ledger(accepted=1, removed=1))
 
 
 def test_purge_by_id(office: Office) -> None:

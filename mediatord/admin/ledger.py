@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from mediatord import interfaces
+from mediatord.interfaces import messages
 
 UNACCOUNTED = "the store does not account for every message"
 
@@ -16,7 +16,7 @@ ENTRIES = ("accepted", "acknowledged", "waiting", "expired", "evicted", "removed
 Books = Mapping[str, Mapping[str, int]]
 
 
-def read(books: interfaces.Books) -> Books:
+def read(books: messages.Books) -> Books:
     """What the store says of them."""
     halves = {"didcomm": books.didcomm, "decentrl": books.decentrl}
     known = {half: {**asdict(one), _DIFFERENCE: one.difference} for half, one in halves.items()}

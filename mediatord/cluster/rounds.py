@@ -13,7 +13,7 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from mediatord.cluster.inbox import Half
-from mediatord.cluster.sealing import WINDOW as CLOCKS_DIFFER
+from mediatord.cluster.sealing import WINDOW as MAX_TIMESTAMP_SKEW
 from mediatord.errors import StoreUnavailable
 from mediatord.faults import Rarely, without_text
 from mediatord.interfaces import IClusterStore, Window
@@ -30,7 +30,7 @@ YOUNG = 3.0
 # Seconds that a message is in the store later, at most, than its time says here: that is from another clock, and from
 # before it was written.
 COMMIT = 2.5
-LATE = CLOCKS_DIFFER + COMMIT
+LATE = MAX_TIMESTAMP_SKEW + COMMIT
 # Seconds that a round looks back, to before the last but one; the last is for rounds that begin late.
 WINDOW = LATE + 2 * CATCH_UP + 5.0
 

@@ -5,49 +5,20 @@ from __future__ import annotations
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.group_commit import Outcome, Work
+from mediatord.store.operation_observer import Bounds, Observer, log_fault
 from mediatord.store.threads import ConnectionThread
 
 T = TypeVar("T")
 
 Perform = Callable[[sqlite3.Connection, Sequence[Work]], list[Outcome]]
-
-_log = Logger(namespace="mediatord.store")
-
-
-class Observer(Protocol):
-    """Told how long something took, in seconds."""
-
-    def __call__(self, operation: str, seconds: float, /) -> None: ...
-
-
-def unobserved(_operation: str, _seconds: float, /) -> None:
-    """Nobody wants to know."""
-
-
-def log_fault(what: str, error: BaseException | None) -> None:
-    """Log that something failed by the kind of error only: its text may show what was stored."""
-    code = getattr(error, "sqlite_errorname", None)
-    _log.error("{what}: {error} {code}", event="store.failed", what=what, error=type(error).__name__, code=code)
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How much goes into one batch, and how much may wait for one before more is refused."""
-
-    batch: int = 512
-    batch_bytes: int = 8_388_608
-    waiting: int = 20_000
-    waiting_bytes: int = 134_217_728
 
 
 class _Answer:
