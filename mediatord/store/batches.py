@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.group_commit import Outcome, Work
-from mediatord.store.operation_observer import Bounds, Observer, log_fault
+from mediatord.store.operation_observer import Bounds, Observer, log_fault, unobserved  # noqa: F401
 from mediatord.store.threads import ConnectionThread
 
 T = TypeVar("T")
