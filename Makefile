@@ -35,7 +35,7 @@ AUDIT := .venv-audit/.installed
 
 .PHONY: help run check unit test test-all durability cluster-test torture cluster-demo demo lint types bench bench-mongodb clean
 .PHONY: bench-peers coverage mutation fuzz
-.PHONY: docs docs-reference docs-linkcheck
+.PHONY: docs docs-reference docs-linkcheck structure walk
 .PHONY: wheel deb deb-test systemd-test package-test security audit
 .PHONY: analytics analytics-demo analytics-test analytics-cluster-test bench-analytics
 .DEFAULT_GOAL := help
@@ -96,9 +96,16 @@ analytics-test: $(VENV)/.installed-test ## run a made-up month and other long wo
 analytics-cluster-test: $(VENV)/.installed-test ## run a night on a Spark cluster of several processes on loopback
 	@$(BIN)/python -m pytest tests/analytics/test_analytics_cluster.py
 
-lint: $(VENV)/.installed-test ## check style and formatting
+lint: $(VENV)/.installed-test ## check style, formatting and the order of the packages
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@mkdir -p var && $(BIN)/lint-imports --cache-dir var/lint-imports >var/lint-imports.txt || { cat var/lint-imports.txt; exit 1; }
+
+structure: $(VENV)/.installed-test ## print modules, lines of code, loose modules, repeated class names and package cycles
+	@$(BIN)/python -m tests.structure
+
+walk: $(VENV)/.installed-test ## count files and calls that a request of each kind passes; ARGS="--calls acknowledgement" lists them
+	@$(BIN)/python -m tests.walk $(ARGS)
 
 types: $(VENV)/.installed-test ## check types
 	@$(BIN)/mypy

@@ -40,7 +40,7 @@ PUSHES = {"0": 1, "1": 2, "2-4": 5, "5+": None}
 
 
 def age_class(ms: Column) -> Column:
-    """The key of :data:`AGES` for an age in milliseconds; a negative one counts as none."""
+    """The key of :data:`AGE_BOUNDS` for an age in milliseconds; a negative one counts as none."""
     return _class(ms, AGES)
 
 

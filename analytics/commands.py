@@ -16,7 +16,8 @@ import click
 from analytics import arguments, java, session, settings_file
 from analytics.demo import demo
 from analytics.places import local_path
-from analytics.sample import Spec, generate
+from analytics.sample import generate
+from analytics.sample.spec import Spec
 from analytics.settings import Settings
 
 if TYPE_CHECKING:
@@ -244,10 +245,10 @@ def schema(table: str) -> None:
     """Print the columns of a table, or the JSON Schema of a line of the log if TABLE is `line`."""
     from analytics.schema import events_table
     from analytics.tables import TABLES
-    from mediatord.eventlog.events import json_schema
+    from mediatord.observability.event_schema import build_json_schema
 
     if table == "line":
-        click.echo(json.dumps(json_schema(), indent=2))
+        click.echo(json.dumps(build_json_schema(), indent=2))
         return
     tables = {"events": events_table(), **TABLES}
     if table not in tables:

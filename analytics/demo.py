@@ -13,7 +13,9 @@ import click
 from analytics import java, session
 from analytics.errors import AnalyticsError
 from analytics.job import Span
-from analytics.sample import Spec, Truth, generate
+from analytics.sample import generate
+from analytics.sample.spec import Spec
+from analytics.sample.truth import Truth
 from analytics.settings import Settings
 
 _OURS = ".mediatord-analytics-demo"

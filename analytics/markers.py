@@ -1,7 +1,7 @@
 """
 Telling a daemon which of its log segments are in the tables, so that it deletes no other before it has to.
 
-A daemon that wants to know has a directory for that among its segments (:mod:`mediatord.eventlog.read_marker`).
+A daemon that wants to know has a directory for that among its segments (:mod:`mediatord.observability.segments`).
 Copies of logs elsewhere have none, or one of which nobody reads the marker.
 """
 
@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 from analytics.intake import CLOSED, CRASHED, EMPTY, PARTIAL
 from analytics.places import local_path
 from analytics.plan import Known, is_changed
-from mediatord.eventlog.read_marker import MarkerError, marker_path, read_marker, write_marker
+from mediatord.observability.segments import (
+    ReadMarkerError,
+    load_read_marker,
+    make_read_marker_path,
+    save_read_marker,
+)
 
 if TYPE_CHECKING:
     from analytics.segments import Segment
@@ -55,10 +60,10 @@ def create_markers(segments: Iterable[Segment]) -> None:
     :param segments: all that were found.
     """
     for directory in _stems_by_directory(segments):
-        path = marker_path(directory)
+        path = make_read_marker_path(directory)
         if path.parent.is_dir() and not os.path.lexists(path):
             with suppress(OSError):
-                write_marker(directory, ())
+                save_read_marker(directory, ())
 
 
 def update_markers(segments: Iterable[Segment], stems: Collection[str]) -> list[str]:
@@ -83,15 +88,15 @@ def _stems_by_directory(segments: Iterable[Segment]) -> Mapping[Path, set[str]]:
 
 
 def _update_marker(directory: Path, there: Collection[str], stems: Collection[str]) -> Sequence[str]:
-    if not marker_path(directory).parent.is_dir():
+    if not make_read_marker_path(directory).parent.is_dir():
         return []
     try:
-        before = read_marker(directory) or frozenset()
-    except MarkerError:
+        before = load_read_marker(directory) or frozenset()
+    except ReadMarkerError:
         before = frozenset()
     try:
-        write_marker(directory, (before | set(stems)) & set(there))
+        save_read_marker(directory, (before | set(stems)) & set(there))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        return [f"{marker_path(directory)}: {reason}; the daemon keeps what was read as if it were unread"]
+        return [f"{make_read_marker_path(directory)}: {reason}; the daemon keeps what was read as if it were unread"]
     return []

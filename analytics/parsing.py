@@ -21,7 +21,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from analytics.schema import CORRUPT, FREQUENT, frequent_struct, line_struct
-from mediatord.eventlog.events import ENVELOPE
+from mediatord.observability.event_schema import ENVELOPE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any
 from analytics.errors import AnalyticsError
 from analytics.settings import Settings
 from analytics.tables import Table
-from mediatord.private_file import PrivateFileError, create_private, read_private
-from mediatord.tags import TagKey, Tags
+from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
+from mediatord.private_file import PrivateFileError, create_private_file, read_private_file
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -96,7 +96,7 @@ class Pseudonyms:
         epoch = _covering(self.epochs(), day) or self._begun(day)
         if epoch.secret is None:
             return _named(lambda identifier: FORGOTTEN)
-        return _named(Tags("keyed", TagKey(epoch.number, epoch.secret)).did)
+        return _named(Pseudonymizer("keyed", PseudonymKey(epoch.number, epoch.secret)).did)
 
     def epochs(self) -> list[Epoch]:
         """
@@ -107,7 +107,7 @@ class Pseudonyms:
         if not self._path.exists():
             return []
         try:
-            return _parsed(read_private(self._path))
+            return _parsed(read_private_file(self._path))
         except PrivateFileError as error:
             raise AnalyticsError(str(error)) from None
         except (ValueError, TypeError, KeyError):
@@ -151,7 +151,7 @@ class Pseudonyms:
 
     def _write(self, epochs: Iterable[Epoch]) -> None:
         draft = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.new")
-        create_private(draft, _rendered(epochs))
+        create_private_file(draft, _rendered(epochs))
         os.replace(draft, self._path)
         with _opened(self._path.parent, os.O_RDONLY) as folder:
             os.fsync(folder)

@@ -13,7 +13,7 @@ from analytics.files import Files
 from analytics.job import Span
 from analytics.settings import Settings
 from mediatord import __version__
-from mediatord.eventlog.events import SCHEMA_VERSION
+from mediatord.observability.event_schema import SCHEMA_VERSION
 
 FOLDER = "runs"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analytics.tables import DT, Column, Table
-from mediatord.eventlog.events import ENVELOPE, EVENTS, FIELDS, Kind
+from mediatord.observability.event_schema import ENVELOPE, EVENTS, FIELDS, FieldType
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -17,7 +17,7 @@ CORRUPT = "_corrupt_record"
 # asked for, be there a value or not.
 FREQUENT = ("req.done", "msg.accept", "msg.push", "msg.ack")
 
-_SQL_TYPES: dict[Kind, str] = {"string": "string", "integer": "bigint", "number": "double", "boolean": "boolean"}
+_SQL_TYPES: dict[FieldType, str] = {"string": "string", "integer": "bigint", "number": "double", "boolean": "boolean"}
 _NARROWER = {"v": "int", "epoch": "int", "ts": "timestamp"}
 
 _ADDED = (
@@ -68,5 +68,5 @@ def known_events() -> list[str]:
     return list(EVENTS)
 
 
-def _sql_type(name: str, kind: Kind) -> str:
+def _sql_type(name: str, kind: FieldType) -> str:
     return _NARROWER.get(name) or _SQL_TYPES[kind]

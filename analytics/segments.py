@@ -16,9 +16,8 @@ from datetime import UTC, date, datetime
 
 from analytics.errors import AnalyticsError
 from analytics.files import FileInfo, Files
-from mediatord.eventlog.lines import LONGEST_LINE
-from mediatord.eventlog.read_marker import MARKER_DIRECTORY, MARKER_FILE
-from mediatord.eventlog.segments import ACTIVE
+from mediatord.observability.event_schema import MAX_LINE_BYTES
+from mediatord.observability.segments import ACTIVE_SEGMENT_FILE, MARKER_DIRECTORY, MARKER_FILE
 
 # In regular expressions of Java too: see analytics.jobs.quality.
 STEM = r"events-(\d{8}T\d{6}Z)-([A-Za-z0-9._-]+)-([A-Za-z0-9._]+)-\d{6,}(?:-\d+)?"
@@ -118,7 +117,7 @@ class _Search:
         folder, _, name = file.path.rpartition("/")
         if folder.rpartition("/")[2] == MARKER_DIRECTORY and name.startswith(MARKER_FILE):
             return None
-        if name == ACTIVE:
+        if name == ACTIVE_SEGMENT_FILE:
             return self._active(file)
         match = _SEGMENT.fullmatch(name.lstrip("._"))
         suffix = (match["suffix"] or "") if match else ""
@@ -136,7 +135,7 @@ class _Search:
         if not file.size:
             return None
         try:
-            first, ended, _ = self._files.read(file.path, LONGEST_LINE).partition(b"\n")
+            first, ended, _ = self._files.read(file.path, MAX_LINE_BYTES).partition(b"\n")
         except AnalyticsError:  # closed since
             return None
         segment = segment_of(_said(first), file, "plain", True) if ended else None

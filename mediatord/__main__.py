@@ -1,5 +1,5 @@
 """``python -m mediatord`` is the console script."""
 
-from mediatord.cli import main
+from mediatord.cli.commands import main
 
 main()

@@ -1,7 +1,7 @@
 """
 The situations in which mediatord says no.
 
-Domain code raises a situation and never knows a status code; :mod:`mediatord.wire` gives each its form.
+Domain code raises a situation and never knows a status code; :mod:`mediatord.protocol.error_codes` gives each its form.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class StartupError(Exception):
 
 
 class MediatorError(Exception):
-    """A situation with a row in :mod:`mediatord.wire`."""
+    """A situation with a row in :mod:`mediatord.protocol.error_codes`."""
 
     def __init__(self, *, retry_after: float | None = None) -> None:
         """:param retry_after: seconds after which trying again makes sense, if that is known here."""

@@ -18,25 +18,27 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python import usage
 
-from mediatord.config import Config, ConfigError, load
-from mediatord.config_path import DEFAULT_PATH, VARIABLE, default_config_path
-from mediatord.memory import limit_heap, spare_collector
-from mediatord.service import OrderedService, StartupError
-from mediatord.steady import keep_steady
-from mediatord.wiring import build
+from mediatord.app.daemon import build_daemon
+from mediatord.app.lifecycle import OrderedService
+from mediatord.clock import install_monotonic_clock
+from mediatord.config.file import ConfigError, load_config
+from mediatord.config.location import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH, get_default_config_path
+from mediatord.config.settings import Config
+from mediatord.errors import StartupError
+from mediatord.http.memory_reclaimer import limit_malloc_mmap_threshold, tune_garbage_collector
 
 _log = Logger()
 
 # Seconds after which a daemon that has neither failed nor begun to serve counts as started: it goes on trying. Other
 # nodes that work on a database are waited for that long at most.
-STARTED_AFTER = 15.0
+STARTUP_GRACE_SECONDS = 15.0
 # Seconds that the command which starts a daemon waits at most to be told how it went.
-_PATIENCE = 60
+_PARENT_WAIT_SECONDS = 60
 # Bytes that twistd reads of a message about a start that failed.
-_STATUS_BYTES = 100
+_MAX_STATUS_BYTES = 100
 
 
-class StartStatus:
+class StartupReporter:
     """
     Tells whoever started twistd how the start went: on standard error, in the log, and by the exit status.
 
@@ -67,7 +69,7 @@ class StartStatus:
 
         def limit_wait() -> None:
             if os.getpid() == command:
-                _end_after(_PATIENCE)
+                _exit_after(_PARENT_WAIT_SECONDS)
 
         os.register_at_fork(after_in_parent=limit_wait)
 
@@ -119,12 +121,12 @@ class StartStatus:
             with suppress(OSError, ValueError):
                 if int(Path(path).read_bytes()) == os.getpid():
                     os.unlink(path)
-        if self._is_awaited():
+        if self._is_parent_waiting():
             if self._outcome is None:
                 self.fail("ended before it was up; its log may say why")
             self._report()
 
-    def _is_awaited(self) -> bool:
+    def _is_parent_waiting(self) -> bool:
         """Whether Twisted has not told the parent process, which it does for exceptions."""
         pipe = self._pipe or self._options.get("statusPipe")
         try:
@@ -138,7 +140,7 @@ class StartStatus:
         if pipe is not None and self._outcome is not None:
             self._options["statusPipe"] = None
             with suppress(OSError):  # nobody waits any more
-                os.write(pipe, self._outcome[:_STATUS_BYTES])
+                os.write(pipe, self._outcome[:_MAX_STATUS_BYTES])
                 os.close(pipe)
         stderr, self._stderr = self._stderr, None
         if stderr is not None:
@@ -146,7 +148,7 @@ class StartStatus:
             os.close(stderr)
 
 
-def _end_after(seconds: float) -> None:
+def _exit_after(seconds: float) -> None:
     """End this process after a while, whatever it waits for: a daemon that was killed tells its parent nothing."""
 
     def give_up(*_: object) -> NoReturn:
@@ -161,7 +163,12 @@ class Options(usage.Options):
     """Options of the plugin."""
 
     optParameters: ClassVar[list[list[str | None]]] = [
-        ["config", "c", None, f"the configuration; by default that of {VARIABLE}, else {DEFAULT_PATH}"],
+        [
+            "config",
+            "c",
+            None,
+            f"the configuration; by default that of {CONFIG_PATH_VARIABLE}, else {DEFAULT_CONFIG_PATH}",
+        ],
         ["banner", None, None, "text to print on standard output once the daemon is up"],
     ]
     settings: Config
@@ -170,13 +177,13 @@ class Options(usage.Options):
     def postOptions(self) -> None:
         """Read the configuration; a mistake costs a line for each and exit status 2."""
         # twistd may leave this directory.
-        path = Path(self["config"] or default_config_path()).absolute()
-        self.read = lambda: load(path)
+        path = Path(self["config"] or get_default_config_path()).absolute()
+        self.read = lambda: load_config(path)
         try:
-            self.settings = load(path)
+            self.settings = load_config(path)
         except ConfigError as error:
             # A UsageError would make twistd print its own manual, and exit with 0.
-            StartStatus(self.twistd).fail(*error.problems)
+            StartupReporter(self.twistd).fail(*error.problems)
             raise SystemExit(2) from None
 
     @property
@@ -185,7 +192,7 @@ class Options(usage.Options):
         return {} if self.parent is None else self.parent
 
 
-class Root(MultiService):
+class DaemonService(MultiService):
     """
     Turns what prevents the start into one line and exit status 1, and signals into what they ask for.
 
@@ -214,7 +221,7 @@ class Root(MultiService):
         try:
             daemon = build(self._reactor, config, give_up=self.give_up, ready=self.ready)
         except (StartupError, OSError) as error:
-            self._leave(error)
+            self._exit_startup(error)
         self._rotate = daemon.rotate
         self._reload = partial(daemon.reload, read) if read else daemon.rotate
         daemon.setServiceParent(self)
@@ -224,17 +231,17 @@ class Root(MultiService):
         try:
             super().privilegedStartService()
         except (StartupError, OSError) as error:
-            self._leave(error)
+            self._exit_startup(error)
 
     def startService(self) -> None:
         """Start everything."""
         try:
             super().startService()
         except (StartupError, OSError) as error:
-            self._leave(error)
-        self._reactor.callWhenRunning(self._take_signals)
-        limit_heap()
-        self._reactor.callWhenRunning(spare_collector)
+            self._exit_startup(error)
+        self._reactor.callWhenRunning(self._install_signal_handlers)
+        limit_malloc_mmap_threshold()
+        self._reactor.callWhenRunning(tune_garbage_collector)
 
     def give_up(self, line: str) -> None:
         """There is no point in going on: say so, and stop in order, as soon as the reactor runs."""
@@ -246,12 +253,12 @@ class Root(MultiService):
     def ready(self) -> None:
         """The daemon serves."""
 
-    def _leave(self, error: Exception) -> NoReturn:
+    def _exit_startup(self, error: Exception) -> NoReturn:
         """End the process, which could not start."""
-        self._say(_reason(error))
+        self._say(_format_error(error))
         raise SystemExit(1)
 
-    def _take_signals(self) -> None:
+    def _install_signal_handlers(self) -> None:
         """
         SIGTERM and SIGINT stop in order, SIGUSR1 closes the segment of the event log, and so does SIGHUP, which has
         the configuration read as well.
@@ -272,14 +279,14 @@ class Root(MultiService):
             self._reactor.stop()
 
 
-class TwistdRoot(Root):
+class TwistdDaemonService(DaemonService):
     """
     The same under twistd, which is told how the start went.
 
     :param banner: printed on standard output once the daemon is up.
     """
 
-    def __init__(self, reactor: Any, status: StartStatus, banner: str | None = None) -> None:
+    def __init__(self, reactor: Any, status: StartupReporter, banner: str | None = None) -> None:
         super().__init__(reactor, status.fail)
         self._status = status
         self._banner = banner
@@ -289,7 +296,7 @@ class TwistdRoot(Root):
         """Start everything, and wait until it serves."""
         super().startService()
         self._status.hold()
-        self._timer = self._reactor.callLater(STARTED_AFTER, self._status.succeed)
+        self._timer = self._reactor.callLater(STARTUP_GRACE_SECONDS, self._status.succeed)
 
     def ready(self) -> None:
         """The daemon serves, or has listened for a while without its store."""
@@ -297,7 +304,7 @@ class TwistdRoot(Root):
             self._timer.cancel()
         banner, self._banner = self._banner, None
         if banner:
-            _print(banner)
+            _print_banner(banner)
         self._status.succeed()
 
 
@@ -305,18 +312,18 @@ def makeService(options: Options) -> IService:
     """The daemon, for `twistd`."""
     from twisted.internet import reactor  # noqa: TID251  the one place that names it
 
-    keep_steady(reactor)
-    status = StartStatus(options.twistd)
-    root = TwistdRoot(reactor, status, options["banner"])
-    root.run(options.settings, build, options.read)
+    install_monotonic_clock(reactor)
+    status = StartupReporter(options.twistd)
+    root = TwistdDaemonService(reactor, status, options["banner"])
+    root.run(options.settings, build_daemon, options.read)
     # twistd has no way to end with another status than 0 once the reactor has run. What is registered first is called
     # last.
-    atexit.register(lambda: root.failed and _fail())
+    atexit.register(lambda: root.failed and _exit_with_failure())
     status.watch()
     return root
 
 
-def _reason(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     """In one line."""
     if not isinstance(error, OSError):
         return str(error)
@@ -324,12 +331,12 @@ def _reason(error: Exception) -> str:
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
-def _fail() -> NoReturn:
+def _exit_with_failure() -> NoReturn:
     sys.stdout.flush()
     os._exit(1)
 
 
-def _print(banner: str) -> None:
+def _print_banner(banner: str) -> None:
     # Not sys.stdout, which twistd has taken over for its log. It may be a pipe whose reader is gone.
     with suppress(OSError):
         print(banner, file=sys.__stdout__, flush=True)  # noqa: T201

@@ -25,7 +25,7 @@ import pytest
 from playwright.sync_api import Browser as PlaywrightBrowser
 from playwright.sync_api import Dialog, HttpCredentials, Page, Response, sync_playwright
 
-from tests.programs import program
+from tests.external_programs import find_program
 
 SCREENSHOTS = Path(__file__).parents[1] / "var" / "screenshots"
 _INSPECTION = Path(__file__).with_name("browser_inspection.js")
@@ -45,7 +45,7 @@ _ARGUMENTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Viewport:
     """What somebody looks with; sizes in CSS pixels."""
 
     device: str
@@ -59,8 +59,8 @@ class View:
         return f"{self.device}-{self.scheme}"
 
 
-PHONE_LIGHT, PHONE_DARK = View("phone", 360, 800, "light"), View("phone", 360, 800, "dark")
-DESKTOP_LIGHT, DESKTOP_DARK = View("desktop", 1280, 900, "light"), View("desktop", 1280, 900, "dark")
+PHONE_LIGHT, PHONE_DARK = Viewport("phone", 360, 800, "light"), Viewport("phone", 360, 800, "dark")
+DESKTOP_LIGHT, DESKTOP_DARK = Viewport("desktop", 1280, 900, "light"), Viewport("desktop", 1280, 900, "dark")
 VIEWS = (PHONE_LIGHT, PHONE_DARK, DESKTOP_LIGHT, DESKTOP_DARK)
 # For `pytest.mark.parametrize`: `make test` looks at a page once, `make test-all` in every way.
 VIEW_PARAMETERS = [
@@ -69,7 +69,7 @@ VIEW_PARAMETERS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PageInspection:
     """
     What there is to say about a page.
 
@@ -99,7 +99,7 @@ class Look:
 
 
 @dataclass(slots=True)
-class Visit:
+class PageVisit:
     """
     A page that is open.
 
@@ -108,12 +108,12 @@ class Visit:
     """
 
     page: Page
-    view: View
+    view: Viewport
     response: Response | None = None
     _complaints: list[str] = field(default_factory=list)
     _requests: list[str] = field(default_factory=list)
 
-    def look(self, name: str) -> Look:
+    def look(self, name: str) -> PageInspection:
         """
         What there is to say about it now.
 
@@ -122,7 +122,7 @@ class Visit:
         found: dict[str, Any] = self.page.evaluate(_INSPECTION.read_text("utf-8"))
         own = urlsplit(self.page.url)
         others = [url for url in self._requests if url != self.page.url and not url.startswith("data:")]
-        return Look(
+        return PageInspection(
             complaints=list(self._complaints),
             requests=others,
             elsewhere=[url for url in others if urlsplit(url)[:2] != own[:2]],
@@ -166,13 +166,13 @@ class Browser:
     def visit(
         self,
         url: str,
-        view: View = DESKTOP_LIGHT,
+        view: Viewport = DESKTOP_LIGHT,
         *,
         javascript: bool = True,
         credentials: tuple[str, str] | None = None,
         offline: bool = False,
         headers: dict[str, str] | None = None,
-    ) -> Iterator[Visit]:
+    ) -> Iterator[PageVisit]:
         """
         Open a page as somebody who was never there before.
 
@@ -194,7 +194,7 @@ class Browser:
         )
         context.set_default_timeout(_PATIENCE)
         try:
-            visit = Visit(context.new_page(), view)
+            visit = PageVisit(context.new_page(), view)
             visit.listen()
             visit.response = visit.page.goto(url, wait_until="load")
             yield visit
@@ -205,7 +205,7 @@ class Browser:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """A browser without a window; the machine's Chromium or the one that was fetched. Skips the test without one."""
-    executable = program("chromium")
+    executable = find_program("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=list(_ARGUMENTS), timeout=_PATIENCE)
         try:

@@ -19,17 +19,16 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.threads import deferToThread
 
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.demo_narration import Failed, Narrator, short
-from mediatord.wallet.mediation import Problem
-from mediatord.wallet.mediator import discover, open_http
-from mediatord.wallet.packing import AddressBook
-from mediatord.wallet.throwaway import free_port
-from tests.balancer import Balancer
-from tests.integration.cluster import Cluster
+from mediatord.wallet.demo import DemoPrinter, DemoStepFailed, truncate_text
+from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
+from mediatord.wallet.didcomm_mediation import MediatorProblem
+from mediatord.wallet.didcomm_messages import DIDDocumentCache
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.integration.cluster import DaemonCluster
 from tests.integration.daemon import Daemon
-from tests.mongod import ReplicaSet
-from tests.talkers import Talker, Times
+from tests.latency_clients import LatencyClient, LatencyLedger
+from tests.load_balancer import LoadBalancer
+from tests.replica_set import ReplicaSet
 
 # Messages that come before anything else happens.
 _SOME = 60
@@ -40,18 +39,18 @@ _CHAPTER_SECONDS = 120.0
 _DATABASE = "mediatord"
 
 
-class Demonstration:
+class ClusterDemo:
     """All of it, told step by step."""
 
-    def __init__(self, reactor: Any, servers: ReplicaSet, cluster: Cluster, balancer: int) -> None:
+    def __init__(self, reactor: Any, servers: ReplicaSet, cluster: DaemonCluster, balancer: int) -> None:
         self._reactor = reactor
         self._servers = servers
         self._cluster = cluster
         self._front = balancer
-        self._balancer = Balancer(reactor, [node.port for node in cluster.nodes])
-        self._times = Times(reactor)
-        self._say = Narrator()
-        self._talkers: list[Talker] = []
+        self._balancer = LoadBalancer(reactor, [node.port for node in cluster.nodes])
+        self._times = LatencyLedger(reactor)
+        self._say = DemoPrinter()
+        self._talkers: list[LatencyClient] = []
 
     async def tell(self) -> None:
         """
@@ -68,8 +67,8 @@ class Demonstration:
             await self._chapter("A node and the primary are killed at the same moment", self._lose_everything_once)
             await self._chapter("What became of the messages", self._close_the_books)
         finally:
-            for talker in self._talkers:
-                await talker.stop()
+            for latency_client in self._talkers:
+                await latency_client.stop()
             await maybeDeferred(listening.stopListening)
 
     async def _chapter(self, title: str, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -77,22 +76,22 @@ class Demonstration:
         try:
             await Deferred.fromCoroutine(tell()).addTimeout(_CHAPTER_SECONDS, self._reactor)
         except DeferredTimeout:
-            raise Failed(f'"{title}" was not over within {_CHAPTER_SECONDS:.0f} s') from None
+            raise DemoStepFailed(f'"{title}" was not over within {_CHAPTER_SECONDS:.0f} s') from None
 
     async def _meet(self) -> None:
         ports = ", ".join(f"{self._name(node)} on port {node.port}" for node in self._cluster.nodes)
         self._say.step(f"Nodes: {ports}; a balancer on port {self._front} deals connections out in turn.")
         http = open_http(self._reactor)
-        mediator = await discover(http, f"http://127.0.0.1:{self._front}")
-        self._say.step("All have one DID, which names the balancer.", short(mediator.did, 80))
-        book = AddressBook()
+        mediator = await discover_mediator(http, f"http://127.0.0.1:{self._front}")
+        self._say.step("All have one DID, which names the balancer.", truncate_text(mediator.did, 80))
+        book = DIDDocumentCache()
         for name in ("Alice", "Bob"):
-            wallet = Wallet.fresh(mediator, http, self._reactor)
-            wallet = Wallet(wallet.identity, http, self._reactor, mediator, book)
+            wallet = DIDCommWallet.fresh(mediator, http, self._reactor)
+            wallet = DIDCommWallet(wallet.identity, http, self._reactor, mediator, book)
             book.learn(wallet.identity.document)
             await wallet.enrol()
             self._say.check(f"{name} has a mailbox", await wallet.register() == ["success"])
-            self._talkers.append(Talker(name, wallet, self._front, self._times, self._reactor))
+            self._talkers.append(LatencyClient(name, wallet, self._front, self._times, self._reactor))
 
     async def _talk(self) -> None:
         alice, bob = self._talkers
@@ -145,10 +144,10 @@ class Demonstration:
         self._say.step("Both are back.")
 
     async def _close_the_books(self) -> None:
-        for talker in self._talkers:
-            await talker.hush()
-        for talker in self._talkers:
-            await talker.settle()
+        for latency_client in self._talkers:
+            await latency_client.hush()
+        for latency_client in self._talkers:
+            await latency_client.settle()
         left = await deferToThread(self._servers.client[_DATABASE]["messages"].count_documents, {})
         balance = self._times.balance(left)
         self._say.step("The books of senders and recipients, and of what is left in the database.", str(balance))
@@ -163,12 +162,12 @@ class Demonstration:
         self._say.step(text, figures)
         return longest
 
-    def _node_of(self, talker: Talker) -> Daemon | None:
-        port = self._balancer.node_of(talker.port)
+    def _node_of(self, latency_client: LatencyClient) -> Daemon | None:
+        port = self._balancer.node_of(latency_client.port)
         return next((node for node in self._cluster.nodes if node.port == port), None)
 
-    def _where(self, talker: Talker) -> str:
-        node = self._node_of(talker)
+    def _where(self, latency_client: LatencyClient) -> str:
+        node = self._node_of(latency_client)
         return "none" if node is None else self._name(node)
 
     def _name(self, node: Daemon) -> str:
@@ -177,12 +176,12 @@ class Demonstration:
 
 def main() -> int:
     """0, or 1 when a step failed or there is no MongoDB server to run."""
-    front = free_port()
+    front = find_free_port()
     with ExitStack() as stack:
         try:
             click.echo("Starting three MongoDB servers and three nodes.")
             servers = stack.enter_context(ReplicaSet(3))
-            cluster = Cluster(servers.uri(_DATABASE), public_url=f"http://127.0.0.1:{front}")
+            cluster = DaemonCluster(servers.uri(_DATABASE), public_url=f"http://127.0.0.1:{front}")
             stack.callback(cluster.clean)
             cluster.start()
             task.react(_run, (servers, cluster, front))
@@ -193,10 +192,10 @@ def main() -> int:
     return 1
 
 
-async def _run(reactor: Any, servers: ReplicaSet, cluster: Cluster, front: int) -> None:
+async def _run(reactor: Any, servers: ReplicaSet, cluster: DaemonCluster, front: int) -> None:
     try:
-        await Demonstration(reactor, servers, cluster, front).tell()
-    except (Failed, Problem, AssertionError) as error:
+        await ClusterDemo(reactor, servers, cluster, front).tell()
+    except (DemoStepFailed, MediatorProblem, AssertionError) as error:
         click.secho(f"The demonstration failed: {error}", fg="red", err=True)
         raise SystemExit(1) from None
     click.echo()

@@ -46,7 +46,7 @@ LONGEST_FIRST = (
     "integration/test_bench.py",
     "monitoring/test_live.py",
     "monitoring/test_rules.py",
-    "store/test_mongo_deposits.py",
+    "store/test_mongo_enqueue.py",
     "integration/test_queue.py",
     "analytics/test_session.py",
     "integration/test_torture.py",

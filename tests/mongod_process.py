@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import SkipTest
 
-from mediatord.wallet.throwaway import free_port
+from mediatord.wallet.temporary_daemon import find_free_port
 
 ENVIRONMENT = Path(__file__).parents[1] / ".mongod"
 
@@ -59,7 +59,7 @@ def mongod_binary() -> Path:
 def find_mongod(named: str | None, environment: Path) -> Path:
     """As :func:`mongod_binary`, with the value of `MONGOD` and the directory of the environment."""
     if named:
-        fault = _fault_of(Path(named))
+        fault = _startup_error(Path(named))
         assert fault is None, f"MONGOD={named} does not run: {fault}"
         return Path(named)
     found = [*environment.glob("lib/python*/site-packages/fiftyone/db/bin/mongod")]
@@ -67,12 +67,12 @@ def find_mongod(named: str | None, environment: Path) -> Path:
         raise SkipTest(
             "no MongoDB server is installed: `make .mongod` does that, MONGOD=/path/to/mongod names another"
         )
-    if fault := _fault_of(found[0]):
+    if fault := _startup_error(found[0]):
         raise SkipTest(f"the MongoDB server in {environment.name} does not run here ({fault}); MONGOD names another")
     return found[0]
 
 
-def _fault_of(binary: Path) -> str | None:
+def _startup_error(binary: Path) -> str | None:
     """Why it does not run: it may lack libraries, or the processor what it is built for."""
     try:
         ran = subprocess.run(
@@ -84,7 +84,7 @@ def _fault_of(binary: Path) -> str | None:
     return None if ran.returncode == 0 else (lines[-1] if lines else f"exit status {ran.returncode}")
 
 
-class Directory:
+class TemporaryDataDirectory:
     """
     A place for data that vanishes with this process, even when that is killed.
 
@@ -92,7 +92,7 @@ class Directory:
     """
 
     def __init__(self, members: int = 1) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="mediatord-mongod-", dir=_roomy(members * _ROOM_BYTES)))
+        self.path = Path(tempfile.mkdtemp(prefix="mediatord-mongod-", dir=_has_room(members * _ROOM_BYTES)))
         # The end of its input is the end of this process or of the need. A server may write for a moment longer.
         self._sweeper = subprocess.Popen(
             ["sh", "-c", 'cat >/dev/null; until rm -rf "$1" 2>/dev/null; do sleep 0.1; done', "sweeper", self.path],
@@ -112,7 +112,7 @@ class Directory:
         self._sweeper.wait()
 
 
-def _roomy(size: int) -> Path | None:
+def _has_room(size: int) -> Path | None:
     if _MEMORY_DISK.is_dir() and shutil.disk_usage(_MEMORY_DISK).free >= size:
         return _MEMORY_DISK
     return None
@@ -131,7 +131,7 @@ class Mongod:
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._settled = False
-        self.port = free_port()
+        self.port = find_free_port()
 
     @property
     def pid(self) -> int:
@@ -162,7 +162,7 @@ class Mongod:
                 # Somebody else may have got the port; others know it once it has been used.
                 if self._settled or attempt == _ATTEMPTS - 1:
                     raise
-                self.port = free_port()
+                self.port = find_free_port()
         return None
 
     def send_kill(self) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from pymongo import MongoClient, timeout
 from pymongo.errors import AutoReconnect
 
-from tests.mongod_process import Directory, Mongod, mongod_binary
+from tests.mongod_process import Mongod, TemporaryDataDirectory, mongod_binary
 
 NAME = "rs0"
 ELECTED_SECONDS = 60.0
@@ -80,7 +80,7 @@ class ReplicaSet:
         self._election = election
         self._via = via
         self._ports: list[int] = []
-        self._directory: Directory | None = None
+        self._directory: TemporaryDataDirectory | None = None
         self._client: MongoClient[dict[str, Any]] | None = None
         self.members: list[Mongod] = []
 
@@ -120,7 +120,7 @@ class ReplicaSet:
         :raise SkipTest: there is no server to run.
         """
         mongod_binary()
-        self._directory = Directory(self._size)
+        self._directory = TemporaryDataDirectory(self._size)
         try:
             options = self._server_options(self._directory.path)
             self.members = [Mongod(self._directory.path / str(i), options) for i in range(self._size)]

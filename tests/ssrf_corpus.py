@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from twisted.internet.interfaces import IHostResolution, IResolutionReceiver
 
-from tests.wires import OTHER_PUBLIC, PUBLIC, Names
+from tests.outbound_test_case import OTHER_PUBLIC, PUBLIC, FakeResolver
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SSRFTarget:
     """
     A host as a stranger writes it.
 
@@ -60,7 +60,7 @@ def _first(host: str) -> str:
     return next(iter(RESOLVING[host] or ()))
 
 
-_NAMES = [Place(host, _first(host)) for host in RESOLVING if not host.startswith("xn--")]
+_NAMES = [SSRFTarget(host, _first(host)) for host in RESOLVING if not host.startswith("xn--")]
 
 _LOOPBACK = "127.0.0.1"
 _METADATA = "169.254.169.254"
@@ -68,7 +68,7 @@ _METADATA = "169.254.169.254"
 # As `inet_aton` reads them: one to four parts, each decimal, octal or hexadecimal.
 _NUMBERS = [
     *(
-        Place(host, _LOOPBACK)
+        SSRFTarget(host, _LOOPBACK)
         for host in (
             "127.0.0.1",
             "2130706433",
@@ -87,31 +87,31 @@ _NUMBERS = [
             "00000000177.00000000.00000000.00000001",
         )
     ),
-    Place("127.1.2.3", "127.1.2.3"),
-    Place("0", "0.0.0.0"),
-    Place("0.0.0.0", "0.0.0.0"),
-    Place("0x0", "0.0.0.0"),
-    Place("10.1", "10.0.0.1"),
-    Place("167772161", "10.0.0.1"),
-    Place("012.0.0.1", "10.0.0.1"),
-    Place("172.16.1", "172.16.0.1"),
-    Place("192.168.257", "192.168.1.1"),
-    Place("0300.0250.1", "192.168.0.1"),
-    Place("2852039166", _METADATA),
-    Place("0xa9fea9fe", _METADATA),
-    Place("0251.0376.0251.0376", _METADATA),
-    Place("169.254.43518", _METADATA),
-    Place("100.100.100.200", "100.100.100.200"),
-    Place("168.63.129.16", "168.63.129.16"),
-    Place("192.0.0.192", "192.0.0.192"),
-    Place("224.0.0.1", "224.0.0.1"),
-    Place("255.255.255.255", "255.255.255.255"),
-    Place("240.0.0.1", "240.0.0.1"),
-    Place("198.18.0.1", "198.18.0.1"),
+    SSRFTarget("127.1.2.3", "127.1.2.3"),
+    SSRFTarget("0", "0.0.0.0"),
+    SSRFTarget("0.0.0.0", "0.0.0.0"),
+    SSRFTarget("0x0", "0.0.0.0"),
+    SSRFTarget("10.1", "10.0.0.1"),
+    SSRFTarget("167772161", "10.0.0.1"),
+    SSRFTarget("012.0.0.1", "10.0.0.1"),
+    SSRFTarget("172.16.1", "172.16.0.1"),
+    SSRFTarget("192.168.257", "192.168.1.1"),
+    SSRFTarget("0300.0250.1", "192.168.0.1"),
+    SSRFTarget("2852039166", _METADATA),
+    SSRFTarget("0xa9fea9fe", _METADATA),
+    SSRFTarget("0251.0376.0251.0376", _METADATA),
+    SSRFTarget("169.254.43518", _METADATA),
+    SSRFTarget("100.100.100.200", "100.100.100.200"),
+    SSRFTarget("168.63.129.16", "168.63.129.16"),
+    SSRFTarget("192.0.0.192", "192.0.0.192"),
+    SSRFTarget("224.0.0.1", "224.0.0.1"),
+    SSRFTarget("255.255.255.255", "255.255.255.255"),
+    SSRFTarget("240.0.0.1", "240.0.0.1"),
+    SSRFTarget("198.18.0.1", "198.18.0.1"),
 ]
 
 _BRACKETS = [
-    Place(f"[{host}]", means)
+    SSRFTarget(f"[{host}]", means)
     for host, means in (
         ("::1", "::1"),
         ("0:0:0:0:0:0:0:1", "::1"),
@@ -149,26 +149,26 @@ _BRACKETS = [
 
 # What IDNA makes of them is plain ASCII: an address, or a name that is resolved as such.
 _BEYOND_ASCII = [
-    Place("１２７.０.０.１", _LOOPBACK),
-    Place("127。0。0。1", _LOOPBACK),
-    Place("127．0．0．1", _LOOPBACK),
-    Place("127｡0｡0｡1", _LOOPBACK),
-    Place("①②⑦.0.0.①", _LOOPBACK),
-    Place("ⓛⓞⓒⓐⓛⓗⓞⓢⓣ", _LOOPBACK),
-    Place("ｌｏｃａｌｈｏｓｔ", _LOOPBACK),
-    Place("loca\u00adlhost"),
-    Place("０x7f000001", _LOOPBACK),
-    Place("bücher.example", _LOOPBACK),
-    Place("١٢٧.٠.٠.١"),
-    Place("a.example\u2044@127.0.0.1"),
-    Place("a.example／127.0.0.1"),
-    Place("127.0.0.1\u200b"),
-    Place("\ufeff127.0.0.1"),
+    SSRFTarget("１２７.０.０.１", _LOOPBACK),
+    SSRFTarget("127。0。0。1", _LOOPBACK),
+    SSRFTarget("127．0．0．1", _LOOPBACK),
+    SSRFTarget("127｡0｡0｡1", _LOOPBACK),
+    SSRFTarget("①②⑦.0.0.①", _LOOPBACK),
+    SSRFTarget("ⓛⓞⓒⓐⓛⓗⓞⓢⓣ", _LOOPBACK),
+    SSRFTarget("ｌｏｃａｌｈｏｓｔ", _LOOPBACK),
+    SSRFTarget("loca\u00adlhost"),
+    SSRFTarget("０x7f000001", _LOOPBACK),
+    SSRFTarget("bücher.example", _LOOPBACK),
+    SSRFTarget("١٢٧.٠.٠.١"),
+    SSRFTarget("a.example\u2044@127.0.0.1"),
+    SSRFTarget("a.example／127.0.0.1"),
+    SSRFTarget("127.0.0.1\u200b"),
+    SSRFTarget("\ufeff127.0.0.1"),
 ]
 
 # Refused by how they are written: two readers could take them for two hosts.
 _CONFUSING = [
-    Place(host)
+    SSRFTarget(host)
     for host in (
         "user@127.0.0.1",
         "user:password@127.0.0.1",
@@ -211,7 +211,7 @@ NOBODY = [
     "1..1",
 ]
 
-PLACES: list[Place] = list(dict.fromkeys([*_NAMES, *_NUMBERS, *_BRACKETS, *_BEYOND_ASCII, *_CONFUSING]))
+PLACES: list[SSRFTarget] = list(dict.fromkeys([*_NAMES, *_NUMBERS, *_BRACKETS, *_BEYOND_ASCII, *_CONFUSING]))
 
 # Whole URLs that are no places to go to, for the port and the scheme that they have or lack.
 URLS = [
@@ -247,7 +247,7 @@ URLS = [
 ]
 
 
-class ScriptedNames(Names):
+class ScriptedResolver(FakeResolver):
     """
     Resolves the names of the corpus as scripted, and numbers as the platform does; nobody else is asked.
 

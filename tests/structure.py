@@ -67,7 +67,8 @@ def package_cycles(modules: list[Module]) -> list[tuple[str, ...]]:
     groups = {
         tuple(sorted(other for other in known if other in reachable[package] and package in reachable[other]))
         for package in known
-        if package in reachable[package] - {package} or any(package in reachable[o] for o in reachable[package] - {package})
+        if package in reachable[package] - {package}
+        or any(package in reachable[o] for o in reachable[package] - {package})
     }
     return sorted(group for group in groups if len(group) > 1)
 
@@ -117,7 +118,11 @@ def _docstring_lines(tree: ast.Module) -> set[int]:
         body = getattr(node, "body", None)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:
             first = body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 found.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     return found
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.admission import AccessList
-from mediatord.config import Config
-from mediatord.protocol.decentrl.did import make_did, parse_did
-from mediatord.protocol.didcomm import signed
-from tests.citizens import Citizen, Dialogue
-from tests.house import CM3, MP, PING, Guest, House, code_of, sealed_forward
+from mediatord.config.settings import Config
+from mediatord.protocol.decentrl.did_decentrl import make_did, parse_did
+from mediatord.protocol.didcomm import json_web_signature
+from mediatord.ratelimit.access_control import AccessList
+from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity
+from tests.in_memory_mediator import CM3, MP, PING, InMemoryMediator, InMemoryWallet, code_of, pack_forward
 
 NOT_ENROLLED = "e.p.req.not_enroll"
 
@@ -81,7 +81,7 @@ class ListTests(SynchronousTestCase):
             self.assertFalse(access.denies(make_did("ann", *keys, mediator)))
 
 
-class ReloadedHouse(House):
+class ReloadedHouse(InMemoryMediator):
     """A house whose settings can be changed while it stands."""
 
     def change(self, section: str, **values: Any) -> None:
@@ -93,33 +93,35 @@ class ReloadedHouse(House):
 
 class DIDCommTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house = ReloadedHouse(self)
-        self.bob = Guest(self.house).enrol()
-        self.eve = Guest(self.house)
+        self.in_memory = ReloadedHouse(self)
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+        self.eve = InMemoryWallet(self.in_memory)
 
-    def forward(self, guest: Guest, **headers: Any) -> Any:
+    def forward(self, guest: InMemoryWallet, **headers: Any) -> Any:
         """The reply to a forward to Bob that is proven to be this guest's."""
         attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
         body = {"next": self.bob.did}
-        return self.house.receive(
+        return self.in_memory.receive(
             guest.pack("https://didcomm.org/routing/2.0/forward", body, attachments=attachments, **headers)
         )
 
     def test_no_grant(self) -> None:
         """A denied DID gets none, and nobody can register it for it."""
-        self.house.change("didcomm", deny=[self.eve.did])
+        self.in_memory.change("didcomm", deny=[self.eve.did])
         self.assertEqual(self.eve.answer(f"{CM3}/mediate-request").message.type.name, "mediatedeny")
         updates = [{"recipient_did": self.eve.did, "action": action} for action in ("add", "remove")]
         results = self.bob.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
         self.assertEqual([one["result"] for one in results], ["client_error", "no_change"])
-        (event,) = self.house.events("acct.deny")
+        (event,) = self.in_memory.events("acct.deny")
         self.assertEqual((event["reason"], event["proto"]), ("policy", "didcomm"))
 
     def test_an_account_that_is_denied_later(self) -> None:
         """Is answered as if it had none, whatever it asks; and what waits is there when it is served again."""
         self.eve.enrol()
-        self.assertEqual(self.house.receive(sealed_forward(self.house, self.eve.did, self.eve.letter())).status, 202)
-        self.house.change("didcomm", deny=[self.eve.did])
+        self.assertEqual(
+            self.in_memory.receive(pack_forward(self.in_memory, self.eve.did, self.eve.letter())).status, 202
+        )
+        self.in_memory.change("didcomm", deny=[self.eve.did])
         requests: dict[str, dict[str, Any]] = {
             f"{CM3}/recipient-query": {},
             f"{CM3}/recipient-update": {"updates": []},
@@ -132,20 +134,22 @@ class DIDCommTests(SynchronousTestCase):
             self.assertEqual(code_of(self.eve.ask(type_, body), self.eve), NOT_ENROLLED, type_)
         self.assertEqual(self.eve.ask(PING).status, 200)
         self.assertEqual(self.bob.waiting(), 0)
-        self.house.change("didcomm", deny=[])
+        self.in_memory.change("didcomm", deny=[])
         self.assertEqual(self.eve.waiting(), 1)
 
     def test_its_forwards(self) -> None:
         """None that is proven to be its own is taken; nothing tells whose an anonymous one is."""
-        self.house.change("didcomm", deny=[self.eve.did])
+        self.in_memory.change("didcomm", deny=[self.eve.did])
         self.assertEqual(code_of(self.forward(self.eve), self.eve), NOT_ENROLLED)
         self.assertEqual(self.bob.waiting(), 0)
-        self.assertEqual(self.forward(Guest(self.house)).status, 202)
-        self.assertEqual(self.house.receive(sealed_forward(self.house, self.bob.did, self.bob.letter())).status, 202)
+        self.assertEqual(self.forward(InMemoryWallet(self.in_memory)).status, 202)
+        self.assertEqual(
+            self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter())).status, 202
+        )
 
     def test_other_spellings(self) -> None:
         """Of a host do not help."""
-        self.house.change("didcomm", deny=["did:web:EVE.example:*"])
+        self.in_memory.change("didcomm", deny=["did:web:EVE.example:*"])
         updates = [{"recipient_did": "did:web:eve.example%3A443:x", "action": "add"}]
         (result,) = self.bob.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
         self.assertEqual(result["result"], "client_error")
@@ -154,47 +158,47 @@ class DIDCommTests(SynchronousTestCase):
         """Those that are live when it is denied are closed; others stay."""
         self.eve.enrol()
         theirs, ours = self.eve.go_live(), self.bob.go_live()
-        self.house.change("didcomm", deny=[self.eve.did])
+        self.in_memory.change("didcomm", deny=[self.eve.did])
         self.assertEqual((theirs.codes, ours.codes), ([1008], []))
 
-    def token(self, new: Guest) -> str:
+    def token(self, new: InMemoryWallet) -> str:
         """By which Eve proves that she is somebody else from now on."""
         signing = self.eve.identity.signing
-        claim = signed.FromPrior(signing.kid, self.eve.did, new.did, int(self.house.clock.seconds()))
-        return signed.make_from_prior(claim, signing.private)
+        claim = json_web_signature.FromPrior(signing.kid, self.eve.did, new.did, int(self.in_memory.clock.seconds()))
+        return json_web_signature.make_from_prior(claim, signing.private)
 
     def test_another_name(self) -> None:
         """It cannot take its account to another DID, nor take one to itself."""
         self.eve.enrol()
         for denied in ("prior", "new"):
-            new = Guest(self.house)
-            self.house.change("didcomm", deny=[self.eve.did if denied == "prior" else new.did])
+            new = InMemoryWallet(self.in_memory)
+            self.in_memory.change("didcomm", deny=[self.eve.did if denied == "prior" else new.did])
             token = self.token(new)
             answer = new.ask(f"{MP}/status-request", {}, from_prior=token)
             self.assertEqual(code_of(answer, new), NOT_ENROLLED, denied)
-        self.house.change("didcomm", deny=[])
+        self.in_memory.change("didcomm", deny=[])
         self.assertEqual(self.eve.waiting(), 0)
 
     def test_allow_is_read_again(self) -> None:
         """With `registration`: those who have an account keep it."""
-        self.house.change("didcomm", registration="allow-list", allow=[self.eve.did])
+        self.in_memory.change("didcomm", registration="allow-list", allow=[self.eve.did])
         self.assertEqual(self.eve.answer(f"{CM3}/mediate-request").message.type.name, "mediategrant")
-        stranger = Guest(self.house)
+        stranger = InMemoryWallet(self.in_memory)
         self.assertEqual(stranger.answer(f"{CM3}/mediate-request").message.type.name, "mediatedeny")
         self.assertEqual(self.bob.waiting(), 0)
-        self.house.change("didcomm", registration="open", allow=[])
+        self.in_memory.change("didcomm", registration="open", allow=[])
         self.assertEqual(stranger.answer(f"{CM3}/mediate-request").message.type.name, "mediategrant")
 
 
 class DecentrlTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house = ReloadedHouse(self)
-        self.ann, self.eve = Citizen(self.house, "ann"), Citizen(self.house, "eve")
+        self.in_memory = ReloadedHouse(self)
+        self.ann, self.eve = InMemoryIdentity(self.in_memory, "ann"), InMemoryIdentity(self.in_memory, "eve")
         self.ann.register()
 
     def deny(self) -> None:
         """Eve, from now on."""
-        self.house.change("decentrl", deny=[self.eve.did])
+        self.in_memory.change("decentrl", deny=[self.eve.did])
 
     def refused(self, reply: Any) -> None:
         """Whether it is, as not being allowed to."""
@@ -204,7 +208,7 @@ class DecentrlTests(SynchronousTestCase):
         """A denied DID cannot register."""
         self.deny()
         self.refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))
-        (event,) = self.house.events("acct.deny")
+        (event,) = self.in_memory.events("acct.deny")
         self.assertEqual((event["reason"], event["proto"]), ("policy", "decentrl"))
 
     def test_another_spelling(self) -> None:
@@ -212,7 +216,7 @@ class DecentrlTests(SynchronousTestCase):
         eve = parse_did(self.eve.did)
         other = make_did(eve.alias, eve.signing_key, eve.prekey, eve.mediator_did, raw=True)
         self.assertNotEqual(other, self.eve.did)
-        self.house.change("decentrl", deny=[other])
+        self.in_memory.change("decentrl", deny=[other])
         self.refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))
 
     def test_no_command(self) -> None:
@@ -223,9 +227,9 @@ class DecentrlTests(SynchronousTestCase):
         self.deny()
         self.refused(self.eve.tell(self.ann))
         query = self.eve.command({"type": "QUERY_COMMUNICATION_CONTRACTS", "pagination": {"page": 0, "page_size": 1}})
-        self.refused(self.house.obey(query))
-        self.house.change("decentrl", deny=[])
-        self.assertEqual(json.loads(self.house.obey(query).body)["code"], "DUPLICATE_NONCE")
+        self.refused(self.in_memory.obey(query))
+        self.in_memory.change("decentrl", deny=[])
+        self.assertEqual(json.loads(self.in_memory.obey(query).body)["code"], "DUPLICATE_NONCE")
 
     def test_no_socket(self) -> None:
         """One that is open is closed, and none is opened."""
@@ -233,15 +237,15 @@ class DecentrlTests(SynchronousTestCase):
         theirs, ours = self.eve.connect(), self.ann.connect()
         self.deny()
         self.assertEqual((theirs.socket.codes, ours.socket.codes), ([1008], []))
-        late = Dialogue(self.house)
+        late = InMemoryDecentrlSocket(self.in_memory)
         late.say(self.eve.greeting())
         self.assertEqual(late.heard(), [{"type": "AUTH_FAILED", "code": "NOT_REGISTERED"}])
 
     def test_registration_is_read_again(self) -> None:
         """`own` and `allow-list` as well."""
-        guest = Citizen(self.house, "guest", mediator_did="did:web:elsewhere.example")
-        self.house.change("decentrl", registration="own")
+        guest = InMemoryIdentity(self.in_memory, "guest", mediator_did="did:web:elsewhere.example")
+        self.in_memory.change("decentrl", registration="own")
         self.refused(guest.ask("REQUEST_COMMUNICATION_CONTRACT", **guest.registration()))
-        self.house.change("decentrl", registration="allow-list", allow=[guest.did])
+        self.in_memory.change("decentrl", registration="allow-list", allow=[guest.did])
         guest.register()
         self.refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))

@@ -16,22 +16,32 @@ from twisted.logger import formatEvent
 from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.admin.access import Token, read_token
-from mediatord.admin.document import status_json
-from mediatord.admin.markup import Markup, clock, count, element, joined, rate, size, span, sparkline, text
-from mediatord.admin.overview import Overview, Overviews, Sources
-from mediatord.admin.page import page
-from mediatord.admin.traffic import FLOWS, flows
-from mediatord.admin.troubles import merged
-from mediatord.config import Config, ConfigError, load
-from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Backlog, Books, Cohort, Ledger, LongQueue
-from mediatord.keyfile import create_keys
+from mediatord.admin.page import (
+    Markup,
+    build_element,
+    draw_sparkline,
+    escape_text,
+    format_byte_count,
+    format_count,
+    format_duration,
+    format_rate,
+    format_utc_time,
+    join_markup,
+    render_status_page,
+)
+from mediatord.admin.site import AdminToken, read_admin_token
+from mediatord.admin.status import DaemonStatus, StatusCollector, StatusSources, render_status_json
+from mediatord.admin.status_sources import TRAFFIC_COUNTERS, compute_traffic, merge_problems
+from mediatord.config.file import ConfigError, load_config
+from mediatord.config.settings import Config
+from mediatord.errors import StartupError, StoreUnavailable
+from mediatord.identity.key_file import create_keys
 from mediatord.private_file import PrivateFileError
-from mediatord.service import StartupError, makeService
-from tests.house import NOW, PEER, Reactor
-from tests.web.admin_premises import BEARER, TOKEN
-from tests.web.premises import Line, responses, written
+from mediatord.service import makeService
+from mediatord.store.interfaces.messages import AgeBucket, LargeQueue, MessageLedger, QueueBacklog, StoreLedger
+from tests.in_memory_mediator import NOW, PEER, InMemoryReactor
+from tests.web.in_memory_admin_site import BEARER, TOKEN
+from tests.web.in_memory_site import InMemoryTransport, encode_request, parse_responses
 
 
 class TokenTests(SynchronousTestCase):
@@ -48,7 +58,7 @@ class TokenTests(SynchronousTestCase):
 
     def test_good(self) -> None:
         """White space around it does not count."""
-        self.assertTrue(read_token(self.write(f" {TOKEN}\n".encode())).is_in(BEARER.encode()))
+        self.assertTrue(read_admin_token(self.write(f" {TOKEN}\n".encode())).is_in(BEARER.encode()))
 
     def test_refused(self) -> None:
         """In one line, without a word of it."""
@@ -62,17 +72,17 @@ class TokenTests(SynchronousTestCase):
             (b"\0" * 32, 0o600, "has to hold one line of ASCII without spaces"),
         ):
             with self.assertRaises(PrivateFileError) as caught:
-                read_token(self.write(content, mode))
+                read_admin_token(self.write(content, mode))
             self.assertIn(why, str(caught.exception))
             self.assertNotIn(TOKEN[:8], str(caught.exception))
             self.assertNotIn("\n", str(caught.exception))
         self.path.unlink()
         with self.assertRaises(PrivateFileError):
-            read_token(self.path)
+            read_admin_token(self.path)
 
     def test_not_shown(self) -> None:
         """Neither it nor what is kept of it."""
-        self.assertEqual(repr(Token.of(TOKEN.encode())), "Token()")
+        self.assertEqual(repr(AdminToken.of(TOKEN.encode())), "AdminToken()")
 
 
 def test_a_page_needs_a_token(tmp_path: Path) -> None:
@@ -80,13 +90,13 @@ def test_a_page_needs_a_token(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text("node: m1\nadmin:\n  listen: tcp:8081\n")
     with pytest.raises(ConfigError) as caught:
-        load(path, {})
+        load_config(path, {})
     assert caught.value.problems == [f"{path}:2: admin: expected a token_file beside listen"]
     for alone in ("token_file: t", "reports: r", "listen: null"):
         path.write_text(f"admin: {{{alone}}}")
-        assert load(path, {}).admin.listen is None
+        assert load_config(path, {}).admin.listen is None
     path.write_text("admin: {listen: tcp:8081, token_file: t, reports: /var/r}")
-    admin = load(path, {}).admin
+    admin = load_config(path, {}).admin
     assert (admin.token_file, admin.reports) == (tmp_path / "t", Path("/var/r"))
 
 
@@ -100,7 +110,7 @@ class WholeTests(SynchronousTestCase):
         self.token = self.directory / "token"
         self.token.touch(0o600)
         self.token.write_text(TOKEN)
-        self.reactor: Any = Reactor()
+        self.reactor: Any = InMemoryReactor()
         self.reactor.advance(NOW)
 
     def config(self, **admin: Any) -> Config:
@@ -116,12 +126,12 @@ class WholeTests(SynchronousTestCase):
 
     def ask(self, place: int, authorization: str = BEARER) -> int:
         """The status of the page on one of the listeners."""
-        line = Line(self.reactor, PEER)
+        line = InMemoryTransport(self.reactor, PEER)
         line.protocol = self.reactor.tcpServers[place][1].buildProtocol(line.getPeer())
         line.protocol.makeConnection(line)
-        line.feed(written("GET", "/admin", None, {"Authorization": authorization}))
+        line.feed(encode_request("GET", "/admin", None, {"Authorization": authorization}))
         self.reactor.advance(0)
-        (answer,) = responses(line.taken())
+        (answer,) = parse_responses(line.taken())
         line.hang_up()
         return answer.status
 
@@ -190,10 +200,10 @@ class SeveralTests(SynchronousTestCase):
         self.reactor: Any = MemoryReactorClock()
         self.reactor.advance(NOW)
         self.told: Any = (2, [of_worker(1), of_worker(2)])
-        self.backlog: Any = Backlog(0, 0, (Cohort(0, 0),) * 6, ())
+        self.backlog: Any = QueueBacklog(0, 0, (AgeBucket(0, 0),) * 6, ())
         self.figures: Any = b"mediator_messages_forwarded_total 7.0\nmediator_active_connections 4.0\n"
 
-    def overview(self) -> Overview:
+    def overview(self) -> DaemonStatus:
         async def processes() -> Any:
             if isinstance(self.told, Exception):
                 raise self.told
@@ -205,13 +215,13 @@ class SeveralTests(SynchronousTestCase):
             text: bytes = self.figures
             return text
 
-        async def backlog(bounds: object, top: int) -> Backlog:
+        async def backlog(bounds: object, top: int) -> QueueBacklog:
             if isinstance(self.backlog, Exception):
                 raise self.backlog
-            found: Backlog = self.backlog
+            found: QueueBacklog = self.backlog
             return found
 
-        sources = Sources(
+        sources = StatusSources(
             version="1",
             node="m-9",
             backend="sqlite",
@@ -224,7 +234,7 @@ class SeveralTests(SynchronousTestCase):
             reports=None,
             is_own=lambda did: did == "did:own",
         )
-        return self.successResultOf(Overviews(self.reactor, sources).latest())
+        return self.successResultOf(StatusCollector(self.reactor, sources).latest())
 
     def test_sums(self) -> None:
         """Traffic is added up slot by slot, and refusals for the same reason are one."""
@@ -232,7 +242,7 @@ class SeveralTests(SynchronousTestCase):
         trouble = {"source": "request", "kind": "too_large", "where": "didcomm", "text": "e.p.x"}
         one = {**trouble, "count": 2, "first": NOW - 9, "last": NOW - 5}
         other = {**trouble, "count": 3, "first": NOW - 7, "last": NOW - 1}
-        zeros = [0] * (len(FLOWS) - 1)
+        zeros = [0] * (len(TRAFFIC_COUNTERS) - 1)
         self.told = (
             2,
             [
@@ -249,15 +259,15 @@ class SeveralTests(SynchronousTestCase):
         self.assertEqual((refusal.count, refusal.first, refusal.last), (5, NOW - 9, NOW - 1))
         self.assertEqual((overview.totals or {})["accepted"], 7)
         self.assertTrue(overview.well)
-        self.assertIn("2 of 2", page(overview, refreshing=True).decode())
+        self.assertIn("2 of 2", render_status_page(overview, refreshing=True).decode())
 
     def test_one_is_silent(self) -> None:
         """It is said that it is missing."""
         self.told = (2, [of_worker(1)])
         overview = self.overview()
         self.assertEqual((overview.well, overview.state), (False, "not all workers answer"))
-        self.assertIn("1 of 2", page(overview, refreshing=True).decode())
-        self.assertIn("did not answer in time", page(overview, refreshing=True).decode())
+        self.assertIn("1 of 2", render_status_page(overview, refreshing=True).decode())
+        self.assertIn("did not answer in time", render_status_page(overview, refreshing=True).decode())
 
     def test_one_is_not_well(self) -> None:
         """Then the daemon is not."""
@@ -274,36 +284,40 @@ class SeveralTests(SynchronousTestCase):
     def test_books(self) -> None:
         """They stand there by half; with a difference in either the daemon is not well, whatever the sum is."""
         for differences, well in (((0, 0), True), ((-1, 1), False)):
-            didcomm, decentrl = [Ledger(accepted=1234, waiting=1234 - difference) for difference in differences]
-            self.backlog = replace(self.backlog, books=Books(didcomm, decentrl))
+            didcomm, decentrl = [
+                MessageLedger(accepted=1234, waiting=1234 - difference) for difference in differences
+            ]
+            self.backlog = replace(self.backlog, books=StoreLedger(didcomm, decentrl))
             overview = self.overview()
             self.assertEqual(overview.well, well)
             self.assertEqual(overview.state, "serving" if well else "the store does not account for every message")
-            shown = page(overview, refreshing=True).decode()
+            shown = render_status_page(overview, refreshing=True).decode()
             self.assertIn("1,234", shown)
             self.assertEqual("\N{MINUS SIGN}1" in shown, not well)
-            books = json.loads(status_json(overview))["ledger"]
+            books = json.loads(render_status_json(overview))["ledger"]
             self.assertEqual([books[half]["difference"] for half in ("didcomm", "decentrl")], list(differences))
             self.assertEqual(books["didcomm"]["accepted"], 1234)
 
     def test_waiting_that_is_not_counted(self) -> None:
         """Of very many messages the books do not say how many wait, and nothing is wrong."""
-        self.backlog = replace(self.backlog, books=Books(Ledger(accepted=5, waiting=None), Ledger()))
+        self.backlog = replace(
+            self.backlog, books=StoreLedger(MessageLedger(accepted=5, waiting=None), MessageLedger())
+        )
         overview = self.overview()
-        books = json.loads(status_json(overview))["ledger"]
+        books = json.loads(render_status_json(overview))["ledger"]
         self.assertEqual((books["didcomm"]["waiting"], books["didcomm"]["difference"]), (None, None))
         self.assertTrue(overview.well)
 
     def test_ages(self) -> None:
         """Page and document say of which time their figures are, and how long ago that is."""
         overview = self.overview()
-        time_of_day = clock(NOW)
+        time_of_day = format_utc_time(NOW)
         for later, age in ((0, "0 s"), (2, "2 s"), (75, "1 min 15 s")):
-            shown = page(overview, refreshing=True, now=NOW + later).decode()
+            shown = render_status_page(overview, refreshing=True, now=NOW + later).decode()
             self.assertIn(f"As of {time_of_day} UTC, {age} ago; ", shown)
             # The books, what waits by age, and the largest queues.
             self.assertEqual(shown.count(f"As of {time_of_day} UTC, {age} ago."), 3)
-            told = json.loads(status_json(overview, NOW + later))
+            told = json.loads(render_status_json(overview, NOW + later))
             self.assertEqual((told["at"], told["age_seconds"]), (NOW, later))
             self.assertEqual((told["store"]["at"], told["store"]["age_seconds"]), (NOW, later))
 
@@ -311,28 +325,28 @@ class SeveralTests(SynchronousTestCase):
         """What the store has not said is of no time."""
         self.backlog = StoreUnavailable()
         overview = self.overview()
-        told = json.loads(status_json(overview))["store"]
+        told = json.loads(render_status_json(overview))["store"]
         self.assertEqual((told["at"], told["age_seconds"], told["answers"]), (None, None, False))
-        shown = page(overview, refreshing=True).decode()
+        shown = render_status_page(overview, refreshing=True).decode()
         self.assertEqual(shown.count("The store does not say."), 3)
         self.assertNotIn("Nothing waits.", shown)
 
     def test_totals_of_the_same_moment(self) -> None:
         """Of a daemon that is one process the totals are those of its slots, though the metrics have gone on."""
-        zeros = [0] * (len(FLOWS) - 1)
-        totals = dict.fromkeys(FLOWS, 0) | {"accepted": 5}
+        zeros = [0] * (len(TRAFFIC_COUNTERS) - 1)
+        totals = dict.fromkeys(TRAFFIC_COUNTERS, 0) | {"accepted": 5}
         self.told = (1, [of_worker(1, slots=[[int(NOW) // 10, 5, *zeros]], totals=totals)])
         overview = self.overview()
         self.assertEqual(((overview.totals or {})["accepted"], overview.flows["accepted"].hour), (5, 5))
 
     def test_own_queue(self) -> None:
         """What waits for the self-test is shown as that: it is in the sums as well."""
-        largest = (LongQueue("did:own", 2, 20, NOW), LongQueue("did:bob", 1, 10, NOW))
+        largest = (LargeQueue("did:own", 2, 20, NOW), LargeQueue("did:bob", 1, 10, NOW))
         self.backlog = replace(self.backlog, messages=3, bytes=30, largest=largest)
         overview = self.overview()
-        told = json.loads(status_json(overview))["waiting"]
+        told = json.loads(render_status_json(overview))["waiting"]
         self.assertEqual([(one["messages"], one["self_test"]) for one in told["largest"]], [(2, True), (1, False)])
-        shown = page(overview, refreshing=True).decode()
+        shown = render_status_page(overview, refreshing=True).decode()
         self.assertIn("(self-test)", shown)
         self.assertNotIn("did:own", shown)
 
@@ -340,7 +354,7 @@ class SeveralTests(SynchronousTestCase):
         """While the store does not answer they are unknown."""
         self.backlog = StoreUnavailable()
         overview = self.overview()
-        self.assertIsNone(json.loads(status_json(overview))["ledger"])
+        self.assertIsNone(json.loads(render_status_json(overview))["ledger"])
 
     def test_no_supervisor(self) -> None:
         """A worker tells at least what it knows itself."""
@@ -348,7 +362,7 @@ class SeveralTests(SynchronousTestCase):
         overview = self.overview()
         self.assertEqual([one.pid for one in overview.processes], [9])
         self.assertEqual((overview.well, overview.totals, overview.gauges), (False, None, {}))
-        self.assertIn("unknown", page(overview, refreshing=True).decode())
+        self.assertIn("unknown", render_status_page(overview, refreshing=True).decode())
 
     def test_two_at_once(self) -> None:
         """They share what is being made, and a fault is told to both."""
@@ -358,8 +372,8 @@ class SeveralTests(SynchronousTestCase):
             asked.append(Deferred())
             return asked[-1]
 
-        sources: Any = Sources("1", "m", "sqlite", False, processes, lambda: {}, None, None, str, None)  # type: ignore[arg-type]  # neither is asked
-        overviews = Overviews(self.reactor, sources)
+        sources: Any = StatusSources("1", "m", "sqlite", False, processes, lambda: {}, None, None, str, None)  # type: ignore[arg-type]  # neither is asked
+        overviews = StatusCollector(self.reactor, sources)
         answers = [overviews.latest(), overviews.latest()]
         self.assertEqual(len(asked), 1)
         asked[0].errback(RuntimeError("boom"))
@@ -371,9 +385,9 @@ class SeveralTests(SynchronousTestCase):
 
 def test_rates_of_a_young_daemon() -> None:
     """They are those of the time that it has been there."""
-    slot = [int(NOW) // 10, 30, *[0] * (len(FLOWS) - 1)]
-    assert flows([[slot]], NOW + 5, 10.0)["accepted"].per_second == (3.0, 3.0)
-    assert flows([[slot]], NOW + 5, 99_999.0)["accepted"].per_second[0] == 30 / 55
+    slot = [int(NOW) // 10, 30, *[0] * (len(TRAFFIC_COUNTERS) - 1)]
+    assert compute_traffic([[slot]], NOW + 5, 10.0)["accepted"].per_second == (3.0, 3.0)
+    assert compute_traffic([[slot]], NOW + 5, 99_999.0)["accepted"].per_second[0] == 30 / 55
 
 
 def test_only_so_many_troubles() -> None:
@@ -382,27 +396,47 @@ def test_only_so_many_troubles() -> None:
         {"source": "output", "kind": "warn", "where": "x", "text": f"{n}", "count": 1, "first": n, "last": n}
         for n in range(70)
     ]
-    found = merged([told[:50], told[50:]], "output")
+    found = merge_problems([told[:50], told[50:]], "output")
     assert [one.text for one in found] == [f"{n}" for n in range(69, 19, -1)]
-    assert merged([told], "request") == []
+    assert merge_problems([told], "request") == []
 
 
 def test_markup() -> None:
     """What is not marked as HTML is escaped, in elements and in attributes."""
-    assert text("<&\"'>") == "&lt;&amp;&quot;&#x27;&gt;"
-    assert text("a\u202eb\x00\n") == "a\ufffdb\ufffd\ufffd"
-    assert element("p", "<", Markup("<b>"), class_='"x"') == '<p class="&quot;x&quot;">&lt;<b></p>'
-    assert joined("a", Markup("<i>"), by=", ") == "a, <i>"
-    assert sparkline([0, 0], "<none>").count("&lt;none&gt;") == 1
+    assert escape_text("<&\"'>") == "&lt;&amp;&quot;&#x27;&gt;"
+    assert escape_text("a\u202eb\x00\n") == "a\ufffdb\ufffd\ufffd"
+    assert build_element("p", "<", Markup("<b>"), class_='"x"') == '<p class="&quot;x&quot;">&lt;<b></p>'
+    assert join_markup("a", Markup("<i>"), by=", ") == "a, <i>"
+    assert draw_sparkline([0, 0], "<none>").count("&lt;none&gt;") == 1
 
 
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        *((span(0), "0 s"), (span(59.9), "59 s"), (span(3_600), "1 h"), (span(90_061), "1 d 1 h"), (span(-1), "0 s")),
-        *((size(0), "0 B"), (size(1_023), "1023 B"), (size(1_536), "1.5 KiB"), (size(2**50), "1024 TiB")),
-        *((count(9_999_999), "9,999,999"), (count(1_234_567_890), "1,234.6 M"), (rate(1_234.0), "1,234/s")),
-        *((size(None), "unknown"), (rate(2.0), "2.0/s"), (rate(0.1), "6.0/min"), (rate(1 / 1800), "2/h")),
+        *(
+            (format_duration(0), "0 s"),
+            (format_duration(59.9), "59 s"),
+            (format_duration(3_600), "1 h"),
+            (format_duration(90_061), "1 d 1 h"),
+            (format_duration(-1), "0 s"),
+        ),
+        *(
+            (format_byte_count(0), "0 B"),
+            (format_byte_count(1_023), "1023 B"),
+            (format_byte_count(1_536), "1.5 KiB"),
+            (format_byte_count(2**50), "1024 TiB"),
+        ),
+        *(
+            (format_count(9_999_999), "9,999,999"),
+            (format_count(1_234_567_890), "1,234.6 M"),
+            (format_rate(1_234.0), "1,234/s"),
+        ),
+        *(
+            (format_byte_count(None), "unknown"),
+            (format_rate(2.0), "2.0/s"),
+            (format_rate(0.1), "6.0/min"),
+            (format_rate(1 / 1800), "2/h"),
+        ),
     ],
 )
 def test_numbers(shown: str, expected: str) -> None:

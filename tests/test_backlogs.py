@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord import backlogs
-from mediatord.backlogs import Backlogs
+from mediatord.delivery import connections
+from mediatord.delivery.connections import SubscriptionBacklogs
 
 PHONE, LAPTOP = "did:example:phone", "did:example:laptop"
 
 
 class BacklogsTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.backlogs = Backlogs()
+        self.backlogs = SubscriptionBacklogs()
 
     def test_of_a_subscription(self) -> None:
         """It is of one DID and one socket, and the last counts."""
@@ -21,11 +21,11 @@ class BacklogsTests(SynchronousTestCase):
         self.assertTrue(self.backlogs.has(PHONE, "x", "a"))
         self.assertFalse(self.backlogs.has(PHONE, "x", "old"))
         self.assertFalse(self.backlogs.has(PHONE, "y", "a") or self.backlogs.has(LAPTOP, "x", "a"))
-        self.assertEqual(self.backlogs.of(PHONE, "x"), (2.0, {"a", "b"}))
+        self.assertEqual(self.backlogs.lookup(PHONE, "x"), (2.0, {"a", "b"}))
         self.assertEqual(len(self.backlogs), 2)
-        self.backlogs.drop(PHONE, "x")
-        self.backlogs.drop(PHONE, "x")
-        self.assertEqual((len(self.backlogs), self.backlogs.of(PHONE, "x")), (0, None))
+        self.backlogs.discard(PHONE, "x")
+        self.backlogs.discard(PHONE, "x")
+        self.assertEqual((len(self.backlogs), self.backlogs.lookup(PHONE, "x")), (0, None))
 
     def test_forget(self) -> None:
         """What is older than a time is forgotten."""
@@ -36,7 +36,7 @@ class BacklogsTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """Beyond so many ids in all the oldest backlog is forgotten."""
-        self.patch(backlogs, "MAX_IDS", 5)
+        self.patch(connections, "MAX_BACKLOG_IDS", 5)
         for number in range(9):
             self.backlogs.put(PHONE, number, 1.0, ["a", "b"])
         self.assertEqual(len(self.backlogs), 4)

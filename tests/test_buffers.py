@@ -8,10 +8,17 @@ from pathlib import Path
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm import live
-from tests.house import MP, PING, Guest, sealed_forward
-from tests.store.builders import NOON, a_path, a_payload, a_sqlite_store
-from tests.web.premises import ENCRYPTED, Premises, Visitor, framed, responses, written
+from mediatord.didcomm import live_delivery
+from tests.in_memory_mediator import MP, PING, InMemoryWallet, pack_forward
+from tests.store.builders import NOON, make_database_path, make_payload, make_sqlite_store
+from tests.web.in_memory_site import (
+    ENCRYPTED,
+    InMemorySite,
+    InMemoryWebSocketClient,
+    encode_masked_frame,
+    encode_request,
+    parse_responses,
+)
 from tests.web.test_websocket import Held
 
 LIMITS = Path(__file__).parent.parent / "docs" / "limits.md"
@@ -22,15 +29,15 @@ CLUSTERED = {"cluster_hints", "presence_lookups"}
 
 class BuffersTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.premises = Premises(self, limits=PLENTY)
-        self.bob = Guest(self.premises).enrol()
-        self.visitor: Visitor = self.premises.visitor()
-        self.visitor.send(self.bob.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
-        self.visitor.texts()
+        self.site_fixture = InMemorySite(self, limits=PLENTY)
+        self.bob = InMemoryWallet(self.site_fixture).enrol()
+        self.websocket_client: InMemoryWebSocketClient = self.site_fixture.websocket_client()
+        self.websocket_client.send(self.bob.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
+        self.websocket_client.texts()
 
     def held(self, buffer: str) -> tuple[int | None, int | None]:
         """What the gauges of a buffer say: entries and bytes."""
-        page = self.premises.base.journal.metrics.render().decode()
+        page = self.site_fixture.base.recorder.metrics.render().decode()
         found = [
             re.search(rf'^mediator_buffer_{kind}{{buffer="{buffer}"}} (\S+)$', page, re.M)
             for kind in ("entries", "bytes")
@@ -40,53 +47,53 @@ class BuffersTests(SynchronousTestCase):
 
     def forward(self, text: str) -> None:
         """Somebody writes to Bob."""
-        self.premises.receive(sealed_forward(self.premises, self.bob.did, self.bob.letter(text)))
+        self.site_fixture.receive(pack_forward(self.site_fixture, self.bob.did, self.bob.letter(text)))
 
     def test_each_is_described(self) -> None:
         """The table of the documentation has exactly those that there are."""
         table = LIMITS.read_text("utf-8").partition("## Buffers")[2].partition("\n## ")[0]
         described = set(re.findall(r"^\| `(\w+)` \|", table, re.M))
-        page = self.premises.base.journal.metrics.render().decode()
+        page = self.site_fixture.base.recorder.metrics.render().decode()
         self.assertEqual(set(re.findall(r'^mediator_buffer_\w+{buffer="(\w+)"}', page, re.M)), described - CLUSTERED)
 
     def test_a_peer_that_does_not_read(self) -> None:
         """Its outbox fills up to its cap, and is empty when it is gone."""
         self.assertEqual(self.held("socket_outboxes"), (0, 0))
-        self.visitor.line.stuck = True
+        self.websocket_client.line.stuck = True
         for _ in range(150):
             self.forward("x" * 20_000)
         entries, size = self.held("socket_outboxes")
         assert entries is not None and size is not None
         self.assertTrue(0 < entries <= 64)
         self.assertTrue(500_000 < size <= 1_048_576 + 65_536 + 40_000)
-        self.visitor.line.hang_up()
+        self.websocket_client.line.hang_up()
         self.assertEqual(self.held("socket_outboxes"), (0, 0))
 
     def test_a_message_that_is_not_complete(self) -> None:
         """Its bytes count as soon as they are there, the fragments as well as the part of a frame."""
-        self.visitor.line.feed(framed(b"x" * 500, final=False))
+        self.websocket_client.line.feed(encode_masked_frame(b"x" * 500, final=False))
         self.assertEqual(self.held("socket_inboxes"), (0, 500))
-        self.visitor.line.feed(framed(b"x" * 300, 0)[:100])
+        self.websocket_client.line.feed(encode_masked_frame(b"x" * 300, 0)[:100])
         _, size = self.held("socket_inboxes")
         assert size is not None
         self.assertTrue(500 < size <= 900)
 
     def test_requests_in_progress(self) -> None:
         """While the store is slow, no more are parsed than may take what an address may have; the others wait."""
-        lines = [self.premises.line() for _ in range(20)]
-        with Held(self.premises, "claim") as held:
+        lines = [self.site_fixture.line() for _ in range(20)]
+        with Held(self.site_fixture, "claim") as held:
             for line in lines:
                 raw = self.bob.pack(PING, {"response_requested": True, "comment": "x" * 200_000})
-                line.feed(written("POST", "/didcomm", raw, {"Content-Type": ENCRYPTED.decode()}))
-            self.premises.settle()
+                line.feed(encode_request("POST", "/didcomm", raw, {"Content-Type": ENCRYPTED.decode()}))
+            self.site_fixture.settle()
             entries, size = self.held("requests_in_progress")
             self.assertEqual(entries, len(held.waiting))
             self.assertEqual(entries, 5)
             assert size is not None
             self.assertLess(size, 67_108_864)
             held.release_all()
-        self.assertEqual([one.status for line in lines for one in responses(line.taken())], [200] * 20)
-        self.premises.request("POST", "/", b"{}", {"Content-Type": "application/json"})
+        self.assertEqual([one.status for line in lines for one in parse_responses(line.taken())], [200] * 20)
+        self.site_fixture.request("POST", "/", b"{}", {"Content-Type": "application/json"})
         self.assertEqual(self.held("requests_in_progress"), (0, 0))
 
     def test_pushes(self) -> None:
@@ -95,12 +102,12 @@ class BuffersTests(SynchronousTestCase):
         self.forward("two")
         self.assertEqual(self.held("live_pushes"), (2, None))
         self.assertEqual(self.held("counted_pushes"), (2, None))
-        self.visitor.line.hang_up()
+        self.websocket_client.line.hang_up()
         self.assertEqual(self.held("live_pushes"), (0, None))
 
     def test_pushes_are_capped(self) -> None:
         """Who acknowledges nothing does not fill the memory: the oldest is pending again."""
-        self.patch(live, "MAX_PUSHES", 3)
+        self.patch(live_delivery, "MAX_UNACKNOWLEDGED_PUSHES", 3)
         for number in range(5):
             self.forward(f"{number}")
         self.assertEqual(self.held("live_pushes"), (3, None))
@@ -120,18 +127,18 @@ class StoreTests(SynchronousTestCase):
     def test_sqlite(self) -> None:
         """What waits for the thread counts, until it is there."""
         clock = Clock()
-        store = a_sqlite_store(clock, a_path(self))
+        store = make_sqlite_store(clock, make_database_path(self))
         self.assertEqual(store.held(), (0, 0))
         opened = store.open()
         clock.pump([0] * 9)
         self.successResultOf(opened)
-        payload = a_payload("a", b"x" * 1000)
-        deposited = store.deposit("did:example:nobody", [payload], expires_at=NOON)
+        payload = make_payload("a", b"x" * 1000)
+        enqueued = store.enqueue("did:example:nobody", [payload], expires_at=NOON)
         entries, size = store.held()
         self.assertEqual(entries, 1)
         self.assertGreaterEqual(size, 1000)
         clock.pump([0] * 9)
-        self.failureResultOf(deposited)
+        self.failureResultOf(enqueued)
         self.assertEqual(store.held(), (0, 0))
         closed = store.close()
         clock.pump([0] * 9)

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from mediatord import __version__
-from mediatord.cli import files, init, main
-from mediatord.cli.commands import _CATALOGUE, _FAILURES, cli
-from mediatord.config import load
-from mediatord.invitation import invitation_url
-from mediatord.notify import notify, watchdog_interval
-from mediatord.wiring.base import log_key
+from mediatord.app.core_services import get_log_key_path
+from mediatord.cli import configuration
+from mediatord.cli.commands import _COMMANDS, _OPERATOR_ERRORS, cli, main
+from mediatord.config.file import load_config
+from mediatord.identity.invitation import build_invitation_url
+from mediatord.observability.systemd import get_watchdog_interval, notify_systemd
 
 COMMANDS = tuple(name for name, command in cli.commands.items() if not command.hidden)
 
@@ -74,8 +74,8 @@ def test_catalogue() -> None:
     """What is listed without importing anything is what the commands say; every failure that is known exists."""
     for name, command in cli.commands.items():
         assert command.name == name
-        assert _CATALOGUE[name][1] == ("" if command.hidden else command.get_short_help_str(10_000))
-    for name in _FAILURES:
+        assert _COMMANDS[name][1] == ("" if command.hidden else command.get_short_help_str(10_000))
+    for name in _OPERATOR_ERRORS:
         module, _, failure = name.rpartition(".")
         assert issubclass(getattr(import_module(module), failure), Exception)
 
@@ -153,7 +153,7 @@ def test_init(tmp_path: Path, capsys: Capture) -> None:
     shown = capsys.readouterr().out
     assert {path.name for path in directory.iterdir()} == {"mediator.yaml", "keys.jwks", "log.key"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in (directory / "keys.jwks", directory / "log.key"))
-    config = load(directory / "mediator.yaml", {})
+    config = load_config(directory / "mediator.yaml", {})
     assert config.public_url == "https://m.example"
     assert config.listen == ("tcp:8080:interface=127.0.0.1",)
     assert "\ndid:peer:2.E" in shown
@@ -186,25 +186,25 @@ def test_the_steps_of_init_work(tmp_path: Path, capsys: Capture) -> None:
     subprocess.run(shlex.split(make), check=True, capture_output=True)
     path = Path(found["config"])
     path.write_text(path.read_text("utf-8").replace("listen: ['tcp:8080:interface=127.0.0.1']", line), "utf-8")
-    assert "ssl:8443" in load(path).listen[0]
+    assert "ssl:8443" in load_config(path).listen[0]
     assert call(*shlex.split(check)[1:]) == 0
     assert capsys.readouterr().out == f"{path}: ok\n"
 
 
 def test_init_for_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """In the directory of the system's daemon, state and logs are where those of daemons are."""
-    monkeypatch.setattr(files, "SYSTEM", tmp_path / "etc")
-    monkeypatch.setattr(files, "USER", "nobody-of-this-name")
+    monkeypatch.setattr(configuration, "SYSTEM", tmp_path / "etc")
+    monkeypatch.setattr(configuration, "USER", "nobody-of-this-name")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(init, "_UNIT_PLACES", (tmp_path / "units",))
+    monkeypatch.setattr(configuration, "_UNIT_PLACES", (tmp_path / "units",))
     (tmp_path / "share/mediatord/systemd").mkdir(parents=True)
     (tmp_path / "share/mediatord/systemd/mediatord.service").touch()
     assert call("init", "--dir", str(tmp_path / "etc"), "--public-url", "https://m.example") == 0
     shown = capsys.readouterr().out
-    config = load(tmp_path / "etc" / "mediator.yaml", {})
+    config = load_config(tmp_path / "etc" / "mediator.yaml", {})
     assert config.storage.sqlite.path == Path("/var/lib/mediatord/mediator.sqlite3")
     assert config.log.directory == Path("/var/log/mediatord")
-    assert log_key(config) == Path("/var/lib/mediatord/log.key")
+    assert get_log_key_path(config) == Path("/var/lib/mediatord/log.key")
     assert config.identity.keys == tmp_path / "etc" / "keys.jwks"
     assert "     useradd --system --home-dir /var/lib/mediatord " in shown
     assert f"     cp {tmp_path}/share/mediatord/systemd/mediatord.* {tmp_path}/units/\n" in shown
@@ -219,8 +219,8 @@ def test_init_gives_the_system_its_files(tmp_path: Path, monkeypatch: pytest.Mon
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
     system = tmp_path / "mediatord"
-    monkeypatch.setattr(files, "SYSTEM", system)
-    monkeypatch.setattr(files, "system_owner", lambda: files.Owner(12345, 12346))
+    monkeypatch.setattr(configuration, "SYSTEM", system)
+    monkeypatch.setattr(configuration, "system_owner", lambda: configuration.FileOwner(12345, 12346))
     assert call("init", "--dir", str(system)) == 0
     found = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in (system, *system.iterdir())}
     assert found == {"mediatord": (0, 12346), "keys.jwks": (12345, 12346), "mediator.yaml": (0, 12346)}
@@ -230,7 +230,7 @@ def test_init_gives_the_system_its_files(tmp_path: Path, monkeypatch: pytest.Mon
 def test_init_on_another_port(tmp_path: Path) -> None:
     """Who gives a public URL on this machine means to listen there."""
     assert call("init", "--dir", str(tmp_path), "--public-url", "http://127.0.0.1:9123") == 0
-    assert load(tmp_path / "mediator.yaml", {}).listen == ("tcp:9123:interface=127.0.0.1",)
+    assert load_config(tmp_path / "mediator.yaml", {}).listen == ("tcp:9123:interface=127.0.0.1",)
 
 
 @pytest.mark.parametrize("name", ["mediator.yaml", "keys.jwks", "log.key"])
@@ -284,7 +284,7 @@ def test_did_and_invitation_as_json(made: Path, capsys: Capture) -> None:
     assert dids["web_did"] == "did:web:127.0.0.1%3A8080"
     assert call("invitation", "--config", str(made), "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == {"url": invitation_url("http://127.0.0.1:8080", dids["did"]), "did": dids["did"]}
+    assert found == {"url": build_invitation_url("http://127.0.0.1:8080", dids["did"]), "did": dids["did"]}
 
 
 def test_invitation(made: Path, capsys: Capture) -> None:
@@ -293,7 +293,7 @@ def test_invitation(made: Path, capsys: Capture) -> None:
     did = capsys.readouterr().out.splitlines()[0]
     assert call("invitation", "--config", str(made)) == 0
     url, blank, *code = capsys.readouterr().out.splitlines()
-    assert url == invitation_url("http://127.0.0.1:8080", did)
+    assert url == build_invitation_url("http://127.0.0.1:8080", did)
     assert blank == ""
     assert len(code) > 20
 
@@ -413,23 +413,23 @@ def test_notify(abstract: bool, tmp_path: Path) -> None:
     name = f"@mediatord-{tmp_path.name}-{id(tmp_path)}" if abstract else str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind("\0" + name[1:] if abstract else name)
-        assert notify("READY=1", {"NOTIFY_SOCKET": name})
+        assert notify_systemd("READY=1", {"NOTIFY_SOCKET": name})
         receiver.setblocking(False)
         assert receiver.recv(100) == b"READY=1"
 
 
 def test_notify_nobody(tmp_path: Path) -> None:
     """Without systemd, or when it is gone, nothing happens."""
-    assert not notify("READY=1", {})
-    assert not notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    assert not notify_systemd("READY=1", {})
+    assert not notify_systemd("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "gone")})
 
 
 def test_watchdog() -> None:
     """The watchdog is fed twice as often as it asks, if it asks this process."""
-    assert watchdog_interval({"WATCHDOG_USEC": "30000000"}) == 15.0
-    assert watchdog_interval({}) is None
-    assert watchdog_interval({"WATCHDOG_USEC": "x"}) is None
-    assert watchdog_interval({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}) is None
+    assert get_watchdog_interval({"WATCHDOG_USEC": "30000000"}) == 15.0
+    assert get_watchdog_interval({}) is None
+    assert get_watchdog_interval({"WATCHDOG_USEC": "x"}) is None
+    assert get_watchdog_interval({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}) is None
 
 
 def test_nothing_is_done_to_the_terminal(tmp_path: Path, capsys: Capture) -> None:

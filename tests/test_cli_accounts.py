@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from mediatord.tag_keys import read_tag_keys
-from mediatord.tags import Tags
-from mediatord.wiring.base import log_key
-from tests.store.builders import answer
+from mediatord.app.core_services import get_log_key_path
+from mediatord.observability.pseudonym_keys import read_pseudonym_keys
+from mediatord.observability.pseudonyms import Pseudonymizer
+from tests.store.builders import result_of
 from tests.test_cli import Capture, call, one_line
 from tests.test_cli_queue import ALICE, BOB, HOUR, INBOX, Office, office, printed
 
@@ -30,7 +30,7 @@ def test_list(office: Office, capsys: Capture) -> None:
     """The newest first, with what waits for each, and how many there are."""
     office.put("a", "b")
     office.clock.advance(HOUR)
-    answer(office.store.grant(BOB))
+    result_of(office.store.grant(BOB))
     found = shown(office, capsys, "list")
     assert found["total"] == 2
     assert [one["did"] for one in found["accounts"]] == [BOB, ALICE]
@@ -48,8 +48,8 @@ def test_list(office: Office, capsys: Capture) -> None:
 def test_show(office: Office, capsys: Capture) -> None:
     """One by any form of its DID, or by its pseudonym, with all names that it has registered."""
     key = f"{INBOX}#key-1"
-    answer(office.store.update(ALICE, [(key, "add")], max_recipients=9))
-    pseudonym = Tags("keyed", read_tag_keys(log_key(office.config))[-1]).did(ALICE)
+    result_of(office.store.update(ALICE, [(key, "add")], max_recipients=9))
+    pseudonym = Pseudonymizer("keyed", read_pseudonym_keys(get_log_key_path(office.config))[-1]).did(ALICE)
     for given in (ALICE, f"{ALICE}#key-1", pseudonym):
         record = shown(office, capsys, "show", given)
         assert (record["did"], record["registered"], record["recipients"]) == (ALICE, [INBOX, ALICE, key], 3)
@@ -68,9 +68,9 @@ def test_unknown(office: Office, capsys: Capture) -> None:
 def test_remove(office: Office, capsys: Capture) -> None:
     """It goes with its registrations and its mail, once that is confirmed; the mail is counted as removed."""
     office.put("a", "b")
-    answer(office.store.update(ALICE, [(INBOX, "remove")], max_recipients=9))
-    answer(office.store.grant(BOB))
-    answer(office.store.update(BOB, [(INBOX, "add")], max_recipients=9))
+    result_of(office.store.update(ALICE, [(INBOX, "remove")], max_recipients=9))
+    result_of(office.store.grant(BOB))
+    result_of(office.store.update(BOB, [(INBOX, "add")], max_recipients=9))
     office.put("c")
     office.put("d", to=ALICE)
     assert shown(office, capsys, "remove", ALICE)["messages"] == 3
@@ -85,14 +85,14 @@ def test_remove(office: Office, capsys: Capture) -> None:
     }
     assert (office.waiting().messages, office.ids()) == (1, ["c"])
     assert sorted(line["reason"] for line in office.lines()) == ["purged"] * 3
-    books = answer(office.store.ledger()).didcomm
+    books = result_of(office.store.ledger()).didcomm
     assert (books.accepted, books.removed, books.waiting, books.difference) == (4, 3, 1, 0)
-    assert answer(office.store.owner(ALICE)) is None
+    assert result_of(office.store.owner(ALICE)) is None
     assert shown(office, capsys, "list")["total"] == 1
     office.clock.advance(61)  # for so long the daemon may remember an account
-    assert answer(office.store.account(ALICE)) is None
-    assert answer(office.store.account_usage()).accounts == 1
-    assert answer(office.store.grant(ALICE)).did == ALICE
+    assert result_of(office.store.account(ALICE)) is None
+    assert result_of(office.store.account_usage()).accounts == 1
+    assert result_of(office.store.grant(ALICE)).did == ALICE
 
 
 def test_without_mail(office: Office, capsys: Capture) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.cli.surroundings import _unwritable
-from mediatord.store.database import prepare_database
-from tests.authority import Authority
+from mediatord.cli.configuration import _explain_unwritable
+from mediatord.store.sqlite.database_file import prepare_database
+from tests.certificate_authority import CertificateAuthority
 from tests.test_cli import Capture, call, made
 
 __all__ = ["made"]
@@ -186,7 +186,7 @@ def endpoint(path: Path, key: Path | str, certificate: Path | str, *more: str) -
 
 def test_certificate(made: Path, capsys: Capture) -> None:
     """One that fits its key and is good has nothing against it."""
-    pem = Authority(made.parent).issue("localhost", ["localhost"])
+    pem = CertificateAuthority(made.parent).issue("localhost", ["localhost"])
     pem.chmod(0o600)
     endpoint(made, pem, pem)
     assert call("check-config", "--config", str(made)) == 0
@@ -194,7 +194,7 @@ def test_certificate(made: Path, capsys: Capture) -> None:
 
 def test_certificates_that_are_not_there(made: Path, capsys: Capture) -> None:
     """Each file that cannot be read has its line."""
-    chain = Authority(made.parent).path
+    chain = CertificateAuthority(made.parent).path
     endpoint(made, "/gone/key.pem", made.parent, f"extraCertChain={chain}")
     assert [words for _, key, words in problems(made, 1, capsys) if key == "listen[0]"] == [
         f"certKey: {made.parent}: Is a directory",
@@ -204,7 +204,7 @@ def test_certificates_that_are_not_there(made: Path, capsys: Capture) -> None:
 
 def test_certificates_that_do_not_fit(made: Path, capsys: Capture) -> None:
     """A key of another certificate, which everybody may read: two lines."""
-    authority = Authority(made.parent)
+    authority = CertificateAuthority(made.parent)
     key, certificate = authority.issue("key"), authority.issue("certificate")
     # Twisted looks for both in both files.
     begin = "-----BEGIN PRIVATE KEY"
@@ -223,7 +223,7 @@ def test_certificates_that_are_none(made: Path, capsys: Capture) -> None:
     nonsense = made.parent / "nonsense.pem"
     nonsense.write_text("-----BEGIN NONSENSE-----\n")
     nonsense.chmod(0o600)
-    pem = Authority(made.parent).issue("good")
+    pem = CertificateAuthority(made.parent).issue("good")
     pem.chmod(0o600)
     endpoint(made, pem, pem, f"extraCertChain={nonsense}")
     assert [words for _, _, words in problems(made, 1, capsys)] == [
@@ -237,7 +237,7 @@ def test_certificates_that_are_none(made: Path, capsys: Capture) -> None:
 
 def test_certificates_that_are_over(made: Path, capsys: Capture) -> None:
     """Clients would refuse it."""
-    pem = Authority(made.parent).issue("old", expired=True)
+    pem = CertificateAuthority(made.parent).issue("old", expired=True)
     pem.chmod(0o600)
     endpoint(made, pem, pem)
     ((_, key, words),) = problems(made, 1, capsys)
@@ -284,9 +284,9 @@ def test_no_file(tmp_path: Path, capsys: Capture) -> None:
 
 def test_where_files_can_be_made(tmp_path: Path) -> None:
     """A directory that is not there yet can be made if the first one above it that is there can be written to."""
-    assert _unwritable(tmp_path / "a" / "b") is None
+    assert _explain_unwritable(tmp_path / "a" / "b") is None
     (tmp_path / "file").write_text("")
-    assert _unwritable(tmp_path / "file" / "b") == f"{tmp_path}/file is no directory"
+    assert _explain_unwritable(tmp_path / "file" / "b") == f"{tmp_path}/file is no directory"
     if os.geteuid() != 0:
         (tmp_path / "shut").mkdir(mode=0o500)
-        assert _unwritable(tmp_path / "shut") == f"{tmp_path}/shut cannot be written to by this user"
+        assert _explain_unwritable(tmp_path / "shut") == f"{tmp_path}/shut cannot be written to by this user"

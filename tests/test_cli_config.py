@@ -10,10 +10,10 @@ import click
 import pytest
 
 from mediatord.cli.commands import cli
-from mediatord.config_path import DEFAULT_PATH
+from mediatord.config.location import DEFAULT_CONFIG_PATH
 from mediatord.tap import Options
 from tests.test_cli import Capture, call, one_line
-from tests.transfer.contents import put
+from tests.transfer.store_contents import add_account
 
 # What each command that reads a configuration needs besides.
 COMMANDS = {
@@ -104,7 +104,7 @@ def test_from_the_environment(command: str, tmp_path: Path, capsys: Capture, mon
 def test_restoring(made: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written is named: by the option, by the variable, or by a directory, which goes before the variable."""
     saved = str(tmp_path / "b.tar")
-    put(made.parent / "mediator.sqlite3", "did:a")
+    add_account(made.parent / "mediator.sqlite3", "did:a")
     assert call("-c", str(made), "backup", "--to", saved) == 0
     monkeypatch.setenv("MEDIATORD_CONFIG", str(tmp_path / "variable" / "mediator.yaml"))
     assert call("restore", "--from", saved) == 0
@@ -148,9 +148,9 @@ def test_nobody_says_which(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> 
     """Then it is that of the system's daemon; where there is none, the line says what to do."""
     monkeypatch.delenv("MEDIATORD_CONFIG", raising=False)
     assert call("queue", "list", "--help") == 0
-    assert str(DEFAULT_PATH) in capsys.readouterr().out
-    if DEFAULT_PATH.exists():
-        pytest.skip(f"there is a {DEFAULT_PATH}")
+    assert str(DEFAULT_CONFIG_PATH) in capsys.readouterr().out
+    if DEFAULT_CONFIG_PATH.exists():
+        pytest.skip(f"there is a {DEFAULT_CONFIG_PATH}")
     for variable in (None, ""):
         if variable is not None:
             monkeypatch.setenv("MEDIATORD_CONFIG", variable)

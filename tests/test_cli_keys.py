@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mediatord.config import load
-from mediatord.keyfile import load_keys
-from mediatord.wiring import load_identity
+from mediatord.app.reload import load_identity
+from mediatord.config.file import load_config
+from mediatord.identity.key_file import load_keys
 from tests.test_cli import Capture, call, one_line
 
 FRESH = ["prekey-2", "signing-2", "p256-2", "p384-2", "p521-2"]
@@ -42,9 +42,9 @@ def secrets_of(made: Path) -> list[str]:
 
 def test_list(made: Path, capsys: Capture) -> None:
     """Which keys there are, which are current, and the DID of each pair."""
-    first = load_identity(load(made, {})).did
+    first = load_identity(load_config(made, {})).did
     asked(made, capsys, "rotate")
-    second = load_identity(load(made, {})).did
+    second = load_identity(load_config(made, {})).did
     asked(made, capsys, "rotate", "--prepare")
     listed = asked(made, capsys, "list")
     assert listed["file"] == str(made.with_name("keys.jwks"))
@@ -64,10 +64,10 @@ def test_list(made: Path, capsys: Capture) -> None:
 
 def test_rotate(made: Path, capsys: Capture) -> None:
     """It says which DID is new, which are former, and what to do next; no secret."""
-    before = load_identity(load(made, {})).did
+    before = load_identity(load_config(made, {})).did
     assert call("keys", "rotate", "--config", str(made)) == 0
     shown = capsys.readouterr().out
-    after = load_identity(load(made, {}))
+    after = load_identity(load_config(made, {}))
     assert after.former_peer_dids == (before,)
     assert f"DID       {after.did}\n          {after.web_did}\nformer    {before}\n" in shown
     assert "systemctl reload mediatord" in shown and "kill -HUP" in shown
@@ -79,7 +79,7 @@ def test_rotate(made: Path, capsys: Capture) -> None:
 
 def test_prepare(made: Path, capsys: Capture) -> None:
     """The DID stays, until the next rotate; preparing twice is a mistake."""
-    before = load_identity(load(made, {})).did
+    before = load_identity(load_config(made, {})).did
     found = asked(made, capsys, "rotate", "--prepare")
     assert (found["did"], found["former_dids"], found["kids"]) == (before, [], FRESH)
     (prepared,) = found["prepared_dids"]
@@ -96,7 +96,7 @@ def test_prepare(made: Path, capsys: Capture) -> None:
 
 def test_retire(made: Path, capsys: Capture) -> None:
     """Without --yes it says what it would do; with it, which DID is accepted no more."""
-    before = load_identity(load(made, {})).did
+    before = load_identity(load_config(made, {})).did
     asked(made, capsys, "rotate")
     path = made.with_name("keys.jwks")
     content = path.read_bytes()
@@ -124,11 +124,11 @@ def test_not_retired(made: Path, capsys: Capture, kid: str, why: str) -> None:
 
 def test_a_former_did_that_is_listed(made: Path, capsys: Capture) -> None:
     """The key of a DID that the configuration wants to be accepted is not retired."""
-    former = load_identity(load(made, {})).did
+    former = load_identity(load_config(made, {})).did
     asked(made, capsys, "rotate")
     text = made.read_text("utf-8").replace(URL, "https://new.example")
     made.write_text(text.replace("former_dids: []", f"former_dids: [{former}]"), "utf-8")
-    assert load(made, {}).identity.former_dids == (former,)
+    assert load_config(made, {}).identity.former_dids == (former,)
     assert call("keys", "retire", "prekey", "--yes", "--config", str(made)) == 1
     assert one_line(capsys).endswith("take it out of identity.former_dids first")
     assert [kid for kid, _ in load_keys(made.with_name("keys.jwks"))] == FRESH + FIRST

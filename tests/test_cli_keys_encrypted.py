@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mediatord import keylock
-from mediatord.config import load
-from mediatord.keylock import is_locked
-from mediatord.private_file import create_private
-from mediatord.service import StartupError
-from mediatord.wiring import load_identity
+from mediatord.app.reload import load_identity
+from mediatord.config.file import load_config
+from mediatord.errors import StartupError
+from mediatord.identity import encrypted_file
+from mediatord.identity.encrypted_file import is_encrypted
+from mediatord.private_file import create_private_file
 from tests.test_cli import Capture, call, one_line
 
 PASSPHRASE = "correct horse battery"
@@ -23,7 +23,7 @@ PASSPHRASE = "correct horse battery"
 def cheap_scrypt() -> Iterator[None]:
     """Encrypt with the least cost that is accepted, a quarter of what is usual."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(keylock, "_N", keylock._LEAST_N)
+        patched.setattr(encrypted_file, "_SCRYPT_N", encrypted_file._MIN_SCRYPT_N)
         yield
 
 
@@ -32,7 +32,7 @@ def made(tmp_path: Path, capsys: Capture) -> Path:
     """A configuration that names a file with a passphrase, and keys that are in the clear as yet."""
     path = tmp_path / "m" / "mediator.yaml"
     assert call("init", "--dir", str(path.parent), "--public-url", "https://m.example") == 0
-    create_private(path.with_name("passphrase"), PASSPHRASE.encode() + b"\n")
+    create_private_file(path.with_name("passphrase"), PASSPHRASE.encode() + b"\n")
     name(path, "passphrase")
     capsys.readouterr()
     return path
@@ -58,7 +58,7 @@ def test_all_commands(made: Path, capsys: Capture) -> None:
     did = did_of(made, capsys)
     assert call("keys", "encrypt", *config, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"file": str(keys), "encrypted": True}
-    assert is_locked(keys.read_bytes()) and keys.stat().st_mode & 0o777 == 0o600
+    assert is_encrypted(keys.read_bytes()) and keys.stat().st_mode & 0o777 == 0o600
     assert did_of(made, capsys) == did
     for command in (
         ("check-config", *config),
@@ -70,7 +70,7 @@ def test_all_commands(made: Path, capsys: Capture) -> None:
         assert call(*command) == 0, capsys.readouterr().err
         shown = capsys.readouterr()
         assert PASSPHRASE not in shown.out + shown.err
-        assert is_locked(keys.read_bytes())
+        assert is_encrypted(keys.read_bytes())
     rotated = did_of(made, capsys)
     assert rotated != did
     assert call("keys", "decrypt", *config) == 0
@@ -98,7 +98,7 @@ def test_wrong_passphrase(made: Path, capsys: Capture) -> None:
     assert call("check-config", "--config", str(made)) == 1
     assert said in capsys.readouterr().err
     with pytest.raises(StartupError, match="the passphrase is wrong"):
-        load_identity(load(made, {}))
+        load_identity(load_config(made, {}))
     assert keys.read_bytes() == before
 
 
@@ -107,7 +107,7 @@ def test_nobody_to_ask(made: Path, capsys: Capture) -> None:
     name(made, None)
     assert call("keys", "encrypt", "--config", str(made)) == 1
     assert "identity.passphrase_file, or type it at a terminal" in one_line(capsys)
-    assert not is_locked(made.with_name("keys.jwks").read_bytes())
+    assert not is_encrypted(made.with_name("keys.jwks").read_bytes())
     name(made, "passphrase")
     assert call("keys", "encrypt", "--config", str(made)) == 0
     capsys.readouterr()

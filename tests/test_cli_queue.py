@@ -16,21 +16,27 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from mediatord.interfaces import messages as interface
-from mediatord.cli.mediator import identity_of
-from mediatord.cli.queues import Entry, Scope, waiting_in
-from mediatord.cli.queues.course import Course, carried_out
-from mediatord.cli.queues.ledger import Books
-from mediatord.cli.queues.sqlite import WaitingInFile
-from mediatord.config import Config, load
-from mediatord.interfaces import Ledger, Waiting
-from mediatord.interfaces.decentrl import Contract, Guard, PendingEvent
-from mediatord.readiness import Kin
-from mediatord.service import StartupError
-from mediatord.store.sqlite import SQLiteStore
-from mediatord.tags import Tags
-from tests.store.builders import PromptClock, a_payload, a_sqlite_store, answer
-from tests.tally import misstated, read_lines
+from mediatord.cli.keys import read_identity
+from mediatord.cli.store_access import (
+    MessageFilter,
+    PurgeLog,
+    PurgeProgress,
+    QueuedMessage,
+    SQLiteQueueAccess,
+    find_purged,
+    open_queue_access,
+)
+from mediatord.config.file import load_config
+from mediatord.config.settings import Config
+from mediatord.errors import StartupError
+from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.probe.cycle import ProbeIdentities
+from mediatord.store.interfaces import messages as interface
+from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
+from mediatord.store.interfaces.messages import MessageLedger, QueueTotals
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
+from tests.counter_oracle import read_lines, wrong_counter_lines
+from tests.store.builders import ImmediateClock, make_payload, make_sqlite_store, result_of
 from tests.test_cli import Capture, call, one_line
 
 ALICE, BOB, INBOX = "did:example:alice", "did:example:bob", "did:key:z6MkInbox"
@@ -56,24 +62,24 @@ class Office:
     def put(self, *ids: str, to: str = INBOX, size: int = 10, due_in: float | None = None) -> None:
         """Deposit messages, now by the store's clock."""
         now = self.clock.seconds()
-        payloads = [a_payload(id, id.encode().ljust(size)) for id in ids]
+        payloads = [make_payload(id, id.encode().ljust(size)) for id in ids]
         due_at = None if due_in is None else now + due_in
-        answer(self.store.deposit(to, payloads, expires_at=now + 72 * HOUR, due_at=due_at))
+        result_of(self.store.enqueue(to, payloads, expires_at=now + 72 * HOUR, due_at=due_at))
 
     def send(self, *ids: str) -> None:
         """Deliver events from DAVE to CAROL."""
         for id in ids:
             event = PendingEvent(id, CAROL, DAVE, "secret", self.clock.seconds())
-            assert answer(self.store.decentrl.deliver(Guard(id.encode(), 9e9), event)) is None
+            assert result_of(self.store.decentrl.deliver(CommandGuard(id.encode(), 9e9), event)) is None
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> QueueTotals:
         """As the store says it."""
-        found: Waiting = answer(self.store.waiting())
+        found: QueueTotals = result_of(self.store.waiting())
         return found
 
     def ids(self, did: str = INBOX) -> list[str]:
         """What waits, as found by the command."""
-        return [one.id for one in waiting_in(self.config).entries(Scope(did))]
+        return [one.id for one in open_queue_access(self.config).entries(MessageFilter(did))]
 
     def lines(self) -> list[dict[str, Any]]:
         """What the event log says was removed."""
@@ -87,19 +93,19 @@ def office(tmp_path: Path, capsys: Capture) -> Iterator[Office]:
     path = tmp_path / "m" / "mediator.yaml"
     text = path.read_text("utf-8")
     path.write_text(text.replace("node: null", f"node: {NODE}").replace("dids: plain", "dids: keyed"), "utf-8")
-    config = load(path)
+    config = load_config(path)
     config.log.directory.mkdir()
-    clock = PromptClock()
+    clock = ImmediateClock()
     began = datetime.now(UTC).timestamp() - 10 * HOUR
     clock.rightNow = began
-    store = a_sqlite_store(clock, config.storage.sqlite.path)
-    answer(store.open())
-    answer(store.grant(ALICE))
-    answer(store.update(ALICE, [(INBOX, "add"), (ALICE, "add")], max_recipients=9))
+    store = make_sqlite_store(clock, config.storage.sqlite.path)
+    result_of(store.open())
+    result_of(store.grant(ALICE))
+    result_of(store.update(ALICE, [(INBOX, "add"), (ALICE, "add")], max_recipients=9))
     contract = Contract("c", CAROL, DAVE, 9e9, b"digest", b"{}")
-    answer(store.decentrl.save_contract(Guard(b"contract", 9e9), contract))
+    result_of(store.decentrl.save_contract(CommandGuard(b"contract", 9e9), contract))
     yield Office(path, config, clock, store, began)
-    answer(store.close())
+    result_of(store.close())
 
 
 def asked(office: Office, *arguments: str) -> Sequence[str]:
@@ -152,7 +158,7 @@ def test_list_of_nothing(office: Office, capsys: Capture) -> None:
 def test_show(office: Office, capsys: Capture) -> None:
     """Messages of a recipient are shown with all that is known of them but their payloads."""
     office.put("pushed", "waiting")
-    answer(office.store.mark_delivered(["pushed"]))
+    result_of(office.store.mark_delivered(["pushed"]))
     office.put("later", due_in=20 * HOUR)
     office.send("event")
 
@@ -177,7 +183,7 @@ def test_show(office: Office, capsys: Capture) -> None:
 def test_nothing_is_done_to_the_terminal(office: Office, capsys: Capture) -> None:
     """DIDs and ids that an import has brought are shown, and their times, whatever they are."""
     did = "did:example:\x1b[2Jtitle\x07"
-    answer(office.store.update(ALICE, [(did, "add")], max_recipients=9))
+    result_of(office.store.update(ALICE, [(did, "add")], max_recipients=9))
     office.clock.rightNow = 1e15  # of a year that no calendar has
     office.put("\x9bid", to=did)
     for arguments in (("list",), ("show", did), ("purge", did), ("purge", did, "--yes")):
@@ -203,30 +209,30 @@ def test_dids_on_a_terminal(office: Office) -> None:
 def test_tags_stand_for_dids(office: Office, capsys: Capture) -> None:
     """A long DID is shown short, and is found by that as well as by its pseudonym in the log."""
     long = "did:peer:2." + "Ez6LS" * 40
-    answer(office.store.update(ALICE, [(long, "add")], max_recipients=9))
+    result_of(office.store.update(ALICE, [(long, "add")], max_recipients=9))
     office.put("a", to=long)
     office.send("e")
     assert call(*asked(office, "list")) == 0
     shown = next(word for word in capsys.readouterr().out.split() if word.startswith("did:peer:2."))
-    assert shown == Tags("plain", Books(office.config)._tags.key).did(long)
+    assert shown == Pseudonymizer("plain", PurgeLog(office.config)._pseudonymizer.key).did(long)
     assert len(shown) < 50
-    for name in (shown, Books(office.config)._tags.did(long)):
+    for name in (shown, PurgeLog(office.config)._pseudonymizer.did(long)):
         assert call(*asked(office, "show", name, "--json")) == 0
         assert [one["id"] for one in printed(capsys)["shown"]] == ["a"]
-    assert call(*asked(office, "purge", Books(office.config)._tags.did(CAROL), "--yes", "--json")) == 0
+    assert call(*asked(office, "purge", PurgeLog(office.config)._pseudonymizer.did(CAROL), "--yes", "--json")) == 0
     assert printed(capsys)["halves"] == {"decentrl": 1}
 
 
 def test_any_form_of_a_did(office: Office, capsys: Capture) -> None:
     """Recipients, accounts and identities are found by all forms of their DIDs, also of one that is left over."""
     bob = "did:web:bob.example"
-    answer(office.store.grant(bob))
+    result_of(office.store.grant(bob))
     for given in (f"{bob}#k1", "did:web:Bob.example%3A443"):
         assert call(*asked(office, "show", given, "--json")) == 0
         assert printed(capsys)["did"] == bob
-    answer(office.store.update(ALICE, [(f"{bob}#k1", "add")], max_recipients=9))
+    result_of(office.store.update(ALICE, [(f"{bob}#k1", "add")], max_recipients=9))
     office.put("a", to=bob)
-    answer(office.store.update(ALICE, [(f"{bob}#k1", "remove")], max_recipients=9))
+    result_of(office.store.update(ALICE, [(f"{bob}#k1", "remove")], max_recipients=9))
     office.send("e")
     for given, kept, halves in ((f"{bob}#k1", bob, {"didcomm": 1}), (f"{CAROL}#k1", CAROL, {"decentrl": 1})):
         assert call(*asked(office, "show", given, "--json")) == 0
@@ -251,13 +257,13 @@ def test_dids_that_nobody_has(did: str, json_too: tuple[str, ...], office: Offic
 
 def test_dids_that_nothing_waits_for(office: Office, capsys: Capture) -> None:
     """Whoever is registered has a queue, though it is empty; one that was given up has one while something waits."""
-    tag = Books(office.config)._tags.did(ALICE)
+    tag = PurgeLog(office.config)._pseudonymizer.did(ALICE)
     for did in (ALICE, INBOX, DAVE, tag):
         for command in ("show", "purge"):
             assert call(*asked(office, command, did)) == 0
             assert capsys.readouterr().out.startswith("0 messages, 0 B, for ")
     office.put("a")
-    answer(office.store.update(ALICE, [(INBOX, "remove")], max_recipients=9))
+    result_of(office.store.update(ALICE, [(INBOX, "remove")], max_recipients=9))
     for command in ("show", "purge"):
         assert call(*asked(office, command, INBOX, "--json")) == 0
         assert printed(capsys)["messages"] == 1
@@ -265,9 +271,9 @@ def test_dids_that_nothing_waits_for(office: Office, capsys: Capture) -> None:
 
 def self_test(office: Office, *ids: str) -> str:
     """The DID of the daemon's self-test, with an account for which something waits."""
-    did = Kin(identity_of(office.config).secret).identity(NODE).did
-    answer(office.store.grant(did))
-    answer(office.store.update(did, [(did, "add")], max_recipients=9))
+    did = ProbeIdentities(read_identity(office.config).secret).identity(NODE).did
+    result_of(office.store.grant(did))
+    result_of(office.store.update(did, [(did, "add")], max_recipients=9))
     office.put(*ids, to=did)
     return did
 
@@ -293,8 +299,8 @@ def test_the_self_test_is_marked(office: Office, capsys: Capture) -> None:
 def test_the_self_test_is_not_purged(office: Office, capsys: Capture) -> None:
     """By whatever name it is called, and however little is asked for."""
     did = self_test(office, "a")
-    tags = Books(office.config)._tags
-    for name in (did, f"{did}#k1", tags.did(did), Tags("plain", tags.key).did(did)):
+    tags = PurgeLog(office.config)._pseudonymizer
+    for name in (did, f"{did}#k1", tags.did(did), Pseudonymizer("plain", tags.key).did(did)):
         for more in ((), ("--yes",), ("--yes", "--json"), ("--yes", "--id", "a"), ("--half", "decentrl")):
             assert call(*asked(office, "purge", name, *more)) == 1
             assert one_line(capsys).endswith(
@@ -305,8 +311,8 @@ def test_the_self_test_is_not_purged(office: Office, capsys: Capture) -> None:
 
 def test_who_only_looks_like_the_self_test(office: Office, capsys: Capture) -> None:
     """Anybody can make such a DID, and fill its queue; without the mediator's keys it is one like any other."""
-    did = Kin(b"of another").identity(NODE).did
-    answer(office.store.update(ALICE, [(did, "add")], max_recipients=9))
+    did = ProbeIdentities(b"of another").identity(NODE).did
+    result_of(office.store.update(ALICE, [(did, "add")], max_recipients=9))
     office.put("a", to=did)
     assert call(*asked(office, "list", "--json")) == 0
     assert [one["self_test"] for one in printed(capsys)["queues"]] == [False]
@@ -330,10 +336,10 @@ def test_the_self_test_without_keys(office: Office, capsys: Capture) -> None:
 def test_looking_changes_nothing(office: Office) -> None:
     """What a daemon has pushed stays pushed: the store is not opened as a daemon opens it."""
     office.put("pushed")
-    answer(office.store.mark_delivered(["pushed"]))
+    result_of(office.store.mark_delivered(["pushed"]))
     assert call(*asked(office, "list")) == call(*asked(office, "show", INBOX)) == 0
     assert call(*asked(office, "purge", INBOX, "--id", "another", "--yes")) == 0
-    (found,) = answer(office.store.find(["pushed"]))
+    (found,) = result_of(office.store.find(["pushed"]))
     assert found.status == "delivered"
 
 
@@ -364,8 +370,8 @@ def test_purge(office: Office, capsys: Capture) -> None:
     assert office.ids() == ["new"]
     assert office.waiting().messages == 2
     assert (office.waiting().bytes, office.waiting().recipients) == (16, 2)
-    messages = Ledger(accepted=3, removed=2, waiting=1)
-    assert answer(office.store.ledger()) == interface.Books(messages, Ledger(accepted=1, waiting=1))
+    messages = MessageLedger(accepted=3, removed=2, waiting=1)
+    assert result_of(office.store.ledger()) == interface.StoreLedger(messages, MessageLedger(accepted=1, waiting=1))
     assert call(*asked(office, "purge", CAROL, "--half", "decentrl", "--yes", "--json")) == 0
     assert printed(capsys) == {
         "dry_run": False,
@@ -375,7 +381,7 @@ def test_purge(office: Office, capsys: Capture) -> None:
         "gone_before": 0,
     }
     assert office.waiting().messages == 1
-    assert answer(office.store.ledger()) == interface.Books(messages, Ledger(accepted=1, removed=1))
+    assert result_of(office.store.ledger()) == interface.StoreLedger(messages, MessageLedger(accepted=1, removed=1))
 
 
 def test_purge_by_id(office: Office) -> None:
@@ -390,7 +396,7 @@ def test_purge_by_id(office: Office) -> None:
 def test_purged_messages_are_logged(office: Office) -> None:
     """Each removal has its line, written by a short process of a name of its own whose counters agree with it."""
     office.put("a", "b")
-    answer(office.store.mark_delivered(["a"]))
+    result_of(office.store.mark_delivered(["a"]))
     office.send("e")
     log = office.config.log.directory
     growing = log / "events.jsonl"
@@ -401,7 +407,7 @@ def test_purged_messages_are_logged(office: Office) -> None:
     growing.unlink()
     assert not list(log.glob(".*"))
 
-    tags = Books(office.config)._tags
+    tags = PurgeLog(office.config)._pseudonymizer
     told = [(line["msg"], line["rcpt"], line["proto"], line["reason"], line["pushes"]) for line in office.lines()]
     assert sorted(told) == sorted(
         [
@@ -418,7 +424,7 @@ def test_purged_messages_are_logged(office: Office) -> None:
         assert events[:2] == ["log.open", "proc.start"]
         assert events[-3:] == ["proc.stop", "counters", "log.close"]
         assert [line["seq"] for line in own] == list(range(1, len(own) + 1))
-    assert misstated(lines) == []
+    assert wrong_counter_lines(lines) == []
     assert all(900 * 60 > line["age_ms"] / 1000 > 599 * 60 for line in office.lines())
 
 
@@ -455,20 +461,20 @@ class Interrupted(Exception):
     """What a kill is to the process that is killed."""
 
 
-class Unheard(Course):
+class Unheard(PurgeProgress):
     """Who is told does not live to hear it."""
 
-    def end(self, removed: Sequence[Entry]) -> None:
+    def end(self, removed: Sequence[QueuedMessage]) -> None:
         raise Interrupted
 
 
-class Killed(WaitingInFile):
+class Killed(SQLiteQueueAccess):
     """A store beside which the process is killed after the first transaction, and cannot do anything any more."""
 
-    def remove(self, entries: Sequence[Entry], course: Course) -> None:
-        super().remove(entries[:1], Unheard(course._path))
+    def remove(self, entries: Sequence[QueuedMessage], progress: PurgeProgress) -> None:
+        super().remove(entries[:1], Unheard(progress._path))
 
-    def missing(self, entries: Sequence[Entry]) -> list[Entry]:
+    def missing(self, entries: Sequence[QueuedMessage]) -> list[QueuedMessage]:
         raise StartupError("killed")
 
 
@@ -476,33 +482,33 @@ def test_a_removal_that_was_killed_is_entered_by_the_next(office: Office) -> Non
     """What it had removed gets its line, once; what it had not stays, without one."""
     office.put("a", "b")
     path = office.config.storage.sqlite.path
-    books = Books(office.config)
-    entries = WaitingInFile(path).entries(Scope(INBOX))
+    books = PurgeLog(office.config)
+    entries = SQLiteQueueAccess(path).entries(MessageFilter(INBOX))
     with pytest.raises(Interrupted):
         books.remove(Killed(path), entries)
     assert office.ids() == ["b"]
     assert office.lines() == []
-    assert books.settle(WaitingInFile(path)) == 1
-    assert [line["msg"] for line in office.lines()] == [books._tags.message("a")]
-    assert books.settle(WaitingInFile(path)) == 0
-    assert books.remove(WaitingInFile(path), entries) == entries[1:]
-    assert sorted(line["msg"] for line in office.lines()) == sorted(books._tags.message(id) for id in "ab")
+    assert books.settle(SQLiteQueueAccess(path)) == 1
+    assert [line["msg"] for line in office.lines()] == [books._pseudonymizer.message("a")]
+    assert books.settle(SQLiteQueueAccess(path)) == 0
+    assert books.remove(SQLiteQueueAccess(path), entries) == entries[1:]
+    assert sorted(line["msg"] for line in office.lines()) == sorted(books._pseudonymizer.message(id) for id in "ab")
     assert not list(office.config.log.directory.glob(".*"))
 
 
-class Stopped(WaitingInFile):
+class Stopped(SQLiteQueueAccess):
     """Beside which the process is killed after so many transactions, before the next one."""
 
     def __init__(self, path: Path, done: int) -> None:
         super().__init__(path)
         self.left = done
 
-    def remove(self, entries: Sequence[Entry], course: Course) -> None:
+    def remove(self, entries: Sequence[QueuedMessage], progress: PurgeProgress) -> None:
         if self.left:
-            super().remove(entries[: self.left * 50], course)
+            super().remove(entries[: self.left * 50], progress)
         raise Interrupted
 
-    def missing(self, entries: Sequence[Entry]) -> list[Entry]:
+    def missing(self, entries: Sequence[QueuedMessage]) -> list[QueuedMessage]:
         raise StartupError("killed")
 
 
@@ -512,12 +518,12 @@ def test_what_a_wallet_fetches_after_a_kill_is_its_own(done: int, office: Office
     ids = [f"m{number:03}" for number in range(120)]
     office.put(*ids)
     path = office.config.storage.sqlite.path
-    books = Books(office.config)
+    books = PurgeLog(office.config)
     with pytest.raises(Interrupted):
-        books.remove(Stopped(path, done), WaitingInFile(path).entries(Scope(INBOX)))
-    answer(office.store.acknowledge(ALICE, ids[100:]))
-    assert books.settle(WaitingInFile(path)) == done * 50
-    tags = books._tags
+        books.remove(Stopped(path, done), SQLiteQueueAccess(path).entries(MessageFilter(INBOX)))
+    result_of(office.store.acknowledge(ALICE, ids[100:]))
+    assert books.settle(SQLiteQueueAccess(path)) == done * 50
+    tags = books._pseudonymizer
     assert sorted(line["msg"] for line in office.lines()) == sorted(tags.message(id) for id in ids[: done * 50])
     assert office.ids() == ids[done * 50 : 100]
 
@@ -525,14 +531,14 @@ def test_what_a_wallet_fetches_after_a_kill_is_its_own(done: int, office: Office
 def test_an_announcement_that_is_torn(office: Office) -> None:
     """Was of what had not begun; one that is whole is of what may be done."""
     office.put("a", "b")
-    path, course = office.config.storage.sqlite.path, office.config.log.directory / "course"
-    plan = WaitingInFile(path).entries(Scope(INBOX))
+    path, progress = office.config.storage.sqlite.path, office.config.log.directory / "course"
+    plan = SQLiteQueueAccess(path).entries(MessageFilter(INBOX))
     office.store.acknowledge(ALICE, ["a"])
-    assert carried_out(course, plan, WaitingInFile(path).missing) == []
-    Course(course).begin(plan)
-    assert carried_out(course, plan, WaitingInFile(path).missing) == plan[:1]
-    course.write_bytes(course.read_bytes()[:-1])
-    assert carried_out(course, plan, WaitingInFile(path).missing) == []
+    assert find_purged(progress, plan, SQLiteQueueAccess(path).missing) == []
+    PurgeProgress(progress).begin(plan)
+    assert find_purged(progress, plan, SQLiteQueueAccess(path).missing) == plan[:1]
+    progress.write_bytes(progress.read_bytes()[:-1])
+    assert find_purged(progress, plan, SQLiteQueueAccess(path).missing) == []
 
 
 def test_what_was_killed_before_it_began(office: Office) -> None:
@@ -540,21 +546,21 @@ def test_what_was_killed_before_it_began(office: Office) -> None:
     draft = office.config.log.directory / ".purge-123456"
     draft.mkdir()
     (draft / "plan.jsonl.draft").write_text('{"half": "didco')
-    assert Books(office.config).settle(waiting_in(office.config)) == 0
+    assert PurgeLog(office.config).settle(open_queue_access(office.config)) == 0
     assert not draft.exists()
 
 
 def test_two_at_a_time(office: Office) -> None:
     """One that is being carried out is left alone."""
     office.put("a")
-    waiting = waiting_in(office.config)
-    entries = waiting.entries(Scope(INBOX))
-    books = Books(office.config)
+    waiting = open_queue_access(office.config)
+    entries = waiting.entries(MessageFilter(INBOX))
+    books = PurgeLog(office.config)
 
-    class Meddling(WaitingInFile):
-        def remove(self, entries: Sequence[Entry], course: Course) -> None:
-            super().remove(entries, course)
-            assert Books(office.config).settle(waiting) == 0
+    class Meddling(SQLiteQueueAccess):
+        def remove(self, entries: Sequence[QueuedMessage], progress: PurgeProgress) -> None:
+            super().remove(entries, progress)
+            assert PurgeLog(office.config).settle(waiting) == 0
 
     assert books.remove(Meddling(office.config.storage.sqlite.path), entries) == entries
     assert len(office.lines()) == 1
@@ -575,17 +581,17 @@ def test_killed_for_real(office: Office) -> None:
     subprocess.run(command, check=True, stdout=subprocess.PIPE)
     assert office.ids() == []
     told = [line["msg"] for line in office.lines()]
-    assert sorted(told) == sorted(Books(office.config)._tags.message(id) for id in ids)
-    assert misstated(read_lines(log)) == []
+    assert sorted(told) == sorted(PurgeLog(office.config)._pseudonymizer.message(id) for id in ids)
+    assert wrong_counter_lines(read_lines(log)) == []
 
 
 def test_what_goes_meanwhile_is_not_entered(office: Office) -> None:
     """A message that its wallet acknowledges between the look and the removal is the wallet's."""
     office.put("a", "b")
-    waiting = waiting_in(office.config)
-    entries = waiting.entries(Scope(INBOX))
-    answer(office.store.acknowledge(ALICE, ["a"]))
-    assert [one.id for one in Books(office.config).remove(waiting, entries)] == ["b"]
+    waiting = open_queue_access(office.config)
+    entries = waiting.entries(MessageFilter(INBOX))
+    result_of(office.store.acknowledge(ALICE, ["a"]))
+    assert [one.id for one in PurgeLog(office.config).remove(waiting, entries)] == ["b"]
     assert len(office.lines()) == 1
 
 
@@ -593,9 +599,11 @@ def test_plain_tags(office: Office) -> None:
     """Lines name what the daemon's name, as log.dids says."""
     config = office.config.model_copy(update={"log": office.config.log.model_copy(update={"dids": "plain"})})
     office.put("a")
-    waiting = waiting_in(config)
-    Books(config).remove(waiting, waiting.entries(Scope(INBOX)))
-    assert [line["rcpt"] for line in office.lines()] == [Tags("plain", Books(config)._tags.key).did(INBOX)]
+    waiting = open_queue_access(config)
+    PurgeLog(config).remove(waiting, waiting.entries(MessageFilter(INBOX)))
+    assert [line["rcpt"] for line in office.lines()] == [
+        Pseudonymizer("plain", PurgeLog(config)._pseudonymizer.key).did(INBOX)
+    ]
 
 
 @pytest.mark.parametrize("command", ["list", "show", "purge"])

@@ -14,24 +14,23 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from mediatord.cli.report import Look, Report
-from mediatord.cli.scraping import Figures, State
-from mediatord.metrics import Metrics
+from mediatord.cli.status import HealthState, MetricsSnapshot, StatusReport, StatusSample
+from mediatord.observability.metrics import Metrics
 from tests.test_cli import METRICS, Capture, answering, call, one_line
 
-WELL = State(True, "ok")
+WELL = HealthState(True, "ok")
 HEALTHY = (200, '{"status":"ok"}')
 
 
-def figures(at: float, text: str) -> Figures:
+def figures(at: float, text: str) -> MetricsSnapshot:
     """What a scrape finds, at a time."""
     families = text_string_to_metric_families(text)
-    return Figures(at, tuple(sample for family in families for sample in family.samples))
+    return MetricsSnapshot(at, tuple(sample for family in families for sample in family.samples))
 
 
-def measured(at: float, metrics: Metrics) -> Look:
+def measured(at: float, metrics: Metrics) -> StatusSample:
     """What is seen of a daemon with these metrics."""
-    return Look(WELL, None, figures(at, metrics.render().decode()))
+    return StatusSample(WELL, None, figures(at, metrics.render().decode()))
 
 
 def test_rates() -> None:
@@ -42,11 +41,11 @@ def test_rates() -> None:
     metrics.forwarded.inc(30)
     metrics.rejected("recipient_unknown")
     now = measured(104.0, metrics)
-    found = Report(now, before).values()
+    found = StatusReport(now, before).values()
     assert found["messages"]["forwarded"] == {"total": 35, "per_second": 7.5}
     assert found["messages"]["expired"] == {"total": 0, "per_second": 0.0}
     assert found["refused"] == {"total": 1, "per_second": 0.25, "reasons": {"recipient_unknown": 1}}
-    assert dict(Report(now, before).rows())["forwarded"] == "35, 7.5/s"
+    assert dict(StatusReport(now, before).rows())["forwarded"] == "35, 7.5/s"
 
 
 def test_no_rates() -> None:
@@ -55,10 +54,10 @@ def test_no_rates() -> None:
     metrics.forwarded.inc(5)
     old = measured(100.0, metrics)
     new = measured(104.0, Metrics(CollectorRegistry(), version="9.9"))
-    assert Report(old).values()["messages"]["forwarded"] == {"total": 5}
-    assert Report(new, old).values()["messages"]["forwarded"] == {"total": 0}
-    unseen = Look(WELL, None, "not readable")
-    assert Report(old, unseen).values()["messages"]["forwarded"] == {"total": 5}
+    assert StatusReport(old).values()["messages"]["forwarded"] == {"total": 5}
+    assert StatusReport(new, old).values()["messages"]["forwarded"] == {"total": 0}
+    unseen = StatusSample(WELL, None, "not readable")
+    assert StatusReport(old, unseen).values()["messages"]["forwarded"] == {"total": 5}
 
 
 def test_latencies() -> None:
@@ -69,12 +68,12 @@ def test_latencies() -> None:
     for _ in range(10):
         metrics.latency("live", 0.4)  # between 0.25 and 0.5
     metrics.latency("pickup", 1e9)  # beyond the last bucket
-    found = Report(measured(0.0, metrics)).values()["delivery_seconds"]
+    found = StatusReport(measured(0.0, metrics)).values()["delivery_seconds"]
     assert found == {
         "live": {"p50": pytest.approx(0.01 + 0.015 * 50 / 90, abs=1e-6), "p95": pytest.approx(0.375)},
         "pickup": {"p50": 259_200.0, "p95": 259_200.0},
     }
-    rows = dict(Report(measured(0.0, metrics)).rows())
+    rows = dict(StatusReport(measured(0.0, metrics)).rows())
     assert rows["delivery live"] == "p50 18.3 ms, p95 375.0 ms"
     assert rows["delivery pickup"] == "p50 72.0 h, p95 72.0 h"
 
@@ -85,7 +84,7 @@ def test_the_most_frequent_refusals_are_shown() -> None:
     for number in range(9):
         for _ in range(number + 1):
             metrics.rejected(f"reason_{number}")
-    report = Report(measured(0.0, metrics))
+    report = StatusReport(measured(0.0, metrics))
     shown = [name for name, _ in report.rows() if name.startswith("  ")]
     assert shown == [f"  reason_{number}" for number in (8, 7, 6, 5, 4, 3)]
     assert len(report.values()["refused"]["reasons"]) == 9
@@ -94,7 +93,7 @@ def test_the_most_frequent_refusals_are_shown() -> None:
 def test_other_queues_are_no_queue() -> None:
     """What is summed up of all other queues is no long one."""
     text = 'mediator_message_queue_size{did="a"} 4.0\nmediator_message_queue_size{did="other"} 90.0\n'
-    waiting = Report(Look(WELL, None, figures(0.0, text))).values()["waiting"]
+    waiting = StatusReport(StatusSample(WELL, None, figures(0.0, text))).values()["waiting"]
     assert waiting == {"messages": 94, "longest_queue": 4}
 
 
@@ -137,10 +136,10 @@ def test_ledger(page: str, status: int, shown: str, capsys: Capture) -> None:
 def test_ages() -> None:
     """It is said of when the figures are, and how old those of the store are, by the clock of the mediator's host."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
-    metrics.store_read(1_795_457_400.7, 4)
+    metrics.set_store_read_time(1_795_457_400.7, 4)
     samples = figures(0.0, metrics.render().decode()).samples
     for date, age in ((1_795_457_400.0, 0), (1_795_457_403.0, 2), (1_795_457_500.0, 99)):
-        report = Report(Look(WELL, State(True, "ok", 0.25), Figures(0.0, samples, date)))
+        report = StatusReport(StatusSample(WELL, HealthState(True, "ok", 0.25), MetricsSnapshot(0.0, samples, date)))
         values, rows = report.values(), dict(report.rows())
         assert (values["figures_at"], values["store_at"], values["store_age_seconds"]) == (date, 1_795_457_400.7, age)
         assert rows["store as of"] == f"18:10:00 UTC, {age} s ago"
@@ -150,13 +149,13 @@ def test_ages() -> None:
 
 def test_no_ages() -> None:
     """A mediator that does not say when it has read the store is asked all the same."""
-    report = Report(measured(0.0, Metrics(CollectorRegistry(), version="9.9")))
+    report = StatusReport(measured(0.0, Metrics(CollectorRegistry(), version="9.9")))
     assert "store_at" not in report.values() and "store as of" not in dict(report.rows())
 
 
 def test_no_ledger() -> None:
     """Before the books were read for the first time nothing is said of them."""
-    report = Report(measured(0.0, Metrics(CollectorRegistry(), version="9.9")))
+    report = StatusReport(measured(0.0, Metrics(CollectorRegistry(), version="9.9")))
     assert report.healthy and "ledger" not in report.values()
 
 

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from mediatord.cli.commands import main
-from mediatord.cli.files import set_up
-from mediatord.store.database import connect
-from mediatord.store.database_check import create_store
-from mediatord.store.sole_use import SoleUse
+from mediatord.cli.configuration import write_initial_files
+from mediatord.store.sqlite.database_file import ExclusiveStoreLock, connect, create_database
 
 ROWS = 500
 
@@ -20,7 +18,7 @@ ROWS = 500
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A configuration as `init` writes it."""
-    _, path = set_up(tmp_path / "m", "http://127.0.0.1:8080")
+    _, path = write_initial_files(tmp_path / "m", "http://127.0.0.1:8080")
     return path
 
 
@@ -28,7 +26,7 @@ def config(tmp_path: Path) -> Path:
 def database(config: Path) -> Path:
     """The database of that, with something in it."""
     path = config.with_name("mediator.sqlite3")
-    create_store(path)
+    create_database(path)
     with closing(connect(path)) as connection:
         for number in range(ROWS):
             connection.execute("INSERT INTO did_document VALUES (?, ?)", (f"{number}", "x" * 2000))
@@ -65,7 +63,7 @@ def test_vacuum(config: Path, database: Path, capsys: pytest.CaptureFixture[str]
         connection.execute("DELETE FROM did_document")
     before = database.stat().st_size
     command = ("store", "vacuum", "--config", config, "--json")
-    use = SoleUse(database)
+    use = ExclusiveStoreLock(database)
     use.take()
     status, _, err = run(*command, capsys=capsys)
     assert (status, database.stat().st_size) == (1, before)

@@ -15,11 +15,12 @@ from twisted.internet.endpoints import clientFromString, serverFromString
 from twisted.internet.protocol import Factory
 from twisted.internet.testing import MemoryReactor
 
-from mediatord.config import Config, ConfigError, load, render
-from mediatord.config.values import SizeMark, duration_text
-from mediatord.config_path import DEFAULT_PATH, default_config_path
-from mediatord.service import StartupError, refuse_unavailable
-from mediatord.sizes import format_size
+from mediatord.app.lifecycle import check_setting_combinations
+from mediatord.config.file import ConfigError, load_config, render_config
+from mediatord.config.location import DEFAULT_CONFIG_PATH, get_default_config_path
+from mediatord.config.settings import Config, SizeMarker, format_duration
+from mediatord.config.units import format_size
+from mediatord.errors import StartupError
 
 ETC = Path(__file__).parent.parent / "etc" / "mediator.yaml"
 # A file without any key is refused.
@@ -31,7 +32,7 @@ def problems(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -
     path = tmp_path / "m.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load(path, environ or {})
+        load_config(path, environ or {})
     return [problem.removeprefix(f"{tmp_path}/") for problem in caught.value.problems]
 
 
@@ -39,7 +40,7 @@ def read(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> Co
     """The configuration in a file of this content."""
     path = tmp_path / "m.yaml"
     path.write_text(text)
-    return load(path, environ or {})
+    return load_config(path, environ or {})
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
@@ -63,7 +64,7 @@ def keys_in(tree: object) -> Iterator[tuple[str, ...]]:
 
 def test_example_is_all_defaults() -> None:
     """etc/mediator.yaml shows every key at its default."""
-    assert load(ETC, {}) == Config().resolved(ETC.parent.absolute())
+    assert load_config(ETC, {}) == Config().resolved(ETC.parent.absolute())
 
 
 def test_example_shows_every_key() -> None:
@@ -76,8 +77,8 @@ def test_example_shows_every_key() -> None:
 
 
 def test_example_is_what_the_models_render() -> None:
-    """The example is written from the models by mediatord.config.render."""
-    assert ETC.read_text() == render()
+    """The example is written from the models by mediatord.config.file.render_config."""
+    assert ETC.read_text() == render_config()
 
 
 def test_contract_defaults() -> None:
@@ -110,7 +111,7 @@ def test_empty_file(text: str, tmp_path: Path) -> None:
 
 def test_cut_short(tmp_path: Path) -> None:
     """What `init` has written is refused without its end, wherever it was cut; what others write has no such end."""
-    whole = render(Config(public_url="https://m.example"))
+    whole = render_config(Config(public_url="https://m.example"))
     assert read(whole, tmp_path).public_url == "https://m.example"
     assert read(whole + "\n", tmp_path).public_url == "https://m.example"
     for left in range(60, len(whole) - 2, 97):
@@ -134,7 +135,7 @@ def test_written_before_there_was_an_end(tmp_path: Path) -> None:
 
 def test_changed_around(tmp_path: Path) -> None:
     """Lines added after the end or before the beginning leave a file whole; its end is missed all the same."""
-    whole = render(Config(public_url="https://m.example"))
+    whole = render_config(Config(public_url="https://m.example"))
     for text in (
         f"{whole}node: b-2\n",
         whole.replace("\n", "\r\n") + "node: b-2\r\n",
@@ -163,7 +164,7 @@ def test_what_is_rendered_is_read(tmp_path: Path) -> None:
             },
         }
     )
-    assert read(render(config), tmp_path) == config.resolved(tmp_path)
+    assert read(render_config(config), tmp_path) == config.resolved(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def keys_of_bytes(section: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[
             # Of `Size | None` the marks are those of the first alternative.
             alternatives = get_args(field.annotation)
             marks = [*field.metadata, *(mark for one in alternatives for mark in getattr(one, "__metadata__", ()))]
-            yield prefix + name, (any(isinstance(mark, SizeMark) for mark in marks), value)
+            yield prefix + name, (any(isinstance(mark, SizeMarker) for mark in marks), value)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ def test_durations(text: str, seconds: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [0.0, 0.25, 1.0, 90.0, 600.0, 3600.0, 86400.0, 259200.0, 31536000.0])
 def test_durations_are_written_exactly(seconds: float, tmp_path: Path) -> None:
     """What is written for a duration reads as the same duration."""
-    assert read(f"didcomm: {{max_delay: {duration_text(seconds)}}}", tmp_path).didcomm.max_delay == seconds
+    assert read(f"didcomm: {{max_delay: {format_duration(seconds)}}}", tmp_path).didcomm.max_delay == seconds
 
 
 @pytest.mark.parametrize("text", ["-1", "forever", "true", ".nan", ".inf", "10 parsecs", "[1]", "1h30m"])
@@ -376,7 +377,7 @@ def test_not_a_mapping(tmp_path: Path) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     """A file that is not there is a problem like any other."""
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path / "no.yaml", {})
+        load_config(tmp_path / "no.yaml", {})
     assert caught.value.problems == [f"{tmp_path}/no.yaml: No such file or directory"]
 
 
@@ -487,8 +488,8 @@ def test_a_cluster_needs_a_store_to_share() -> None:
     for backend in ("memory", "sqlite"):
         config = Config.model_validate({"cluster": cluster, "storage": {"backend": backend}})
         with pytest.raises(StartupError, match=r"^cluster\.listen needs storage\.backend mongodb"):
-            refuse_unavailable(config)
-    refuse_unavailable(Config.model_validate({"cluster": cluster, "storage": {"backend": "mongodb"}}))
+            check_setting_combinations(config)
+    check_setting_combinations(Config.model_validate({"cluster": cluster, "storage": {"backend": "mongodb"}}))
 
 
 def test_mongodb_is_a_backend(tmp_path: Path) -> None:
@@ -638,8 +639,8 @@ def test_where_the_configuration_is_counts_as_no_key(tmp_path: Path) -> None:
     )
     (only,) = problems(SOME_KEY, tmp_path, {"MEDIATORD_CONFIGS": "/x"})
     assert only.startswith("environment MEDIATORD_CONFIGS: configs: unknown key")
-    assert default_config_path({}) == default_config_path({"MEDIATORD_CONFIG": ""}) == DEFAULT_PATH
-    assert default_config_path({"MEDIATORD_CONFIG": "here.yaml"}) == Path("here.yaml")
+    assert get_default_config_path({}) == get_default_config_path({"MEDIATORD_CONFIG": ""}) == DEFAULT_CONFIG_PATH
+    assert get_default_config_path({"MEDIATORD_CONFIG": "here.yaml"}) == Path("here.yaml")
 
 
 def test_environment_mends_the_file(tmp_path: Path) -> None:

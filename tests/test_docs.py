@@ -17,13 +17,13 @@ from pydantic import BaseModel
 
 from mediatord.bench.cli import bench
 from mediatord.cli.commands import cli
-from mediatord.config import Config
-from mediatord.eventlog.events import EVENTS
-from mediatord.metrics import Metrics
-from mediatord.protocol.decentrl.shapes import DirectPayload, PublicPayload
-from mediatord.protocol.didcomm.small import disclosures
-from mediatord.wire import DECENTRL_WIRE, SOCKET_WIRE, WIRE
-from mediatord.workers.figures import Figures
+from mediatord.config.settings import Config
+from mediatord.observability.event_schema import EVENTS
+from mediatord.observability.metrics import Metrics
+from mediatord.protocol.decentrl.commands import DirectPayload, PublicPayload
+from mediatord.protocol.didcomm.discover_features import select_features
+from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES, DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
+from mediatord.workers.metrics_aggregator import MetricsAggregator
 
 PROJECT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -172,21 +172,23 @@ def test_situations() -> None:
             f"`{wire.code}`",
             wire.comment,
         ]
-        for kind, wire in WIRE.items()
+        for kind, wire in DIDCOMM_ERROR_CODES.items()
     ]
     assert all(row[-1] for row in found)
 
 
 def test_decentrl_refusals() -> None:
-    """The two tables of Decentrl are those of mediatord.wire, row by row; only the last column is free."""
+    """The two tables of Decentrl are those of mediatord.protocol.error_codes, row by row; only the last column is free."""
     document = text("docs/protocols.md")
     found = rows(document, "<!-- decentrl", "<!-- end of decentrl")
     assert [row[:3] for row in found] == [
         [f"`{re.sub(r'(?<!^)(?=[A-Z])', '_', kind.__name__).lower()}`", str(wire.status), f"`{wire.code}`"]
-        for kind, wire in DECENTRL_WIRE.items()
+        for kind, wire in DECENTRL_ERROR_CODES.items()
     ]
     sockets = rows(document, "<!-- socket", "<!-- end of socket")
-    assert [row[:2] for row in sockets] == [[f"`{wire.code}`", str(wire.close)] for wire in SOCKET_WIRE.values()]
+    assert [row[:2] for row in sockets] == [
+        [f"`{wire.code}`", str(wire.close)] for wire in DECENTRL_CLOSE_CODES.values()
+    ]
 
 
 def test_commands_are_described() -> None:
@@ -200,14 +202,14 @@ def test_commands_are_described() -> None:
 @each_document
 def test_codes_exist(document: Path) -> None:
     """A problem code that a document names is one of wire.WIRE."""
-    codes = {wire.code for wire in WIRE.values()}
+    codes = {wire.code for wire in DIDCOMM_ERROR_CODES.values()}
     named = {one for one in literals(document.read_text("utf-8")) if re.fullmatch(r"[ew]\.[pm]\.[a-z._-]+", one)}
     assert named <= codes
 
 
 def test_disclosed_protocols_are_described() -> None:
     """What discover-features discloses has its place in the wallet developers' document, and nothing else has."""
-    disclosed = {feature["id"] for feature in disclosures([("protocol", "*")], 1)}
+    disclosed = {feature["id"] for feature in select_features([("protocol", "*")], 1)}
     named = re.findall(r"`(https://didcomm\.org/[a-z-]+/\d\.\d)(?:/[a-z-]+)?`", text("docs/protocols.md"))
     assert set(named) == disclosed
 
@@ -223,22 +225,22 @@ def test_metrics() -> None:
     metrics.request("didcomm", "accepted", 1.0)
     metrics.rejected("undecryptable")
     metrics.latency("live", 1.0)
-    metrics.store_took("commit", 1.0)
-    metrics.cluster_push("pushed")
-    metrics.cluster_refused("seal")
+    metrics.observe_store_operation("commit", 1.0)
+    metrics.count_cluster_push("pushed")
+    metrics.count_refused_peer_request("seal")
     metrics.queue_sizes([("did:example:bob", 1)], 0)
-    metrics.ready_now = lambda: True
-    metrics.cycle_failed("store")
+    metrics.read_readiness = lambda: True
+    metrics.count_probe_failure("store")
     metrics.certificate("*:443", 1.0)
     metrics.table_sizes({"message": 1})
     metrics.waiting(1, 1.0)
     metrics.accounts(1, 60)
-    metrics.account_expired("unused")
+    metrics.record_account_expired("unused")
     metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
-    metrics.store_read(1.0, 1)
+    metrics.set_store_read_time(1.0, 1)
     metrics.watch("any", lambda: (1, 1))
     real = {}
-    for family in text_string_to_metric_families(Figures().page({1: metrics.render().decode()}, 1, 1)):
+    for family in text_string_to_metric_families(MetricsAggregator().page({1: metrics.render().decode()}, 1, 1)):
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         real[family.name + ("_total" if family.type == "counter" else "")] = (family.type, labels)
     document = text("docs/monitoring.md")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import DESKTOP_DARK, PHONE_LIGHT, VIEWS, Browser, View, chromium
+from tests.browser import DESKTOP_DARK, PHONE_LIGHT, VIEWS, Browser, Viewport, chromium
 
 PROJECT = Path(__file__).parents[1]
 PICTURE = "img[src$='architecture.svg']"
@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 @pytest.mark.parametrize("page", ["index", "configuration", "architecture", "embedding"])
-def test_it_looks_right(browser: Browser, site: Path, page: str, view: View) -> None:
+def test_it_looks_right(browser: Browser, site: Path, page: str, view: Viewport) -> None:
     """No page is wider than its window, too faint to read, or asks for anything that is not beside it."""
     with browser.visit((site / f"{page}.html").as_uri(), view, offline=True) as visit:
         look = visit.look(f"docs-{page}")
@@ -44,7 +44,7 @@ def test_it_looks_right(browser: Browser, site: Path, page: str, view: View) -> 
 
 
 @pytest.mark.parametrize("view", [PHONE_LIGHT, DESKTOP_DARK], ids=lambda view: view.name)
-def test_the_picture_goes_by_the_theme(browser: Browser, site: Path, view: View) -> None:
+def test_the_picture_goes_by_the_theme(browser: Browser, site: Path, view: Viewport) -> None:
     """Which may be another one than that of the system; the picture changes with it."""
     with browser.visit((site / "architecture.html").as_uri(), view, offline=True) as visit:
         visit.page.add_style_tag(content=f"{PICTURE} {{ background: gray }}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.wallet.throwaway import free_port
+from mediatord.wallet.temporary_daemon import find_free_port
 
 PROJECT = Path(__file__).parents[1]
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", (PROJECT / "docs/embedding.md").read_text("utf-8"), re.M | re.S)
@@ -51,6 +51,6 @@ def test_there_is_a_page_of_programs() -> None:
 def test_programs_run(program: str, printed: str, tmp_path: Path) -> None:
     """Each prints what it is there to show, beside nothing but a configuration as `mediatord init` writes it."""
     run(sys.executable, "-m", "mediatord", "init", directory=tmp_path)
-    (tmp_path / "program.py").write_text(program.replace(PORT, str(free_port())), "utf-8")
+    (tmp_path / "program.py").write_text(program.replace(PORT, str(find_free_port())), "utf-8")
     found = run(sys.executable, "program.py", directory=tmp_path)
     assert re.fullmatch(printed, found), found

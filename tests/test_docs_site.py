@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from mediatord.cli.reference import pages
+from mediatord.cli.reference import render_reference_pages
 
 PROJECT = Path(__file__).parents[1]
 # What a browser fetches by itself, by element.
@@ -103,7 +103,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     assert elsewhere + styles == []
 
 
-@pytest.mark.parametrize("name", sorted(pages()))
+@pytest.mark.parametrize("name", sorted(render_reference_pages()))
 def test_reference_is_up_to_date(name: str) -> None:
     """It says what the code says; `make docs-reference` writes it."""
-    assert (PROJECT / "docs" / name).read_text("utf-8") == pages()[name]
+    assert (PROJECT / "docs" / name).read_text("utf-8") == render_reference_pages()[name]

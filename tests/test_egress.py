@@ -5,8 +5,8 @@ from __future__ import annotations
 from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 
-from mediatord.outbound import OutboundFailed
-from tests.wires import OK, OutboundTestCase, redirect
+from mediatord.net.outbound_http import OutboundRequestError
+from tests.outbound_test_case import OK, OutboundTestCase, redirect
 
 
 class PatienceTests(OutboundTestCase):
@@ -18,21 +18,21 @@ class PatienceTests(OutboundTestCase):
         self.reactor.advance(4.9)
         self.assertNoResult(asked)
         self.reactor.advance(0.2)
-        self.failureResultOf(asked, OutboundFailed)
+        self.failureResultOf(asked, OutboundRequestError)
         self.assertEqual(self.attempts(), [])
 
     def test_slow_connection(self) -> None:
         """The time covers the connection."""
         asked = self.get("https://a.example/")
         self.reactor.advance(5)
-        self.failureResultOf(asked, OutboundFailed)
+        self.failureResultOf(asked, OutboundRequestError)
 
     def test_slow_answer(self) -> None:
         """The time covers the answer; then the connection is cut off."""
         posted = self.post()
         wire = self.accept()
         self.reactor.advance(10)
-        self.failureResultOf(posted, OutboundFailed)
+        self.failureResultOf(posted, OutboundRequestError)
         self.assertTrue(wire.disconnected)
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
@@ -41,7 +41,7 @@ class PatienceTests(OutboundTestCase):
         posted = self.post()
         wire = self.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1234")
         self.reactor.advance(10)
-        self.failureResultOf(posted, OutboundFailed)
+        self.failureResultOf(posted, OutboundRequestError)
         self.reactor.advance(2)
         self.assertTrue(wire.disconnected)
         self.assertEqual(self.reactor.getDelayedCalls(), [])
@@ -54,7 +54,7 @@ class PatienceTests(OutboundTestCase):
         self.accept()
         self.assertNoResult(posted)
         self.reactor.advance(4)
-        self.failureResultOf(posted, OutboundFailed)
+        self.failureResultOf(posted, OutboundRequestError)
 
     def test_peer_that_stays(self) -> None:
         """After the answer the connection is closed; a peer that keeps it open (TLS lets it) is cut off."""
@@ -80,7 +80,7 @@ class PatienceTests(OutboundTestCase):
             if not wire.disconnected:
                 wire.protocol.dataReceived(b"X-%d: %s\r\n" % (number, b"x" * 1000))
         self.assertTrue(wire.disconnected)
-        self.failureResultOf(posted, OutboundFailed)
+        self.failureResultOf(posted, OutboundRequestError)
 
     def test_rude_answers(self) -> None:
         """What is no HTTP, or ends too early, is a failure that repeats nothing of it."""
@@ -93,7 +93,7 @@ class PatienceTests(OutboundTestCase):
             posted = self.post()
             wire = self.answer(response)
             wire.abortConnection()
-            failure = self.failureResultOf(posted, OutboundFailed)
+            failure = self.failureResultOf(posted, OutboundRequestError)
             self.assertNotIn("secret", failure.getErrorMessage() + repr(failure.value.args))
             self.assertIsNone(failure.value.__cause__)
             self.assertTrue(failure.value.__suppress_context__)
@@ -108,6 +108,6 @@ class PatienceTests(OutboundTestCase):
         closed = self.outbound.close()
         self.successResultOf(closed)
         for deferred, wire in zip(posted, wires, strict=True):
-            self.failureResultOf(deferred, OutboundFailed)
+            self.failureResultOf(deferred, OutboundRequestError)
             self.assertTrue(wire.disconnected)
         self.successResultOf(self.outbound.close())

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.eventlog.events import (
+from mediatord.observability.event_schema import (
     ENVELOPE,
     EVENTS,
     FIELDS,
-    EventList,
-    checked,
-    json_schema,
-    reference_table,
-    schema_text,
+    MemoryEventLog,
+    build_json_schema,
+    render_event_table,
+    render_json_schema,
+    validate_fields,
 )
+from mediatord.observability.pseudonym_keys import create_pseudonym_key, load_pseudonym_key
+from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 from mediatord.private_file import PrivateFileError
-from mediatord.tag_keys import create_tag_key, load_tag_key
-from mediatord.tags import TagKey, Tags
 
-KEY = TagKey(3, b"k" * 32)
+KEY = PseudonymKey(3, b"k" * 32)
 DID = "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR.Vz6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue"
 
 # The schema that readers of the log rely on, written down once more.
@@ -79,13 +79,13 @@ def test_every_field_is_used_and_explained() -> None:
 
 def test_none_is_left_out() -> None:
     """A field that is None does not apply and is left out."""
-    assert checked("msg.ack", {"msg": "m", "path": None}) == {"msg": "m"}
+    assert validate_fields("msg.ack", {"msg": "m", "path": None}) == {"msg": "m"}
 
 
 def test_numbers_are_rounded() -> None:
     """Milliseconds have three decimals; whole numbers stay whole."""
-    assert checked("msg.ack", {"latency_ms": 1.23456}) == {"latency_ms": 1.235}
-    assert checked("msg.ack", {"latency_ms": 2}) == {"latency_ms": 2}
+    assert validate_fields("msg.ack", {"latency_ms": 1.23456}) == {"latency_ms": 1.235}
+    assert validate_fields("msg.ack", {"latency_ms": 2}) == {"latency_ms": 2}
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_undeclared(event: str, fields: dict[str, object]) -> None:
     """An event, a field or a type that is not declared is a mistake in the program, every time."""
     for _ in range(2):
         with pytest.raises(TypeError):
-            EventList().emit(event, **fields)
+            MemoryEventLog().emit(event, **fields)
 
 
 def test_a_good_call_does_not_hide_a_bad_one() -> None:
     """What was seen to be fine says nothing about the same fields with other types."""
-    log = EventList()
+    log = MemoryEventLog()
     log.emit("msg.push", msg="m", attempt=1)
     with pytest.raises(TypeError):
         log.emit("msg.push", msg="m", attempt="1")
@@ -120,7 +120,7 @@ def test_a_good_call_does_not_hide_a_bad_one() -> None:
 
 def test_json_schema() -> None:
     """The JSON Schema has one alternative per event, with all fields and no others."""
-    schema = json.loads(json.dumps(json_schema()))
+    schema = json.loads(json.dumps(build_json_schema()))
     assert schema["required"] == list(ENVELOPE)
     for line in schema["oneOf"]:
         name = line["properties"]["event"]["const"]
@@ -130,21 +130,21 @@ def test_json_schema() -> None:
 
 
 def test_schema_file() -> None:
-    """What users read is what is declared; `python -m mediatord.eventlog.events` writes it."""
+    """What users read is what is declared; `python -m mediatord.observability.event_schema` writes it."""
     written = Path(__file__).parent.parent / "docs" / "event-log.schema.json"
-    assert written.read_text("utf-8") == schema_text()
+    assert written.read_text("utf-8") == render_json_schema()
 
 
 def test_reference_table() -> None:
     """The table in the documentation has a row for every event."""
-    table = reference_table()
+    table = render_event_table()
     assert all(f"``{name}``" in table for name in EVENTS)
     assert table.count("   * - ") == len(EVENTS) + 1
 
 
 def test_plain_tags() -> None:
     """Plain: what has at most 80 characters as it is, a longer DID by its beginning and a hash of all of it."""
-    tags = Tags("plain", KEY)
+    tags = Pseudonymizer("plain", KEY)
     assert tags.did("did:web:m.example") == "did:web:m.example"
     assert tags.did("d" * 80) == "d" * 80
     assert tags.did(DID) == DID[:24] + "~" + blake2b(DID.encode(), digest_size=8).hexdigest()
@@ -153,8 +153,8 @@ def test_plain_tags() -> None:
 
 def test_keyed_tags() -> None:
     """Keyed: 32 hexadecimal digits that depend on the key and on whether it is a DID or a message id."""
-    tags, other = Tags("keyed", KEY), Tags("keyed", TagKey(4, b"K" * 32))
-    assert tags.did(DID) == Tags("keyed", KEY).did(DID)
+    tags, other = Pseudonymizer("keyed", KEY), Pseudonymizer("keyed", PseudonymKey(4, b"K" * 32))
+    assert tags.did(DID) == Pseudonymizer("keyed", KEY).did(DID)
     assert len({tags.did(DID), other.did(DID), tags.message(DID)}) == 3
     assert len(tags.did("x")) == 32
     assert "did" not in tags.did(DID)
@@ -164,21 +164,21 @@ def test_keyed_tags() -> None:
 @pytest.mark.parametrize("mode", ["plain", "keyed"])
 def test_peers_are_networks(mode: str) -> None:
     """An address is shown as the keyed hash of its /24 or /48, whatever log.dids says."""
-    tags = Tags("plain" if mode == "plain" else "keyed", KEY)
+    tags = Pseudonymizer("plain" if mode == "plain" else "keyed", KEY)
     assert tags.peer("192.0.2.1") == tags.peer("192.0.2.255") == tags.peer("::ffff:192.0.2.7")
     assert tags.peer("192.0.2.1") != tags.peer("192.0.3.1")
     assert tags.peer("2001:db8:1::1") == tags.peer("2001:db8:1:ffff::2")
     assert tags.peer("2001:db8:1::1") != tags.peer("2001:db8:2::1")
     assert tags.peer("fe80::1%eth0") == tags.peer("fe80::2")
-    assert tags.peer("192.0.2.1") != Tags("plain", TagKey(3, b"K" * 32)).peer("192.0.2.1")
+    assert tags.peer("192.0.2.1") != Pseudonymizer("plain", PseudonymKey(3, b"K" * 32)).peer("192.0.2.1")
     assert tags.peer("/run/socket") is None
 
 
 @given(st.text())
 def test_any_text_has_a_tag(text: str) -> None:
     """Every text has a tag in both modes, lone surrogates included, and never a longer one than 80 characters."""
-    assert len(Tags("plain", KEY).did(text)) <= 80
-    assert len(Tags("keyed", KEY).did(text)) == 32
+    assert len(Pseudonymizer("plain", KEY).did(text)) <= 80
+    assert len(Pseudonymizer("keyed", KEY).did(text)) == 32
 
 
 def test_secret_is_not_shown() -> None:
@@ -189,11 +189,11 @@ def test_secret_is_not_shown() -> None:
 def test_key_file(tmp_path: Path) -> None:
     """log.key is made when it is missing, for its owner only, and is the same key afterwards."""
     path = tmp_path / "log.key"
-    made = load_tag_key(path)
+    made = load_pseudonym_key(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert load_tag_key(path) == made
+    assert load_pseudonym_key(path) == made
     with pytest.raises(PrivateFileError, match="is there already"):
-        create_tag_key(path)
+        create_pseudonym_key(path)
     assert [file.name for file in tmp_path.iterdir()] == ["log.key"]
 
 
@@ -204,20 +204,20 @@ def test_bad_key_file(text: str, tmp_path: Path) -> None:
     path.touch(0o600)
     path.write_text(text)
     with pytest.raises(PrivateFileError, match="^[^\n]*: expected [^\n]*$"):
-        load_tag_key(path)
+        load_pseudonym_key(path)
 
 
 def test_key_file_open_to_others(tmp_path: Path) -> None:
     """A key that others can read is not used; the message has the command that mends it."""
     path = tmp_path / "log.key"
-    create_tag_key(path)
+    create_pseudonym_key(path)
     path.chmod(0o640)
     with pytest.raises(PrivateFileError, match=f"chmod 600 {path}"):
-        load_tag_key(path)
+        load_pseudonym_key(path)
 
 
 def test_not_finite() -> None:
     """A number that JSON cannot express would become null, which no line has."""
     for value in (math.nan, math.inf):
         with pytest.raises(TypeError):
-            checked("msg.ack", {"latency_ms": value})
+            validate_fields("msg.ack", {"latency_ms": value})

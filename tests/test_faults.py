@@ -5,19 +5,19 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.faults import QUIET_SECONDS, Rarely
+from mediatord.failure_logging import LOG_THROTTLE_SECONDS, LogThrottle
 
 
 class RarelyTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(10_000)
-        self.rarely = Rarely(self.clock)
+        self.rarely = LogThrottle(self.clock)
 
     def test_once_a_minute(self) -> None:
         """At first, and then with how often it was not said."""
         self.assertEqual([self.rarely.count() for _ in range(3)], [1, 0, 0])
-        self.clock.advance(QUIET_SECONDS - 1)
+        self.clock.advance(LOG_THROTTLE_SECONDS - 1)
         self.assertEqual(self.rarely.count(), 0)
         self.clock.advance(1)
         self.assertEqual(self.rarely.count(), 4)

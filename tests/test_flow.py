@@ -5,26 +5,26 @@ import json
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.protocol.didcomm.did_document import parse_document
+from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.forward import FORWARD
-from mediatord.wallet.identity import Identity
-from mediatord.wallet.mediation import read_delivery
-from mediatord.wallet.packing import anoncrypt, compose
-from tests.house import CM2, CM3, MP, NOW, Guest, House, code_of, sealed_forward
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_mediation import read_delivery
+from mediatord.wallet.didcomm_messages import anoncrypt, compose_message
+from tests.in_memory_mediator import CM2, CM3, MP, NOW, InMemoryMediator, InMemoryWallet, code_of, pack_forward
 
 
 class OfflineTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house = House(self)
-        self.bob = Guest(self.house).enrol()
+        self.in_memory = InMemoryMediator(self)
+        self.bob = InMemoryWallet(self.in_memory).enrol()
 
     def forward(self, *payloads: bytes, **headers: object) -> int:
-        return self.house.receive(sealed_forward(self.house, self.bob.did, *payloads, **headers)).status
+        return self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, *payloads, **headers)).status
 
     def test_a_message_waits_until_it_is_acknowledged(self) -> None:
         """Stored, counted, delivered as often as asked for, gone once acknowledged (UC-021 steps 8, 7)."""
         letter = self.bob.letter()
-        reply = self.house.receive(sealed_forward(self.house, self.bob.did, letter))
+        reply = self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, letter))
         self.assertEqual((reply.status, reply.body), (202, b""))
         for _ in range(2):
             (delivered,) = self.bob.fetch()
@@ -34,7 +34,10 @@ class OfflineTests(SynchronousTestCase):
         again = self.bob.answer(f"{MP}/delivery-request", {"limit": 10})
         self.assertTrue(again.message.type.uri.endswith("/status"))
         self.assertEqual(
-            [self.house.counter(f"mediator_messages_{name}_total") for name in ("forwarded", "stored", "delivered")],
+            [
+                self.in_memory.counter(f"mediator_messages_{name}_total")
+                for name in ("forwarded", "stored", "delivered")
+            ],
             [1, 1, 1],
         )
 
@@ -48,14 +51,14 @@ class OfflineTests(SynchronousTestCase):
         letters = [self.bob.letter(text) for text in "abc"]
         self.assertEqual(self.forward(*letters), 202)
         self.assertEqual([delivered.payload for delivered in self.bob.fetch()], letters)
-        self.assertEqual(self.house.counter("mediator_messages_forwarded_total"), 3)
+        self.assertEqual(self.in_memory.counter("mediator_messages_forwarded_total"), 3)
 
     def test_one_bad_attachment_stores_none(self) -> None:
         """All or nothing (reference 4.4)."""
         good = {"data": {"json": json.loads(self.bob.letter())}}
         attachments = [good, {"data": {"json": {"plain": 1}}}]
-        message = compose(FORWARD, {"next": self.bob.did}, attachments=attachments)
-        reply = self.house.receive(anoncrypt(message, self.house.document))
+        message = compose_message(FORWARD, {"next": self.bob.did}, attachments=attachments)
+        reply = self.in_memory.receive(anoncrypt(message, self.in_memory.document))
         self.assertEqual((reply.status, code_of(reply)), (400, "e.p.msg.bad-attachment"))
         self.assertEqual(self.bob.waiting(), 0)
 
@@ -84,36 +87,36 @@ class OfflineTests(SynchronousTestCase):
         """Foreign ids are ignored (reference 6.1)."""
         self.forward(self.bob.letter())
         (delivered,) = self.bob.fetch()
-        eve = Guest(self.house).enrol()
+        eve = InMemoryWallet(self.in_memory).enrol()
         eve.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
         self.assertEqual(self.bob.waiting(), 1)
 
     def test_expiry_by_time(self) -> None:
         """After the TTL the message is gone, whoever asks first: the reader or the sweep (UC-021 AF-5)."""
         self.forward(self.bob.letter())
-        self.house.clock.advance(72 * 3600 - 1)
+        self.in_memory.clock.advance(72 * 3600 - 1)
         self.assertEqual(self.bob.waiting(), 1)
-        self.house.clock.advance(1)
+        self.in_memory.clock.advance(1)
         self.assertEqual(self.bob.waiting(), 0)
-        self.house.clock.pump([1] * 20)
-        self.assertEqual(self.house.counter("mediator_messages_expired_total"), 1)
-        self.assertEqual([event["reason"] for event in self.house.events("msg.expire")], ["ttl"])
+        self.in_memory.clock.pump([1] * 20)
+        self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), 1)
+        self.assertEqual([event["reason"] for event in self.in_memory.events("msg.expire")], ["ttl"])
 
     def test_expires_time_shortens(self) -> None:
         """A forward may ask for less than the TTL (reference 4.5)."""
         self.forward(self.bob.letter(), expires_time=int(NOW) + 100)
-        self.house.clock.advance(99)
+        self.in_memory.clock.advance(99)
         self.assertEqual(self.bob.waiting(), 1)
-        self.house.clock.advance(2)
+        self.in_memory.clock.advance(2)
         self.assertEqual(self.bob.waiting(), 0)
 
     def test_status_tells_ages_and_sizes(self) -> None:
         """Whole seconds, and bytes of payload (reference 6)."""
         letter = self.bob.letter()
         self.forward(letter)
-        self.house.clock.advance(10)
+        self.in_memory.clock.advance(10)
         self.forward(letter)
-        self.house.clock.advance(5)
+        self.in_memory.clock.advance(5)
         body = self.bob.answer(f"{MP}/status-request", {"recipient_did": self.bob.did}).body
         self.assertEqual(body["message_count"], 2)
         self.assertEqual(body["longest_waited_seconds"], 15)
@@ -124,7 +127,7 @@ class OfflineTests(SynchronousTestCase):
 
     def test_authenticated_forwards_are_taken_too(self) -> None:
         """Decision D12: both encryptions, with or without `to`."""
-        alice = Guest(self.house)
+        alice = InMemoryWallet(self.in_memory)
         body = {"next": self.bob.did}
         attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
         reply = alice.ask(FORWARD, body, attachments=attachments, to=None)
@@ -132,37 +135,37 @@ class OfflineTests(SynchronousTestCase):
 
     def test_please_ack_is_not_honoured(self) -> None:
         """Mediators must not answer it (reference 4.5)."""
-        raw = sealed_forward(self.house, self.bob.did, self.bob.letter(), please_ack=[""], id="f")
-        self.assertEqual(self.house.receive(raw).body, b"")
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(), please_ack=[""], id="f")
+        self.assertEqual(self.in_memory.receive(raw).body, b"")
 
     def test_the_same_forward_twice_is_two_messages(self) -> None:
         """A sender that lost our 202 tries again with the same bytes (section 11, row 24)."""
-        raw = sealed_forward(self.house, self.bob.did, self.bob.letter())
-        self.assertEqual([self.house.receive(raw).status for _ in range(2)], [202, 202])
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
+        self.assertEqual([self.in_memory.receive(raw).status for _ in range(2)], [202, 202])
         self.assertEqual(self.bob.waiting(), 2)
 
 
 class QueueLimitTests(SynchronousTestCase):
     def test_a_full_queue_drops_its_oldest_message_and_the_sender_still_gets_202(self) -> None:
         """FIFO eviction, transparent to the sender (UC-021 AF-4)."""
-        house = House(self, queue={"max_messages": 3})
-        bob = Guest(house).enrol()
+        in_memory = InMemoryMediator(self, queue={"max_messages": 3})
+        bob = InMemoryWallet(in_memory).enrol()
         for text in "abcd":
-            self.assertEqual(house.receive(sealed_forward(house, bob.did, bob.letter(text))).status, 202)
+            self.assertEqual(in_memory.receive(pack_forward(in_memory, bob.did, bob.letter(text))).status, 202)
         texts = [bob.open(delivered.payload).text for delivered in bob.fetch()]
         self.assertEqual(texts, ["b", "c", "d"])
-        self.assertEqual(house.counter("mediator_messages_evicted_total"), 1)
-        self.assertEqual([event["reason"] for event in house.events("msg.evict")], ["fifo_count"])
+        self.assertEqual(in_memory.counter("mediator_messages_evicted_total"), 1)
+        self.assertEqual([event["reason"] for event in in_memory.events("msg.evict")], ["fifo_count"])
 
 
 class LiveTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house = House(self)
-        self.bob = Guest(self.house).enrol()
+        self.in_memory = InMemoryMediator(self)
+        self.bob = InMemoryWallet(self.in_memory).enrol()
 
     def forward(self, text: str = "hello", **headers: object) -> None:
-        raw = sealed_forward(self.house, self.bob.did, self.bob.letter(text), **headers)
-        self.assertEqual(self.house.receive(raw).status, 202)
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(text), **headers)
+        self.assertEqual(self.in_memory.receive(raw).status, 202)
 
     def pushed(self, frame: bytes) -> tuple[str, str]:
         """Id and text of a pushed delivery."""
@@ -180,13 +183,13 @@ class LiveTests(SynchronousTestCase):
         self.assertEqual(self.bob.waiting(), 1)
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [id_]})
         self.assertEqual(self.bob.waiting(), 0)
-        self.assertEqual(self.house.counter("mediator_messages_stored_total"), 0)
-        self.assertEqual(self.house.counter("mediator_messages_delivered_total"), 1)
-        self.assertEqual(self.house.events("msg.ack")[0]["path"], "live")
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
+        self.assertEqual(self.in_memory.counter("mediator_messages_delivered_total"), 1)
+        self.assertEqual(self.in_memory.events("msg.ack")[0]["path"], "live")
 
     def test_a_socket_without_live_mode_gets_nothing(self) -> None:
         """While live mode is off new messages are queued only (reference 6.3)."""
-        socket = self.house.socket()
+        socket = self.in_memory.socket()
         self.bob.answer(f"{MP}/status-request", socket=socket)
         self.forward()
         self.assertEqual(socket.frames, [])
@@ -215,11 +218,11 @@ class LiveTests(SynchronousTestCase):
 
     def test_two_wallets_on_one_socket(self) -> None:
         """Each gets its own, encrypted to itself."""
-        carol = Guest(self.house).enrol()
+        carol = InMemoryWallet(self.in_memory).enrol()
         socket = self.bob.go_live()
         carol.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         self.forward("for bob")
-        self.house.receive(sealed_forward(self.house, carol.did, carol.letter("for carol")))
+        self.in_memory.receive(pack_forward(self.in_memory, carol.did, carol.letter("for carol")))
         self.assertEqual(self.pushed(socket.frames[0])[1], "for bob")
         (delivered,) = read_delivery(carol.open(socket.frames[1]).message)
         self.assertEqual(carol.open(delivered.payload).text, "for carol")
@@ -228,18 +231,18 @@ class LiveTests(SynchronousTestCase):
         """Pending again, counted as stored, and there on reconnect (UC-021 AF-6)."""
         socket = self.bob.go_live()
         self.forward()
-        self.house.base.connections.closed(socket)
-        self.assertEqual(self.house.counter("mediator_messages_stored_total"), 1)
+        self.in_memory.base.connections.closed(socket)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
         self.assertEqual(len(self.bob.fetch()), 1)
 
     def test_a_push_that_is_never_acknowledged_is_pending_after_a_minute(self) -> None:
         """`queue.delivered_timeout` (reference 6.3)."""
         self.bob.go_live()
         self.forward()
-        self.house.clock.pump([1] * 58)
-        self.assertEqual(self.house.counter("mediator_messages_stored_total"), 0)
-        self.house.clock.pump([1] * 4)
-        self.assertEqual(self.house.counter("mediator_messages_stored_total"), 1)
+        self.in_memory.clock.pump([1] * 58)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
+        self.in_memory.clock.pump([1] * 4)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
 
     def test_a_second_push_of_a_message_counts_beside_the_first(self) -> None:
         """Two looks at the store may meet; it waits again when the last socket that took it is gone."""
@@ -247,28 +250,28 @@ class LiveTests(SynchronousTestCase):
         second.takes = False
         self.forward()
         first.takes, second.takes = False, True
-        (message,) = self.successResultOf(self.house.store.fetch(self.bob.did, None, limit=1, max_bytes=1))
-        self.assertTrue(self.house.half.live.push(message))
-        self.house.base.connections.closed(second)
-        self.assertEqual(self.house.counter("mediator_messages_stored_total"), 0)
-        self.house.base.connections.closed(first)
-        self.assertEqual(self.house.counter("mediator_messages_stored_total"), 1)
+        (message,) = self.successResultOf(self.in_memory.store.fetch(self.bob.did, None, limit=1, max_bytes=1))
+        self.assertTrue(self.in_memory.half.live.push(message))
+        self.in_memory.base.connections.closed(second)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
+        self.in_memory.base.connections.closed(first)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
 
     def test_a_stuck_socket_leaves_the_message_in_the_queue(self) -> None:
         """A push never blocks (reference 6.3)."""
         socket = self.bob.go_live()
         socket.takes = False
         self.forward()
-        self.assertEqual(self.house.counter("mediator_messages_stored_total"), 1)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
         self.assertEqual(self.bob.waiting(), 1)
 
     def test_a_delayed_message_is_invisible_until_it_is_due(self) -> None:
         """To status, delivery and live push alike (reference 4.5)."""
         socket = self.bob.go_live()
         self.forward(delay_milli=5000)
-        self.house.clock.advance(4.9)
+        self.in_memory.clock.advance(4.9)
         self.assertEqual((self.bob.waiting(), socket.frames), (0, []))
-        self.house.clock.advance(0.2)
+        self.in_memory.clock.advance(0.2)
         self.assertEqual(self.pushed(socket.frames[-1])[1], "hello")
         self.assertEqual(self.bob.waiting(), 1)
 
@@ -277,63 +280,63 @@ class LiveTests(SynchronousTestCase):
         socket = self.bob.go_live()
         self.forward("late", delay_milli=9000)
         self.forward("soon", delay_milli=2000)
-        self.house.clock.advance(3)
+        self.in_memory.clock.advance(3)
         self.assertEqual([self.pushed(frame)[1] for frame in socket.frames], ["soon"])
-        self.house.clock.advance(7)
+        self.in_memory.clock.advance(7)
         self.assertEqual([self.pushed(frame)[1] for frame in socket.frames], ["soon", "late"])
 
     def test_delays_are_capped_and_negative_ones_random(self) -> None:
         """At most max_delay; a negative one is within its size (reference 4.5)."""
-        house = House(self, didcomm={"max_delay": "10s"})
-        bob = Guest(house).enrol()
+        in_memory = InMemoryMediator(self, didcomm={"max_delay": "10s"})
+        bob = InMemoryWallet(in_memory).enrol()
         for milli in (10**9, -(10**9), -1000):
-            house.receive(sealed_forward(house, bob.did, bob.letter(), delay_milli=milli))
-        house.clock.advance(1.01)
+            in_memory.receive(pack_forward(in_memory, bob.did, bob.letter(), delay_milli=milli))
+        in_memory.clock.advance(1.01)
         self.assertGreaterEqual(bob.waiting(), 1)
-        house.clock.advance(9)
+        in_memory.clock.advance(9)
         self.assertEqual(bob.waiting(), 3)
 
     def test_raw_push(self) -> None:
         """`live_push: raw` sends the inner envelope itself (reference 6.3)."""
-        house = House(self, didcomm={"live_push": "raw"})
-        bob = Guest(house).enrol()
+        in_memory = InMemoryMediator(self, didcomm={"live_push": "raw"})
+        bob = InMemoryWallet(in_memory).enrol()
         socket = bob.go_live()
         letter = bob.letter()
-        house.receive(sealed_forward(house, bob.did, letter))
+        in_memory.receive(pack_forward(in_memory, bob.did, letter))
         self.assertEqual(socket.frames, [letter])
 
     def test_live_by_default(self) -> None:
         """`live_default_on` serves wallets that never ask (reference 6.3)."""
-        house = House(self, didcomm={"live_default_on": True})
-        bob = Guest(house).enrol()
-        socket = house.socket()
+        in_memory = InMemoryMediator(self, didcomm={"live_default_on": True})
+        bob = InMemoryWallet(in_memory).enrol()
+        socket = in_memory.socket()
         bob.answer(f"{MP}/status-request", socket=socket)
-        house.receive(sealed_forward(house, bob.did, bob.letter()))
+        in_memory.receive(pack_forward(in_memory, bob.did, bob.letter()))
         self.assertEqual(len(socket.frames), 1)
 
 
 class CoordinationTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house = House(self)
+        self.in_memory = InMemoryMediator(self)
 
     def test_grants_in_both_versions(self) -> None:
         """Decision D13, and a second request gets the same grant."""
-        bob = Guest(self.house)
+        bob = InMemoryWallet(self.in_memory)
         for _ in range(2):
-            self.assertEqual(bob.answer(f"{CM2}/mediate-request").body, {"routing_did": self.house.did})
-            self.assertEqual(bob.answer(f"{CM3}/mediate-request").body, {"routing_did": [self.house.did]})
+            self.assertEqual(bob.answer(f"{CM2}/mediate-request").body, {"routing_did": self.in_memory.did})
+            self.assertEqual(bob.answer(f"{CM3}/mediate-request").body, {"routing_did": [self.in_memory.did]})
 
     def test_a_grant_alone_makes_nothing_routable(self) -> None:
         """Only `add` does (reference 5.3)."""
-        bob = Guest(self.house)
+        bob = InMemoryWallet(self.in_memory)
         bob.answer(f"{CM3}/mediate-request")
-        reply = self.house.receive(sealed_forward(self.house, bob.did, bob.letter()))
+        reply = self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter()))
         self.assertEqual((reply.status, code_of(reply)), (400, "e.p.me.res.not-found"))
 
     def test_every_result_of_an_update(self) -> None:
         """One result an entry, in order (reference 5.3)."""
-        bob, eve = Guest(self.house).enrol(), Guest(self.house).enrol()
-        key = Identity.fresh("did:key").did
+        bob, eve = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory).enrol()
+        key = WalletIdentity.fresh("did:key").did
         cases = [
             (key, "add", "success"),
             (key, "add", "no_change"),
@@ -341,8 +344,8 @@ class CoordinationTests(SynchronousTestCase):
             (eve.did, "add", "client_error"),
             ("not a did", "add", "client_error"),
             ("", "add", "client_error"),
-            (self.house.did, "add", "client_error"),
-            (self.house.base.identity.web_did, "add", "client_error"),
+            (self.in_memory.did, "add", "client_error"),
+            (self.in_memory.base.identity.web_did, "add", "client_error"),
             (key, "remove", "success"),
             (key, "remove", "no_change"),
             (eve.did, "remove", "no_change"),
@@ -359,7 +362,7 @@ class CoordinationTests(SynchronousTestCase):
     def test_query_pages(self) -> None:
         """In order of registration (reference 5.3)."""
         dids = [f"did:example:{number}" for number in range(5)]
-        bob = Guest(self.house).enrol(*dids)
+        bob = InMemoryWallet(self.in_memory).enrol(*dids)
         everything = bob.answer(f"{CM3}/recipient-query").body
         self.assertEqual(everything, {"dids": [{"recipient_did": did} for did in dids]})
         page = bob.answer(f"{CM2}/keylist-query", {"paginate": {"limit": 2, "offset": 1}}).body
@@ -373,47 +376,49 @@ class CoordinationTests(SynchronousTestCase):
 
     def test_removal_keeps_what_is_queued(self) -> None:
         """No more forwards from now on, but what came stays for the account (reference 5.3)."""
-        bob = Guest(self.house).enrol()
-        raw = sealed_forward(self.house, bob.did, bob.letter())
-        self.house.receive(raw)
+        bob = InMemoryWallet(self.in_memory).enrol()
+        raw = pack_forward(self.in_memory, bob.did, bob.letter())
+        self.in_memory.receive(raw)
         bob.answer(f"{CM3}/recipient-update", {"updates": [{"recipient_did": bob.did, "action": "remove"}]})
-        self.assertEqual(self.house.receive(raw).status, 400)
+        self.assertEqual(self.in_memory.receive(raw).status, 400)
         self.assertEqual(bob.waiting(), 1)
 
     def test_an_allow_list_denies_others(self) -> None:
         """Section 11, row 27."""
-        bob = Identity.fresh()
-        house = House(self, didcomm={"registration": "allow-list", "allow": [bob.did]})
-        self.assertTrue(Guest(house, bob).answer(f"{CM3}/mediate-request").message.type.uri.endswith("mediate-grant"))
+        bob = WalletIdentity.fresh()
+        in_memory = InMemoryMediator(self, didcomm={"registration": "allow-list", "allow": [bob.did]})
+        self.assertTrue(
+            InMemoryWallet(in_memory, bob).answer(f"{CM3}/mediate-request").message.type.uri.endswith("mediate-grant")
+        )
         for version in (CM2, CM3):
-            denied = Guest(house).answer(f"{version}/mediate-request")
+            denied = InMemoryWallet(in_memory).answer(f"{version}/mediate-request")
             self.assertEqual((denied.message.type.uri, denied.body), (f"{version}/mediate-deny", {}))
 
     def test_no_more_recipients_than_allowed(self) -> None:
         """`didcomm.max_recipients`: one too many is a client_error."""
-        house = House(self, didcomm={"max_recipients": 2})
-        bob = Guest(house).enrol("did:example:1", "did:example:2")
+        in_memory = InMemoryMediator(self, didcomm={"max_recipients": 2})
+        bob = InMemoryWallet(in_memory).enrol("did:example:1", "did:example:2")
         updates = [{"recipient_did": "did:example:3", "action": "add"}]
         updated = bob.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
         self.assertEqual(updated[0]["result"], "client_error")
 
     def test_our_did_web_is_given_back_to_who_used_it(self) -> None:
         """The form the client addressed (reference 5.3)."""
-        identity = self.house.base.identity
-        self.house.document = parse_document(identity.web_did, identity.web_document)
-        self.house.did = identity.web_did
-        bob = Guest(self.house, Identity.fresh(curve="P-384"))
-        bob.book.learn(self.house.document)
+        identity = self.in_memory.base.identity
+        self.in_memory.document = parse_did_document(identity.web_did, identity.web_document)
+        self.in_memory.did = identity.web_did
+        bob = InMemoryWallet(self.in_memory, WalletIdentity.fresh(curve="P-384"))
+        bob.book.learn(self.in_memory.document)
         grant = bob.answer(f"{CM3}/mediate-request")
         self.assertEqual(grant.body, {"routing_did": [identity.web_did]})
         self.assertEqual(grant.sender, identity.web_did)
 
     def test_peer_4_long_and_short_are_one(self) -> None:
         """A long form in `next` finds what was registered short, and the other way round (reference 8.4)."""
-        bob = Guest(self.house, Identity.fresh("did:peer:4", endpoint=self.house.did)).enrol()
+        bob = InMemoryWallet(self.in_memory, WalletIdentity.fresh("did:peer:4", endpoint=self.in_memory.did)).enrol()
         short = bob.did.rpartition(":")[0]
         for next_ in (bob.did, short, f"{bob.did}#key-1"):
-            self.assertEqual(self.house.receive(sealed_forward(self.house, next_, bob.letter())).status, 202)
+            self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, next_, bob.letter())).status, 202)
         self.assertEqual(bob.waiting(), 3)
         narrowed = bob.answer(f"{MP}/status-request", {"recipient_did": short}).body
         self.assertEqual((narrowed["message_count"], narrowed["recipient_did"]), (3, short))

@@ -6,11 +6,11 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.protocol import jsontext
+from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.forward import FORWARD
-from mediatord.store.known_senders import PROBATION
-from mediatord.wallet.packing import authcrypt, compose
-from tests.house import MP, Guest, House, sealed_forward
+from mediatord.store.fair_share import PROBATION_SECONDS
+from mediatord.wallet.didcomm_messages import authcrypt, compose_message
+from tests.in_memory_mediator import MP, InMemoryMediator, InMemoryWallet, pack_forward
 from tests.integration.daemon import PLENTY
 
 FULL = 40
@@ -19,21 +19,21 @@ REAL = "198.51.100.1"
 
 class FloodTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house = House(self, limits=PLENTY["limits"], queue={"max_messages": FULL})
-        self.bob, self.alice = Guest(self.house).enrol(), Guest(self.house)
+        self.in_memory = InMemoryMediator(self, limits=PLENTY["limits"], queue={"max_messages": FULL})
+        self.bob, self.alice = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory)
 
     def anonymous(self, text: str, peer: str) -> None:
         """Somebody who proves nothing leaves a message."""
-        raw = sealed_forward(self.house, self.bob.did, self.bob.letter(text))
-        self.assertEqual(self.house.receive(raw, peer=peer).status, 202)
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(text))
+        self.assertEqual(self.in_memory.receive(raw, peer=peer).status, 202)
 
-    def proven(self, text: str, sender: Guest, peer: str) -> None:
+    def proven(self, text: str, sender: InMemoryWallet, peer: str) -> None:
         """Somebody leaves a message in a forward of their own."""
-        attachments: Any = [{"data": {"base64": jsontext.b64url_encode(self.bob.letter(text))}}]
-        headers = {"from": sender.did, "to": [self.house.did]}
-        message = compose(FORWARD, {"next": self.bob.did}, attachments=attachments, **headers)
-        raw = authcrypt(message, sender.identity, self.house.document)
-        self.assertEqual(self.house.receive(raw, peer=peer).status, 202)
+        attachments: Any = [{"data": {"base64": encoding.encode_base64url(self.bob.letter(text))}}]
+        headers = {"from": sender.did, "to": [self.in_memory.did]}
+        message = compose_message(FORWARD, {"next": self.bob.did}, attachments=attachments, **headers)
+        raw = authcrypt(message, sender.identity, self.in_memory.document)
+        self.assertEqual(self.in_memory.receive(raw, peer=peer).status, 202)
 
     def flood(self, addresses: int, number: int = 2 * FULL) -> None:
         """An attacker who has so many addresses."""
@@ -64,11 +64,11 @@ class FloodTests(SynchronousTestCase):
             self.proven("first", self.alice, REAL)
             ids = [one.id for one in self.bob.fetch()]
             self.bob.answer(f"{MP}/messages-received", {"message_id_list": ids})
-            self.house.clock.advance(PROBATION)
+            self.in_memory.clock.advance(PROBATION_SECONDS)
         for _ in range(10):
             self.proven("real", self.alice, REAL)
         for one in range(2 * FULL):
-            self.proven("flood", Guest(self.house), f"203.0.113.{one}")
+            self.proven("flood", InMemoryWallet(self.in_memory), f"203.0.113.{one}")
         self.assertEqual(self.real(), 10)
 
     def test_known_address(self) -> None:
@@ -77,7 +77,7 @@ class FloodTests(SynchronousTestCase):
             self.anonymous("first", REAL)
             ids = [one.id for one in self.bob.fetch()]
             self.bob.answer(f"{MP}/messages-received", {"message_id_list": ids})
-            self.house.clock.advance(PROBATION)
+            self.in_memory.clock.advance(PROBATION_SECONDS)
         for _ in range(10):
             self.anonymous("real", REAL)
         self.flood(2 * FULL, 3 * FULL)

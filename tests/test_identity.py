@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.identity import Identity, IdentityError
-from mediatord.keyfile import KeySet, create_keys, generate_keys, load_keys
+from mediatord.identity.key_file import KeySet, create_keys, generate_keys, load_keys
+from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity
 from mediatord.private_file import PrivateFileError
-from mediatord.protocol import base58, jsontext
-from mediatord.protocol.didcomm.did_document import parse_document
-from mediatord.protocol.didcomm.did_key import make_did_key
-from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.protocol.didcomm.did_peer import did_peer_3_of, make_did_peer_2, make_did_peer_4
-from mediatord.protocol.didcomm.keys import PrivateKey, ed25519_to_x25519_private
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.did_document import parse_did_document
+from mediatord.protocol.didcomm.did_methods import (
+    derive_did_peer_3,
+    make_did_key,
+    make_did_peer_2,
+    make_did_peer_4,
+    resolve_local,
+)
+from mediatord.protocol.didcomm.keys import PrivateKey, convert_ed25519_to_x25519_private
 
 AGREEMENT = PrivateKey.from_secret("X25519", b"1" * 32)
 SIGNING = PrivateKey.from_secret("Ed25519", b"2" * 32)
@@ -28,7 +32,7 @@ KNOWN_DID = (
     ".SeyJ0IjoiZG0iLCJzIjp7InVyaSI6Imh0dHA6Ly8xMjcuMC4wLjE6ODA4MC9kaWRjb21tIiwiYSI6WyJkaWRjb21tL3YyIl19fQ"
     ".SeyJ0IjoiZG0iLCJzIjp7InVyaSI6IndzOi8vMTI3LjAuMC4xOjgwODAvZGlkY29tbSIsImEiOlsiZGlkY29tbS92MiJdfX0"
 )
-KNOWN_ALIAS = did_peer_3_of(KNOWN_DID)
+KNOWN_ALIAS = derive_did_peer_3(KNOWN_DID)
 
 
 def a_peer_did(*keys: PrivateKey) -> str:
@@ -38,12 +42,12 @@ def a_peer_did(*keys: PrivateKey) -> str:
 
 def test_known_answer() -> None:
     """The primary DID has one X25519 key, one Ed25519 key, then the HTTP and the WebSocket service."""
-    assert Identity(KEYS, URL).did == KNOWN_DID
+    assert MediatorIdentity(KEYS, URL).did == KNOWN_DID
 
 
 def test_services_follow_the_public_url() -> None:
     """The endpoints are those of the public URL; https brings wss, a path stays."""
-    document = resolve_local(Identity(KEYS, "https://m.example/x").did)
+    document = resolve_local(MediatorIdentity(KEYS, "https://m.example/x").did)
     uris = [endpoint.uri for service in document.services for endpoint in service.endpoints]
     assert uris == ["https://m.example/x/didcomm", "wss://m.example/x/didcomm"]
 
@@ -59,12 +63,12 @@ def test_services_follow_the_public_url() -> None:
 )
 def test_web_did(url: str, did: str) -> None:
     """The did:web is made of host, port and path of the public URL (reference 8.5)."""
-    assert Identity(KEYS, url).web_did == did
+    assert MediatorIdentity(KEYS, url).web_did == did
 
 
 def test_web_document() -> None:
     """Its document has all of what DCTRL-0004 3.2 prescribes, letter for letter, and more only after that."""
-    identity = Identity(KeySet(tuple(reversed(KEYS.keys))), "https://m.example:8443/x")
+    identity = MediatorIdentity(KeySet(tuple(reversed(KEYS.keys))), "https://m.example:8443/x")
     did = "did:web:m.example%3A8443:x"
     prescribed = {
         "@context": ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"],
@@ -95,27 +99,27 @@ def test_web_document() -> None:
             }
         ],
     }
-    document = jsontext.loads_object(jsontext.dumps(identity.web_document))
+    document = encoding.loads_object(encoding.dumps(identity.web_document))
     first = {**document, "keyAgreement": document["keyAgreement"][:1], "service": document["service"][:1]}
     assert list(first.items()) == [*prescribed.items(), ("alsoKnownAs", [identity.did])]
 
 
 def test_raw_keys() -> None:
     """Where the operator wants it so, the keys of Decentrl have no multicodec prefix; they stay the same keys."""
-    plain = Identity(KEYS, "https://mediator.example").web_document
-    raw = Identity(KEYS, "https://mediator.example", raw_keys=True).web_document
+    plain = MediatorIdentity(KEYS, "https://mediator.example").web_document
+    raw = MediatorIdentity(KEYS, "https://mediator.example", raw_keys=True).web_document
     for part in ("verificationMethod", "keyAgreement"):
-        prefixed, bare = (base58.decode(one[part][0]["publicKeyMultibase"][1:]) for one in (plain, raw))
+        prefixed, bare = (encoding.decode_base58(one[part][0]["publicKeyMultibase"][1:]) for one in (plain, raw))
         assert (len(prefixed), prefixed[2:]) == (34, bare)
 
 
 def test_web_document_for_didcomm() -> None:
     """A DIDComm wallet finds in it all curves for key agreement, both services, and the did:peer:2."""
-    identity = Identity(generate_keys(), "https://m.example")
-    document = jsontext.loads_object(jsontext.dumps(identity.web_document))
+    identity = MediatorIdentity(generate_keys(), "https://m.example")
+    document = encoding.loads_object(encoding.dumps(identity.web_document))
     assert document["alsoKnownAs"] == [identity.did]
     assert all("d" not in method.get("publicKeyJwk", {}) for method in document["keyAgreement"])
-    read = parse_document("did:web:m.example", document)
+    read = parse_did_document("did:web:m.example", document)
     assert [(method.id.partition("#")[2], method.key.curve) for method in read.key_agreement] == [
         ("prekey", "X25519"),
         ("p256", "P-256"),
@@ -132,32 +136,34 @@ def test_web_document_for_didcomm() -> None:
 def test_names_do_not_follow_the_key_file() -> None:
     """The current keys are #signing and #prekey whatever the key file calls them, which still opens as well."""
     named = KeySet((("k1", AGREEMENT), ("k2", SIGNING), ("k3", P256)))
-    identity = Identity(named, "https://m.example", ["did:web:old.example"])
-    read = parse_document(identity.web_did, identity.web_document)
+    identity = MediatorIdentity(named, "https://m.example", ["did:web:old.example"])
+    read = parse_did_document(identity.web_did, identity.web_document)
     assert [method.id for method in read.key_agreement] == ["did:web:m.example#prekey", "did:web:m.example#k3"]
     assert [method.id for method in read.authentication] == ["did:web:m.example#signing"]
     for did in ("did:web:m.example", "did:web:old.example"):
-        assert identity.key_for(f"{did}#prekey") == identity.key_for(f"{did}#k1") == AGREEMENT
-        assert identity.key_for(f"{did}#k3") == P256
-        assert identity.key_for(f"{did}#signing") is identity.key_for(f"{did}#k2") is None
+        assert identity.find_agreement_key(f"{did}#prekey") == identity.find_agreement_key(f"{did}#k1") == AGREEMENT
+        assert identity.find_agreement_key(f"{did}#k3") == P256
+        assert identity.find_agreement_key(f"{did}#signing") is identity.find_agreement_key(f"{did}#k2") is None
 
 
 @pytest.mark.parametrize("kid", ["prekey", "signing"])
 def test_a_name_that_is_taken(kid: str) -> None:
     """A key on another curve that the key file gives a name of Decentrl's has its own value for a name."""
-    identity = Identity(KeySet((("k1", AGREEMENT), ("k2", SIGNING), (kid, P256))), "https://m.example")
+    identity = MediatorIdentity(KeySet((("k1", AGREEMENT), ("k2", SIGNING), (kid, P256))), "https://m.example")
     names = [method["id"] for method in identity.web_document["keyAgreement"]]
     assert names == ["did:web:m.example#prekey", f"did:web:m.example#{P256.public.multibase()}"]
-    assert [identity.key_for(name) for name in names] == [AGREEMENT, P256]
+    assert [identity.find_agreement_key(name) for name in names] == [AGREEMENT, P256]
 
 
 def test_an_earlier_prekey() -> None:
     """An X25519 key further down is not published any more, but opens what is encrypted to it by name."""
     old = PrivateKey.from_secret("X25519", b"7" * 32)
-    identity = Identity(KeySet((("prekey-2", AGREEMENT), *KEYS.keys[1:], ("prekey-1", old))), "https://m.example")
-    read = parse_document(identity.web_did, identity.web_document)
+    identity = MediatorIdentity(
+        KeySet((("prekey-2", AGREEMENT), *KEYS.keys[1:], ("prekey-1", old))), "https://m.example"
+    )
+    read = parse_did_document(identity.web_did, identity.web_document)
     assert old.public not in [method.key for method in read.key_agreement]
-    assert identity.key_for("did:web:m.example#prekey-1") == old
+    assert identity.find_agreement_key("did:web:m.example#prekey-1") == old
     assert identity.prekeys_private == (AGREEMENT.secret, old.secret)
 
 
@@ -165,7 +171,7 @@ def test_the_keys_of_decentrl() -> None:
     """Decentrl uses the first Ed25519 and X25519 key of the file, private and public."""
     later = [PrivateKey.from_secret(curve, b"8" * 32) for curve in ("Ed25519", "X25519")]
     named = tuple((f"k{number}", key) for number, key in enumerate(later))
-    identity = Identity(KeySet((*KEYS.keys, *named)), URL)
+    identity = MediatorIdentity(KeySet((*KEYS.keys, *named)), URL)
     assert (identity.signing_seed, identity.signing_key) == (SIGNING.secret, SIGNING.public.raw)
     assert identity.prekey_public == AGREEMENT.public.raw
     assert identity.prekeys_private == (AGREEMENT.secret, later[1].secret)
@@ -174,16 +180,19 @@ def test_the_keys_of_decentrl() -> None:
 def test_the_dids_of_decentrl() -> None:
     """Decentrl knows us by the did:web and the former ones, as they were written, and by no other DID."""
     former = [a_peer_did(AGREEMENT), "did:web:old.example%3a8080", make_did_key(SIGNING.public)]
-    assert Identity(KEYS, URL, former).decentrl_dids == {"did:web:127.0.0.1%3A8080", "did:web:old.example%3a8080"}
+    assert MediatorIdentity(KEYS, URL, former).decentrl_dids == {
+        "did:web:127.0.0.1%3A8080",
+        "did:web:old.example%3a8080",
+    }
 
 
 def test_published_keys_open() -> None:
     """For every key agreement key that either document publishes there is the private half."""
-    identity = Identity(generate_keys(), "https://m.example")
-    web = parse_document(identity.web_did, identity.web_document)
+    identity = MediatorIdentity(generate_keys(), "https://m.example")
+    web = parse_did_document(identity.web_did, identity.web_document)
     for document in (resolve_local(identity.did), web):
         for method in document.key_agreement:
-            key = identity.key_for(method.id)
+            key = identity.find_agreement_key(method.id)
             assert key is not None and key.public == method.key
 
 
@@ -199,7 +208,7 @@ def test_published_keys_open() -> None:
 )
 def test_spellings(did: str, fragment: str) -> None:
     """A key of ours is found by every spelling of its id that clients use (reference 8.6)."""
-    assert Identity(KEYS, URL).key_for(f"{did}#{fragment}") == AGREEMENT
+    assert MediatorIdentity(KEYS, URL).find_agreement_key(f"{did}#{fragment}") == AGREEMENT
 
 
 @pytest.mark.parametrize(
@@ -218,7 +227,7 @@ def test_spellings(did: str, fragment: str) -> None:
 )
 def test_no_such_key(kid: str) -> None:
     """Anything else, a relative id and the signing key included, names no key agreement key of ours."""
-    assert Identity(KEYS, URL).key_for(kid) is None
+    assert MediatorIdentity(KEYS, URL).find_agreement_key(kid) is None
 
 
 def test_ambiguous_short_spelling() -> None:
@@ -227,14 +236,14 @@ def test_ambiguous_short_spelling() -> None:
     one, two = (PrivateKey.from_secret("P-256", number.to_bytes(32, "big")) for number in (3521, 5385))
     for keys, found in (((one, two), None), ((one,), one)):
         named = tuple((f"k{number}", key) for number, key in enumerate(keys))
-        identity = Identity(KeySet((*KEYS.keys, *named)), "https://m.example")
-        assert identity.key_for("did:web:m.example#DnaebBUb") == found
-        assert identity.key_for(f"did:web:m.example#{one.public.multibase()}") == one
+        identity = MediatorIdentity(KeySet((*KEYS.keys, *named)), "https://m.example")
+        assert identity.find_agreement_key("did:web:m.example#DnaebBUb") == found
+        assert identity.find_agreement_key(f"did:web:m.example#{one.public.multibase()}") == one
 
 
 def test_owns() -> None:
     """Our DIDs are ours in all their forms, and no others are."""
-    identity = Identity(KEYS, URL)
+    identity = MediatorIdentity(KEYS, URL)
     assert all(identity.owns(did) for did in (KNOWN_DID, KNOWN_ALIAS, "did:web:127.0.0.1%3A8080"))
     assert all(identity.owns(did) for did in (f"{KNOWN_DID}#key-1", f"{KNOWN_ALIAS}/a", "did:web:127.0.0.1%3a8080?b"))
     assert not any(identity.owns(did) for did in ("did:web:127.0.0.1", KNOWN_DID[:-1], ""))
@@ -244,10 +253,10 @@ def test_former_peer_did() -> None:
     """A DID from before a change of URL or key stays ours, with the key it was made with (reference section 9)."""
     old = PrivateKey.from_secret("X25519", b"7" * 32)
     former = a_peer_did(old)
-    identity = Identity(KeySet((*KEYS.keys, ("prekey-0", old))), URL, [former])
+    identity = MediatorIdentity(KeySet((*KEYS.keys, ("prekey-0", old))), URL, [former])
     assert identity.did == KNOWN_DID
     assert identity.owns(former)
-    assert identity.key_for(f"{former}#key-1") == old
+    assert identity.find_agreement_key(f"{former}#key-1") == old
 
 
 def test_former_peer_4() -> None:
@@ -257,23 +266,25 @@ def test_former_peer_4() -> None:
         "keyAgreement": ["#k"],
     }
     forms = make_did_peer_4(document)
-    identity = Identity(KEYS, URL, [max(forms, key=len)])
-    assert all(identity.owns(did) and identity.key_for(f"{did}#k") == AGREEMENT for did in forms)
+    identity = MediatorIdentity(KEYS, URL, [max(forms, key=len)])
+    assert all(identity.owns(did) and identity.find_agreement_key(f"{did}#k") == AGREEMENT for did in forms)
     with pytest.raises(IdentityError, match="long form"):
-        Identity(KEYS, URL, [min(forms, key=len)])
+        MediatorIdentity(KEYS, URL, [min(forms, key=len)])
 
 
 def test_former_did_key() -> None:
     """A former did:key of the Ed25519 key is opened with the X25519 key derived from it (reference 8.2)."""
     former = make_did_key(SIGNING.public)
     (method,) = resolve_local(former).key_agreement
-    assert Identity(KEYS, URL, [former]).key_for(method.id) == ed25519_to_x25519_private(SIGNING)
+    assert MediatorIdentity(KEYS, URL, [former]).find_agreement_key(method.id) == convert_ed25519_to_x25519_private(
+        SIGNING
+    )
 
 
 def test_former_web_did() -> None:
     """A former did:web, from another host name, has the key ids of the key set."""
-    identity = Identity(KEYS, URL, ["did:web:old.example"])
-    assert identity.key_for("did:web:old.example#prekey") == AGREEMENT
+    identity = MediatorIdentity(KEYS, URL, ["did:web:old.example"])
+    assert identity.find_agreement_key("did:web:old.example#prekey") == AGREEMENT
     assert identity.owns("did:web:old.example")
 
 
@@ -283,7 +294,7 @@ def test_former_web_did() -> None:
 def test_former_did_of_somebody_else(did: str) -> None:
     """A former DID without a key of ours is a mistake in the configuration, said in one line."""
     with pytest.raises(IdentityError, match=r"^former DID [^\n]+$"):
-        Identity(KEYS, URL, [did])
+        MediatorIdentity(KEYS, URL, [did])
 
 
 def test_signing_keys() -> None:
@@ -291,7 +302,7 @@ def test_signing_keys() -> None:
     old, older = PrivateKey.generate("X25519"), PrivateKey.generate("Ed25519")
     keys = KeySet((*KEYS.keys, ("prekey-0", old), ("signing-0", older)))
     key_did, bare = make_did_key(SIGNING.public), a_peer_did(old)
-    identity = Identity(keys, URL, [key_did, bare])
+    identity = MediatorIdentity(keys, URL, [key_did, bare])
     (former,) = identity.former_peer_dids
     (derived,) = resolve_local(key_did).key_agreement
     agreement, signing = AGREEMENT.public.multibase(), SIGNING.public.multibase()
@@ -311,7 +322,7 @@ def test_signing_keys() -> None:
         ("did:example:x#key-1", None),
         ("nonsense", None),
     ):
-        assert identity.signing_key_for(kid) == expected, kid
+        assert identity.find_signing_key(kid) == expected, kid
         if expected is not None and not kid.startswith(("did:web:", KNOWN_ALIAS)):
             method = resolve_local(kid.partition("#")[0]).authentication_key(expected[0])
             assert method is not None and method.key == expected[1].public
@@ -349,10 +360,10 @@ def test_key_file_open_to_others(tmp_path: Path, mode: int) -> None:
         b'{"keys": [{}]}',
         b'{"keys": 3}',
         b'{"keys": []}',
-        jsontext.dumps({"keys": [{"kid": "a", **AGREEMENT.jwk()}]}),
-        jsontext.dumps({"keys": [{"kid": "a", **AGREEMENT.jwk()}, {"kid": "a", **SIGNING.jwk()}]}),
-        jsontext.dumps({"keys": [{"kid": "a", **AGREEMENT.jwk()}, {"kid": "b", **SIGNING.public.jwk()}]}),
-        jsontext.dumps({"keys": [{"kid": "a#b", **AGREEMENT.jwk()}, {"kid": "b", **SIGNING.jwk()}]}),
+        encoding.dumps({"keys": [{"kid": "a", **AGREEMENT.jwk()}]}),
+        encoding.dumps({"keys": [{"kid": "a", **AGREEMENT.jwk()}, {"kid": "a", **SIGNING.jwk()}]}),
+        encoding.dumps({"keys": [{"kid": "a", **AGREEMENT.jwk()}, {"kid": "b", **SIGNING.public.jwk()}]}),
+        encoding.dumps({"keys": [{"kid": "a#b", **AGREEMENT.jwk()}, {"kid": "b", **SIGNING.jwk()}]}),
     ],
 )
 def test_bad_key_file(tmp_path: Path, content: bytes) -> None:
@@ -373,7 +384,7 @@ def test_missing_key_file(tmp_path: Path) -> None:
 
 def test_secrets_are_not_shown() -> None:
     """No representation has a private key in it."""
-    shown = repr(KEYS) + repr(Identity(KEYS, URL)) + repr(Identity(KEYS, URL).__dict__)
+    shown = repr(KEYS) + repr(MediatorIdentity(KEYS, URL)) + repr(MediatorIdentity(KEYS, URL).__dict__)
     for key in (AGREEMENT, SIGNING, P256):
         assert key.jwk()["d"] not in shown
         assert repr(key.secret) not in shown

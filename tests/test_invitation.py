@@ -11,8 +11,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import segno
 
-from mediatord.invitation import invitation, invitation_page, invitation_url, qr_svg, qr_terminal, wallet_url
-from mediatord.protocol import jsontext
+from mediatord.identity.invitation import (
+    build_invitation,
+    build_invitation_url,
+    build_wallet_url,
+    render_invitation_page,
+    render_qr_svg,
+    render_qr_terminal,
+)
+from mediatord.protocol import encoding
 
 DID = "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR"
 URL = "https://m.example"
@@ -46,7 +53,7 @@ class Page(HTMLParser):
 
 def test_message() -> None:
     """The message is the one that wallets and onboarding scripts know."""
-    message = invitation(DID)
+    message = build_invitation(DID)
     assert uuid.UUID(message.pop("id"))
     assert message == {
         "type": "https://didcomm.org/out-of-band/2.0/invitation",
@@ -57,22 +64,22 @@ def test_message() -> None:
 
 def test_id_is_stable() -> None:
     """The id is the same after a restart, and another for another DID."""
-    assert invitation(DID)["id"] == invitation(DID)["id"] == str(uuid.uuid5(uuid.NAMESPACE_URL, DID))
-    assert invitation(DID)["id"] != invitation(DID + "x")["id"]
+    assert build_invitation(DID)["id"] == build_invitation(DID)["id"] == str(uuid.uuid5(uuid.NAMESPACE_URL, DID))
+    assert build_invitation(DID)["id"] != build_invitation(DID + "x")["id"]
 
 
 def test_url() -> None:
     """The URL holds the message as base64url without padding."""
-    parts = urlsplit(invitation_url(URL, DID))
+    parts = urlsplit(build_invitation_url(URL, DID))
     assert f"{parts.scheme}://{parts.netloc}{parts.path}" == "https://m.example/invitation"
     (encoded,) = parse_qs(parts.query, strict_parsing=True)["_oob"]
     assert "=" not in encoded
-    assert jsontext.loads_object(jsontext.b64url_decode(encoded)) == invitation(DID)
+    assert encoding.loads_object(encoding.decode_base64url(encoded)) == build_invitation(DID)
 
 
 def test_wallet_url() -> None:
     """The same message by the scheme of wallets, with nothing that would name a host."""
-    there, ours = urlsplit(wallet_url(DID)), urlsplit(invitation_url(URL, DID))
+    there, ours = urlsplit(build_wallet_url(DID)), urlsplit(build_invitation_url(URL, DID))
     assert (there.scheme, there.netloc, there.path, there.fragment) == ("didcomm", "", "", "")
     assert there.query == ours.query
 
@@ -96,8 +103,8 @@ def modules_of_svg(svg: str, size: int) -> list[list[bool]]:
 
 def test_svg_is_the_code_of_the_url() -> None:
     """The drawing has exactly the modules of the URL's QR code, in black on white, with a quiet zone of 4 modules."""
-    url = invitation_url(URL, DID)
-    svg = qr_svg(url)
+    url = build_invitation_url(URL, DID)
+    svg = render_qr_svg(url)
     code = segno.make_qr(url, error="l")
     size = int(code.symbol_size(border=4)[0])
     assert f'viewBox="0 0 {size} {size}"' in svg
@@ -107,8 +114,8 @@ def test_svg_is_the_code_of_the_url() -> None:
 
 def test_terminal() -> None:
     """In the terminal two modules share a character, and light ones are drawn."""
-    url = invitation_url(URL, DID)
-    rows = qr_terminal(url).splitlines()
+    url = build_invitation_url(URL, DID)
+    rows = render_qr_terminal(url).splitlines()
     matrix = list(segno.make_qr(url, error="l").matrix_iter(border=4))
     assert len(rows) == (len(matrix) + 1) // 2
     for number, row in enumerate(rows):
@@ -118,11 +125,11 @@ def test_terminal() -> None:
 
 def test_page_shows_everything() -> None:
     """The page has the QR code, the invitation as button, link and text, and the DID."""
-    body = invitation_page(URL, DID).body
+    body = render_invitation_page(URL, DID).body
     page = Page(body)
-    url = invitation_url(URL, DID)
-    assert qr_svg(url).encode() in body
-    assert [attributes["href"] for tag, attributes in page.tags if tag == "a"] == [wallet_url(DID), url]
+    url = build_invitation_url(URL, DID)
+    assert render_qr_svg(url).encode() in body
+    assert [attributes["href"] for tag, attributes in page.tags if tag == "a"] == [build_wallet_url(DID), url]
     assert url in page.text
     assert DID in page.text
     assert "mediator" in page.text
@@ -132,7 +139,7 @@ def test_page_shows_everything() -> None:
 
 def test_page_is_complete_in_itself() -> None:
     """No script, no image, no font, no inline style, nothing that is loaded from anywhere."""
-    page = Page(invitation_page(URL, DID).body)
+    page = Page(render_invitation_page(URL, DID).body)
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "img", "link", "iframe", "object", "form", "base"})
     names = {name for _, attributes in page.tags for name in attributes}
     assert "style" not in names
@@ -143,7 +150,7 @@ def test_page_is_complete_in_itself() -> None:
 
 def test_security_policy() -> None:
     """The policy forbids everything but the one style element, which it names by its hash."""
-    page = invitation_page(URL, DID)
+    page = render_invitation_page(URL, DID)
     style = Page(page.body).style
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = dict(part.strip().partition(" ")[::2] for part in page.security_policy.split(";"))
@@ -154,7 +161,7 @@ def test_security_policy() -> None:
 
 def test_page_for_phones_and_dark_rooms() -> None:
     """It fits small screens and follows the colour scheme of the device."""
-    page = Page(invitation_page(URL, DID).body)
+    page = Page(render_invitation_page(URL, DID).body)
     viewport = [attributes["content"] for _, attributes in page.tags if attributes.get("name") == "viewport"]
     assert viewport == ["width=device-width, initial-scale=1"]
     assert "prefers-color-scheme: dark" in page.style
@@ -163,5 +170,5 @@ def test_page_for_phones_and_dark_rooms() -> None:
 
 def test_page_escapes() -> None:
     """What comes from the configuration cannot become markup."""
-    body = invitation_page('https://m.example/"><script>', "did:x:<b>&").body
+    body = render_invitation_page('https://m.example/"><script>', "did:x:<b>&").body
     assert {"script", "b"}.isdisjoint(tag for tag, _ in Page(body).tags)

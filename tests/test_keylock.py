@@ -11,21 +11,14 @@ from unittest import mock
 import pytest
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from mediatord import keylock
-from mediatord.keyfile import (
-    create_keys,
-    decrypt_keys,
-    encrypt_keys,
-    load_keys,
-    retire_keys,
-    rotate_keys,
-)
-from mediatord.keylock import is_locked, lock, passphrase_from, unlock
-from mediatord.private_file import PrivateFileError, create_private, read_private
+from mediatord.identity import encrypted_file
+from mediatord.identity.encrypted_file import decrypt_content, encrypt_content, is_encrypted, make_passphrase_source
+from mediatord.identity.key_file import create_keys, decrypt_keys, encrypt_keys, load_keys, retire_keys, rotate_keys
+from mediatord.private_file import PrivateFileError, create_private_file, read_private_file
 
 RIGHT, WRONG = b"correct horse battery", b"correct horse batterz"
 # Before it is lowered for these tests.
-USUAL_N = keylock._N
+USUAL_N = encrypted_file._SCRYPT_N
 CONTENT = b'{"keys": []}'
 
 
@@ -33,14 +26,14 @@ CONTENT = b'{"keys": []}'
 def cheap_scrypt() -> Iterator[None]:
     """Encrypt with the least cost that is accepted, a quarter of what is usual."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(keylock, "_N", keylock._LEAST_N)
+        patched.setattr(encrypted_file, "_SCRYPT_N", encrypted_file._MIN_SCRYPT_N)
         yield
 
 
 @pytest.fixture(scope="module")
 def locked(cheap_scrypt: None) -> bytes:
     """The content of an encrypted file."""
-    return lock(CONTENT, RIGHT)
+    return encrypt_content(CONTENT, RIGHT)
 
 
 def changed(content: bytes, *path: str, to: Any) -> bytes:
@@ -55,18 +48,23 @@ def changed(content: bytes, *path: str, to: Any) -> bytes:
 
 def test_opens(locked: bytes) -> None:
     """With the passphrase, however the file is laid out; nothing of what is in it shows; each time otherwise."""
-    assert unlock(locked, RIGHT, "it") == CONTENT
-    assert unlock(json.dumps(json.loads(locked)).encode(), RIGHT, "it") == CONTENT
-    assert is_locked(locked) and not is_locked(CONTENT) and not is_locked(b"[") and not is_locked(b"[" * 100_000)
+    assert decrypt_content(locked, RIGHT, "it") == CONTENT
+    assert decrypt_content(json.dumps(json.loads(locked)).encode(), RIGHT, "it") == CONTENT
+    assert (
+        is_encrypted(locked)
+        and not is_encrypted(CONTENT)
+        and not is_encrypted(b"[")
+        and not is_encrypted(b"[" * 100_000)
+    )
     assert CONTENT not in locked and b"keys" not in locked
-    one, other = json.loads(locked), json.loads(lock(CONTENT, RIGHT))
+    one, other = json.loads(locked), json.loads(encrypt_content(CONTENT, RIGHT))
     assert one["kdf"]["salt"] != other["kdf"]["salt"] and one["cipher"]["nonce"] != other["cipher"]["nonce"]
 
 
 def test_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new file asks for 2**17 rounds of scrypt with blocks of 8, 128 MiB of memory (RFC 7914)."""
-    monkeypatch.setattr(keylock, "_N", USUAL_N)
-    kdf = json.loads(lock(CONTENT, RIGHT))["kdf"]
+    monkeypatch.setattr(encrypted_file, "_SCRYPT_N", USUAL_N)
+    kdf = json.loads(encrypt_content(CONTENT, RIGHT))["kdf"]
     assert (kdf["n"], kdf["r"], kdf["p"]) == (1 << 17, 8, 1)
 
 
@@ -74,7 +72,7 @@ def test_wrong_passphrase(locked: bytes) -> None:
     """It is one line, which says so and repeats nothing."""
     for passphrase in (WRONG, RIGHT + b"\n", RIGHT[:-1], b""):
         with pytest.raises(PrivateFileError) as caught:
-            unlock(locked, passphrase, "keys.jwks")
+            decrypt_content(locked, passphrase, "keys.jwks")
         assert str(caught.value) == "keys.jwks does not open: the passphrase is wrong, or the file was changed"
 
 
@@ -103,14 +101,14 @@ def test_wrong_passphrase(locked: bytes) -> None:
 def test_foreign(locked: bytes, path: tuple[str, ...], to: Any) -> None:
     """What would be weak, or take more memory than a daemon has, is refused before anything is computed."""
     with pytest.raises(PrivateFileError, match="encrypted in a way that is not known here"):
-        unlock(changed(locked, *path, to=to), RIGHT, "it")
+        decrypt_content(changed(locked, *path, to=to), RIGHT, "it")
 
 
 def test_no_memory(locked: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small host, or one that is busy, is told what is missing."""
     monkeypatch.setattr(Scrypt, "derive", mock.Mock(side_effect=MemoryError))
     with pytest.raises(PrivateFileError, match="^scrypt needs 32 MiB of memory, which are not there$"):
-        unlock(locked, RIGHT, "keys.jwks")
+        decrypt_content(locked, RIGHT, "keys.jwks")
 
 
 def test_tampered(locked: bytes) -> None:
@@ -124,14 +122,14 @@ def test_tampered(locked: bytes) -> None:
         changed(locked, "comment", to="mine"),
     ):
         with pytest.raises(PrivateFileError, match="does not open"):
-            unlock(content, RIGHT, "it")
+            decrypt_content(content, RIGHT, "it")
 
 
 def test_changes_leave_it_encrypted(tmp_path: Path) -> None:
     """Rotating, preparing and retiring write the file encrypted by the passphrase that it was, mode 0600."""
     path, right = tmp_path / "keys.jwks", tmp_path / "passphrase"
-    create_private(right, RIGHT + b"\n")
-    first, passphrase = create_keys(path), passphrase_from(right)
+    create_private_file(right, RIGHT + b"\n")
+    first, passphrase = create_keys(path), make_passphrase_source(right)
     encrypt_keys(path, RIGHT)
     assert load_keys(path, passphrase) == first
     for change in (
@@ -141,7 +139,7 @@ def test_changes_leave_it_encrypted(tmp_path: Path) -> None:
     ):
         change()
         content = path.read_bytes()
-        assert is_locked(content) and b'"d"' not in content and path.stat().st_mode & 0o777 == 0o600
+        assert is_encrypted(content) and b'"d"' not in content and path.stat().st_mode & 0o777 == 0o600
     kids = [kid for kid, _ in load_keys(path, passphrase)]
     assert kids[0] == "prekey-2" and "prekey-3" in kids and "prekey" not in kids
     decrypt_keys(path, passphrase)
@@ -154,11 +152,11 @@ def test_refusals(tmp_path: Path) -> None:
     path, wrong, short = tmp_path / "keys.jwks", tmp_path / "wrong", tmp_path / "short"
     create_keys(path)
     with pytest.raises(PrivateFileError, match="is not encrypted"):
-        decrypt_keys(path, passphrase_from(None))
+        decrypt_keys(path, make_passphrase_source(None))
     encrypt_keys(path, RIGHT)
     before = path.read_bytes()
-    create_private(wrong, WRONG)
-    create_private(short, b"eleven byte\n")
+    create_private_file(wrong, WRONG)
+    create_private_file(short, b"eleven byte\n")
     with pytest.raises(PrivateFileError, match="is encrypted already"):
         encrypt_keys(path, WRONG)
     for source, said in (
@@ -169,9 +167,9 @@ def test_refusals(tmp_path: Path) -> None:
         (Path("credential:passphrase"), "no such credential"),
     ):
         with pytest.raises(PrivateFileError, match=said):
-            load_keys(path, passphrase_from(source))
+            load_keys(path, make_passphrase_source(source))
         with pytest.raises(PrivateFileError, match=said):
-            rotate_keys(path, str, passphrase=passphrase_from(source))
+            rotate_keys(path, str, passphrase=make_passphrase_source(source))
     assert path.read_bytes() == before
 
 
@@ -179,15 +177,15 @@ def test_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A credential of systemd may show the group's bit, as a list of access does; no other bit, and no other file."""
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     path = tmp_path / "passphrase"
-    create_private(path, RIGHT)
+    create_private_file(path, RIGHT)
     for mode, fits in ((0o400, True), (0o440, True), (0o600, True), (0o460, False), (0o444, False)):
         path.chmod(mode)
         if fits:
-            assert read_private(path) == RIGHT
+            assert read_private_file(path) == RIGHT
         else:
             with pytest.raises(PrivateFileError, match="open to others"):
-                read_private(path)
+                read_private_file(path)
     path.chmod(0o440)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "another"))
     with pytest.raises(PrivateFileError, match="open to others"):
-        read_private(path)
+        read_private_file(path)

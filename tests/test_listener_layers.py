@@ -14,17 +14,15 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cluster.listener import NodeSite
-from mediatord.cluster.places import MAX_OF_ONE
-from mediatord.listener_layers import HANDSHAKE_SECONDS
-from mediatord.service import Listener
-from tests.authority import Authority
-from tests.house import PEER
-from tests.web.admin_premises import AdminPremises
+from mediatord.cluster.peer_server import MAX_UNAUTHENTICATED_PER_ADDRESS, PeerSite
+from mediatord.net.listeners import TLS_HANDSHAKE_TIMEOUT, Listener
+from tests.certificate_authority import CertificateAuthority
+from tests.in_memory_mediator import PEER
 from tests.web.fakes import FakeDecentrl
-from tests.web.premises import Premises, framed, written
+from tests.web.in_memory_admin_site import InMemoryAdminSite
+from tests.web.in_memory_site import InMemorySite, encode_masked_frame, encode_request
 
-OPENING = written(
+OPENING = encode_request(
     "GET",
     "/ws",
     None,
@@ -107,7 +105,7 @@ class ListenerLayerTests(SynchronousTestCase):
     def setUp(self) -> None:
         directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, directory)
-        self.authority = Authority(directory)
+        self.authority = CertificateAuthority(directory)
         both = self.authority.issue("here", ["127.0.0.1"])
         self.tls = f"ssl:8443:privateKey={both}:certKey={both}"
         self.reactor: Any = MemoryReactorClock()
@@ -136,9 +134,13 @@ class ListenerLayerTests(SynchronousTestCase):
 
     def test_limits_of_the_sites(self) -> None:
         """Those of clients, of the page of operators and of nodes hold behind TLS; handshakes that wait count."""
-        nodes = NodeSite(self.reactor, lambda *request: self.fail("nobody asks"))
-        premises = Premises(self, limits={"max_connections_per_ip": 1})
-        for site, limit in ((premises.site, 4), (AdminPremises(self).site, 64), (nodes, MAX_OF_ONE)):
+        nodes = PeerSite(self.reactor, lambda *request: self.fail("nobody asks"))
+        site_fixture = InMemorySite(self, limits={"max_connections_per_ip": 1})
+        for site, limit in (
+            (site_fixture.site, 4),
+            (InMemoryAdminSite(self).site, 64),
+            (nodes, MAX_UNAUTHENTICATED_PER_ADDRESS),
+        ):
             outer = self.listen(self.tls, site)
             connections = [self.connect(outer) for _ in range(limit)]
             if site is not nodes:  # where the oldest that says nothing gives way
@@ -149,9 +151,9 @@ class ListenerLayerTests(SynchronousTestCase):
 
     def test_nodes_without_room(self) -> None:
         """The listener of nodes refuses behind TLS as well, where nobody can give way."""
-        site = NodeSite(self.reactor, lambda *request: self.fail("nobody asks"))
+        site = PeerSite(self.reactor, lambda *request: self.fail("nobody asks"))
         outer = self.listen(self.tls, site)
-        for _ in range(MAX_OF_ONE):
+        for _ in range(MAX_UNAUTHENTICATED_PER_ADDRESS):
             protocol, _ = self.connect(outer)
             protocol.wrappedProtocol._handlingRequest = True
         self.assertIsNone(outer.buildProtocol(self.address))
@@ -168,7 +170,7 @@ class ListenerLayerTests(SynchronousTestCase):
         outer = self.listen(self.tls, LimitedFactory())
         protocol, transport = self.connect(outer)
         protocol.dataReceived(b"\x16\x03\x01")
-        self.reactor.advance(HANDSHAKE_SECONDS - 1)
+        self.reactor.advance(TLS_HANDSHAKE_TIMEOUT - 1)
         protocol.dataReceived(b"\x02")
         self.assertFalse(transport.disconnected)
         self.reactor.advance(1)
@@ -181,7 +183,7 @@ class ListenerLayerTests(SynchronousTestCase):
         protocol, transport = self.connect(self.listen(self.tls, inner))
         client = TLSClient()
         self.assertTrue(client.shake_hands(protocol, transport))
-        self.reactor.advance(HANDSHAKE_SECONDS)
+        self.reactor.advance(TLS_HANDSHAKE_TIMEOUT)
         self.assertFalse(transport.disconnected)
         client.connection.send(b"hello")
         protocol.dataReceived(client.connection.bio_read(1 << 16))
@@ -197,13 +199,13 @@ class ListenerLayerTests(SynchronousTestCase):
         """A WebSocket gets those in the TLS record of its upgrade, also where a proxy names its client within TLS."""
         for before, header in (("", b""), ("haproxy:", b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n")):
             talker = FakeDecentrl()
-            premises = Premises(self, talker=talker)
-            protocol, transport = self.connect(self.listen(before + self.tls, premises.site))
+            site_fixture = InMemorySite(self, talker=talker)
+            protocol, transport = self.connect(self.listen(before + self.tls, site_fixture.site))
             client = TLSClient()
             self.assertTrue(client.shake_hands(protocol, transport))
-            client.connection.send(header + OPENING + framed(b"first") + framed(b"second"))
+            client.connection.send(header + OPENING + encode_masked_frame(b"first") + encode_masked_frame(b"second"))
             protocol.dataReceived(client.connection.bio_read(1 << 16))
-            client.connection.send(framed(b"third"))
+            client.connection.send(encode_masked_frame(b"third"))
             protocol.dataReceived(client.connection.bio_read(1 << 16))
             (talk,) = talker.talks
             self.assertEqual(talk.told, ["begin", *((one, False) for one in (b"first", b"second", b"third"))])

@@ -25,17 +25,21 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from mediatord.eventlog import seal as seal_program
-from mediatord.eventlog.events import ENVELOPE, EVENTS
-from mediatord.eventlog.lines import LONGEST_LINE, line_head, log_line
-from mediatord.eventlog.logs import EventFile, Origin, SegmentLimits
-from mediatord.eventlog.read_marker import MARKER_DIRECTORY, SEEN_FILE, marker_path, write_marker
-from mediatord.eventlog.seal import seal
-from mediatord.eventlog.sealing import Sealer
-from mediatord.eventlog.segments import RetentionLimits, Segments
+from mediatord.observability import segments as seal_program
+from mediatord.observability.event_log import EventLogWriter, LogOrigin, SegmentLimits, SegmentSealer
+from mediatord.observability.event_schema import ENVELOPE, EVENTS, MAX_LINE_BYTES, encode_line, encode_line_head
+from mediatord.observability.segments import (
+    MARKER_DIRECTORY,
+    MARKER_SEEN_FILE,
+    RetentionLimits,
+    SegmentDirectory,
+    make_read_marker_path,
+    save_read_marker,
+    seal_segment,
+)
 
 NOON = 1_800_014_400.0  # 2027-01-15T12:00:00Z
-ORIGIN = Origin(node="n1", version="0.1.0", epoch=2, boot="b00t")
+ORIGIN = LogOrigin(node="n1", version="0.1.0", epoch=2, boot="b00t")
 
 
 def scratch(test: SynchronousTestCase) -> Path:
@@ -76,7 +80,7 @@ class Ledger:
         self.segments += segments
         self.unread += unread
 
-    def directory_recreated(self) -> None:
+    def count_recreated_directory(self) -> None:
         """It had been removed."""
         self.directories += 1
 
@@ -94,8 +98,8 @@ class EventFileTests(SynchronousTestCase):
         self.log.startService()
         self.addCleanup(self.stop)
 
-    def make(self, **options: Any) -> EventFile:
-        return EventFile(self.directory, self.clock, ORIGIN, seal=self.sealed.append, **options)
+    def make(self, **options: Any) -> EventLogWriter:
+        return EventLogWriter(self.directory, self.clock, ORIGIN, seal=self.sealed.append, **options)
 
     def restart(self, **options: Any) -> None:
         """Another log in place of the first, with these options."""
@@ -284,7 +288,7 @@ class EventFileTests(SynchronousTestCase):
     def test_counters(self) -> None:
         """The last line but one of a segment has the counters, unless the level is above theirs."""
         ledger = Ledger()
-        self.log.told = ledger
+        self.log.observer = ledger
         self.log.emit("msg.ack", msg="m")
         ledger.delivered = 1
         self.log.rotate()
@@ -313,10 +317,10 @@ class EventFileTests(SynchronousTestCase):
     def test_left_by_a_crash(self) -> None:
         """An events.jsonl that is found at start gets its closed name and is never appended to."""
         self.log.stopService()
-        earlier = Origin(node="n1", version="0.1.0", epoch=2, boot="crashed")
-        name = Segments(self.directory, "n1", "crashed").next_name(NOON)
-        head = line_head("log.open", "info", node="n1", boot=earlier.boot, epoch=2) % (b"t", 1)
-        torn = log_line(head, {"segment": name}) + b'{"v":1,"ts":"20'
+        earlier = LogOrigin(node="n1", version="0.1.0", epoch=2, boot="crashed")
+        name = SegmentDirectory(self.directory, "n1", "crashed").next_name(NOON)
+        head = encode_line_head("log.open", "info", node="n1", boot=earlier.boot, epoch=2) % (b"t", 1)
+        torn = encode_line(head, {"segment": name}) + b'{"v":1,"ts":"20'
         self.active.write_bytes(torn)
         self.log = self.make()
         self.log.startService()
@@ -330,7 +334,7 @@ class EventFileTests(SynchronousTestCase):
         for content in (b"", b"\0\0\0", b'{"segment": "../../etc/passwd"}\n', b'{"segment": 3}\n', b"[]\n"):
             self.active.write_bytes(content)
             os.utime(self.active, (NOON - 60, NOON - 60))
-            Segments(self.directory, "n1", "x").prepare(NOON)
+            SegmentDirectory(self.directory, "n1", "x").prepare(NOON)
         found = [path.name for path in self.closed() if "unknown" in path.name]
         stem = "events-20270115T115900Z-n1-unknown-000000"
         self.assertEqual(found, [f"{stem}-{number}.jsonl" for number in (2, 3, 4, 5)] + [f"{stem}.jsonl"])
@@ -351,7 +355,7 @@ class EventFileTests(SynchronousTestCase):
         """A directory that cannot be written to is an error at start, not a silent loss."""
         blocked = scratch(self) / "file"
         blocked.write_text("a file")
-        log = EventFile(blocked / "log", self.clock, ORIGIN)
+        log = EventLogWriter(blocked / "log", self.clock, ORIGIN)
         with self.assertRaises(OSError):
             log.startService()
         self.assertFalse(log.running)
@@ -401,8 +405,8 @@ class RetentionTests(SynchronousTestCase):
 
     def start(self, **retention: Any) -> None:
         """A log with these limits, for as long as the test lasts."""
-        self.log = EventFile(self.directory, self.clock, ORIGIN, limits=limits_of(**retention))
-        self.log.told = self.ledger
+        self.log = EventLogWriter(self.directory, self.clock, ORIGIN, limits=limits_of(**retention))
+        self.log.observer = self.ledger
         self.log.startService()
         self.addCleanup(self.log.stopService)
 
@@ -465,14 +469,14 @@ class RetentionTests(SynchronousTestCase):
     def test_unread(self) -> None:
         """What the analysis has not read stays, however old and whatever it adds up to; what it has read goes."""
         self.start(age=DAY, bytes=1, unread_bytes=1 << 30)
-        write_marker(self.directory, [])
+        save_read_marker(self.directory, [])
         self.write(4)
         names = self.closed()
         for path in self.directory.glob("events-*"):
             os.utime(path, (NOON, NOON))
         self.clock.advance(10 * DAY)
         self.assertEqual(self.closed(), names)
-        write_marker(self.directory, [names[1], names[3], "events-20200101T000000Z-n1-gone-000001"])
+        save_read_marker(self.directory, [names[1], names[3], "events-20200101T000000Z-n1-gone-000001"])
         self.clock.advance(3600)
         self.assertEqual(self.closed(), [names[0], names[2]])
         self.assertEqual((self.ledger.segments, self.ledger.unread), (2, 0))
@@ -480,10 +484,10 @@ class RetentionTests(SynchronousTestCase):
     def test_too_much_unread(self) -> None:
         """Beyond the outer bound the oldest go unread, after all that were read; it is counted and said."""
         self.start(bytes=1, unread_bytes=1 << 30)
-        write_marker(self.directory, [])
+        save_read_marker(self.directory, [])
         self.write(5)
         names = self.closed()
-        write_marker(self.directory, names[3:4])
+        save_read_marker(self.directory, names[3:4])
         self.log.limit(limits_of(bytes=1, unread_bytes=self.size(*names[1:3], names[4])), "info")
         with capturedLogs() as said:
             self.log._hour_struck()
@@ -500,7 +504,7 @@ class RetentionTests(SynchronousTestCase):
     def test_marker_that_cannot_be_read(self) -> None:
         """Whatever stands in the place of a marker: nothing was read as far as anybody knows, which is said once."""
         self.start(bytes=1, unread_bytes=1 << 30)
-        place = marker_path(self.directory)
+        place = make_read_marker_path(self.directory)
 
         def pipe() -> None:
             os.mkfifo(place)
@@ -521,9 +525,9 @@ class RetentionTests(SynchronousTestCase):
     def test_marker_that_vanished(self) -> None:
         """Once an analysis has left a marker, its absence means that nothing was read, also after a restart."""
         self.start(bytes=1, unread_bytes=1 << 30)
-        write_marker(self.directory, [])
+        save_read_marker(self.directory, [])
         self.write(2)
-        shutil.rmtree(marker_path(self.directory).parent)
+        shutil.rmtree(make_read_marker_path(self.directory).parent)
         with capturedLogs() as said:
             self.write(2)
         self.assertEqual(len(said), 1)
@@ -532,17 +536,17 @@ class RetentionTests(SynchronousTestCase):
         self.log.startService()
         self.write(1)
         self.assertEqual((len(self.closed()), self.ledger.segments), (6, 0))
-        write_marker(self.directory, self.closed())
+        save_read_marker(self.directory, self.closed())
         self.log._hour_struck()
         self.assertEqual((self.closed(), self.ledger.unread), ([], 0))
 
     def test_analysis_given_up(self) -> None:
         """Without the marker and the file that remembers it, age and bytes alone decide again."""
         self.start(bytes=1)
-        write_marker(self.directory, [])
+        save_read_marker(self.directory, [])
         self.write(2)
-        marker_path(self.directory).unlink()
-        (self.directory / SEEN_FILE).unlink()
+        make_read_marker_path(self.directory).unlink()
+        (self.directory / MARKER_SEEN_FILE).unlink()
         self.log._hour_struck()
         self.assertEqual((self.closed(), self.ledger.segments), ([], 2))
 
@@ -552,7 +556,7 @@ class RetentionTests(SynchronousTestCase):
         self.write(2)
         self.log.limit(limits_of(bytes=1), "info")
         self.log.emit("proc.reload")
-        self.log.rotate(incidental=1)
+        self.log.rotate(ignored_lines=1)
         self.clock.advance(3600)
         self.assertEqual((self.closed(), self.ledger.segments), ([], 2))
 
@@ -564,8 +568,8 @@ class RetentionTests(SynchronousTestCase):
         self.assertEqual(self.directory.stat().st_mode & 0o027, 0)
         before = os.umask(0o077)
         self.addCleanup(os.umask, before)
-        write_marker(self.directory, [])
-        self.assertEqual(marker_path(self.directory).stat().st_mode & 0o777, 0o644)
+        save_read_marker(self.directory, [])
+        self.assertEqual(make_read_marker_path(self.directory).stat().st_mode & 0o777, 0o644)
         self.assertEqual(len(list(folder.iterdir())), 1)
 
 
@@ -578,8 +582,8 @@ class RemovedFileTests(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOON)
         self.ledger = Ledger()
-        self.log = EventFile(self.directory, self.clock, ORIGIN)
-        self.log.told = self.ledger
+        self.log = EventLogWriter(self.directory, self.clock, ORIGIN)
+        self.log.observer = self.ledger
         self.log.startService()
         self.addCleanup(self.stop)
 
@@ -673,7 +677,7 @@ class FullDiskTests(SynchronousTestCase):
         self.active = self.directory / "events.jsonl"
         self.clock = Clock()
         self.clock.advance(NOON)
-        self.log = EventFile(self.directory, self.clock, ORIGIN, limits=SegmentLimits(buffer=10_000))
+        self.log = EventLogWriter(self.directory, self.clock, ORIGIN, limits=SegmentLimits(buffer=10_000))
         self.log.startService()
         self.addCleanup(lambda: self.assertEqual(self.clock.getDelayedCalls(), []))
 
@@ -685,7 +689,7 @@ class FullDiskTests(SynchronousTestCase):
 
     def test_lost_and_counted(self) -> None:
         """What does not fit in the buffer is lost, newest first, and log.drop says so when there is room again."""
-        self.log.told = ledger = Ledger()
+        self.log.observer = ledger = Ledger()
         with full_disk():
             self.emit(200)
             self.clock.advance(5)
@@ -733,7 +737,7 @@ class FullDiskTests(SynchronousTestCase):
         If there is no room for the first line of a segment it is written first when there is; the last line of the
         one before is lost, which is counted and said.
         """
-        self.log.told = ledger = Ledger()
+        self.log.observer = ledger = Ledger()
         self.emit(1)
         with full_disk(), capturedLogs() as said:
             self.log.rotate()
@@ -766,13 +770,13 @@ class FullDiskTests(SynchronousTestCase):
 @pytest.mark.parametrize("text", ["m" * 10_000, "é" * 3000, "\x01" * 3000, "𝄞" * 3000, "\ud800" * 3000])
 def test_long_lines(text: str) -> None:
     """A line has at most 4096 bytes and is JSON, whatever a peer puts into the texts that reach the log."""
-    head = line_head("req.done", "info", node="n" * 63, boot="b00tb00tb00t", epoch=1) % (
+    head = encode_line_head("req.done", "info", node="n" * 63, boot="b00tb00tb00t", epoch=1) % (
         b"2027-01-15T12:00:00.000000Z",
         10**12,
     )
     fields = {name: text for name in ("req", "conn", "proto", "mtype", "code", "sender", "peer")}
-    line = log_line(head, {**fields, "size": 10**15})
-    assert len(line) <= LONGEST_LINE
+    line = encode_line(head, {**fields, "size": 10**15})
+    assert len(line) <= MAX_LINE_BYTES
     assert line.isascii()
     read = json.loads(line)
     assert set(fields) < set(read)
@@ -783,7 +787,9 @@ def test_long_lines(text: str) -> None:
 def test_percent_in_a_name() -> None:
     """A node name with a percent sign, which only code could pass, does not break the lines."""
     assert (
-        json.loads(log_line(line_head("gauge", "info", node="100%d", boot="b", epoch=1) % (b"t", 1), {}))["node"]
+        json.loads(encode_line(encode_line_head("gauge", "info", node="100%d", boot="b", epoch=1) % (b"t", 1), {}))[
+            "node"
+        ]
         == "100%d"
     )
 
@@ -794,7 +800,7 @@ def test_seal(tmp_path: Path, compress: bool) -> None:
     path = tmp_path / "events-1.jsonl"
     path.write_bytes(b"line\n" * 1000)
     path.chmod(0o640)
-    seal(path, compress)
+    seal_segment(path, compress)
     if compress:
         assert [file.name for file in tmp_path.iterdir()] == ["events-1.jsonl.gz"]
         packed = tmp_path / "events-1.jsonl.gz"
@@ -802,7 +808,7 @@ def test_seal(tmp_path: Path, compress: bool) -> None:
         assert packed.stat().st_mode & 0o777 == 0o640
     else:
         assert path.read_bytes() == b"line\n" * 1000
-    seal(tmp_path / "gone.jsonl", compress)
+    seal_segment(tmp_path / "gone.jsonl", compress)
 
 
 @pytest.mark.system
@@ -832,7 +838,7 @@ class SealerTests(SynchronousTestCase):
     def test_one_at_a_time(self) -> None:
         """The next segment is sealed when the process before has ended, well or not; a failure is logged."""
         reactor = Children()
-        sealer = Sealer(reactor)
+        sealer = SegmentSealer(reactor)
         for name in "abc":
             sealer(Path(name))
         self.assertEqual([args[3:] for _, args in reactor.started], [["a", "--gzip"]])
@@ -844,5 +850,5 @@ class SealerTests(SynchronousTestCase):
     def test_without_compression(self) -> None:
         """Without compression a segment is only flushed to disk."""
         reactor = Children()
-        Sealer(reactor, compress=False)(Path("a"))
+        SegmentSealer(reactor, compress=False)(Path("a"))
         self.assertEqual(reactor.started[0][1][3:], ["a"])

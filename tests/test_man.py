@@ -13,7 +13,7 @@ import click
 import pytest
 
 from mediatord.cli.commands import cli
-from mediatord.cli.man import Page, manual, pages
+from mediatord.cli.man import ManualPage, render_man_pages, render_manual
 
 DAY = datetime(2026, 11, 22, tzinfo=UTC)
 NAMES = ("mediatord.1", "mediatord-analytics.1")
@@ -43,7 +43,7 @@ def test_pages(written: Path) -> None:
 
 def test_everything_is_in_it() -> None:
     """Every command has its heading and every option its entry, with the exit statuses, signals and files."""
-    text = pages(DAY)["mediatord.1"]
+    text = render_man_pages(DAY)["mediatord.1"]
     for words, command in leaves(cli):
         assert f'.SS "{words}'.replace("-", "\\-") in text
         for option in command.params:
@@ -57,19 +57,19 @@ def test_help_is_said_once() -> None:
     """Although click remembers of a command by what name the first who asked had its help."""
     group = click.Group("one", [click.Command("two", help="Do.")], help="A program.")
     group.context_settings["help_option_names"] = ["-h", "--help"]
-    page = Page("one", (), "", {})
-    text = manual(group, page, DAY)
+    page = ManualPage("one", (), "", {})
+    text = render_manual(group, page, DAY)
     assert [line for line in text.splitlines() if "help" in line] == [r"\fB\-h, \-\-help\fR"]
     group.commands["two"] = click.Command("two", help="Do.")
     group.commands["two"].get_help_option(click.Context(group.commands["two"]))
-    assert manual(group, page, DAY) == text
+    assert render_manual(group, page, DAY) == text
 
 
 def test_the_same_source_gives_the_same_page(tmp_path: Path) -> None:
     """A build says what day it is."""
     command = [sys.executable, "-m", "mediatord.cli.man", str(tmp_path)]
     subprocess.run(command, check=True, env={"SOURCE_DATE_EPOCH": f"{DAY.timestamp():.0f}"})
-    assert {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()} == pages(DAY)
+    assert {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()} == render_man_pages(DAY)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.memory import (
-    AGAIN_SECONDS,
+from mediatord.http.memory_reclaimer import (
     COLLECT_BYTES,
+    RETRIM_SECONDS,
     TRIM_BYTES,
     TRIM_SECONDS,
     MemoryReclaimer,
-    limit_heap,
-    trim_heap,
+    limit_malloc_mmap_threshold,
+    trim_malloc_heap,
 )
 
 MIB = 1_048_576
@@ -48,7 +48,7 @@ class MemoryReclaimerTests(SynchronousTestCase):
         self.assertEqual(self.done, [])
         self.clock.advance(TRIM_SECONDS)
         self.assertEqual(self.done, ["trim"])
-        self.clock.advance(AGAIN_SECONDS)
+        self.clock.advance(RETRIM_SECONDS)
         self.assertEqual(self.done, ["trim", "trim"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -68,7 +68,7 @@ class MemoryReclaimerTests(SynchronousTestCase):
         self.clock.advance(TRIM_SECONDS)
         self.assertEqual(self.done, [1, 2, "trim"])
         self.release(COLLECT_BYTES)
-        self.clock.advance(AGAIN_SECONDS)
+        self.clock.advance(RETRIM_SECONDS)
         self.assertEqual(self.done, [1, 2, "trim", 1, 2, "trim"])
 
     def test_slow_collector(self) -> None:
@@ -76,7 +76,7 @@ class MemoryReclaimerTests(SynchronousTestCase):
         self.reclaimer = MemoryReclaimer(self.clock, self.slow, lambda: None, self.steady)
         for _ in range(20):
             self.release(COLLECT_BYTES)
-            self.clock.advance(AGAIN_SECONDS)
+            self.clock.advance(RETRIM_SECONDS)
         self.assertEqual(self.done.count(2), 1)
         self.clock.advance(200)
         self.assertEqual(self.done.count(2), 2)
@@ -87,5 +87,5 @@ class MemoryReclaimerTests(SynchronousTestCase):
 
     def test_allocator(self) -> None:
         """Of this system: whether or not it can do it, nothing fails."""
-        limit_heap()
-        trim_heap()
+        limit_malloc_mmap_threshold()
+        trim_malloc_heap()

@@ -8,9 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
-from mediatord.eventlog.events import EVENTS
-from mediatord.metrics import CONTENT_TYPE, Metrics
-from mediatord.process_figures import ProcessFigures
+from mediatord.observability.event_schema import EVENTS
+from mediatord.observability.metrics import CONTENT_TYPE, Metrics, ProcessMetricsCollector
 
 # Name in the contract -> its labels.
 CONTRACT = {
@@ -95,19 +94,19 @@ def test_names_and_labels() -> None:
     metrics.request("didcomm", "accepted", 0.001)
     metrics.rejected("e.p.trust.crypto")
     metrics.latency("live", 1.0)
-    metrics.store_took("deposit", 0.001)
-    metrics.cluster_push("pushed")
-    metrics.cluster_refused("seal")
+    metrics.observe_store_operation("enqueue", 0.001)
+    metrics.count_cluster_push("pushed")
+    metrics.count_refused_peer_request("seal")
     metrics.queue_sizes([("did:web:a", 1)], 0)
     metrics.certificate("*:443", 1.0)
-    metrics.ready_now = lambda: True
-    metrics.cycle_failed("store")
+    metrics.read_readiness = lambda: True
+    metrics.count_probe_failure("store")
     metrics.table_sizes({"message": 1})
     metrics.waiting(1, 1.0)
     metrics.accounts(1, 60)
-    metrics.account_expired("unused")
+    metrics.record_account_expired("unused")
     metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
-    metrics.store_read(1.0, 1)
+    metrics.set_store_read_time(1.0, 1)
     shown: dict[str, set[str]] = {}
     for name, labels in series(metrics):
         for suffix in ("_bucket", "_count", "_sum"):
@@ -165,7 +164,7 @@ def test_log() -> None:
     metrics.lost()
     metrics.lost()
     metrics.deleted(3, 2)
-    metrics.directory_recreated()
+    metrics.count_recreated_directory()
     assert value(metrics, "mediator_log_dropped_total") == 2
     assert value(metrics, "mediator_log_segments_deleted_total") == 3
     assert value(metrics, "mediator_log_segments_deleted_unread_total") == 2
@@ -204,14 +203,14 @@ def test_storage_faults() -> None:
     """As long as something is wrong with the file of the store it is not up, whoever says that it answers."""
     metrics = a_metrics()
     assert value(metrics, "mediator_storage_fault", fault="full") == 0
-    metrics.storage_fault("full", True)
+    metrics.set_storage_fault("full", True)
     metrics.storage_up(True)
-    metrics.storage_fault("missing", True)
-    metrics.storage_fault("missing", False)
+    metrics.set_storage_fault("missing", True)
+    metrics.set_storage_fault("missing", False)
     assert value(metrics, "mediator_storage_up") == 0 and not metrics.storage_is_up
     assert value(metrics, "mediator_storage_fault", fault="full") == 1
     assert value(metrics, "mediator_storage_fault", fault="missing") == 0
-    metrics.storage_fault("full", False)
+    metrics.set_storage_fault("full", False)
     assert value(metrics, "mediator_storage_up") == 1
 
 
@@ -263,7 +262,7 @@ def test_process_without_figures_of_the_host(tmp_path: Path) -> None:
     """As under the fences of the unit, where /proc has processes and nothing else."""
     (tmp_path / "self").symlink_to("/proc/self")
     registry, whole = CollectorRegistry(), CollectorRegistry()
-    ProcessFigures(registry, str(tmp_path))
+    ProcessMetricsCollector(registry, str(tmp_path))
     ProcessCollector(registry=whole)
     started = [one.get_sample_value("process_start_time_seconds") or 0.0 for one in (registry, whole)]
     assert started[0] == pytest.approx(started[1], abs=2.0)

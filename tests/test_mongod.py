@@ -17,8 +17,9 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
-from tests.mongod import Credentials, ReplicaSet, fresh_database, mongod_binary, shared_replica_set
-from tests.mongod_process import find_mongod
+from tests.mongod import fresh_database, shared_replica_set
+from tests.mongod_process import find_mongod, mongod_binary
+from tests.replica_set import Credentials, ReplicaSet
 
 PATIENCE_SECONDS = 60.0
 

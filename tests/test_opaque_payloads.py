@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.exchange import Origin, Reply
-from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.envelope import seal_anoncrypt, seal_authcrypt
-from mediatord.protocol.didcomm.forward import FORWARD, MAX_DEPTH
-from mediatord.wallet.mediation import read_delivery
-from tests.house import MP, PEER, FakeSocket, Guest, House, code_of
+from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.forward import FORWARD, MAX_PAYLOAD_DEPTH
+from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt, encrypt_authcrypt
+from mediatord.wallet.didcomm_mediation import read_delivery
+from tests.in_memory_mediator import MP, PEER, FakeSocket, InMemoryMediator, InMemoryWallet, code_of
 from tests.protocol.json_texts import NO_JSON, NUMBERS, UNREADABLE, payloads
 
 _BOUNDS = settings(
@@ -27,16 +27,16 @@ def data_of(text: str) -> str:
 
 def base64_of(text: str) -> str:
     """A payload as `base64`."""
-    return f'{{"base64":"{jsontext.b64url_encode(text.encode())}"}}'
+    return f'{{"base64":"{encoding.encode_base64url(text.encode())}"}}'
 
 
 class Sender:
     """Writes forwards by hand, since a library would write the payload anew."""
 
-    def __init__(self, house: House, recipient: Guest) -> None:
-        self.house, self.recipient = house, recipient
-        self.identity = Guest(house).identity
-        self.keys = [(method.id, method.key) for method in house.document.key_agreement]
+    def __init__(self, in_memory: InMemoryMediator, recipient: InMemoryWallet) -> None:
+        self.in_memory, self.recipient = in_memory, recipient
+        self.identity = InMemoryWallet(in_memory).identity
+        self.keys = [(method.id, method.key) for method in in_memory.document.key_agreement]
 
     def plaintext(self, *data: str, headers: str = "") -> bytes:
         """A forward with an attachment for each `data`; `headers` end with a comma."""
@@ -48,27 +48,29 @@ class Sender:
 
     def anonymous(self, *data: str, headers: str = "") -> bytes:
         """One that says nothing of its sender."""
-        return seal_anoncrypt(self.plaintext(*data, headers=headers), self.keys)
+        return encrypt_anoncrypt(self.plaintext(*data, headers=headers), self.keys)
 
     def authenticated(self, *data: str) -> bytes:
         """One that proves its sender."""
         own = self.identity.agreement
         plaintext = self.plaintext(*data, headers=f'"from":"{self.identity.did}",')
-        return seal_authcrypt(plaintext, (own.kid, own.private), self.keys)
+        return encrypt_authcrypt(plaintext, (own.kid, own.private), self.keys)
 
 
 class OpaqueTests(SynchronousTestCase):
     def setUp(self) -> None:
         limits = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
-        self.house = House(self, limits=limits)
-        self.bob = Guest(self.house).enrol()
-        self.sender = Sender(self.house, self.bob)
+        self.in_memory = InMemoryMediator(self, limits=limits)
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+        self.sender = Sender(self.in_memory, self.bob)
 
-    def slowly(self, raw: bytes) -> Reply:
+    def slowly(self, raw: bytes) -> DIDCommReply:
         """The reply of the general path, over HTTP."""
-        return self.successResultOf(Deferred.fromCoroutine(self.house.half.mediator.receive(raw, Origin(PEER))))
+        return self.successResultOf(
+            Deferred.fromCoroutine(self.in_memory.half.mediator.receive(raw, MessageOrigin(PEER)))
+        )
 
-    def fetched(self, guest: Guest | None = None) -> list[bytes]:
+    def fetched(self, guest: InMemoryWallet | None = None) -> list[bytes]:
         """All that waits, which is acknowledged."""
         guest = guest or self.bob
         delivered = read_delivery(guest.answer(f"{MP}/delivery-request", {"limit": 100}).message)
@@ -89,25 +91,25 @@ class OpaqueTests(SynchronousTestCase):
         Fast and general path, HTTP and socket, with and without a sender, one and several, delayed, fetched and live.
         """
         socket = self.bob.go_live()
-        talking = self.house.socket()
+        talking = self.in_memory.socket()
 
         @_BOUNDS
         @given(payloads, payloads)
         def run(text: str, other: str) -> None:
             ways = (
-                lambda: self.house.receive(self.sender.anonymous(data_of(text))),
+                lambda: self.in_memory.receive(self.sender.anonymous(data_of(text))),
                 lambda: self.slowly(self.sender.anonymous(data_of(text))),
                 lambda: self.slowly(self.sender.authenticated(data_of(text))),
-                lambda: self.house.receive(self.sender.anonymous(data_of(text)), talking),
-                lambda: self.house.receive(self.sender.anonymous(base64_of(text))),
+                lambda: self.in_memory.receive(self.sender.anonymous(data_of(text)), talking),
+                lambda: self.in_memory.receive(self.sender.anonymous(base64_of(text))),
                 lambda: self.slowly(self.sender.anonymous(base64_of(text))),
             )
             for way in ways:
                 self.assertEqual(way().status, 202)
                 self.assertEqual(self.pushed(socket), text.encode())
             several = [data_of(text), base64_of(other), data_of(other), data_of(text)]
-            self.house.receive(self.sender.anonymous(*several, headers='"delay_milli":1000,'))
-            self.house.clock.advance(2)
+            self.in_memory.receive(self.sender.anonymous(*several, headers='"delay_milli":1000,'))
+            self.in_memory.clock.advance(2)
             found = [self.pushed(socket) for _ in several][::-1]
             self.assertEqual(found, [one.encode() for one in (text, other, other, text)])
 
@@ -121,7 +123,7 @@ class OpaqueTests(SynchronousTestCase):
         @given(st.lists(payloads, min_size=1, max_size=5))
         def run(texts: list[str]) -> None:
             for text in texts:
-                self.assertEqual(self.house.receive(self.sender.anonymous(data_of(text))).status, 202)
+                self.assertEqual(self.in_memory.receive(self.sender.anonymous(data_of(text))).status, 202)
             self.assertEqual(self.fetched(), [text.encode() for text in texts])
 
         run()
@@ -129,13 +131,13 @@ class OpaqueTests(SynchronousTestCase):
     def test_the_other_form(self) -> None:
         """Asked for in one form and sent in the other, it is the same text."""
         for form in ("json", "base64"):
-            house = House(self, didcomm={"delivery_form": form}, limits={"ip_per_minute": 1000})
-            bob = Guest(house).enrol()
-            sender = Sender(house, bob)
+            in_memory = InMemoryMediator(self, didcomm={"delivery_form": form}, limits={"ip_per_minute": 1000})
+            bob = InMemoryWallet(in_memory).enrol()
+            sender = Sender(in_memory, bob)
             for number in NUMBERS:
                 text = f'{{"ciphertext": "\\u0041", "n" : [{number}],\n "ciphertext":"B"}}'
                 for data in (data_of(text), base64_of(text)):
-                    self.assertEqual(house.receive(sender.anonymous(data)).status, 202)
+                    self.assertEqual(in_memory.receive(sender.anonymous(data)).status, 202)
             delivered = bob.fetch(100)
             self.assertEqual({one.form for one in delivered}, {form})
             self.assertTrue(all(b"\\u0041" in one.payload for one in delivered))
@@ -144,10 +146,10 @@ class OpaqueTests(SynchronousTestCase):
 
     def test_wrapped(self) -> None:
         """In a forward of ours it is as it was, too."""
-        house = House(self, didcomm={"rewrap": True})
-        bob = Guest(house).enrol()
+        in_memory = InMemoryMediator(self, didcomm={"rewrap": True})
+        bob = InMemoryWallet(in_memory).enrol()
         text = '{"n": 123456789012345678901234567890, "ciphertext":"\\u0041", "n":-0}'
-        self.assertEqual(house.receive(Sender(house, bob).anonymous(data_of(text))).status, 202)
+        self.assertEqual(in_memory.receive(Sender(in_memory, bob).anonymous(data_of(text))).status, 202)
         (delivered,) = bob.fetch()
         self.assertIn(f'"data":{{"json":{text}}}'.encode(), bob.open(delivered.payload).plaintext)
 
@@ -162,7 +164,7 @@ class OpaqueTests(SynchronousTestCase):
             f'{{"ciphertext":"{long}","ciphertext":"x"}}',
             f'{{"ciphertext":"x","ciphertext":"{long}"}}',
         ):
-            for send in (self.house.receive, self.slowly):
+            for send in (self.in_memory.receive, self.slowly):
                 self.assertEqual(send(self.sender.anonymous(data_of(text))).status, 202)
                 self.assertEqual(self.fetched(), [text.encode()])
 
@@ -181,7 +183,7 @@ class OpaqueTests(SynchronousTestCase):
             (data_of(right), f'"note":"\\"json\\":{{","n":{data_of(wrong)},'),
             (f'{{"json":1,"json":{right}}},"data":{{"json":{right}}}, "x":{{}}', ""),
         ):
-            for send in (self.house.receive, self.slowly):
+            for send in (self.in_memory.receive, self.slowly):
                 reply = send(self.sender.anonymous(data, headers=headers))
                 self.assertEqual((reply.status, self.fetched()), (202, [right.encode()]), data)
 
@@ -189,7 +191,7 @@ class OpaqueTests(SynchronousTestCase):
         """What recipients' parsers refuse would block their queue, so it is refused; as text it is the same."""
         for bad in (*UNREADABLE, *NO_JSON):
             text = f'{{"ciphertext":"c","n":{bad}}}'
-            for send in (self.house.receive, self.slowly):
+            for send in (self.in_memory.receive, self.slowly):
                 reply = send(self.sender.anonymous(data_of(text)))
                 self.assertEqual((reply.status, code_of(reply)), (400, "e.p.msg"), bad)
                 reply = send(self.sender.anonymous(base64_of(text)))
@@ -198,19 +200,19 @@ class OpaqueTests(SynchronousTestCase):
 
     def test_depth(self) -> None:
         """As deep as was always accepted, in either form, and no deeper."""
-        for depth, status in ((MAX_DEPTH, 202), (MAX_DEPTH + 1, 400)):
+        for depth, status in ((MAX_PAYLOAD_DEPTH, 202), (MAX_PAYLOAD_DEPTH + 1, 400)):
             inner = f"{'[' * (depth - 1)}{']' * (depth - 1)}"
             text = f'{{"ciphertext":{inner}}}'
             for data in (data_of(text), base64_of(text)):
-                for send in (self.house.receive, self.slowly):
+                for send in (self.in_memory.receive, self.slowly):
                     self.assertEqual(send(self.sender.anonymous(data)).status, status)
-        self.assertEqual({len(one) for one in self.fetched()}, {len('{"ciphertext":}') + 2 * (MAX_DEPTH - 1)})
+        self.assertEqual({len(one) for one in self.fetched()}, {len('{"ciphertext":}') + 2 * (MAX_PAYLOAD_DEPTH - 1)})
 
     def test_many_members(self) -> None:
         """A payload may have any number of members; around it there is an end to them."""
         members = ",".join(f'"{number}":0' for number in range(3000))
         fine = f'{{{members},"ciphertext":""}}'
-        for send in (self.house.receive, self.slowly):
+        for send in (self.in_memory.receive, self.slowly):
             self.assertEqual(send(self.sender.anonymous(data_of(fine))).status, 202)
             self.assertEqual(self.fetched(), [fine.encode()])
             reply = send(self.sender.anonymous(data_of(fine), headers=f"{members},"))
@@ -220,6 +222,6 @@ class OpaqueTests(SynchronousTestCase):
         """What is unwrapped here is opened from its own text."""
         text = '{"ciphertext" : "\\u0041", "n":18446744073709551616}'
         inner = self.sender.anonymous(data_of(text)).decode()
-        outer = self.sender.plaintext(data_of(inner)).replace(self.bob.did.encode(), self.house.did.encode())
-        self.assertEqual(self.house.receive(seal_anoncrypt(outer, self.sender.keys)).status, 202)
+        outer = self.sender.plaintext(data_of(inner)).replace(self.bob.did.encode(), self.in_memory.did.encode())
+        self.assertEqual(self.in_memory.receive(encrypt_anoncrypt(outer, self.sender.keys)).status, 202)
         self.assertEqual(self.fetched(), [text.encode()])

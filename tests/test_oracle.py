@@ -16,16 +16,21 @@ from cryptography.hazmat.primitives.ciphers.modes import CBC
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.protocol.didcomm import envelope as jwe
-from mediatord.protocol.didcomm.agreement import agree
-from mediatord.protocol.didcomm.kdf import ANONCRYPT, apv_of, kek, other_info
+from mediatord.protocol.didcomm import jwe
+from mediatord.protocol.didcomm.jwe_algorithms import (
+    ANONCRYPT,
+    build_other_info,
+    compute_apv,
+    derive_ephemeral_secret,
+    derive_kek,
+)
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
-from mediatord.protocol.jsontext import b64url_decode, b64url_encode, dumps
-from mediatord.wallet.packing import compose
-from tests.house import PING, Guest, House
+from mediatord.protocol.encoding import decode_base64url, dumps, encode_base64url
+from mediatord.wallet.didcomm_messages import compose_message
+from tests.in_memory_mediator import PING, InMemoryMediator, InMemoryWallet
 
 # What takes time that could be measured: agreements, unwrapping, and the tag over the whole ciphertext.
-WORK = ("agree", "agree_lasting", "aes_key_unwrap", "_mac")
+WORK = ("derive_ephemeral_secret", "derive_static_secret", "aes_key_unwrap", "_compute_mac")
 
 Change = Callable[["Parts"], None]
 
@@ -35,20 +40,20 @@ class Parts:
 
     def __init__(self, raw: bytes) -> None:
         self.envelope: dict[str, Any] = json.loads(raw)
-        self.header: dict[str, Any] = json.loads(b64url_decode(self.envelope["protected"]))
+        self.header: dict[str, Any] = json.loads(decode_base64url(self.envelope["protected"]))
         self.entry: dict[str, Any] = self.envelope["recipients"][0]
 
     def flip(self, name: str, place: int) -> None:
         """Change one byte of a member."""
         of = self.entry if name == "encrypted_key" else self.envelope
-        value = bytearray(b64url_decode(of[name]))
+        value = bytearray(decode_base64url(of[name]))
         value[place] ^= 1
-        of[name] = b64url_encode(bytes(value))
+        of[name] = encode_base64url(bytes(value))
 
     def rewrite(self, **members: Any) -> None:
         """Change the protected header, and with it what the tag covers."""
         self.header = {name: value for name, value in {**self.header, **members}.items() if value is not None}
-        self.envelope["protected"] = b64url_encode(dumps(self.header))
+        self.envelope["protected"] = encode_base64url(dumps(self.header))
 
     def raw(self) -> bytes:
         """As bytes."""
@@ -79,7 +84,7 @@ BEHIND_THE_KID: dict[str, Change] = {
     "iv": flipped("iv", 0),
     "wrapped key, its check": flipped("encrypted_key", 0),
     "wrapped key, its end": flipped("encrypted_key", -1),
-    "wrapped key of nothing": lambda parts: parts.entry.update(encrypted_key=b64url_encode(bytes(72))),
+    "wrapped key of nothing": lambda parts: parts.entry.update(encrypted_key=encode_base64url(bytes(72))),
     "ephemeral key": another_epk,
     "typ": rewritten(typ="application/x"),
 }
@@ -93,10 +98,12 @@ IN_THE_OPEN: dict[str, Change] = {
     "alg of a key wrap": rewritten(alg="ECDH-ES"),
     "enc unknown": rewritten(enc="A128GCM"),
     "enc of another size": rewritten(enc="A256GCM"),
-    "apv": rewritten(apv=b64url_encode(bytes(32))),
+    "apv": rewritten(apv=encode_base64url(bytes(32))),
     "crit": rewritten(crit=["exp"]),
     "epk of another curve": lambda parts: parts.rewrite(epk=PrivateKey.generate("P-384").public.jwk()),
-    "epk that is no point": lambda parts: parts.rewrite(epk={**parts.header["epk"], "x": b64url_encode(bytes(32))}),
+    "epk that is no point": lambda parts: parts.rewrite(
+        epk={**parts.header["epk"], "x": encode_base64url(bytes(32))}
+    ),
     "no epk": rewritten(epk=None),
     "short tag": lambda parts: parts.envelope.update(tag="AAAA"),
     "short key": lambda parts: parts.entry.update(encrypted_key="AAAA"),
@@ -108,20 +115,22 @@ IN_THE_OPEN: dict[str, Change] = {
 def padded_wrongly(kid: str, key: PublicKey) -> bytes:
     """An envelope whose tag is right, and whose last block is no padding: nobody but who seals can make one."""
     ephemeral = PrivateKey.generate(key.curve)
-    apv = apv_of((kid,))
-    header = {"typ": jwe.MEDIA_TYPE, "alg": ANONCRYPT, "enc": "A256CBC-HS512", "apv": b64url_encode(apv)}
-    protected = b64url_encode(dumps({**header, "epk": ephemeral.public.jwk()}))
+    apv = compute_apv((kid,))
+    header = {"typ": jwe.ENCRYPTED_MEDIA_TYPE, "alg": ANONCRYPT, "enc": "A256CBC-HS512", "apv": encode_base64url(apv)}
+    protected = encode_base64url(dumps({**header, "epk": ephemeral.public.jwk()}))
     cek, iv = bytes(range(64)), bytes(16)
     encryptor = Cipher(AES(cek[32:]), CBC(iv)).encryptor()
     data = encryptor.update(b"no padding at all, in two blocks" + bytes(16)) + encryptor.finalize()
     covered = protected.encode() + iv + data + (8 * len(protected)).to_bytes(8, "big")
     tag = hmac.digest(cek[:32], covered, "sha512")[:32]
-    wrapped = aes_key_wrap(kek(agree(ephemeral, key), other_info(ANONCRYPT, b"", apv), None), cek)
+    wrapped = aes_key_wrap(
+        derive_kek(derive_ephemeral_secret(ephemeral, key), build_other_info(ANONCRYPT, b"", apv), None), cek
+    )
     return json.dumps(
         {
             "protected": protected,
-            "recipients": [{"header": {"kid": kid}, "encrypted_key": b64url_encode(wrapped)}],
-            **{name: b64url_encode(value) for name, value in (("iv", iv), ("ciphertext", data), ("tag", tag))},
+            "recipients": [{"header": {"kid": kid}, "encrypted_key": encode_base64url(wrapped)}],
+            **{name: encode_base64url(value) for name, value in (("iv", iv), ("ciphertext", data), ("tag", tag))},
         }
     ).encode()
 
@@ -130,18 +139,18 @@ class OracleTests(SynchronousTestCase):
     """Each way to fail, for envelopes of strangers and of accounts."""
 
     def setUp(self) -> None:
-        self.house = House(self, limits={"ip_per_minute": 100_000, "account_per_minute": 100_000})
-        self.bob = Guest(self.house).enrol()
+        self.in_memory = InMemoryMediator(self, limits={"ip_per_minute": 100_000, "account_per_minute": 100_000})
+        self.bob = InMemoryWallet(self.in_memory).enrol()
 
     def sealed(self, *, authenticated: bool) -> Parts:
         """A good envelope, to one key of the mediator."""
-        ours = next((one.id, one.key) for one in self.house.document.key_agreement if one.key.curve == "X25519")
+        ours = next((one.id, one.key) for one in self.in_memory.document.key_agreement if one.key.curve == "X25519")
         headers: dict[str, Any] = {"from": self.bob.did} if authenticated else {}
-        message = compose(PING, to=[self.house.did], **headers)
+        message = compose_message(PING, to=[self.in_memory.did], **headers)
         plaintext, own = json.dumps(message).encode(), self.bob.identity.agreement
         if authenticated:
-            return Parts(jwe.seal_authcrypt(plaintext, (own.kid, own.private), [ours]))
-        return Parts(jwe.seal_anoncrypt(plaintext, [ours]))
+            return Parts(jwe.encrypt_authcrypt(plaintext, (own.kid, own.private), [ours]))
+        return Parts(jwe.encrypt_anoncrypt(plaintext, [ours]))
 
     def broken(self, changes: Mapping[str, Change]) -> list[tuple[str, bytes]]:
         """Each of them, of a fresh envelope each time: what was agreed before is not agreed again."""
@@ -155,7 +164,7 @@ class OracleTests(SynchronousTestCase):
 
     def answer(self, raw: bytes) -> tuple[int, str, int | None, bytes]:
         """All of it but what is drawn at random."""
-        reply = self.house.receive(raw)
+        reply = self.in_memory.receive(raw)
         report = json.loads(reply.body)
         self.assertRegex(report.pop("id"), r"^[0-9A-Za-z-]{20,64}$")
         return reply.status, reply.media_type, reply.retry_after, json.dumps(report).encode()
@@ -171,7 +180,7 @@ class OracleTests(SynchronousTestCase):
 
         sys.setprofile(note)
         try:
-            self.house.receive(raw)
+            self.in_memory.receive(raw)
         finally:
             sys.setprofile(None)
         return done
@@ -179,11 +188,11 @@ class OracleTests(SynchronousTestCase):
     def test_good_ones_open(self) -> None:
         """What is changed below opens as it is."""
         for authenticated in (False, True):
-            self.assertNotEqual(self.house.receive(self.sealed(authenticated=authenticated).raw()).status, 400)
+            self.assertNotEqual(self.in_memory.receive(self.sealed(authenticated=authenticated).raw()).status, 400)
 
     def test_one_answer(self) -> None:
         """Byte by byte the same, whatever is wrong: no text, status, type or header tells why."""
-        ours = next((one.id, one.key) for one in self.house.document.key_agreement if one.key.curve == "X25519")
+        ours = next((one.id, one.key) for one in self.in_memory.document.key_agreement if one.key.curve == "X25519")
         answers: dict[tuple[int, str, int | None, bytes], list[str]] = {}
         envelopes = [*self.broken(BEHIND_THE_KID), *self.broken(IN_THE_OPEN), ("padding", padded_wrongly(*ours))]
         for name, raw in envelopes:
@@ -191,7 +200,7 @@ class OracleTests(SynchronousTestCase):
         self.assertEqual(len(answers), 1, answers)
         ((status, _, _, report),) = answers
         self.assertEqual((status, json.loads(report)["body"]["code"]), (400, "e.p.trust.crypto"))
-        rejected = self.house.counter("mediator_rejected_total", reason="undecryptable")
+        rejected = self.in_memory.counter("mediator_rejected_total", reason="undecryptable")
         self.assertEqual(rejected, len(envelopes))
 
     def test_one_amount_of_work(self) -> None:
@@ -203,7 +212,7 @@ class OracleTests(SynchronousTestCase):
                 change(parts)
                 found[name] = self.work(parts.raw())
             self.assertEqual(len({tuple(sorted(one.items())) for one in found.values()}), 1, found)
-            self.assertGreaterEqual(found["tag, first byte"]["_mac"], 1)
+            self.assertGreaterEqual(found["tag, first byte"]["_compute_mac"], 1)
             self.assertGreaterEqual(found["tag, first byte"]["aes_key_unwrap"], 1)
 
     def test_order(self) -> None:

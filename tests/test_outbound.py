@@ -15,8 +15,15 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Request
 
-from mediatord.outbound import Outbound, OutboundError, OutboundFailed, OutboundRefused, Response, _PlainAgent
-from tests.wires import OK, OTHER_PUBLIC, PUBLIC, OutboundTestCase, redirect
+from mediatord.net.outbound_http import (
+    OutboundAddressError,
+    OutboundError,
+    OutboundHTTPClient,
+    OutboundRequestError,
+    OutboundResponse,
+    _UncompressedAgent,
+)
+from tests.outbound_test_case import OK, OTHER_PUBLIC, PUBLIC, OutboundTestCase, redirect
 
 
 class GuardTests(OutboundTestCase):
@@ -35,26 +42,26 @@ class GuardTests(OutboundTestCase):
         self.assertNoResult(asked)
         self.refuse()
         self.assertEqual(self.attempts(), [(OTHER_PUBLIC, 443), (PUBLIC, 443)])
-        self.assertEqual(self.failureResultOf(asked, OutboundFailed).value.reason, "ConnectionRefusedError")
+        self.assertEqual(self.failureResultOf(asked, OutboundRequestError).value.reason, "ConnectionRefusedError")
         self.assertEqual(self.names.asked, ["b.example"])
 
     def test_names_of_private_addresses(self) -> None:
         """A name that resolves to an address off limits, if only among others, is not connected to (8.5)."""
         for name in ("private.example", "mixed.example", "mapped.example"):
-            self.failureResultOf(self.get(f"https://{name}/"), OutboundRefused)
-            self.failureResultOf(self.post(f"http://{name}/"), OutboundRefused)
+            self.failureResultOf(self.get(f"https://{name}/"), OutboundAddressError)
+            self.failureResultOf(self.post(f"http://{name}/"), OutboundAddressError)
         self.assertEqual(self.attempts(), [])
 
     def test_allowed_networks(self) -> None:
         """An operator can allow networks that are not public; the others stay off limits (8.5)."""
-        self.outbound = Outbound(self.reactor, allow_private=[ip_network("10.0.0.0/8")])
+        self.outbound = OutboundHTTPClient(self.reactor, allow_private=[ip_network("10.0.0.0/8")])
         self.post("http://mixed.example/")
         self.assertEqual(self.attempts(), [(PUBLIC, 80)])
-        self.failureResultOf(self.post("http://private.example/"), OutboundRefused)
+        self.failureResultOf(self.post("http://private.example/"), OutboundAddressError)
 
     def test_unknown_name(self) -> None:
         """A name without addresses is a failure, not a refusal: it may have some tomorrow."""
-        self.failureResultOf(self.get("https://nobody.example/"), OutboundFailed)
+        self.failureResultOf(self.get("https://nobody.example/"), OutboundRequestError)
 
     def test_what_is_no_address(self) -> None:
         """Other schemes, user information, impossible hosts and ports, and no URLs are refused unresolved."""
@@ -87,13 +94,13 @@ class GuardTests(OutboundTestCase):
             "https://[fe80::1%25eth0]/",
             "https://a.example/" + "a" * 8192,
         ):
-            self.failureResultOf(self.get(url), OutboundRefused)
-            self.failureResultOf(self.post(url), OutboundRefused)
+            self.failureResultOf(self.get(url), OutboundAddressError)
+            self.failureResultOf(self.post(url), OutboundAddressError)
         self.assertEqual(self.names.asked, [])
 
     def test_get_is_https_only(self) -> None:
         """did:web knows no http (8.5)."""
-        self.failureResultOf(self.get("http://a.example/"), OutboundRefused)
+        self.failureResultOf(self.get("http://a.example/"), OutboundAddressError)
 
     def test_spelling_of_the_scheme(self) -> None:
         """A scheme in capitals is the same scheme."""
@@ -102,7 +109,7 @@ class GuardTests(OutboundTestCase):
 
     def test_international_names(self) -> None:
         """A name beyond ASCII is asked for as DNS has it."""
-        self.failureResultOf(self.get("https://bücher.example/ä"), OutboundFailed)
+        self.failureResultOf(self.get("https://bücher.example/ä"), OutboundRequestError)
         self.assertEqual(self.names.asked, ["xn--bcher-kva.example"])
 
 
@@ -118,7 +125,7 @@ class PostTests(OutboundTestCase):
         self.assertIn(b"\r\nContent-Type: application/x-test", head)
         self.assertIn(b"\r\nHost: a.example", head)
         self.assertEqual(body, b"sealed")
-        self.assertEqual(self.successResultOf(posted), Response(202, b"application/json", b"{}"))
+        self.assertEqual(self.successResultOf(posted), OutboundResponse(202, b"application/json", b"{}"))
         self.post()
         self.assertNotIn(b"cookie", self.accept().value().lower())
 
@@ -135,7 +142,7 @@ class PostTests(OutboundTestCase):
         wire = self.answer(b"HTTP/1.0 200 OK\r\n\r\nfine")
         self.assertNoResult(posted)
         wire.protocol.connectionLost(Failure(ConnectionDone()))
-        self.assertEqual(self.successResultOf(posted), Response(200, b"", b"fine"))
+        self.assertEqual(self.successResultOf(posted), OutboundResponse(200, b"", b"fine"))
 
     def test_follows_307(self) -> None:
         """A 307 is followed, with method, body and type unchanged (4.7)."""
@@ -161,7 +168,7 @@ class PostTests(OutboundTestCase):
             self.answer(redirect(307, b"/again"))
             self.assertNoResult(posted)
         self.answer(redirect(307, b"/again"))
-        self.failureResultOf(posted, OutboundFailed)
+        self.failureResultOf(posted, OutboundRequestError)
         self.assertEqual(len(self.attempts()), 4)
 
     def test_other_redirects(self) -> None:
@@ -180,7 +187,7 @@ class PostTests(OutboundTestCase):
         for location in (b"http://private.example/", b"https://mixed.example/", b"ftp://b.example/", b"http://x@b/"):
             posted = self.post()
             self.answer(redirect(307, location))
-            self.failureResultOf(posted, OutboundRefused)
+            self.failureResultOf(posted, OutboundAddressError)
         self.assertEqual(self.attempts(), [(PUBLIC, 80)] * 4)
 
     def test_redirect_that_is_none(self) -> None:
@@ -210,7 +217,7 @@ class PlainTests(SynchronousTestCase):
 
         agent = RequestTraversalAgent(Compressing())
         clock: Any = Clock()
-        getting = HTTPClient(_PlainAgent(agent)).get("https://a.example/", reactor=clock)
+        getting = HTTPClient(_UncompressedAgent(agent)).get("https://a.example/", reactor=clock)
         agent.flush()
         response = self.successResultOf(getting)
         body = self.successResultOf(response.content())

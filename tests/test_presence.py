@@ -6,7 +6,12 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.presence import MAX_DIDS, Connections, Session, TooManyDIDs
+from mediatord.delivery.connections import (
+    MAX_DIDS_PER_SOCKET,
+    ConnectionManager,
+    TooManySubscriptions,
+    WebSocketSession,
+)
 
 PHONE, LAPTOP = "did:a:phone", "did:a:laptop"
 
@@ -30,7 +35,7 @@ class FakeSocket:
 
 class ConnectionsTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.connections: Connections[str] = Connections(max_per_peer=2)
+        self.connections: ConnectionManager[str] = ConnectionManager(max_per_peer=2)
         self.connections.startService()
 
     def open(self, client: str = "192.0.2.1") -> FakeSocket:
@@ -58,11 +63,11 @@ class ConnectionsTests(SynchronousTestCase):
     def test_too_many_dids_on_one_socket(self) -> None:
         """No more than some, so that one socket is not the work of thousands; there is room when it gives one up."""
         socket, other = self.open(), self.open()
-        dids = [f"did:a:{number}" for number in range(MAX_DIDS + 1)]
+        dids = [f"did:a:{number}" for number in range(MAX_DIDS_PER_SOCKET + 1)]
         for did in dids[:-1]:
             self.successResultOf(self.connections.subscribe(socket, did, "x"))
-        self.failureResultOf(self.connections.subscribe(socket, dids[-1], "x"), TooManyDIDs)
-        self.failureResultOf(self.connections.expect(socket, dids[-1]), TooManyDIDs)
+        self.failureResultOf(self.connections.subscribe(socket, dids[-1], "x"), TooManySubscriptions)
+        self.failureResultOf(self.connections.announce_subscription(socket, dids[-1]), TooManySubscriptions)
         self.assertEqual(self.connections.subscribers(dids[-1]), [])
         self.successResultOf(self.connections.subscribe(socket, dids[0], "y"))
         self.successResultOf(self.connections.subscribe(other, dids[-1], "x"))
@@ -81,7 +86,7 @@ class ConnectionsTests(SynchronousTestCase):
 
     def test_closing_is_told_once(self) -> None:
         """However often a transport reports the end, listeners hear of it once."""
-        gone: list[Session] = []
+        gone: list[WebSocketSession] = []
         self.connections.on_close(gone.append)
         socket = self.open()
         self.connections.closed(socket)
@@ -101,7 +106,7 @@ class ConnectionsTests(SynchronousTestCase):
         socket = self.open()
         self.connections.closed(socket)
         self.successResultOf(self.connections.subscribe(socket, PHONE, "x"))
-        self.successResultOf(self.connections.expect(socket, PHONE))
+        self.successResultOf(self.connections.announce_subscription(socket, PHONE))
         self.assertEqual(self.connections.subscribers(PHONE), [])
 
     def test_stopping_closes_with_1001_and_waits(self) -> None:
@@ -126,7 +131,7 @@ class ConnectionsTests(SynchronousTestCase):
     def test_nobody_to_tell(self) -> None:
         """With a single process there is nothing to wait for."""
         socket = self.open()
-        self.successResultOf(self.connections.expect(socket, PHONE))
+        self.successResultOf(self.connections.announce_subscription(socket, PHONE))
         self.assertEqual(self.connections.subscribers(PHONE), [])
         self.successResultOf(self.connections.subscribe(socket, PHONE, "x"))
         self.connections.unsubscribe(socket, PHONE)
@@ -137,7 +142,7 @@ class ConnectionsTests(SynchronousTestCase):
         socket = self.open()
         self.connections.subscribe(socket, PHONE, "x")
         self.connections.subscribe(socket, LAPTOP, "y")
-        self.connections.expect(socket, "did:a:tablet")
+        self.connections.announce_subscription(socket, "did:a:tablet")
         self.assertEqual(self.connections.live(lambda reader: reader == "x"), [PHONE])
         self.assertEqual(self.connections.live(lambda reader: True), [PHONE, LAPTOP])
 
@@ -161,9 +166,9 @@ class Town:
 
 class AnnouncedTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.connections: Connections[str] = Connections(max_per_peer=5)
+        self.connections: ConnectionManager[str] = ConnectionManager(max_per_peer=5)
         self.town, self.clock = Town(), Clock()
-        self.connections.announce_to(self.town, self.clock)
+        self.connections.set_presence_publisher(self.town, self.clock)
         self.connections.startService()
 
     def open(self) -> FakeSocket:
@@ -196,7 +201,7 @@ class AnnouncedTests(SynchronousTestCase):
     def test_expected(self) -> None:
         """A socket that is expected to subscribe counts for others and is not pushed to, also if it never does."""
         socket = self.open()
-        self.connections.expect(socket, PHONE)
+        self.connections.announce_subscription(socket, PHONE)
         self.assertEqual((self.town.told, self.connections.subscribers(PHONE)), ([("here", PHONE)], []))
         self.assertFalse(self.connections.is_subscribed(socket, PHONE))
         self.connections.closed(socket)

@@ -8,20 +8,29 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.exchange import Origin, Reply
+from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
 from mediatord.errors import QueueFull, StoreUnavailable
-from mediatord.invitation import invitation
-from mediatord.protocol.didcomm import signed
-from mediatord.protocol.didcomm.did import did_of
-from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.protocol.didcomm.did_peer import did_peer_3_of
-from mediatord.protocol.didcomm.envelope import seal_anoncrypt
+from mediatord.identity.invitation import build_invitation
+from mediatord.protocol.didcomm import json_web_signature
+from mediatord.protocol.didcomm.did_document import strip_did_url
+from mediatord.protocol.didcomm.did_methods import derive_did_peer_3, resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt
 from mediatord.protocol.didcomm.keys import PublicKey
-from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, PLAIN_TYPE
-from mediatord.wallet.identity import Identity
-from mediatord.wallet.packing import anoncrypt, compose, forward
-from tests.house import CM3, MP, PEER, PING, Guest, House, code_of, report_of, sealed_forward
+from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE, PLAINTEXT_MEDIA_TYPE
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_messages import anoncrypt, build_forward, compose_message
+from tests.in_memory_mediator import (
+    CM3,
+    MP,
+    PEER,
+    PING,
+    InMemoryMediator,
+    InMemoryWallet,
+    code_of,
+    pack_forward,
+    read_problem_report,
+)
 
 NOBODY = "did:example:nobody"
 NOT_FOUND, NOT_ENROLLED = "e.p.me.res.not-found", "e.p.req.not_enroll"
@@ -31,86 +40,90 @@ class SignedReportTests(SynchronousTestCase):
     """An anonymous sender can tell that it was this mediator who refused."""
 
     def setUp(self) -> None:
-        self.house = House(self, limits={"ip_per_minute": 1000})
-        self.bob = Guest(self.house).enrol()
+        self.in_memory = InMemoryMediator(self, limits={"ip_per_minute": 1000})
+        self.bob = InMemoryWallet(self.in_memory).enrol()
 
-    def slowly(self, raw: bytes) -> Reply:
+    def slowly(self, raw: bytes) -> DIDCommReply:
         """The reply of the general path."""
-        return self.successResultOf(Deferred.fromCoroutine(self.house.half.mediator.receive(raw, Origin(PEER))))
+        return self.successResultOf(
+            Deferred.fromCoroutine(self.in_memory.half.mediator.receive(raw, MessageOrigin(PEER)))
+        )
 
-    def refused(self, reply: Reply, code: str) -> dict[str, Any]:
+    def refused(self, reply: DIDCommReply, code: str) -> dict[str, Any]:
         """The report, signed by the DID of the mediator that was addressed."""
-        self.assertEqual((reply.status, reply.media_type), (400, signed.MEDIA_TYPE))
-        report = report_of(reply)
+        self.assertEqual((reply.status, reply.media_type), (400, json_web_signature.SIGNED_MEDIA_TYPE))
+        report = read_problem_report(reply)
         self.assertEqual(report["body"]["code"], code)
         return report
 
     def test_every_way(self) -> None:
         """By either path over HTTP, and as a frame on a socket."""
-        raw = sealed_forward(self.house, NOBODY, self.bob.letter(), id="f-1", thid="t-1")
-        socket = self.house.socket()
-        for reply in (self.house.receive(raw), self.slowly(raw), self.house.receive(raw, socket)):
+        raw = pack_forward(self.in_memory, NOBODY, self.bob.letter(), id="f-1", thid="t-1")
+        socket = self.in_memory.socket()
+        for reply in (self.in_memory.receive(raw), self.slowly(raw), self.in_memory.receive(raw, socket)):
             report = self.refused(reply, NOT_FOUND)
             self.assertEqual(report["body"]["comment"], "Recipient not registered with this mediator")
-            self.assertEqual((report["pthid"], report["from"]), ("t-1", self.house.did))
+            self.assertEqual((report["pthid"], report["from"]), ("t-1", self.in_memory.did))
 
     def test_form(self) -> None:
         """General JSON, one signature, the key id in the unprotected header alone: what all libraries read."""
-        jws = json.loads(self.house.receive(sealed_forward(self.house, NOBODY, self.bob.letter())).body)
+        jws = json.loads(self.in_memory.receive(pack_forward(self.in_memory, NOBODY, self.bob.letter())).body)
         (signature,) = jws["signatures"]
         self.assertEqual(
             (set(jws), set(signature)), ({"payload", "signatures"}, {"protected", "signature", "header"})
         )
-        self.assertEqual(signature["header"], {"kid": f"{self.house.did}#key-2"})
+        self.assertEqual(signature["header"], {"kid": f"{self.in_memory.did}#key-2"})
 
     def test_refusals_of_a_forward(self) -> None:
         """All that the sender can do something about."""
         letter = self.bob.letter()
         linked = {"attachments": [{"data": {"links": ["https://x.example"], "hash": "x"}}]}
         for message, code in (
-            (forward(self.bob.did, []), "e.p.msg.bad-attachment"),
-            ({**forward(self.bob.did, [letter]), "body": {}}, "e.p.msg.missing-next"),
-            ({**forward(self.bob.did, [letter]), "expires_time": 1}, "e.p.req.time.expired"),
-            ({**forward(self.bob.did, [letter]), **linked}, "e.p.xfer.attachment-links-not-supported"),
-            (compose("https://didcomm.org/x/1.0/y"), "e.p.msg.unsupported"),
+            (build_forward(self.bob.did, []), "e.p.msg.bad-attachment"),
+            ({**build_forward(self.bob.did, [letter]), "body": {}}, "e.p.msg.missing-next"),
+            ({**build_forward(self.bob.did, [letter]), "expires_time": 1}, "e.p.req.time.expired"),
+            ({**build_forward(self.bob.did, [letter]), **linked}, "e.p.xfer.attachment-links-not-supported"),
+            (compose_message("https://didcomm.org/x/1.0/y"), "e.p.msg.unsupported"),
         ):
-            self.refused(self.house.receive(anoncrypt(message, self.house.document)), code)
+            self.refused(self.in_memory.receive(anoncrypt(message, self.in_memory.document)), code)
 
     def test_in_the_clear(self) -> None:
         """What was not opened, what passes by itself, and requests that nobody anonymous may make."""
-        raw = sealed_forward(self.house, self.bob.did, self.bob.letter())
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
         cut = json.loads(raw)
         cut["tag"] = cut["tag"][::-1]
-        for body in (b"{}", b"no JSON", json.dumps(cut).encode(), json.dumps(compose(PING)).encode()):
-            self.assertEqual(self.house.receive(body).media_type, PLAIN_TYPE)
+        for body in (b"{}", b"no JSON", json.dumps(cut).encode(), json.dumps(compose_message(PING)).encode()):
+            self.assertEqual(self.in_memory.receive(body).media_type, PLAINTEXT_MEDIA_TYPE)
         self.assertEqual(
-            self.house.receive(anoncrypt(compose(f"{CM3}/mediate-request"), self.house.document)).media_type,
-            PLAIN_TYPE,
+            self.in_memory.receive(
+                anoncrypt(compose_message(f"{CM3}/mediate-request"), self.in_memory.document)
+            ).media_type,
+            PLAINTEXT_MEDIA_TYPE,
         )
         for error in (StoreUnavailable(), QueueFull()):
-            for operation, send in (("deposit_each", self.house.receive), ("deposit", self.slowly)):
-                with self.house.failing(operation, error):
-                    self.assertEqual(send(raw).media_type, PLAIN_TYPE)
+            for operation, send in (("enqueue_each", self.in_memory.receive), ("enqueue", self.slowly)):
+                with self.in_memory.failing(operation, error):
+                    self.assertEqual(send(raw).media_type, PLAINTEXT_MEDIA_TYPE)
 
     def test_over_the_limit(self) -> None:
         """Signing comes after the limit of the address: whoever is over it has nothing signed."""
-        house = House(self, limits={"ip_per_minute": 5})
-        raw = sealed_forward(house, NOBODY, self.bob.letter())
-        replies = [house.receive(raw) for _ in range(8)]
+        in_memory = InMemoryMediator(self, limits={"ip_per_minute": 5})
+        raw = pack_forward(in_memory, NOBODY, self.bob.letter())
+        replies = [in_memory.receive(raw) for _ in range(8)]
         forms = [(reply.status, reply.media_type) for reply in replies]
-        self.assertEqual(forms, [(400, signed.MEDIA_TYPE)] * 5 + [(429, PLAIN_TYPE)] * 3)
+        self.assertEqual(forms, [(400, json_web_signature.SIGNED_MEDIA_TYPE)] * 5 + [(429, PLAINTEXT_MEDIA_TYPE)] * 3)
 
     def test_authenticated_senders(self) -> None:
         """Have it encrypted, as ever."""
         attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
         reply = self.bob.ask(FORWARD, {"next": NOBODY}, attachments=attachments)
-        self.assertEqual((reply.status, reply.media_type), (400, ENCRYPTED_TYPE))
+        self.assertEqual((reply.status, reply.media_type), (400, ENCRYPTED_MEDIA_TYPE))
         self.assertEqual(code_of(reply, self.bob), NOT_FOUND)
 
     def test_by_the_name_that_was_addressed(self) -> None:
         """The key id is spelled as ours was, since the sender's library resolves it that way (reference 8.6)."""
-        did, identity = self.house.did, self.house.base.identity
-        (agreement,) = self.house.document.key_agreement
+        did, identity = self.in_memory.did, self.in_memory.base.identity
+        (agreement,) = self.in_memory.document.key_agreement
         (signing,) = resolve_local(did).authentication
         addressed, signer = agreement.key.multibase(), signing.key.multibase()
         for kid, expected in (
@@ -118,19 +131,19 @@ class SignedReportTests(SynchronousTestCase):
             (f"{did}#{addressed}", f"{did}#{signer}"),
             (f"{did}#{addressed[1:]}", f"{did}#{signer[1:]}"),
             (f"{did}#{addressed[1:9]}", f"{did}#{signer[1:9]}"),
-            (f"{did_peer_3_of(did)}#key-1", f"{did_peer_3_of(did)}#key-2"),
+            (f"{derive_did_peer_3(did)}#key-1", f"{derive_did_peer_3(did)}#key-2"),
             (f"{identity.web_did}#prekey", f"{identity.web_did}#signing"),
         ):
             raw = self.sealed(kid, agreement.key)
-            for send in (self.house.receive, self.slowly):
+            for send in (self.in_memory.receive, self.slowly):
                 jws = json.loads(send(raw).body)
                 self.assertEqual(jws["signatures"][0]["header"]["kid"], expected)
-                report = json.loads(signed.verify(jws, expected, signing.key))
-                self.assertEqual(report["from"], did_of(expected))
+                report = json.loads(json_web_signature.verify(jws, expected, signing.key))
+                self.assertEqual(report["from"], strip_did_url(expected))
 
     def sealed(self, kid: str, key: PublicKey) -> bytes:
-        plaintext = json.dumps(forward(NOBODY, [self.bob.letter()])).encode()
-        return seal_anoncrypt(plaintext, [(kid, key)])
+        plaintext = json.dumps(build_forward(NOBODY, [self.bob.letter()])).encode()
+        return encrypt_anoncrypt(plaintext, [(kid, key)])
 
 
 class CodeTests(SynchronousTestCase):
@@ -139,20 +152,22 @@ class CodeTests(SynchronousTestCase):
     def test_codes(self) -> None:
         """That of UC-021, or the one of Identus; in the log as the sender was told."""
         for setting, code in ((None, NOT_FOUND), ("uc021", NOT_FOUND), ("identus", NOT_ENROLLED)):
-            house = House(self, didcomm={} if setting is None else {"problem_codes": setting})
-            bob = Guest(house).enrol()
-            raw = sealed_forward(house, NOBODY, bob.letter())
-            anonymous = house.receive(raw)
+            in_memory = InMemoryMediator(self, didcomm={} if setting is None else {"problem_codes": setting})
+            bob = InMemoryWallet(in_memory).enrol()
+            raw = pack_forward(in_memory, NOBODY, bob.letter())
+            anonymous = in_memory.receive(raw)
             self.assertEqual((anonymous.status, code_of(anonymous)), (400, code))
-            slowly = self.successResultOf(Deferred.fromCoroutine(house.half.mediator.receive(raw, Origin(PEER))))
+            slowly = self.successResultOf(
+                Deferred.fromCoroutine(in_memory.half.mediator.receive(raw, MessageOrigin(PEER)))
+            )
             self.assertEqual((slowly.status, code_of(slowly)), (400, code))
             attachments = [{"data": {"json": json.loads(bob.letter())}}]
             authenticated = bob.ask(FORWARD, {"next": NOBODY}, attachments=attachments)
             self.assertEqual((authenticated.status, code_of(authenticated, bob)), (400, code))
-            refused = [event for event in house.events("req.done") if event["status"] == 400]
+            refused = [event for event in in_memory.events("req.done") if event["status"] == 400]
             self.assertEqual([event["code"] for event in refused], [code] * 3)
-            self.assertEqual(house.counter("mediator_rejected_total", reason="recipient_unknown"), 3)
-            unread = house.receive(b"{}")
+            self.assertEqual(in_memory.counter("mediator_rejected_total", reason="recipient_unknown"), 3)
+            unread = in_memory.receive(b"{}")
             self.assertEqual(code_of(unread), "e.p.msg")
 
 
@@ -200,7 +215,7 @@ def check_headers(message: dict[str, Any]) -> None:
         wrong = {name: found for name, found in headers.items() if takes.get(name) != found}
         assert not wrong, (library, message["type"], wrong)
     assert {"id", "type", "body"} <= set(message), message
-    assert message.get("typ", PLAIN_TYPE) == PLAIN_TYPE, message
+    assert message.get("typ", PLAINTEXT_MEDIA_TYPE) == PLAINTEXT_MEDIA_TYPE, message
     assert "attachments" not in message or message["attachments"], message
     for attachment in message.get("attachments", ()):
         assert set(attachment) == ATTACHMENT, attachment
@@ -214,8 +229,8 @@ class HeaderTests(SynchronousTestCase):
     """Minimal headers, for libraries that are stricter than the specification."""
 
     def setUp(self) -> None:
-        self.house = House(self, didcomm={"rewrap": True}, limits={"ip_per_minute": 1000})
-        self.bob = Guest(self.house).enrol()
+        self.in_memory = InMemoryMediator(self, didcomm={"rewrap": True}, limits={"ip_per_minute": 1000})
+        self.bob = InMemoryWallet(self.in_memory).enrol()
         self.seen: set[str] = set()
 
     def check(self, message: dict[str, Any]) -> None:
@@ -242,7 +257,7 @@ class HeaderTests(SynchronousTestCase):
         self.asked(PING, {})
         self.asked(f"{MP}/status-request")
         socket = self.bob.go_live()
-        self.house.receive(sealed_forward(self.house, self.bob.did, self.bob.letter()))
+        self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter()))
         pushed = self.bob.open(socket.frames[-1])
         self.check(json.loads(pushed.plaintext))
         wrapped = json.dumps(json.loads(pushed.plaintext)["attachments"][0]["data"]["json"]).encode()
@@ -251,11 +266,11 @@ class HeaderTests(SynchronousTestCase):
         self.asked(f"{MP}/messages-received", {"message_id_list": []})
         self.asked("https://didcomm.org/unknown/1.0/message")
         self.asked(f"{MP}/live-delivery-change", {"live_delivery": True})
-        for raw in (b"{}", sealed_forward(self.house, NOBODY, self.bob.letter())):
-            self.check(report_of(self.house.receive(raw)))
-        self.check(invitation(self.house.did))
-        denied = House(self, didcomm={"registration": "allow-list"})
-        guest = Guest(denied)
+        for raw in (b"{}", pack_forward(self.in_memory, NOBODY, self.bob.letter())):
+            self.check(read_problem_report(self.in_memory.receive(raw)))
+        self.check(build_invitation(self.in_memory.did))
+        denied = InMemoryMediator(self, didcomm={"registration": "allow-list"})
+        guest = InMemoryWallet(denied)
         self.check(json.loads(guest.open(guest.ask(f"{CM3}/mediate-request").body).plaintext))
         self.assertEqual(
             self.seen,
@@ -277,9 +292,9 @@ class HeaderTests(SynchronousTestCase):
 
     def test_form_that_cannot_be_kept(self) -> None:
         """Where the long form of its DID cannot be stored, who has an account fetches and deletes all the same."""
-        house = House(self)
-        bob = Guest(house, Identity.fresh("did:peer:4", endpoint=house.did))
-        resolver = house.half.mediator._desk.unpacking._resolver
+        in_memory = InMemoryMediator(self)
+        bob = InMemoryWallet(in_memory, WalletIdentity.fresh("did:peer:4", endpoint=in_memory.did))
+        resolver = in_memory.half.mediator._context.unpacker._resolver
         full = self.patch(resolver, "_remember", lambda short, long: fail(StoreUnavailable()))
         self.assertEqual(bob.ask(f"{CM3}/mediate-request").status, 503)
         self.assertEqual(bob.waiting(), 0)
@@ -291,10 +306,10 @@ class HeaderTests(SynchronousTestCase):
     def test_ack(self) -> None:
         """Left out, unless the setting brings it back: for those who read the specification's list."""
         for setting, ack in ((False, None), (True, ["f-1"])):
-            house = House(self, didcomm={"problem_report_ack": setting})
-            bob = Guest(house).enrol()
-            report = report_of(house.receive(sealed_forward(house, NOBODY, bob.letter(), id="f-1")))
+            in_memory = InMemoryMediator(self, didcomm={"problem_report_ack": setting})
+            bob = InMemoryWallet(in_memory).enrol()
+            report = read_problem_report(in_memory.receive(pack_forward(in_memory, NOBODY, bob.letter(), id="f-1")))
             self.assertEqual((report["pthid"], report.get("ack")), ("f-1", ack))
             packed = bob.open(bob.ask("https://didcomm.org/x/1.0/y", id="f-1").body)
             self.assertEqual(json.loads(packed.plaintext).get("ack"), ack)
-            self.assertNotIn("ack", report_of(house.receive(b"{}")))
+            self.assertNotIn("ack", read_problem_report(in_memory.receive(b"{}")))

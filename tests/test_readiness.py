@@ -9,10 +9,17 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.config import Config
-from mediatord.metrics import Metrics
-from mediatord.readiness import Failed, Readiness, Surroundings, Verdict
-from mediatord.readiness.watch import FIRST, FORGOTTEN, PATIENCE
+from mediatord.config.settings import Config
+from mediatord.observability.metrics import Metrics
+from mediatord.probe.cycle import ProbeError
+from mediatord.probe.readiness import (
+    FIRST_ANSWER_SECONDS,
+    IDLE_SECONDS,
+    PROBE_TIMEOUT_SECONDS,
+    ReadinessContext,
+    ReadinessMonitor,
+    ReadinessVerdict,
+)
 
 INTERVAL = 3.0
 
@@ -31,7 +38,7 @@ class Rounds:
         try:
             await self._under_way
         except CancelledError:
-            raise Failed(self.stage, "no answer") from None
+            raise ProbeError(self.stage, "no answer") from None
 
     def succeed(self) -> None:
         """The one under way gets through."""
@@ -40,7 +47,7 @@ class Rounds:
     def fail(self, stage: str) -> None:
         """The one under way does not."""
         self.stage = stage
-        self._end().errback(Failed(stage, "a reason"))
+        self._end().errback(ProbeError(stage, "a reason"))
 
     def _end(self) -> Deferred[None]:
         assert self._under_way is not None, "none is under way"
@@ -56,19 +63,19 @@ class ReadinessTests(SynchronousTestCase):
         self.open = True
         self.late = 0.0
         self.metrics = Metrics(CollectorRegistry(), version="1.2.3")
-        around = Surroundings(
+        around = ReadinessContext(
             is_open=lambda: self.open,
             trouble=lambda: self.trouble,
             steady=lambda: self.clock.seconds() + self.late,
             metrics=self.metrics,
         )
-        self.readiness = Readiness(self.clock, self.rounds, around, INTERVAL)
+        self.readiness = ReadinessMonitor(self.clock, self.rounds, around, INTERVAL)
         self.readiness.startService()
 
-    def ask(self) -> Deferred[Verdict]:
+    def ask(self) -> Deferred[ReadinessVerdict]:
         return Deferred.fromCoroutine(self.readiness.ask())
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ReadinessVerdict:
         """What somebody is told at once."""
         return self.successResultOf(self.ask())
 
@@ -96,7 +103,7 @@ class ReadinessTests(SynchronousTestCase):
         self.assertNoResult(asked)
         self.rounds.succeed()
         for one in (asked, another):
-            self.assertEqual(self.successResultOf(one), Verdict("", 0.25, 0.0))
+            self.assertEqual(self.successResultOf(one), ReadinessVerdict("", 0.25, 0.0))
         self.assertEqual(self.rounds.begun, 1)
         self.assertEqual(self.series("mediator_ready "), ["1.0"])
         self.assertEqual(self.series("mediator_ready_cycle_duration_seconds_sum "), ["0.25"])
@@ -105,9 +112,9 @@ class ReadinessTests(SynchronousTestCase):
         """They are told of the last cycle, while the next one begins after the interval."""
         self.ready_once()
         self.clock.advance(INTERVAL - 0.5)
-        self.assertEqual((self.verdict(), self.rounds.begun), (Verdict("", 0.0, 2.5), 1))
+        self.assertEqual((self.verdict(), self.rounds.begun), (ReadinessVerdict("", 0.0, 2.5), 1))
         self.clock.advance(0.5)
-        self.assertEqual((self.verdict(), self.rounds.begun), (Verdict("", 0.0, 3.0), 2))
+        self.assertEqual((self.verdict(), self.rounds.begun), (ReadinessVerdict("", 0.0, 3.0), 2))
 
     def test_a_failure(self) -> None:
         """It is told by its stage until a cycle gets through; the gauge and the counter say the same."""
@@ -122,21 +129,21 @@ class ReadinessTests(SynchronousTestCase):
         self.assertEqual(counted, ['{stage="push"} 2.0', '{stage="listener"} 1.0'])
         self.clock.advance(INTERVAL)
         self.rounds.succeed()
-        self.assertEqual(self.verdict(), Verdict("", 0.0, 0.0))
+        self.assertEqual(self.verdict(), ReadinessVerdict("", 0.0, 0.0))
         self.assertEqual(self.series("mediator_ready "), ["1.0"])
 
     def test_the_first_one_fails(self) -> None:
         """Nothing is known of any success then."""
         asked = self.ask()
         self.rounds.fail("socket")
-        self.assertEqual(self.successResultOf(asked), Verdict("socket"))
+        self.assertEqual(self.successResultOf(asked), ReadinessVerdict("socket"))
 
     def test_a_cycle_without_end(self) -> None:
         """It is given up in time, for the stage it was at."""
         asked = self.ask()
         self.rounds.stage = "acknowledgement"
-        self.clock.advance(PATIENCE)
-        self.assertEqual(self.successResultOf(asked), Verdict("acknowledgement"))
+        self.clock.advance(PROBE_TIMEOUT_SECONDS)
+        self.assertEqual(self.successResultOf(asked), ReadinessVerdict("acknowledgement"))
         self.clock.advance(INTERVAL)
         self.assertEqual(self.rounds.begun, 2)
 
@@ -144,17 +151,17 @@ class ReadinessTests(SynchronousTestCase):
         """Though no cycle has failed: the timer that should have begun one has not come."""
         self.ready_once()
         self.rounds.stage = "store"
-        self.late = 2 * INTERVAL + PATIENCE
+        self.late = 2 * INTERVAL + PROBE_TIMEOUT_SECONDS
         self.assertEqual(self.verdict().trouble, "")
         self.late += 0.1
-        self.assertEqual(self.verdict(), Verdict("store", 0.0, self.late))
+        self.assertEqual(self.verdict(), ReadinessVerdict("store", 0.0, self.late))
         self.assertEqual(self.series("mediator_ready "), ["0.0"])
 
     def test_everything_is_known_within_ten_seconds(self) -> None:
         """At the longest interval that can be set."""
         longest = Config.model_validate({"readiness": {"interval": "3s"}}).readiness.interval
-        self.assertLess(2 * longest + PATIENCE, 10)
-        self.assertGreater(FIRST, PATIENCE)
+        self.assertLess(2 * longest + PROBE_TIMEOUT_SECONDS, 10)
+        self.assertGreater(FIRST_ANSWER_SECONDS, PROBE_TIMEOUT_SECONDS)
         with pytest.raises(ValidationError):
             Config.model_validate({"readiness": {"interval": "3001ms"}})
 
@@ -164,18 +171,18 @@ class ReadinessTests(SynchronousTestCase):
         while self.clock.getDelayedCalls():
             self.clock.advance(INTERVAL)
             self.rounds.succeed()
-            self.assertLess(self.clock.seconds(), FORGOTTEN + 2 * INTERVAL)
-        self.assertGreater(self.clock.seconds(), FORGOTTEN)
+            self.assertLess(self.clock.seconds(), IDLE_SECONDS + 2 * INTERVAL)
+        self.assertGreater(self.clock.seconds(), IDLE_SECONDS)
         self.assertEqual(self.series("mediator_ready "), [])
         asked = self.ask()
         self.assertNoResult(asked)
         self.rounds.fail("push")
-        self.assertEqual(self.successResultOf(asked), Verdict("push"))
+        self.assertEqual(self.successResultOf(asked), ReadinessVerdict("push"))
 
     def test_who_asks_again_is_not_forgotten(self) -> None:
         """A minute counts from the last question."""
         self.ready_once()
-        for _ in range(int(2 * FORGOTTEN / INTERVAL)):
+        for _ in range(int(2 * IDLE_SECONDS / INTERVAL)):
             self.clock.advance(INTERVAL)
             self.rounds.succeed()
             self.assertEqual(self.verdict().age, 0.0)
@@ -199,14 +206,14 @@ class ReadinessTests(SynchronousTestCase):
         """The daemon takes no work any more, though this has not been told to stop."""
         self.ready_once()
         self.open = False
-        self.assertEqual(self.verdict(), Verdict("stopping", 0.0, 0.0))
+        self.assertEqual(self.verdict(), ReadinessVerdict("stopping", 0.0, 0.0))
         self.assertEqual(self.series("mediator_ready "), ["0.0"])
 
     def test_other_trouble(self) -> None:
         """What keeps work away from this node is told, whatever the cycle says."""
         self.ready_once()
         self.trouble = "not joined"
-        self.assertEqual(self.verdict(), Verdict("not joined", 0.0, 0.0))
+        self.assertEqual(self.verdict(), ReadinessVerdict("not joined", 0.0, 0.0))
 
     def test_a_fault_of_ours(self) -> None:
         """What no cycle should raise is a failure all the same, and cycles go on."""
@@ -217,10 +224,10 @@ class ReadinessTests(SynchronousTestCase):
                 raise RuntimeError("a fault")
 
         rounds = Broken()
-        around = Surroundings(lambda: True, lambda: "", self.clock.seconds, self.metrics)
-        readiness = Readiness(self.clock, rounds, around, INTERVAL)
+        around = ReadinessContext(lambda: True, lambda: "", self.clock.seconds, self.metrics)
+        readiness = ReadinessMonitor(self.clock, rounds, around, INTERVAL)
         readiness.startService()
         asked = Deferred.fromCoroutine(readiness.ask())
-        self.assertEqual(self.successResultOf(asked), Verdict("store"))
+        self.assertEqual(self.successResultOf(asked), ReadinessVerdict("store"))
         self.clock.advance(INTERVAL)
         self.assertEqual(rounds.begun, 2)

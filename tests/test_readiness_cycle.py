@@ -14,11 +14,18 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from mediatord.errors import StoreUnavailable
-from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.protocol.didcomm.did_peer import make_did_peer_2
+from mediatord.probe.cycle import (
+    ListenerAddress,
+    ProbeContext,
+    ProbeCycle,
+    ProbeError,
+    ProbeIdentities,
+    derive_probe_credentials,
+    make_listener_endpoint,
+)
+from mediatord.protocol.didcomm.did_methods import make_did_peer_2, resolve_local
 from mediatord.protocol.didcomm.keys import PrivateKey
-from mediatord.readiness import Cycle, Failed, Kin, Place, Rooms, own, way_to
-from tests.web.premises import Line, Premises
+from tests.web.in_memory_site import InMemorySite, InMemoryTransport
 
 SEED = b"s" * 32
 MEDIATOR = make_did_peer_2(
@@ -40,20 +47,20 @@ class CycleTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.written: Deferred[bool] = Deferred()
         self.way: NoWay | None = NoWay()
-        rooms = Rooms(
+        rooms = ProbeContext(
             reactor=MemoryReactorClock(),
-            ways=lambda: [self.way],
+            endpoints=lambda: [self.way],
             write=lambda: self.written,
             mediator=lambda: MEDIATOR,
-            identity=Kin(SEED).identity("a"),
+            identity=ProbeIdentities(SEED).identity("a"),
             token=b"token",
         )
-        self.cycle = Cycle(rooms)
+        self.cycle = ProbeCycle(rooms)
         self.run_ = Deferred.fromCoroutine(self.cycle.run())
 
     def ends_at(self) -> tuple[str, str]:
         """The stage, and what went wrong."""
-        failed: Any = self.failureResultOf(self.run_, Failed).value
+        failed: Any = self.failureResultOf(self.run_, ProbeError).value
         self.assertEqual(self.cycle.stage, failed.stage)
         return failed.stage, failed.cause
 
@@ -82,15 +89,15 @@ class CycleTests(SynchronousTestCase):
 class Ways:
     """To a mediator in memory; the connection of this number is taken, and nobody is behind it."""
 
-    def __init__(self, premises: Premises, mute: int) -> None:
-        self._premises = premises
+    def __init__(self, site_fixture: InMemorySite, mute: int) -> None:
+        self._premises = site_fixture
         self._mute = mute
-        self._ends: list[tuple[Line, Line]] = []
+        self._ends: list[tuple[InMemoryTransport, InMemoryTransport]] = []
         self._count = 0
 
     def connect(self, protocolFactory: Any) -> Deferred[IProtocol]:  # noqa: N803  the interface's name
         self._count += 1
-        near, far = (Line(self._premises.clock, "127.0.0.1") for _ in range(2))
+        near, far = (InMemoryTransport(self._premises.clock, "127.0.0.1") for _ in range(2))
         near.protocol = protocolFactory.buildProtocol(near.getPeer())
         near.protocol.makeConnection(near)
         if self._count != self._mute:
@@ -118,20 +125,20 @@ class SilenceTests(SynchronousTestCase):
 
     def ends_at(self, mute: int) -> tuple[str, str]:
         """The stage of a cycle that is given up, and why, with nobody behind its first or its second connection."""
-        premises = Premises(self)
-        own_, ways = premises.base.own, Ways(premises, mute)
-        rooms = Rooms(
-            reactor=premises.clock,
-            ways=lambda: [ways],
+        site_fixture = InMemorySite(self)
+        own_, endpoints = site_fixture.base.own, Ways(site_fixture, mute)
+        rooms = ProbeContext(
+            reactor=site_fixture.clock,
+            endpoints=lambda: [endpoints],
             write=lambda: succeed(True),
-            mediator=lambda: premises.base.identity.did,
-            identity=own_.kin.identity("a"),
+            mediator=lambda: site_fixture.base.identity.did,
+            identity=own_.identities.identity("a"),
             token=own_.token,
         )
-        running = Deferred.fromCoroutine(Cycle(rooms).run())
-        ways.carry()
+        running = Deferred.fromCoroutine(ProbeCycle(rooms).run())
+        endpoints.carry()
         running.cancel()
-        failed: Any = self.failureResultOf(running, Failed).value
+        failed: Any = self.failureResultOf(running, ProbeError).value
         return failed.stage, failed.cause
 
     def test_no_answer(self) -> None:
@@ -142,18 +149,18 @@ class SilenceTests(SynchronousTestCase):
 
 class KinTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.kin = Kin(SEED)
-        self.did = self.kin.identity("a").did
+        self.identities = ProbeIdentities(SEED)
+        self.did = self.identities.identity("a").did
 
     def test_the_same_after_a_restart(self) -> None:
         """Of one seed and node name there is one identity; of another, another."""
-        self.assertEqual(Kin(SEED).identity("a"), self.kin.identity("a"))
-        others = {self.kin.identity("b").did, Kin(b"t" * 32).identity("a").did}
+        self.assertEqual(ProbeIdentities(SEED).identity("a"), self.identities.identity("a"))
+        others = {self.identities.identity("b").did, ProbeIdentities(b"t" * 32).identity("a").did}
         self.assertEqual(len({self.did, *others}), 3)
 
     def test_it_is_a_wallets(self) -> None:
         """The DID resolves to the keys, and to no service that anything could be sent to."""
-        identity = self.kin.identity("a")
+        identity = self.identities.identity("a")
         document = resolve_local(identity.did)
         self.assertEqual([method.key for method in document.key_agreement], [identity.agreement.private.public])
         self.assertEqual([method.key for method in document.authentication], [identity.signing.private.public])
@@ -161,12 +168,12 @@ class KinTests(SynchronousTestCase):
 
     def test_all_processes_know_all(self) -> None:
         """Whatever the name of the other node is."""
-        self.assertTrue(Kin(SEED).knows(self.did))
-        self.assertTrue(self.kin.knows(Kin(SEED).identity("another node").did))
+        self.assertTrue(ProbeIdentities(SEED).is_probe_did(self.did))
+        self.assertTrue(self.identities.is_probe_did(ProbeIdentities(SEED).identity("another node").did))
 
     def test_nobody_else_can_make_one(self) -> None:
         """Neither with other keys, nor with another tag, nor with something behind it."""
-        foreign = Kin(b"t" * 32).identity("a").did
+        foreign = ProbeIdentities(b"t" * 32).identity("a").did
         keys, _, tag = self.did.partition(".S")
         for did in (
             foreign,
@@ -180,21 +187,29 @@ class KinTests(SynchronousTestCase):
             "\ud800",
             f"{self.did}\ud800",
         ):
-            self.assertFalse(self.kin.knows(did), did)
+            self.assertFalse(self.identities.is_probe_did(did), did)
 
     def test_the_token(self) -> None:
         """Workers have the same; processes that share nothing do not, from one start to the next."""
-        self.assertEqual(own(SEED, b"shared").token, own(SEED, b"shared").token)
-        self.assertNotEqual(own(SEED, b"shared").token, own(SEED, b"other").token)
-        self.assertNotEqual(own(SEED, None).token, own(SEED, None).token)
-        self.assertNotIn(own(SEED, b"shared").token.decode(), repr(own(SEED, b"shared")))
+        self.assertEqual(
+            derive_probe_credentials(SEED, b"shared").token, derive_probe_credentials(SEED, b"shared").token
+        )
+        self.assertNotEqual(
+            derive_probe_credentials(SEED, b"shared").token, derive_probe_credentials(SEED, b"other").token
+        )
+        self.assertNotEqual(derive_probe_credentials(SEED, None).token, derive_probe_credentials(SEED, None).token)
+        self.assertNotIn(
+            derive_probe_credentials(SEED, b"shared").token.decode(), repr(derive_probe_credentials(SEED, b"shared"))
+        )
 
 
 class WayTests(SynchronousTestCase):
     def goes_to(self, address: Any, **options: bool) -> tuple[Any, ...]:
         """Where somebody who goes it connects to."""
         reactor: Any = MemoryReactorClock()
-        way_to(reactor, Place(address, **options), "mediator.example").connect(Factory.forProtocol(Protocol))
+        make_listener_endpoint(reactor, ListenerAddress(address, **options), "mediator.example").connect(
+            Factory.forProtocol(Protocol)
+        )
         (client,) = reactor.tcpClients or reactor.unixClients
         return tuple(client[:2]) if reactor.tcpClients else (client[0],)
 

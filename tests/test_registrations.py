@@ -8,20 +8,32 @@ from typing import Any
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.admission import Allowances, RegistrationLimits, RegistrationQuota
-from mediatord.admission.registrations import USAGE_LIFETIME
-from mediatord.decentrl.exchange import Reply as DecentrlReply
-from mediatord.didcomm.account_expiry import AT_A_TIME
-from mediatord.didcomm.exchange import Reply
+from mediatord.decentrl.context import DecentrlReply
+from mediatord.didcomm.housekeeping import ACCOUNTS_PER_STEP
+from mediatord.didcomm.messages import DIDCommReply
 from mediatord.errors import RateLimited, StoreUnavailable
-from mediatord.interfaces import AccountUsage, QueueLimits
-from mediatord.protocol.didcomm import signed
-from mediatord.store.allowances import SLOTS
-from mediatord.store.memory import MemoryStore
-from mediatord.synthetic import ITSELF
-from tests.admissions import Counted
-from tests.citizens import Citizen
-from tests.house import CM3, MP, NOW, PEER, FakeSocket, Guest, House, Reactor, code_of, sealed_forward
+from mediatord.protocol.didcomm import json_web_signature
+from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.ratelimit.access_control import USAGE_CACHE_SECONDS, RegistrationLimits, RegistrationQuota
+from mediatord.ratelimit.distributed_limiter import QuotaStore
+from mediatord.store.interfaces.accounts import AccountUsage
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.quotas import QUOTA_WINDOW_SLOTS
+from tests.in_memory_identities import InMemoryIdentity
+from tests.in_memory_mediator import (
+    CM3,
+    MP,
+    NOW,
+    PEER,
+    FakeSocket,
+    InMemoryMediator,
+    InMemoryReactor,
+    InMemoryWallet,
+    code_of,
+    pack_forward,
+)
+from tests.rate_limiter_processes import CountingClusterStore
 from tests.test_access import ReloadedHouse
 
 DAY = 86_400.0
@@ -30,53 +42,55 @@ NEIGHBOUR = "192.0.2.2"
 
 
 class LimitTests(SynchronousTestCase):
-    def house(self, **limits: Any) -> ReloadedHouse:
+    def in_memory(self, **limits: Any) -> ReloadedHouse:
         roomy = {"ip_per_minute": 100_000, "account_per_minute": 100_000}
         return ReloadedHouse(self, limits={**roomy, **limits})
 
-    def grant(self, house: House, guest: Guest | None = None, peer: str = PEER) -> tuple[Guest, Reply]:
-        guest = guest or Guest(house)
+    def grant(
+        self, in_memory: InMemoryMediator, guest: InMemoryWallet | None = None, peer: str = PEER
+    ) -> tuple[InMemoryWallet, DIDCommReply]:
+        guest = guest or InMemoryWallet(in_memory)
         return guest, guest.ask(f"{CM3}/mediate-request", socket=FakeSocket(peer))
 
-    def add(self, guest: Guest, *dids: str, peer: str = PEER) -> Reply:
+    def add(self, guest: InMemoryWallet, *dids: str, peer: str = PEER) -> DIDCommReply:
         updates = [{"recipient_did": did, "action": "add"} for did in dids]
         return guest.ask(f"{CM3}/recipient-update", {"updates": updates}, socket=FakeSocket(peer))
 
-    def refused(self, reply: Reply, guest: Guest, status: int, code: str) -> None:
+    def refused(self, reply: DIDCommReply, guest: InMemoryWallet, status: int, code: str) -> None:
         self.assertEqual((reply.status, code_of(reply, guest)), (status, code))
 
     def test_accounts_of_an_address(self) -> None:
         """So many a day, whatever DIDs they have; those that are there go on, and so do other addresses."""
-        house = self.house(accounts_per_address_per_day=3)
-        first, reply = self.grant(house)
-        self.assertEqual([reply.status, *(self.grant(house)[1].status for _ in range(2))], [200] * 3)
-        guest, reply = self.grant(house)
+        in_memory = self.in_memory(accounts_per_address_per_day=3)
+        first, reply = self.grant(in_memory)
+        self.assertEqual([reply.status, *(self.grant(in_memory)[1].status for _ in range(2))], [200] * 3)
+        guest, reply = self.grant(in_memory)
         self.refused(reply, guest, 429, LIMITED)
         self.assertEqual(reply.retry_after, DAY)
-        self.assertEqual(house.events("limit.hit")[-1]["limit"], "accounts_per_address_per_day")
-        self.assertEqual(house.counter("mediator_rejected_total", reason="registration_limited"), 1)
-        self.assertEqual(self.grant(house, first)[1].status, 200)
+        self.assertEqual(in_memory.events("limit.hit")[-1]["limit"], "accounts_per_address_per_day")
+        self.assertEqual(in_memory.counter("mediator_rejected_total", reason="registration_limited"), 1)
+        self.assertEqual(self.grant(in_memory, first)[1].status, 200)
         self.assertEqual(self.add(first, first.did).status, 200)
-        self.assertEqual(self.grant(house, guest, NEIGHBOUR)[1].status, 200)
-        house.clock.advance(DAY + 1)
-        self.assertEqual(self.grant(house)[1].status, 200)
+        self.assertEqual(self.grant(in_memory, guest, NEIGHBOUR)[1].status, 200)
+        in_memory.clock.advance(DAY + 1)
+        self.assertEqual(self.grant(in_memory)[1].status, 200)
 
     def test_bytes_of_an_address(self) -> None:
         """However it goes about it, an address has no more stored in a day; what is registered costs nothing."""
-        house = self.house(registration_bytes_per_address_per_day=100_000)
-        bob = Guest(house).enrol()
+        in_memory = self.in_memory(registration_bytes_per_address_per_day=100_000)
+        bob = InMemoryWallet(in_memory).enrol()
         long = [f"did:example:{number:07d}{'x' * 7_900}" for number in range(100)]
         statuses = [self.add(bob, did).status for did in long]
         self.assertEqual(sorted(set(statuses)), [200, 429])
         done = statuses.count(200)
-        usage = self.successResultOf(house.store.account_usage())
+        usage = self.successResultOf(in_memory.store.account_usage())
         self.assertTrue(90_000 < usage.bytes <= 100_000, usage)
         self.refused(self.add(bob, long[-1]), bob, 429, LIMITED)
         # Who registers again all it has, as wallets do when they start, has it.
         self.assertEqual(self.add(bob, bob.did, *long[:done]).status, 200)
         self.assertEqual(self.add(bob, long[-1], peer=NEIGHBOUR).status, 200)
         # What is somebody else's, or is no DID, was not stored.
-        eve, _ = self.grant(house, peer=NEIGHBOUR)
+        eve, _ = self.grant(in_memory, peer=NEIGHBOUR)
         for _ in range(30):
             self.assertEqual(self.add(eve, *long[:done], "x" * 7_000, peer=NEIGHBOUR).status, 200)
         # But more names of one DID are.
@@ -85,12 +99,12 @@ class LimitTests(SynchronousTestCase):
 
     def test_moves_of_an_account(self) -> None:
         """Each leaves a DID behind that is kept for good, so it is charged like a registration."""
-        house = self.house(registration_bytes_per_address_per_day=3_000)
-        holder = Guest(house).enrol()
+        in_memory = self.in_memory(registration_bytes_per_address_per_day=3_000)
+        holder = InMemoryWallet(in_memory).enrol()
         for _ in range(100):
-            new, signing = Guest(house), holder.identity.signing
-            claim = signed.FromPrior(signing.kid, holder.did, new.did, int(house.clock.seconds()))
-            token = signed.make_from_prior(claim, signing.private)
+            new, signing = InMemoryWallet(in_memory), holder.identity.signing
+            claim = json_web_signature.FromPrior(signing.kid, holder.did, new.did, int(in_memory.clock.seconds()))
+            token = json_web_signature.make_from_prior(claim, signing.private)
             reply = new.ask(f"{MP}/status-request", {}, from_prior=token)
             if reply.status != 200:
                 break
@@ -100,68 +114,70 @@ class LimitTests(SynchronousTestCase):
 
     def test_moves_that_fail(self) -> None:
         """What was not stored is not charged, whatever went wrong."""
-        house = self.house(registration_bytes_per_address_per_day=3_000)
-        holder, new = Guest(house).enrol(), Guest(house)
-        claim = signed.FromPrior(holder.identity.signing.kid, holder.did, new.did, int(house.clock.seconds()))
-        token = signed.make_from_prior(claim, holder.identity.signing.private)
-        with house.failing("move", StoreUnavailable()):
+        in_memory = self.in_memory(registration_bytes_per_address_per_day=3_000)
+        holder, new = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory)
+        claim = json_web_signature.FromPrior(
+            holder.identity.signing.kid, holder.did, new.did, int(in_memory.clock.seconds())
+        )
+        token = json_web_signature.make_from_prior(claim, holder.identity.signing.private)
+        with in_memory.failing("move", StoreUnavailable()):
             for _ in range(40):
                 self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 503)
         self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 200)
 
     def test_account_that_was_removed_meanwhile(self) -> None:
         """Whoever is told that it is enrolled is, although the store remembers an account for a while."""
-        house = self.house()
-        bob = Guest(house).enrol()
-        remembered = self.successResultOf(house.store.account(bob.did))
-        now = house.clock.seconds()
-        self.successResultOf(house.store.expire_accounts(1, unused_before=now, idle_before=None))
-        house.store.account = lambda did: succeed(remembered)  # type: ignore[method-assign]  # as others remember it
-        self.assertIsNone(self.successResultOf(house.store.owner(bob.did)))
-        self.assertEqual(self.grant(house, bob)[1].status, 200)
+        in_memory = self.in_memory()
+        bob = InMemoryWallet(in_memory).enrol()
+        remembered = self.successResultOf(in_memory.store.account(bob.did))
+        now = in_memory.clock.seconds()
+        self.successResultOf(in_memory.store.expire_accounts(1, unused_before=now, idle_before=None))
+        in_memory.store.account = lambda did: succeed(remembered)  # type: ignore[method-assign]  # as others remember it
+        self.assertIsNone(self.successResultOf(in_memory.store.owner(bob.did)))
+        self.assertEqual(self.grant(in_memory, bob)[1].status, 200)
         self.add(bob, bob.did)
-        self.assertEqual(self.successResultOf(house.store.owner(bob.did)), bob.did)
+        self.assertEqual(self.successResultOf(in_memory.store.owner(bob.did)), bob.did)
 
     def test_all_addresses(self) -> None:
         """Beyond the limits in all nobody is enrolled and nothing registered, from wherever; all else goes on."""
-        house = self.house(accounts=2, registration_bytes=20_000)
-        bob, eve = Guest(house).enrol(), Guest(house).enrol()
-        guest, reply = self.grant(house, peer=NEIGHBOUR)
+        in_memory = self.in_memory(accounts=2, registration_bytes=20_000)
+        bob, eve = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory).enrol()
+        guest, reply = self.grant(in_memory, peer=NEIGHBOUR)
         self.refused(reply, guest, 503, FULL)
         large = [f"did:example:{number}{'x' * 7_900}" for number in range(3)]
         self.assertEqual(self.add(eve, *large[:2]).status, 200)
         self.refused(self.add(eve, large[2]), eve, 503, FULL)
         self.refused(self.add(eve, large[2], peer=NEIGHBOUR), eve, 503, FULL)
         self.assertEqual(self.add(eve, *large[:2]).status, 200)
-        self.assertEqual(house.receive(sealed_forward(house, bob.did, bob.letter())).status, 202)
+        self.assertEqual(in_memory.receive(pack_forward(in_memory, bob.did, bob.letter())).status, 202)
         self.assertEqual(bob.waiting(), 1)
-        house.change("limits", accounts=3)
-        self.assertEqual(self.grant(house, guest)[1].status, 200)
+        in_memory.change("limits", accounts=3)
+        self.assertEqual(self.grant(in_memory, guest)[1].status, 200)
 
     def test_trusted_peers(self) -> None:
         """An address behind which are many has as many times more in a day as it has requests in a minute."""
-        house = self.house(
+        in_memory = self.in_memory(
             accounts_per_address_per_day=2, ip_per_minute=100, trusted_peers=[f"{PEER}/32"], trusted_per_minute=300
         )
-        self.assertEqual([self.grant(house)[1].status for _ in range(7)], [200] * 6 + [429])
-        self.assertEqual([self.grant(house, peer=NEIGHBOUR)[1].status for _ in range(3)], [200] * 2 + [429])
-        house.change("limits", trusted_peers=[])
-        self.assertEqual(self.grant(house)[1].status, 429)
+        self.assertEqual([self.grant(in_memory)[1].status for _ in range(7)], [200] * 6 + [429])
+        self.assertEqual([self.grant(in_memory, peer=NEIGHBOUR)[1].status for _ in range(3)], [200] * 2 + [429])
+        in_memory.change("limits", trusted_peers=[])
+        self.assertEqual(self.grant(in_memory)[1].status, 429)
 
     def test_the_daemon_itself(self) -> None:
         """What it sends to itself is charged to nobody."""
-        house = self.house(accounts_per_address_per_day=1)
+        in_memory = self.in_memory(accounts_per_address_per_day=1)
         for _ in range(3):
-            house.done(house.base.registrations.enrol(ITSELF, 100))
+            in_memory.done(in_memory.base.registrations.enrol(PROBE_CLIENT, 100))
 
     def test_decentrl(self) -> None:
         """Registrations of identities are charged likewise, and refused before anything is stored."""
-        house = self.house(accounts_per_address_per_day=2)
+        in_memory = self.in_memory(accounts_per_address_per_day=2)
 
         def register(peer: str = PEER) -> DecentrlReply:
-            ann = Citizen(house, "ann")
+            ann = InMemoryIdentity(in_memory, "ann")
             payload = {"type": "REQUEST_COMMUNICATION_CONTRACT", **ann.registration()}
-            return house.obey(ann.command(payload), peer)
+            return in_memory.obey(ann.command(payload), peer)
 
         self.assertEqual([register().status for _ in range(2)], [200, 200])
         reply = register()
@@ -174,14 +190,14 @@ class SharedTests(SynchronousTestCase):
     """Several processes on one store."""
 
     def setUp(self) -> None:
-        self.clock = Reactor()
+        self.clock = InMemoryReactor()
         self.clock.advance(NOW)
         self.store = MemoryStore(self.clock, QueueLimits(10, 10_000))
         self.successResultOf(self.store.open())
-        self.cluster = Counted(self.store.cluster)
+        self.cluster = CountingClusterStore(self.store.cluster)
 
     def process(self, limits: RegistrationLimits) -> RegistrationQuota:
-        allowances = Allowances(self.clock, self.cluster, lambda: 2)  # type: ignore[arg-type]  # it stands for one
+        allowances = QuotaStore(self.clock, self.cluster, lambda: 2)  # type: ignore[arg-type]  # it stands for one
         return RegistrationQuota(self.clock, self.store, lambda *_: None, limits, allowances)
 
     def admitted(self, quota: RegistrationQuota, peer: str = PEER) -> bool:
@@ -200,7 +216,7 @@ class SharedTests(SynchronousTestCase):
         processes = [self.process(limits), self.process(limits)]
         admitted = sum(self.admitted(processes[number % 2]) for number in range(100))
         self.assertTrue(38 <= admitted <= 40, admitted)
-        self.clock.advance(DAY + DAY / SLOTS + 1)
+        self.clock.advance(DAY + DAY / QUOTA_WINDOW_SLOTS + 1)
         self.assertTrue(self.admitted(processes[0]))
 
     def test_asked_now_and_then(self) -> None:
@@ -216,7 +232,7 @@ class SharedTests(SynchronousTestCase):
         self.store.account_usage = account_usage  # type: ignore[method-assign]  # to count
         admitted = [self.admitted(quota, f"192.0.2.{number}") for number in range(8)]
         self.assertEqual((admitted, len(asked)), ([True] * 5 + [False] * 3, 1))
-        self.clock.advance(USAGE_LIFETIME)
+        self.clock.advance(USAGE_CACHE_SECONDS)
         self.assertTrue(self.admitted(quota))
         self.assertEqual(len(asked), 2)
 
@@ -224,75 +240,75 @@ class SharedTests(SynchronousTestCase):
 class ExpiryTests(SynchronousTestCase):
     """What housekeeping does about accounts that nobody uses."""
 
-    def a_house(self, **settings: Any) -> House:
-        return House(self, limits={"ip_per_minute": 100_000}, queue={"ttl": "1d"}, didcomm=settings)
+    def a_house(self, **settings: Any) -> InMemoryMediator:
+        return InMemoryMediator(self, limits={"ip_per_minute": 100_000}, queue={"ttl": "1d"}, didcomm=settings)
 
-    def pass_days(self, house: House, days: float) -> None:
+    def pass_days(self, in_memory: InMemoryMediator, days: float) -> None:
         """In steps as long as a round of housekeeping."""
-        house.clock.pump([3_600.0] * int(days * 24))
+        in_memory.clock.pump([3_600.0] * int(days * 24))
 
-    def has_account(self, house: House, guest: Guest) -> bool:
-        return self.successResultOf(house.store.account(guest.did)) is not None
+    def has_account(self, in_memory: InMemoryMediator, guest: InMemoryWallet) -> bool:
+        return self.successResultOf(in_memory.store.account(guest.did)) is not None
 
     def test_unused(self) -> None:
         """An account that nothing came for, without contact after its first day, goes after a week, and is logged."""
-        house = self.a_house()
-        unused, addressed, came_back, live, silent = (Guest(house).enrol() for _ in range(5))
-        self.assertEqual(house.receive(sealed_forward(house, addressed.did, addressed.letter())).status, 202)
+        in_memory = self.a_house()
+        unused, addressed, came_back, live, silent = (InMemoryWallet(in_memory).enrol() for _ in range(5))
+        self.assertEqual(in_memory.receive(pack_forward(in_memory, addressed.did, addressed.letter())).status, 202)
         socket = live.go_live()
-        self.pass_days(house, 2)
+        self.pass_days(in_memory, 2)
         self.assertEqual(came_back.waiting(), 0)
-        self.pass_days(house, 4.9)
-        self.assertTrue(self.has_account(house, unused))
-        self.pass_days(house, 0.3)
+        self.pass_days(in_memory, 4.9)
+        self.assertTrue(self.has_account(in_memory, unused))
+        self.pass_days(in_memory, 0.3)
         self.assertEqual(
-            [self.has_account(house, one) for one in (unused, addressed, came_back, live, silent)],
+            [self.has_account(in_memory, one) for one in (unused, addressed, came_back, live, silent)],
             [False, True, True, True, False],
         )
         self.assertEqual(socket.codes, [])
-        self.assertEqual(house.counter("mediator_accounts_expired_total", reason="unused"), 2)
-        events = house.events("acct.expire")
+        self.assertEqual(in_memory.counter("mediator_accounts_expired_total", reason="unused"), 2)
+        events = in_memory.events("acct.expire")
         self.assertEqual([(one["reason"], one["n_removed"]) for one in events], [("unused", 1)] * 2)
-        reply = house.receive(sealed_forward(house, unused.did, unused.letter()))
+        reply = in_memory.receive(pack_forward(in_memory, unused.did, unused.letter()))
         self.assertEqual(reply.status, 400)
         unused.enrol()
-        self.pass_days(house, 2)
-        self.assertTrue(self.has_account(house, addressed))
+        self.pass_days(in_memory, 2)
+        self.assertTrue(self.has_account(in_memory, addressed))
 
     def test_never(self) -> None:
         """With 0 accounts stay; and without contact they do by default, once they were used."""
-        house = self.a_house(unused_account_ttl=0)
-        unused = Guest(house).enrol()
-        self.pass_days(house, 9)
-        self.assertTrue(self.has_account(house, unused))
+        in_memory = self.a_house(unused_account_ttl=0)
+        unused = InMemoryWallet(in_memory).enrol()
+        self.pass_days(in_memory, 9)
+        self.assertTrue(self.has_account(in_memory, unused))
 
     def test_idle(self) -> None:
         """Where that is wanted, used accounts go after so long without contact, which is noted once a day."""
-        house = self.a_house(idle_account_ttl="20d")
-        gone, there = Guest(house).enrol(), Guest(house).enrol()
+        in_memory = self.a_house(idle_account_ttl="20d")
+        gone, there = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory).enrol()
         for guest in (gone, there):
-            self.assertEqual(house.receive(sealed_forward(house, guest.did, guest.letter())).status, 202)
+            self.assertEqual(in_memory.receive(pack_forward(in_memory, guest.did, guest.letter())).status, 202)
         touched: list[str] = []
-        real = house.store.touch
+        real = in_memory.store.touch
 
         def touch(did: str) -> Deferred[None]:
             touched.append(did)
             return real(did)
 
-        house.store.touch = touch  # type: ignore[method-assign]  # to count
+        in_memory.store.touch = touch  # type: ignore[method-assign]  # to count
         for _ in range(12):
-            self.pass_days(house, 2)
+            self.pass_days(in_memory, 2)
             for _ in range(3):
                 there.waiting()
         self.assertEqual(touched, [there.did] * 12)
-        self.assertEqual([self.has_account(house, one) for one in (gone, there)], [False, True])
-        self.assertEqual(house.counter("mediator_accounts_expired_total", reason="idle"), 1)
+        self.assertEqual([self.has_account(in_memory, one) for one in (gone, there)], [False, True])
+        self.assertEqual(in_memory.counter("mediator_accounts_expired_total", reason="idle"), 1)
 
     def test_slices(self) -> None:
         """Many go a few at a time, in one round."""
-        house = self.a_house()
-        for number in range(3 * AT_A_TIME):
-            self.successResultOf(house.store.grant(f"did:example:{number}"))
-        self.pass_days(house, 7)
-        house.clock.pump([0.02] * 10)
-        self.assertEqual(self.successResultOf(house.store.account_usage()).accounts, 0)
+        in_memory = self.a_house()
+        for number in range(3 * ACCOUNTS_PER_STEP):
+            self.successResultOf(in_memory.store.grant(f"did:example:{number}"))
+        self.pass_days(in_memory, 7)
+        in_memory.clock.pump([0.02] * 10)
+        self.assertEqual(self.successResultOf(in_memory.store.account_usage()).accounts, 0)

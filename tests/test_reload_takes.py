@@ -16,17 +16,17 @@ from twisted.logger import formatEvent
 from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.certificates import named_files
-from mediatord.config import Config
-from mediatord.identity import Identity
-from mediatord.keyfile import load_keys, retire_keys, rotate_keys
-from mediatord.protocol.didcomm.did_document import parse_document
+from mediatord.config.settings import Config
+from mediatord.errors import StartupError
+from mediatord.identity.key_file import load_keys, retire_keys, rotate_keys
+from mediatord.identity.mediator_identity import MediatorIdentity
+from mediatord.net.listeners import Listener, find_certificate_files
+from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.service import Listener, StartupError
-from mediatord.workers.changeover import Changeover
-from tests.authority import Authority
-from tests.house import CM3, MP, PING, Guest, sealed_forward
-from tests.web.premises import Premises
+from mediatord.workers.worker_pool import WorkerBarrier
+from tests.certificate_authority import CertificateAuthority
+from tests.in_memory_mediator import CM3, MP, PING, InMemoryWallet, pack_forward
+from tests.web.in_memory_site import InMemorySite
 from tests.web.test_websocket import PLENTY, SocketTestCase
 
 
@@ -35,45 +35,47 @@ class KeysTests(SocketTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.path = self.premises.config.identity.keys
+        self.path = self.site_fixture.config.identity.keys
 
-    def fits(self, keys: Any) -> Identity:
+    def fits(self, keys: Any) -> MediatorIdentity:
         """For the key file."""
-        return Identity(keys, self.premises.config.public_url)
+        return MediatorIdentity(keys, self.site_fixture.config.public_url)
 
     def reload(self) -> list[str]:
         """What is said."""
         with capturedLogs() as said:
-            self.premises.base.reloading.reload(lambda: self.premises.config)
+            self.site_fixture.base.reloading.reload(lambda: self.site_fixture.config)
         return [formatEvent(event) for event in said]
 
     def rotate(self, **how: Any) -> str:
         """Rotate and reload; the DID that is served."""
         rotate_keys(self.path, self.fits, **how)
         self.reload()
-        return self.premises.request("GET", "/did").body.decode()
+        return self.site_fixture.request("GET", "/did").body.decode()
 
     def now_at(self, did: str) -> None:
         """From now on strangers know the mediator by this DID."""
-        self.premises.did, self.premises.document = did, resolve_local(did)
+        self.site_fixture.did, self.site_fixture.document = did, resolve_local(did)
 
     def test_pages(self) -> None:
         """All that is told of the mediator is of the new keys."""
-        before = {path: self.premises.request("GET", path).body for path in ("/", "/invitation", "/invitationOOB")}
+        before = {
+            path: self.site_fixture.request("GET", path).body for path in ("/", "/invitation", "/invitationOOB")
+        }
         for_people = {"Accept": "text/html"}
         self.assertIn(
-            self.premises.did, self.premises.request("GET", "/invitation", headers=for_people).body.decode()
+            self.site_fixture.did, self.site_fixture.request("GET", "/invitation", headers=for_people).body.decode()
         )
         did = self.rotate()
-        self.assertNotEqual(did, self.premises.did)
+        self.assertNotEqual(did, self.site_fixture.did)
         for path, body in before.items():
-            self.assertNotEqual(self.premises.request("GET", path).body, body)
-        self.assertEqual(self.premises.request("GET", "/invitation").json["from"], did)
-        page = self.premises.request("GET", "/invitation", headers=for_people).body.decode()
+            self.assertNotEqual(self.site_fixture.request("GET", path).body, body)
+        self.assertEqual(self.site_fixture.request("GET", "/invitation").json["from"], did)
+        page = self.site_fixture.request("GET", "/invitation", headers=for_people).body.decode()
         self.assertIn(did, page)
-        self.assertNotIn(self.premises.did, page)
-        document = self.premises.request("GET", "/.well-known/did.json").json
-        self.assertEqual(document["alsoKnownAs"], [did, self.premises.did])
+        self.assertNotIn(self.site_fixture.did, page)
+        document = self.site_fixture.request("GET", "/.well-known/did.json").json
+        self.assertEqual(document["alsoKnownAs"], [did, self.site_fixture.did])
 
     def test_what_is_said(self) -> None:
         """The new DID, one that is prepared, and each that is accepted no more; nothing while nothing changes."""
@@ -87,41 +89,41 @@ class KeysTests(SocketTestCase):
             self.reload(), [quiet, f"the DID is {prepared[:60]}… now; former ones that are accepted as well: 1"]
         )
         retire_keys(self.path, "prekey", self.fits)
-        self.assertEqual(self.reload(), [quiet, f"no longer accepted: {self.premises.did[:60]}…"])
+        self.assertEqual(self.reload(), [quiet, f"no longer accepted: {self.site_fixture.did[:60]}…"])
         self.assertEqual(self.reload(), [quiet])
 
     def test_a_live_socket(self) -> None:
         """It stays, is answered and written to from the DID that it addressed, and gets what comes by the new one."""
-        old = self.premises.did
-        visitor = self.premises.visitor()
-        self.go_live(visitor)
+        old = self.site_fixture.did
+        websocket_client = self.site_fixture.websocket_client()
+        self.go_live(websocket_client)
         new = self.rotate()
         self.now_at(new)
         self.forward(self.bob, "by the new DID")
-        (pushed,) = visitor.texts()
+        (pushed,) = websocket_client.texts()
         self.assertEqual(self.bob.open(pushed).sender, old)
         self.now_at(old)
-        visitor.send(self.pings("still")[0])
-        (answer,) = visitor.texts()
+        websocket_client.send(self.pings("still")[0])
+        (answer,) = websocket_client.texts()
         self.assertEqual(self.bob.open(answer).sender, old)
 
     def test_the_web_did(self) -> None:
         """What is sealed for `#prekey` of before opens, and is answered with the key that it was sealed for."""
-        identity = self.premises.base.identity
-        document = parse_document(identity.web_did, identity.web_document)
-        carol = Guest(self.premises)
+        identity = self.site_fixture.base.identity
+        document = parse_did_document(identity.web_did, identity.web_document)
+        carol = InMemoryWallet(self.site_fixture)
         carol.book.learn(document)
-        self.premises.did, self.premises.document = identity.web_did, document
+        self.site_fixture.did, self.site_fixture.document = identity.web_did, document
         message = carol.pack(PING, id="before")
         self.rotate()
-        answered = self.premises.receive(message)
+        answered = self.site_fixture.receive(message)
         self.assertEqual(answered.status, 200)
         # Checked with the key in the document that Carol has.
         self.assertEqual(carol.open(answered.body).sender, identity.web_did)
 
     def test_a_grant(self) -> None:
         """Who asks by the former DID is answered from it, and given the new one to hand out."""
-        old, new = self.premises.did, self.rotate()
+        old, new = self.site_fixture.did, self.rotate()
         answer = self.bob.answer(f"{CM3}/mediate-request")
         self.assertEqual((answer.sender, answer.body), (old, {"routing_did": [new]}))
 
@@ -130,7 +132,7 @@ class KeysTests(SocketTestCase):
         rotate_keys(self.path, self.fits)
         rotate_keys(self.path, self.fits, prepare=True)
         self.reload()
-        identity = self.premises.base.identity.now
+        identity = self.site_fixture.base.identity.now
         dids = [identity.did, *identity.former_peer_dids, *identity.prepared_dids]
         self.assertEqual(len(dids), 3)
         updates = [{"recipient_did": did, "action": "add"} for did in dids]
@@ -139,32 +141,32 @@ class KeysTests(SocketTestCase):
 
     def test_prepared(self) -> None:
         """It opens, and is told to nobody."""
-        before = self.premises.request("GET", "/").body
-        self.assertEqual(self.rotate(prepare=True), self.premises.did)
-        self.assertEqual(self.premises.request("GET", "/").body, before)
-        (coming,) = self.premises.base.identity.now.prepared_dids
+        before = self.site_fixture.request("GET", "/").body
+        self.assertEqual(self.rotate(prepare=True), self.site_fixture.did)
+        self.assertEqual(self.site_fixture.request("GET", "/").body, before)
+        (coming,) = self.site_fixture.base.identity.now.prepared_dids
         self.now_at(coming)
         self.forward(self.bob)
         # Some other node has told it already: nobody is sent back to the one before.
-        answer = Guest(self.premises).answer(f"{CM3}/mediate-request")
+        answer = InMemoryWallet(self.site_fixture).answer(f"{CM3}/mediate-request")
         self.assertEqual((answer.sender, answer.body), (coming, {"routing_did": [coming]}))
 
     def test_retired(self) -> None:
         """What is for it is refused like anything that nobody can open."""
-        raw = sealed_forward(self.premises, self.bob.did, self.bob.letter("late"))
+        raw = pack_forward(self.site_fixture, self.bob.did, self.bob.letter("late"))
         self.rotate()
         retire_keys(self.path, "prekey", self.fits)
         self.reload()
-        self.assertEqual(self.premises.receive(raw, peer="203.0.113.9").status, 400)
+        self.assertEqual(self.site_fixture.receive(raw, peer="203.0.113.9").status, 400)
 
     def test_a_file_that_cannot_be_used(self) -> None:
         """Nothing changes, the settings included."""
-        did = self.premises.did
+        did = self.site_fixture.did
         self.path.write_bytes(b"{}")
-        values = self.premises.config.model_dump()
+        values = self.site_fixture.config.model_dump()
         new = Config.model_validate({**values, "log": {**values["log"], "level": "warn"}})
         with capturedLogs() as said:
-            self.premises.base.reloading.reload(lambda: new)
+            self.site_fixture.base.reloading.reload(lambda: new)
         self.assertEqual(
             [formatEvent(event) for event in said],
             [
@@ -172,18 +174,18 @@ class KeysTests(SocketTestCase):
                 "expected a JWK set with kid and d"
             ],
         )
-        self.assertEqual(self.premises.base.reloading.config.log.level, "info")
-        self.assertEqual(self.premises.request("GET", "/did").body.decode(), did)
-        self.assertEqual(self.premises.counter("mediator_config_last_reload_success"), 0)
+        self.assertEqual(self.site_fixture.base.reloading.config.log.level, "info")
+        self.assertEqual(self.site_fixture.request("GET", "/did").body.decode(), did)
+        self.assertEqual(self.site_fixture.counter("mediator_config_last_reload_success"), 0)
 
     def test_former_dids(self) -> None:
         """Those of the configuration count at once, too."""
         former = "did:web:old.example"
-        values = self.premises.config.model_dump()
+        values = self.site_fixture.config.model_dump()
         new = Config.model_validate({**values, "identity": {**values["identity"], "former_dids": [former]}})
         with capturedLogs() as said:
-            self.premises.base.reloading.reload(lambda: new)
-            self.premises.base.reloading.reload(lambda: self.premises.config)
+            self.site_fixture.base.reloading.reload(lambda: new)
+            self.site_fixture.base.reloading.reload(lambda: self.site_fixture.config)
         self.assertEqual(
             [formatEvent(event) for event in said],
             ["the configuration was read again"] * 2 + [f"no longer accepted: {former}"],
@@ -195,20 +197,20 @@ class LimitsTests(SocketTestCase):
 
     def limit(self, **limits: int) -> None:
         """Reload with other limits."""
-        values = self.premises.config.model_dump()
+        values = self.site_fixture.config.model_dump()
         new = Config.model_validate({**values, "limits": {**values["limits"], **limits}})
-        self.premises.base.reloading.reload(lambda: new)
+        self.site_fixture.base.reloading.reload(lambda: new)
 
     def test_size(self) -> None:
         """Of a body, of a frame on a socket that is open and on one that comes, and what is disclosed."""
-        before = self.premises.visitor()
+        before = self.site_fixture.websocket_client()
         self.limit(max_message_bytes=10_000)
-        self.assertEqual(self.premises.request("POST", "/didcomm", b"x" * 10_001).status, 413)
-        for visitor in (before, self.premises.visitor()):
-            visitor.send(b"x" * 10_001)
-            self.assertEqual(visitor.close_code(), 1009)
+        self.assertEqual(self.site_fixture.request("POST", "/didcomm", b"x" * 10_001).status, 413)
+        for websocket_client in (before, self.site_fixture.websocket_client()):
+            websocket_client.send(b"x" * 10_001)
+            self.assertEqual(websocket_client.close_code(), 1009)
         self.limit(max_message_bytes=200_000)
-        self.assertEqual(self.premises.request("POST", "/didcomm", b"x" * 10_001).status, 400)
+        self.assertEqual(self.site_fixture.request("POST", "/didcomm", b"x" * 10_001).status, 400)
         query = {"queries": [{"feature-type": "constraint", "match": "max_receive_bytes"}]}
         answer = self.bob.answer("https://didcomm.org/discover-features/2.0/queries", query)
         self.assertIn("200000", str(answer.body))
@@ -217,8 +219,8 @@ class LimitsTests(SocketTestCase):
         """Lower and higher; what was used within the minute counts."""
 
         def sent() -> int:
-            raw = [sealed_forward(self.premises, self.bob.did, self.bob.letter(str(n))) for n in range(9)]
-            return sum(self.premises.receive(one, peer="203.0.113.8").status == 202 for one in raw)
+            raw = [pack_forward(self.site_fixture, self.bob.did, self.bob.letter(str(n))) for n in range(9)]
+            return sum(self.site_fixture.receive(one, peer="203.0.113.8").status == 202 for one in raw)
 
         self.assertEqual(sent(), 9)
         self.limit(ip_per_minute=12)
@@ -227,32 +229,32 @@ class LimitsTests(SocketTestCase):
         self.assertEqual(sent(), 4)
         self.limit(ip_per_minute=2)
         self.assertEqual(sent(), 0)
-        self.premises.clock.advance(60)
+        self.site_fixture.clock.advance(60)
         self.assertEqual(sent(), 2)
 
     def test_sockets_of_one_address(self) -> None:
         """Those that are open stay."""
-        visitors = [self.premises.visitor() for _ in range(3)]
+        visitors = [self.site_fixture.websocket_client() for _ in range(3)]
         self.limit(max_connections_per_ip=3)
-        self.assertEqual(self.premises.upgrade()[1].status, 429)
+        self.assertEqual(self.site_fixture.upgrade()[1].status, 429)
         self.limit(max_connections_per_ip=4)
-        self.assertEqual(self.premises.upgrade()[1].status, 101)
-        for visitor in visitors:
-            visitor.send(self.pings("a")[0])
-            self.assertEqual(len(visitor.texts()), 1)
+        self.assertEqual(self.site_fixture.upgrade()[1].status, 101)
+        for websocket_client in visitors:
+            websocket_client.send(self.pings("a")[0])
+            self.assertEqual(len(websocket_client.texts()), 1)
 
     def test_outboxes(self) -> None:
         """A lower limit counts for sockets that are open; what waits there already goes on waiting."""
-        visitor = self.premises.visitor()
-        visitor.send(self.bob.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
-        visitor.texts()
-        visitor.line.stuck = True
+        websocket_client = self.site_fixture.websocket_client()
+        websocket_client.send(self.bob.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
+        websocket_client.texts()
+        websocket_client.line.stuck = True
 
         def kept() -> int:
             for _ in range(20):
                 letter = self.bob.letter("x" * 20_000)
-                self.premises.receive(sealed_forward(self.premises, self.bob.did, letter), peer="203.0.113.9")
-            return int(visitor.line.protocol._outbox.waiting_bytes)  # type: ignore[attr-defined]
+                self.site_fixture.receive(pack_forward(self.site_fixture, self.bob.did, letter), peer="203.0.113.9")
+            return int(websocket_client.line.protocol._outbox.waiting_bytes)  # type: ignore[attr-defined]
 
         before = kept()
         self.assertGreater(before, 300_000)
@@ -263,7 +265,7 @@ class LimitsTests(SocketTestCase):
 
     def test_unread_answers(self) -> None:
         """In all, and an eighth of that for one address."""
-        unread = self.premises.site.unread
+        unread = self.site_fixture.site.unread
         self.assertTrue(unread.has_room("203.0.113.9", 1_000_000))
         self.limit(max_unread_bytes=4_000_000)
         self.assertFalse(unread.has_room("203.0.113.9", 1_000_000))
@@ -276,7 +278,7 @@ class CertificateTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)
-        self.authority = Authority(self.directory)
+        self.authority = CertificateAuthority(self.directory)
         self.used = self.directory / "used.pem"
         shutil.copy(self.authority.issue("first", ["127.0.0.1"]), self.used)
         self.reactor: Any = MemoryReactorClock()
@@ -348,7 +350,9 @@ class CertificateTests(SynchronousTestCase):
 
     def test_what_is_between(self) -> None:
         """What follows it in its file is shown as well; a file that is named for that is what is shown instead."""
-        between, other = (Authority(self.directory, name, above=self.authority) for name in ("Between", "Other"))
+        between, other = (
+            CertificateAuthority(self.directory, name, above=self.authority) for name in ("Between", "Other")
+        )
         self.used.write_bytes(between.issue("third", ["127.0.0.1"]).read_bytes() + between.path.read_bytes())
         self.assertEqual(self.chain_shown(self.listener()), ["third", "Between"])
         self.assertEqual(self.chain_shown(self.listener(more=f":extraCertChain={other.path}")), ["third", "Other"])
@@ -360,12 +364,14 @@ class CertificateTests(SynchronousTestCase):
     def test_the_files_that_are_named(self) -> None:
         """As Twisted reads endpoint strings: by name or in order, a backslash before what is meant as it is."""
         self.assertEqual(
-            named_files(r"haproxy:ssl:443:certKey=/c\:1\=\.pem:privateKey=/k"),
+            find_certificate_files(r"haproxy:ssl:443:certKey=/c\:1\=\.pem:privateKey=/k"),
             {"privateKey": Path("/k"), "certKey": Path("/c:1=.pem")},
         )
-        self.assertEqual(named_files("ssl:443:/k:/c:interface=x"), {"privateKey": Path("/k"), "certKey": Path("/c")})
-        self.assertEqual(named_files("ssl:443:/k:/c:TLSv1_2_METHOD").keys(), {"privateKey", "certKey"})
-        self.assertEqual(named_files("ssl:443"), {})
+        self.assertEqual(
+            find_certificate_files("ssl:443:/k:/c:interface=x"), {"privateKey": Path("/k"), "certKey": Path("/c")}
+        )
+        self.assertEqual(find_certificate_files("ssl:443:/k:/c:TLSv1_2_METHOD").keys(), {"privateKey", "certKey"})
+        self.assertEqual(find_certificate_files("ssl:443"), {})
 
     def chain_shown(self, listener: Listener) -> list[str]:
         """Common names of all certificates that a connection gets now."""
@@ -402,34 +408,34 @@ class CertificateTests(SynchronousTestCase):
 
     def test_metric(self) -> None:
         """When it ends is known from the start, and after each reload."""
-        house = Premises(self)
+        in_memory = InMemorySite(self)
         listener = self.listener()
-        house.base.reloading.watch(listener)
+        in_memory.base.reloading.watch(listener)
         assert listener.certificate is not None
-        self.assertEqual(self.expiry(house), listener.certificate.expiry.timestamp())
+        self.assertEqual(self.expiry(in_memory), listener.certificate.expiry.timestamp())
         shutil.copy(self.authority.issue("second", ["127.0.0.1"], expired=True), self.used)
-        house.base.reloading.reload(lambda: house.config)
-        self.assertEqual(self.expiry(house), listener.certificate.expiry.timestamp())
-        self.assertEqual(house.counter("mediator_config_last_reload_success"), 1)
+        in_memory.base.reloading.reload(lambda: in_memory.config)
+        self.assertEqual(self.expiry(in_memory), listener.certificate.expiry.timestamp())
+        self.assertEqual(in_memory.counter("mediator_config_last_reload_success"), 1)
         self.used.unlink()
-        house.clock.advance(5)
-        taken = house.counter("mediator_config_last_reload_success_timestamp_seconds")
-        house.base.reloading.reload(lambda: house.config)
-        self.assertEqual(house.counter("mediator_config_last_reload_success"), 0)
-        self.assertEqual(house.counter("mediator_config_last_reload_success_timestamp_seconds"), taken)
+        in_memory.clock.advance(5)
+        taken = in_memory.counter("mediator_config_last_reload_success_timestamp_seconds")
+        in_memory.base.reloading.reload(lambda: in_memory.config)
+        self.assertEqual(in_memory.counter("mediator_config_last_reload_success"), 0)
+        self.assertEqual(in_memory.counter("mediator_config_last_reload_success_timestamp_seconds"), taken)
 
-    def expiry(self, house: Premises) -> float:
+    def expiry(self, in_memory: InMemorySite) -> float:
         """As the metrics say."""
-        return house.counter("mediator_certificate_expiry_timestamp_seconds", listener="*:8443")
+        return in_memory.counter("mediator_certificate_expiry_timestamp_seconds", listener="*:8443")
 
 
 class ChangeoverTests(SynchronousTestCase):
     """Steps that some workers are taken through."""
 
     def setUp(self) -> None:
-        self.crew: list[Any] = ["a", "b"]
+        self.pool: list[Any] = ["a", "b"]
         self.told: list[str] = []
-        self.changeover = Changeover(lambda: self.crew)
+        self.changeover = WorkerBarrier(lambda: self.pool)
 
     def step(self, name: str) -> Any:
         """That everybody is told this."""
@@ -444,7 +450,7 @@ class ChangeoverTests(SynchronousTestCase):
         self.assertEqual(len(self.told), 2)
         self.changeover.answered("b")  # type: ignore[arg-type]  # likewise
         self.assertEqual(sorted(self.told[2:]), ["2a", "2b"])
-        self.crew.append("c")
+        self.pool.append("c")
         self.changeover.add(self.step("3"))
         for child in ("b", "a"):
             self.changeover.answered(child)  # type: ignore[arg-type]  # likewise
@@ -453,6 +459,6 @@ class ChangeoverTests(SynchronousTestCase):
 
     def test_nobody_is_there(self) -> None:
         """All is done at once."""
-        self.crew.clear()
+        self.pool.clear()
         self.changeover.add(self.step("1"), lambda: self.told.append("done"))
         self.assertEqual(self.told, ["done"])

@@ -10,22 +10,22 @@ from twisted.logger import formatEvent
 from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.config import Config, ConfigError, load
-from mediatord.keyfile import create_keys
-from mediatord.wiring import load_identity
-from mediatord.wiring.reloading import changed, read_again
-from tests.web.premises import Premises
+from mediatord.app.reload import list_changed_settings, load_identity, reload_config
+from mediatord.config.file import ConfigError, load_config
+from mediatord.config.settings import Config
+from mediatord.identity.key_file import create_keys
+from tests.web.in_memory_site import InMemorySite
 
 
 class ReloadingTests(SynchronousTestCase):
     """A daemon whose configuration is in the test's hand."""
 
     def setUp(self) -> None:
-        self.house = Premises(self)
+        self.in_memory = InMemorySite(self)
 
     def other(self, **sections: Any) -> Config:
         """The configuration with other values in some sections."""
-        values = self.house.config.model_dump()
+        values = self.in_memory.config.model_dump()
         for name, changes in sections.items():
             values[name] = {**values[name], **changes} if isinstance(values[name], dict) else changes
         return Config.model_validate(values)
@@ -33,48 +33,48 @@ class ReloadingTests(SynchronousTestCase):
     def reload(self, read: Any) -> list[str]:
         """What is said."""
         with capturedLogs() as said:
-            self.house.base.reloading.reload(read)
+            self.in_memory.base.reloading.reload(read)
         return [formatEvent(event) for event in said]
 
     def outcome(self) -> str:
         """What the last line about it says; it is followed by the end of the segment."""
-        event = self.house.events("proc.reload")[-1]
+        event = self.in_memory.events("proc.reload")[-1]
         self.assertGreaterEqual(event["dur_ms"], 0)
         reason: str = event["reason"]
         return reason
 
     def test_applied(self) -> None:
         """The level and the segments of the log, and who sees how much of the metrics."""
-        self.assertEqual(self.house.request("GET", "/metrics", peer="127.0.0.1").status, 200)
+        self.assertEqual(self.in_memory.request("GET", "/metrics", peer="127.0.0.1").status, 200)
         changes = {"allow": ("192.0.2.0/24",), "queue_size_top": 1}
         rotate, retention = {"keep": 1, "bytes": 70_000, "compress": False}, {"bytes": 1, "unread_bytes": 1}
         new = self.other(metrics=changes, log={"rotate": rotate, "retention": retention})
         self.assertEqual(self.reload(lambda: new), ["the configuration was read again"])
-        self.assertEqual(self.house.request("GET", "/metrics", peer="127.0.0.1").status, 403)
-        self.assertEqual(self.house.request("GET", "/metrics", peer="192.0.2.9").status, 200)
+        self.assertEqual(self.in_memory.request("GET", "/metrics", peer="127.0.0.1").status, 403)
+        self.assertEqual(self.in_memory.request("GET", "/metrics", peer="192.0.2.9").status, 200)
         for _ in range(2):
-            self.house.base.journal.granted("did:web:a", "didcomm")
-            self.house.base.events.rotate()
-        self.assertEqual(list(self.house.config.log.directory.glob("events-*")), [])
-        self.assertEqual(self.house.counter("mediator_log_segments_deleted_total"), 2)
+            self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+            self.in_memory.base.events.rotate()
+        self.assertEqual(list(self.in_memory.config.log.directory.glob("events-*")), [])
+        self.assertEqual(self.in_memory.counter("mediator_log_segments_deleted_total"), 2)
 
     def test_nothing_but_reloads(self) -> None:
         """However often it is read again, a segment that has nothing else in it goes on."""
         for _ in range(5):
-            self.reload(lambda: self.house.config)
-        self.assertEqual(list(self.house.config.log.directory.glob("events-*")), [])
-        self.house.base.journal.granted("did:web:a", "didcomm")
-        self.reload(lambda: self.house.config)
-        self.assertEqual(len(list(self.house.config.log.directory.glob("events-*"))), 1)
-        self.assertEqual(len(self.house.events("proc.reload")), 6)
+            self.reload(lambda: self.in_memory.config)
+        self.assertEqual(list(self.in_memory.config.log.directory.glob("events-*")), [])
+        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+        self.reload(lambda: self.in_memory.config)
+        self.assertEqual(len(list(self.in_memory.config.log.directory.glob("events-*"))), 1)
+        self.assertEqual(len(self.in_memory.events("proc.reload")), 6)
 
     def test_level(self) -> None:
         """From now on only what is as grave is written."""
         self.reload(lambda: self.other(log={"level": "warn"}))
-        self.house.base.journal.granted("did:web:a", "didcomm")
-        self.house.base.journal.denied("did:web:a", "policy", "didcomm")
-        self.assertEqual(self.house.events("acct.grant"), [])
-        self.assertEqual(len(self.house.events("acct.deny")), 1)
+        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+        self.in_memory.base.recorder.denied("did:web:a", "policy", "didcomm")
+        self.assertEqual(self.in_memory.events("acct.grant"), [])
+        self.assertEqual(len(self.in_memory.events("acct.deny")), 1)
         self.reload(lambda: self.other(log={"level": "info"}))
         self.assertEqual(self.outcome(), "ok")
 
@@ -85,9 +85,9 @@ class ReloadingTests(SynchronousTestCase):
         self.assertEqual(
             said, ["the configuration was read again; a restart is needed for node, queue.ttl, log.dids"]
         )
-        self.assertEqual(self.house.base.reloading.config.log.level, "warn")
-        self.assertEqual(self.house.base.reloading.config.queue.ttl, self.house.config.queue.ttl)
-        back = self.reload(lambda: self.house.config)
+        self.assertEqual(self.in_memory.base.reloading.config.log.level, "warn")
+        self.assertEqual(self.in_memory.base.reloading.config.queue.ttl, self.in_memory.config.queue.ttl)
+        back = self.reload(lambda: self.in_memory.config)
         self.assertEqual((back, self.outcome()), (["the configuration was read again"], "ok"))
 
     def test_restart_needed_is_written(self) -> None:
@@ -101,7 +101,7 @@ class ReloadingTests(SynchronousTestCase):
         def wrong() -> Config:
             raise ConfigError(["mediator.yaml:3: log.level: expected info", "mediator.yaml:9: more"])
 
-        self.house.base.journal.granted("did:web:a", "didcomm")
+        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
         said = self.reload(wrong)
         self.assertEqual(
             said,
@@ -111,8 +111,8 @@ class ReloadingTests(SynchronousTestCase):
             ],
         )
         self.assertEqual(self.outcome(), "refused")
-        self.assertIs(self.house.base.reloading.config, self.house.config)
-        self.assertEqual(len(self.house.events("log.open")), 2)
+        self.assertIs(self.in_memory.base.reloading.config, self.in_memory.config)
+        self.assertEqual(len(self.in_memory.events("log.open")), 2)
 
 
 class FilesTests(SynchronousTestCase):
@@ -129,12 +129,12 @@ class FilesTests(SynchronousTestCase):
 
     def read(self, text: str) -> Config:
         self.path.write_text(text)
-        return load(self.path, {})
+        return load_config(self.path, {})
 
     def again(self, text: str) -> tuple[int, str, str]:
         """How many segments are kept when the file is this, what becomes of it, and what is said."""
         with capturedLogs() as said:
-            config, outcome, _ = read_again(self.config, self.identity, lambda: self.read(text))
+            config, outcome, _ = reload_config(self.config, self.identity, lambda: self.read(text))
         (event,) = said
         return config.log.rotate.keep, outcome, formatEvent(event)
 
@@ -163,5 +163,10 @@ def test_changed() -> None:
             "workers": 2,
         }
     )
-    assert changed(one, one) == []
-    assert changed(one, other) == ["storage.mongodb.uri", "didcomm.failover", "didcomm.endpoints", "workers"]
+    assert list_changed_settings(one, one) == []
+    assert list_changed_settings(one, other) == [
+        "storage.mongodb.uri",
+        "didcomm.failover",
+        "didcomm.endpoints",
+        "workers",
+    ]

@@ -8,15 +8,22 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.remembering import ALL, LONG, LONG_ONES, OTHERS, WINDOW
+from mediatord.app.decentrl import build_decentrl
+from mediatord.app.didcomm import build_didcomm
+from mediatord.didcomm.dispatcher import (
+    FULL_SHARE,
+    LONG_RETENTION,
+    LONG_RETENTION_SHARE,
+    ORDINARY_SHARE,
+    REPLAY_WINDOW,
+)
 from mediatord.errors import MessageExpired, Replayed, ReplayMemoryFull
-from mediatord.interfaces import KEPT_BEYOND, QueueLimits
-from mediatord.store.memory import MemoryStore
-from mediatord.wallet.packing import anoncrypt, compose
-from mediatord.wiring.decentrl import build_decentrl
-from mediatord.wiring.didcomm import build_didcomm
-from tests.citizens import PRIVATE, Citizen
-from tests.house import CM2, CM3, MP, PING, Guest, House, code_of, sealed_forward
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
+from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.wallet.didcomm_messages import anoncrypt, compose_message
+from tests.in_memory_identities import PRIVATE, InMemoryIdentity
+from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryMediator, InMemoryWallet, code_of, pack_forward
 
 HOUR = 3600.0
 DAY = 86_400.0
@@ -30,29 +37,29 @@ def change(action: str = "add", did: str = ANOTHER) -> dict[str, Any]:
 
 class ReplayCase(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house = House(
+        self.in_memory = InMemoryMediator(
             self,
             limits={"ip_per_minute": 10_000, "account_per_minute": 10_000},
             didcomm={"unused_account_ttl": 0},
         )
-        self.bob = Guest(self.house).enrol()
+        self.bob = InMemoryWallet(self.in_memory).enrol()
 
     def now(self) -> int:
         """As a message says it."""
-        return int(self.house.clock.seconds())
+        return int(self.in_memory.clock.seconds())
 
     def later(self, seconds: float) -> None:
         """Let time pass, and the store forget what it may."""
-        self.house.clock.advance(seconds)
-        self.successResultOf(self.house.store.prune())
+        self.in_memory.clock.advance(seconds)
+        self.successResultOf(self.in_memory.store.prune())
 
     def fault_of(self, raw: bytes) -> type | None:
         """Why a message is refused."""
-        return self.house.receive(raw).fault
+        return self.in_memory.receive(raw).fault
 
     def registered(self) -> list[str]:
         """The recipient DIDs of the account."""
-        dids, _ = self.successResultOf(self.house.store.recipients(self.bob.did, offset=0, limit=99))
+        dids, _ = self.successResultOf(self.in_memory.store.recipients(self.bob.did, offset=0, limit=99))
         return dids
 
 
@@ -61,7 +68,7 @@ class DatedTests(ReplayCase):
 
     def test_never_again(self) -> None:
         """Somebody who recorded it may send it again now, within the window or years later: it is not done."""
-        for made in (0, -WINDOW, WINDOW - 1, WINDOW):
+        for made in (0, -REPLAY_WINDOW, REPLAY_WINDOW - 1, REPLAY_WINDOW):
             raw = self.bob.pack(f"{CM3}/recipient-update", change("remove"), created_time=self.now() + made)
             self.assertIsNone(self.fault_of(raw))
             for pause in (0, 1, HOUR / 2, HOUR - 1, HOUR, HOUR, HOUR, DAY, 29 * DAY, 400 * DAY):
@@ -88,29 +95,29 @@ class DatedTests(ReplayCase):
     def test_too_old(self) -> None:
         """What was made more than an hour ago is refused although it never came; at an hour it is not."""
         now = self.now()
-        for age, fault in ((WINDOW, None), (WINDOW + 1, MessageExpired), (10 * DAY, MessageExpired)):
+        for age, fault in ((REPLAY_WINDOW, None), (REPLAY_WINDOW + 1, MessageExpired), (10 * DAY, MessageExpired)):
             raw = self.bob.pack(f"{CM3}/recipient-update", change(), created_time=now - age)
             self.assertIs(self.fault_of(raw), fault)
-        events = self.house.events("replay.drop")
+        events = self.in_memory.events("replay.drop")
         self.assertEqual([event["age_ms"] for event in events], [3_601_000, 864_000_000])
 
     def test_refusal_is_charged(self) -> None:
         """Whoever repeats old messages pays for it by address."""
-        house = House(self, limits={"ip_per_minute": 3})
-        bob = Guest(house).enrol()
-        raw = bob.pack(f"{MP}/status-request", created_time=int(house.clock.seconds()) - 9999)
+        in_memory = InMemoryMediator(self, limits={"ip_per_minute": 3})
+        bob = InMemoryWallet(in_memory).enrol()
+        raw = bob.pack(f"{MP}/status-request", created_time=int(in_memory.clock.seconds()) - 9999)
         there = "198.51.100.77"
-        faults = [house.receive(raw, peer=there).fault for _ in range(3)]
+        faults = [in_memory.receive(raw, peer=there).fault for _ in range(3)]
         self.assertEqual(faults, [MessageExpired] * 3)
-        sent = sealed_forward(house, bob.did, bob.letter())
-        self.assertEqual([house.receive(sent, peer=peer).status for peer in (there, "198.51.100.78")], [429, 202])
+        sent = pack_forward(in_memory, bob.did, bob.letter())
+        self.assertEqual([in_memory.receive(sent, peer=peer).status for peer in (there, "198.51.100.78")], [429, 202])
 
     def test_anonymous_and_forwards(self) -> None:
         """Messages that change nothing and are of nobody are served whenever they were made."""
         made = self.now() - int(5 * DAY)
-        ping = compose(PING, {"response_requested": False}, to=[self.house.did], created_time=made)
-        self.assertIsNone(self.fault_of(anoncrypt(ping, self.house.document)))
-        sent = sealed_forward(self.house, self.bob.did, self.bob.letter(), created_time=made)
+        ping = compose_message(PING, {"response_requested": False}, to=[self.in_memory.did], created_time=made)
+        self.assertIsNone(self.fault_of(anoncrypt(ping, self.in_memory.document)))
+        sent = pack_forward(self.in_memory, self.bob.did, self.bob.letter(), created_time=made)
         self.assertEqual([self.fault_of(sent) for _ in range(3)], [None] * 3)
 
 
@@ -129,7 +136,7 @@ class UndatedTests(ReplayCase):
                     self.assertIs(self.fault_of(raw), Replayed)
                     self.assertIn(ANOTHER, self.registered())
                 self.assertIsNone(self.fault_of(self.bob.pack(type_, change("remove"))))
-        self.assertGreater(LONG, 20 * DAY + 2 * HOUR)
+        self.assertGreater(LONG_RETENTION, 20 * DAY + 2 * HOUR)
 
     def test_others(self) -> None:
         """What changes nothing that stays is remembered for an hour."""
@@ -144,7 +151,7 @@ class UndatedTests(ReplayCase):
 ROOM = 20
 
 
-class SmallHouse(House):
+class SmallHouse(InMemoryMediator):
     """A house whose store remembers :data:`ROOM` requests."""
 
     def __init__(self, test: SynchronousTestCase) -> None:
@@ -162,50 +169,52 @@ class FullTests(SynchronousTestCase):
     """What was received before takes all the room there is, or much of it."""
 
     def setUp(self) -> None:
-        self.house = SmallHouse(self)
-        self.bob = Guest(self.house).enrol()
+        self.in_memory = SmallHouse(self)
+        self.bob = InMemoryWallet(self.in_memory).enrol()
         self.taken = self.refused = 0
 
     def fill(self, part: float) -> None:
         """Have so much of the room be taken."""
-        house, part_taken = self.house, int(part * ROOM)
+        in_memory, part_taken = self.in_memory, int(part * ROOM)
         for _ in range(ROOM):
             self.taken += 1
-            claimed = house.store.claim(b"%d" % self.taken, house.clock.seconds() + HOUR, part_taken / ROOM)
+            claimed = in_memory.store.claim(b"%d" % self.taken, in_memory.clock.seconds() + HOUR, part_taken / ROOM)
             claimed.addErrback(lambda failure: failure.trap(ReplayMemoryFull))
 
-    def dated(self, type_: str = f"{CM3}/recipient-update", guest: Guest | None = None) -> bytes:
+    def dated(self, type_: str = f"{CM3}/recipient-update", guest: InMemoryWallet | None = None) -> bytes:
         """A request that says when it was made."""
-        headers = {"created_time": int(self.house.clock.seconds()), "return_route": "all"}
+        headers = {"created_time": int(self.in_memory.clock.seconds()), "return_route": "all"}
         return (guest or self.bob).pack(type_, change(), **headers)
 
     def test_half(self) -> None:
         """Beyond that, undated changes of registrations are remembered for an hour instead of 30 days."""
-        self.fill(LONG_ONES)
+        self.fill(LONG_RETENTION_SHARE)
         raw = self.bob.pack(f"{CM3}/recipient-update", change())
-        self.assertEqual(self.house.receive(raw).status, 200)
-        self.assertIs(self.house.receive(raw).fault, Replayed)
-        self.house.clock.advance(HOUR + 1 + KEPT_BEYOND)
-        self.successResultOf(self.house.store.prune())
-        self.assertEqual(self.house.receive(raw).status, 200)
+        self.assertEqual(self.in_memory.receive(raw).status, 200)
+        self.assertIs(self.in_memory.receive(raw).fault, Replayed)
+        self.in_memory.clock.advance(HOUR + 1 + NONCE_GRACE_SECONDS)
+        self.successResultOf(self.in_memory.store.prune())
+        self.assertEqual(self.in_memory.receive(raw).status, 200)
 
     def test_full(self) -> None:
         """Changes are refused rather than any be forgotten, and not done; what came before is known."""
         first = self.dated()
-        self.assertEqual(self.house.receive(first).status, 200)
-        self.fill(ALL)
+        self.assertEqual(self.in_memory.receive(first).status, 200)
+        self.fill(FULL_SHARE)
         for raw in (self.dated(), self.bob.pack(f"{CM3}/recipient-update", change("remove"))):
-            reply = self.house.receive(raw)
+            reply = self.in_memory.receive(raw)
             self.assertEqual((reply.status, reply.retry_after), (503, 60))
             self.assertEqual(code_of(reply, self.bob), "e.p.me.res.storage")
-            self.assertEqual(self.house.receive(first).fault, Replayed)
-        dids, _ = self.successResultOf(self.house.store.recipients(self.bob.did, offset=0, limit=9))
+            self.assertEqual(self.in_memory.receive(first).fault, Replayed)
+        dids, _ = self.successResultOf(self.in_memory.store.recipients(self.bob.did, offset=0, limit=9))
         self.assertIn(ANOTHER, dids)
 
     def test_mail_goes_on(self) -> None:
         """Whatever others have filled: forwards, enrolment, pickup and acknowledgements are served all the same."""
-        self.fill(ALL)
-        self.assertEqual(self.house.receive(sealed_forward(self.house, self.bob.did, self.bob.letter())).status, 202)
+        self.fill(FULL_SHARE)
+        self.assertEqual(
+            self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter())).status, 202
+        )
         for type_, body in (
             (f"{MP}/status-request", {}),
             (f"{MP}/delivery-request", {"limit": 1}),
@@ -213,45 +222,45 @@ class FullTests(SynchronousTestCase):
             (f"{CM3}/mediate-request", {}),
         ):
             raw = self.bob.pack(type_, body)
-            self.assertEqual([self.house.receive(raw).status for _ in range(2)], [200, 200], type_)
-        self.assertEqual(Guest(self.house).ask(f"{CM3}/mediate-request").status, 200)
+            self.assertEqual([self.in_memory.receive(raw).status for _ in range(2)], [200, 200], type_)
+        self.assertEqual(InMemoryWallet(self.in_memory).ask(f"{CM3}/mediate-request").status, 200)
 
     def test_what_need_not_be_remembered(self) -> None:
         """It uses a quarter of the room at most, and is known as far as it is in that."""
         known = self.bob.pack(f"{MP}/status-request")
-        self.assertEqual(self.house.receive(known).status, 200)
-        self.fill(OTHERS)
+        self.assertEqual(self.in_memory.receive(known).status, 200)
+        self.fill(ORDINARY_SHARE)
         for _ in range(ROOM):
             self.assertEqual(self.bob.ask(f"{MP}/status-request").status, 200)
-        self.assertEqual(self.house.receive(known).fault, Replayed)
-        self.assertEqual(self.house.receive(self.dated()).status, 200)
+        self.assertEqual(self.in_memory.receive(known).fault, Replayed)
+        self.assertEqual(self.in_memory.receive(self.dated()).status, 200)
 
     def test_forged_commands(self) -> None:
         """What anybody can make up takes half of the room at most."""
-        alice = Citizen(self.house, "alice")
+        alice = InMemoryIdentity(self.in_memory, "alice")
         alice.register()
         for _ in range(ROOM):
             forged = json.loads(alice.command({"type": "QUERY_EVENTS"}))
             forged["header"]["timestamp"] += 1
-            self.assertEqual(self.house.obey(json.dumps(forged).encode()).status, 401)
-        self.assertEqual(self.house.obey(alice.command({"type": "QUERY_EVENTS"})).status, 200)
-        self.assertEqual(self.house.receive(self.dated()).status, 200)
+            self.assertEqual(self.in_memory.obey(json.dumps(forged).encode()).status, 401)
+        self.assertEqual(self.in_memory.obey(alice.command({"type": "QUERY_EVENTS"})).status, 200)
+        self.assertEqual(self.in_memory.receive(self.dated()).status, 200)
 
     def test_commands(self) -> None:
         """A command is refused and not carried out, and may come again; a forged one is told that it is forged."""
-        alice, bob = Citizen(self.house, "alice"), Citizen(self.house, "bob")
+        alice, bob = InMemoryIdentity(self.in_memory, "alice"), InMemoryIdentity(self.in_memory, "bob")
         alice.register()
         bob.register()
         bob.befriend(alice)
         self.fill(1)
         command = alice.command("hello", to=bob.did, channel=PRIVATE)
         for _ in range(3):
-            reply = self.house.obey(command)
+            reply = self.in_memory.obey(command)
             self.assertEqual((reply.status, json.loads(reply.body)["code"]), (503, "UNAVAILABLE"))
         forged = json.loads(alice.command({"type": "QUERY_EVENTS"}))
         forged["header"]["timestamp"] += 1
-        self.assertEqual(self.house.obey(json.dumps(forged).encode()).status, 401)
-        self.house.clock.advance(1)
-        self.successResultOf(self.house.store.release(b"1"))
-        self.assertEqual(self.house.obey(command).status, 200)
-        self.assertEqual(json.loads(self.house.obey(command).body)["code"], "DUPLICATE_NONCE")
+        self.assertEqual(self.in_memory.obey(json.dumps(forged).encode()).status, 401)
+        self.in_memory.clock.advance(1)
+        self.successResultOf(self.in_memory.store.release(b"1"))
+        self.assertEqual(self.in_memory.obey(command).status, 200)
+        self.assertEqual(json.loads(self.in_memory.obey(command).body)["code"], "DUPLICATE_NONCE")

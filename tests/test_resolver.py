@@ -10,17 +10,15 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from mediatord.deadline import PATIENCE, one_request, time_left
+from mediatord.clock import REQUEST_TIME_LIMIT, get_time_left, request_scope
 from mediatord.errors import RateLimited, SenderUnresolvable, SenderUnsupported, StoreUnavailable
-from mediatord.interfaces import IResolver
-from mediatord.outbound import OutboundFailed, OutboundRefused, Response
-from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.did import DIDDocument
-from mediatord.protocol.didcomm.did_key import make_did_key
-from mediatord.protocol.didcomm.did_peer import make_did_peer_2, make_did_peer_4
+from mediatord.net.did_resolver import DIDResolver, DIDWebResolver, IDIDResolver, LRUCache
+from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError, OutboundResponse
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.did_document import DIDDocument
+from mediatord.protocol.didcomm.did_methods import make_did_key, make_did_peer_2, make_did_peer_4
 from mediatord.protocol.didcomm.keys import PrivateKey
-from mediatord.protocol.limits import SlidingWindow
-from mediatord.resolver import Recent, Resolver, WebDIDs
+from mediatord.ratelimit.sliding_window import SlidingWindowLimiter
 
 KEY = PrivateKey.from_secret("X25519", b"\x31" * 32).public
 WEB = "did:web:example.com"
@@ -33,15 +31,15 @@ class Web:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, int, float]] = []
-        self.waiting: list[Deferred[Response]] = []
+        self.waiting: list[Deferred[OutboundResponse]] = []
 
-    async def get(self, url: str, *, limit: int, timeout: float) -> Response:
+    async def get(self, url: str, *, limit: int, timeout: float) -> OutboundResponse:
         self.requests.append((url, limit, timeout))
-        answer: Deferred[Response] = Deferred()
+        answer: Deferred[OutboundResponse] = Deferred()
         self.waiting.append(answer)
         return await answer
 
-    def answer(self, response: Response | Exception) -> None:
+    def answer(self, response: OutboundResponse | Exception) -> None:
         """Answer the oldest request that waits."""
         waiting = self.waiting.pop(0)
         if isinstance(response, Exception):
@@ -52,9 +50,9 @@ class Web:
 
 def a_response(
     did: str = WEB, *, status: int = 200, content_type: bytes = b"application/did+json; charset=utf-8"
-) -> Response:
+) -> OutboundResponse:
     """A document of `did` with one key."""
-    return Response(status, content_type, jsontext.dumps({"id": did, "keyAgreement": [METHOD]}))
+    return OutboundResponse(status, content_type, encoding.dumps({"id": did, "keyAgreement": [METHOD]}))
 
 
 class ResolverTestCase(SynchronousTestCase):
@@ -70,18 +68,18 @@ class ResolverTestCase(SynchronousTestCase):
         self.charging: Deferred[None] | None = None
         self.resolver = self.a_resolver()
 
-    def a_resolver(self, *, allow_private: Any = (), **limits: int) -> Resolver:
+    def a_resolver(self, *, allow_private: Any = (), **limits: int) -> DIDResolver:
         """One that allows 3 lookups in a minute for each peer address."""
-        lookups = SlidingWindow(3)
+        lookups = SlidingWindowLimiter(3)
 
         async def charge(peer: str) -> int:
             if self.charging is not None:
                 await self.charging
             return lookups.admit(peer, self.clock.seconds())
 
-        web = WebDIDs(self.clock, self.web.get, charge, allow_private=allow_private)
-        resolver = Resolver(web, self.remember, self.recall, **limits)
-        verifyObject(IResolver, resolver)
+        web = DIDWebResolver(self.clock, self.web.get, charge, allow_private=allow_private)
+        resolver = DIDResolver(web, self.remember, self.recall, **limits)
+        verifyObject(IDIDResolver, resolver)
         return resolver
 
     def keep(self, did: str) -> None:
@@ -188,7 +186,7 @@ class WebTests(ResolverTestCase):
     def test_failure_is_kept_for_thirty_seconds(self) -> None:
         """A failure is kept for 30 seconds."""
         resolving = self.resolver.resolve(WEB)
-        self.web.answer(OutboundFailed())
+        self.web.answer(OutboundRequestError())
         self.failureResultOf(resolving, SenderUnresolvable)
         self.clock.advance(29)
         self.failureResultOf(self.resolver.resolve(WEB), SenderUnresolvable)
@@ -198,14 +196,14 @@ class WebTests(ResolverTestCase):
 
     def test_what_is_no_document(self) -> None:
         """Another status, another type, another DID's document, no JSON, or no answer: unresolvable (8.5)."""
-        answers: list[Response | Exception] = [
+        answers: list[OutboundResponse | Exception] = [
             a_response(status=404),
             a_response(status=302),
             a_response(content_type=b"text/html"),
             a_response("did:web:other.example"),
-            Response(200, b"application/json", b"<html>"),
-            OutboundRefused(),
-            OutboundFailed(),
+            OutboundResponse(200, b"application/json", b"<html>"),
+            OutboundAddressError(),
+            OutboundRequestError(),
         ]
         for answer in answers:
             resolving = self.a_resolver().resolve(WEB)
@@ -234,9 +232,9 @@ class WebTests(ResolverTestCase):
         left: list[float] = []
 
         async def request() -> None:
-            with one_request(self.clock):
+            with request_scope(self.clock):
                 await self.resolver.resolve(WEB)
-                left.append(time_left(self.clock))
+                left.append(get_time_left(self.clock))
 
         first = Deferred.fromCoroutine(request())
         self.clock.advance(4.0)
@@ -245,7 +243,7 @@ class WebTests(ResolverTestCase):
         self.web.answer(a_response())
         for one in (first, second):
             self.successResultOf(one)
-        self.assertEqual(left, [PATIENCE, PATIENCE])
+        self.assertEqual(left, [REQUEST_TIME_LIMIT, REQUEST_TIME_LIMIT])
 
     def test_concurrent_charges_share_a_fetch(self) -> None:
         """While it is found out whether they may, others may begin, or be as many as are possible at a time."""
@@ -282,7 +280,7 @@ class WebTests(ResolverTestCase):
         first, *_ = [self.resolver.resolve(f"{WEB}:{n}") for n in range(64)]
         self.assertNoResult(first)
         self.failureResultOf(self.resolver.resolve(f"{WEB}:64"), RateLimited)
-        self.web.answer(OutboundFailed())
+        self.web.answer(OutboundRequestError())
         self.failureResultOf(first, SenderUnresolvable)
         self.assertNoResult(self.resolver.resolve(f"{WEB}:64"))
 
@@ -316,11 +314,11 @@ class WebTests(ResolverTestCase):
 
 
 class RecentTests(SynchronousTestCase):
-    """:class:`Recent`."""
+    """:class:`LRUCache`."""
 
     def test_replacing_a_value(self) -> None:
         """A value that replaces another takes its room."""
-        recent: Recent[int] = Recent(10, 100)
+        recent: LRUCache[int] = LRUCache(10, 100)
         for n in range(5):
             recent.put("a", n, 60)
         self.assertEqual(recent.get("a"), 4)
@@ -329,7 +327,7 @@ class RecentTests(SynchronousTestCase):
 
     def test_value_that_does_not_fit(self) -> None:
         """A value over the limit by itself is not kept, and does no harm."""
-        recent: Recent[int] = Recent(10, 100)
+        recent: LRUCache[int] = LRUCache(10, 100)
         recent.put("a", 1, 101)
         self.assertIsNone(recent.get("a"))
         recent.put("b", 2, 100)

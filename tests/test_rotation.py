@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.identity import Identity, IdentityError
-from mediatord.keyfile import (
+from mediatord.app.reload import plan_key_rollout
+from mediatord.identity.key_file import (
     KeySet,
     create_keys,
     generate_keys,
     load_keys,
-    read_keys,
+    parse_keys,
     retire_keys,
     rotate_keys,
-    write_keys,
+    serialize_keys,
 )
+from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity
 from mediatord.private_file import PrivateFileError
-from mediatord.protocol import jsontext
-from mediatord.protocol.decentrl.did import decode_multibase_key
-from mediatord.protocol.didcomm.did_document import parse_document
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.did_decentrl import decode_multibase_key
+from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.keys import PrivateKey
-from mediatord.wiring.identities import stages
 
 URL = "https://m.example"
 WEB = "did:web:m.example"
@@ -43,9 +43,9 @@ def numbered(number: int) -> list[str]:
     return [f"{name}-{number}" for name in NAMES]
 
 
-def fits(keys: KeySet) -> Identity:
+def fits(keys: KeySet) -> MediatorIdentity:
     """What the operator's configuration makes of it."""
-    return Identity(keys, URL)
+    return MediatorIdentity(keys, URL)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_rotate(path: Path) -> None:
 
 def test_curves_that_are_served(path: Path) -> None:
     """A file without some curves gets no keys of these."""
-    path.write_bytes(write_keys(KeySet(generate_keys().keys[:3])))
+    path.write_bytes(serialize_keys(KeySet(generate_keys().keys[:3])))
     assert kids(rotate_keys(path, fits)) == ["prekey-2", "signing-2", "p256-2", "prekey", "signing", "p256"]
 
 
@@ -84,12 +84,12 @@ def test_ids_are_never_given_twice(path: Path) -> None:
 
 def test_what_somebody_has_written_stays(path: Path) -> None:
     """Members of the file and of its keys that mean nothing here are kept."""
-    document = jsontext.loads_object(path.read_bytes())
+    document = encoding.loads_object(path.read_bytes())
     document["note"] = "ours"
     document["keys"][0]["use"] = "enc"
-    path.write_bytes(jsontext.dumps(document))
+    path.write_bytes(encoding.dumps(document))
     rotate_keys(path, fits)
-    written = jsontext.loads_object(path.read_bytes())
+    written = encoding.loads_object(path.read_bytes())
     assert written["note"] == "ours"
     assert written["keys"][5:] == document["keys"]
 
@@ -124,7 +124,7 @@ def test_prepare(path: Path) -> None:
     (coming,) = identity.prepared_dids
     assert identity.owns(coming)
     (method,) = resolve_local(coming).key_agreement
-    assert identity.keys_for(method.id) == (dict(prepared.prepared)["prekey-2"],)
+    assert identity.find_agreement_keys(method.id) == (dict(prepared.prepared)["prekey-2"],)
     with pytest.raises(PrivateFileError, match="has prepared keys already"):
         rotate_keys(path, fits, prepare=True)
     after = fits(rotate_keys(path, fits))
@@ -155,7 +155,7 @@ def test_retire(path: Path) -> None:
     identity = fits(left)
     assert identity.former_peer_dids == (first.did,)
     assert not identity.owns(second.did)
-    assert identity.lacks(fits(third)) == [second.did]
+    assert identity.find_missing_dids(fits(third)) == [second.did]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_checked_before_it_is_written(path: Path) -> None:
     content = path.read_bytes()
     for really in (True, False):
         with pytest.raises(IdentityError, match="former DID"):
-            check = partial(Identity, public_url="https://other.example", former_dids=[former])
+            check = partial(MediatorIdentity, public_url="https://other.example", former_dids=[former])
             retire_keys(path, "prekey", check, really=really)
     assert path.read_bytes() == content
 
@@ -192,11 +192,11 @@ def test_the_same_mediator(path: Path) -> None:
     assert len(kids(sets[-1])) == len(NAMES)
     assert {fits(keys).digest for keys in sets} == {first.digest}
     assert secrets == {first.secret}
-    assert Identity(sets[-1], "https://other.example").digest != first.digest
-    other = Identity(generate_keys(), URL)
+    assert MediatorIdentity(sets[-1], "https://other.example").digest != first.digest
+    other = MediatorIdentity(generate_keys(), URL)
     assert other.digest != first.digest
-    assert not other.continues(first)
-    assert all(fits(keys).continues(first) for keys in sets)
+    assert not other.is_successor_of(first)
+    assert all(fits(keys).is_successor_of(first) for keys in sets)
 
 
 def test_digest_of_one_generation(path: Path) -> None:
@@ -211,14 +211,14 @@ def test_written_and_read(path: Path) -> None:
     retire_keys(path, "prekey", fits)
     keys = rotate_keys(path, fits, prepare=True)
     assert keys.prepared and keys.retired_root
-    assert read_keys(write_keys(keys), "it") == keys
+    assert parse_keys(serialize_keys(keys), "it") == keys
 
 
 @pytest.mark.parametrize("root", [{}, [], {"agreement": "z6LS", "signing": "z6Mk"}, {"agreement": 1, "signing": 2}])
 def test_bad_root(path: Path, root: object) -> None:
     """A root that is none is a mistake like any other."""
-    document = jsontext.loads_object(path.read_bytes())
-    path.write_bytes(jsontext.dumps({**document, "root": root}))
+    document = encoding.loads_object(path.read_bytes())
+    path.write_bytes(encoding.dumps({**document, "root": root}))
     with pytest.raises(PrivateFileError, match="expected a JWK set"):
         load_keys(path)
 
@@ -231,12 +231,12 @@ def test_former_keys_open(path: Path) -> None:
     identity = fits(second)
     old, new = dict(first.keys), dict(second.keys)
     assert identity.former_peer_dids == (did,)
-    assert identity.keys_for(f"{did}#key-1") == (old["prekey"],)
-    assert identity.keys_for(f"{identity.did}#key-1") == (new["prekey-2"],)
-    assert identity.keys_for(f"{WEB}#prekey") == (new["prekey-2"], old["prekey"])
-    assert identity.keys_for(f"{WEB}#p256") == (old["p256"],)
-    assert identity.keys_for(f"{WEB}#p256-2") == (new["p256-2"],)
-    assert identity.keys_for(f"{WEB}#{old['prekey'].public.multibase()}") == (old["prekey"],)
+    assert identity.find_agreement_keys(f"{did}#key-1") == (old["prekey"],)
+    assert identity.find_agreement_keys(f"{identity.did}#key-1") == (new["prekey-2"],)
+    assert identity.find_agreement_keys(f"{WEB}#prekey") == (new["prekey-2"], old["prekey"])
+    assert identity.find_agreement_keys(f"{WEB}#p256") == (old["p256"],)
+    assert identity.find_agreement_keys(f"{WEB}#p256-2") == (new["p256-2"],)
+    assert identity.find_agreement_keys(f"{WEB}#{old['prekey'].public.multibase()}") == (old["prekey"],)
     assert identity.prekeys_private == (new["prekey-2"].secret, old["prekey"].secret)
 
 
@@ -246,7 +246,7 @@ def test_the_web_document_after_a_rotation(path: Path) -> None:
     identity, old, new = fits(second), dict(first.keys), dict(second.keys)
     document = identity.web_document
     assert document["alsoKnownAs"] == [identity.did, fits(first).did]
-    read = parse_document(WEB, document)
+    read = parse_did_document(WEB, document)
     assert [(one.id, one.key) for one in read.authentication] == [(f"{WEB}#signing", new["signing-2"].public)]
     assert [one.id.partition("#")[2] for one in read.key_agreement] == ["prekey", "p256-2", "p384-2", "p521-2"]
     assert {one.key for one in read.key_agreement}.isdisjoint(key.public for key in old.values())
@@ -270,7 +270,7 @@ def test_unequal_numbers() -> None:
     keys = KeySet((*generate_keys().keys, ("older", older)))
     identity = fits(keys)
     assert identity.former_peer_dids == ()
-    assert identity.keys_for(f"{WEB}#older") == (older,)
+    assert identity.find_agreement_keys(f"{WEB}#older") == (older,)
 
 
 def test_stages(path: Path) -> None:
@@ -278,11 +278,11 @@ def test_stages(path: Path) -> None:
     first, second = load_keys(path), rotate_keys(path, fits)
     _, third = retire_keys(path, "prekey", fits)
     before, after = fits(first), fits(second)
-    accepting, last = stages(before, after)
+    accepting, last = plan_key_rollout(before, after)
     assert last == second
     between = fits(accepting)
     assert (between.did, between.prepared_dids) == (before.did, (after.did,))
     assert [one.owns(did) for one in (between, after) for did in (before.did, after.did)] == [True] * 4
-    assert stages(after, fits(third)) == [third]
+    assert plan_key_rollout(after, fits(third)) == [third]
     prepared = rotate_keys(path, fits, prepare=True)
-    assert stages(fits(prepared), fits(rotate_keys(path, fits))) == [load_keys(path)]
+    assert plan_key_rollout(fits(prepared), fits(rotate_keys(path, fits))) == [load_keys(path)]

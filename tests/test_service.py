@@ -16,16 +16,18 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from mediatord.config import Config
-from mediatord.keyfile import create_keys
+from mediatord.app.lifecycle import OrderedService
+from mediatord.config.settings import Config
+from mediatord.errors import StartupError
+from mediatord.identity.key_file import create_keys
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.keys import PrivateKey
-from mediatord.service import OrderedService, StartupError, makeService
-from mediatord.wallet.identity import Identity, Key
-from mediatord.wallet.packing import authcrypt, compose
-from tests.house import CM3, NOW, PEER, sent_by
-from tests.web.premises import CLOSE, Line, framed, responses, written
-from tests.wires import Names
+from mediatord.service import makeService
+from mediatord.wallet.didcomm_identity import WalletIdentity, WalletKey
+from mediatord.wallet.didcomm_messages import authcrypt, compose_message
+from tests.in_memory_mediator import CM3, NOW, PEER, from_header
+from tests.outbound_test_case import FakeResolver
+from tests.web.in_memory_site import CLOSE, InMemoryTransport, encode_masked_frame, encode_request, parse_responses
 
 
 class Child(Service):
@@ -122,16 +124,16 @@ class WholeTests(SynchronousTestCase):
     def start(self, **settings: Any) -> IService:
         """Build and start."""
         self.reactor: Any = MemoryReactorClock()
-        self.reactor.nameResolver = Names({"slow.example": None})
+        self.reactor.nameResolver = FakeResolver({"slow.example": None})
         self.reactor.advance(NOW)
         service = makeService(self.config(**settings), self.reactor)
         service.privilegedStartService()
         service.startService()
         return service
 
-    def line(self) -> Line:
+    def line(self) -> InMemoryTransport:
         """A new connection to the first listener."""
-        line = Line(self.reactor, PEER)
+        line = InMemoryTransport(self.reactor, PEER)
         line.protocol = self.reactor.tcpServers[0][1].buildProtocol(line.getPeer())
         line.protocol.makeConnection(line)
         return line
@@ -162,8 +164,8 @@ class WholeTests(SynchronousTestCase):
             [(9001, "127.0.0.1"), (9002, "")],
         )
         line = self.line()
-        line.feed(written("GET", "/health"))
-        self.assertEqual([one.status for one in responses(line.taken())], [200])
+        line.feed(encode_request("GET", "/health"))
+        self.assertEqual([one.status for one in parse_responses(line.taken())], [200])
         line.hang_up()
         self.successResultOf(service.stopService())
         self.settle()
@@ -183,41 +185,41 @@ class WholeTests(SynchronousTestCase):
         raw = self.slow_request()
         socket = self.socket()
         asking, late = self.line(), self.line()
-        asking.feed(written("POST", "/didcomm", raw))
+        asking.feed(encode_request("POST", "/didcomm", raw))
         stopped = service.stopService()
-        late.feed(written("POST", "/didcomm", raw))
-        self.assertEqual([one.status for one in responses(late.taken())], [503])
+        late.feed(encode_request("POST", "/didcomm", raw))
+        self.assertEqual([one.status for one in parse_responses(late.taken())], [503])
         self.assertEqual((asking.taken(), socket.taken()), (b"", b""))
         self.reactor.advance(5)
-        (response,) = responses(asking.taken())
+        (response,) = parse_responses(asking.taken())
         self.assertEqual((response.status, response.json["body"]["code"]), (400, "e.p.did.unresolvable"))
         self.settle()
         self.assertNoResult(stopped)
         self.assertEqual(socket.taken(), b"\x88\x0c\x03\xe9going away")
-        socket.feed(framed(b"\x03\xe9", CLOSE))
+        socket.feed(encode_masked_frame(b"\x03\xe9", CLOSE))
         self.settle()
         self.successResultOf(stopped)
 
     def slow_request(self) -> bytes:
         """A request of somebody whose DID is looked for for five seconds, in vain."""
         key, did = PrivateKey.generate("X25519"), "did:web:slow.example"
-        wallet = Identity(did, Key(f"{did}#key-1", key), Key(f"{did}#key-1", key))
-        message = compose(f"{CM3}/mediate-request", return_route="all", **sent_by(did))
+        wallet = WalletIdentity(did, WalletKey(f"{did}#key-1", key), WalletKey(f"{did}#key-1", key))
+        message = compose_message(f"{CM3}/mediate-request", return_route="all", **from_header(did))
         return authcrypt(message, wallet, resolve_local(self.did()))
 
     def did(self) -> str:
         """Of the daemon."""
         line = self.line()
-        line.feed(written("GET", "/did"))
-        (response,) = responses(line.taken())
+        line.feed(encode_request("GET", "/did"))
+        (response,) = parse_responses(line.taken())
         line.hang_up()
         return response.body.decode()
 
-    def socket(self) -> Line:
+    def socket(self) -> InMemoryTransport:
         """A line that has been upgraded."""
         line = self.line()
         opening = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-        line.feed(written("GET", "/ws", None, {**opening, "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}))
+        line.feed(encode_request("GET", "/ws", None, {**opening, "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}))
         self.assertTrue(line.taken().startswith(b"HTTP/1.1 101 "))
         return line
 

@@ -7,29 +7,35 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-from mediatord.bench.soak import WALLETS, growth, kind_of, stored_ids, troubles
+from mediatord.bench.resilience_scenarios import (
+    SOAK_WALLETS,
+    choose_reader_kind,
+    compute_memory_growth,
+    read_stored_ids,
+    soak_failures,
+)
 
 CALM = {"prompt": 0, "slow": 0, "never": 1}
 
 
 def test_kinds() -> None:
     """One in ten reads slowly, one in a hundred never."""
-    assert Counter(map(kind_of, range(WALLETS))) == {"prompt": 178, "slow": 20, "never": 2}
+    assert Counter(map(choose_reader_kind, range(SOAK_WALLETS))) == {"prompt": 178, "slow": 20, "never": 2}
 
 
 def test_growth() -> None:
     """From the end of the warm-up to the end of all; what a single sample says does not count."""
-    assert growth([50] * 100 + [100] * 200) == 0
-    assert growth([50] * 100 + [100] * 100 + [110] * 100) == 0.1
-    assert growth([50] * 100 + [100] * 199 + [900]) == 0
+    assert compute_memory_growth([50] * 100 + [100] * 200) == 0
+    assert compute_memory_growth([50] * 100 + [100] * 100 + [110] * 100) == 0.1
+    assert compute_memory_growth([50] * 100 + [100] * 199 + [900]) == 0
 
 
 def test_troubles() -> None:
     """Refusals, losses, sockets that were shed wrongly or not at all."""
-    assert troubles({"202": 5}, 0, CALM, 600) == ()
-    assert troubles({"202": 5}, 0, {**CALM, "never": 0}, 60) == ()
-    assert len(troubles({"202": 5}, 0, {**CALM, "never": 0}, 600)) == 1
-    assert len(troubles({"202": 5, "503": 1}, 2, {**CALM, "prompt": 3}, 600)) == 3
+    assert soak_failures({"202": 5}, 0, CALM, 600) == ()
+    assert soak_failures({"202": 5}, 0, {**CALM, "never": 0}, 60) == ()
+    assert len(soak_failures({"202": 5}, 0, {**CALM, "never": 0}, 600)) == 1
+    assert len(soak_failures({"202": 5, "503": 1}, 2, {**CALM, "prompt": 3}, 600)) == 3
 
 
 def test_stored_ids(tmp_path: Path) -> None:
@@ -39,4 +45,4 @@ def test_stored_ids(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE message (id TEXT)")
         connection.executemany("INSERT INTO message VALUES (?)", [("a",), ("b",)])
         connection.commit()
-    assert stored_ids(database) == {"a", "b"}
+    assert read_stored_ids(database) == {"a", "b"}

@@ -8,10 +8,10 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.presence import Connections
-from mediatord.wallet.mediation import read_delivery
-from tests.citizens import two_citizens
-from tests.house import PEER, FakeSocket, Guest, House, sealed_forward
+from mediatord.delivery.connections import ConnectionManager
+from mediatord.wallet.didcomm_mediation import read_delivery
+from tests.in_memory_identities import register_two_identities
+from tests.in_memory_mediator import PEER, FakeSocket, InMemoryMediator, InMemoryWallet, pack_forward
 
 
 class BrokenSocket(FakeSocket):
@@ -33,13 +33,13 @@ class ImmortalSocket(FakeSocket):
 
 class DIDCommTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house = House(self)
-        self.bob = Guest(self.house).enrol()
+        self.in_memory = InMemoryMediator(self)
+        self.bob = InMemoryWallet(self.in_memory).enrol()
 
     def live(self, make: Callable[[], FakeSocket] = FakeSocket) -> FakeSocket:
         """A socket that Bob's messages are pushed to."""
         socket = make()
-        self.house.base.connections.opened(socket)
+        self.in_memory.base.connections.opened(socket)
         self.bob.answer(
             "https://didcomm.org/messagepickup/3.0/live-delivery-change", {"live_delivery": True}, socket=socket
         )
@@ -47,19 +47,21 @@ class DIDCommTests(SynchronousTestCase):
 
     def forward(self) -> None:
         """Something comes for Bob."""
-        self.assertEqual(self.house.receive(sealed_forward(self.house, self.bob.did, self.bob.letter())).status, 202)
+        self.assertEqual(
+            self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter())).status, 202
+        )
 
     def assert_pushed_once(self, socket: FakeSocket) -> None:
         """It counts as pushed, to this one, and as delivered live once it is acknowledged there."""
-        (accepted,) = self.house.events("msg.accept")
+        (accepted,) = self.in_memory.events("msg.accept")
         self.assertEqual(accepted["method"], "live")
         (frame,) = socket.frames
         (delivered,) = read_delivery(self.bob.open(frame).message)
-        self.assertTrue(self.house.half.live.was_pushed(delivered.id))
+        self.assertTrue(self.in_memory.half.live.was_pushed(delivered.id))
         self.bob.answer(
             "https://didcomm.org/messagepickup/3.0/messages-received", {"message_id_list": [delivered.id]}
         )
-        (acknowledged,) = self.house.events("msg.ack")
+        (acknowledged,) = self.in_memory.events("msg.ack")
         self.assertEqual(acknowledged["path"], "live")
 
     def test_socket_that_fails(self) -> None:
@@ -76,13 +78,13 @@ class DIDCommTests(SynchronousTestCase):
     def test_packing_that_fails(self) -> None:
         """Likewise, where it is impossible to write for the reader of one socket."""
         whole, unreadable = self.live(), self.live()
-        reader = dict(self.house.base.connections.subscribers(self.bob.did))[unreadable]
-        pack, packing = self.house.half.live._packing.pack, self.house.half.live._packing
+        reader = dict(self.in_memory.base.connections.subscribers(self.bob.did))[unreadable]
+        pack, packing = self.in_memory.half.live._packer.pack, self.in_memory.half.live._packer
 
-        def fail_for_one(draft: Any, correspondent: Any) -> bytes:
-            if correspondent is reader:
+        def fail_for_one(draft: Any, authcrypt_sender: Any) -> bytes:
+            if authcrypt_sender is reader:
                 raise RuntimeError("no such curve")
-            return pack(draft, correspondent)
+            return pack(draft, authcrypt_sender)
 
         object.__setattr__(packing, "pack", fail_for_one)
         self.forward()
@@ -94,14 +96,14 @@ class DIDCommTests(SynchronousTestCase):
         """It stays in the queue."""
         self.live(BrokenSocket)
         self.forward()
-        self.assertEqual(self.house.events("msg.accept")[0]["method"], "queue")
+        self.assertEqual(self.in_memory.events("msg.accept")[0]["method"], "queue")
         self.assertEqual(self.bob.waiting(), 1)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_socket_of_the_other_protocol(self) -> None:
         """A socket that speaks Decentrl for the same DID gets nothing of DIDComm's, and is in nobody's way."""
-        other = self.house.socket()
-        self.house.base.connections.subscribe(other, self.bob.did, None)
+        other = self.in_memory.socket()
+        self.in_memory.base.connections.subscribe(other, self.bob.did, None)
         whole = self.live()
         self.forward()
         self.assert_pushed_once(whole)
@@ -110,14 +112,14 @@ class DIDCommTests(SynchronousTestCase):
 
 class DecentrlTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house, self.alice, self.bob = two_citizens(self)
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
         self.bob.befriend(self.alice)
 
     def live(self, make: Callable[[], FakeSocket] = FakeSocket, reader: Any = None) -> FakeSocket:
         """A socket for Bob."""
         socket = make()
-        self.house.base.connections.opened(socket)
-        self.house.base.connections.subscribe(socket, self.bob.did, reader)
+        self.in_memory.base.connections.opened(socket)
+        self.in_memory.base.connections.subscribe(socket, self.bob.did, reader)
         return socket
 
     def test_socket_that_fails(self) -> None:
@@ -126,10 +128,10 @@ class DecentrlTests(SynchronousTestCase):
         reply = self.alice.tell(self.bob, "hello")
         self.assertEqual(reply.status, 200)
         id_ = json.loads(reply.body)["pendingEventId"]
-        self.assertEqual([event["method"] for event in self.house.events("msg.accept")], ["live"])
-        self.assertTrue(self.house.decentrl.pushing.was_pushed(id_))
+        self.assertEqual([event["method"] for event in self.in_memory.events("msg.accept")], ["live"])
+        self.assertTrue(self.in_memory.decentrl.event_pusher.was_pushed(id_))
         self.assertEqual((len(whole.frames), broken.codes), (1, [1011]))
-        self.assertTrue(self.house.decentrl.pushing.push_contracts_updated(self.bob.did))
+        self.assertTrue(self.in_memory.decentrl.event_pusher.push_contracts_updated(self.bob.did))
         self.assertEqual(len(whole.frames), 2)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 2)
 
@@ -137,14 +139,14 @@ class DecentrlTests(SynchronousTestCase):
         """One that speaks DIDComm for the same DID gets no events."""
         other = self.live(reader=object())
         self.assertEqual(self.alice.tell(self.bob, "hello").status, 200)
-        self.assertEqual([event["method"] for event in self.house.events("msg.accept")], ["queue"])
-        self.assertFalse(self.house.decentrl.pushing.push_contracts_updated(self.bob.did))
+        self.assertEqual([event["method"] for event in self.in_memory.events("msg.accept")], ["queue"])
+        self.assertFalse(self.in_memory.decentrl.event_pusher.push_contracts_updated(self.bob.did))
         self.assertEqual(other.frames, [])
 
 
 class ConnectionsTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.connections: Connections[Any] = Connections(100)
+        self.connections: ConnectionManager[Any] = ConnectionManager(100)
         self.connections.startService()
         self.immortal, self.plain = ImmortalSocket(PEER), FakeSocket(PEER)
         for socket in (self.immortal, self.plain):

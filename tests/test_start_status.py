@@ -10,8 +10,9 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.service import OrderedService, StartupError
-from mediatord.tap import STARTED_AFTER, StartStatus, TwistdRoot
+from mediatord.app.lifecycle import OrderedService
+from mediatord.errors import StartupError
+from mediatord.tap import STARTUP_GRACE_SECONDS, StartupReporter, TwistdDaemonService
 
 
 class Reactor(Clock):
@@ -32,11 +33,11 @@ class StartStatusTests(SynchronousTestCase):
         self.addCleanup(os.close, self.read)
         # As Twisted has it in the daemon.
         self.options: dict[str, Any] = {"nodaemon": 1, "statusPipe": written, "pidfile": ""}
-        self.status = StartStatus(self.options)
+        self.status = StartupReporter(self.options)
         self.status.watch()
         self.addCleanup(atexit.unregister, self.status.process_ends)
         self.reactor = Reactor()
-        self.root = TwistdRoot(self.reactor, self.status)
+        self.root = TwistdDaemonService(self.reactor, self.status)
         self.daemon = OrderedService(self.reactor, 1.0)
 
     def told(self) -> bytes:
@@ -80,7 +81,7 @@ class StartStatusTests(SynchronousTestCase):
     def test_goes_on_trying(self) -> None:
         """A daemon that waits for its store for long counts as started."""
         self.start()
-        self.reactor.advance(STARTED_AFTER)
+        self.reactor.advance(STARTUP_GRACE_SECONDS)
         self.assertEqual(self.told(), b"0")
 
     def test_cannot_start(self) -> None:

@@ -19,40 +19,39 @@ from twisted.web.resource import Resource
 from twisted.web.server import Request
 from zope.interface import implementer
 
-from mediatord.protocol import jsontext
-from mediatord.protocol.canonical_did import canonical_did
+from mediatord.protocol import encoding
+from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.keys import Curve
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.identity import Identity, Method
-from mediatord.wallet.mediation import PICKUP, PROBLEM_REPORT, Delivered, Problem, Status
-from mediatord.wallet.mediator import HTTP, Mediator, discover
-from mediatord.wallet.packing import (
-    AddressBook,
-    Opened,
-    Unreadable,
+from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet, TreqClient, discover_mediator
+from mediatord.wallet.didcomm_identity import DIDMethod, WalletIdentity
+from mediatord.wallet.didcomm_mediation import PICKUP, PROBLEM_REPORT, DeliveredMessage, MediatorProblem, QueueStatus
+from mediatord.wallet.didcomm_messages import (
+    DIDDocumentCache,
+    OpenedMessage,
+    UnreadableMessage,
     anoncrypt,
-    attach,
     authcrypt,
-    compose,
-    forward,
-    route_to,
-    unpack,
-    wrap,
+    build_attachment,
+    build_forward,
+    compose_message,
+    find_route,
+    unpack_message,
+    wrap_in_forwards,
 )
-from mediatord.wallet.socket import SocketClosed, WalletSocket, connect
+from mediatord.wallet.didcomm_socket import DIDCommSocket, SocketClosedError, connect_didcomm_socket
 
 NOW = 1_800_000_000.0
 COORDINATION = "https://didcomm.org/coordinate-mediation"
 NOTE = "https://didcomm.org/basicmessage/2.0/message"
-METHODS: tuple[Method, ...] = ("did:peer:2", "did:peer:4", "did:key")
+METHODS: tuple[DIDMethod, ...] = ("did:peer:2", "did:peer:4", "did:key")
 CURVES: tuple[Curve, ...] = ("X25519", "P-256", "P-384", "P-521")
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("curve", CURVES)
-def test_fresh_identity_resolves_to_its_own_keys(method: Method, curve: Curve) -> None:
+def test_fresh_identity_resolves_to_its_own_keys(method: DIDMethod, curve: Curve) -> None:
     """What others resolve a fresh DID to are the keys that its owner holds (reference 8.2 to 8.4)."""
-    identity = Identity.fresh(method, curve=curve)
+    identity = WalletIdentity.fresh(method, curve=curve)
     agreement = identity.document.key_agreement_key(identity.agreement.kid)
     signing = identity.document.authentication_key(identity.signing.kid)
     assert agreement is not None and agreement.key == identity.agreement.private.public
@@ -61,9 +60,9 @@ def test_fresh_identity_resolves_to_its_own_keys(method: Method, curve: Curve) -
 
 
 @pytest.mark.parametrize("method", ["did:peer:2", "did:peer:4"])
-def test_fresh_identity_names_its_mediator(method: Method) -> None:
+def test_fresh_identity_names_its_mediator(method: DIDMethod) -> None:
     """The one service of a wallet's DID is the DID of its mediator (reference 4.8)."""
-    document = Identity.fresh(method, endpoint="did:web:mediator.example").document
+    document = WalletIdentity.fresh(method, endpoint="did:web:mediator.example").document
     (service,) = document.services
     assert [endpoint.uri for endpoint in service.endpoints] == ["did:web:mediator.example"]
 
@@ -71,39 +70,41 @@ def test_fresh_identity_names_its_mediator(method: Method) -> None:
 def test_did_key_has_no_room_for_a_mediator() -> None:
     """A did:key cannot name an endpoint, so asking for one is a mistake (reference 8.2)."""
     with pytest.raises(ValueError):
-        Identity.fresh("did:key", endpoint="did:web:mediator.example")
+        WalletIdentity.fresh("did:key", endpoint="did:web:mediator.example")
 
 
 def test_own_key_is_found_in_every_spelling() -> None:
     """A kid may be `#key-1` or the beginning of the key itself (reference 8.6)."""
-    identity = Identity.fresh()
+    identity = WalletIdentity.fresh()
     multibase = identity.agreement.private.public.multibase()
     for fragment in ("key-1", multibase, multibase[1:], multibase[1:9]):
-        assert identity.key_for(f"{identity.did}#{fragment}") == identity.agreement.private
-    assert identity.key_for(f"{identity.did}#key-2") is None
-    assert identity.key_for(f"{Identity.fresh().did}#key-1") is None
+        assert identity.find_agreement_key(f"{identity.did}#{fragment}") == identity.agreement.private
+    assert identity.find_agreement_key(f"{identity.did}#key-2") is None
+    assert identity.find_agreement_key(f"{WalletIdentity.fresh().did}#key-1") is None
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("curve", CURVES)
-def test_authcrypt_comes_out_as_it_went_in(method: Method, curve: Curve) -> None:
+def test_authcrypt_comes_out_as_it_went_in(method: DIDMethod, curve: Curve) -> None:
     """An authcrypted message opens for its recipient and proves its sender (reference 1.6)."""
-    alice, bob = Identity.fresh(method, curve=curve), Identity.fresh(method, curve=curve)
-    opened = unpack(authcrypt(note_from(alice, bob), alice, bob.document), bob, AddressBook().resolve)
+    alice, bob = WalletIdentity.fresh(method, curve=curve), WalletIdentity.fresh(method, curve=curve)
+    opened = unpack_message(authcrypt(note_from(alice, bob), alice, bob.document), bob, DIDDocumentCache().resolve)
     assert (opened.text, opened.sender, opened.recipient_kid) == ("hello", alice.did, bob.agreement.kid)
 
 
 def test_anoncrypt_proves_no_sender() -> None:
     """Whatever an anonymous message says in `from` is no proof of it (reference 1.6)."""
-    alice, bob = Identity.fresh(), Identity.fresh()
-    assert unpack(anoncrypt(note_from(alice, bob), bob.document), bob, AddressBook().resolve).sender is None
+    alice, bob = WalletIdentity.fresh(), WalletIdentity.fresh()
+    assert (
+        unpack_message(anoncrypt(note_from(alice, bob), bob.document), bob, DIDDocumentCache().resolve).sender is None
+    )
 
 
 def test_protected_sender_is_opened() -> None:
     """anoncrypt(authcrypt) is opened as one message (reference 1.1)."""
-    alice, bob = Identity.fresh(), Identity.fresh()
-    inner = jsontext.loads_object(authcrypt(note_from(alice, bob), alice, bob.document))
-    assert unpack(anoncrypt(inner, bob.document), bob, AddressBook().resolve).sender == alice.did
+    alice, bob = WalletIdentity.fresh(), WalletIdentity.fresh()
+    inner = encoding.loads_object(authcrypt(note_from(alice, bob), alice, bob.document))
+    assert unpack_message(anoncrypt(inner, bob.document), bob, DIDDocumentCache().resolve).sender == alice.did
 
 
 @pytest.mark.parametrize(
@@ -116,56 +117,60 @@ def test_protected_sender_is_opened() -> None:
 )
 def test_headers_that_contradict_the_encryption_are_refused(changed: dict[str, Any], why: str) -> None:
     """`from` is who encrypted it and `to` is who it was encrypted for, or it is not read (reference 1.8)."""
-    alice, bob = Identity.fresh(), Identity.fresh()
+    alice, bob = WalletIdentity.fresh(), WalletIdentity.fresh()
     message = {name: value for name, value in {**note_from(alice, bob), **changed}.items() if value is not None}
-    with pytest.raises(Unreadable, match=why):
-        unpack(authcrypt(message, alice, bob.document), bob, AddressBook().resolve)
+    with pytest.raises(UnreadableMessage, match=why):
+        unpack_message(authcrypt(message, alice, bob.document), bob, DIDDocumentCache().resolve)
 
 
 def test_message_for_somebody_else_is_refused() -> None:
     """Keys are not tried out: a message to other kids is not ours (reference 1.6)."""
-    alice, bob, carol = Identity.fresh(), Identity.fresh(), Identity.fresh()
-    with pytest.raises(Unreadable):
-        unpack(authcrypt(note_from(alice, bob), alice, bob.document), carol, AddressBook().resolve)
+    alice, bob, carol = WalletIdentity.fresh(), WalletIdentity.fresh(), WalletIdentity.fresh()
+    with pytest.raises(UnreadableMessage):
+        unpack_message(authcrypt(note_from(alice, bob), alice, bob.document), carol, DIDDocumentCache().resolve)
 
 
 def test_short_form_resolves_once_the_long_one_was_seen() -> None:
     """The short form of a did:peer:4 says nothing by itself (reference 8.4)."""
-    book, long = AddressBook(), Identity.fresh("did:peer:4").did
+    book, long = DIDDocumentCache(), WalletIdentity.fresh("did:peer:4").did
     with pytest.raises(LookupError):
-        book.resolve(canonical_did(long))
+        book.resolve(canonicalize_did(long))
     known = book.resolve(long)
-    assert book.resolve(canonical_did(long)) == known
+    assert book.resolve(canonicalize_did(long)) == known
 
 
 def test_every_hop_learns_the_next_one_only() -> None:
     """A message goes to the endpoint's mediator first, then along the routing keys, each peeling one layer (4.8)."""
-    outer, inner, alice = Identity.fresh(endpoint="http://outer.example/"), Identity.fresh(), Identity.fresh()
-    bob = Identity.fresh(endpoint=outer.did)
-    resolve = AddressBook().resolve
-    route = route_to(bob.document, resolve)
+    outer, inner, alice = (
+        WalletIdentity.fresh(endpoint="http://outer.example/"),
+        WalletIdentity.fresh(),
+        WalletIdentity.fresh(),
+    )
+    bob = WalletIdentity.fresh(endpoint=outer.did)
+    resolve = DIDDocumentCache().resolve
+    route = find_route(bob.document, resolve)
     assert (route.uri, route.hops) == ("http://outer.example/", (outer.did,))
     letter = authcrypt(note_from(alice, bob), alice, bob.document)
-    first = unpack(wrap(letter, bob.did, (outer.did, inner.did), resolve), outer, resolve)
+    first = unpack_message(wrap_in_forwards(letter, bob.did, (outer.did, inner.did), resolve), outer, resolve)
     assert first.body == {"next": inner.did}
-    second = unpack(attached_to(first), inner, resolve)
+    second = unpack_message(attached_to(first), inner, resolve)
     assert second.body == {"next": bob.did}
     assert attached_to(second) == letter
 
 
-def note_from(alice: Identity, bob: Identity) -> dict[str, Any]:
+def note_from(alice: WalletIdentity, bob: WalletIdentity) -> dict[str, Any]:
     """A basic message."""
-    return compose(NOTE, {"content": "hello"}, to=[bob.did], **{"from": alice.did})
+    return compose_message(NOTE, {"content": "hello"}, to=[bob.did], **{"from": alice.did})
 
 
-def attached_to(opened: Opened) -> bytes:
+def attached_to(opened: OpenedMessage) -> bytes:
     """What a forward carries."""
     assert opened.message.attachments is not None
     (attachment,) = opened.message.attachments
-    return jsontext.dumps(attachment["data"]["json"])
+    return encoding.dumps(attachment["data"]["json"])
 
 
-Answer = Callable[[Opened], tuple[int, str | None, bytes]]
+Answer = Callable[[OpenedMessage], tuple[int, str | None, bytes]]
 
 
 class ScriptedMediator(Resource):
@@ -179,20 +184,22 @@ class ScriptedMediator(Resource):
 
     def __init__(self) -> None:
         super().__init__()
-        self.identity = Identity.fresh(endpoint="http://mediator.example/didcomm")
-        self.received: list[Opened] = []
+        self.identity = WalletIdentity.fresh(endpoint="http://mediator.example/didcomm")
+        self.received: list[OpenedMessage] = []
         self.answer: Answer = lambda _: (202, None, b"")
 
     @property
-    def mediator(self) -> Mediator:
+    def mediator(self) -> DIDCommMediator:
         """As its wallets know it."""
         document = self.identity.document
-        return Mediator(document.did, document, "http://mediator.example/didcomm", "ws://mediator.example/didcomm")
+        return DIDCommMediator(
+            document.did, document, "http://mediator.example/didcomm", "ws://mediator.example/didcomm"
+        )
 
     def render_GET(self, request: Request) -> bytes:
         type_ = "https://didcomm.org/out-of-band/2.0/invitation"
         value = {"type": type_, "id": "1", "from": self.identity.did, "body": {}}
-        return jsontext.dumps(value if request.path == b"/invitation" else {})
+        return encoding.dumps(value if request.path == b"/invitation" else {})
 
     def render_POST(self, request: Request) -> bytes:
         assert request.content is not None
@@ -203,18 +210,18 @@ class ScriptedMediator(Resource):
             request.setHeader("Content-Type", media_type)
         return body
 
-    def read(self, raw: bytes) -> Opened:
+    def read(self, raw: bytes) -> OpenedMessage:
         """Open a message to the mediator and keep it."""
-        opened = unpack(raw, self.identity, AddressBook().resolve)
+        opened = unpack_message(raw, self.identity, DIDDocumentCache().resolve)
         self.received.append(opened)
         return opened
 
-    def pack(self, to: Opened, type_: str, body: dict[str, Any], /, **headers: Any) -> bytes:
+    def pack(self, to: OpenedMessage, type_: str, body: dict[str, Any], /, **headers: Any) -> bytes:
         """An answer as a mediator writes it, unless `headers` say otherwise."""
         assert to.sender is not None
         defaults = {"from": self.identity.did, "to": [to.sender], "thid": to.message.thread}
-        message = compose(type_, body, **{**defaults, **headers})
-        return authcrypt(message, self.identity, AddressBook().resolve(to.sender))
+        message = compose_message(type_, body, **{**defaults, **headers})
+        return authcrypt(message, self.identity, DIDDocumentCache().resolve(to.sender))
 
     def will_say(self, type_: str, body: dict[str, Any], *, status: int = 200, **headers: Any) -> None:
         """Answer everything with such a message."""
@@ -231,8 +238,8 @@ class WalletTests(SynchronousTestCase):
         self.resource = ScriptedMediator()
         self.stub = StubTreq(self.resource)
         # Its methods are made at run time.
-        self.http = cast(HTTP, self.stub)
-        self.wallet = Wallet.fresh(self.resource.mediator, self.http, self.clock)
+        self.http = cast(TreqClient, self.stub)
+        self.wallet = DIDCommWallet.fresh(self.resource.mediator, self.http, self.clock)
 
     def ask(self, work: Coroutine[Any, Any, Any]) -> Any:
         """What a coroutine returns."""
@@ -250,7 +257,7 @@ class WalletTests(SynchronousTestCase):
 
     def test_discover_reads_the_invitation(self) -> None:
         """A mediator is found by the DID in its invitation, and reached where its document says (reference 7.4)."""
-        found = self.ask(discover(self.http, "http://mediator.example/"))
+        found = self.ask(discover_mediator(self.http, "http://mediator.example/"))
         self.assertEqual((found.did, found.http_uri), (self.resource.identity.did, "http://mediator.example/didcomm"))
 
     def test_request_carries_what_a_request_must(self) -> None:
@@ -258,7 +265,7 @@ class WalletTests(SynchronousTestCase):
         self.resource.will_say("https://didcomm.org/trust-ping/2.0/ping-response", {})
         self.ask(self.wallet.ping())
         (opened,) = self.resource.received
-        plaintext = jsontext.loads_object(opened.plaintext)
+        plaintext = encoding.loads_object(opened.plaintext)
         self.assertEqual(opened.sender, self.wallet.did)
         self.assertEqual(
             (plaintext["to"], plaintext["created_time"], plaintext["return_route"]),
@@ -269,7 +276,7 @@ class WalletTests(SynchronousTestCase):
         """Every header of a request is in the caller's hands, so that tests can send odd ones."""
         self.resource.will_say("https://didcomm.org/trust-ping/2.0/ping-response", {}, thid="my-thread")
         self.ask(self.wallet.request("https://didcomm.org/trust-ping/2.0/ping", thid="my-thread", return_route=None))
-        plaintext = jsontext.loads_object(self.resource.received[0].plaintext)
+        plaintext = encoding.loads_object(self.resource.received[0].plaintext)
         self.assertNotIn("return_route", plaintext)
         self.assertEqual(plaintext["thid"], "my-thread")
 
@@ -278,16 +285,16 @@ class WalletTests(SynchronousTestCase):
         did = self.resource.identity.did
         self.resource.will_say(f"{COORDINATION}/3.0/mediate-grant", {"routing_did": [did]})
         self.assertEqual(self.ask(self.wallet.enrol()), (did,))
-        self.refused(self.wallet.enrol(version="2.0"), Unreadable)
+        self.refused(self.wallet.enrol(version="2.0"), UnreadableMessage)
         self.resource.will_say(f"{COORDINATION}/2.0/mediate-grant", {"routing_did": did})
         self.assertEqual(self.ask(self.wallet.enrol(version="2.0")), (did,))
         self.resource.will_say(f"{COORDINATION}/3.0/mediate-grant", {"routing_did": did})
-        self.refused(self.wallet.enrol(version="3.0"), Unreadable)
+        self.refused(self.wallet.enrol(version="3.0"), UnreadableMessage)
 
     def test_grant_of_another_mediator_is_refused(self) -> None:
         """Publishing a DID that somebody else routes would lose messages."""
-        self.resource.will_say(f"{COORDINATION}/3.0/mediate-grant", {"routing_did": [Identity.fresh().did]})
-        self.refused(self.wallet.enrol(), Unreadable)
+        self.resource.will_say(f"{COORDINATION}/3.0/mediate-grant", {"routing_did": [WalletIdentity.fresh().did]})
+        self.refused(self.wallet.enrol(), UnreadableMessage)
 
     def test_register_reports_one_result_each(self) -> None:
         """Results come in the order of the updates, which are echoed (reference 5.3)."""
@@ -299,12 +306,12 @@ class WalletTests(SynchronousTestCase):
         self.assertEqual(
             self.ask(self.wallet.register("did:example:1", "did:example:2")), ["success", "client_error"]
         )
-        self.refused(self.wallet.register("did:example:2", "did:example:1"), Unreadable)
+        self.refused(self.wallet.register("did:example:2", "did:example:1"), UnreadableMessage)
 
     def test_own_did_is_registered_by_default(self) -> None:
         """A wallet that names no DID means its own."""
         self.resource.answer = lambda opened: (202, None, b"")
-        self.refused(self.wallet.register(), Problem)
+        self.refused(self.wallet.register(), MediatorProblem)
         self.assertEqual(
             self.resource.received[0].body, {"updates": [{"recipient_did": self.wallet.did, "action": "add"}]}
         )
@@ -321,21 +328,22 @@ class WalletTests(SynchronousTestCase):
     def test_status_is_read(self) -> None:
         """Members that a status has not are None (reference 6.1)."""
         self.resource.will_say(f"{PICKUP}/status", {"message_count": 3, "live_delivery": False})
-        self.assertEqual(self.ask(self.wallet.status()), Status(3, live_delivery=False))
+        self.assertEqual(self.ask(self.wallet.status()), QueueStatus(3, live_delivery=False))
 
     def test_status_without_integers_is_refused(self) -> None:
         """Counts and times are integers; strict clients read nothing else (reference 2.1)."""
         for body in ({}, {"message_count": "3"}, {"message_count": 3, "oldest_received_time": 1.5}):
             self.resource.will_say(f"{PICKUP}/status", body)
-            self.refused(self.wallet.status(), Unreadable)
+            self.refused(self.wallet.status(), UnreadableMessage)
 
     def test_fetch_reads_both_forms(self) -> None:
         """An attachment is JSON or base64url, and comes back as the bytes it stands for (reference 6.2)."""
         payload = b'{"ciphertext":"x"}'
-        attachments = [attach(payload, "json", "one"), attach(payload, "base64", "two")]
+        attachments = [build_attachment(payload, "json", "one"), build_attachment(payload, "base64", "two")]
         self.resource.will_say(f"{PICKUP}/delivery", {}, attachments=attachments)
         self.assertEqual(
-            self.ask(self.wallet.fetch(2)), [Delivered("one", payload, "json"), Delivered("two", payload, "base64")]
+            self.ask(self.wallet.fetch(2)),
+            [DeliveredMessage("one", payload, "json"), DeliveredMessage("two", payload, "base64")],
         )
         self.assertEqual(self.resource.received[0].body, {"limit": 2})
 
@@ -351,19 +359,19 @@ class WalletTests(SynchronousTestCase):
         padded = {"id": "1", "data": {"base64": "!"}}
         for attachment in (both, nameless, padded):
             self.resource.will_say(f"{PICKUP}/delivery", {}, attachments=[attachment])
-            self.refused(self.wallet.fetch(), Unreadable)
+            self.refused(self.wallet.fetch(), UnreadableMessage)
 
     def test_acknowledge_takes_what_was_delivered(self) -> None:
         """Ids, or the deliveries themselves."""
         self.resource.will_say(f"{PICKUP}/status", {"message_count": 0})
-        self.ask(self.wallet.acknowledge([Delivered("one", b"{}", "json"), "two"]))
+        self.ask(self.wallet.acknowledge([DeliveredMessage("one", b"{}", "json"), "two"]))
         self.assertEqual(self.resource.received[0].body, {"message_id_list": ["one", "two"]})
 
     def test_problem_report_is_raised(self) -> None:
         """A packed problem report is a refusal, whatever the HTTP status says (reference D5)."""
         report = {"code": "e.p.req.not_enroll", "comment": "no"}
         self.resource.will_say(PROBLEM_REPORT, report, thid=None, pthid="the-thread")
-        problem = self.refused(self.wallet.status(), Problem)
+        problem = self.refused(self.wallet.status(), MediatorProblem)
         self.assertEqual(
             (problem.status, problem.code, problem.comment, problem.pthid),
             (200, "e.p.req.not_enroll", "no", "the-thread"),
@@ -371,12 +379,12 @@ class WalletTests(SynchronousTestCase):
 
     def test_problem_in_the_clear_is_raised(self) -> None:
         """A refusal that could not be encrypted is believed as a refusal, not as anything else (section 11)."""
-        plain = jsontext.dumps(compose(PROBLEM_REPORT, {"code": "e.m.req.rate-limited", "comment": "slow"}))
+        plain = encoding.dumps(compose_message(PROBLEM_REPORT, {"code": "e.m.req.rate-limited", "comment": "slow"}))
         self.resource.answer = lambda _: (429, "application/didcomm-plain+json", plain)
-        problem = self.refused(self.wallet.status(), Problem)
+        problem = self.refused(self.wallet.status(), MediatorProblem)
         self.assertEqual((problem.status, problem.code), (429, "e.m.req.rate-limited"))
         self.resource.answer = lambda _: (200, "application/didcomm-plain+json", plain)
-        self.refused(self.wallet.status(), Unreadable)
+        self.refused(self.wallet.status(), UnreadableMessage)
 
     def test_answer_of_an_impostor_is_refused(self) -> None:
         """Only the mediator's own key makes its answers (reference 1.8)."""
@@ -386,31 +394,31 @@ class WalletTests(SynchronousTestCase):
             "application/didcomm-encrypted+json",
             impostor.pack(opened, f"{PICKUP}/status", {"message_count": 0}),
         )
-        self.refused(self.wallet.status(), Unreadable)
+        self.refused(self.wallet.status(), UnreadableMessage)
 
     def test_anonymous_answer_is_refused(self) -> None:
         """An answer that anybody could have encrypted proves nothing."""
-        message = compose(f"{PICKUP}/status", {"message_count": 0}, to=[self.wallet.did])
+        message = compose_message(f"{PICKUP}/status", {"message_count": 0}, to=[self.wallet.did])
         self.resource.answer = lambda opened: (
             200,
             "application/didcomm-encrypted+json",
             anoncrypt({**message, "thid": opened.message.id}, self.wallet.identity.document),
         )
-        self.refused(self.wallet.status(), Unreadable)
+        self.refused(self.wallet.status(), UnreadableMessage)
 
     def test_answer_in_another_thread_is_refused(self) -> None:
         """An answer belongs to its request."""
         self.resource.will_say(f"{PICKUP}/status", {"message_count": 0}, thid="another")
-        self.refused(self.wallet.status(), Unreadable)
+        self.refused(self.wallet.status(), UnreadableMessage)
 
     def test_answer_to_nobody_is_refused(self) -> None:
         """The mediator names its recipient (reference 2.1)."""
         self.resource.will_say(f"{PICKUP}/status", {"message_count": 0}, to=None)
-        self.refused(self.wallet.status(), Unreadable)
+        self.refused(self.wallet.status(), UnreadableMessage)
 
     def test_sent_message_shows_the_mediator_only_the_recipient(self) -> None:
         """What the mediator can open is an anonymous forward; only Bob opens the rest (UC-021, reference 4)."""
-        bob = Wallet.fresh(self.resource.mediator, self.http, self.clock, method="did:peer:4")
+        bob = DIDCommWallet.fresh(self.resource.mediator, self.http, self.clock, method="did:peer:4")
         id_ = self.ask(self.wallet.send(bob.did, "hello"))
         (seen,) = self.resource.received
         self.assertEqual((seen.sender, seen.message.sender, seen.body), (None, None, {"next": bob.did}))
@@ -421,7 +429,9 @@ class WalletTests(SynchronousTestCase):
         """Only an empty 202 means that a message was taken (reference D4)."""
         for answer in ((400, None, b""), (202, None, b"x"), (200, None, b"")):
             self.resource.answer = lambda _, answer=answer: answer  # type: ignore[misc]  # bound early
-            self.assertEqual(self.refused(self.wallet.send(self.wallet.did, "hello"), Problem).status, answer[0])
+            self.assertEqual(
+                self.refused(self.wallet.send(self.wallet.did, "hello"), MediatorProblem).status, answer[0]
+            )
 
     def test_raw_post_returns_what_came(self) -> None:
         """Any bytes may be posted, and the answer is not judged."""
@@ -477,12 +487,12 @@ class SocketTests(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         self.resource = ScriptedMediator()
-        http = cast(HTTP, StubTreq(self.resource))
-        self.wallet = Wallet.fresh(self.resource.mediator, http, self.clock)
+        http = cast(TreqClient, StubTreq(self.resource))
+        self.wallet = DIDCommWallet.fresh(self.resource.mediator, http, self.clock)
         self.pipe = Pipe()
-        opening = Deferred.fromCoroutine(connect(self.clock, self.wallet, endpoint=self.pipe))
+        opening = Deferred.fromCoroutine(connect_didcomm_socket(self.clock, self.wallet, endpoint=self.pipe))
         self.pipe.pump.flush()
-        self.socket: WalletSocket = self.successResultOf(opening)
+        self.socket: DIDCommSocket = self.successResultOf(opening)
         assert self.pipe.server.end is not None
         self.end = self.pipe.server.end
 
@@ -492,7 +502,7 @@ class SocketTests(SynchronousTestCase):
         self.pipe.pump.flush()
         return deferred
 
-    def requests(self) -> list[Opened]:
+    def requests(self) -> list[OpenedMessage]:
         """What the other end has received."""
         return [self.resource.read(frame) for frame in self.pipe.server.frames]
 
@@ -518,15 +528,15 @@ class SocketTests(SynchronousTestCase):
         self.assertEqual(request.body, {"live_delivery": True})
         self.say(self.resource.pack(request, f"{PICKUP}/status", {"message_count": 0, "live_delivery": True}))
         self.assertTrue(self.successResultOf(live).live_delivery)
-        attachments = [attach(b'{"ciphertext":"x"}', "json", "one")]
+        attachments = [build_attachment(b'{"ciphertext":"x"}', "json", "one")]
         self.say(self.resource.pack(request, f"{PICKUP}/delivery", {}, thid=None, attachments=attachments))
         self.assertEqual(
-            self.successResultOf(self.socket.pushed.get()), Delivered("one", b'{"ciphertext":"x"}', "json")
+            self.successResultOf(self.socket.pushed.get()), DeliveredMessage("one", b'{"ciphertext":"x"}', "json")
         )
 
     def test_raw_push_is_known_by_its_digest(self) -> None:
         """In raw mode the payload itself is the frame, and its SHA-256 is what it is acknowledged by (6.1)."""
-        alice = Identity.fresh()
+        alice = WalletIdentity.fresh()
         payload = authcrypt(note_from(alice, self.wallet.identity), alice, self.wallet.identity.document)
         self.say(payload)
         delivered = self.successResultOf(self.socket.pushed.get())
@@ -538,11 +548,11 @@ class SocketTests(SynchronousTestCase):
         (request,) = self.requests()
         report = {"code": "e.p.req.not_enroll", "comment": "no"}
         self.say(self.resource.pack(request, PROBLEM_REPORT, report, thid=None, pthid=request.message.id))
-        self.assertEqual(self.failureResultOf(status, Problem).value.code, "e.p.req.not_enroll")
+        self.assertEqual(self.failureResultOf(status, MediatorProblem).value.code, "e.p.req.not_enroll")
 
     def test_problem_about_nothing_known_is_kept(self) -> None:
         """A report in the clear about a frame that did not open has no thread (section 11, row 7)."""
-        self.say(jsontext.dumps(compose(PROBLEM_REPORT, {"code": "e.p.trust.crypto", "comment": "no"})))
+        self.say(encoding.dumps(compose_message(PROBLEM_REPORT, {"code": "e.p.trust.crypto", "comment": "no"})))
         self.assertEqual(self.successResultOf(self.socket.problems.get()).code, "e.p.trust.crypto")
 
     def test_nonsense_is_kept_apart(self) -> None:
@@ -558,9 +568,9 @@ class SocketTests(SynchronousTestCase):
         status, closed = self.begin(self.socket.status()), self.socket.closed()
         self.end.sendClose(4000)
         self.pipe.pump.flush()
-        self.assertEqual(self.failureResultOf(status, SocketClosed).value.code, 4000)
+        self.assertEqual(self.failureResultOf(status, SocketClosedError).value.code, 4000)
         self.assertEqual(self.successResultOf(closed), 4000)
-        self.assertRaises(SocketClosed, self.socket.send_frame, b"{}")
+        self.assertRaises(SocketClosedError, self.socket.send_frame, b"{}")
 
     def test_close_is_orderly(self) -> None:
         """Closing from our side ends with the code we gave."""
@@ -570,15 +580,15 @@ class SocketTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(self.socket.close()), 1000)
 
 
-def forged_frame(wallet: Wallet) -> bytes:
+def forged_frame(wallet: DIDCommWallet) -> bytes:
     """A delivery whose `from` is the mediator and whose encryption is somebody else's."""
-    forger = Identity.fresh()
-    message = compose(f"{PICKUP}/delivery", {}, to=[wallet.did], **{"from": wallet.mediator.did})
+    forger = WalletIdentity.fresh()
+    message = compose_message(f"{PICKUP}/delivery", {}, to=[wallet.did], **{"from": wallet.mediator.did})
     return authcrypt(message, forger, wallet.identity.document)
 
 
 def test_forward_can_take_every_shape() -> None:
     """Tests need forwards of several attachments, in either form, with any header (reference 4.4)."""
-    message = forward("did:example:1", [b"{}", b"{}"], form="base64", delay_milli=5)
+    message = build_forward("did:example:1", [b"{}", b"{}"], form="base64", delay_milli=5)
     assert [attachment["data"] for attachment in message["attachments"]] == [{"base64": "e30"}, {"base64": "e30"}]
     assert message["delay_milli"] == 5

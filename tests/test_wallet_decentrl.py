@@ -8,17 +8,25 @@ from typing import Any
 
 import pytest
 
-from mediatord.protocol import jsontext
-from mediatord.protocol.decentrl.did import mediator_document, parse_did
-from mediatord.protocol.decentrl.sealing import seal, shared_secret
-from mediatord.protocol.decentrl.signing import verify_json
-from mediatord.wallet.decentrl import commands
-from mediatord.wallet.decentrl.contracts import Agreement, Proposal, accept, conclude, propose
-from mediatord.wallet.decentrl.envelopes import open_event, seal_event
-from mediatord.wallet.decentrl.identity import Identity, public_half
-from mediatord.wallet.decentrl.mediator import read_document
-from mediatord.wallet.decentrl.replies import ContractRequest
-from mediatord.wallet.packing import Unreadable
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.did_decentrl import make_mediator_document, parse_did
+from mediatord.protocol.decentrl.encryption import derive_shared_secret, encrypt
+from mediatord.protocol.decentrl.signatures import verify_json
+from mediatord.wallet import decentrl_messages
+from mediatord.wallet.decentrl_client import read_mediator_document
+from mediatord.wallet.decentrl_messages import (
+    ConcludedContract,
+    ContractProposal,
+    ContractRequest,
+    DecentrlIdentity,
+    accept_contract,
+    conclude_contract,
+    derive_public_key,
+    open_event,
+    propose_contract,
+    seal_event,
+)
+from mediatord.wallet.didcomm_messages import UnreadableMessage
 
 NOW = 1_800_000_000
 MEDIATOR = "did:web:127.0.0.1%3A8080"
@@ -32,10 +40,10 @@ def bytes_of(value: int) -> bytes:
     return bytes([value]) * 32
 
 
-def alice_of_the_vectors(*, raw: bool = False) -> Identity:
+def alice_of_the_vectors(*, raw: bool = False) -> DecentrlIdentity:
     """The one of reference section 16."""
     keys = {"seed": bytes_of(1), "prekey": bytes_of(2), "storage_key": bytes_of(3)}
-    return Identity.of_keys("alice", "did:web:mediator.example", **keys, raw=raw)
+    return DecentrlIdentity.of_keys("alice", "did:web:mediator.example", **keys, raw=raw)
 
 
 # --- identities and commands --------------------------------------------------------------------------------------
@@ -58,11 +66,13 @@ def test_signatures_of_the_vectors() -> None:
     alice = alice_of_the_vectors()
     payload = {"type": "QUERY_EVENTS", "filter": {}, "pagination": {"page": 0, "page_size": 10}}
     mediator = "did:web:mediator.example"
-    command = commands.compose(alice, commands.DIRECT, mediator, payload, timestamp_ms=TIMESTAMP_MS, nonce=NONCE)
+    command = decentrl_messages.compose_command(
+        alice, decentrl_messages.DIRECT_CHANNEL, mediator, payload, timestamp_ms=TIMESTAMP_MS, nonce=NONCE
+    )
     assert command["signature"] == (
         "mARV7l20vMxGwMYCyxe3Fpg9a360DNkpSqnEccemwI/M1yVZcPBL1JPFyOv6vYnKb6IhdSu7O2fbft3FcW8vCg=="
     )
-    assert commands.authenticate(alice, TIMESTAMP_MS, nonce=NONCE)["signature"] == (
+    assert decentrl_messages.compose_authentication(alice, TIMESTAMP_MS, nonce=NONCE)["signature"] == (
         "PqVGJMu+ZZOZI6IYcL5/uSEGxqjBXBKXEookogoWqxNoykfOGJKR+XK8ZAHTT6fAov2rClZhL71vdtXc9vIxDg=="
     )
     assert alice.tag("chat.abc") == (
@@ -72,10 +82,10 @@ def test_signatures_of_the_vectors() -> None:
 
 def test_fresh_identity_resolves_to_its_own_keys() -> None:
     """What others read in a fresh DID are the keys that its owner holds, and nobody else's (reference section 2)."""
-    alice, another = Identity.fresh("alice", MEDIATOR), Identity.fresh("alice", MEDIATOR)
+    alice, another = DecentrlIdentity.fresh("alice", MEDIATOR), DecentrlIdentity.fresh("alice", MEDIATOR)
     read = parse_did(alice.did)
     assert (read.alias, read.mediator_did) == ("alice", MEDIATOR)
-    assert (read.signing_key, read.prekey) == (alice.signing_key, public_half(alice.prekey))
+    assert (read.signing_key, read.prekey) == (alice.signing_key, derive_public_key(alice.prekey))
     assert read.signing_key_id == alice.signing_key_id
     assert alice.did != another.did
 
@@ -89,7 +99,7 @@ def test_keys_stay_out_of_sight() -> None:
 
 def test_storage_is_for_oneself() -> None:
     """What is encrypted for storage comes out as it went in, for nobody else (reference 5.1)."""
-    alice, bob = Identity.fresh("alice", MEDIATOR), Identity.fresh("bob", MEDIATOR)
+    alice, bob = DecentrlIdentity.fresh("alice", MEDIATOR), DecentrlIdentity.fresh("bob", MEDIATOR)
     assert alice.unseal(alice.seal("né")) == "né"
     with pytest.raises(ValueError):
         bob.unseal(alice.seal("né"))
@@ -97,9 +107,9 @@ def test_storage_is_for_oneself() -> None:
 
 def test_headers_can_be_replaced() -> None:
     """Tests need commands with any header, and signed all the same."""
-    alice = Identity.fresh("alice", MEDIATOR)
-    command = commands.compose(
-        alice, commands.PRIVATE, "did:x:1", "sealed", timestamp_ms=1, sender_did="did:x:2", more=1
+    alice = DecentrlIdentity.fresh("alice", MEDIATOR)
+    command = decentrl_messages.compose_command(
+        alice, decentrl_messages.PRIVATE_CHANNEL, "did:x:1", "sealed", timestamp_ms=1, sender_did="did:x:2", more=1
     )
     assert (command["header"]["sender_did"], command["header"]["more"]) == ("did:x:2", 1)
     signed = {"header": command["header"], "payload": "sealed"}
@@ -109,7 +119,7 @@ def test_headers_can_be_replaced() -> None:
 # --- contracts ----------------------------------------------------------------------------------------------------
 
 
-def keys_of(*identities: Identity) -> Callable[[str, str], bytes | None]:
+def keys_of(*identities: DecentrlIdentity) -> Callable[[str, str], bytes | None]:
     """The signing keys of these identities."""
     known = {(one.did, one.signing_key_id): one.signing_key for one in identities}
     return lambda did, key_id: known.get((did, key_id))
@@ -119,11 +129,11 @@ class Pair:
     """Alice, who proposes a contract, and Bob, who is asked for it."""
 
     def __init__(self, **changes: Any) -> None:
-        self.alice, self.bob = Identity.fresh("alice", MEDIATOR), Identity.fresh("bob", MEDIATOR)
-        self.proposal = propose(self.alice, self.bob.did, NOW, **changes)
+        self.alice, self.bob = DecentrlIdentity.fresh("alice", MEDIATOR), DecentrlIdentity.fresh("bob", MEDIATOR)
+        self.proposal = propose_contract(self.alice, self.bob.did, NOW, **changes)
         self.request = self.sent(self.proposal)
 
-    def sent(self, proposal: Proposal) -> ContractRequest:
+    def sent(self, proposal: ContractProposal) -> ContractRequest:
         """A proposal as Bob's mediator hands it out."""
         payload = proposal.payload(parse_did(self.bob.did).prekey)
         return ContractRequest(id="1", sender_did=self.alice.did, **payload)
@@ -133,13 +143,13 @@ class Pair:
         terms = {**self.proposal.request["communication_contract"], **changes}
         return self.sent(replace(self.proposal, request={**self.proposal.request, "communication_contract": terms}))
 
-    def accepted(self) -> Agreement:
+    def accepted(self) -> ConcludedContract:
         """What Bob makes of it."""
-        return accept(self.request, self.bob, NOW)
+        return accept_contract(self.request, self.bob, NOW)
 
-    def concluded(self, signed: dict[str, Any]) -> Agreement:
+    def concluded(self, signed: dict[str, Any]) -> ConcludedContract:
         """What Alice makes of that."""
-        return conclude(self.proposal, signed, keys_of(self.alice, self.bob))
+        return conclude_contract(self.proposal, signed, keys_of(self.alice, self.bob))
 
 
 def test_contract_gives_both_the_same() -> None:
@@ -150,7 +160,7 @@ def test_contract_gives_both_the_same() -> None:
     assert (bobs.peer_did, alices.peer_did) == (pair.alice.did, pair.bob.did)
     assert (alices.id, alices.root_secret) == (bobs.id, bobs.root_secret)
     assert alices.expires_at == NOW + 31_536_000
-    prekeys = shared_secret(pair.alice.prekey, parse_did(pair.bob.did).prekey)
+    prekeys = derive_shared_secret(pair.alice.prekey, parse_did(pair.bob.did).prekey)
     assert alices.root_secret != prekeys
 
 
@@ -164,13 +174,13 @@ def test_every_contract_has_its_own_secret() -> None:
 def test_only_the_one_who_is_asked_can_read_a_proposal() -> None:
     """A request is encrypted to a key of its recipient's DID (reference 7.6)."""
     pair = Pair()
-    with pytest.raises(Unreadable, match="does not open"):
-        accept(pair.request, Identity.fresh("carol", MEDIATOR), NOW)
+    with pytest.raises(UnreadableMessage, match="does not open"):
+        accept_contract(pair.request, DecentrlIdentity.fresh("carol", MEDIATOR), NOW)
 
 
 def test_proposals_that_are_not_accepted() -> None:
     """Not what is proposed by one and sent by another, for somebody else, under other terms, or too late."""
-    pair, mallory = Pair(), Identity.fresh("mallory", MEDIATOR)
+    pair, mallory = Pair(), DecentrlIdentity.fresh("mallory", MEDIATOR)
     for request, why in (
         (pair.request.model_copy(update={"sender_did": mallory.did}), "between others"),
         (pair.request.model_copy(update={"sender_did": "did:x:1"}), "does not open"),
@@ -179,10 +189,10 @@ def test_proposals_that_are_not_accepted() -> None:
         (pair.changed(expires_at=NOW + 10**9), "not signed"),
         (pair.changed(expires_at="soon"), "does not open"),
     ):
-        with pytest.raises(Unreadable, match=why):
-            accept(request, pair.bob, NOW)
-    with pytest.raises(Unreadable, match="has expired"):
-        accept(pair.request, pair.bob, NOW + 31_536_000)
+        with pytest.raises(UnreadableMessage, match=why):
+            accept_contract(request, pair.bob, NOW)
+    with pytest.raises(UnreadableMessage, match="has expired"):
+        accept_contract(pair.request, pair.bob, NOW + 31_536_000)
 
 
 def test_answers_that_are_not_believed() -> None:
@@ -197,7 +207,7 @@ def test_answers_that_are_not_believed() -> None:
         ({**signed, "recipient_signature": signed["requestor_signature"]}, "not both have signed"),
         (Pair().accepted().signed, "not what was proposed"),
     ):
-        with pytest.raises(Unreadable, match=why):
+        with pytest.raises(UnreadableMessage, match=why):
             pair.concluded(answer)
 
 
@@ -224,20 +234,20 @@ def test_event_is_opened_under_whichever_contract_it_was_sent() -> None:
 
 def test_events_that_are_not_read() -> None:
     """Under no contract of ours, signed by somebody else, or no event at all."""
-    pair, mallory = Pair(), Identity.fresh("mallory", MEDIATOR)
+    pair, mallory = Pair(), DecentrlIdentity.fresh("mallory", MEDIATOR)
     agreement = pair.accepted()
     envelope = {"contract_id": agreement.id, "event": 1, "timestamp": NOW}
     for payload, why in (
         (seal_event(pair.alice, pair.accepted(), "x", NOW), "no contract"),
         (seal_event(mallory, agreement, "x", NOW), "did not sign"),
-        (seal(b"[]", agreement.root_secret), "not an event"),
-        (seal(b"{}", agreement.root_secret), "not an event"),
+        (encrypt(b"[]", agreement.root_secret), "not an event"),
+        (encrypt(b"{}", agreement.root_secret), "not an event"),
         (
-            seal(jsontext.dumps({**envelope, "signature": pair.alice.sign(envelope)}), agreement.root_secret),
+            encrypt(encoding.dumps({**envelope, "signature": pair.alice.sign(envelope)}), agreement.root_secret),
             "not an event",
         ),
     ):
-        with pytest.raises(Unreadable, match=why):
+        with pytest.raises(UnreadableMessage, match=why):
             open_event(payload, pair.alice.did, [agreement])
 
 
@@ -246,8 +256,10 @@ def test_events_that_are_not_read() -> None:
 
 def document(*, raw: bool = False, did: str = MEDIATOR, url: str = URL) -> dict[str, Any]:
     """That of a mediator with the keys of the vectors."""
-    signing = Identity.of_keys("m", did, seed=bytes_of(0x11), prekey=bytes_of(0x12), storage_key=b"").signing_key
-    return mediator_document(did, signing, public_half(bytes_of(0x12)), url, raw=raw)
+    signing = DecentrlIdentity.of_keys(
+        "m", did, seed=bytes_of(0x11), prekey=bytes_of(0x12), storage_key=b""
+    ).signing_key
+    return make_mediator_document(did, signing, derive_public_key(bytes_of(0x12)), url, raw=raw)
 
 
 @pytest.mark.parametrize("raw", [False, True])
@@ -256,15 +268,15 @@ def test_document_says_all_that_a_wallet_needs(raw: bool) -> None:
     value = document(raw=raw)
     value["keyAgreement"] = [f"{MEDIATOR}#key-1", {"id": f"{MEDIATOR}#key-2"}, *value["keyAgreement"]]
     value["service"] = [{"id": "#didcomm", "serviceEndpoint": "https://elsewhere.example"}, *value["service"]]
-    found = read_document(value)
+    found = read_mediator_document(value)
     assert (found.did, found.url, found.ws_url) == (MEDIATOR, URL, "ws://127.0.0.1:8080/ws")
-    assert found.prekey == public_half(bytes_of(0x12))
+    assert found.prekey == derive_public_key(bytes_of(0x12))
     assert found.public_url("did:x:1") == f"{URL}/public/did:x:1"
 
 
 def test_socket_of_a_mediator_with_tls() -> None:
     """Behind https: and below a path there is a wss: at the same place."""
-    assert read_document(document(url="https://m.example/d/")).ws_url == "wss://m.example/d/ws"
+    assert read_mediator_document(document(url="https://m.example/d/")).ws_url == "wss://m.example/d/ws"
 
 
 @pytest.mark.parametrize("member", ["id", "service", "verificationMethod", "keyAgreement"])
@@ -272,5 +284,5 @@ def test_document_without_something_is_not_used(member: str) -> None:
     """A wallet needs all of it."""
     values: tuple[Any, ...] = (None, [], [{}], "x")
     for value in values:
-        with pytest.raises(Unreadable):
-            read_document({**document(), member: value})
+        with pytest.raises(UnreadableMessage):
+            read_mediator_document({**document(), member: value})

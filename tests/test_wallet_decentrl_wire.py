@@ -14,20 +14,32 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Request
 
-from mediatord.protocol import jsontext
-from mediatord.protocol.decentrl.contracts import countersign, read_registration
-from mediatord.protocol.decentrl.did import parse_did
-from mediatord.protocol.decentrl.sealing import decode_public_key, new_pair, open_sealed, shared_secret
-from mediatord.protocol.decentrl.signing import verify_json
-from mediatord.wallet.decentrl.client import Refused
-from mediatord.wallet.decentrl.contracts import conclude, propose
-from mediatord.wallet.decentrl.mediator import Directory, Mediator, discover, read_document, resolve
-from mediatord.wallet.decentrl.replies import ContractRequest, PendingEvent, read_pushed
-from mediatord.wallet.decentrl.socket import Socket, connect
-from mediatord.wallet.decentrl.wallet import Entry, Wallet
-from mediatord.wallet.mediator import HTTP
-from mediatord.wallet.packing import Unreadable
-from mediatord.wallet.socket import SocketClosed
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.contracts import countersign_contract, parse_registration_request
+from mediatord.protocol.decentrl.did_decentrl import parse_did
+from mediatord.protocol.decentrl.encryption import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
+from mediatord.protocol.decentrl.signatures import verify_json
+from mediatord.wallet.decentrl_client import (
+    CommandRefused,
+    DecentrlMediator,
+    DecentrlWallet,
+    HistoryEntry,
+    MediatorDirectory,
+    discover_decentrl_mediator,
+    read_mediator_document,
+    resolve_decentrl_mediator,
+)
+from mediatord.wallet.decentrl_messages import (
+    ContractRequest,
+    PendingEvent,
+    conclude_contract,
+    propose_contract,
+    read_pushed_events,
+)
+from mediatord.wallet.decentrl_socket import DecentrlSocket, connect_decentrl_socket
+from mediatord.wallet.didcomm_client import TreqClient
+from mediatord.wallet.didcomm_messages import UnreadableMessage
+from mediatord.wallet.didcomm_socket import SocketClosedError
 from tests.test_wallet import Pipe
 from tests.test_wallet_decentrl import MEDIATOR, NOW, URL, bytes_of, document
 
@@ -70,16 +82,19 @@ class ScriptedMediator(Resource):
     def _reply(self, request: Request, status: int, value: Any) -> bytes:
         request.setResponseCode(status)
         request.setHeader("content-type", self.content_type)
-        return value if isinstance(value, bytes) else jsontext.dumps(value)
+        return value if isinstance(value, bytes) else encoding.dumps(value)
 
     @staticmethod
     def registered(command: dict[str, Any]) -> tuple[int, Any]:
         """The reply to a registration (DCTRL-0004 8.1)."""
         payload = command["payload"]
         public = decode_public_key(payload["requestor_ephemeral_public_key"])
-        plaintext = open_sealed(payload["encrypted_contract_request"], shared_secret(bytes_of(0x12), public))
-        signed = countersign(
-            read_registration(plaintext), mediator_did=MEDIATOR, encryption_key=new_pair()[1], seed=bytes_of(0x11)
+        plaintext = decrypt(payload["encrypted_contract_request"], derive_shared_secret(bytes_of(0x12), public))
+        signed = countersign_contract(
+            parse_registration_request(plaintext),
+            mediator_did=MEDIATOR,
+            encryption_key=generate_key_pair()[1],
+            seed=bytes_of(0x11),
         )
         code = "MEDIATOR_REGISTRATION_SUCCESS"
         return 200, {"type": "SUCCESS", "code": code, "payload": {"signed_communication_contract": signed}}
@@ -101,13 +116,13 @@ class HTTPTestCase(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         self.resource = ScriptedMediator()
-        self.http = cast(HTTP, StubTreq(self.resource))
-        self.mediator: Mediator = self.ask(discover(self.http, URL))
+        self.http = cast(TreqClient, StubTreq(self.resource))
+        self.mediator: DecentrlMediator = self.ask(discover_decentrl_mediator(self.http, URL))
         self.wallet = self.a_wallet("alice")
 
-    def a_wallet(self, alias: str) -> Wallet:
+    def a_wallet(self, alias: str) -> DecentrlWallet:
         """One with a fresh identity."""
-        return Wallet.fresh(alias, self.mediator, self.http, self.clock)
+        return DecentrlWallet.fresh(alias, self.mediator, self.http, self.clock)
 
     def ask(self, work: Coroutine[Any, Any, Any]) -> Any:
         """What a coroutine returns, which must not wait."""
@@ -149,28 +164,28 @@ class ClientTests(HTTPTestCase):
     def test_refusal_has_status_and_code(self) -> None:
         """A refusal is raised, also one that says nothing (DCTRL-0004 section 11)."""
         self.resource.will_say(401, code="DUPLICATE_NONCE")
-        refusal = self.refused(self.wallet.acknowledge([]), Refused)
+        refusal = self.refused(self.wallet.acknowledge([]), CommandRefused)
         self.assertEqual((refusal.status, refusal.code), (401, "DUPLICATE_NONCE"))
         self.resource.answer = lambda _: (502, b"Bad Gateway")
-        refusal = self.refused(self.wallet.acknowledge([]), Refused)
+        refusal = self.refused(self.wallet.acknowledge([]), CommandRefused)
         self.assertEqual((refusal.status, refusal.code), (502, ""))
 
     def test_replies_that_are_none(self) -> None:
         """A 200 that is no JSON object, no success, or without what was asked for is not read."""
         for reply in (b"hello", b"[]", {}, {"type": "ERROR", "code": "X"}):
             self.resource.answer = lambda _, reply=reply: (200, reply)  # type: ignore[misc]  # bound early
-            self.refused(self.wallet.acknowledge([]), Unreadable)
+            self.refused(self.wallet.acknowledge([]), UnreadableMessage)
         self.resource.will_say(payload={"pending_events": [{"id": 1}], "pagination": {}})
-        self.refused(self.wallet.pending(), Unreadable)
+        self.refused(self.wallet.pending(), UnreadableMessage)
         self.resource.will_say()
-        self.refused(self.wallet.publish("x"), Unreadable)
+        self.refused(self.wallet.publish("x"), UnreadableMessage)
         self.resource.content_type = "text/html"
-        self.refused(self.wallet.acknowledge([]), Unreadable)
+        self.refused(self.wallet.acknowledge([]), UnreadableMessage)
 
     def test_silence_ends(self) -> None:
         """A mediator that says nothing costs half a minute."""
-        silent = cast(HTTP, Silent())
-        wallet = Wallet.fresh("alice", self.mediator, silent, self.clock)
+        silent = cast(TreqClient, Silent())
+        wallet = DecentrlWallet.fresh("alice", self.mediator, silent, self.clock)
         asking = Deferred.fromCoroutine(wallet.acknowledge([]))
         self.clock.advance(29)
         self.assertNoResult(asking)
@@ -182,13 +197,13 @@ class ClientTests(HTTPTestCase):
         agreement = self.ask(self.wallet.register(lifetime=100))
         self.assertEqual((agreement.peer_did, agreement.expires_at), (MEDIATOR, NOW + 100))
         self.resource.will_say(payload={})
-        self.refused(self.wallet.register(), Unreadable)
+        self.refused(self.wallet.register(), UnreadableMessage)
 
     def test_registration_by_an_impostor_is_refused(self) -> None:
         """Only the mediator's own key makes a registration."""
         impostor = replace(self.mediator, signing_key=self.wallet.identity.signing_key)
-        wallet = Wallet.fresh("alice", impostor, self.http, self.clock)
-        self.refused(wallet.register(), Unreadable)
+        wallet = DecentrlWallet.fresh("alice", impostor, self.http, self.clock)
+        self.refused(wallet.register(), UnreadableMessage)
 
     def test_filters_have_what_is_wanted(self) -> None:
         """Tags are encrypted; what is not wanted is absent, not null (reference section 4)."""
@@ -211,7 +226,9 @@ class ClientTests(HTTPTestCase):
         """Nothing of an event or its tags is in what is sent, and it comes back whole (DCTRL-0004 8.9)."""
         self.resource.will_say()
         self.ask(
-            self.wallet.save_events(Entry(self.wallet.did, "did:x:1", "secret", ("a hidden tag",), contract_id="c"))
+            self.wallet.save_events(
+                HistoryEntry(self.wallet.did, "did:x:1", "secret", ("a hidden tag",), contract_id="c")
+            )
         )
         (event,) = self.payload["events"]
         self.assertEqual((event["timestamp"], event["contract_id"]), (NOW, "c"))
@@ -241,7 +258,7 @@ class ClientTests(HTTPTestCase):
         self.assertIn("after=1&tags=a%2Cc", self.resource.asked[-1])
         changed = {"id": "7", **shown, "tags": ["b", "a"]}
         self.resource.pages[f"/public/{did}"] = 200, {"events": [changed], "pagination": pagination}
-        self.refused(self.a_wallet("bob").public(did), Unreadable)
+        self.refused(self.a_wallet("bob").public(did), UnreadableMessage)
 
 
 class ContractingTests(HTTPTestCase):
@@ -278,7 +295,7 @@ class ContractingTests(HTTPTestCase):
         self.resource.will_say(code="REQUESTED")
         self.ask(alice.request_contract(bob.did))
         accepted = bob.accept(ContractRequest(id="1", sender_did=alice.did, **self.payload))
-        others = [propose(alice.identity, bob.did, NOW).request for _ in range(2)]
+        others = [propose_contract(alice.identity, bob.did, NOW).request for _ in range(2)]
         kept = [{"id": str(id(one)), "signed_communication_contract": one} for one in (*others, accepted.signed)]
 
         def page_of(command: dict[str, Any]) -> tuple[int, Any]:
@@ -314,12 +331,12 @@ class ContractingTests(HTTPTestCase):
             event = bob.open(PendingEvent(id="5", sender_did=alice.did, payload=self.payload))
             self.assertEqual(event.agreement.expires_at - NOW, used)
 
-    def befriend(self, alice: Wallet, bob: Wallet, **changes: Any) -> None:
+    def befriend(self, alice: DecentrlWallet, bob: DecentrlWallet, **changes: Any) -> None:
         """Make a contract without a mediator."""
-        proposal = propose(alice.identity, bob.did, alice.now(), **changes)
+        proposal = propose_contract(alice.identity, bob.did, alice.now(), **changes)
         payload = proposal.payload(parse_did(bob.did).prekey)
         accepted = bob.accept(ContractRequest(id="1", sender_did=alice.did, **payload))
-        alice.agreements.append(conclude(proposal, accepted.signed, alice.directory.signing_key))
+        alice.agreements.append(conclude_contract(proposal, accepted.signed, alice.directory.signing_key))
 
 
 class DirectoryTests(HTTPTestCase):
@@ -327,23 +344,23 @@ class DirectoryTests(HTTPTestCase):
 
     def test_mediator_of_a_did(self) -> None:
         """The one that the DID names, fetched once; on the loopback interface without TLS (reference section 3)."""
-        directory = Directory(self.http)
+        directory = MediatorDirectory(self.http)
         for _ in range(2):
             self.assertEqual(self.ask(directory.mediator_of(self.wallet.did)), self.mediator)
         self.assertEqual(self.resource.asked, ["/.well-known/did.json"] * 2)  # the first is that of setUp
 
     def test_mediator_that_cannot_be_found(self) -> None:
         """DIDs of other methods, places where there is none, and documents of others."""
-        directory = Directory(self.http)
-        self.refused(directory.mediator_of("did:x:1"), Unreadable)
+        directory = MediatorDirectory(self.http)
+        self.refused(directory.mediator_of("did:x:1"), UnreadableMessage)
         for did in ("did:x:1", "did:web:", "did:web:127.0.0.1%3A9999"):
-            self.refused(resolve(self.http, did), Unreadable)
+            self.refused(resolve_decentrl_mediator(self.http, did), UnreadableMessage)
         self.resource.pages.clear()
-        self.refused(resolve(self.http, MEDIATOR), Unreadable)
+        self.refused(resolve_decentrl_mediator(self.http, MEDIATOR), UnreadableMessage)
 
     def test_signing_keys(self) -> None:
         """Of a did:decentrl by itself, of a mediator once it is known, and only under their ids (reference 2.2)."""
-        directory = Directory(self.http)
+        directory = MediatorDirectory(self.http)
         alice = self.wallet.identity
         self.assertEqual(directory.signing_key(alice.did, alice.signing_key_id), alice.signing_key)
         self.assertIsNone(directory.signing_key(alice.did, "#signing"))
@@ -369,10 +386,10 @@ class SocketTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)
-        http = cast(HTTP, StubTreq(ScriptedMediator()))
-        self.wallet = Wallet.fresh("alice", read_document(document()), http, self.clock)
+        http = cast(TreqClient, StubTreq(ScriptedMediator()))
+        self.wallet = DecentrlWallet.fresh("alice", read_mediator_document(document()), http, self.clock)
         self.pipe = Pipe()
-        self.connecting = Deferred.fromCoroutine(connect(self.clock, self.wallet, endpoint=self.pipe))
+        self.connecting = Deferred.fromCoroutine(connect_decentrl_socket(self.clock, self.wallet, endpoint=self.pipe))
         self.pipe.pump.flush()
         assert self.pipe.server.end is not None
         self.end = self.pipe.server.end
@@ -384,7 +401,7 @@ class SocketTests(SynchronousTestCase):
 
     def say(self, value: object, *, binary: bool = False) -> None:
         """Send a frame from the other end."""
-        self.end.sendMessage(value if isinstance(value, bytes) else jsontext.dumps(value), binary)
+        self.end.sendMessage(value if isinstance(value, bytes) else encoding.dumps(value), binary)
         self.pipe.pump.flush()
 
     def hang_up(self, code: int) -> None:
@@ -392,7 +409,7 @@ class SocketTests(SynchronousTestCase):
         self.end.sendClose(code)
         self.pipe.pump.flush()
 
-    def opened(self) -> Socket:
+    def opened(self) -> DecentrlSocket:
         """The socket, once the mediator has said yes."""
         self.say({"type": "AUTH_SUCCESS"})
         return self.successResultOf(self.connecting)
@@ -411,13 +428,13 @@ class SocketTests(SynchronousTestCase):
         self.say({"type": "AUTH_FAILED", "code": "NOT_REGISTERED"})
         self.assertNoResult(self.connecting)
         self.hang_up(4007)
-        refusal = self.failureResultOf(self.connecting, Refused).value
+        refusal = self.failureResultOf(self.connecting, CommandRefused).value
         self.assertEqual((refusal.status, refusal.code), (4007, "NOT_REGISTERED"))
 
     def test_closed_before_an_answer(self) -> None:
         """A mediator that stops says nothing about us."""
         self.hang_up(4000)
-        self.assertEqual(self.failureResultOf(self.connecting, SocketClosed).value.code, 4000)
+        self.assertEqual(self.failureResultOf(self.connecting, SocketClosedError).value.code, 4000)
 
     def test_silence_ends(self) -> None:
         """A mediator that does not answer is left."""
@@ -440,8 +457,8 @@ class SocketTests(SynchronousTestCase):
         self.say({"type": "PENDING_EVENTS", "events": [event]})
         self.say({"type": "CONTRACTS_UPDATED"})
         first, second = (self.successResultOf(socket.pushed.get()) for _ in range(2))
-        self.assertEqual(read_pushed(first), (PendingEvent(**event),))
-        self.assertEqual(read_pushed(second), ())
+        self.assertEqual(read_pushed_events(first), (PendingEvent(**event),))
+        self.assertEqual(read_pushed_events(second), ())
 
     def test_what_is_no_push(self) -> None:
         """Other frames, and pushes without their members, are not read."""
@@ -451,8 +468,8 @@ class SocketTests(SynchronousTestCase):
             {"type": "PENDING_EVENTS"},
             {"type": "PENDING_EVENTS", "events": [1]},
         ):
-            with self.assertRaises(Unreadable):
-                read_pushed(frame)
+            with self.assertRaises(UnreadableMessage):
+                read_pushed_events(frame)
 
     def test_nonsense_is_kept_apart(self) -> None:
         """Frames that are not JSON, not known or not text disturb nothing."""
@@ -469,7 +486,7 @@ class SocketTests(SynchronousTestCase):
         self.hang_up(4000)
         self.assertEqual(self.successResultOf(closed), 4000)
         self.assertEqual(self.successResultOf(socket.close()), 4000)
-        self.assertRaises(SocketClosed, socket.send, {})
+        self.assertRaises(SocketClosedError, socket.send, {})
 
     def test_close_is_orderly(self) -> None:
         """Closing from our side ends with the code we gave."""

@@ -20,10 +20,11 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.ssl import Certificate, optionsForClientTLS
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from mediatord.service import Listener, StartupError
-from mediatord.workers import Adopting, Sharing
-from mediatord.workers.brief import Inherited
-from tests.authority import Authority
+from mediatord.errors import StartupError
+from mediatord.net.listeners import Listener
+from mediatord.workers.shared_listeners import InheritedSocketReactor, SharedListeners
+from mediatord.workers.worker_process import InheritedSocket
+from tests.certificate_authority import CertificateAuthority
 
 reactor: Any = _reactor
 
@@ -35,9 +36,9 @@ LULL_SECONDS = 0.05
 
 
 class SharingTests(SynchronousTestCase):
-    def sharing(self, *endpoints: str, count: int = 3) -> Sharing:
+    def sharing(self, *endpoints: str, count: int = 3) -> SharedListeners:
         """Bound, and closed again."""
-        sharing = Sharing(reactor, endpoints, count)
+        sharing = SharedListeners(reactor, endpoints, count)
         self.addCleanup(sharing.close)
         sharing.bind()
         return sharing
@@ -48,7 +49,7 @@ class SharingTests(SynchronousTestCase):
             self.sharing(*endpoints)
         return str(caught.exception)
 
-    def socket_of(self, sharing: Sharing, number: int, index: int = 0) -> socket.socket:
+    def socket_of(self, sharing: SharedListeners, number: int, index: int = 0) -> socket.socket:
         """A worker's own copy of a socket."""
         descriptor, family = sharing.sockets(number)[index]
         copy = socket.socket(family, socket.SOCK_STREAM, fileno=os.dup(descriptor))
@@ -84,15 +85,15 @@ class SharingTests(SynchronousTestCase):
         sharing = self.sharing(LOOPBACK, count=2)
         one, two = (self.socket_of(sharing, number) for number in (0, 1))
         address = one.getsockname()
-        sharing.rest(0)
+        sharing.suspend(0)
         self.connected(address)
         self.assertEqual(waiting(two), CONNECTIONS)
-        sharing.rest(1)
+        sharing.suspend(1)
         self.assertRaises(ConnectionRefusedError, socket.create_connection, address, 5)
         with contextlib.closing(socket.socket()) as other:
             self.assertRaises(OSError, other.bind, address)
-        sharing.wake(0)
-        sharing.wake(1)
+        sharing.resume(0)
+        sharing.resume(1)
         self.connected(address)
         self.assertGreater(min(waiting(one), waiting(two)), 0)
 
@@ -133,7 +134,7 @@ class SharingTests(SynchronousTestCase):
     def test_tls(self) -> None:
         """As TCP: to encrypt is the worker's business."""
         directory = Path(self.directory())
-        certificate = Authority(directory).issue("localhost", ["127.0.0.1"])
+        certificate = CertificateAuthority(directory).issue("localhost", ["127.0.0.1"])
         sharing = self.sharing(
             f"ssl:0:interface=127.0.0.1:privateKey={certificate}:certKey={certificate}:backlog=100"
         )
@@ -231,7 +232,7 @@ class AdoptingTests(TestCase):
         self.addCleanup(shutil.rmtree, directory)
         path = f"{directory}/s"
         endpoint = f"unix:{path}:mode=600"
-        sharing = Sharing(reactor, [endpoint], 2)
+        sharing = SharedListeners(reactor, [endpoint], 2)
         sharing.bind()
         self.addCleanup(sharing.close)
         ports = [await self.adopted(endpoint, sharing, number) for number in (0, 1)]
@@ -247,15 +248,15 @@ class AdoptingTests(TestCase):
         """What is inherited for an `ssl:` address speaks TLS, and closes what its factory refuses."""
         directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, directory)
-        authority = Authority(directory)
+        authority = CertificateAuthority(directory)
         files = authority.issue("here", ["127.0.0.1"])
         endpoint = f"ssl:0:interface=127.0.0.1:privateKey={files}:certKey={files}"
-        sharing = Sharing(reactor, [endpoint], 1)
+        sharing = SharedListeners(reactor, [endpoint], 1)
         sharing.bind()
         self.addCleanup(sharing.close)
         descriptor, family = sharing.sockets(0)[0]
         factory = LimitedFactory()
-        adopting = Adopting(reactor, Inherited(os.dup(descriptor), family))
+        adopting = InheritedSocketReactor(reactor, InheritedSocket(os.dup(descriptor), family))
         listener = Listener(endpoint, factory, adopting)
         listener.privilegedStartService()
         plain = TCP4ClientEndpoint(reactor, "127.0.0.1", listener.address.port)
@@ -266,10 +267,10 @@ class AdoptingTests(TestCase):
         self.assertEqual(await refused.over, b"")
         await listener.stopService()
 
-    async def adopted(self, endpoint: str, sharing: Sharing, number: int) -> Any:
+    async def adopted(self, endpoint: str, sharing: SharedListeners, number: int) -> Any:
         """Listen with a copy of the worker's socket, as if it were inherited."""
         descriptor, family = sharing.sockets(number)[0]
-        adopting: Any = Adopting(reactor, Inherited(os.dup(descriptor), family))
+        adopting: Any = InheritedSocketReactor(reactor, InheritedSocket(os.dup(descriptor), family))
         return await serverFromString(adopting, endpoint).listen(Factory.forProtocol(Greeting))
 
     async def greeting(self, path: str) -> bytes:
@@ -286,7 +287,7 @@ class AdoptingTests(TestCase):
         listening.setblocking(False)
         listening.bind(f"{directory}/s")
         listening.listen()
-        adopting: Any = Adopting(reactor, Inherited(listening.detach(), socket.AF_UNIX))
+        adopting: Any = InheritedSocketReactor(reactor, InheritedSocket(listening.detach(), socket.AF_UNIX))
         self.patch(socket, "socket", Refusing)
         port = await serverFromString(adopting, "unix:unused").listen(Factory.forProtocol(Greeting))
         self.addCleanup(port.stopListening)

@@ -16,21 +16,30 @@ from twisted.logger import LogEvent, globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.config import Config, ConfigError
-from mediatord.identity import Identity
-from mediatord.interfaces import QueueLimits
-from mediatord.keyfile import create_keys, read_keys, retire_keys, rotate_keys
-from mediatord.notify import SERVING, WAITING
-from mediatord.readiness import Own
-from mediatord.service import StartupError, makeService
-from mediatord.store.memory import MemoryStore
-from mediatord.wallet.throwaway import free_port
-from mediatord.wiring.base import build_base
-from mediatord.wiring.workers import worker_settings
-from mediatord.workers import Brief, WorkerPlace
-from mediatord.workers.brief import Inherited
-from mediatord.workers.child import BRIEF, FIRST_SOCKET, ORDERS, REPORTS
-from mediatord.workers.lines import Lines, written
+from mediatord.app.core_services import build_core_services
+from mediatord.app.workers import derive_worker_config
+from mediatord.config.file import ConfigError
+from mediatord.config.settings import Config
+from mediatord.errors import StartupError
+from mediatord.identity.key_file import create_keys, parse_keys, retire_keys, rotate_keys
+from mediatord.identity.mediator_identity import MediatorIdentity
+from mediatord.observability.systemd import STATUS_SERVING, STATUS_WAITING_FOR_STORE
+from mediatord.probe.cycle import ProbeCredentials
+from mediatord.service import makeService
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.wallet.temporary_daemon import find_free_port
+from mediatord.workers.worker_process import (
+    COMMAND_FD,
+    FIRST_SOCKET_FD,
+    REPORT_FD,
+    SPEC_FD,
+    ControlMessageDecoder,
+    InheritedSocket,
+    WorkerResources,
+    WorkerSpec,
+    encode_control_message,
+)
 
 BEAT, HUNG, STARTING = 5.0, 6, 6
 
@@ -47,7 +56,7 @@ class Process:
         self.env = env
         self.fds = fds
         self.pipes = {number for number, kind in fds.items() if kind in ("r", "w")}
-        self.told: dict[int, bytes] = {ORDERS: b"", BRIEF: b""}
+        self.told: dict[int, bytes] = {COMMAND_FD: b"", SPEC_FD: b""}
         self.signals: list[str] = []
         self.over = False
         protocol.makeConnection(self)
@@ -65,23 +74,23 @@ class Process:
         self.signals.append(name)
 
     @property
-    def brief(self) -> Brief:
+    def brief(self) -> WorkerSpec:
         """What it was told at the beginning."""
-        assert BRIEF not in self.pipes, "it would wait for more"
-        return Brief.read(self.told[BRIEF])
+        assert SPEC_FD not in self.pipes, "it would wait for more"
+        return WorkerSpec.read(self.told[SPEC_FD])
 
     def orders(self) -> list[tuple[str, Any]]:
         """What it was told since the last call."""
         found: list[tuple[str, Any]] = []
-        Lines(lambda word, content: found.append((word, content))).feed(self.told[ORDERS])
-        self.told[ORDERS] = b""
+        ControlMessageDecoder(lambda word, content: found.append((word, content))).feed(self.told[COMMAND_FD])
+        self.told[COMMAND_FD] = b""
         return found
 
     def say(self, word: str, content: Any = None) -> None:
         """Say something, in two pieces."""
-        line = written(word, content)
-        self.protocol.childDataReceived(REPORTS, line[:3])
-        self.protocol.childDataReceived(REPORTS, line[3:])
+        line = encode_control_message(word, content)
+        self.protocol.childDataReceived(REPORT_FD, line[:3])
+        self.protocol.childDataReceived(REPORT_FD, line[3:])
 
     def end(self, status: int | None = None, killed_by: int | None = None) -> None:
         """Be no more."""
@@ -212,7 +221,7 @@ class SupervisorTests(SynchronousTestCase):
         """Three workers that serve."""
         processes = self.start(**more)
         for process in processes:
-            process.say("status", SERVING)
+            process.say("status", STATUS_SERVING)
             process.say("ready")
         self.told_systemd()
         return processes
@@ -226,10 +235,10 @@ class SupervisorTests(SynchronousTestCase):
             self.assertEqual((config.node, config.workers), (f"n-{number}", 1))
             self.assertEqual(config.log.directory, self.directory / "log" / f"n-{number}")
             self.assertEqual(
-                [one.descriptor for one in process.brief.place.sockets], [FIRST_SOCKET, FIRST_SOCKET + 1]
+                [one.descriptor for one in process.brief.place.sockets], [FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1]
             )
-            self.assertEqual(set(process.fds), {0, 1, 2, REPORTS, BRIEF, FIRST_SOCKET, FIRST_SOCKET + 1})
-        tcp, unix = zip(*((one.fds[FIRST_SOCKET], one.fds[FIRST_SOCKET + 1]) for one in processes), strict=True)
+            self.assertEqual(set(process.fds), {0, 1, 2, REPORT_FD, SPEC_FD, FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1})
+        tcp, unix = zip(*((one.fds[FIRST_SOCKET_FD], one.fds[FIRST_SOCKET_FD + 1]) for one in processes), strict=True)
         self.assertEqual((len(set(tcp)), len(set(unix))), (3, 1))
         places = [process.brief.place for process in processes]
         self.assertEqual((len({one.path for one in places}), len({one.secret for one in places})), (3, 1))
@@ -295,26 +304,26 @@ class SupervisorTests(SynchronousTestCase):
     def test_status(self) -> None:
         """That of who is worst off, each time it is another one."""
         processes = self.start(2)
-        processes[0].say("status", SERVING)
-        self.assertEqual(self.told_systemd(), [f"STATUS={WAITING}"])
-        processes[1].say("status", WAITING)
+        processes[0].say("status", STATUS_SERVING)
+        self.assertEqual(self.told_systemd(), [f"STATUS={STATUS_WAITING_FOR_STORE}"])
+        processes[1].say("status", STATUS_WAITING_FOR_STORE)
         self.assertEqual(self.told_systemd(), [])
-        processes[1].say("status", SERVING)
-        self.assertEqual(self.told_systemd(), [f"STATUS={SERVING}"])
+        processes[1].say("status", STATUS_SERVING)
+        self.assertEqual(self.told_systemd(), [f"STATUS={STATUS_SERVING}"])
         processes[0].say("status", "cluster: not joined")
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
-        self.alive()[-1].say("status", SERVING)
-        self.assertEqual(self.told_systemd(), ["STATUS=cluster: not joined", f"STATUS={SERVING}"])
+        self.alive()[-1].say("status", STATUS_SERVING)
+        self.assertEqual(self.told_systemd(), ["STATUS=cluster: not joined", f"STATUS={STATUS_SERVING}"])
         self.stop()
 
     def test_up_without_a_store(self) -> None:
         """Workers that never served are given up like those that could not start, whatever systemd was told."""
         processes = self.start(2)
         for process in processes:
-            process.say("status", WAITING)
+            process.say("status", STATUS_WAITING_FOR_STORE)
             process.say("ready")
-        self.assertEqual(self.told_systemd(), [f"STATUS={WAITING}", "READY=1", "WATCHDOG=1"])
+        self.assertEqual(self.told_systemd(), [f"STATUS={STATUS_WAITING_FOR_STORE}", "READY=1", "WATCHDOG=1"])
         for process in processes:
             process.say("unable", "no room")
             process.end(1)
@@ -360,7 +369,7 @@ class SupervisorTests(SynchronousTestCase):
     def test_connections_go_to_others(self) -> None:
         """While a worker is not replaced at once, nobody is kept waiting for it."""
         processes = self.all_ready()
-        listening = processes[0].fds[FIRST_SOCKET]
+        listening = processes[0].fds[FIRST_SOCKET_FD]
         self.assertTrue(is_listening(listening))
         processes[0].end(1)
         self.assertTrue(is_listening(listening))
@@ -373,7 +382,7 @@ class SupervisorTests(SynchronousTestCase):
 
     def test_address_lost(self) -> None:
         """While nobody listens, somebody else may; the worker waits for its address then."""
-        port = free_port()
+        port = find_free_port()
         processes = self.start(2, listen=[f"tcp:{port}:interface=127.0.0.1"])
         for process in processes:
             process.end(1)
@@ -476,7 +485,7 @@ class SupervisorTests(SynchronousTestCase):
     def test_stop(self) -> None:
         """All are told at the same time, no connections are taken any more, and it is over with the last of them."""
         processes = self.all_ready()
-        listening = [process.fds[FIRST_SOCKET] for process in processes]
+        listening = [process.fds[FIRST_SOCKET_FD] for process in processes]
         stopped = self.service.stopService()
         self.assertEqual([process.signals for process in processes], [["TERM"]] * 3)
         for descriptor in listening:
@@ -544,7 +553,7 @@ class SupervisorTests(SynchronousTestCase):
 
     def served(self, keys: str) -> tuple[str, bool]:
         """The DID that a worker tells with these keys, and whether it accepts others that are to come."""
-        identity = Identity(read_keys(keys.encode(), "it"), self.config().public_url)
+        identity = MediatorIdentity(parse_keys(keys.encode(), "it"), self.config().public_url)
         return identity.did, bool(identity.prepared_dids)
 
     def test_rotated_keys(self) -> None:
@@ -553,7 +562,7 @@ class SupervisorTests(SynchronousTestCase):
         self.told_systemd()
         old, _ = self.served(processes[0].brief.place.keys.decode())
         rotated = rotate_keys(self.directory / "keys.jwks", lambda keys: None)
-        new = Identity(rotated, self.config().public_url).did
+        new = MediatorIdentity(rotated, self.config().public_url).did
         self.service.reload(self.config)
         for process in processes:
             ((word, (_, outcome, keys)),) = process.orders()
@@ -595,15 +604,15 @@ class SupervisorTests(SynchronousTestCase):
         self.assertNotIn(b'"prekey"', replacement.brief.place.keys)
         one, other = (self.own_of(process) for process in (processes[1], replacement))
         self.assertEqual(one.token, other.token)
-        self.assertTrue(one.kin.knows(other.kin.identity("m-1").did))
+        self.assertTrue(one.identities.is_probe_did(other.identities.identity("m-1").did))
         self.stop()
 
-    def own_of(self, process: Any) -> Own:
+    def own_of(self, process: Any) -> ProbeCredentials:
         """What a worker's requests to itself are known by."""
         config = Config.model_validate_json(process.brief.settings)
         clock = MemoryReactorClock()
         store = MemoryStore(clock, QueueLimits())
-        return build_base(clock, config, worker=process.brief.place, store=store).own
+        return build_core_services(clock, config, worker=process.brief.place, store=store).own
 
     def test_reload_before_all_are_up(self) -> None:
         """Nobody is told that they are."""
@@ -690,7 +699,7 @@ class SupervisorTests(SynchronousTestCase):
         taken = socket.create_server(("127.0.0.1", 0))
         self.addCleanup(taken.close)
         endpoint = f"tcp:{taken.getsockname()[1]}:interface=127.0.0.1"
-        free = f"tcp:{free_port()}:interface=127.0.0.1"
+        free = f"tcp:{find_free_port()}:interface=127.0.0.1"
         troubles = (
             ({"listen": [endpoint]}, f"cannot listen on {endpoint}: Address already in use"),
             ({"storage": {"sqlite": {"path": "nowhere/db"}}, "listen": [free]}, "cannot use the database"),
@@ -710,7 +719,7 @@ class WorkerSettingsTests(SynchronousTestCase):
     def test_long_names(self) -> None:
         """A worker's name is a valid one, and no other worker's."""
         for node in ("n" * 63, "n" * 59 + ".-_x"):
-            names = {worker_settings(Config(node=node), number).node or "" for number in range(1, 13)}
+            names = {derive_worker_config(Config(node=node), number).node or "" for number in range(1, 13)}
             self.assertEqual(len(names), 12)
             for name in names:
                 self.assertEqual(Config(node=name).node_name, name)
@@ -726,12 +735,12 @@ class WorkerSettingsTests(SynchronousTestCase):
                 "node": "n",
             }
         ).resolved(Path("/somewhere"))
-        worker = worker_settings(config, 1)
+        worker = derive_worker_config(config, 1)
         self.assertEqual(Config.model_validate_json(worker.model_dump_json()), worker)
 
     def test_drain_timeout(self) -> None:
         """A short one is shared as well."""
-        self.assertEqual(worker_settings(Config(drain_timeout=1), 1).drain_timeout, 0.5)
+        self.assertEqual(derive_worker_config(Config(drain_timeout=1), 1).drain_timeout, 0.5)
 
     def test_refused_settings(self) -> None:
         """Where there would be two ways of having several nodes, or nothing to share."""
@@ -749,23 +758,23 @@ class WorkerSettingsTests(SynchronousTestCase):
 class LinesTests(SynchronousTestCase):
     def test_in_pieces(self) -> None:
         """However they come."""
-        raw = written("a", {"b": "ü\n"}) + written("c")
+        raw = encode_control_message("a", {"b": "ü\n"}) + encode_control_message("c")
         for size in range(1, len(raw) + 1):
             found: list[tuple[str, Any]] = []
-            lines = Lines(lambda word, content: found.append((word, content)))  # noqa: B023  used at once
+            lines = ControlMessageDecoder(lambda word, content: found.append((word, content)))  # noqa: B023  used at once
             for start in range(0, len(raw), size):
                 lines.feed(raw[start : start + size])
             self.assertEqual(found, [("a", {"b": "ü\n"}), ("c", None)])
 
     def test_brief(self) -> None:
         """It is read as written, or not at all."""
-        sockets = (Inherited(5, socket.AF_INET6),)
-        place = WorkerPlace("/tmp/a:b/1.sock", b"\x00\xff", b"\xfe", sockets, b'{"keys": []}\n')
-        brief = Brief(place, '{"node":"n"}')
-        self.assertEqual(Brief.read(brief.written()), brief)
+        sockets = (InheritedSocket(5, socket.AF_INET6),)
+        place = WorkerResources("/tmp/a:b/1.sock", b"\x00\xff", b"\xfe", sockets, b'{"keys": []}\n')
+        brief = WorkerSpec(place, '{"node":"n"}')
+        self.assertEqual(WorkerSpec.read(brief.written()), brief)
         self.assertEqual(place.address, r"unix:/tmp/a\:b/1.sock")
-        self.assertRaises(ValueError, Brief.read, brief.written()[:-1])
-        self.assertRaises(ValueError, Brief.read, b"")
+        self.assertRaises(ValueError, WorkerSpec.read, brief.written()[:-1])
+        self.assertRaises(ValueError, WorkerSpec.read, b"")
 
 
 def is_listening(descriptor: int) -> bool:

@@ -46,7 +46,7 @@ TIER_OF_PATH: tuple[tuple[str, str], ...] = (
     ("store/test_differential*.py", "system"),
     ("store/test_mongo_uri.py", "unit"),
     ("store/test_mongo*.py", "system"),
-    ("test_admission_mongo.py", "system"),
+    ("test_rate_limiter_mongo.py", "system"),
     ("test_audit.py", "system"),
     ("test_docs_browser.py", "exhaustive"),
     ("test_docs_programs.py", "system"),

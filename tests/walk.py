@@ -27,14 +27,13 @@ from twisted.internet.task import deferLater, react
 from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, HTTPConnectionPool
 
-from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.decentrl.mediator import discover as discover_decentrl
-from mediatord.wallet.decentrl.wallet import Wallet as DecentrlWallet
-from mediatord.wallet.mediator import HTTP, discover
-from mediatord.wallet.socket import WalletSocket, connect
-from mediatord.wallet.throwaway import Daemon, throw_away_daemon
-from tests.integration.traffic import sealed
+from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.wallet.decentrl_client import DecentrlWallet
+from mediatord.wallet.decentrl_client import discover_decentrl_mediator as discover_decentrl
+from mediatord.wallet.didcomm_client import DIDCommWallet, TreqClient, discover_mediator
+from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
+from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
+from tests.integration.message_load import prepare_forward
 
 ROUNDS = 9
 WARM_UP_ROUNDS = 5
@@ -126,7 +125,7 @@ class Tracers:
 
 
 @contextmanager
-def traced_daemon(**settings: str) -> Iterator[tuple[Daemon, Path]]:
+def traced_daemon(**settings: str) -> Iterator[tuple[TemporaryDaemon, Path]]:
     """A daemon whose processes record their calls, and the directory of their recorders."""
     with tempfile.TemporaryDirectory(prefix="walk-") as temporary:
         directory = Path(temporary)
@@ -137,7 +136,7 @@ def traced_daemon(**settings: str) -> Iterator[tuple[Daemon, Path]]:
         former = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(path + ([former] if former else []))
         try:
-            with throw_away_daemon({**SETTINGS, **settings}) as daemon:
+            with run_temporary_daemon({**SETTINGS, **settings}) as daemon:
                 yield daemon, directory
         finally:
             if former is None:
@@ -146,7 +145,7 @@ def traced_daemon(**settings: str) -> Iterator[tuple[Daemon, Path]]:
                 os.environ["PYTHONPATH"] = former
 
 
-def persistent_http(reactor: Any) -> HTTP:
+def persistent_http(reactor: Any) -> TreqClient:
     """An HTTP client that keeps its connections."""
     return HTTPClient(Agent(reactor, pool=HTTPConnectionPool(reactor)))
 
@@ -165,7 +164,7 @@ class Sender:
         await deferToThread(self._post, body, chunked)
 
     def _post(self, body: bytes, chunked: bool) -> None:
-        headers = {"Content-Type": ENCRYPTED_TYPE}
+        headers = {"Content-Type": ENCRYPTED_MEDIA_TYPE}
         if chunked:
             self._connection.request("POST", "/didcomm", iter([body]), headers, encode_chunked=True)
         else:
@@ -175,17 +174,17 @@ class Sender:
         assert response.status == 202, response.status
 
 
-async def enrolled(reactor: Any, http: HTTP, url: str) -> Wallet:
+async def enrolled(reactor: Any, http: TreqClient, url: str) -> DIDCommWallet:
     """A wallet with an account at the daemon."""
-    wallet = Wallet.fresh(await discover(http, url), http, reactor)
+    wallet = DIDCommWallet.fresh(await discover_mediator(http, url), http, reactor)
     await wallet.enrol()
     assert await wallet.register() == ["success"]
     return wallet
 
 
-async def live_socket(reactor: Any, wallet: Wallet) -> WalletSocket:
+async def live_socket(reactor: Any, wallet: DIDCommWallet) -> DIDCommSocket:
     """A socket that is pushed to."""
-    wallet_socket = await connect(reactor, wallet)
+    wallet_socket = await connect_didcomm_socket(reactor, wallet)
     await wallet_socket.live()
     return wallet_socket
 
@@ -197,8 +196,8 @@ async def didcomm_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, W
     sender = Sender(url)
     numbers = iter(range(1_000_000))
 
-    def post(wallet: Wallet, chunked: bool = False) -> Callable[[], Awaitable[object]]:
-        return lambda: sender.post(sealed(wallet, str(next(numbers))).body, chunked=chunked)
+    def post(wallet: DIDCommWallet, chunked: bool = False) -> Callable[[], Awaitable[object]]:
+        return lambda: sender.post(prepare_forward(wallet, str(next(numbers))).body, chunked=chunked)
 
     found = {
         "forward, fast path": await one(tracers, reactor, post(asleep)),
@@ -251,12 +250,12 @@ async def worker_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Wa
         sender = Sender(url)
 
         async def pushed(sender: Sender = sender) -> None:
-            await sender.post(sealed(wallet, str(next(numbers))).body)
+            await sender.post(prepare_forward(wallet, str(next(numbers))).body)
             delivered = await wallet_socket.pushed.get()
             await wallet_socket.acknowledge([delivered.id])
 
         async def only_pushed(sender: Sender = sender) -> None:
-            await sender.post(sealed(wallet, str(next(numbers))).body)
+            await sender.post(prepare_forward(wallet, str(next(numbers))).body)
             await wallet_socket.pushed.get()
 
         await pushed()
@@ -272,9 +271,11 @@ async def one(tracers: Tracers, reactor: Any, request: Callable[[], Awaitable[ob
     return max((await tracers.fewest(reactor, request)).values(), key=lambda walk: walk.frames)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="make walk", description="Count files and calls of one request of each kind.")
+    parser = argparse.ArgumentParser(
+        prog="make walk", description="Count files and calls of one request of each kind."
+    )
     parser.add_argument("--calls", metavar="ROW", help="print the calls of the rows whose name contains ROW")
     options = parser.parse_args(arguments)
 
@@ -294,8 +295,7 @@ def main(arguments: Sequence[str]) -> int:
                     print(f"    {thread % 10000:5} {file}:{function}")
 
     react(run)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

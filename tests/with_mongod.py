@@ -10,7 +10,7 @@ import subprocess
 import sys
 from urllib.parse import urlsplit, urlunsplit
 
-from tests.mongod import ReplicaSet
+from tests.replica_set import ReplicaSet
 
 
 def main(command: list[str]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import duckdb
 
-from mediatord.eventlog.events import ENVELOPE, FIELDS
+from mediatord.observability.event_schema import ENVELOPE, FIELDS
 
 _TYPES = {"string": "VARCHAR", "integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN"}
 QUERY = """

@@ -21,7 +21,7 @@ from analytics.schema import known_events
 from analytics.segments import STEM
 from analytics.settings import Settings
 from analytics.tables import TABLES
-from mediatord.eventlog.events import SCHEMA_VERSION
+from mediatord.observability.event_schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from analytics.report import numbers
-from analytics.report.charts import FIRST, Line, by_hour
+from analytics.report.charts import Line, by_hour
 from analytics.report.messages import classes
 from analytics.report.numbers import count, duration, plural, share, size
 from analytics.report.parts import Chart, Column, Figure, Grid, Section, capped
 from analytics.report.reading import Day
+from analytics.report.svg import FIRST
 
 
 def sessions(known: Day) -> Section:

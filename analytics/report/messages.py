@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from analytics.histogram import BASE
 from analytics.report import numbers
-from analytics.report.charts import BAD, FIRST, SECOND, THIRD, Line, by_day, by_hour, cumulative
+from analytics.report.charts import Line, by_day, by_hour, cumulative
 from analytics.report.numbers import count, duration, plural, share, size
 from analytics.report.parts import Chart, Column, Figure, Grid, Row, Section
 from analytics.report.reading import Day
+from analytics.report.svg import BAD, FIRST, SECOND, THIRD
 
 _DAYS = 28
 _WAYS = {"live": ("live", FIRST), "pickup": ("pickup", SECOND), "poll": ("poll", THIRD)}

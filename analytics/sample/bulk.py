@@ -24,9 +24,8 @@ from analytics.sample.counting import NAMES, counted
 from analytics.sample.life import Happening, Life
 from analytics.sample.node import EPOCH
 from mediatord import __version__
-from mediatord.eventlog.events import EVENTS, SCHEMA_VERSION
-from mediatord.eventlog.lines import line_head, log_line
-from mediatord.eventlog.segments import Segments
+from mediatord.observability.event_schema import EVENTS, SCHEMA_VERSION, encode_line, encode_line_head
+from mediatord.observability.segments import SegmentDirectory
 
 LINES = 600_000
 DAY = date(2026, 6, 15)
@@ -107,7 +106,7 @@ class _Node:
         self._boot = f"{rng.getrandbits(48):012x}"
         name = directory.name
         self._heads = {
-            event: line_head(event, about.level, node=name, boot=self._boot, epoch=EPOCH)
+            event: encode_line_head(event, about.level, node=name, boot=self._boot, epoch=EPOCH)
             for event, about in EVENTS.items()
         }
         self._begin = datetime(DAY.year, DAY.month, DAY.day, tzinfo=UTC).timestamp()
@@ -123,7 +122,7 @@ class _Node:
     def write(self) -> BulkTruth:
         """All segments; what they hold."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        segments = Segments(self._directory, self._directory.name, self._boot)
+        segments = SegmentDirectory(self._directory, self._directory.name, self._boot)
         happenings, at = self._life.happenings(), self._begin
         for number in range(_SEGMENTS):
             at = self._segment(segments.next_name(at), at, happenings, first=not number)
@@ -192,4 +191,4 @@ class _Node:
             self._second = second
             self._prefix = strftime("%Y-%m-%dT%H:%M:%S", gmtime(second)).encode()
         stamp = b"%b.%06dZ" % (self._prefix, (at - second) * 1e6)
-        return log_line(self._heads[event] % (stamp, self._seq), fields)
+        return encode_line(self._heads[event] % (stamp, self._seq), fields)

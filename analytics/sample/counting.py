@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mediatord.eventlog.events import EVENTS
+from mediatord.observability.event_schema import EVENTS
 
 CONNECTIONS = "connections"
 # Entries of the store's own books (the event `ledger`) by the line for them.

@@ -7,7 +7,7 @@ from math import exp, log
 from analytics.sample.node import Node
 from analytics.sample.people import Socket, Wallet, Zipf, population
 from analytics.sample.world import Place, World
-from mediatord.tags import TagKey, Tags
+from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 
 FORWARD = "routing/2.0/forward"
 PICKUP = "messagepickup/3.0/"
@@ -37,7 +37,7 @@ class Front:
     def __init__(self, world: World) -> None:
         spec = world.spec
         self.world, self.rng = world, world.rng
-        self.tags = Tags("keyed", TagKey(1, spec.seed.to_bytes(32, "big")))
+        self.tags = Pseudonymizer("keyed", PseudonymKey(1, spec.seed.to_bytes(32, "big")))
         self.wallets = population(spec, self.tags, self.rng)
         self._senders = Zipf(self.wallets, self.rng)
         self._ids = 0

@@ -1,4 +1,4 @@
-"""One process of a mediator as its log shows it, in the format of :mod:`mediatord.eventlog.logs`."""
+"""One process of a mediator as its log shows it, in the format of :mod:`mediatord.observability.event_log`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from typing import Any
 from analytics.sample.counting import CONNECTIONS, ENTRIES, NAMES, counted
 from analytics.sample.truth import Tally
 from mediatord import __version__
-from mediatord.eventlog.events import EVENTS, SCHEMA_VERSION, checked
-from mediatord.eventlog.lines import line_head, log_line
-from mediatord.eventlog.segments import ACTIVE, Segments
+from mediatord.observability.event_schema import (
+    EVENTS,
+    SCHEMA_VERSION,
+    encode_line,
+    encode_line_head,
+    validate_fields,
+)
+from mediatord.observability.segments import ACTIVE_SEGMENT_FILE, SegmentDirectory
 
 EPOCH = 1
 _STEP = 2e-6
@@ -56,9 +61,9 @@ class Node:
         self._directory = directory
         self._clock = clock
         self._compress = compress
-        self._segments = Segments(directory, name, self.boot)
+        self._segments = SegmentDirectory(directory, name, self.boot)
         self._heads = {
-            event: line_head(event, about.level, node=name, boot=self.boot, epoch=EPOCH)
+            event: encode_line_head(event, about.level, node=name, boot=self.boot, epoch=EPOCH)
             for event, about in EVENTS.items()
         }
         self._second, self._prefix = -1, b""
@@ -79,9 +84,9 @@ class Node:
         """
         It happened: count it, and write a line unless lines are being lost.
 
-        :raise TypeError: as :meth:`mediatord.eventlog.events.EventLog.emit`.
+        :raise TypeError: as :meth:`mediatord.observability.event_schema.EventLog.emit`.
         """
-        present = checked(event, fields)
+        present = validate_fields(event, fields)
         for counter, step in counted(event, present):
             self.counters[counter] += step
         if event in ENTRIES:
@@ -132,7 +137,7 @@ class Node:
 
     def go_on(self) -> None:
         """Leave the segment open, as a daemon does that is still running."""
-        (self._directory / ACTIVE).write_bytes(b"".join(self._lines))
+        (self._directory / ACTIVE_SEGMENT_FILE).write_bytes(b"".join(self._lines))
 
     def _ended(self) -> None:
         for tally in self._every:
@@ -163,7 +168,7 @@ class Node:
         self._seq += 1
         # Nothing takes no time at all.
         self._at = max(self._clock(), self._at + _STEP)
-        return log_line(self._heads[event] % (self._timestamp(), self._seq), fields)
+        return encode_line(self._heads[event] % (self._timestamp(), self._seq), fields)
 
     def _timestamp(self) -> bytes:
         second = int(self._at)
@@ -183,7 +188,7 @@ class Node:
 
 
 def packed(content: bytes) -> bytes:
-    """As :mod:`mediatord.eventlog.seal` packs it: without name and time."""
+    """As :mod:`mediatord.observability.segments` packs it: without name and time."""
     target = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=target, compresslevel=6, mtime=0) as file:
         file.write(content)

@@ -11,7 +11,7 @@ from random import Random
 from typing import Literal
 
 from analytics.sample.spec import DAY, HOUR, Spec
-from mediatord.tags import Tags
+from mediatord.observability.pseudonyms import Pseudonymizer
 
 Half = Literal["didcomm", "decentrl"]
 
@@ -92,12 +92,12 @@ def liveliness(at: float) -> float:
     return _HOURS[moment.hour] / _MEAN * _WEEKDAYS[moment.weekday()]
 
 
-def population(spec: Spec, tags: Tags, rng: Random) -> list[Wallet]:
+def population(spec: Spec, tags: Pseudonymizer, rng: Random) -> list[Wallet]:
     """All wallets of the month; some of them join only later, a few never come back."""
     return [_wallet(number, spec, tags, rng) for number in range(spec.wallets)]
 
 
-def _wallet(number: int, spec: Spec, tags: Tags, rng: Random) -> Wallet:
+def _wallet(number: int, spec: Spec, tags: Pseudonymizer, rng: Random) -> Wallet:
     half: Half = "didcomm" if rng.random() < 0.7 else "decentrl"
     joined = 0.0 if rng.random() < _JOINED_BEFORE else spec.begin + rng.random() * spec.days * DAY
     dormant = half == "didcomm" and number > spec.wallets // 10 and rng.random() < _DORMANT_SHARE

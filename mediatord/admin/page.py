@@ -1,40 +1,154 @@
-"""The page: one for people, which runs no script and asks nobody for anything."""
+"""
+Pieces of HTML: whatever is not marked as such is escaped.
+
+The page: one for people, which runs no script and asks nobody for anything.
+"""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
+from html import escape
 from importlib.resources import files
 from string import Template
 from urllib.parse import quote
 
-from mediatord.admin import ledger
-from mediatord.admin.markup import (
-    Column,
-    Markup,
-    clock,
-    count,
-    element,
-    facts,
-    joined,
-    rate,
-    share,
-    size,
-    span,
-    sparkline,
-    table,
-    text,
-)
-from mediatord.admin.overview import Overview
-from mediatord.admin.reports import INDEX, Report
-from mediatord.admin.troubles import Trouble
-from mediatord.interfaces import Cohort
+from mediatord.admin import status
+from mediatord.admin.status import DaemonStatus
+from mediatord.admin.status_sources import REPORT_INDEX, AnalysisReport, ProblemSummary
+from mediatord.store.interfaces.messages import AgeBucket
+
+
+class Markup(str):
+    """HTML as it is."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """:param style: classes of its cells."""
+
+    title: str
+    style: str = ""
+
+
+def escape_text(value: object) -> Markup:
+    """A value as HTML. What cannot be printed, such as what turns the direction of writing, is replaced."""
+    if isinstance(value, Markup):
+        return value
+    return Markup(escape("".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(value)])))
+
+
+def build_element(name: str, *content: object, **attributes: str) -> Markup:
+    """:param attributes: `class_` is `class`, and `aria_label` is `aria-label`; without a value there is none."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape_text(value)}"' for key, value in attributes.items() if value
+    )
+    return Markup(f"<{name}{written}>{join_markup(*content)}</{name}>")
+
+
+def join_markup(*content: object, by: str = "") -> Markup:
+    return Markup(by.join(map(escape_text, content)))
+
+
+def build_table(columns: Sequence[TableColumn], rows: Iterable[Sequence[object]], style: str = "") -> Markup:
+    """The first cell of each row is its head."""
+    head = build_element("tr", *[build_element("th", one.title, class_=one.style, scope="col") for one in columns])
+    body = [build_element("tr", *_build_cells(columns, row)) for row in rows]
+    whole = build_element("table", build_element("thead", head), build_element("tbody", *body), class_=style)
+    return build_element("div", whole, class_="scroll")
+
+
+def _build_cells(columns: Sequence[TableColumn], row: Sequence[object]) -> Iterable[Markup]:
+    for place, (column, value) in enumerate(zip(columns, row, strict=True)):
+        if place:
+            yield build_element("td", value, class_=column.style)
+        else:
+            yield build_element("th", value, class_=column.style, scope="row")
+
+
+def build_definition_list(pairs: Iterable[tuple[str, object]]) -> Markup:
+    """Names and values."""
+    return build_element(
+        "dl", *[build_element("div", build_element("dt", name), build_element("dd", value)) for name, value in pairs]
+    )
+
+
+def draw_sparkline(numbers: Sequence[int], label: str) -> Markup:
+    """Columns, as high as they are large; the largest is as high as the picture."""
+    most = max(numbers, default=0)
+    columns = [
+        f"M{place} 20V{20 - max(1.0, 20 * number / most):.3g}h.8V20z"
+        for place, number in enumerate(numbers)
+        if number
+    ]
+    drawn = f'<path fill="currentColor" d="{"".join(columns)}"/>'
+    line = f'<path fill="currentColor" opacity=".35" d="M0 19.6h{len(numbers)}v.4H0z"/>'
+    return Markup(
+        f'<svg class="spark" viewBox="0 0 {len(numbers)} 20" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape_text(label)}">{line}{drawn}</svg>'
+    )
+
+
+def draw_share_bar(number: int, most: int) -> Markup:
+    """A bar as long as its share of the longest."""
+    width = 100 * number / most if most else 0
+    return Markup(
+        '<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<path fill="currentColor" d="M0 0h{max(width, 0.5 if number else 0):.3g}v8H0z"/></svg>'
+    )
+
+
+def format_count(number: float) -> str:
+    """With few digits where it has many."""
+    return f"{number:,.0f}" if number < 10_000_000 else f"{number / 1_000_000:,.1f} M"
+
+
+def format_byte_count(number: int | None) -> str:
+    """Bytes."""
+    if number is None:
+        return "unknown"
+    amount, unit = float(number), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """How long, in its two largest units."""
+    left = int(max(0.0, seconds))
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        number, left = divmod(left, length)
+        if number or unit == "s" and not parts:
+            parts.append(f"{number} {unit}")
+    return " ".join(parts[:2])
+
+
+def format_rate(per_second: float) -> str:
+    """So many a second; if they are few, a minute or an hour."""
+    for seconds, unit in ((1, "s"), (60, "min")):
+        number = per_second * seconds
+        if number >= 0.95:
+            return f"{number:,.0f}/{unit}" if number >= 100 else f"{number:.1f}/{unit}"
+    return f"{3600 * per_second:.0f}/h"
+
+
+def format_utc_time(at: float) -> str:
+    """A time in UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
 
 # Seconds until a browser asks again.
-REFRESH = 10
-_ABOUT = {
+REFRESH_SECONDS = 10
+_TRAFFIC_DESCRIPTIONS = {
     "accepted": "payloads for a recipient",
     "delivered": "acknowledged",
     "refused": "requests and frames",
@@ -44,39 +158,44 @@ _ABOUT = {
     "expired": "not fetched in time",
     "evicted": "for newer ones",
 }
-_AGES = ("under 1 min", "1 to 10 min", "10 min to 1 h", "1 to 6 h", "6 to 24 h", "over 24 h")
-_NUMBER = "number"
-_RATE = "number quiet wide-only"
+_AGE_LABELS = ("under 1 min", "1 to 10 min", "10 min to 1 h", "1 to 6 h", "6 to 24 h", "over 24 h")
+_NUMBER_STYLE = "number"
+_RATE_STYLE = "number quiet wide-only"
 
 
-def page(overview: Overview, *, refreshing: bool, now: float | None = None) -> bytes:
+def render_status_page(status: DaemonStatus, *, refreshing: bool, now: float | None = None) -> bytes:
     """
     :param refreshing: whether it is to be asked for again by itself.
     :param now: when it is shown; by default as soon as it was made.
     """
-    now = overview.at if now is None else now
-    sections = [_state(overview), _traffic(overview), _ledger(overview, now), _ages(overview, now)]
-    sections += [_largest(overview, now)]
-    sections += [_troubles("Refused and failed requests", overview.refusals, overview.at, _REFUSALS)]
-    sections += [_troubles("Warnings", overview.warnings, overview.at, _WARNINGS)]
-    if len(overview.processes) > 1 or overview.asked > 1:
-        sections.append(_processes(overview))
-    if overview.reports is not None:
-        sections.append(_reports(overview.reports, overview.at))
-    body = _template().substitute(
-        refresh=f'<meta http-equiv="refresh" content="{REFRESH}">\n' if refreshing else "",
-        title=text(f"mediatord at {overview.node}"),
-        pill=element("span", "well" if overview.well else overview.state, class_=_mood(overview.well)),
-        updated=_updated(overview, refreshing, now),
+    now = status.at if now is None else now
+    sections = [
+        _render_state(status),
+        _render_traffic(status),
+        _render_ledger(status, now),
+        _render_ages(status, now),
+    ]
+    sections += [_render_largest_queues(status, now)]
+    sections += [_render_problems("Refused and failed requests", status.refusals, status.at, _REFUSAL_COLUMNS)]
+    sections += [_render_problems("Warnings", status.warnings, status.at, _WARNING_COLUMNS)]
+    if len(status.processes) > 1 or status.asked > 1:
+        sections.append(_render_processes(status))
+    if status.reports is not None:
+        sections.append(_render_reports(status.reports, status.at))
+    body = _load_page_template().substitute(
+        refresh=f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">\n' if refreshing else "",
+        title=escape_text(f"mediatord at {status.node}"),
+        pill=build_element("span", "well" if status.well else status.state, class_=_get_pill_class(status.well)),
+        updated=_render_refresh_line(status, refreshing, now),
         sections="\n".join(sections),
     )
     return body.encode("utf-8")
 
 
 @cache
-def security_policy() -> bytes:
+def build_security_policy() -> bytes:
     """The Content-Security-Policy of the page: its own style and nothing else."""
-    style = _template().template.partition("<style>")[2].partition("</style>")[0]
+    style = _load_page_template().template.partition("<style>")[2].partition("</style>")[0]
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; "
@@ -86,211 +205,241 @@ def security_policy() -> bytes:
 
 
 @cache
-def _template() -> Template:
+def _load_page_template() -> Template:
     return Template(files("mediatord.admin").joinpath("page.html").read_text("utf-8"))
 
 
-def _mood(well: bool) -> str:
+def _get_pill_class(well: bool) -> str:
     return "pill good" if well else "pill bad"
 
 
-def _as_of(at: float, now: float) -> str:
+def _format_as_of(at: float, now: float) -> str:
     """A time of day, and how long ago that is."""
-    return f"{clock(at)} UTC, {span(max(0.0, now - at))} ago"
+    return f"{format_utc_time(at)} UTC, {format_duration(max(0.0, now - at))} ago"
 
 
-def _of_store(overview: Overview, now: float, about: str = "") -> Markup:
+def _render_store_time(status: DaemonStatus, now: float, about: str = "") -> Markup:
     """Of which time figures of the store are, all of them the same."""
-    at = overview.store_at
-    return _quiet(" ".join([*([] if at is None else [f"As of {_as_of(at, now)}."]), *([about] if about else [])]))
-
-
-def _updated(overview: Overview, refreshing: bool, now: float) -> Markup:
-    if refreshing:
-        link = joined(f"every {REFRESH} s, ", element("a", "pause", href="?refresh=0"))
-    else:
-        link = joined("paused, ", element("a", "resume", href="admin"))
-    return joined(
-        f"As of {_as_of(overview.at, now)}; ", link, "; ", element("a", "as JSON", href="admin/status.json")
+    at = status.store_at
+    return _render_note(
+        " ".join([*([] if at is None else [f"As of {_format_as_of(at, now)}."]), *([about] if about else [])])
     )
 
 
-def _section(title: str, *content: object, whole: bool = False) -> Markup:
-    return element("section", element("h2", title), *content, class_="whole" if whole else "")
+def _render_refresh_line(status: DaemonStatus, refreshing: bool, now: float) -> Markup:
+    if refreshing:
+        link = join_markup(f"every {REFRESH_SECONDS} s, ", build_element("a", "pause", href="?refresh=0"))
+    else:
+        link = join_markup("paused, ", build_element("a", "resume", href="admin"))
+    return join_markup(
+        f"As of {_format_as_of(status.at, now)}; ",
+        link,
+        "; ",
+        build_element("a", "as JSON", href="admin/status.json"),
+    )
 
 
-def _quiet(words: str) -> Markup:
-    return element("p", words, class_="quiet")
+def _render_section(title: str, *content: object, whole: bool = False) -> Markup:
+    return build_element("section", build_element("h2", title), *content, class_="whole" if whole else "")
 
 
-def _state(overview: Overview) -> Markup:
-    gauges = overview.gauges
+def _render_note(words: str) -> Markup:
+    return build_element("p", words, class_="quiet")
+
+
+def _render_state(status: DaemonStatus) -> Markup:
+    gauges = status.gauges
     pairs: list[tuple[str, object]] = [
-        ("State", overview.state),
-        ("Up for", span(overview.uptime)),
-        ("Version", overview.version),
-        ("Store", f"{overview.backend}, {'answers' if overview.cohorts is not None else 'does not answer'}"),
+        ("State", status.state),
+        ("Up for", format_duration(status.uptime)),
+        ("Version", status.version),
+        ("Store", f"{status.backend}, {'answers' if status.cohorts is not None else 'does not answer'}"),
     ]
     if "ready" in gauges:
         pairs.append(("Messages get through", "yes" if gauges["ready"] else "no"))
-    pairs.append(("Open sockets", count(gauges["sockets"]) if "sockets" in gauges else "unknown"))
-    if overview.asked > 1:
-        pairs.append(("Workers that answer", f"{len(overview.processes)} of {overview.asked}"))
-    if overview.clustered:
-        pairs.append(("Live nodes", count(gauges.get("nodes", 0))))
+    pairs.append(("Open sockets", format_count(gauges["sockets"]) if "sockets" in gauges else "unknown"))
+    if status.asked > 1:
+        pairs.append(("Workers that answer", f"{len(status.processes)} of {status.asked}"))
+    if status.clustered:
+        pairs.append(("Live nodes", format_count(gauges.get("nodes", 0))))
     if gauges.get("log_dropped"):
-        pairs.append(("Log lines lost", count(gauges["log_dropped"])))
-    notes = [_quiet("This is one node of a cluster; what waits is that of all.")] if overview.clustered else []
-    return _section("State", facts(pairs), *notes, whole=True)
+        pairs.append(("Log lines lost", format_count(gauges["log_dropped"])))
+    notes = [_render_note("This is one node of a cluster; what waits is that of all.")] if status.clustered else []
+    return _render_section("State", build_definition_list(pairs), *notes, whole=True)
 
 
-def _traffic(overview: Overview) -> Markup:
+def _render_traffic(status: DaemonStatus) -> Markup:
     columns = [
-        Column("", "name"),
-        Column("since start", _NUMBER),
-        Column("last minute", _NUMBER),
-        Column("", _RATE),
-        Column("last hour", _NUMBER),
-        Column("", _RATE),
-        Column("by minute", "drawn"),
+        TableColumn("", "name"),
+        TableColumn("since start", _NUMBER_STYLE),
+        TableColumn("last minute", _NUMBER_STYLE),
+        TableColumn("", _RATE_STYLE),
+        TableColumn("last hour", _NUMBER_STYLE),
+        TableColumn("", _RATE_STYLE),
+        TableColumn("by minute", "drawn"),
     ]
     rows = [
         (
-            joined(name, " ", element("span", _ABOUT[name], class_="quiet wide-only")),
-            "unknown" if overview.totals is None else count(overview.totals[name]),
-            count(flow.minute),
-            rate(flow.per_second[0]) if flow.minute else "",
-            count(flow.hour),
-            rate(flow.per_second[1]) if flow.hour else "",
-            sparkline(flow.by_minute, f"{name}: {max(flow.by_minute)} in the busiest minute"),
+            join_markup(name, " ", build_element("span", _TRAFFIC_DESCRIPTIONS[name], class_="quiet wide-only")),
+            "unknown" if status.totals is None else format_count(status.totals[name]),
+            format_count(flow.minute),
+            format_rate(flow.per_second[0]) if flow.minute else "",
+            format_count(flow.hour),
+            format_rate(flow.per_second[1]) if flow.hour else "",
+            draw_sparkline(flow.by_minute, f"{name}: {max(flow.by_minute)} in the busiest minute"),
         )
-        for name, flow in overview.flows.items()
+        for name, flow in status.flows.items()
     ]
     note = []
-    if overview.asked > 1:
+    if status.asked > 1:
         note = [
-            _quiet(
+            _render_note(
                 "The last minute and hour are those of the workers that run now; what others counted is in the total."
             )
         ]
-    return _section("Traffic", table(columns, rows, "flow"), *note, whole=True)
+    return _render_section("Traffic", build_table(columns, rows, "flow"), *note, whole=True)
 
 
-def _ledger(overview: Overview, now: float) -> Markup:
+def _render_ledger(status: DaemonStatus, now: float) -> Markup:
     about = "Since the store was made. What was accepted is acknowledged, waits, or is gone. A difference is a fault."
-    known = as_table(overview.books) if overview.books else _quiet("The store does not say.")
-    return _section("The store's books", known, _of_store(overview, now, about), whole=True)
+    known = build_ledger_table(status.books) if status.books else _render_note("The store does not say.")
+    return _render_section("The store's books", known, _render_store_time(status, now, about), whole=True)
 
 
-def _ages(overview: Overview, now: float) -> Markup:
-    cohorts, total = overview.cohorts, overview.waiting
+def _render_ages(status: DaemonStatus, now: float) -> Markup:
+    cohorts, total = status.cohorts, status.waiting
     if cohorts is None or total is None:
-        return _section("What waits, by age", _quiet("The store does not say."))
+        return _render_section("What waits, by age", _render_note("The store does not say."))
     most = max(one.messages for one in cohorts)
-    columns = [Column("came", "short"), Column("messages", _NUMBER), Column("bytes", _NUMBER), Column("", "drawn")]
-    rows = [
-        (name, _number(one), _size(one), share(one.messages, most)) for name, one in zip(_AGES, cohorts, strict=True)
-    ]
-    whole = ("together", _number(total), _size(total), "")
-    return _section("What waits, by age", table(columns, [*rows, whole]), _of_store(overview, now))
-
-
-def _number(cohort: Cohort) -> str:
-    return count(cohort.messages) if cohort.exact else f"\N{GREATER-THAN OR EQUAL TO} {count(cohort.messages)}"
-
-
-def _size(cohort: Cohort) -> str:
-    if cohort.bytes is None or cohort.exact:
-        return size(cohort.bytes)
-    return f"\N{GREATER-THAN OR EQUAL TO} {size(cohort.bytes)}"
-
-
-def _largest(overview: Overview, now: float) -> Markup:
     columns = [
-        Column("recipient", "name"),
-        Column("messages", _NUMBER),
-        Column("bytes", f"{_NUMBER} wide-only"),
-        Column("oldest", _NUMBER),
+        TableColumn("came", "short"),
+        TableColumn("messages", _NUMBER_STYLE),
+        TableColumn("bytes", _NUMBER_STYLE),
+        TableColumn("", "drawn"),
+    ]
+    rows = [
+        (name, _format_cohort_messages(one), _format_cohort_bytes(one), draw_share_bar(one.messages, most))
+        for name, one in zip(_AGE_LABELS, cohorts, strict=True)
+    ]
+    whole = ("together", _format_cohort_messages(total), _format_cohort_bytes(total), "")
+    return _render_section(
+        "What waits, by age", build_table(columns, [*rows, whole]), _render_store_time(status, now)
+    )
+
+
+def _format_cohort_messages(cohort: AgeBucket) -> str:
+    return (
+        format_count(cohort.messages)
+        if cohort.exact
+        else f"\N{GREATER-THAN OR EQUAL TO} {format_count(cohort.messages)}"
+    )
+
+
+def _format_cohort_bytes(cohort: AgeBucket) -> str:
+    if cohort.bytes is None or cohort.exact:
+        return format_byte_count(cohort.bytes)
+    return f"\N{GREATER-THAN OR EQUAL TO} {format_byte_count(cohort.bytes)}"
+
+
+def _render_largest_queues(status: DaemonStatus, now: float) -> Markup:
+    columns = [
+        TableColumn("recipient", "name"),
+        TableColumn("messages", _NUMBER_STYLE),
+        TableColumn("bytes", f"{_NUMBER_STYLE} wide-only"),
+        TableColumn("oldest", _NUMBER_STYLE),
     ]
     rows = [
         (
-            "(self-test)" if one.own else element("code", one.tag),
-            count(one.messages),
-            size(one.bytes),
-            "unknown" if one.age is None else span(one.age),
+            "(self-test)" if one.own else build_element("code", one.tag),
+            format_count(one.messages),
+            format_byte_count(one.bytes),
+            "unknown" if one.age is None else format_duration(one.age),
         )
-        for one in overview.largest
+        for one in status.largest
     ]
-    if overview.waiting is None:
-        return _section("The largest queues", _quiet("The store does not say."))
-    known = table(columns, rows) if rows else _quiet("Nothing waits.")
-    return _section("The largest queues", known, _of_store(overview, now))
+    if status.waiting is None:
+        return _render_section("The largest queues", _render_note("The store does not say."))
+    known = build_table(columns, rows) if rows else _render_note("Nothing waits.")
+    return _render_section("The largest queues", known, _render_store_time(status, now))
 
 
-_REFUSALS = (Column("situation", "name"), Column("code", "name wide-only"), Column("protocol", "wide-only"))
-_WARNINGS = (Column("line", "name"), Column("level", "wide-only"), Column("from", "wide-only"))
-_TIMES = (Column("times", _NUMBER), Column("last", _NUMBER))
+_REFUSAL_COLUMNS = (
+    TableColumn("situation", "name"),
+    TableColumn("code", "name wide-only"),
+    TableColumn("protocol", "wide-only"),
+)
+_WARNING_COLUMNS = (TableColumn("line", "name"), TableColumn("level", "wide-only"), TableColumn("from", "wide-only"))
+_OCCURRENCE_COLUMNS = (TableColumn("times", _NUMBER_STYLE), TableColumn("last", _NUMBER_STYLE))
 
 
-def _troubles(title: str, troubles: Sequence[Trouble], now: float, columns: Sequence[Column]) -> Markup:
+def _render_problems(
+    title: str, troubles: Sequence[ProblemSummary], now: float, columns: Sequence[TableColumn]
+) -> Markup:
     if not troubles:
-        return _section(title, _quiet("None since the start."))
+        return _render_section(title, _render_note("None since the start."))
     rows = []
     for one in troubles:
         words = one.kind.replace("_", " ")
         heads = (
-            (one.text, words, one.where) if columns is _WARNINGS else (words, element("code", one.text), one.where)
+            (one.text, words, one.where)
+            if columns is _WARNING_COLUMNS
+            else (words, build_element("code", one.text), one.where)
         )
-        rows.append((*heads, count(one.count), f"{span(now - one.last)} ago"))
-    return _section(title, table([*columns, *_TIMES], rows))
+        rows.append((*heads, format_count(one.count), f"{format_duration(now - one.last)} ago"))
+    return _render_section(title, build_table([*columns, *_OCCURRENCE_COLUMNS], rows))
 
 
-def _processes(overview: Overview) -> Markup:
+def _render_processes(status: DaemonStatus) -> Markup:
     columns = [
-        Column("worker", "name"),
-        Column("process", f"{_NUMBER} wide-only"),
-        Column("sockets", f"{_NUMBER} wide-only"),
-        Column("up for", _NUMBER),
-        Column("state", "name"),
+        TableColumn("worker", "name"),
+        TableColumn("process", f"{_NUMBER_STYLE} wide-only"),
+        TableColumn("sockets", f"{_NUMBER_STYLE} wide-only"),
+        TableColumn("up for", _NUMBER_STYLE),
+        TableColumn("state", "name"),
     ]
     rows = [
         (
             one.node,
             str(one.pid),
-            "unknown" if one.sockets is None else count(one.sockets),
-            span(one.uptime),
+            "unknown" if one.sockets is None else format_count(one.sockets),
+            format_duration(one.uptime),
             one.state,
         )
-        for one in overview.processes
+        for one in status.processes
     ]
-    missing = overview.asked - len(overview.processes)
-    note = [_quiet("The others did not answer in time; their figures are missing above.")] if missing > 0 else []
-    return _section("Workers", table(columns, rows), *note, whole=True)
+    missing = status.asked - len(status.processes)
+    note = (
+        [_render_note("The others did not answer in time; their figures are missing above.")] if missing > 0 else []
+    )
+    return _render_section("Workers", build_table(columns, rows), *note, whole=True)
 
 
-def _reports(reports: Sequence[Report], now: float) -> Markup:
+def _render_reports(reports: Sequence[AnalysisReport], now: float) -> Markup:
     if not reports:
-        return _section("Nightly report", _quiet("There is none yet."), whole=True)
-    columns = [Column("day", "short"), Column("", ""), Column("written", f"{_NUMBER} wide-only")]
+        return _render_section("Nightly report", _render_note("There is none yet."), whole=True)
+    columns = [TableColumn("day", "short"), TableColumn("", ""), TableColumn("written", f"{_NUMBER_STYLE} wide-only")]
     rows = [
         (
-            element("a", one.day, href=f"admin/report/{quote(one.day)}/{INDEX}"),
+            build_element("a", one.day, href=f"admin/report/{quote(one.day)}/{REPORT_INDEX}"),
             one.verdict or "no summary",
-            f"{span(now - one.written_at)} ago",
+            f"{format_duration(now - one.written_at)} ago",
         )
         for one in reports
     ]
-    return _section("Nightly report", table(columns, rows), whole=True)
+    return _render_section("Nightly report", build_table(columns, rows), whole=True)
 
 
-def as_table(books: ledger.Books) -> Markup:
+def build_ledger_table(books: status.LedgerEntries) -> Markup:
     """A column for each half: phones are narrow."""
-    columns = [Column("", "name"), *(Column(half, _NUMBER) for half in books)]
-    rows = [(entry, *(_ledger_number(half.get(entry)) for half in books.values())) for entry in ledger.ENTRIES]
-    return table(columns, rows)
+    columns = [TableColumn("", "name"), *(TableColumn(half, _NUMBER_STYLE) for half in books)]
+    rows = [
+        (entry, *(_format_ledger_entry(half.get(entry)) for half in books.values()))
+        for entry in status.LEDGER_ENTRIES
+    ]
+    return build_table(columns, rows)
 
 
-def _ledger_number(number: int | None) -> str | Markup:
+def _format_ledger_entry(number: int | None) -> str | Markup:
     if number is None:
         return "unknown"
-    return count(number) if number >= 0 else element("span", f"\N{MINUS SIGN}{count(-number)}")
+    return format_count(number) if number >= 0 else build_element("span", f"\N{MINUS SIGN}{format_count(-number)}")

@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mediatord.cli.options import answer, config_option, group_config_option, json_option
-from mediatord.cli.tables import print_table, size_text
-from mediatord.cli.visible import visible
+from mediatord.cli.console import (
+    config_option,
+    escape_control_characters,
+    format_bytes,
+    group_config_option,
+    json_option,
+    print_result,
+    print_table,
+)
 
 if TYPE_CHECKING:
-    from mediatord.cli.account_records import AccountRecord, AccountRecords
-    from mediatord.cli.queues import Entry
-    from mediatord.config import Config
+    from mediatord.cli.store_access import AccountAccess, AccountSummary, QueuedMessage
+    from mediatord.config.settings import Config
 
-_SAMPLE = 20
-_SELF_TEST = "(self-test)"
+_DEFAULT_TOP = 20
+_PROBE_MARKER = "(self-test)"
 
 
 @click.group()
@@ -35,30 +40,31 @@ def accounts() -> None:
 
 @accounts.command("list")
 @config_option
-@click.option("--top", type=click.IntRange(1, 100_000), default=_SAMPLE, show_default=True, help="So many at most.")
+@click.option(
+    "--top", type=click.IntRange(1, 100_000), default=_DEFAULT_TOP, show_default=True, help="So many at most."
+)
 @json_option
 def list_accounts(path: Path, top: int, as_json: bool) -> None:
     """List accounts, the newest first."""
-    from mediatord.cli.account_records import account_records
-    from mediatord.cli.queues.self_test import SelfTestAccounts
-    from mediatord.config import load
+    from mediatord.cli.store_access import ProbeAccounts, open_account_access
+    from mediatord.config.file import load_config
 
-    config = load(path)
-    found, total = account_records(config).accounts(top)
-    self_test = SelfTestAccounts(config)
+    config = load_config(path)
+    found, total = open_account_access(config).accounts(top)
+    self_test = ProbeAccounts(config)
     if as_json:
-        shown = [{**asdict(one), "self_test": self_test.may_have(one.did)} for one in found]
-        answer(True, {"accounts": shown, "total": total}, "")
+        shown = [{**asdict(one), "self_test": self_test.may_include(one.did)} for one in found]
+        print_result(True, {"accounts": shown, "total": total}, "")
         return
     rows = [
         (
-            _short(one.did) + (f" {_SELF_TEST}" if self_test.may_have(one.did) else ""),
-            _time(one.created_at),
-            _time(one.seen_at),
+            _shorten_did(one.did) + (f" {_PROBE_MARKER}" if self_test.may_include(one.did) else ""),
+            _format_time(one.created_at),
+            _format_time(one.seen_at),
             "yes" if one.used else "no",
             f"{one.recipients}",
             f"{one.messages}",
-            size_text(one.bytes),
+            format_bytes(one.bytes),
         )
         for one in found
     ]
@@ -74,23 +80,23 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
 @json_option
 def show(did: str, path: Path, as_json: bool) -> None:
     """Show an account and the recipient DIDs that it has registered."""
-    from mediatord.cli.account_records import account_records
-    from mediatord.config import load
+    from mediatord.cli.store_access import open_account_access
+    from mediatord.config.file import load_config
 
-    config = load(path)
-    records = account_records(config)
-    record = _find(did, records, config)
+    config = load_config(path)
+    records = open_account_access(config)
+    record = _find_account(did, records, config)
     names = records.names(record.did)
     if as_json:
-        answer(True, {**asdict(record), "registered": names}, "")
+        print_result(True, {**asdict(record), "registered": names}, "")
         return
-    click.echo(f"account       {visible(record.did)}")
-    click.echo(f"enrolled      {_time(record.created_at)}")
-    click.echo(f"last contact  {_time(record.seen_at)}")
+    click.echo(f"account       {escape_control_characters(record.did)}")
+    click.echo(f"enrolled      {_format_time(record.created_at)}")
+    click.echo(f"last contact  {_format_time(record.seen_at)}")
     click.echo(f"used          {'yes' if record.used else 'no'}")
-    click.echo(f"waiting       {record.messages} messages, {size_text(record.bytes)}")
+    click.echo(f"waiting       {record.messages} messages, {format_bytes(record.bytes)}")
     for name in names:
-        click.echo(f"recipient     {visible(name)}")
+        click.echo(f"recipient     {escape_control_characters(name)}")
 
 
 @accounts.command()
@@ -106,66 +112,68 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     may enrol again; `didcomm.deny` keeps it from that. Sockets that the wallet has open
     stay open: the daemon does not close them because of the removal.
     """
-    from mediatord.cli.account_records import account_records
-    from mediatord.cli.queues.self_test import SelfTestAccounts
-    from mediatord.config import load
+    from mediatord.cli.store_access import ProbeAccounts, open_account_access
+    from mediatord.config.file import load_config
 
-    config = load(path)
-    records = account_records(config)
-    record = _find(did, records, config)
-    if SelfTestAccounts(config).has(record.did):
+    config = load_config(path)
+    records = open_account_access(config)
+    record = _find_account(did, records, config)
+    if ProbeAccounts(config).has(record.did):
         raise click.ClickException(
-            f"{_short(record.did)} belongs to the daemon's own self-test (GET /ready): not removed"
+            f"{_shorten_did(record.did)} belongs to the daemon's own self-test (GET /ready): not removed"
         )
     if not yes:
-        _tell_plan(record, as_json)
+        _print_removal_plan(record, as_json)
         return
-    removed = _remove(record.did, records, config)
+    removed = _remove_account(record.did, records, config)
     if as_json:
-        answer(True, {"dry_run": False, "did": record.did, **_sums(removed)}, "")
+        print_result(True, {"dry_run": False, "did": record.did, **_summarize_json(removed)}, "")
         return
-    sums = _sums(removed)
-    click.echo(f"{_short(record.did)} removed, with {sums['messages']} messages, {size_text(sums['bytes'])}")
+    sums = _summarize_json(removed)
+    click.echo(f"{_shorten_did(record.did)} removed, with {sums['messages']} messages, {format_bytes(sums['bytes'])}")
 
 
-def _tell_plan(record: AccountRecord, as_json: bool) -> None:
+def _print_removal_plan(record: AccountSummary, as_json: bool) -> None:
     if as_json:
-        answer(True, {"dry_run": True, **asdict(record)}, "")
+        print_result(True, {"dry_run": True, **asdict(record)}, "")
         return
-    waiting = f"{record.messages} messages, {size_text(record.bytes)}"
-    click.echo(f"{_short(record.did)} would be removed, with {record.recipients} registrations and {waiting}")
+    waiting = f"{record.messages} messages, {format_bytes(record.bytes)}"
+    click.echo(f"{_shorten_did(record.did)} would be removed, with {record.recipients} registrations and {waiting}")
     click.echo("nothing was removed; the same with --yes removes it")
 
 
-def _remove(did: str, records: AccountRecords, config: Config) -> list[Entry]:
+def _remove_account(did: str, records: AccountAccess, config: Config) -> list[QueuedMessage]:
     """
     First what is registered, so that nothing more comes; then what waits; then the account.
 
     :raise ClickException: something waits all the same.
     """
-    from mediatord.cli.queues import Scope
-    from mediatord.cli.queues.ledger import Books
+    from mediatord.cli.store_access import MessageFilter, PurgeLog
 
-    books = Books(config) if records.queued_dids(did) else None
+    books = PurgeLog(config) if records.queued_dids(did) else None
     records.unregister(did)
-    scopes = [Scope(one, "didcomm") for one in records.queued_dids(did)]
+    scopes = [MessageFilter(one, "didcomm") for one in records.queued_dids(did)]
     waiting = [entry for scope in scopes for entry in records.entries(scope) if entry.account == did]
-    removed = (books or Books(config)).remove(records, waiting) if waiting else []
+    removed = (books or PurgeLog(config)).remove(records, waiting) if waiting else []
     if not records.remove_account(did):
         raise click.ClickException("the account has changed meanwhile: run it again")
     return removed
 
 
-def _find(given: str, records: AccountRecords, config: Config) -> AccountRecord:
+def _find_account(given: str, records: AccountAccess, config: Config) -> AccountSummary:
     """:raise ClickException: there is no such account."""
-    from mediatord.protocol.canonical_did import canonical_did
-    from mediatord.tag_keys import read_tag_keys
-    from mediatord.tags import Tags
-    from mediatord.wiring.base import log_key
+    from mediatord.app.core_services import get_log_key_path
+    from mediatord.observability.pseudonym_keys import read_pseudonym_keys
+    from mediatord.observability.pseudonyms import Pseudonymizer
+    from mediatord.protocol.canonical_did import canonicalize_did
 
-    record = records.account(canonical_did(given))
+    record = records.account(canonicalize_did(given))
     if record is None and (not given.startswith("did:") or "~" in given):
-        tags = [Tags(mode, key) for key in read_tag_keys(log_key(config)) for mode in ("plain", "keyed")]
+        tags = [
+            Pseudonymizer(mode, key)
+            for key in read_pseudonym_keys(get_log_key_path(config))
+            for mode in ("plain", "keyed")
+        ]
         dids = (did for did in records.account_dids() if any(one.did(did) == given for one in tags))
         record = next((found for did in dids if (found := records.account(did)) is not None), None)
     if record is None:
@@ -173,18 +181,18 @@ def _find(given: str, records: AccountRecords, config: Config) -> AccountRecord:
     return record
 
 
-def _sums(entries: list[Entry]) -> dict[str, Any]:
+def _summarize_json(entries: list[QueuedMessage]) -> dict[str, Any]:
     return {"messages": len(entries), "bytes": sum(one.size for one in entries)}
 
 
-def _short(did: str) -> str:
+def _shorten_did(did: str) -> str:
     """As the event log has it with log.dids: plain."""
-    from mediatord.tags import TagKey, Tags
+    from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 
-    return visible(Tags("plain", TagKey(0, b"")).did(did))
+    return escape_control_characters(Pseudonymizer("plain", PseudonymKey(0, b"")).did(did))
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError):  # no year has it

@@ -1,118 +1,221 @@
-"""The subcommands, and what becomes of their errors."""
+"""
+Subcommands that are imported when they are asked for, as most of them need what takes a second to load.
+
+Completion of the command line by a shell, with what click has for that.
+
+The subcommands, and what becomes of their errors.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from importlib import import_module
+from typing import Any, NoReturn
 
 import click
+from click.shell_completion import ShellComplete, get_completion_class
 
 from mediatord import __version__
-from mediatord.cli.loading import LoadingGroup
-from mediatord.cli.options import given_config, group_config_option
-from mediatord.cli.visible import visible
+from mediatord.cli.console import escape_control_characters, find_given_config, group_config_option
 
-_FAILED, _WRONG_USAGE = 1, 2
+
+class LazyCommands(MutableMapping[str, click.Command]):
+    """
+    Commands by name, each imported when it is first looked up.
+
+    :param places: `module:variable` of each.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = dict(places)
+        self._loaded: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._loaded:
+            module, _, variable = self._places[name].partition(":")
+            self._loaded[name] = getattr(import_module(module), variable)
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._places.setdefault(name, "")
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._places[name]
+        self._loaded.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def loaded(self, name: str) -> click.Command | None:
+        """The command if that needs no import."""
+        return self._loaded.get(name)
+
+
+class LazyGroup(click.Group):
+    """
+    Lists its subcommands without importing them.
+
+    :param catalogue: by name `module:variable` and the short help, which is empty for what is not listed.
+    """
+
+    def __init__(self, name: str | None = None, *, catalogue: Mapping[str, tuple[str, str]], **options: Any) -> None:
+        loading = LazyCommands({name: place for name, (place, _) in catalogue.items()})
+        super().__init__(name, commands=loading, **options)
+        self._loading = loading
+        self.short_helps = {name: text for name, (_, text) in catalogue.items()}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does it, but for the imports."""
+        names = [name for name in self.list_commands(ctx) if self._is_listed(name)]
+        limit = formatter.width - 6 - max(len(name) for name in names)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._short_help(name, limit)) for name in names])
+
+    def _is_listed(self, name: str) -> bool:
+        command = self._loading.loaded(name)
+        return bool(self.short_helps.get(name)) if command is None else not command.hidden
+
+    def _short_help(self, name: str, limit: int) -> str:
+        known = self.short_helps.get(name)
+        return known or self._loading[name].get_short_help_str(limit)
+
+
+_PROGRAM_NAME = "mediatord"
+_COMPLETION_VARIABLE = "_MEDIATORD_COMPLETE"
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """
+    Print the script that lets a shell complete mediatord's commands and options.
+
+    \b
+    For bash, type: source <(mediatord completion bash)
+    """
+    click.echo(render_completion_script(context.find_root().command, shell))
+
+
+def render_completion_script(command: click.Command, shell: str) -> str:
+    """:param shell: bash, zsh or fish."""
+    kind = get_completion_class(shell)
+    assert kind is not None
+    # Not that of the class, which for bash runs one to find out how old it is.
+    return ShellComplete.source(kind(command, {}, _PROGRAM_NAME, _COMPLETION_VARIABLE))
+
+
+_EXIT_FAILED, _EXIT_WRONG_USAGE = 1, 2
 # Whose text is one line for the operator. By name: who raises one has imported it, and nobody else needs it.
-_FAILURES = frozenset(
+_OPERATOR_ERRORS = frozenset(
     {
         "mediatord.errors.StartupError",
-        "mediatord.transfer.errors.TransferError",
-        "mediatord.cli.files.SetupError",
-        "mediatord.cli.scraping.Unreachable",
-        "mediatord.identity.IdentityError",
+        "mediatord.backup.records.BackupError",
+        "mediatord.cli.configuration.SetupError",
+        "mediatord.cli.status.MediatorUnreachable",
+        "mediatord.identity.mediator_identity.IdentityError",
         "mediatord.private_file.PrivateFileError",
     }
 )
 # Where each is, and its short help; one without is not listed.
-_CATALOGUE = {
+_COMMANDS = {
     "accounts": ("mediatord.cli.accounts:accounts", "List, show and remove accounts of DIDComm wallets."),
     "backup": (
-        "mediatord.cli.backups:backup_command",
+        "mediatord.cli.backup:backup_command",
         "Write configuration, keys and the store to one file, consistently, while the daemon runs.",
     ),
-    "bench": ("mediatord.cli.running:bench", "Measure how much a mediator takes."),
-    "check-config": ("mediatord.cli.checking:check_config", "Say what is wrong with a configuration, one line each."),
+    "bench": ("mediatord.cli.run:bench", "Measure how much a mediator takes."),
+    "check-config": (
+        "mediatord.cli.configuration:check_config",
+        "Say what is wrong with a configuration, one line each.",
+    ),
     "completion": (
-        "mediatord.cli.completion:completion",
+        "mediatord.cli.commands:completion",
         "Print the script that lets a shell complete mediatord's commands and options.",
     ),
     "demo": (
-        "mediatord.cli.running:demo",
+        "mediatord.cli.run:demo",
         "Let two throw-away wallets talk through a mediator, and show each step.",
     ),
-    "did": ("mediatord.cli.mediator:did", "Print the mediator's DIDs: the did:peer:2, then the did:web."),
+    "did": ("mediatord.cli.keys:did", "Print the mediator's DIDs: the did:peer:2, then the did:web."),
     "export": (
-        "mediatord.cli.transfer:export_command",
+        "mediatord.cli.backup:export_command",
         "Write all that the store keeps to an archive that any backend can import.",
     ),
     "import": (
-        "mediatord.cli.transfer:import_command",
+        "mediatord.cli.backup:import_command",
         "Bring an archive into an empty store, and compare the counts.",
     ),
-    "init": ("mediatord.cli.init:init", "Write mediator.yaml and fresh keys."),
-    "invitation": ("mediatord.cli.mediator:invitation", "Print the invitation as a URL and as a QR code."),
+    "init": ("mediatord.cli.configuration:init", "Write mediator.yaml and fresh keys."),
+    "invitation": ("mediatord.cli.keys:invitation", "Print the invitation as a URL and as a QR code."),
     "keys": (
         "mediatord.cli.keys:keys",
         "Show, rotate, retire and encrypt the keys that the mediator's DIDs are made of.",
     ),
     "log-keys": (
-        "mediatord.cli.pseudonyms:log_keys",
+        "mediatord.cli.keys:log_keys",
         "Show and change the keys that pseudonyms of the event log are made with.",
     ),
     "queue": ("mediatord.cli.queue:queue", "Look into the queues of waiting messages, and take messages out."),
-    "restore": ("mediatord.cli.backups:restore_command", "Bring back a backup where nothing is yet."),
-    "run": ("mediatord.cli.running:run", "Run the daemon in the foreground until it is interrupted."),
+    "restore": ("mediatord.cli.backup:restore_command", "Bring back a backup where nothing is yet."),
+    "run": ("mediatord.cli.run:run", "Run the daemon in the foreground until it is interrupted."),
     "status": ("mediatord.cli.status:status", "Ask a running mediator how it is."),
     "store": ("mediatord.cli.store:store", "Check the SQLite database, make it smaller, or make a new one."),
     "whois": (
-        "mediatord.cli.pseudonyms:whois",
+        "mediatord.cli.keys:whois",
         "Print the registered DIDs that a pseudonym stands for, with its epoch.",
     ),
-    "worker": ("mediatord.cli.running:worker", ""),
+    "worker": ("mediatord.cli.run:worker", ""),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a subcommand and exit. :param arguments: without the name of the program; by default those it was given."""
-    sys.exit(_status_of(arguments))
+    sys.exit(_run_command(arguments))
 
 
-def _status_of(arguments: Sequence[str] | None) -> int:
+def _run_command(arguments: Sequence[str] | None) -> int:
     try:
         status = cli.main(arguments, prog_name="mediatord", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        return _WRONG_USAGE
+        return _EXIT_WRONG_USAGE
     except click.ClickException as error:
-        return _complain(error.format_message(), error.exit_code)
+        return _print_error(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return _complain("interrupted", _FAILED)
+        return _print_error("interrupted", _EXIT_FAILED)
     except Exception as error:
         names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
         if "mediatord.config.file.ConfigError" in names:
-            return _refuse_configuration(error.args[0].splitlines())
-        if names & _FAILURES:
-            return _complain(str(error), _FAILED)
+            return _report_config_error(error.args[0].splitlines())
+        if names & _OPERATOR_ERRORS:
+            return _print_error(str(error), _EXIT_FAILED)
         if isinstance(error, OSError):
-            return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), _FAILED)
+            return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error), _EXIT_FAILED)
         raise
 
 
-def _refuse_configuration(problems: Sequence[str]) -> int:
+def _report_config_error(problems: Sequence[str]) -> int:
     more = len(problems) - 1
     hint = f" (and {more} more; mediatord check-config lists all)" if more else ""
-    return _complain(problems[0] + hint, _WRONG_USAGE)
+    return _print_error(problems[0] + hint, _EXIT_WRONG_USAGE)
 
 
-def _complain(text: str, status: int) -> int:
-    click.echo(f"mediatord: {visible(' '.join(text.split()))}", err=True)
+def _print_error(text: str, status: int) -> int:
+    click.echo(f"mediatord: {escape_control_characters(' '.join(text.split()))}", err=True)
     return status
 
 
-class Program(LoadingGroup):
+class MediatordGroup(LazyGroup):
     """Refuses a configuration in front of a command that does not read it."""
 
     def resolve_command(
@@ -120,7 +223,12 @@ class Program(LoadingGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that is asked for, and its arguments."""
         name, command, rest = super().resolve_command(ctx, args)
-        if command is not None and given_config(ctx) and not ctx.resilient_parsing and not _reads_config(command):
+        if (
+            command is not None
+            and find_given_config(ctx)
+            and not ctx.resilient_parsing
+            and not _reads_config(command)
+        ):
             raise click.UsageError(f"{name} reads no configuration; leave out --config")
         return name, command, rest
 
@@ -129,7 +237,7 @@ def _reads_config(command: click.Command) -> bool:
     return any("--config" in parameter.opts for parameter in command.params)
 
 
-@click.group(cls=Program, catalogue=_CATALOGUE, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=MediatordGroup, catalogue=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @group_config_option
 @click.version_option(__version__, prog_name="mediatord", message="%(prog)s %(version)s")
 def cli() -> None:

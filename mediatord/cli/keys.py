@@ -1,20 +1,36 @@
-"""The mediator's own keys: which there are, new ones, and the end of old ones."""
+"""
+Where the command line has the passphrase of an encrypted file of keys from: a file, or whoever types.
+
+Who the mediator of a configuration is: its DIDs and its invitation.
+
+The mediator's own keys: which there are, new ones, and the end of old ones.
+
+Whom the pseudonyms of the event log stand for, and the keys that they are made with.
+"""
 
 from __future__ import annotations
 
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
-from mediatord.cli.options import answer, config_option, group_config_option, json_option
-from mediatord.cli.unlocking import new_passphrase, passphrase_of
-from mediatord.config import Config, load
-from mediatord.identity import Identity, IdentityError, peer_did
-from mediatord.keyfile import (
-    Generation,
+from mediatord.app.core_services import get_log_key_path
+from mediatord.cli.console import config_option, group_config_option, json_option, print_result
+from mediatord.config.file import load_config
+from mediatord.config.settings import Config
+from mediatord.errors import StartupError
+from mediatord.identity.encrypted_file import PassphraseSource, check_passphrase, make_passphrase_source
+from mediatord.identity.invitation import build_invitation_url, render_qr_terminal
+from mediatord.identity.key_file import (
+    KeyGeneration,
     KeySet,
     decrypt_keys,
     encrypt_keys,
@@ -22,10 +38,79 @@ from mediatord.keyfile import (
     retire_keys,
     rotate_keys,
 )
+from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, make_mediator_peer_did
+from mediatord.observability.pseudonym_keys import delete_epoch_key, read_pseudonym_keys, start_key_epoch
+from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.private_file import PrivateFileError, read_private_file
 
-_RELOAD = "systemctl reload mediatord, or kill -HUP PID"
 
-State = Literal["current", "prepared", "former"]
+def make_passphrase_reader(config: Config) -> PassphraseSource:
+    """That of the mediator's keys; asked for where the configuration names no file that is there."""
+    return make_passphrase_source(config.identity.passphrase_file, _ask_passphrase)
+
+
+def ask_new_passphrase(file: Path | None) -> bytes:
+    """
+    One to encrypt with; asked for twice where there is no file.
+
+    :raise PrivateFileError: it is too short, or there is nobody to be asked.
+    """
+    if file is not None:
+        return check_passphrase(read_private_file(file).rstrip(b"\r\n"), file)
+    _require_terminal("say where the passphrase is by identity.passphrase_file")
+    typed: str = click.prompt("new passphrase", hide_input=True, confirmation_prompt=True, err=True)
+    return check_passphrase(typed.encode(), "what was typed")
+
+
+def _ask_passphrase(path: Path) -> bytes:
+    _require_terminal(f"{path} is encrypted; say where its passphrase is by identity.passphrase_file")
+    typed: str = click.prompt(f"passphrase of {path}", hide_input=True, err=True)
+    return typed.encode()
+
+
+def _require_terminal(otherwise: str) -> None:
+    if not sys.stdin.isatty():
+        raise PrivateFileError(f"{otherwise}, or type it at a terminal")
+
+
+@click.command()
+@config_option
+@json_option
+def did(path: Path, as_json: bool) -> None:
+    """Print the mediator's DIDs: the did:peer:2, then the did:web."""
+    identity = read_identity(load_config(path))
+    print_result(as_json, {"did": identity.did, "web_did": identity.web_did}, f"{identity.did}\n{identity.web_did}")
+
+
+@click.command()
+@config_option
+@json_option
+def invitation(path: Path, as_json: bool) -> None:
+    """Print the invitation as a URL and as a QR code."""
+    config = load_config(path)
+    identity = read_identity(config)
+    url = build_invitation_url(config.public_url, identity.did)
+    print_result(as_json, {"url": url, "did": identity.did}, f"{url}\n\n{render_qr_terminal(url)}")
+
+
+def read_identity(config: Config) -> MediatorIdentity:
+    """
+    Who the mediator of this configuration is.
+
+    :raise PrivateFileError: its key file cannot be used.
+    :raise IdentityError: keys and DIDs do not fit together.
+    """
+    return MediatorIdentity(
+        load_keys(config.identity.keys, make_passphrase_reader(config)),
+        config.public_url,
+        config.identity.former_dids,
+        raw_keys=config.decentrl.raw_keys,
+    )
+
+
+_RELOAD_HINT = "systemctl reload mediatord, or kill -HUP PID"
+
+KeyState = Literal["current", "prepared", "former"]
 
 
 @click.group()
@@ -39,10 +124,10 @@ def keys() -> None:
 @json_option
 def list_keys(path: Path, as_json: bool) -> None:
     """Print which keys there are and the did:peer:2 of each pair, latest first; nothing of it is secret."""
-    config = load(path)
-    listed = _listed(config, load_keys(config.identity.keys, passphrase_of(config)))
+    config = load_config(path)
+    listed = _list_generations(config, load_keys(config.identity.keys, make_passphrase_reader(config)))
     value = {"file": str(config.identity.keys), "generations": [one.value() for one in listed]}
-    answer(as_json, value, "\n".join(one.text() for one in listed))
+    print_result(as_json, value, "\n".join(one.text() for one in listed))
 
 
 @keys.command("rotate")
@@ -57,11 +142,14 @@ def rotate(path: Path, prepare: bool, as_json: bool) -> None:
     hands out a DID that another cannot open yet: rotate --prepare, copy the file to all, reload all; rotate, copy the
     file, reload all. Without --prepare, keys that were prepared become the current ones.
     """
-    config = load(path)
+    config = load_config(path)
     rotated = rotate_keys(
-        config.identity.keys, partial(_identity, config), prepare=prepare, passphrase=passphrase_of(config)
+        config.identity.keys,
+        partial(_build_identity, config),
+        prepare=prepare,
+        passphrase=make_passphrase_reader(config),
     )
-    identity = _identity(config, rotated)
+    identity = _build_identity(config, rotated)
     first = rotated.prepared_generations[0] if prepare else rotated.generations[0]
     value = {
         "file": str(config.identity.keys),
@@ -70,14 +158,14 @@ def rotate(path: Path, prepare: bool, as_json: bool) -> None:
         "web_did": identity.web_did,
         "former_dids": list(identity.former_peer_dids),
         "prepared_dids": list(identity.prepared_dids),
-        "next": _RELOAD,
+        "next": _RELOAD_HINT,
     }
     lines = [f"wrote {config.identity.keys}: {', '.join(first.kids)}", "", f"DID       {identity.did}"]
     lines += [f"          {identity.web_did}"]
     lines += [f"prepared  {did}" for did in identity.prepared_dids]
     lines += [f"former    {did}" for did in identity.former_peer_dids]
     after = f"; once every node has done so, mediatord keys rotate --config {path}" if prepare else ""
-    answer(as_json, value, "\n".join([*lines, "", f"next: {_RELOAD}{after}"]))
+    print_result(as_json, value, "\n".join([*lines, "", f"next: {_RELOAD_HINT}{after}"]))
 
 
 @keys.command("retire")
@@ -92,17 +180,21 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     The DID that they belong to is not accepted any more once the daemon has reloaded, and nobody can open what was
     encrypted to it. The current keys cannot be retired.
     """
-    config = load(path)
+    config = load_config(path)
     gone, left = retire_keys(
-        config.identity.keys, kid, partial(_identity, config), really=yes, passphrase=passphrase_of(config)
+        config.identity.keys,
+        kid,
+        partial(_build_identity, config),
+        really=yes,
+        passphrase=make_passphrase_reader(config),
     )
-    did = _did(config, gone)
+    did = _derive_peer_did(config, gone)
     value = {"file": str(config.identity.keys), "kids": list(gone.kids), "did": did, "done": yes}
     value["left"] = [kid for kid, _ in left]
     what = f"{', '.join(gone.kids)} {'are' if yes else 'would be'} deleted"
     accepted = f"no longer accepted{'' if yes else ' then'}: {did or 'messages to these keys by name'}"
-    end = f"next: {_RELOAD}" if yes else "nothing was done; add --yes to do it"
-    answer(as_json, value, "\n".join((what, accepted, "", end)))
+    end = f"next: {_RELOAD_HINT}" if yes else "nothing was done; add --yes to do it"
+    print_result(as_json, value, "\n".join((what, accepted, "", end)))
 
 
 @keys.command("encrypt")
@@ -116,11 +208,11 @@ def encrypt(path: Path, as_json: bool) -> None:
     it has lost the mediator's DIDs. Copies of the file in the clear, as in former backups and in free blocks of the
     disk, stay what they are: only new keys have never been there.
     """
-    config = load(path)
-    encrypt_keys(config.identity.keys, new_passphrase(config.identity.passphrase_file))
+    config = load_config(path)
+    encrypt_keys(config.identity.keys, ask_new_passphrase(config.identity.passphrase_file))
     after = "" if config.identity.passphrase_file else f"; the daemon needs identity.passphrase_file in {path}"
     text = f"encrypted {config.identity.keys}{after}"
-    answer(as_json, {"file": str(config.identity.keys), "encrypted": True}, text)
+    print_result(as_json, {"file": str(config.identity.keys), "encrypted": True}, text)
 
 
 @keys.command("decrypt")
@@ -128,17 +220,17 @@ def encrypt(path: Path, as_json: bool) -> None:
 @json_option
 def decrypt(path: Path, as_json: bool) -> None:
     """Have the file of the keys in the clear again, as before `keys encrypt`."""
-    config = load(path)
-    decrypt_keys(config.identity.keys, passphrase_of(config))
+    config = load_config(path)
+    decrypt_keys(config.identity.keys, make_passphrase_reader(config))
     text = f"{config.identity.keys} is in the clear, readable for its owner"
-    answer(as_json, {"file": str(config.identity.keys), "encrypted": False}, text)
+    print_result(as_json, {"file": str(config.identity.keys), "encrypted": False}, text)
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class _GenerationInfo:
     """:param did: None where there is no such pair of keys."""
 
-    state: State
+    state: KeyState
     kids: tuple[str, ...]
     did: str | None
 
@@ -151,25 +243,126 @@ class _Listed:
         return f"{self.state:<8}  {' '.join(self.kids)}\n          {self.did or 'no did:peer:2'}"
 
 
-def _listed(config: Config, found: KeySet) -> list[_Listed]:
+def _list_generations(config: Config, found: KeySet) -> list[_GenerationInfo]:
     current, *former = found.generations
-    states: list[tuple[State, Generation]] = [("prepared", one) for one in found.prepared_generations]
+    states: list[tuple[KeyState, KeyGeneration]] = [("prepared", one) for one in found.prepared_generations]
     states += [("current", current), *(("former", one) for one in former)]
-    return [_Listed(state, one.kids, _did(config, one)) for state, one in states]
+    return [_GenerationInfo(state, one.kids, _derive_peer_did(config, one)) for state, one in states]
 
 
-def _did(config: Config, generation: Generation) -> str | None:
+def _derive_peer_did(config: Config, generation: KeyGeneration) -> str | None:
     agreement, signing = generation.key("X25519"), generation.key("Ed25519")
-    return peer_did(agreement.public, signing.public, config.public_url) if agreement and signing else None
+    return (
+        make_mediator_peer_did(agreement.public, signing.public, config.public_url) if agreement and signing else None
+    )
 
 
-def _identity(config: Config, found: KeySet) -> Identity:
+def _build_identity(config: Config, found: KeySet) -> MediatorIdentity:
     """
     The identity with these keys.
 
     :raise IdentityError: the configuration lists a former DID that none of them belongs to.
     """
     try:
-        return Identity(found, config.public_url, config.identity.former_dids)
+        return MediatorIdentity(found, config.public_url, config.identity.former_dids)
     except IdentityError as error:
         raise IdentityError(f"{error}; take it out of identity.former_dids first") from None
+
+
+_SERVER_SELECTION_TIMEOUT_MS = 5_000
+
+
+@click.group("log-keys")
+@group_config_option
+def log_keys() -> None:
+    """Show and change the keys that pseudonyms of the event log are made with."""
+
+
+@log_keys.command("list")
+@config_option
+def list_pseudonym_keys(path: Path) -> None:
+    """Print the epochs that there are keys of, and the day (UTC) that each began."""
+    for key in read_pseudonym_keys(get_log_key_path(load_config(path))):
+        click.echo(f"{key.epoch}  since {key.since}")
+
+
+@log_keys.command("rotate")
+@config_option
+def rotate_pseudonym_key(path: Path) -> None:
+    """Begin another epoch. A running daemon goes by it after a SIGHUP, or from the next midnight UTC on."""
+    key = start_key_epoch(get_log_key_path(load_config(path)), datetime.now(UTC).date())
+    click.echo(f"epoch {key.epoch} begins")
+
+
+@log_keys.command("forget")
+@click.argument("epoch", type=int)
+@config_option
+def forget_pseudonym_key(epoch: int, path: Path) -> None:
+    """
+    Delete the key of an epoch: nobody can tell any more whom its pseudonyms stand for.
+
+    A daemon that runs and still uses it goes on with it until it has read the file again (SIGHUP).
+    """
+    delete_epoch_key(get_log_key_path(load_config(path)), epoch)
+    click.echo(f"epoch {epoch} is forgotten; a daemon that still uses its key does so until a SIGHUP")
+
+
+@click.command()
+@click.argument("pseudonym")
+@config_option
+def whois(pseudonym: str, path: Path) -> None:
+    """Print the registered DIDs that a pseudonym stands for, with its epoch. Exits with 1 if there is none."""
+    config = load_config(path)
+    tags = [
+        Pseudonymizer(mode, key)
+        for key in read_pseudonym_keys(get_log_key_path(config))
+        for mode in ("plain", "keyed")
+    ]
+    found = {(one.epoch, did) for did in _read_registered_dids(config) for one in tags if one.did(did) == pseudonym}
+    for epoch, did in sorted(found):
+        click.echo(f"{epoch}  {did}")
+    if not found:
+        raise click.ClickException(f"{pseudonym} stands for no registered DID")
+
+
+def _read_registered_dids(config: Config) -> Iterator[str]:
+    """
+    Accounts, recipients and Decentrl identities that the store knows.
+
+    :raise StartupError: it cannot be read.
+    """
+    backend = config.storage.backend
+    if backend == "memory":
+        raise StartupError("storage.backend: nobody but the daemon itself knows what is in its memory")
+    return (
+        _read_mongodb_dids(config.storage.mongodb.uri)
+        if backend == "mongodb"
+        else _read_sqlite_dids(config.storage.sqlite.path)
+    )
+
+
+def _read_sqlite_dids(path: Path) -> Iterator[str]:
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            query = "SELECT did FROM account UNION SELECT did FROM recipient UNION SELECT did FROM party"
+            yield from (did for (did,) in connection.execute(query))
+    except sqlite3.Error as error:
+        raise StartupError(f"{path} cannot be read: {error}") from None
+
+
+def _read_mongodb_dids(uri: str) -> Iterator[str]:
+    from pymongo import MongoClient
+    from pymongo.errors import PyMongoError
+
+    from mediatord.store.mongo.driver.uri import parse_mongo_uri
+    from mediatord.store.mongo.schema import ACCOUNTS, PARTIES, RECIPIENTS
+
+    address = parse_mongo_uri(uri)
+    try:
+        client: MongoClient[dict[str, str]] = MongoClient(uri, serverSelectionTimeoutMS=_SERVER_SELECTION_TIMEOUT_MS)
+        with client:
+            for collection in (ACCOUNTS, RECIPIENTS, PARTIES):
+                for one in client[address.database][collection].find({}, {"_id": 0, "did": 1}):
+                    yield one["did"]
+    except PyMongoError:
+        raise StartupError(f"MongoDB at {address.hosts} cannot be read") from None

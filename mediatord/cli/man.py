@@ -21,7 +21,7 @@ import click
 
 from mediatord import __version__
 
-_Rows = Sequence[tuple[str, str]]
+_TableRows = Sequence[tuple[str, str]]
 
 _WIDTH = 72
 _ANALYTICS = "mediatord-analytics"
@@ -59,7 +59,7 @@ _ANALYTICS_EXIT_STATUS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ManualPage:
     """
     What a manual page has beside the help.
 
@@ -68,46 +68,56 @@ class Page:
     """
 
     name: str
-    tables: Sequence[tuple[str, _Rows]]
+    tables: Sequence[tuple[str, _TableRows]]
     see_also: str
     replaced: dict[str, click.Command]
 
 
-def manual(command: click.Group, page: Page, day: datetime) -> str:
+def render_manual(command: click.Group, page: ManualPage, day: datetime) -> str:
     """The page as roff. :param day: that it is of."""
-    return "\n".join(_manual(command, page, day)) + "\n"
+    return "\n".join(_render_manual_lines(command, page, day)) + "\n"
 
 
-def _manual(command: click.Group, page: Page, day: datetime) -> Iterator[str]:
+def _render_manual_lines(command: click.Group, page: ManualPage, day: datetime) -> Iterator[str]:
     context = click.Context(command, info_name=page.name, **command.context_settings)
     about = " ".join((command.help or "").split())
     yield f'.TH {page.name.upper()} 1 "{day:%Y-%m-%d}" "mediatord {__version__}" "User Commands"'
-    yield from (".SH NAME", f"{_roff(page.name)} \\- {_roff(about.rstrip('.'))}")
-    yield from (".SH SYNOPSIS", f".B {_roff(page.name)}", "[\\fIOPTIONS\\fR] \\fICOMMAND\\fR [\\fIARGS\\fR]...")
-    yield from (".SH DESCRIPTION", *_text(about), ".SH OPTIONS", *_options(command, context), ".SH COMMANDS")
+    yield from (".SH NAME", f"{_escape_roff(page.name)} \\- {_escape_roff(about.rstrip('.'))}")
+    yield from (
+        ".SH SYNOPSIS",
+        f".B {_escape_roff(page.name)}",
+        "[\\fIOPTIONS\\fR] \\fICOMMAND\\fR [\\fIARGS\\fR]...",
+    )
+    yield from (
+        ".SH DESCRIPTION",
+        *_render_paragraphs(about),
+        ".SH OPTIONS",
+        *_render_options(command, context),
+        ".SH COMMANDS",
+    )
     for name in command.list_commands(context):
         found = page.replaced.get(name) or command.get_command(context, name)
         if found is not None and not found.hidden:
-            yield from _command(found, click.Context(found, info_name=name, parent=context))
+            yield from _render_command(found, click.Context(found, info_name=name, parent=context))
     for title, rows in page.tables:
-        yield from (f".SH {title}", *_table(rows))
+        yield from (f".SH {title}", *_render_table(rows))
     yield from (".SH SEE ALSO", page.see_also)
 
 
-def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+def _render_command(command: click.Command, context: click.Context) -> Iterator[str]:
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             found = command.get_command(context, name)
             if found is not None and not found.hidden:
-                yield from _command(found, click.Context(found, info_name=name, parent=context))
+                yield from _render_command(found, click.Context(found, info_name=name, parent=context))
         return
     path = context.command_path.split(" ", 1)[1]
-    yield f'.SS "{_roff(" ".join([path, *_arguments(command, context)]))}"'
-    yield from _text(command.help or command.short_help or "")
-    yield from _options(command, context)
+    yield f'.SS "{_escape_roff(" ".join([path, *_render_arguments(command, context)]))}"'
+    yield from _render_paragraphs(command.help or command.short_help or "")
+    yield from _render_options(command, context)
 
 
-def _arguments(command: click.Command, context: click.Context) -> Iterator[str]:
+def _render_arguments(command: click.Command, context: click.Context) -> Iterator[str]:
     for parameter in command.get_params(context):
         if isinstance(parameter, click.Argument):
             yield parameter.make_metavar(context)
@@ -115,47 +125,51 @@ def _arguments(command: click.Command, context: click.Context) -> Iterator[str]:
             yield f"{parameter.opts[0]} {parameter.make_metavar(context)}"
 
 
-def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+def _render_options(command: click.Command, context: click.Context) -> Iterator[str]:
     # Said once for all: and by what name a subcommand has it depends on who asked click for it first.
     left_out = None if context.parent is None else command.get_help_option(context)
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
         if record is not None and parameter is not left_out:
             term, meaning = record
-            yield from (".TP", f"\\fB{_roff(term)}\\fR", *_lines(meaning or "\\&"))
+            yield from (".TP", f"\\fB{_escape_roff(term)}\\fR", *_wrap_sentences(meaning or "\\&"))
 
 
-def _table(rows: _Rows) -> Iterator[str]:
+def _render_table(rows: _TableRows) -> Iterator[str]:
     for term, meaning in rows:
-        yield from (".TP", f"\\fB{_roff(term)}\\fR", *_lines(meaning))
+        yield from (".TP", f"\\fB{_escape_roff(term)}\\fR", *_wrap_sentences(meaning))
 
 
-def _text(help_: str) -> Iterator[str]:
+def _render_paragraphs(help_: str) -> Iterator[str]:
     """Paragraphs; those that begin with a backspace keep their lines."""
     for number, paragraph in enumerate(re.split(r"\n\s*\n", help_.strip())):
         if number:
             yield ".PP"
         if paragraph.lstrip().startswith("\b"):
-            yield from (".nf", *(_roff(line) for line in paragraph.replace("\b", "").strip().splitlines()), ".fi")
+            yield from (
+                ".nf",
+                *(_escape_roff(line) for line in paragraph.replace("\b", "").strip().splitlines()),
+                ".fi",
+            )
         else:
-            yield from _lines(paragraph)
+            yield from _wrap_sentences(paragraph)
 
 
-def _lines(text: str) -> Iterator[str]:
+def _wrap_sentences(text: str) -> Iterator[str]:
     """Sentences on lines of their own, so that the formatter knows where they end."""
     for sentence in re.split(r"(?<=[.:;?!]) ", " ".join(text.split())):
         for line in wrap(sentence, _WIDTH, break_long_words=False, break_on_hyphens=False):
-            yield _roff(line)
+            yield _escape_roff(line)
 
 
-def _roff(text: str) -> str:
+def _escape_roff(text: str) -> str:
     """As it is, whatever the formatter takes for a request or an escape."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("~", "\\(ti").replace("^", "\\(ha")
     escaped = escaped.replace('"', "\\(dq")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 
 
-def pages(day: datetime) -> dict[str, str]:
+def render_man_pages(day: datetime) -> dict[str, str]:
     """Texts by file name."""
     from mediatord.bench.cli import bench
     from mediatord.cli.commands import cli
@@ -167,32 +181,32 @@ def pages(day: datetime) -> dict[str, str]:
         ("FILES", _FILES),
     )
     see_also = ".BR mediatord\\-analytics (1),\n.BR twistd (1),\n.BR systemd (1)"
-    found = {"mediatord.1": manual(cli, Page("mediatord", tables, see_also, {"bench": bench}), day)}
+    found = {"mediatord.1": render_manual(cli, ManualPage("mediatord", tables, see_also, {"bench": bench}), day)}
     # Not imported by name: the two programs know nothing of each other.
     analysis = [one.module for one in entry_points(group="console_scripts", name=_ANALYTICS)]
     if not analysis:
         return found
-    page = Page(_ANALYTICS, (("EXIT STATUS", _ANALYTICS_EXIT_STATUS),), ".BR mediatord (1)", {})
-    return {**found, f"{_ANALYTICS}.1": manual(import_module(analysis[0]).cli, page, day)}
+    page = ManualPage(_ANALYTICS, (("EXIT STATUS", _ANALYTICS_EXIT_STATUS),), ".BR mediatord (1)", {})
+    return {**found, f"{_ANALYTICS}.1": render_manual(import_module(analysis[0]).cli, page, day)}
 
 
-def _today() -> datetime:
+def _find_page_date() -> datetime:
     """Of the source where a build says so, since the same source is to give the same page."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     return datetime.fromtimestamp(int(given), UTC) if given else datetime.now(UTC)
 
 
-def main(arguments: Sequence[str]) -> int:
+def write_man_pages(arguments: Sequence[str]) -> int:
     """Write the pages into the directory that is named."""
     if len(arguments) != 1:
         click.echo("usage: python -m mediatord.cli.man DIR", err=True)
         return 2
     directory = Path(arguments[0])
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in pages(_today()).items():
+    for name, text in render_man_pages(_find_page_date()).items():
         (directory / name).write_text(text, "utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_man_pages(sys.argv[1:]))

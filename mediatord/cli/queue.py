@@ -11,19 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mediatord.cli.options import answer, config_option, group_config_option, json_option
-from mediatord.cli.tables import print_table, size_text, span_text
-from mediatord.cli.visible import visible
+from mediatord.cli.console import (
+    config_option,
+    escape_control_characters,
+    format_bytes,
+    format_time_span,
+    group_config_option,
+    json_option,
+    print_result,
+    print_table,
+)
 
 if TYPE_CHECKING:
-    from mediatord.cli.queues import Entry, Waiting
-    from mediatord.config import Config
+    from mediatord.cli.store_access import QueueAccess, QueuedMessage
+    from mediatord.config.settings import Config
 
 half_option = click.option("--half", type=click.Choice(["didcomm", "decentrl"]), help="Only of this half.")
-_TOP = 20
-_SAMPLE = 10
+_DEFAULT_TOP = 20
+_SAMPLE_SIZE = 10
 # In the place of an account.
-_SELF_TEST = "(self-test)"
+_PROBE_MARKER = "(self-test)"
 
 
 @click.group()
@@ -39,40 +46,44 @@ def queue() -> None:
 
 @queue.command("list")
 @config_option
-@click.option("--top", type=click.IntRange(1, 10_000), default=_TOP, show_default=True, help="So many at most.")
+@click.option(
+    "--top", type=click.IntRange(1, 10_000), default=_DEFAULT_TOP, show_default=True, help="So many at most."
+)
 @half_option
 @json_option
 def list_queues(path: Path, top: int, half: Any, as_json: bool) -> None:
     """Show the longest queues: for whom, how many messages, how many bytes, and how old the first is."""
-    from mediatord.cli.queues import waiting_in
-    from mediatord.cli.queues.self_test import SelfTestAccounts
-    from mediatord.cli.queues.values import HALVES
-    from mediatord.config import load
+    from mediatord.cli.store_access import QUEUE_PROTOCOLS, ProbeAccounts, open_queue_access
+    from mediatord.config.file import load_config
 
-    config = load(path)
-    queues, totals = waiting_in(config).queues((half,) if half else HALVES, top)
-    self_test = SelfTestAccounts(config)
+    config = load_config(path)
+    queues, totals = open_queue_access(config).queues((half,) if half else QUEUE_PROTOCOLS, top)
+    self_test = ProbeAccounts(config)
     if as_json:
-        shown = [{**asdict(one), "self_test": self_test.may_have(one.account)} for one in queues]
-        answer(True, {"queues": shown, "totals": asdict(totals)}, "")
+        shown = [{**asdict(one), "self_test": self_test.may_include(one.account)} for one in queues]
+        print_result(True, {"queues": shown, "totals": asdict(totals)}, "")
         return
-    now = _now()
+    now = _read_time()
     rows = [
         (
             one.half,
-            _short(one.did),
-            _SELF_TEST if self_test.may_have(one.account) else "" if one.account == one.did else _short(one.account),
+            _shorten_did(one.did),
+            _PROBE_MARKER
+            if self_test.may_include(one.account)
+            else ""
+            if one.account == one.did
+            else _shorten_did(one.account),
             f"{one.messages}",
-            size_text(one.bytes),
-            "" if one.oldest_at is None else span_text(now - one.oldest_at),
+            format_bytes(one.bytes),
+            "" if one.oldest_at is None else format_time_span(now - one.oldest_at),
         )
         for one in queues
     ]
     if rows:
         print_table(("half", "recipient", "account", "messages #", "size #", "oldest #"), rows)
     more = f", of which the {len(queues)} longest are shown" if len(queues) < totals.queues else ""
-    counted = f"{_several(totals.queues, 'queue')} with {_several(totals.messages, 'message')}"
-    click.echo(f"{counted}, {size_text(totals.bytes)}{more}")
+    counted = f"{_format_plural(totals.queues, 'queue')} with {_format_plural(totals.messages, 'message')}"
+    click.echo(f"{counted}, {format_bytes(totals.bytes)}{more}")
 
 
 @queue.command()
@@ -87,23 +98,22 @@ def show(did: str, path: Path, top: int, half: Any, as_json: bool) -> None:
 
     Pushes are counted of DIDComm messages only. Exits with 1 if nobody has registered the DID.
     """
-    from mediatord.cli.queues import Scope, waiting_in
-    from mediatord.cli.queues.self_test import SelfTestAccounts
-    from mediatord.config import load
+    from mediatord.cli.store_access import MessageFilter, ProbeAccounts, open_queue_access
+    from mediatord.config.file import load_config
 
-    config = load(path)
-    waiting = waiting_in(config)
-    did = _known(did, waiting, config)
-    entries = waiting.entries(Scope(did, half))
-    own = SelfTestAccounts(config).may_have(did)
+    config = load_config(path)
+    waiting = open_queue_access(config)
+    did = _find_registered_did(did, waiting, config)
+    entries = waiting.entries(MessageFilter(did, half))
+    own = ProbeAccounts(config).may_include(did)
     if as_json:
         shown = [asdict(one) for one in entries[:top]]
-        answer(True, {"did": did, "self_test": own, "messages": len(entries), "shown": shown}, "")
+        print_result(True, {"did": did, "self_test": own, "messages": len(entries), "shown": shown}, "")
         return
     if entries:
         _print_entries(entries[:top])
     more = f", of which the first {top} are shown" if len(entries) > top else ""
-    click.echo(f"{_summed(entries)} for {_short(did)}{f' {_SELF_TEST}' if own else ''}{more}")
+    click.echo(f"{_summarize_text(entries)} for {_shorten_did(did)}{f' {_PROBE_MARKER}' if own else ''}{more}")
 
 
 @queue.command()
@@ -125,71 +135,69 @@ def purge(
     daemon sends to itself for GET /ready is not removed: the next test does that. Exits with 1 if nobody has
     registered the DID.
     """
-    from mediatord.cli.queues import Scope, waiting_in
-    from mediatord.cli.queues.ledger import Books
-    from mediatord.cli.queues.self_test import SelfTestAccounts
-    from mediatord.config import load
+    from mediatord.cli.store_access import MessageFilter, ProbeAccounts, PurgeLog, open_queue_access
+    from mediatord.config.file import load_config
 
-    before = None if older_than is None else _now() - _seconds(older_than)
-    config = load(path)
-    waiting = waiting_in(config)
-    did = _known(did, waiting, config)
-    if SelfTestAccounts(config).has(did):
+    before = None if older_than is None else _read_time() - _parse_duration(older_than)
+    config = load_config(path)
+    waiting = open_queue_access(config)
+    did = _find_registered_did(did, waiting, config)
+    if ProbeAccounts(config).has(did):
         raise click.ClickException(
-            f"{_short(did)} belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
+            f"{_shorten_did(did)} belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
         )
-    entries = waiting.entries(Scope(did, half, before, ids))
+    entries = waiting.entries(MessageFilter(did, half, before, ids))
     if yes:
-        _tell_purged(Books(config).remove(waiting, entries), len(entries), as_json)
+        _print_purge_result(PurgeLog(config).remove(waiting, entries), len(entries), as_json)
     else:
-        _tell_purge(entries, did, as_json)
+        _print_purge_plan(entries, did, as_json)
 
 
-def _tell_purge(entries: Sequence[Entry], did: str, as_json: bool) -> None:
+def _print_purge_plan(entries: Sequence[QueuedMessage], did: str, as_json: bool) -> None:
     """What would be done."""
     if as_json:
-        answer(True, {"dry_run": True, **_figures(entries), "ids": [one.id for one in entries]}, "")
+        print_result(True, {"dry_run": True, **_summarize_json(entries), "ids": [one.id for one in entries]}, "")
         return
     if entries:
-        _print_entries(entries[:_SAMPLE])
-    more = f", of which the first {_SAMPLE} are shown" if len(entries) > _SAMPLE else ""
-    click.echo(f"{_summed(entries)} for {_short(did)} would be removed{more}")
+        _print_entries(entries[:_SAMPLE_SIZE])
+    more = f", of which the first {_SAMPLE_SIZE} are shown" if len(entries) > _SAMPLE_SIZE else ""
+    click.echo(f"{_summarize_text(entries)} for {_shorten_did(did)} would be removed{more}")
     if entries:
         click.echo("nothing was removed; the same with --yes removes them")
 
 
-def _tell_purged(removed: Sequence[Entry], planned: int, as_json: bool) -> None:
+def _print_purge_result(removed: Sequence[QueuedMessage], planned: int, as_json: bool) -> None:
     """What was done."""
     gone = planned - len(removed)
     if as_json:
-        answer(True, {"dry_run": False, **_figures(removed), "gone_before": gone}, "")
+        print_result(True, {"dry_run": False, **_summarize_json(removed), "gone_before": gone}, "")
         return
     before = f"; {gone} had gone meanwhile" if gone else ""
-    click.echo(f"{_summed(removed)} removed{before}")
+    click.echo(f"{_summarize_text(removed)} removed{before}")
 
 
-def _short(did: str) -> str:
+def _shorten_did(did: str) -> str:
     """As the event log has it with log.dids: plain."""
-    from mediatord.tags import TagKey, Tags
+    from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 
-    return visible(Tags("plain", TagKey(0, b"")).did(did))
+    return escape_control_characters(Pseudonymizer("plain", PseudonymKey(0, b"")).did(did))
 
 
-def _known(given: str, waiting: Waiting, config: Config) -> str:
+def _find_registered_did(given: str, waiting: QueueAccess, config: Config) -> str:
     """
     The registered DID that is meant.
 
     :raise ClickException: there is none.
     """
     found: str | None = None
-    if _is_text(given):
-        found = waiting.kept(given) or _tagged(given, waiting, config)
+    if _is_valid_utf8(given):
+        found = waiting.kept(given) or _find_by_pseudonym(given, waiting, config)
     if found is None:
         raise click.ClickException(f"{given}: nobody has registered this DID")
     return found
 
 
-def _is_text(given: str) -> bool:
+def _is_valid_utf8(given: str) -> bool:
     """Whether what was typed is UTF-8."""
     try:
         given.encode()
@@ -198,62 +206,66 @@ def _is_text(given: str) -> bool:
     return True
 
 
-def _tagged(given: str, waiting: Waiting, config: Config) -> str | None:
+def _find_by_pseudonym(given: str, waiting: QueueAccess, config: Config) -> str | None:
     """The DID that a short form or a pseudonym stands for."""
-    from mediatord.tag_keys import read_tag_keys
-    from mediatord.tags import Tags
-    from mediatord.wiring.base import log_key
+    from mediatord.app.core_services import get_log_key_path
+    from mediatord.observability.pseudonym_keys import read_pseudonym_keys
+    from mediatord.observability.pseudonyms import Pseudonymizer
 
     if given.startswith("did:") and "~" not in given:
         return None
-    tags = [Tags(mode, key) for key in read_tag_keys(log_key(config)) for mode in ("plain", "keyed")]
+    tags = [
+        Pseudonymizer(mode, key)
+        for key in read_pseudonym_keys(get_log_key_path(config))
+        for mode in ("plain", "keyed")
+    ]
     # Whoever waits for something is asked for most often, and there are fewer of those.
     dids = (did for some in (waiting.recipients, waiting.registered) for did in some())
     return next((did for did in dids if any(one.did(did) == given for one in tags)), None)
 
 
-def _figures(entries: Sequence[Entry]) -> dict[str, Any]:
+def _summarize_json(entries: Sequence[QueuedMessage]) -> dict[str, Any]:
     halves = Counter(one.half for one in entries)
     return {"messages": len(entries), "bytes": sum(one.size for one in entries), "halves": dict(halves)}
 
 
-def _summed(entries: Sequence[Entry]) -> str:
-    return f"{len(entries)} messages, {size_text(sum(one.size for one in entries))},"
+def _summarize_text(entries: Sequence[QueuedMessage]) -> str:
+    return f"{len(entries)} messages, {format_bytes(sum(one.size for one in entries))},"
 
 
-def _print_entries(entries: Sequence[Entry]) -> None:
+def _print_entries(entries: Sequence[QueuedMessage]) -> None:
     rows = [
         (
             one.half,
             one.id,
-            _time(one.received_at),
-            "never" if one.expires_at is None else _time(one.expires_at),
-            size_text(one.size),
+            _format_time(one.received_at),
+            "never" if one.expires_at is None else _format_time(one.expires_at),
+            format_bytes(one.size),
             one.status,
             f"{one.pushes}" if one.half == "didcomm" else "",
-            "" if one.due_at is None else _time(one.due_at),
+            "" if one.due_at is None else _format_time(one.due_at),
         )
         for one in entries
     ]
     print_table(("half", "id", "received", "expires", "size #", "status", "pushes #", "due"), rows)
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError):  # no year has it
         return f"{seconds:g}"
 
 
-def _now() -> float:
+def _read_time() -> float:
     return datetime.now(UTC).timestamp()
 
 
-def _seconds(text: str) -> float:
+def _parse_duration(text: str) -> float:
     """:raise BadParameter: it is no duration."""
     from pydantic import TypeAdapter, ValidationError
 
-    from mediatord.config.values import Duration
+    from mediatord.config.settings import Duration
 
     try:
         return float(TypeAdapter(Duration).validate_python(text))
@@ -262,5 +274,5 @@ def _seconds(text: str) -> float:
         raise click.BadParameter(reason, param_hint="--older-than") from None
 
 
-def _several(number: int, what: str) -> str:
+def _format_plural(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,4 +1,8 @@
 """
+docs/configuration.md: every key of the configuration, from its declaration.
+
+docs/cli.md: every command with its help, as click has it.
+
 The pages of the documentation that say what the code says: every setting, every command.
 
 `python -m mediatord.cli.reference docs` writes them anew.
@@ -7,17 +11,201 @@ The pages of the documentation that say what the code says: every setting, every
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from mediatord.cli.commands_page import commands_page
-from mediatord.cli.settings_page import settings_page
+import click
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from mediatord.app.reload import is_reloadable
+from mediatord.bench.cli import bench
+from mediatord.cli.commands import cli
+from mediatord.config.file import format_yaml_value
+from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind, format_duration
+from mediatord.config.units import format_size
+
+_SETTINGS_HEAD = """\
+# Configuration
+
+<!-- Written by `python -m mediatord.cli.reference docs`; a test compares. -->
+
+One YAML file, `mediator.yaml`. `mediatord init` writes it with every key at its default and a line about each, as
+[etc/mediator.yaml](../etc/mediator.yaml) has it; a key that is left out has its default. Paths are relative to it,
+those in endpoint strings (`unix:`, `ssl:`) included. The first item of a list is `key[0]` in messages.
+
+* **Mistakes** are refused at start, all at once, a line for each with file, line and key; so are keys that do not
+  exist. `mediatord check-config --config PATH` looks without starting anything.
+* **Durations** are written `500ms`, `60s`, `5m`, `72h`, `365d`, or as a number of seconds.
+* **Sizes** are written `64KiB`, `1MiB`, `2GiB`, `512k` or `64M` (powers of 1024), `64MB` (a power of 1000), or as a
+  number of bytes.
+* **Environment.** A variable overrides its key: `MEDIATORD_QUEUE__TTL=24h`. Two underscores stand between section and
+  key. Lists and mappings are written as JSON, as in `MEDIATORD_LISTEN='["tcp:8080"]'`; `null` is no value. A variable
+  that names no key is refused.
+* **SIGHUP** has the file read again. What *counts at once* does so from then on. What differs besides is named in a
+  line of the output and needs a restart. Files of keys and certificates are read again as well, as long as they have
+  the same names; [reload](operations.md#reload) has the details.
+
+"""
+_TYPE_WORDS: dict[Any, str] = {
+    int: "whole number",
+    float: "number",
+    bool: "`true` or `false`",
+    str: "text",
+    Path: "path",
+}
+_GENERAL_TITLE = "General"
 
 
-def pages() -> dict[str, str]:
+def render_settings_page() -> str:
+    """The page, as Markdown."""
+    general: list[str] = []
+    sections: list[str] = []
+    for name, field in Config.model_fields.items():
+        if _is_section(field):
+            about = field.description or ""
+            sections.append(
+                f"## {name}\n\n{_format_sentence(about)}\n\n" + "".join(_render_section(field.annotation, f"{name}."))
+            )
+        else:
+            general.append(_render_setting(name, field, getattr(Config(), name)))
+    return _SETTINGS_HEAD + f"## {_GENERAL_TITLE}\n\n" + "".join(general + sections).rstrip("\n") + "\n"
+
+
+def _render_section(model: Any, prefix: str) -> Iterator[str]:
+    default = model()
+    for name, field in model.model_fields.items():
+        if _is_section(field):
+            yield from _render_section(field.annotation, f"{prefix}{name}.")
+        else:
+            yield _render_setting(prefix + name, field, getattr(default, name))
+
+
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def _render_setting(key: str, field: FieldInfo, default: Any) -> str:
+    variable = "MEDIATORD_" + key.upper().replace(".", "__")
+    count = "counts at once" if is_reloadable(key) else "needs a restart"
+    facts = (
+        f"Type: {_describe_type(field.annotation, field.metadata)}",
+        f"Default: `{format_yaml_value(default, field)}`",
+        f"After SIGHUP: {count}",
+        f"Variable: `{variable}`",
+    )
+    listed = "".join(f"* {fact}\n" for fact in facts)
+    return f"### `{key}`\n\n{_format_sentence(field.description or '')}\n\n{listed}\n"
+
+
+def _format_sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _describe_type(annotation: Any, metadata: list[Any]) -> str:
+    """What a value of this type is, in words."""
+    if get_origin(annotation) is Annotated:
+        bare, *marks = get_args(annotation)
+        return _describe_type(bare, [*marks, *metadata])
+    words = next((mark.words for mark in metadata if isinstance(mark, ValueKind)), None) or _describe_bare_type(
+        annotation
+    )
+    bounds = list(_describe_bounds(metadata))
+    return ", ".join([words, *bounds])
+
+
+def _describe_bare_type(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "one of " + ", ".join(f"`{choice}`" for choice in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join("`null`" if one is NoneType else _describe_type(one, []) for one in arguments)
+    if origin is tuple:
+        return f"list of: {_describe_type(arguments[0], [])}"
+    if origin is Mapping:
+        return f"mapping of: {_describe_type(arguments[0], [])}; to: {_describe_type(arguments[1], [])}"
+    return _TYPE_WORDS[annotation]
+
+
+def _describe_bounds(metadata: list[Any]) -> Iterator[str]:
+    text = _choose_bound_format(metadata)
+    # A bound of the field itself counts instead of that of its type.
+    for mark in {type(mark): mark for mark in metadata}.values():
+        match mark:
+            case Ge(ge=bound):
+                yield f"at least {text(bound)}"
+            case Gt(gt=bound):
+                yield f"more than {text(bound)}"
+            case Le(le=bound):
+                yield f"at most {text(bound)}"
+            case Lt(lt=bound):
+                yield f"less than {text(bound)}"
+            case MinLen(min_length=bound):
+                yield f"at least {bound} of them"
+
+
+def _choose_bound_format(metadata: list[Any]) -> Callable[[Any], str]:
+    """How bounds of such a value are written."""
+    if any(isinstance(mark, DurationMarker) for mark in metadata):
+        return lambda bound: f"`{format_duration(bound)}`" if bound else f"{bound}"
+    if any(isinstance(mark, SizeMarker) for mark in metadata):
+        return lambda bound: f"`{format_size(bound)}`"
+    return str
+
+
+_COMMANDS_HEAD = """\
+# Command line
+
+<!-- Written by `python -m mediatord.cli.reference docs`; a test compares. -->
+
+One program, `mediatord`; this is what its `--help` says. Every command exits with 0 when done, 1 when it failed, and
+2 when it was called wrongly or the configuration cannot be used. What went wrong is one line on standard error.
+
+Commands that read the configuration take `-c PATH` or `--config PATH`, before the command, between its words or after
+them; if there are several, the last one counts. Otherwise the variable `MEDIATORD_CONFIG` names the file; without it
+that is `/etc/mediatord/mediator.yaml`. `twistd mediatord` goes by the same.
+
+"""
+_HELP_WIDTH = 100
+
+
+def render_commands_page() -> str:
+    """The page, as Markdown."""
+    return _COMMANDS_HEAD + "".join(_render_command(cli, "mediatord", None, 2)).rstrip("\n") + "\n"
+
+
+def _render_command(command: click.Command, name: str, above: click.Context | None, level: int) -> Iterator[str]:
+    context = click.Context(
+        command,
+        info_name=name,
+        parent=above,
+        terminal_width=_HELP_WIDTH,
+        max_content_width=_HELP_WIDTH,
+        **command.context_settings,
+    )
+    text = command.get_help(context)
+    # What it says of defaults must not depend on where this is written.
+    yield f"{'#' * min(level, 3)} {context.command_path}\n\n```text\n{text.rstrip()}\n```\n\n"
+    if isinstance(command, click.Group):
+        for child in command.list_commands(context):
+            found = _find_command(command, child)
+            if not found.hidden:
+                yield from _render_command(found, child, context, level + 1)
+
+
+def _find_command(group: click.Group, name: str) -> click.Command:
+    """A subcommand; the benchmark is behind one that only hands its arguments on."""
+    return bench if group is cli and name == "bench" else group.commands[name]
+
+
+def render_reference_pages() -> dict[str, str]:
     """Texts by file name."""
-    return {"configuration.md": settings_page(), "cli.md": commands_page()}
+    return {"configuration.md": render_settings_page(), "cli.md": render_commands_page()}
 
 
 if __name__ == "__main__":
-    for name, text in pages().items():
+    for name, text in render_reference_pages().items():
         (Path(sys.argv[1]) / name).write_text(text, "utf-8")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mediatord.cli.options import answer, config_option, group_config_option, json_option
+from mediatord.cli.console import config_option, group_config_option, json_option, print_result
 
 if TYPE_CHECKING:
-    from mediatord.config import Config
+    from mediatord.config.settings import Config
 
 
 @click.group()
@@ -31,17 +31,16 @@ def check(path: Path, deep: bool, as_json: bool) -> int:
 
     Nothing is changed. Exits with 1 if something is damaged; docs/backup.md says what can be recovered.
     """
-    from mediatord.store.database import connect_for_reading
-    from mediatord.store.database_check import deep_check, quick_check
+    from mediatord.store.sqlite.database_file import check_integrity, check_structure, connect_reader
 
-    database = _database(path)
+    database = _find_database(path)
     try:
-        with closing(connect_for_reading(database)) as connection:
-            problems = deep_check(connection) if deep else quick_check(connection)
+        with closing(connect_reader(database)) as connection:
+            problems = check_integrity(connection) if deep else check_structure(connection)
     except sqlite3.Error as error:
         problems = [str(error)]
     text = "\n".join(f"{database}: {problem}" for problem in problems) or f"{database}: ok"
-    answer(as_json, {"database": str(database), "ok": not problems, "problems": problems}, text)
+    print_result(as_json, {"database": str(database), "ok": not problems, "problems": problems}, text)
     return 1 if problems else 0
 
 
@@ -55,12 +54,11 @@ def vacuum(path: Path, as_json: bool) -> None:
     The daemon must not run, and the disk needs room for the database once more. The daemon does without this: it uses
     such space again by itself.
     """
-    from mediatord.service import StartupError
-    from mediatord.store.database import connect
-    from mediatord.store.sole_use import SoleUse
+    from mediatord.errors import StartupError
+    from mediatord.store.sqlite.database_file import ExclusiveStoreLock, connect
 
-    database = _database(path)
-    use = SoleUse(database)
+    database = _find_database(path)
+    use = ExclusiveStoreLock(database)
     try:
         use.take()
     except ValueError as error:
@@ -75,7 +73,7 @@ def vacuum(path: Path, as_json: bool) -> None:
         raise StartupError(f"cannot make the database {database} smaller: {error}") from None
     finally:
         use.release()
-    answer(
+    print_result(
         as_json,
         {"database": str(database), "before": before, "after": after},
         f"{database}: {before:,} bytes before, {after:,} now".replace(",", " "),
@@ -92,33 +90,33 @@ def create(path: Path, as_json: bool) -> None:
     Only for a database that is gone for good: put the old one back, or restore a backup, if there is any. The first
     start after `mediatord init` needs no such command.
     """
-    from mediatord.service import StartupError
-    from mediatord.store.database_check import create_store
+    from mediatord.errors import StartupError
+    from mediatord.store.sqlite.database_file import create_database
 
-    database = _sqlite_path(path)
+    database = _read_sqlite_path(path)
     try:
-        create_store(database)
+        create_database(database)
     except ValueError as error:
         raise StartupError(str(error)) from None
-    answer(as_json, {"database": str(database)}, f"made an empty database, {database}")
+    print_result(as_json, {"database": str(database)}, f"made an empty database, {database}")
 
 
-def _database(path: Path) -> Path:
+def _find_database(path: Path) -> Path:
     """The one that a configuration names. :raise StartupError: it is not there."""
-    from mediatord.service import StartupError
-    from mediatord.store.database import is_empty
+    from mediatord.errors import StartupError
+    from mediatord.store.sqlite.database_file import is_missing_or_empty
 
-    database = _sqlite_path(path)
-    if is_empty(database):
+    database = _read_sqlite_path(path)
+    if is_missing_or_empty(database):
         raise StartupError(f"there is no database {database}")
     return database
 
 
-def _sqlite_path(path: Path) -> Path:
-    from mediatord.config import load
-    from mediatord.service import StartupError
+def _read_sqlite_path(path: Path) -> Path:
+    from mediatord.config.file import load_config
+    from mediatord.errors import StartupError
 
-    config: Config = load(path)
+    config: Config = load_config(path)
     if config.storage.backend != "sqlite":
         raise StartupError(f"storage.backend is {config.storage.backend}, and this is for sqlite")
     return config.storage.sqlite.path

@@ -1,4 +1,10 @@
 """
+YAML into plain values that remember the line they came from.
+
+Variables that override keys: MEDIATORD_STORAGE__BACKEND=memory, lists as JSON (contract section 4).
+
+Writing a configuration file: every key, each under its one line of explanation.
+
 Reading `mediator.yaml` and the environment: all that is wrong at once, each with its place (contract section 4).
 
 The file is checked in two passes over one tree: YAML into plain values with the line of every key, then the models
@@ -7,31 +13,290 @@ of :mod:`mediatord.config.settings`, whose complaints are put into words here.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from mediatord.config.environment import json_hint, read_environment
-from mediatord.config.settings import Config
-from mediatord.config.template import BEGINNING, END
-from mediatord.config.tree import Key, Tree, read_tree
-from mediatord.config_path import DEFAULT_PATH, VARIABLE
+from mediatord.config.location import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
+from mediatord.config.settings import Config, DurationMarker, SizeMarker, ValueKind, format_duration
+from mediatord.config.units import format_size
 
-Problem = tuple[int, str, str]
+KeyPart = str | int
+SourceLocation = tuple[int, str]
 
-_HINT = f"; name it with --config PATH or {VARIABLE}, or write it with mediatord init --dir {DEFAULT_PATH.parent}"
+# A few lines of aliases can stand for more values than there is memory for.
+MAX_YAML_VALUES = 100_000
+# What PyYAML raises for characters that YAML does not allow, for a tagged scalar that is no such thing, and for an
+# alias of itself.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+
+
+@dataclass
+class ConfigTree:
+    """
+    Values under their keys, and where each was written.
+
+    :param name: of the file, as the user gave it.
+    :param places: path of keys to (line for sorting, text in front of a problem).
+    :param variables: keys that variables of the environment have set.
+    :param problems: (line, place, text) of what is wrong already.
+    :param complete: whether there is anything to check against the models.
+    :param count: how many values there are, those of an alias counted wherever it stands.
+    """
+
+    name: str
+    values: Any = field(default_factory=dict)
+    places: dict[tuple[KeyPart, ...], SourceLocation] = field(default_factory=dict)
+    variables: set[tuple[KeyPart, ...]] = field(default_factory=set)
+    problems: list[tuple[int, str, str]] = field(default_factory=list)
+    complete: bool = True
+    count: int = 0
+
+    def place(self, where: tuple[KeyPart, ...]) -> SourceLocation:
+        """Where this key is written, or the nearest above it."""
+        for length in range(len(where), 0, -1):
+            if where[:length] in self.places:
+                return self.places[where[:length]]
+        return 1, f"{self.name}:1"
+
+    def note(self, where: tuple[KeyPart, ...], mark: yaml.Mark) -> SourceLocation:
+        """Remember that `where` is written at `mark`."""
+        line = mark.line + 1
+        self.places[where] = line, f"{self.name}:{line}"
+        return self.places[where]
+
+
+def parse_yaml(raw: bytes, name: str) -> ConfigTree:
+    """
+    Parse one YAML document. Duplicate keys, too many values and what is no YAML are problems of the tree; an empty
+    file is an empty mapping.
+    """
+    tree = ConfigTree(name)
+    loader: yaml.SafeLoader | None = None
+    try:
+        loader = yaml.SafeLoader(raw)
+        root = loader.get_single_node()
+        if root is not None:
+            tree.values = _construct_value(loader, root, (), tree)
+    except yaml.MarkedYAMLError as error:
+        _add_syntax_problem(tree, error.problem_mark or error.context_mark, error.problem or "unreadable")
+    except _YAML_ERRORS:
+        _add_syntax_problem(tree, None, "unreadable")
+    finally:
+        if loader is not None:
+            loader.dispose()
+    return tree
+
+
+def _add_syntax_problem(tree: ConfigTree, mark: yaml.Mark | None, problem: str) -> None:
+    line = mark.line + 1 if mark else 1
+    tree.complete = False
+    tree.problems.append((line, f"{tree.name}:{line}", f"not YAML: {problem}"))
+
+
+def _construct_value(loader: yaml.SafeLoader, node: yaml.Node, where: tuple[KeyPart, ...], tree: ConfigTree) -> Any:
+    tree.count += 1
+    if tree.count > MAX_YAML_VALUES:
+        raise yaml.MarkedYAMLError(problem=f"more than {MAX_YAML_VALUES} values", problem_mark=node.start_mark)
+    if isinstance(node, yaml.MappingNode):
+        return _construct_mapping(loader, node, where, tree)
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            tree.note((*where, index), item.start_mark)
+        return [_construct_value(loader, item, (*where, index), tree) for index, item in enumerate(node.value)]
+    return loader.construct_object(node)
+
+
+def _construct_mapping(
+    loader: yaml.SafeLoader, node: yaml.MappingNode, where: tuple[KeyPart, ...], tree: ConfigTree
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        # As written: `on:` and `8080:` are keys like any other.
+        key = key_node.value if isinstance(key_node, yaml.ScalarNode) else str(key_node.tag)
+        if key in values:
+            line, place = key_node.start_mark.line + 1, f"{tree.name}:{key_node.start_mark.line + 1}"
+            first = tree.place((*where, key))[0]
+            dotted = ".".join(str(part) for part in (*where, key))
+            tree.problems.append((line, place, f"{dotted}: expected once; it is already in line {first}"))
+            continue
+        tree.note((*where, key), key_node.start_mark)
+        values[key] = _construct_value(loader, value_node, (*where, key), tree)
+    return values
+
+
+_VARIABLE_PREFIX = "MEDIATORD_"
+# Not keys of the configuration: where it is, the Java of the analytics package, and what the test suite is told.
+_OTHER_VARIABLES = (CONFIG_PATH_VARIABLE, "MEDIATORD_JAVA")
+_TEST_PREFIX = "MEDIATORD_TEST_"
+# Problems are sorted by line.
+_ENVIRONMENT_LINE = 1_000_000_000
+
+
+def apply_environment(tree: ConfigTree, environ: Mapping[str, str], model: type[BaseModel]) -> None:
+    """Put the variables into the tree, where the models will check them like anything else."""
+    for name in sorted(environ):
+        if not name.startswith(_VARIABLE_PREFIX) or name in _OTHER_VARIABLES or name.startswith(_TEST_PREFIX):
+            continue
+        where = tuple(name[len(_VARIABLE_PREFIX) :].lower().split("__"))
+        section = _find_section(tree, where)
+        if section is None:
+            continue  # What stands where the section should be is refused by the models.
+        section[where[-1]] = _parse_variable(environ[name], _find_annotation(model, where))
+        _remove_locations_below(tree, where)
+        tree.places[where] = _ENVIRONMENT_LINE, f"environment {name}"
+        tree.variables.add(where)
+
+
+def format_variable_name(where: tuple[KeyPart, ...]) -> str:
+    """The variable that overrides a key."""
+    return _VARIABLE_PREFIX + "__".join(str(part) for part in where).upper()
+
+
+def describe_json_value(model: type[BaseModel], where: tuple[KeyPart, ...]) -> str:
+    """
+    How to write a value in a variable that is no text, number or switch: an example of its JSON.
+
+    :param where: a list, a mapping or a section.
+    """
+    kind = _find_annotation(model, where)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return f"a variable for each key, such as {format_variable_name((*where, next(iter(kind.model_fields))))}, or all as JSON"
+    return f"written as JSON, such as {format_variable_name(where)}='{json.dumps(_make_example(kind))}'"
+
+
+def _make_example(kind: Any) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        return [_make_example(arguments[0])]
+    if origin is Mapping:
+        return {_make_example(arguments[0]): _make_example(arguments[1])}
+    return next((mark.example for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, ValueKind)), "")
+
+
+def _find_section(tree: ConfigTree, where: tuple[str, ...]) -> dict[str, Any] | None:
+    node = tree.values
+    for depth, part in enumerate(where[:-1], start=1):
+        if not isinstance(node, dict):
+            return None
+        if node.get(part) is None:
+            node[part] = {}
+            tree.places.setdefault(where[:depth], (_ENVIRONMENT_LINE, "environment"))
+        node = node[part]
+    return node if isinstance(node, dict) else None
+
+
+def _remove_locations_below(tree: ConfigTree, where: tuple[str, ...]) -> None:
+    for place in [place for place in tree.places if place[: len(where)] == where]:
+        del tree.places[place]
+
+
+def _find_annotation(model: type[BaseModel], where: tuple[KeyPart, ...]) -> Any:
+    """The type of a key; None for one that no model has."""
+    kind: Any = model
+    for part in where:
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)) or part not in kind.model_fields:
+            return None
+        kind = kind.model_fields[str(part)].annotation
+    return kind
+
+
+def _parse_variable(text: str, kind: Any) -> Any:
+    """What a variable stands for: text where text is wanted, else JSON if it is JSON; `null` is null everywhere."""
+    if text == "null":
+        return None
+    if _accepts_text(kind):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _accepts_text(kind: Any) -> bool:
+    if kind in (str, Path):
+        return True
+    if get_origin(kind) is Literal:
+        return True
+    if get_origin(kind) in (Union, UnionType):
+        return any(_accepts_text(member) for member in get_args(kind))
+    return bool(getattr(kind, "__metadata__", ())) and _accepts_text(get_args(kind)[0])
+
+
+# The line with which a file that was written here ends, and the first one, which says so: a file that has that and
+# not the other has lost its end.
+LAST_LINE = "# end of mediator.yaml"
+FIRST_LINE = f"# Without the line {LAST_LINE!r} this file is refused as cut short."
+
+_FILE_HEADER = f"""\
+{FIRST_LINE}
+# mediatord: every setting, at its default unless changed. Unknown keys and impossible values are refused at start;
+# `mediatord check-config --config FILE` tells which. A variable MEDIATORD_STORAGE__BACKEND=memory overrides
+# storage.backend, and so on; lists are written as JSON there. Paths are relative to this file, those in endpoint
+# strings included.
+# Durations: 500ms, 60s, 5m, 72h, 365d, or a number of seconds. Sizes: 64KiB, 1MiB, 512k (powers of 1024),
+# 64MB (a power of 1000), or a number of bytes.
+"""
+
+
+def render_config(config: Config | None = None) -> str:
+    """The text of a file that :func:`~mediatord.config.file.load_config` reads as `config` (the defaults when None)."""
+    return _FILE_HEADER + "\n".join(_render_section(config or Config(), "")) + f"\n\n{LAST_LINE}\n"
+
+
+def _render_section(section: BaseModel, indent: str) -> Iterator[str]:
+    for name, information in type(section).model_fields.items():
+        value = getattr(section, name)
+        if not indent:
+            yield ""
+        yield f"{indent}# {information.description}"
+        if isinstance(value, BaseModel):
+            yield f"{indent}{name}:"
+            yield from _render_section(value, indent + "  ")
+        else:
+            yield f"{indent}{name}: {format_yaml_value(value, information)}"
+
+
+def format_yaml_value(value: Any, field: FieldInfo) -> str:
+    """A value as YAML on one line."""
+    if any(isinstance(mark, DurationMarker) for mark in field.metadata):
+        return format_duration(value)
+    if any(isinstance(mark, SizeMarker) for mark in field.metadata):
+        return format_size(value)
+    text = yaml.safe_dump(_convert_to_plain_value(value), default_flow_style=True, width=10**6, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _convert_to_plain_value(value: Any) -> Any:
+    if isinstance(value, Path | IPv4Network | IPv6Network):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_convert_to_plain_value(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _convert_to_plain_value(item) for key, item in value.items()}
+    return value
+
+
+ConfigProblem = tuple[int, str, str]
+
+_MISSING_FILE_HINT = f"; name it with --config PATH or {CONFIG_PATH_VARIABLE}, or write it with mediatord init --dir {DEFAULT_CONFIG_PATH.parent}"
 # Mistakes that only show once others are taken away.
-_ROUNDS = 4
+_MAX_ROUNDS = 4
 
-_RESTORE = "Restore the file; `mediatord init` writes one for a new mediator"
+_RESTORE_HINT = "Restore the file; `mediatord init` writes one for a new mediator"
 
-_EXPECTED = {
+_ERROR_TEXTS = {
     "string_type": "expected text",
     "int_type": "expected a whole number",
     "float_type": "expected a number",
@@ -51,7 +316,7 @@ _EXPECTED = {
     "value_error": "{error}",
 }
 # Whose values are no scalars.
-_STRUCTURED = ("tuple_type", "mapping_type", "dict_type", "model_type", "model_attributes_type")
+_STRUCTURED_ERRORS = ("tuple_type", "mapping_type", "dict_type", "model_type", "model_attributes_type")
 
 
 class ConfigError(Exception):
@@ -66,7 +331,7 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
+def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     """
     Read and check a file; the paths in it are relative to its directory.
 
@@ -74,15 +339,15 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     :raise ConfigError: with everything that is wrong.
     """
     path = Path(path)
-    tree = _read(path, environ)
-    config, refusals = _checked(tree)
+    tree = _read_file(path, environ)
+    config, refusals = _validate(tree)
     if config is None or tree.problems:
-        raise ConfigError(_in_order([*tree.problems, *(_in_words(one, tree) for one in refusals)]))
+        raise ConfigError(_format_problems([*tree.problems, *(_describe_error(one, tree) for one in refusals)]))
     return config.resolved(path.parent.absolute())
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ConfigExamination:
     """
     A configuration with all that is wrong in it.
 
@@ -92,138 +357,140 @@ class Draft:
     """
 
     config: Config | None
-    problems: list[Problem]
-    wrong: list[tuple[Key, ...]]
-    _tree: Tree
+    problems: list[ConfigProblem]
+    wrong: list[tuple[KeyPart, ...]]
+    _tree: ConfigTree
 
-    def problem(self, where: tuple[Key, ...], text: str) -> Problem:
+    def problem(self, where: tuple[KeyPart, ...], text: str) -> ConfigProblem:
         """Another one, of what a key names. :param where: the key."""
-        return (*self._tree.place(where), f"{_dotted(where)}: {text}")
+        return (*self._tree.place(where), f"{_format_key(where)}: {text}")
 
-    def is_wrong(self, where: tuple[Key, ...]) -> bool:
+    def is_wrong(self, where: tuple[KeyPart, ...]) -> bool:
         """Whether a key, or something above or below it, is among those."""
         return any(all(one == other for one, other in zip(where, wrong, strict=False)) for wrong in self.wrong)
 
-    def lines(self, more: Iterable[Problem] = ()) -> list[str]:
+    def lines(self, more: Iterable[ConfigProblem] = ()) -> list[str]:
         """The problems as one line each, in the order of the file. :param more: found elsewhere."""
-        return _in_order([*self.problems, *more])
+        return _format_problems([*self.problems, *more])
 
 
-def examine(path: str | Path, environ: Mapping[str, str] | None = None) -> Draft:
+def examine_config(path: str | Path, environ: Mapping[str, str] | None = None) -> ConfigExamination:
     """
     As :func:`load`, for whoever wants to look further although there are mistakes.
 
     :raise ConfigError: the file cannot be read.
     """
     path = Path(path)
-    tree = _read(path, environ)
-    config, refusals = _checked(tree)
-    problems = [*tree.problems, *(_in_words(one, tree) for one in refusals)]
-    wrong = [_where(one) for one in refusals]
+    tree = _read_file(path, environ)
+    config, refusals = _validate(tree)
+    problems = [*tree.problems, *(_describe_error(one, tree) for one in refusals)]
+    wrong = [_find_key_path(one) for one in refusals]
     values = tree.values
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         if config is not None or not tree.complete:
             break
         for refusal in refusals:
-            values = _without(values, _where(refusal))
-        config, refusals = _checked(replace(tree, values=values))
+            values = _remove_key(values, _find_key_path(refusal))
+        config, refusals = _validate(replace(tree, values=values))
     resolved = config and config.resolved(path.parent.absolute())
-    return Draft(resolved, problems, wrong, tree)
+    return ConfigExamination(resolved, problems, wrong, tree)
 
 
-def _read(path: Path, environ: Mapping[str, str] | None) -> Tree:
+def _read_file(path: Path, environ: Mapping[str, str] | None) -> ConfigTree:
     """:raise ConfigError: the file cannot be read."""
     try:
         raw = path.read_bytes()
     except OSError as error:
-        hint = _HINT if path == DEFAULT_PATH and isinstance(error, FileNotFoundError) else ""
+        hint = _MISSING_FILE_HINT if path == DEFAULT_CONFIG_PATH and isinstance(error, FileNotFoundError) else ""
         raise ConfigError([f"{path}: {error.strerror or 'cannot be read'}{hint}"]) from None
-    tree = read_tree(raw, str(path))
+    tree = parse_yaml(raw, str(path))
     if tree.values is None:
         tree.values = {}  # a document without content
     written = bool(tree.values)
     if tree.complete:
-        read_environment(tree, os.environ if environ is None else environ, Config)
+        apply_environment(tree, os.environ if environ is None else environ, Config)
     if not written and not tree.problems and "public_url" not in tree.values:
         # With defaults it would be another mediator.
-        tree.problems.append((1, str(path), f"expected keys with values; there are none. {_RESTORE}"))
-    elif not _is_whole(raw):
+        tree.problems.append((1, str(path), f"expected keys with values; there are none. {_RESTORE_HINT}"))
+    elif not _is_complete(raw):
         line = raw.count(b"\n") + 1
-        tree.problems.append((line, f"{path}:{line}", f"expected the line {END!r}: the rest is missing. {_RESTORE}"))
+        tree.problems.append(
+            (line, f"{path}:{line}", f"expected the line {LAST_LINE!r}: the rest is missing. {_RESTORE_HINT}")
+        )
     return tree
 
 
-def _is_whole(raw: bytes) -> bool:
+def _is_complete(raw: bytes) -> bool:
     """Whether a file that was written by `mediatord init` still has its end."""
     lines = {line.rstrip() for line in raw.splitlines()}
-    return BEGINNING.encode() not in lines or END.encode() in lines
+    return FIRST_LINE.encode() not in lines or LAST_LINE.encode() in lines
 
 
-def _checked(tree: Tree) -> tuple[Config | None, list[ErrorDetails]]:
+def _validate(tree: ConfigTree) -> tuple[Config | None, list[ErrorDetails]]:
     """The configuration, its paths as written, or what is against it."""
     if not tree.complete:
         return None, []
     try:
         return Config.model_validate(tree.values), []
     except ValidationError as refusal:
-        return None, list(_first_hand(refusal.errors(include_url=False)))
+        return None, list(_drop_secondary_errors(refusal.errors(include_url=False)))
 
 
-def _first_hand(refusals: list[ErrorDetails]) -> Iterator[ErrorDetails]:
+def _drop_secondary_errors(refusals: list[ErrorDetails]) -> Iterator[ErrorDetails]:
     """Without those of lists that are only too short once items are taken away that cannot be used."""
     above = {one["loc"][:-1] for one in refusals}
     return (one for one in refusals if one["type"] != "too_short" or one["loc"] not in above)
 
 
-def _without(values: Any, where: tuple[Key, ...]) -> Any:
+def _remove_key(values: Any, where: tuple[KeyPart, ...]) -> Any:
     """The same without what is there; a list without one of its items is none."""
     if not where or not isinstance(values, dict):
         return None if isinstance(values, list) else {}
     key, *rest = where
     left = {name: value for name, value in values.items() if name != key}
     if rest and isinstance(values.get(str(key)), dict):
-        left[str(key)] = _without(values[str(key)], tuple(rest))
+        left[str(key)] = _remove_key(values[str(key)], tuple(rest))
     return left
 
 
-def _in_order(problems: Iterable[Problem]) -> list[str]:
+def _format_problems(problems: Iterable[ConfigProblem]) -> list[str]:
     return [f"{place}: {text}" for _, place, text in sorted(problems)]
 
 
-def _in_words(error: ErrorDetails, tree: Tree) -> Problem:
+def _describe_error(error: ErrorDetails, tree: ConfigTree) -> ConfigProblem:
     """A complaint as (line, place, what was expected)."""
-    where = _where(error)
+    where = _find_key_path(error)
     line, place = tree.place(where)
     if error["type"] == "extra_forbidden":
-        return line, place, _unknown(where)
-    words = _EXPECTED.get(error["type"])
+        return line, place, _describe_unknown_key(where)
+    words = _ERROR_TEXTS.get(error["type"])
     text = words.format(**error.get("ctx", {})) if words else error["msg"]
-    if error["type"] in _STRUCTURED and where in tree.variables:
-        text += f", {json_hint(Config, where)}"
-    return line, place, f"{_dotted(where)}: {text}" if where else text
+    if error["type"] in _STRUCTURED_ERRORS and where in tree.variables:
+        text += f", {describe_json_value(Config, where)}"
+    return line, place, f"{_format_key(where)}: {text}" if where else text
 
 
-def _where(error: ErrorDetails) -> tuple[Key, ...]:
+def _find_key_path(error: ErrorDetails) -> tuple[KeyPart, ...]:
     """The key that it is about."""
     return tuple(part for part in error["loc"] if part != "[key]")
 
 
-def _unknown(where: tuple[Key, ...]) -> str:
+def _describe_unknown_key(where: tuple[KeyPart, ...]) -> str:
     """What to say about a key that no model has."""
-    known = list(_fields_at(where[:-1]))
+    known = list(_find_fields(where[:-1]))
     close = get_close_matches(str(where[-1]), known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
-    return f"{_dotted(where)}: unknown key; {hint}"
+    return f"{_format_key(where)}: unknown key; {hint}"
 
 
-def _fields_at(where: tuple[Key, ...]) -> Mapping[str, Any]:
+def _find_fields(where: tuple[KeyPart, ...]) -> Mapping[str, Any]:
     model: type[BaseModel] = Config
     for part in where:
         model = model.model_fields[str(part)].annotation  # type: ignore[assignment]  # only sections have keys below
     return model.model_fields
 
 
-def _dotted(where: tuple[Key, ...]) -> str:
+def _format_key(where: tuple[KeyPart, ...]) -> str:
     """As in most paths into YAML and JSON: the first item of a list is `key[0]`."""
     text = ""
     for part in where:

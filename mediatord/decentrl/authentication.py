@@ -7,8 +7,8 @@ from hashlib import blake2b
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.decentrl.directory import Directory
-from mediatord.decentrl.exchange import Order
+from mediatord.clock import measure_time
+from mediatord.decentrl.context import CommandRequest, KeyDirectory
 from mediatord.errors import (
     InvalidSignature,
     MediatorError,
@@ -17,20 +17,19 @@ from mediatord.errors import (
     SenderSigningKeyNotFound,
     TimestampOutOfRange,
 )
-from mediatord.interfaces.decentrl import Guard, IDecentrlStore
-from mediatord.journal import Journal
-from mediatord.protocol.decentrl.commands import Command
-from mediatord.protocol.decentrl.signing import verify_bytes
-from mediatord.stopwatch import timed
+from mediatord.observability.event_recorder import EventRecorder
+from mediatord.protocol.decentrl.commands import DecentrlCommand
+from mediatord.protocol.decentrl.signatures import verify_bytes
+from mediatord.store.interfaces.decentrl import CommandGuard, IDecentrlStore
 
-_verify = timed(verify_bytes)
+_verify = measure_time(verify_bytes)
 # Seconds by which a nonce outlives the last moment at which its command is within the window.
-_MARGIN = 1.0
+_NONCE_EXPIRY_MARGIN = 1.0
 # Of the room for nonces, how much may be taken for one of a command that anybody can have made up.
-_FORGED = 0.5
+_FORGED_NONCE_SHARE = 0.5
 
 
-class Authentication:
+class CommandAuthenticator:
     """
     Proves senders.
 
@@ -42,15 +41,20 @@ class Authentication:
     """
 
     def __init__(
-        self, clock: IReactorTime, store: IDecentrlStore, directory: Directory, journal: Journal, window: float
+        self,
+        clock: IReactorTime,
+        store: IDecentrlStore,
+        key_directory: KeyDirectory,
+        recorder: EventRecorder,
+        window: float,
     ) -> None:
         self._clock = clock
         self._store = store
-        self._directory = directory
-        self._journal = journal
+        self._key_directory = key_directory
+        self._recorder = recorder
         self._window = window
 
-    async def prove(self, command: Command, request: str, peer: str = "") -> Order:
+    async def authenticate(self, command: DecentrlCommand, request: str, peer: str = "") -> CommandRequest:
         """
         The order that a command is, to be carried out under its guard.
 
@@ -62,7 +66,7 @@ class Authentication:
         :raise InvalidSignature: it is not what the sender signed.
         """
         self.check_time(command.timestamp_ms)
-        nonce = nonce_key(b"command", command.sender_did, command.nonce)
+        nonce = hash_nonce(b"command", command.sender_did, command.nonce)
         until = self.until(command.timestamp_ms)
         try:
             key = self.check_signature(
@@ -71,16 +75,16 @@ class Authentication:
         except MediatorError:
             # Where there is no room for it, it may come again: it is forged then, too.
             with contextlib.suppress(ReplayMemoryFull):
-                await self._store.admit(Guard(nonce, until, share=_FORGED))
+                await self._store.admit(CommandGuard(nonce, until, share=_FORGED_NONCE_SHARE))
             raise
-        return Order(command, request, key, nonce, until, peer)
+        return CommandRequest(command, request, key, nonce, until, peer)
 
     def check_time(self, timestamp_ms: float) -> None:
         """:raise TimestampOutOfRange: off by more than the window; off by exactly that is fine."""
         now_ms = self._clock.seconds() * 1000
         if abs(now_ms - timestamp_ms) > self._window * 1000:
             # Nobody has proven to be the sender, so none is named.
-            self._journal.replayed("decentrl", None, TimestampOutOfRange(), age_ms=now_ms - timestamp_ms)
+            self._recorder.record_replay("decentrl", None, TimestampOutOfRange(), age_ms=now_ms - timestamp_ms)
             raise TimestampOutOfRange
 
     def check_signature(self, did: str, key_id: str, signed: bytes, signature: str) -> bytes:
@@ -91,9 +95,9 @@ class Authentication:
         :raise SenderSigningKeyNotFound: it has no such key.
         :raise InvalidSignature: it does not verify.
         """
-        if not self._directory.resolves(did):
+        if not self._key_directory.resolves(did):
             raise SenderNotFound
-        key = self._directory.signing_key(did, key_id)
+        key = self._key_directory.signing_key(did, key_id)
         if key is None:
             raise SenderSigningKeyNotFound
         if not _verify(signed, signature, key):
@@ -102,10 +106,10 @@ class Authentication:
 
     def until(self, timestamp_ms: float) -> float:
         """How long a nonce is kept: what is dated ahead stays within the window for longer (reference 6.1)."""
-        return max(self._clock.seconds(), timestamp_ms / 1000) + self._window + _MARGIN
+        return max(self._clock.seconds(), timestamp_ms / 1000) + self._window + _NONCE_EXPIRY_MARGIN
 
 
-def nonce_key(purpose: bytes, did: str, nonce: str) -> bytes:
+def hash_nonce(purpose: bytes, did: str, nonce: str) -> bytes:
     """What a nonce is remembered as: the same nonce of another sender, or for another purpose, is another one."""
     digest = blake2b(digest_size=16, person=purpose)
     digest.update(b"%d:" % len(did))

@@ -1,8 +1,12 @@
-"""What happens by itself: delayed messages come due, old ones go, late pushes are queued again, gauges told."""
+"""
+Removing accounts that nobody uses, a few at a time.
+
+What happens by itself: delayed messages come due, old ones go, late pushes are queued again, gauges told.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from twisted.application.service import Service
@@ -11,24 +15,77 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
-from mediatord.didcomm.account_expiry import AccountExpiry
-from mediatord.didcomm.live import Live
+from mediatord.cluster.leases import LeaderLease
+from mediatord.didcomm.live_delivery import LiveDelivery
 from mediatord.errors import StoreUnavailable
-from mediatord.faults import Rarely, without_text
-from mediatord.interfaces import IStore, StoredMessage
-from mediatord.journal import Journal
-from mediatord.turns import Turn
+from mediatord.failure_logging import LogThrottle, redact_failure
+from mediatord.observability.event_recorder import EventRecorder
+from mediatord.store.interfaces.accounts import FIRST_DAY_SECONDS
+from mediatord.store.interfaces.messages import StoredMessage
+from mediatord.store.interfaces.store import IStore
+
+# Accounts that go in one step.
+ACCOUNTS_PER_STEP = 64
+
+
+class AccountExpiry:
+    """
+    Removes accounts for which no message was ever accepted and that were not in contact after their first day, and,
+    if that is wanted, those without contact for long. One for which something waits stays.
+
+    :param live: the DIDs of accounts with an open socket at this process, which are in contact.
+    :param unused: seconds after which an account goes that was never used; 0 for never.
+    :param idle: seconds without contact after which an account goes; 0 for never.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        store: IStore,
+        live: Callable[[], Iterable[str]],
+        recorder: EventRecorder,
+        *,
+        unused: float,
+        idle: float,
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._live = live
+        self._recorder = recorder
+        self._unused = unused
+        self._idle = idle
+
+    async def touch_live(self) -> None:
+        """An open socket is contact, although nothing may be said on it for days."""
+        if not self._unused and not self._idle:
+            return
+        for did in list(self._live()):
+            account = await self._store.account(did)
+            if account is not None and not 0 <= self._clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
+                await self._store.touch(did)
+
+    async def expire(self) -> bool:
+        """Remove a few; whether there may be more."""
+        now = self._clock.seconds()
+        unused, idle = (now - ttl if ttl else None for ttl in (self._unused, self._idle))
+        if unused is None and idle is None:
+            return False
+        expired = await self._store.expire_accounts(ACCOUNTS_PER_STEP, unused_before=unused, idle_before=idle)
+        for one in expired:
+            self._recorder.record_account_expired(one)
+        return bool(expired)
+
 
 _log = Logger()
 
-CHUNK = 100
-RETRY = 1.0
+BATCH_SIZE = 100
+RETRY_DELAY = 1.0
 # A timer keeps the time that it has left when the clock is set, and what is due then may not wait for that.
-LONGEST_WAIT = 60.0
+MAX_TIMER_DELAY = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class HousekeepingIntervals:
     """Seconds between two rounds of each kind."""
 
     pushes: float = 1.0
@@ -39,7 +96,7 @@ class Rounds:
     left_behind: float = 5.0
 
 
-class _Loops:
+class _PeriodicTasks:
     """Rounds that come again and again, whatever becomes of one of them."""
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -48,8 +105,8 @@ class _Loops:
 
     def begin(self, interval: float, work: Callable[[], Awaitable[None]], what: str) -> None:
         """The first one comes after an interval, in seconds; no other one while one is under way."""
-        warning = Rarely(self._clock)
-        loop = LoopingCall(lambda: Deferred.fromCoroutine(_patiently(work(), what, warning)))
+        warning = LogThrottle(self._clock)
+        loop = LoopingCall(lambda: Deferred.fromCoroutine(_run_logging_failures(work(), what, warning)))
         loop.clock = self._clock
         self._loops.append((loop, loop.start(interval, now=False)))
 
@@ -64,7 +121,7 @@ class _Loops:
         return gatherResults(over)
 
 
-class DueTimes(Service):
+class DelayedMessageScheduler(Service):
     """
     Wakes up when the next delayed message becomes visible, and hands it over (reference 4.5).
 
@@ -81,24 +138,26 @@ class DueTimes(Service):
         self,
         clock: IReactorTime,
         store: IStore,
-        hand_over: Callable[[StoredMessage], None],
-        turn: Turn | None = None,
+        dispatch: Callable[[StoredMessage], None],
+        lease: LeaderLease | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
-        self._hand_over = hand_over
+        self._dispatch = dispatch
         self._timer: IDelayedCall | None = None
         self._round: Deferred[None] | None = None
-        self._turn = turn
-        self._looks = _Loops(clock)
-        self._warning = Rarely(clock)
+        self._lease = lease
+        self._recovery_tasks = _PeriodicTasks(clock)
+        self._warning = LogThrottle(clock)
 
     def startService(self) -> None:
         """Find out when the first one is due."""
         super().startService()
         self._run(self._begin())
-        if self._turn is not None:
-            self._looks.begin(Rounds().left_behind, self._look, "a look for delayed messages")
+        if self._lease is not None:
+            self._recovery_tasks.begin(
+                HousekeepingIntervals().left_behind, self._recover_due_messages, "a look for delayed messages"
+            )
 
     def stopService(self) -> Deferred[None]:
         """Stop waiting; fires when what is under way is over."""
@@ -109,20 +168,20 @@ class DueTimes(Service):
         return Deferred.fromCoroutine(self._end(self._round))
 
     async def _end(self, under_way: Deferred[None] | None) -> None:
-        await self._looks.end()
+        await self._recovery_tasks.end()
         if under_way is not None:
             await under_way
 
-    async def _look(self) -> None:
-        if self._turn is not None and await self._turn.is_mine() and self.running and self._round is None:
+    async def _recover_due_messages(self) -> None:
+        if self._lease is not None and await self._lease.is_leader() and self.running and self._round is None:
             self._run(self._deliver())
 
-    def wait_for(self, due_at: float) -> None:
+    def schedule_wakeup(self, due_at: float) -> None:
         """A message was stored that becomes visible then."""
         if not self.running:
             return
         now = self._clock.seconds()
-        left = min(max(0.0, due_at - now), LONGEST_WAIT)
+        left = min(max(0.0, due_at - now), MAX_TIMER_DELAY)
         if self._timer is not None:
             if self._timer.getTime() <= now + left:
                 return
@@ -134,10 +193,10 @@ class DueTimes(Service):
         if self._round is None:
             self._run(self._deliver())
         else:
-            self.wait_for(self._clock.seconds() + RETRY)
+            self.schedule_wakeup(self._clock.seconds() + RETRY_DELAY)
 
     def _run(self, work: Awaitable[None]) -> None:
-        self._round = Deferred.fromCoroutine(_patiently(work, "delayed messages", self._warning))
+        self._round = Deferred.fromCoroutine(_run_logging_failures(work, "delayed messages", self._warning))
         if not self._round.called:
             self._round.addBoth(lambda _: setattr(self, "_round", None))
         else:
@@ -145,13 +204,13 @@ class DueTimes(Service):
 
     async def _deliver(self) -> None:
         try:
-            while due := await self._store.take_due(CHUNK):
+            while due := await self._store.take_due(BATCH_SIZE):
                 for message in due:
                     # It was counted as queued when it came.
-                    self._hand_over(message)
+                    self._dispatch(message)
         except Exception:
             # Whatever it was: not at once again, and not never.
-            self.wait_for(self._clock.seconds() + RETRY)
+            self.schedule_wakeup(self._clock.seconds() + RETRY_DELAY)
             raise
         await self._arm()
 
@@ -165,10 +224,10 @@ class DueTimes(Service):
         try:
             first = await self._store.next_due()
         except Exception:
-            self.wait_for(self._clock.seconds() + RETRY)
+            self.schedule_wakeup(self._clock.seconds() + RETRY_DELAY)
             raise
         if first is not None:
-            self.wait_for(first)
+            self.schedule_wakeup(first)
 
 
 class Housekeeping(Service):
@@ -185,71 +244,71 @@ class Housekeeping(Service):
         self,
         clock: IReactorTime,
         store: IStore,
-        live: Live,
-        journal: Journal,
+        live: LiveDelivery,
+        recorder: EventRecorder,
         gauge: Callable[[], Awaitable[None]],
-        turn: Turn | None = None,
+        lease: LeaderLease | None = None,
         accounts: AccountExpiry | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
         self._live = live
         self._accounts = accounts
-        self._journal = journal
+        self._recorder = recorder
         self._gauge = gauge
-        self._turn = turn
-        self._rounds = _Loops(clock)
+        self._lease = lease
+        self._periodic_tasks = _PeriodicTasks(clock)
 
     def startService(self) -> None:
         """Begin the rounds; the first of each after its interval."""
         super().startService()
-        rounds = Rounds()
+        intervals = HousekeepingIntervals()
         for work, interval in (
-            (self._late_pushes, rounds.pushes),
-            (self._expire, rounds.expiry),
-            (self._prune, rounds.nonces),
-            (self._measure, rounds.gauge),
-            (self._expire_accounts, rounds.accounts),
+            (self._requeue_late_pushes, intervals.pushes),
+            (self._expire, intervals.expiry),
+            (self._prune, intervals.nonces),
+            (self._update_gauges, intervals.gauge),
+            (self._expire_accounts, intervals.accounts),
         ):
-            self._rounds.begin(interval, work, "a round of housekeeping")
+            self._periodic_tasks.begin(interval, work, "a round of housekeeping")
 
     def stopService(self) -> Deferred[list[LoopingCall]]:
         """End the rounds; fires when those that are under way are over."""
         super().stopService()
-        return self._rounds.end()
+        return self._periodic_tasks.end()
 
-    async def _is_ours(self) -> bool:
-        return self._turn is None or await self._turn.is_mine()
+    async def _holds_lease(self) -> bool:
+        return self._lease is None or await self._lease.is_leader()
 
-    async def _late_pushes(self) -> None:
-        self._live.overdue()
+    async def _requeue_late_pushes(self) -> None:
+        self._live.requeue_overdue_pushes()
 
     async def _expire(self) -> None:
         # In small steps with breaths between them: neither reactor nor writer is held up by a mass expiry.
-        while self.running and await self._is_ours():
-            removed = await self._store.expire(CHUNK)
+        while self.running and await self._holds_lease():
+            removed = await self._store.expire(BATCH_SIZE)
             for one in removed:
-                self._journal.expired(one)
-            self._live.settle(one.id for one in removed)
-            if len(removed) < CHUNK:
+                self._recorder.expired(one)
+            self._live.resolve_pushes(one.id for one in removed)
+            if len(removed) < BATCH_SIZE:
                 break
             await deferLater(self._clock, 0.01, lambda: None)
 
     async def _expire_accounts(self) -> None:
         if self._accounts is not None:
             await self._accounts.touch_live()
-            while self.running and await self._is_ours() and await self._accounts.expire():
+            while self.running and await self._holds_lease() and await self._accounts.expire():
                 await deferLater(self._clock, 0.01, lambda: None)
 
     async def _prune(self) -> None:
-        if await self._is_ours():
+        if await self._holds_lease():
             await self._store.prune()
 
-    async def _measure(self) -> None:
+    async def _update_gauges(self) -> None:
         await self._gauge()
 
 
-async def _patiently(work: Awaitable[None], what: str, warning: Rarely) -> None:
+async def _run_logging_failures(work: Awaitable[None], what: str, warning: LogThrottle) -> None:
     """Do `work`; no failure of it may end the loop it is part of. That the store is away is said now and then."""
     try:
         await work
@@ -259,4 +318,4 @@ async def _patiently(work: Awaitable[None], what: str, warning: Rarely) -> None:
     except CancelledError:
         pass
     except Exception:
-        _log.failure("{what} failed", without_text(), what=what)
+        _log.failure("{what} failed", redact_failure(), what=what)

@@ -6,26 +6,27 @@ from dataclasses import dataclass
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.didcomm.exchange import Answer, Origin, Reader, Received
-from mediatord.didcomm.live import Live
+from mediatord.delivery.connections import ConnectionManager, TooManySubscriptions
+from mediatord.didcomm.live_delivery import LiveDelivery
+from mediatord.didcomm.messages import MessageOrigin, RecipientKeys, ResponseContent, UnpackedMessage
 from mediatord.errors import LiveModeUnsupported, NotEnrolled
-from mediatord.interfaces import Account, IStore
-from mediatord.journal import Journal, Path
-from mediatord.presence import Connections, TooManyDIDs
-from mediatord.protocol.canonical_did import canonical_did
-from mediatord.protocol.didcomm.pickup import (
+from mediatord.observability.event_recorder import DeliveryPath, EventRecorder
+from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.protocol.didcomm.message_pickup import (
     DELIVERY,
     STATUS,
-    DeliveryForm,
-    delivery_attachment,
-    delivery_body,
-    read_ids,
-    read_limit,
-    read_live,
-    read_recipient,
-    status_body,
-    status_times,
+    AttachmentFormat,
+    make_delivery_attachment,
+    make_delivery_body,
+    make_status_body,
+    pair_status_times,
+    parse_limit,
+    parse_live_delivery,
+    parse_message_ids,
+    parse_recipient,
 )
+from mediatord.store.interfaces.accounts import Account
+from mediatord.store.interfaces.store import IStore
 
 # A packed reply grows by 4/3 for base64url, and once more where the attachments are base64 themselves.
 DELIVERY_BYTES = 1_048_576 * 9 // 16
@@ -39,7 +40,7 @@ class PickupSettings:
     """
 
     delivery_limit: int = 100
-    form: DeliveryForm = "as-received"
+    form: AttachmentFormat = "as-received"
 
 
 class Pickup:
@@ -49,83 +50,91 @@ class Pickup:
         self,
         clock: IReactorTime,
         store: IStore,
-        connections: Connections[Reader],
-        live: Live,
-        journal: Journal,
+        connections: ConnectionManager[RecipientKeys],
+        live: LiveDelivery,
+        recorder: EventRecorder,
         settings: PickupSettings,
     ) -> None:
         self._clock = clock
         self._store = store
         self._connections = connections
         self._live = live
-        self._journal = journal
+        self._recorder = recorder
         self._settings = settings
 
-    async def status_request(self, received: Received, account: Account, origin: Origin) -> Answer:
+    async def status_request(
+        self, received: UnpackedMessage, account: Account, origin: MessageOrigin
+    ) -> ResponseContent:
         """How much waits, for all of the account or for one of its recipient DIDs."""
-        named = read_recipient(received.message.object())
+        named = parse_recipient(received.message.object())
         return await self._status(account, origin, named, await self._own(account, named))
 
-    async def delivery_request(self, received: Received, account: Account, origin: Origin) -> Answer:
+    async def delivery_request(
+        self, received: UnpackedMessage, account: Account, origin: MessageOrigin
+    ) -> ResponseContent:
         """The oldest messages, or a `status` when there are none; nothing is removed by this."""
         body = received.message.object()
-        named = read_recipient(body)
-        limit = read_limit(body, self._settings.delivery_limit)
+        named = parse_recipient(body)
+        limit = parse_limit(body, self._settings.delivery_limit)
         recipient = await self._own(account, named)
         messages = await self._store.fetch(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
         if not messages:
             return await self._status(account, origin, named, recipient)
         for message in messages:
-            self._journal.pushed(message, [origin.session.name if origin.session else None], "pickup", "didcomm")
-        self._live.handed_out([message.id for message in messages])
+            self._recorder.pushed(message, [origin.session.name if origin.session else None], "pickup", "didcomm")
+        self._live.record_pickup([message.id for message in messages])
         attachments = tuple(
-            delivery_attachment(message.id, message.payload, message.form, self._settings.form)
+            make_delivery_attachment(message.id, message.payload, message.form, self._settings.form)
             for message in messages
         )
-        return Answer(DELIVERY, delivery_body(named), attachments)
+        return ResponseContent(DELIVERY, make_delivery_body(named), attachments)
 
-    async def acknowledge(self, received: Received, account: Account) -> None:
+    async def acknowledge(self, received: UnpackedMessage, account: Account) -> None:
         """Remove what was acknowledged by a `messages-received`, if it belongs to this account."""
-        ids = read_ids(received.message.object())
+        ids = parse_message_ids(received.message.object())
         if ids:
             removed = await self._store.acknowledge(account.did, ids)
-            pushed = self._live.settle(one.id for one in removed)
+            pushed = self._live.resolve_pushes(one.id for one in removed)
             for one in removed:
-                path: Path = "live" if self._live.was_live(one, pushed) else "pickup"
-                self._journal.acknowledged(one, path, "didcomm")
+                path: DeliveryPath = "live" if self._live.was_pushed_live(one, pushed) else "pickup"
+                self._recorder.acknowledged(one, path, "didcomm")
 
-    async def status(self, account: Account, origin: Origin) -> Answer:
+    async def status(self, account: Account, origin: MessageOrigin) -> ResponseContent:
         """How much waits for all of the account."""
         return await self._status(account, origin, None, None)
 
-    async def live_delivery_change(self, received: Received, account: Account, origin: Origin) -> Answer:
+    async def live_delivery_change(
+        self, received: UnpackedMessage, account: Account, origin: MessageOrigin
+    ) -> ResponseContent:
         """
         Switch pushing to this very socket on or off; the backlog stays for a delivery-request.
 
         What came before other nodes know of the socket is in the status, what comes after that is pushed.
         """
-        wanted = read_live(received.message.object())
+        wanted = parse_live_delivery(received.message.object())
         if wanted and origin.session is None:
             raise LiveModeUnsupported
         if origin.session is not None:
-            if wanted and received.correspondent is not None:
+            if wanted and received.authcrypt_sender is not None:
                 try:
-                    await self._live.subscribe(origin.session, received.correspondent)
-                except TooManyDIDs:
+                    await self._live.subscribe(origin.session, received.authcrypt_sender)
+                except TooManySubscriptions:
                     raise LiveModeUnsupported from None
             else:
                 self._connections.unsubscribe(origin.session, account.did)
         return await self._status(account, origin, None, None)
 
-    async def _status(self, account: Account, origin: Origin, named: str | None, recipient: str | None) -> Answer:
+    async def _status(
+        self, account: Account, origin: MessageOrigin, named: str | None, recipient: str | None
+    ) -> ResponseContent:
         status = await self._store.status(account.did, recipient)
         session = origin.session
-        return Answer(
+        return ResponseContent(
             STATUS,
-            status_body(
+            make_status_body(
                 count=status.message_count,
                 total_bytes=status.total_bytes,
-                times=status_times(status.oldest_received_time, status.newest_received_time),
+                times=pair_status_times(status.oldest_received_time, status.newest_received_time),
                 now=self._clock.seconds(),
                 recipient_did=named,
                 live=session is not None and self._connections.is_subscribed(session, account.did),
@@ -140,7 +149,7 @@ class Pickup:
         """
         if named is None:
             return None
-        did = canonical_did(named)
+        did = canonicalize_did(named)
         if await self._store.owner(did) == account.did:
             return did
         raise NotEnrolled

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from hashlib import blake2b, sha256
 from urllib.parse import quote, unquote
 
-from mediatord.protocol import base58
-from mediatord.protocol.decentrl.did import make_did, parse_did
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.did_decentrl import make_did, parse_did
 
 DIGEST_BYTES = 16
 
 # Nearly all that are forwarded to: nothing in them can be written in another way.
-_PLAIN = re.compile(r"did:(?:key:z|peer:[023])[A-Za-z0-9._-]*+")
+_CANONICAL_ALREADY = re.compile(r"did:(?:key:z|peer:[023])[A-Za-z0-9._-]*+")
 _DID = re.compile(r"did:([a-z0-9]++):(.++)", re.DOTALL)
 # With the parameters of former drafts of DID Core.
 _URL_PART = re.compile(r"[/?#;]")
@@ -29,7 +29,7 @@ _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _KEY_VERSION = re.compile(r"[0-9.]++:(?=z)")
 _PRISM_LONG = re.compile(r"([0-9a-f]{64}):.*+", re.DOTALL)
 # Nothing longer is taken anywhere.
-_LONGEST = 32_768
+_MAX_LENGTH = 32_768
 _DECENTRL = "did:decentrl:"
 _PEER_2 = "did:peer:2"
 _PEER_3 = "did:peer:3"
@@ -38,37 +38,37 @@ _SHA2_256 = b"\x12\x20"
 _PEER_3_LENGTH = len(_PEER_3) + 1 + 46
 
 
-def canonical_did(did_url: str) -> str:
+def canonicalize_did(did_url: str) -> str:
     """
     The DID that a DID or DID URL names, in the one spelling in which it is kept and compared.
 
     A did:peer:4 is short, and a did:web names its host in small letters, without the usual port. What is no DID is
     returned as it is. A did:peer:2 and its did:peer:3 are one DID too, but neither spelling can stand for the other
-    where its keys are needed: compare :func:`did_digest` or ask :func:`is_same_did`.
+    where its keys are needed: compare :func:`compute_did_digest` or ask :func:`is_same_did`.
     """
-    return did_url if _PLAIN.fullmatch(did_url) else _normalized(did_url)
+    return did_url if _CANONICAL_ALREADY.fullmatch(did_url) else _normalize(did_url)
 
 
-def did_digest(did_url: str) -> bytes:
+def compute_did_digest(did_url: str) -> bytes:
     """16 bytes that are equal for all forms of one DID and all its DID URLs, and different for any other DID."""
-    did = canonical_did(did_url)
+    did = canonicalize_did(did_url)
     if did.startswith(_PEER_2):
         hashed = sha256(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass")).digest()
-        did = f"{_PEER_3}z{base58.encode(_SHA2_256 + hashed)}"
+        did = f"{_PEER_3}z{encoding.encode_base58(_SHA2_256 + hashed)}"
     return blake2b(did.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
-def common_form(did: str) -> str:
+def make_did_comparison_key(did: str) -> str:
     """
     Of a canonical form a text that is equal for all canonical forms of one DID. It is only to be compared: it may be
-    no DID, and takes a tenth of the time of :func:`did_digest`.
+    no DID, and takes a tenth of the time of :func:`compute_did_digest`.
     """
     if did.startswith(_PEER_2):
         hashed = sha256(did[len(_PEER_2) :].rstrip("=").encode("utf-8", "surrogatepass"))
         return f"{_PEER_3} {hashed.hexdigest()}"
     if did.startswith(_PEER_3) and len(did) == _PEER_3_LENGTH:
         try:
-            decoded = base58.decode(did[len(_PEER_3) + 1 :])
+            decoded = encoding.decode_base58(did[len(_PEER_3) + 1 :])
         except ValueError:
             return did
         if did[len(_PEER_3)] == "z" and decoded.startswith(_SHA2_256):
@@ -78,10 +78,10 @@ def common_form(did: str) -> str:
 
 def is_same_did(one: str, other: str) -> bool:
     """Whether two DIDs or DID URLs name one DID."""
-    return one == other or did_digest(one) == did_digest(other)
+    return one == other or compute_did_digest(one) == compute_did_digest(other)
 
 
-def is_short_of_other(did: str) -> bool:
+def is_did_peer_3(did: str) -> bool:
     """
     Whether this canonical form may stand for a DID that has another one, a did:peer:2: what is remembered by text is
     not to be remembered by this one.
@@ -89,23 +89,23 @@ def is_short_of_other(did: str) -> bool:
     return did.startswith(_PEER_3)
 
 
-def _normalized(did_url: str) -> str:
-    if len(did_url) > _LONGEST:
+def _normalize(did_url: str) -> str:
+    if len(did_url) > _MAX_LENGTH:
         return did_url
     if did_url.startswith(_DECENTRL):
-        return _decentrl(did_url)
-    matched = _DID.fullmatch(_without_url_parts(did_url)) if did_url.startswith("did:") else None
+        return _normalize_decentrl(did_url)
+    matched = _DID.fullmatch(_strip_url_parts(did_url)) if did_url.startswith("did:") else None
     if matched is None:
         return did_url
     method, specific = matched.groups()
-    return f"did:{method}:{_METHODS.get(method, _without_needless_escapes)(specific)}"
+    return f"did:{method}:{_NORMALIZERS.get(method, _normalize_escapes)(specific)}"
 
 
-def _without_url_parts(did_url: str) -> str:
+def _strip_url_parts(did_url: str) -> str:
     return _URL_PART.split(did_url, maxsplit=1)[0]
 
 
-def _without_needless_escapes(specific: str) -> str:
+def _normalize_escapes(specific: str) -> str:
     """RFC 3986, 6.2.2: what need not be escaped is not, and what must be is in capital letters."""
 
     def spelling(escape: re.Match[str]) -> str:
@@ -115,82 +115,82 @@ def _without_needless_escapes(specific: str) -> str:
     return specific if "%" not in specific or _STRAY_PERCENT.search(specific) else _ESCAPE.sub(spelling, specific)
 
 
-def _unescaped(specific: str) -> str:
+def _unescape(specific: str) -> str:
     """For methods whose identifiers need no escapes: one that has some all the same is taken as what was meant."""
-    plain = _without_url_parts(unquote(specific)) if "%" in specific else specific
+    plain = _strip_url_parts(unquote(specific)) if "%" in specific else specific
     return plain if _SIMPLE.fullmatch(plain) else specific
 
 
-def _key(specific: str) -> str:
-    specific = _unescaped(specific)
+def _normalize_key(specific: str) -> str:
+    specific = _unescape(specific)
     version = _KEY_VERSION.match(specific)
     return specific[version.end() :] if version else specific
 
 
-def _peer(specific: str) -> str:
-    specific = _unescaped(specific)
+def _normalize_peer(specific: str) -> str:
+    specific = _unescape(specific)
     return specific.partition(":")[0] if specific.startswith("4") else specific
 
 
-def _host(authority: str) -> str:
+def _normalize_host(authority: str) -> str:
     """:param authority: a host and perhaps a port, unescaped."""
     host, colon, port = authority.lower().partition(":")
     return quote(host.rstrip(".") + ("" if port in ("", "443") else colon + port), safe="")
 
 
-def _web(specific: str) -> str:
+def _normalize_web(specific: str) -> str:
     authority, *path = specific.split(":")
     try:
         segments = [quote(unquote(one, errors="surrogateescape"), "", errors="surrogateescape") for one in path]
-        return ":".join([_host(unquote(authority)), *([] if segments == [".well-known"] else segments)])
+        return ":".join([_normalize_host(unquote(authority)), *([] if segments == [".well-known"] else segments)])
     except UnicodeEncodeError:
         return specific  # half of a surrogate pair, which no DID has
 
 
-def _web_with_history(specific: str) -> str:
-    identifier, _, location = _without_needless_escapes(specific).partition(":")
-    return f"{identifier}:{_web(location)}" if location else identifier
+def _normalize_webvh(specific: str) -> str:
+    identifier, _, location = _normalize_escapes(specific).partition(":")
+    return f"{identifier}:{_normalize_web(location)}" if location else identifier
 
 
-def _in_small_letters(specific: str) -> str:
-    return _without_needless_escapes(specific).lower()
+def _lower_case(specific: str) -> str:
+    return _normalize_escapes(specific).lower()
 
 
-def _account(specific: str) -> str:
+def _normalize_pkh(specific: str) -> str:
     """Addresses of the chains of Ethereum are hexadecimal, in which capital letters are a check sum."""
-    specific = _without_needless_escapes(specific)
+    specific = _normalize_escapes(specific)
     return specific.lower() if specific.startswith("eip155:") else specific
 
 
-def _prism(specific: str) -> str:
-    return _PRISM_LONG.sub(r"\1", _unescaped(specific))
+def _normalize_prism(specific: str) -> str:
+    return _PRISM_LONG.sub(r"\1", _unescape(specific))
 
 
-def _ion(specific: str) -> str:
-    parts = _unescaped(specific).split(":")
+def _normalize_ion(specific: str) -> str:
+    parts = _unescape(specific).split(":")
     return ":".join(parts[: 2 if parts[0] in ("test", "main") else 1])
 
 
-def _decentrl(did_url: str) -> str:
+def _normalize_decentrl(did_url: str) -> str:
     """Alphabets, padding and prefixes may differ; before any other part, as a slash is a digit of base64."""
-    for text in (did_url, _without_url_parts(did_url)):
+    for text in (did_url, _strip_url_parts(did_url)):
         try:
             did = parse_did(text)
             return make_did(did.alias, did.signing_key, did.prekey, did.mediator_did)
         except ValueError:
             continue
-    return _without_url_parts(did_url)
+    return _strip_url_parts(did_url)
 
 
-_METHODS: dict[str, Callable[[str], str]] = {
-    "dns": _in_small_letters,
-    "ethr": _in_small_letters,
-    "ion": _ion,
-    "key": _key,
-    "peer": _peer,
-    "pkh": _account,
-    "prism": _prism,
-    "tdw": _web_with_history,
-    "web": _web,
-    "webvh": _web_with_history,
+_NORMALIZERS: dict[str, Callable[[str], str]] = {
+    "dns": _lower_case,
+    "ethr": _lower_case,
+    "ion": _normalize_ion,
+    "key": _normalize_key,
+    "peer": _normalize_peer,
+    "pkh": _normalize_pkh,
+    "prism": _normalize_prism,
+    "tdw": _normalize_webvh,
+    "web": _normalize_web,
+    "webvh": _normalize_webvh,
 }

@@ -2,19 +2,21 @@
 The spellings under which an account has registered one DID, with their places in its order of registration.
 
 Nearly always there is one, which is the DID itself, and then nothing but its place is stored.
+
+Texts that no database takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mediatord.protocol.canonical_did import canonical_did
+from mediatord.protocol.canonical_did import canonicalize_did
 
 # Of one DID: they are read and written together.
-MAX_NAMES = 32
+MAX_RECIPIENT_NAMES = 32
 
 # A place and a spelling; one that begins with the DID is stored without it.
-StoredName = Sequence[int | str]
+StoredRecipientName = Sequence[int | str]
 
 
 class RecipientNames:
@@ -24,7 +26,7 @@ class RecipientNames:
     :param stored: as :attr:`stored` was.
     """
 
-    def __init__(self, did: str, place: int | None, stored: Iterable[StoredName] | None = None) -> None:
+    def __init__(self, did: str, place: int | None, stored: Iterable[StoredRecipientName] | None = None) -> None:
         self._did = did
         self._places: dict[str, int] = {}
         if stored is not None:
@@ -77,24 +79,26 @@ class RecipientNames:
         return stored if stored.startswith("did:") else self._did + stored
 
 
-def recorded_names(did: str, place: int | None, stored: Iterable[StoredName] | None) -> tuple[tuple[int, str], ...]:
+def export_names(
+    did: str, place: int | None, stored: Iterable[StoredRecipientName] | None
+) -> tuple[tuple[int, str], ...]:
     """As a record of a transfer has them: spelled out, and none where the DID is the only one."""
     return () if stored is None else tuple(RecipientNames(did, place, stored).spellings)
 
 
-def names_of_record(did: str, place: int | None, names: Iterable[tuple[int, str]]) -> RecipientNames:
+def import_names(did: str, place: int | None, names: Iterable[tuple[int, str]]) -> RecipientNames:
     """
     What a record of a transfer says.
 
     :param did: in whatever form; it is the only name if there are no others.
     """
-    found = RecipientNames(canonical_did(did), None)
+    found = RecipientNames(canonicalize_did(did), None)
     for at, name in tuple(names) or (() if place is None else ((place, did),)):
         found.add(name, at)
     return found
 
 
-def page(recipients: Iterable[RecipientNames], offset: int, limit: int) -> list[str]:
+def slice_names(recipients: Iterable[RecipientNames], offset: int, limit: int) -> list[str]:
     """
     A slice of the spellings in order of registration.
 
@@ -102,3 +106,17 @@ def page(recipients: Iterable[RecipientNames], offset: int, limit: int) -> list[
     """
     spellings = sorted(one for recipient in recipients for one in recipient.spellings)
     return [name for _, name in spellings[offset : offset + limit]]
+
+
+def is_valid_unicode(text: str) -> bool:
+    """Whether anything can be called so: what is no Unicode, as half of a surrogate pair is not, nothing is."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def filter_valid_ids(ids: Iterable[str]) -> tuple[str, ...]:
+    """Those that something can have; one that nothing can have would spoil the question for all others."""
+    return tuple(filter(is_valid_unicode, ids))

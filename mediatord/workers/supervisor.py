@@ -15,20 +15,23 @@ from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
 
-from mediatord.notify import notify, reloading, watchdog_interval
-from mediatord.service import StartupError
-from mediatord.workers.arrivals import make_arrivals
-from mediatord.workers.brief import Brief, Inherited, WorkerPlace
-from mediatord.workers.changeover import Changeover, Tell
-from mediatord.workers.child import FIRST_SOCKET, Child
-from mediatord.workers.crew import Crew, Patience
-from mediatord.workers.polls import Polls
-from mediatord.workers.scrapes import Scrapes
-from mediatord.workers.sockets import Sharing
+from mediatord.cluster.presence import create_presence_counters
+from mediatord.errors import StartupError
+from mediatord.observability.systemd import build_reloading_state, get_watchdog_interval, notify_systemd
+from mediatord.workers.metrics_aggregator import WorkerMetricsCollector
+from mediatord.workers.shared_listeners import SharedListeners
+from mediatord.workers.worker_pool import BroadcastQuery, WorkerBarrier, WorkerCommand, WorkerPool, WorkerTimeouts
+from mediatord.workers.worker_process import (
+    FIRST_SOCKET_FD,
+    InheritedSocket,
+    WorkerProcess,
+    WorkerResources,
+    WorkerSpec,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class WorkerPoolSpec:
     """
     What the workers are to do.
 
@@ -59,40 +62,40 @@ class Supervisor(Service):
     def __init__(
         self,
         reactor: Any,
-        sharing: Sharing,
-        orders: Orders,
+        listeners: SharedListeners,
+        pool_spec: WorkerPoolSpec,
         *,
         check: Callable[[], None],
         give_up: Callable[[str], None],
         ready: Callable[[], None] = lambda: None,
-        patience: Patience = Patience(),  # noqa: B008  frozen
+        timeouts: WorkerTimeouts = WorkerTimeouts(),  # noqa: B008  frozen
     ) -> None:
         self._reactor = reactor
-        self._sharing = sharing
-        self._orders = orders
+        self._listeners = listeners
+        self._pool_spec = pool_spec
         self._check = check
-        self._tell_ready = ready
-        self._patience = patience
+        self._on_ready = ready
+        self._timeouts = timeouts
         self._directory: Path | None = None
-        self._told = ""
-        self._watchdog = LoopingCall(self._ping)
+        self._last_status = ""
+        self._watchdog = LoopingCall(self._notify_watchdog)
         self._watchdog.clock = reactor
-        self.crew = Crew(
+        self.pool = WorkerPool(
             reactor,
-            self._recruit,
-            sharing,
-            [name for name, _ in orders.workers],
-            hear=self._hear,
+            self._spawn_worker,
+            listeners,
+            [name for name, _ in pool_spec.workers],
+            on_message=self._on_message,
             complete=self._ready,
-            changed=self._tell_status,
+            changed=self._notify_status,
             give_up=give_up,
-            patience=patience,
+            timeouts=timeouts,
         )
-        self._scrapes = Scrapes(reactor, lambda: self.crew)
-        self._states = Polls(reactor, "state", lambda: self.crew)
-        self.tell_state: Callable[[], Any] | None = None
-        self._changeover = Changeover(lambda: self.crew)
-        self._up = False
+        self._metrics_collector = WorkerMetricsCollector(reactor, lambda: self.pool)
+        self._state_query = BroadcastQuery(reactor, "state", lambda: self.pool)
+        self.report_state: Callable[[], Any] | None = None
+        self._barrier = WorkerBarrier(lambda: self.pool)
+        self._is_ready = False
 
     def privilegedStartService(self) -> None:
         """
@@ -101,7 +104,7 @@ class Supervisor(Service):
         :raise StartupError: an address is taken or not ours.
         """
         super().privilegedStartService()
-        self._sharing.bind()
+        self._listeners.bind()
 
     def startService(self) -> None:
         """
@@ -115,18 +118,18 @@ class Supervisor(Service):
             # Not earlier: the database is to belong to the user that the workers run as.
             self._check()
             self._directory = Path(tempfile.mkdtemp(prefix="mediatord-workers-"))
-            make_arrivals(self._socket(0), len(self._orders.workers))
+            create_presence_counters(self._socket(0), len(self._pool_spec.workers))
         except ValueError as error:
-            self._sharing.close()
+            self._listeners.close()
             raise StartupError(str(error)) from None
         except OSError:
-            self._sharing.close()
+            self._listeners.close()
             raise
-        self._reactor.callWhenRunning(self._begin)
+        self._reactor.callWhenRunning(self._start_workers)
 
     def rotate(self) -> None:
         """Have every worker close the segment of its event log."""
-        for child in self.crew:
+        for child in self.pool:
             child.send("rotate")
 
     def reload(self, settings: Sequence[str], outcome: str, keys: Sequence[bytes] = ()) -> None:
@@ -137,87 +140,94 @@ class Supervisor(Service):
         :param outcome: what became of the configuration that was read.
         :param keys: contents of key files: each is what all workers go by before any of them goes by the next.
         """
-        present, *later = keys or (self._orders.keys,)
-        named = zip(self._orders.workers, settings, strict=True)
-        orders = replace(self._orders, workers=[(name, new) for (name, _), new in named])
+        present, *later = keys or (self._pool_spec.keys,)
+        named_settings = zip(self._pool_spec.workers, settings, strict=True)
+        pool_spec = replace(self._pool_spec, workers=[(name, new) for (name, _), new in named_settings])
 
-        def apply() -> Tell:
-            self._orders = replace(orders, keys=present)
+        def apply() -> WorkerCommand:
+            self._pool_spec = replace(pool_spec, keys=present)
             return lambda child: child.send(
-                "reload", [settings[self.crew.number(child)], outcome, present.decode("utf-8")]
+                "reload", [settings[self.pool.number(child)], outcome, present.decode("utf-8")]
             )
 
-        def use(content: bytes) -> Tell:
-            self._orders = replace(self._orders, keys=content)
+        def use(content: bytes) -> WorkerCommand:
+            self._pool_spec = replace(self._pool_spec, keys=content)
             return lambda child: child.send("keys", content.decode("utf-8"))
 
-        self._tell_reload(reloading())
-        self._changeover.add(apply, *(partial(use, one) for one in later), partial(self._tell_reload, "READY=1"))
+        self._notify_reload(build_reloading_state())
+        self._barrier.add(apply, *(partial(use, one) for one in later), partial(self._notify_reload, "READY=1"))
 
-    def _tell_reload(self, state: str) -> None:
+    def _notify_reload(self, state: str) -> None:
         # A daemon that is not up yet must not say that it is.
-        if self._up:
-            notify(state)
+        if self._is_ready:
+            notify_systemd(state)
 
     def stopService(self) -> Deferred[None]:
         """Take no more connections, and have the workers stop. Fires when they are gone."""
         super().stopService()
-        notify("STOPPING=1")
+        notify_systemd("STOPPING=1")
         if self._watchdog.running:
             self._watchdog.stop()
-        self._scrapes.stop()
-        self._states.stop()
+        self._metrics_collector.stop()
+        self._state_query.stop()
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        self._sharing.close()
-        await self.crew.stop()
+        self._listeners.close()
+        await self.pool.stop()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _begin(self) -> None:
+    def _start_workers(self) -> None:
         if self.running:
-            self.crew.start()
+            self.pool.start()
 
     def _ready(self) -> None:
-        self._up = True
-        notify("READY=1")
-        self._tell_ready()
-        interval = watchdog_interval()
+        self._is_ready = True
+        notify_systemd("READY=1")
+        self._on_ready()
+        interval = get_watchdog_interval()
         if interval is not None:
             self._watchdog.start(interval)
 
-    def _tell_status(self) -> None:
-        status = self.crew.status
-        if status != self._told:
-            self._told = status
-            notify(f"STATUS={status}")
+    def _notify_status(self) -> None:
+        status = self.pool.status
+        if status != self._last_status:
+            self._last_status = status
+            notify_systemd(f"STATUS={status}")
 
-    def _ping(self) -> None:
-        if self.crew.answers:
-            notify("WATCHDOG=1")
+    def _notify_watchdog(self) -> None:
+        if self.pool.answers:
+            notify_systemd("WATCHDOG=1")
 
-    def _recruit(
-        self, number: int, hear: Callable[[Child, str, Any], None], gone: Callable[[Child, str], None]
-    ) -> Child:
+    def _spawn_worker(
+        self,
+        number: int,
+        on_message: Callable[[WorkerProcess, str, Any], None],
+        gone: Callable[[WorkerProcess, str], None],
+    ) -> WorkerProcess:
         path = self._socket(number)
         for left in (path, path.with_name(f"{path.name}.lock")):
             with contextlib.suppress(FileNotFoundError):
                 left.unlink()
-        name, settings = self._orders.workers[number]
-        sockets = self._sharing.sockets(number)
-        inherited = tuple(Inherited(FIRST_SOCKET + index, family) for index, (_, family) in enumerate(sockets))
-        place = WorkerPlace(str(path), self._orders.secret, self._orders.seed, inherited, self._orders.keys)
-        brief = Brief(place, settings)
+        name, settings = self._pool_spec.workers[number]
+        sockets = self._listeners.sockets(number)
+        inherited = tuple(
+            InheritedSocket(FIRST_SOCKET_FD + index, family) for index, (_, family) in enumerate(sockets)
+        )
+        resources = WorkerResources(
+            str(path), self._pool_spec.secret, self._pool_spec.seed, inherited, self._pool_spec.keys
+        )
+        spec = WorkerSpec(resources, settings)
 
-        def ended(child: Child, how: str) -> None:
-            self._scrapes.gone(child)
-            self._states.gone(child)
+        def ended(child: WorkerProcess, how: str) -> None:
+            self._metrics_collector.gone(child)
+            self._state_query.gone(child)
             gone(child, how)
-            self._changeover.answered(child)
+            self._barrier.answered(child)
 
-        child = Child(name, hear, ended, missed=-self._patience.starting)
-        child.spawn(self._reactor, brief.written(), [descriptor for descriptor, _ in sockets])
+        child = WorkerProcess(name, on_message, ended, missed_heartbeats=-self._timeouts.starting)
+        child.spawn(self._reactor, spec.written(), [descriptor for descriptor, _ in sockets])
         return child
 
     def _socket(self, number: int) -> Path:
@@ -225,18 +235,18 @@ class Supervisor(Service):
         assert self._directory is not None
         return self._directory / f"{number + 1}.sock"
 
-    def _hear(self, child: Child, word: str, content: Any) -> None:
+    def _on_message(self, child: WorkerProcess, word: str, content: Any) -> None:
         if word == "ask":
-            self._scrapes.begin(child, lambda page: child.send("page", [content, page]))
+            self._metrics_collector.begin(child, lambda page: child.send("page", [content, page]))
         elif word == "reloaded":
-            self._changeover.answered(child)
+            self._barrier.answered(child)
         elif word == "report":
-            self._scrapes.take(child, *content)
+            self._metrics_collector.take(child, *content)
         elif word == "ask states":
-            self._states.begin(child, partial(self._hand_states, child, content))
+            self._state_query.begin(child, partial(self._send_states, child, content))
         elif word == "state":
-            self._states.take(child, *content)
+            self._state_query.take(child, *content)
 
-    def _hand_states(self, child: Child, number: int, asked: int, states: Mapping[int, Any]) -> None:
-        own = [] if self.tell_state is None else [self.tell_state()]
+    def _send_states(self, child: WorkerProcess, number: int, asked: int, states: Mapping[int, Any]) -> None:
+        own = [] if self.report_state is None else [self.report_state()]
         child.send("states", [number, [asked, [*states.values(), *own]]])

@@ -20,7 +20,7 @@ DAY = date(2026, 11, 16)
 
 
 def day(number: int) -> date:
-    """So many days after :data:`DAY`."""
+    """So many days after :data:`DAY_SECONDS`."""
     return DAY + timedelta(number)
 
 
@@ -32,7 +32,7 @@ def at(number: int = 0, hour: int = 0, minute: int = 0, second: float = 0) -> da
 
 
 def event(name: str, ts: datetime | None = None, **fields: Any) -> dict[str, Any]:
-    """A row of `events`, on the day of its time, which is the beginning of :data:`DAY` unless told."""
+    """A row of `events`, on the day of its time, which is the beginning of :data:`DAY_SECONDS` unless told."""
     ts = ts or at()
     return {"dt": ts.date(), "ts": ts, "event": name, "node": "a", "epoch": 1, **fields}
 
@@ -43,7 +43,7 @@ def events(spark: SparkSession, *rows: Mapping[str, Any]) -> DataFrame:
 
 
 def table(spark: SparkSession, name: str, *rows: Mapping[str, Any]) -> DataFrame:
-    """A declared table, of :data:`DAY` unless a row says otherwise."""
+    """A declared table, of :data:`DAY_SECONDS` unless a row says otherwise."""
     return _frame(spark, TABLES[name].struct(), rows)
 
 

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from mediatord.eventlog.events import EVENTS, SCHEMA_VERSION, checked
-from mediatord.eventlog.lines import line_head, log_line
+from mediatord.observability.event_schema import (
+    EVENTS,
+    SCHEMA_VERSION,
+    encode_line,
+    encode_line_head,
+    validate_fields,
+)
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 
@@ -27,10 +32,10 @@ class Writer:
     def line(self, event: str, **fields: object) -> bytes:
         """The next line, with its end."""
         self.seq += 1
-        head = line_head(event, EVENTS[event].level, node=self.node, boot=self.boot, epoch=1)
+        head = encode_line_head(event, EVENTS[event].level, node=self.node, boot=self.boot, epoch=1)
         stamp = self.now.strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode()
         self.now += timedelta(seconds=1)
-        return log_line(head % (stamp, self.seq), checked(event, fields))
+        return encode_line(head % (stamp, self.seq), validate_fields(event, fields))
 
     def acks(self, n: int) -> list[bytes]:
         """Lines of no interest."""

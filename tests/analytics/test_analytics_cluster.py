@@ -22,7 +22,9 @@ import pytest
 import analytics
 from analytics import java
 from analytics.errors import FINE
-from analytics.sample import Spec, Truth, generate
+from analytics.sample import generate
+from analytics.sample.spec import Spec
+from analytics.sample.truth import Truth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

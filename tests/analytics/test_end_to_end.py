@@ -29,14 +29,25 @@ from analytics.jobs.stores import LINES
 from analytics.settings import Settings
 from analytics.warehouse import Warehouse
 from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.mediation import Problem
-from mediatord.wallet.mediator import open_http
-from mediatord.wallet.packing import BASIC_MESSAGE, anoncrypt, compose, forward, open_report
-from mediatord.wallet.socket import WalletSocket, connect
+from mediatord.wallet.didcomm_client import DIDCommWallet, open_http
+from mediatord.wallet.didcomm_mediation import MediatorProblem
+from mediatord.wallet.didcomm_messages import (
+    BASIC_MESSAGE,
+    anoncrypt,
+    build_forward,
+    compose_message,
+    open_problem_report,
+)
+from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
+from tests.counter_oracle import read_segments
+from tests.integration.message_load import (
+    LoadSenders,
+    enrol_wallet,
+    prepare_daemon,
+    prepare_forward,
+    prepare_forwards,
+)
 from tests.integration.test_event_log import figures
-from tests.integration.traffic import Senders, enrolled, letters, prepared, sealed
-from tests.tally import read_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -82,28 +93,28 @@ class Books:
     async def refused(self, answer: Awaitable[Any]) -> None:
         """Enter one request that the mediator says no to."""
         self.events["req.done"] += 1
-        with pytest.raises(Problem) as problem:
+        with pytest.raises(MediatorProblem) as problem:
             await answer
         self.refusals[problem.value.code] += 1
 
-    async def post(self, wallet: Wallet, body: bytes) -> bool:
+    async def post(self, wallet: DIDCommWallet, body: bytes) -> bool:
         """Post a letter or something else; whether it was accepted."""
         response = await wallet.post(body)
         if response.status == 202:
             self.posted(1)
             return True
         self.events["req.done"] += 1
-        self.refusals[open_report(response.body, resolve_local)["body"]["code"]] += 1
+        self.refusals[open_problem_report(response.body, resolve_local)["body"]["code"]] += 1
         return False
 
 
-def short_lived(recipient: Wallet, marker: str, expires: float) -> bytes:
+def short_lived(recipient: DIDCommWallet, marker: str, expires: float) -> bytes:
     """A letter that waits until then, in seconds since the epoch, and no longer."""
-    message = compose(BASIC_MESSAGE, {"content": marker}, to=[recipient.did])
+    message = compose_message(BASIC_MESSAGE, {"content": marker}, to=[recipient.did])
     envelope = anoncrypt(message, recipient.identity.document)
     mediator = recipient.mediator
     return anoncrypt(
-        forward(recipient.did, [envelope], to=[mediator.did], expires_time=int(expires)), mediator.document
+        build_forward(recipient.did, [envelope], to=[mediator.did], expires_time=int(expires)), mediator.document
     )
 
 
@@ -117,7 +128,7 @@ class EndToEndTests(TestCase):
         """From the wallets' first request to the report of the night, nothing is lost and nothing is made up."""
         self.books = books = Books()
         first = datetime.now(UTC).date()
-        self.daemon = daemon = prepared({"queue": {"max_messages": ROOM}})
+        self.daemon = daemon = prepare_daemon({"queue": {"max_messages": ROOM}})
         self.addCleanup(daemon.clean)
         await deferToThread(daemon.start)
         await self.traffic()
@@ -151,13 +162,13 @@ class EndToEndTests(TestCase):
     async def traffic(self) -> None:
         """Letters that are pushed, fetched, left, refused, crowded out and forgotten; a new segment in between."""
         books = self.books
-        bob, carol, dave, erin, frank = [await enrolled(self.daemon, reactor) for _ in range(5)]
+        bob, carol, dave, erin, frank = [await enrol_wallet(self.daemon, reactor) for _ in range(5)]
         self.purged = carol.did
         books.events["req.done"] += 2 * 5
         hears, ignores = await self.live(bob), await self.live(frank)
-        stock = letters(bob, "live", LIVE) + letters(carol, "kept", FETCHED + SEEN + LEFT)
-        stock += letters(frank, "unheard", UNHEARD) + letters(dave, "many", ROOM + EVICTED)
-        senders = Senders(self.daemon.port, stock)
+        stock = prepare_forwards(bob, "live", LIVE) + prepare_forwards(carol, "kept", FETCHED + SEEN + LEFT)
+        stock += prepare_forwards(frank, "unheard", UNHEARD) + prepare_forwards(dave, "many", ROOM + EVICTED)
+        senders = LoadSenders(self.daemon.port, stock)
         senders.start()
         await deferToThread(senders.wait_for_answers, len(stock) // 2)
         os.kill(self.daemon.pid, signal.SIGUSR1)
@@ -187,19 +198,19 @@ class EndToEndTests(TestCase):
         subprocess.run([*command, "purge", self.purged, *options, *chosen, "--yes"], check=True)
         self.books.events["msg.remove"] += PURGED
 
-    async def live(self, wallet: Wallet) -> WalletSocket:
+    async def live(self, wallet: DIDCommWallet) -> DIDCommSocket:
         """A socket that messages are pushed on."""
-        socket = await connect(reactor, wallet)
+        socket = await connect_didcomm_socket(reactor, wallet)
         self.books.sockets += 1
         await self.books.asked(socket.live())
         return socket
 
-    async def refusals(self, wallet: Wallet, socket: WalletSocket) -> None:
+    async def refusals(self, wallet: DIDCommWallet, socket: DIDCommSocket) -> None:
         """Five, each with a code of its own."""
-        books, stranger = self.books, Wallet.fresh(wallet.mediator, open_http(reactor), reactor)
+        books, stranger = self.books, DIDCommWallet.fresh(wallet.mediator, open_http(reactor), reactor)
         await books.refused(stranger.fetch())
         await books.refused(socket.request("https://example.org/unheard-of/1.0/ask"))
-        for body in (sealed(stranger, "lost").body, short_lived(wallet, "late", 1), b"no envelope"):
+        for body in (prepare_forward(stranger, "lost").body, short_lived(wallet, "late", 1), b"no envelope"):
             self.assertFalse(await books.post(wallet, body))
         self.assertEqual(len(books.refusals), 5)
 

@@ -15,9 +15,10 @@ from analytics import nightly
 from analytics.errors import BROKEN, FINE
 from analytics.files import Files
 from analytics.job import Span
-from analytics.sample import SCHEDULE, Spec, Truth, generate
+from analytics.sample import generate
 from analytics.sample.findings import Finding, find
-from analytics.sample.truth import DayTruth
+from analytics.sample.spec import SCHEDULE, Spec
+from analytics.sample.truth import DayTruth, Truth
 from analytics.settings import Settings
 from analytics.warehouse import Warehouse
 

@@ -12,7 +12,12 @@ import pytest
 from analytics.markers import create_markers, read_stems, update_markers
 from analytics.plan import Known
 from analytics.segments import Segment
-from mediatord.eventlog.read_marker import make_marker_directory, marker_path, read_marker, write_marker
+from mediatord.observability.segments import (
+    create_marker_directory,
+    load_read_marker,
+    make_read_marker_path,
+    save_read_marker,
+)
 
 DAY = date(2026, 11, 16)
 AT = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -61,8 +66,8 @@ def test_markers_of_several_directories(tmp_path: Path) -> None:
     for directory in (node, worker, copy):
         directory.mkdir()
     for directory in (node, worker):
-        make_marker_directory(directory)
-    write_marker(node, ["a", "gone"])
+        create_marker_directory(directory)
+    save_read_marker(node, ["a", "gone"])
     found = [
         segment("a", node, others=(f"file:{copy}/a.jsonl",)),
         segment("b", node),
@@ -71,7 +76,7 @@ def test_markers_of_several_directories(tmp_path: Path) -> None:
         segment("e", path="s3a://bucket/e.jsonl"),
     ]
     assert update_markers(found, {"b", "c", "e"}) == []
-    assert (read_marker(node), read_marker(worker)) == (frozenset({"a", "b"}), frozenset({"c"}))
+    assert (load_read_marker(node), load_read_marker(worker)) == (frozenset({"a", "b"}), frozenset({"c"}))
     assert list(copy.iterdir()) == []
 
 
@@ -81,22 +86,22 @@ def test_markers_before_anything_was_read(tmp_path: Path) -> None:
     for directory in (fresh, known, copy):
         directory.mkdir()
     for directory in (fresh, known):
-        make_marker_directory(directory)
-    write_marker(known, ["a"])
+        create_marker_directory(directory)
+    save_read_marker(known, ["a"])
     create_markers([segment("a", known), segment("b", fresh), segment("c", copy)])
-    assert (read_marker(fresh), read_marker(known)) == (frozenset(), frozenset({"a"}))
+    assert (load_read_marker(fresh), load_read_marker(known)) == (frozenset(), frozenset({"a"}))
     assert list(copy.iterdir()) == []
 
 
 def test_marker_that_is_damaged_or_cannot_be_written(tmp_path: Path) -> None:
     """It is written anew, or the operator is told and the run goes on."""
-    make_marker_directory(tmp_path)
-    marker_path(tmp_path).write_text("{")
+    create_marker_directory(tmp_path)
+    make_read_marker_path(tmp_path).write_text("{")
     assert update_markers([segment("a", tmp_path)], {"a"}) == []
-    assert read_marker(tmp_path) == frozenset({"a"})
-    marker_path(tmp_path).unlink()
-    marker_path(tmp_path).mkdir()
+    assert load_read_marker(tmp_path) == frozenset({"a"})
+    make_read_marker_path(tmp_path).unlink()
+    make_read_marker_path(tmp_path).mkdir()
     assert update_markers([segment("a", tmp_path)], {"a"}) == [
-        f"{marker_path(tmp_path)}: is a directory; the daemon keeps what was read as if it were unread"
+        f"{make_read_marker_path(tmp_path)}: is a directory; the daemon keeps what was read as if it were unread"
     ]
-    assert len(list(marker_path(tmp_path).parent.iterdir())) == 1
+    assert len(list(make_read_marker_path(tmp_path).parent.iterdir())) == 1

@@ -31,7 +31,7 @@ from analytics.segments import Discovery, Segment
 from analytics.settings import Settings
 from analytics.tables import TABLES
 from analytics.warehouse import Warehouse
-from mediatord.eventlog.read_marker import MARKER_FILE, make_marker_directory, read_marker
+from mediatord.observability.segments import MARKER_FILE, create_marker_directory, load_read_marker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -194,11 +194,11 @@ def test_nights_late_input_and_back_fill(world: World, tmp_path: Path) -> None:
 
     A second run of the last night reads nothing and makes the same bytes. What was read is named to the daemon.
     """
-    make_marker_directory(world.logs)
+    create_marker_directory(world.logs)
     world.segment(0, "x", 0, 0, 1)
     world.segment(1, "x", 1)
     assert world.run(0).exit_status == FINE
-    assert read_marker(world.logs) == frozenset([f"{day(0)}.x"])
+    assert load_read_marker(world.logs) == frozenset([f"{day(0)}.x"])
     assert world.ledger() == {0: (0, 2, 2)}
     second = world.run(1, textfile=str(tmp_path / "m.prom"))
     assert world.ledger() == {0: (0, 2, 2), 1: (2, 2, 4)}
@@ -228,7 +228,7 @@ def test_nights_late_input_and_back_fill(world: World, tmp_path: Path) -> None:
     # The report of the day before was made again with its tables.
     assert (world.out / "report" / str(day(1)) / "index.html").read_text() == str(Span(day(1), day(2)))
 
-    assert read_marker(world.logs) == frozenset([f"{day(0)}.x", f"{day(1)}.late", f"{day(2)}.x"])
+    assert load_read_marker(world.logs) == frozenset([f"{day(0)}.x", f"{day(1)}.late", f"{day(2)}.x"])
     aside.rename(gone)
     assert world.run(0, 2, out=tmp_path / "at once").exit_status == FINE
     assert world.ledger(tmp_path / "at once") == world.ledger()

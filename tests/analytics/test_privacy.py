@@ -24,7 +24,7 @@ from analytics.jobs import cost, errors_by_code, limits, nodes, queues, recipien
 from analytics.privacy import FORGOTTEN, Pseudonyms, disclose
 from analytics.settings import Settings
 from analytics.tables import TABLES
-from mediatord.tags import TagKey, Tags
+from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 from tests.analytics.frames import at, brief, day, event, events, rows, table
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_names_of_an_epoch(path: Path) -> None:
     name = names.of(day(0))(DID)
     (epoch,) = names.epochs()
     assert epoch.secret is not None
-    assert name == Tags("keyed", TagKey(epoch.number, epoch.secret)).did(DID)
+    assert name == Pseudonymizer("keyed", PseudonymKey(epoch.number, epoch.secret)).did(DID)
     assert epoch.last - epoch.first == timedelta(EPOCH_DAYS - 1)
     again = Pseudonyms(path, EPOCH_DAYS)
     assert [again.of(on)(DID) for on in (epoch.first, epoch.last)] == [name, name]

@@ -9,7 +9,7 @@ import pytest
 
 from analytics.report.page import rendered
 from tests.analytics.busy_day import BUSY, known
-from tests.browser import VIEWS, Browser, Look, chromium
+from tests.browser import VIEWS, Browser, PageInspection, chromium
 
 LOOKS = [view.name for view in VIEWS]
 
@@ -20,11 +20,11 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def looks(browser: Browser, files: dict[str, bytes], folder: Path, name: str) -> dict[str, Look]:
+def looks(browser: Browser, files: dict[str, bytes], folder: Path, name: str) -> dict[str, PageInspection]:
     """What there is to say about the page, by the name of the view."""
     for file, content in files.items():
         (folder / file).write_bytes(content)
-    found: dict[str, Look] = {}
+    found: dict[str, PageInspection] = {}
     for view in VIEWS:
         with browser.visit((folder / "index.html").as_uri(), view, offline=True) as visit:
             found[view.name] = visit.look(name)
@@ -32,12 +32,12 @@ def looks(browser: Browser, files: dict[str, bytes], folder: Path, name: str) ->
 
 
 @pytest.fixture(scope="module")
-def found(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Look]:
+def found(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, PageInspection]:
     return looks(browser, rendered(known(BUSY)), tmp_path_factory.mktemp("report"), "report")
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_it_looks_right(found: dict[str, Look], name: str) -> None:
+def test_it_looks_right(found: dict[str, PageInspection], name: str) -> None:
     look = found[name]
 
     assert look.complaints == []
@@ -52,7 +52,7 @@ def test_it_looks_right(found: dict[str, Look], name: str) -> None:
     assert look.pictures and all(picture.read_bytes().startswith(b"\x89PNG") for picture in look.pictures)
 
 
-def test_light_and_dark_differ(found: dict[str, Look]) -> None:
+def test_light_and_dark_differ(found: dict[str, PageInspection]) -> None:
     backgrounds = {name: found[name].background for name in LOOKS}
 
     assert backgrounds["phone-light"] == backgrounds["desktop-light"] == "rgb(246, 246, 243)"

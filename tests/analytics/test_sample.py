@@ -16,16 +16,18 @@ import jsonschema_rs
 import pytest
 from twisted.internet.task import Clock
 
-from analytics.sample import SCHEDULE, Spec, Truth, generate
+from analytics.sample import generate
 from analytics.sample.counting import NAMES, counted
 from analytics.sample.front import FAULTS, RATE_LIMITED, REPLAYED, UNTIMELY
 from analytics.sample.incidents import DROPPED_LINES, LOST_LINES, NEW_CODE
 from analytics.sample.node import EPOCH, Node
+from analytics.sample.spec import SCHEDULE, Spec
+from analytics.sample.truth import Truth
 from mediatord import __version__
-from mediatord.eventlog.events import EVENTS, json_schema
-from mediatord.eventlog.logs import EventFile, Origin
-from mediatord.eventlog.seal import seal
-from mediatord.wire import DECENTRL_WIRE, SOCKET_WIRE, WIRE
+from mediatord.observability.event_log import EventLogWriter, LogOrigin
+from mediatord.observability.event_schema import EVENTS, build_json_schema
+from mediatord.observability.segments import seal_segment
+from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES, DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
 
 FEW = {"wallets": 120, "messages_per_day": 150, "gauge_s": 600, "segment_hours": 6}
 # The days on which a line is lost in each of the ways there are.
@@ -64,7 +66,7 @@ def parsed(directory: Path) -> tuple[list[dict[str, Any]], int]:
 
 def test_every_line_is_as_the_declaration_says(tmp_path: Path) -> None:
     generate(tmp_path / "logs", Spec(**FEW, days=20, incidents=frozenset(SCHEDULE) - LOSSES))  # type: ignore[arg-type]
-    validator = jsonschema_rs.validator_for(json_schema())
+    validator = jsonschema_rs.validator_for(build_json_schema())
     seen = set()
     for line in lines(tmp_path / "logs"):
         event = json.loads(line)
@@ -84,7 +86,7 @@ def test_segments_are_byte_for_byte_what_the_daemon_writes(tmp_path: Path, compr
     clock = Clock()
     clock.advance(1_800_014_400.0)
     node = Node("n", tmp_path / "sample", clock.seconds, Random(1), [], compress=compress)
-    daemon = EventFile(tmp_path / "daemon", clock, Origin("n", __version__, EPOCH, node.boot))
+    daemon = EventLogWriter(tmp_path / "daemon", clock, LogOrigin("n", __version__, EPOCH, node.boot))
     daemon.startService()
     daemon.emit("proc.start", version=__version__)
     for event, fields in happened:
@@ -98,7 +100,7 @@ def test_segments_are_byte_for_byte_what_the_daemon_writes(tmp_path: Path, compr
     node.stop()
     (written,), (made,) = segments(tmp_path / "daemon"), segments(tmp_path / "sample")
     if compress:
-        seal(written, compress=True)
+        seal_segment(written, compress=True)
         (written,) = segments(tmp_path / "daemon")
     assert made.name == written.name
     unpack = gzip.decompress if compress else bytes
@@ -130,10 +132,10 @@ def test_workers_are_nodes_with_directories_of_their_own(tmp_path: Path) -> None
 
 
 def test_codes_are_those_of_the_daemon() -> None:
-    known = {(row.status, row.code) for row in WIRE.values()}
-    known |= {(row.packed, row.code) for row in WIRE.values() if row.packed is not None}
-    known |= {(row.status, row.code) for row in DECENTRL_WIRE.values()}
-    known |= {(row.status, row.code) for row in SOCKET_WIRE.values()}
+    known = {(row.status, row.code) for row in DIDCOMM_ERROR_CODES.values()}
+    known |= {(row.packed, row.code) for row in DIDCOMM_ERROR_CODES.values() if row.packed is not None}
+    known |= {(row.status, row.code) for row in DECENTRL_ERROR_CODES.values()}
+    known |= {(row.status, row.code) for row in DECENTRL_CLOSE_CODES.values()}
     assert {(status, code) for _, _, status, code, _ in FAULTS} <= known
     assert {NEW_CODE, REPLAYED, UNTIMELY, *RATE_LIMITED.values()} <= {code for _, code in known}
 

@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, TimestampType
 
 from analytics.schema import CORRUPT, FREQUENT, event_columns, events_struct, frequent_struct, line_struct
-from mediatord.eventlog.events import ENVELOPE, EVENTS, FIELDS, json_schema
+from mediatord.observability.event_schema import ENVELOPE, EVENTS, FIELDS, build_json_schema
 
 JSON_TYPES = {
     "string": {"string"},
@@ -21,7 +21,7 @@ JSON_TYPES = {
 def test_every_declared_field_has_a_column_of_its_type() -> None:
     """What the daemon's JSON Schema allows in a line, the table can hold."""
     types = {column.name: column.type for column in event_columns()}
-    for line in json_schema()["oneOf"]:
+    for line in build_json_schema()["oneOf"]:
         for name, about in line["properties"].items():
             allowed = about.get("type", "string")  # the name of the event is a constant
             assert allowed in JSON_TYPES[types[name]], name

@@ -12,24 +12,31 @@ from types import FrameType
 
 import pytest
 
-from mediatord.bench.load import Answers, Job, Line, Posting, request_for
-from mediatord.bench.schedule import Punctual, intended_times
+from mediatord.bench.load_generator import (
+    ClientConnection,
+    ClosedLoopSender,
+    LoadJob,
+    OpenLoopSender,
+    ResponseCounter,
+    encode_request,
+    intended_times,
+)
 
 ANSWER = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
 HELD_SECONDS = 0.05
 
 
-def job(**details: float) -> Job:
+def job(**details: float) -> LoadJob:
     """One that nothing is read from a file for."""
-    return Job(80, "/", "text/plain", "", 1, **details)  # type: ignore[arg-type]
+    return LoadJob(80, "/", "text/plain", "", 1, **details)  # type: ignore[arg-type]
 
 
 @contextmanager
-def line_to(serve: Thread, connection: socket.socket, client: socket.socket) -> Iterator[dict[int, Line]]:
+def line_to(serve: Thread, connection: socket.socket, client: socket.socket) -> Iterator[dict[int, ClientConnection]]:
     """A connection whose other end is served by a thread."""
     serve.start()
     try:
-        line = Line(client)
+        line = ClientConnection(client)
         yield {line.fileno(): line}
     finally:
         client.close()
@@ -49,7 +56,7 @@ def answering(connection: socket.socket, held_seconds: float = 0.0) -> None:
 def test_answers_seen_before_are_not_taken_apart() -> None:
     """Only the first of equal answers is looked into; a thousand of them take one call of Python's each."""
     ours, theirs = socket.socketpair()
-    line, answers, calls = Line(ours), Answers(), 0
+    line, answers, calls = ClientConnection(ours), ResponseCounter(), 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
         nonlocal calls
@@ -70,7 +77,7 @@ def test_answers_seen_before_are_not_taken_apart() -> None:
 def test_answers_in_pieces_are_put_together() -> None:
     """An answer counts once, when its last byte has come, and pieces are not mistaken for answers."""
     ours, theirs = socket.socketpair()
-    line, answers = Line(ours), Answers()
+    line, answers = ClientConnection(ours), ResponseCounter()
     for _ in range(2):
         for piece, complete in ((ANSWER[:12], False), (ANSWER[12:-1], False), (ANSWER[-1:], True)):
             theirs.sendall(piece)
@@ -86,7 +93,7 @@ def test_closed_loop_counts_every_request() -> None:
     """As many answers and latencies as requests, and no request is sent before the answer to the one before."""
     client, connection = socket.socketpair()
     with line_to(Thread(target=answering, args=[connection]), connection, client) as lines:
-        outcome = Posting(job(requests=50), lines, iter([b"x"] * 50)).run()
+        outcome = ClosedLoopSender(job(requests=50), lines, iter([b"x"] * 50)).run()
     assert outcome.statuses == {"202": 50}
     assert len(outcome.latencies_us) == 50
 
@@ -98,7 +105,7 @@ def test_stall_is_in_the_latencies_of_all_that_it_holds_up() -> None:
     """
     client, connection = socket.socketpair()
     with line_to(Thread(target=answering, args=[connection, HELD_SECONDS]), connection, client) as lines:
-        outcome = Punctual(job(rate=1000.0, seconds=0.02, even=True), lines, iter([b"x"] * 20)).run()
+        outcome = OpenLoopSender(job(rate=1000.0, seconds=0.02, even=True), lines, iter([b"x"] * 20)).run()
     assert outcome.statuses == {"202": 20}
     # All were due within 20 ms, and nothing was answered before 50 ms.
     assert min(outcome.latencies_us) >= 1e6 * (HELD_SECONDS - 0.02) - 5000
@@ -126,10 +133,10 @@ def test_beat_is_even() -> None:
 
 def test_requests_have_a_length_unless_they_ask() -> None:
     """A POST says how long its body is, a GET has none."""
-    posted = request_for(80, "/didcomm", b"body", host="example.org")
+    posted = encode_request(80, "/didcomm", b"body", host="example.org")
     assert posted.startswith(b"POST /didcomm HTTP/1.1\r\nHost: example.org:80\r\n")
     assert posted.endswith(b"Content-Length: 4\r\n\r\nbody")
-    asked = request_for(80, "/health", b"", method="GET")
+    asked = encode_request(80, "/health", b"", method="GET")
     assert asked.startswith(b"GET /health ")
     assert b"Content" not in asked
     assert asked.endswith(b"\r\n\r\n")

@@ -12,29 +12,29 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mediatord.bench.agreement import read_rate
-from mediatord.bench.cores import on, split
-from mediatord.bench.figures import Table, Target
-from mediatord.bench.filling import add_accounts, add_messages, make_overdue
-from mediatord.bench.finding import find_mediator
-from mediatord.bench.pictures import pictures_of
-from mediatord.bench.plot import Bars, Curves, svg
-from mediatord.bench.report import as_text
-from mediatord.wallet.identity import Identity
+from mediatord.bench.capacity_scenarios import add_accounts, add_messages, expire_messages
+from mediatord.bench.cli import BarChart, LineChart, format_table, render_svg, select_charts
+from mediatord.bench.didcomm_wallets import find_mediator
+from mediatord.bench.forward_scenarios import parse_openssl_rate
+from mediatord.bench.processes import assign_cores, pin_to_cores
+from mediatord.bench.scenario import PerformanceTarget, ResultTable
+from mediatord.wallet.didcomm_identity import WalletIdentity
 
 SVG = "{http://www.w3.org/2000/svg}"
-TARGETS = (Target("rate", 2.0, 3.0), Target("p99, ms", 25.0, 30.0, most=True))
+TARGETS = (PerformanceTarget("rate", 2.0, 3.0), PerformanceTarget("p99, ms", 25.0, 30.0, most=True))
 ROWS = {
     "1k  at 10%": {"offered/s": 100.0, "p50 ms": 1.0, "p99 ms": 3.0, "of g": 0.1},
     "1k  at 90%": {"offered/s": 900.0, "p50 ms": 2.0, "p99 ms": 90.0, "of g": 0.3},
     "1k  openssl": {"of g": 1.0},
 }
-TABLE = Table("Latency <by> load", ("offered/s", "p50 ms", "p99 ms", "of g"), ROWS, (Target("x, of g", 0.22, 0.1),))
+TABLE = ResultTable(
+    "Latency <by> load", ("offered/s", "p50 ms", "p99 ms", "of g"), ROWS, (PerformanceTarget("x, of g", 0.22, 0.1),)
+)
 
 
 def test_targets_are_bounds_from_below_or_above() -> None:
     """A rate is to be reached, a latency not to be exceeded, and the table says which."""
-    text = as_text(Table("T", (), {}, TARGETS))
+    text = format_table(ResultTable("T", (), {}, TARGETS))
     assert "rate at least 2: 3.00, met" in text
     assert "p99, ms at most 25: 30.00, missed" in text
 
@@ -42,20 +42,20 @@ def test_targets_are_bounds_from_below_or_above() -> None:
 def test_openssl_is_read() -> None:
     """Operations per second of the line that has them; anything else is no rate."""
     said = "+DTP:253::ecdh:1\n+R7:15085:253:0.69\n+F5:22:253:21862.318841:0.000046\n"
-    assert read_rate(said) == pytest.approx(21862.318841)
+    assert parse_openssl_rate(said) == pytest.approx(21862.318841)
     for other in ("", "+F5:22:253", "+F5:a:b:c:d"):
         with pytest.raises(RuntimeError, match="gave no rate"):
-            read_rate(other)
+            parse_openssl_rate(other)
 
 
 def test_pictures_show_the_figures() -> None:
     """One picture of latencies with a point a load and percentile, one of bars without the floor; valid XML."""
-    curves, bars = pictures_of([TABLE])
-    assert isinstance(curves, Curves)
+    curves, bars = select_charts([TABLE])
+    assert isinstance(curves, LineChart)
     assert curves.curves == {"p50 ms": [(100.0, 1.0), (900.0, 2.0)], "p99 ms": [(100.0, 3.0), (900.0, 90.0)]}
-    assert isinstance(bars, Bars)
+    assert isinstance(bars, BarChart)
     assert (list(bars.values), bars.goal) == (["1k  at 10%", "1k  at 90%"], 0.22)
-    drawn = ElementTree.fromstring(svg([curves, bars]))
+    drawn = ElementTree.fromstring(render_svg([curves, bars]))
     assert len(drawn.findall(f".//{SVG}circle")) == 4
     assert len(drawn.findall(f".//{SVG}polyline")) == 2
     assert "Latency <by> load" in [text.text for text in drawn.iter(f"{SVG}text")]
@@ -68,7 +68,7 @@ def test_pictures_show_the_figures() -> None:
 def test_slower_is_higher() -> None:
     """In the picture of latencies, on a logarithmic scale."""
     points = {"p99": [(1.0, 1.0), (2.0, 10.0), (3.0, 100.0)]}
-    drawn = ElementTree.fromstring(svg([Curves("T", "x", "ms", points)]))
+    drawn = ElementTree.fromstring(render_svg([LineChart("T", "x", "ms", points)]))
     heights = [float(one.attrib["cy"]) for one in drawn.findall(f".//{SVG}circle")]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
     assert heights[0] > heights[1]
@@ -76,7 +76,7 @@ def test_slower_is_higher() -> None:
 
 def test_mediator_is_found_by_its_invitation_or_did() -> None:
     """An out-of-band invitation names it, and so may whoever asks; what is neither is refused in a sentence."""
-    mediator = Identity.fresh(endpoint="http://127.0.0.1:1/didcomm")
+    mediator = WalletIdentity.fresh(endpoint="http://127.0.0.1:1/didcomm")
     invitation = {"type": "https://didcomm.org/out-of-band/2.0/invitation", "from": mediator.did}
     packed = base64.urlsafe_b64encode(json.dumps(invitation).encode()).decode().rstrip("=")
     assert find_mediator(f"https://example.org/path?_oob={packed}").did == mediator.did
@@ -88,10 +88,10 @@ def test_mediator_is_found_by_its_invitation_or_did() -> None:
 def test_cores_are_shared_out() -> None:
     """Servers and clients have different cores where there are two, and what runs within is put back after."""
     before = os.sched_getaffinity(0)
-    cores = split()
+    cores = assign_cores()
     assert cores.server | cores.clients == before
     assert cores.apart == (len(before) > 1)
-    with on(cores.server):
+    with pin_to_cores(cores.server):
         assert os.sched_getaffinity(0) == cores.server
     assert os.sched_getaffinity(0) == before
 
@@ -119,7 +119,7 @@ def test_databases_are_filled_with_copies(tmp_path: Path) -> None:
         connection.execute("INSERT INTO recipient VALUES (1, 1, ?, 1)", [did])
     add_accounts(database, 9)
     add_messages(database, 30)
-    make_overdue(database, 7)
+    expire_messages(database, 7)
     with closing(sqlite3.connect(database)) as connection:
         accounts = connection.execute("SELECT did, recipients, new_column FROM account").fetchall()
         assert len(accounts) == 10

@@ -6,15 +6,21 @@ from typing import Any
 
 from twisted.internet.defer import fail
 
-from mediatord.cluster import backlog_reader, rounds
-from mediatord.cluster.rounds import CATCH_UP, COMMIT, LATE, WINDOW, YOUNG
-from mediatord.cluster.sealing import WINDOW as CLOCKS_DIFFER
+from mediatord.cluster import anti_entropy
+from mediatord.cluster.anti_entropy import (
+    ANTI_ENTROPY_INTERVAL,
+    MAX_COMMIT_DELAY,
+    MAX_VISIBILITY_DELAY,
+    MIN_MESSAGE_AGE,
+    SCAN_WINDOW,
+)
+from mediatord.cluster.message_authenticator import MAX_TIMESTAMP_SKEW as CLOCKS_DIFFER
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import StoredMessage
-from tests.cluster.test_village import DIDCommVillage
-from tests.house import MP, FakeSocket, Guest
+from mediatord.store.interfaces.messages import StoredMessage
+from tests.cluster.test_in_memory_cluster import DIDCommVillage
+from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet
 
-SOON = CATCH_UP + YOUNG + 1
+SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
 
 
 class _Wrong:
@@ -53,21 +59,21 @@ class DelayedTests(CatchUpVillage):
     def test_lost_hint(self) -> None:
         """What was delayed for longer than rounds look back counts from when it was due."""
         socket = self.live_at(self.b)
-        self.forward(self.a, "late", delay_milli=2000 * WINDOW)
+        self.forward(self.a, "late", delay_milli=2000 * SCAN_WINDOW)
         self.deaf()
-        self.later(2 * WINDOW + SOON)
+        self.later(2 * SCAN_WINDOW + SOON)
         self.assertEqual(self.texts(socket), ["late"])
-        self.later(3 * WINDOW)
+        self.later(3 * SCAN_WINDOW)
         self.assertEqual(self.texts(socket), [])
 
     def test_node_dies_with_it(self) -> None:
         """Another one finds what was taken from the store and not handed over."""
         socket = self.live_at(self.b)
-        self.forward(self.a, "late", delay_milli=2000 * WINDOW)
+        self.forward(self.a, "late", delay_milli=2000 * SCAN_WINDOW)
         taken: list[StoredMessage] = []
-        for house in (self.a, self.b):
-            house.half.due._hand_over = taken.append
-        self.later(2 * WINDOW + 2)
+        for in_memory in (self.a, self.b):
+            in_memory.half.due._dispatch = taken.append
+        self.later(2 * SCAN_WINDOW + 2)
         self.assertEqual((len(taken), self.texts(socket)), (1, []))
         self.a.freeze()
         self.later(SOON)
@@ -76,9 +82,9 @@ class DelayedTests(CatchUpVillage):
     def test_no_backlog(self) -> None:
         """What was due before the socket was there waits to be asked for."""
         self.forward(self.a, "late", delay_milli=1000)
-        self.later(1 + LATE + 1)
+        self.later(1 + MAX_VISIBILITY_DELAY + 1)
         socket = self.live_at(self.b)
-        self.later(WINDOW + SOON)
+        self.later(SCAN_WINDOW + SOON)
         self.assertEqual(self.texts(socket), [])
 
 
@@ -102,7 +108,7 @@ class PushedElsewhereTests(CatchUpVillage):
         self.forward(self.a)
         self.assertEqual((self.texts(first), self.texts(second)), (["hello"], ["hello"]))
         self.b.base.connections.closed(first)
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual(self.texts(second), [])
 
     def test_acknowledged(self) -> None:
@@ -112,7 +118,7 @@ class PushedElsewhereTests(CatchUpVillage):
         self.forward(self.a)
         (delivered,) = self.bob.fetch()
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual(self.texts(socket), [])
 
 
@@ -121,8 +127,8 @@ class ClockTests(CatchUpVillage):
         """What came right after a socket, at a node that has the time of right before it, is pushed."""
         self.deaf()
         socket = self.live_at(self.b)
-        self.later(COMMIT)
-        for error in (-2.0 * COMMIT, -CLOCKS_DIFFER):
+        self.later(MAX_COMMIT_DELAY)
+        for error in (-2.0 * MAX_COMMIT_DELAY, -CLOCKS_DIFFER):
             self.forward_by(error, str(error))
         self.later(SOON)
         self.assertEqual(self.heard(socket), ["-5.0", "-60.0"])
@@ -131,24 +137,24 @@ class ClockTests(CatchUpVillage):
         """Likewise when it took its time to be written."""
         self.deaf()
         socket = self.live_at(self.b)
-        self.forward_by(-LATE, "slow")
+        self.forward_by(-MAX_VISIBILITY_DELAY, "slow")
         self.later(SOON)
         self.assertEqual(self.texts(socket), ["slow"])
 
     def test_any_time(self) -> None:
         """However far clocks are apart, and whenever it comes between two rounds."""
         socket = self.live_at(self.b)
-        self.later(LATE + WINDOW)
+        self.later(MAX_VISIBILITY_DELAY + SCAN_WINDOW)
         self.deaf()
         expected = []
-        for number in range(int(CATCH_UP) + 1):
-            for error in (-LATE, -25.0, 0.0, 25.0, CLOCKS_DIFFER):
+        for number in range(int(ANTI_ENTROPY_INTERVAL) + 1):
+            for error in (-MAX_VISIBILITY_DELAY, -25.0, 0.0, 25.0, CLOCKS_DIFFER):
                 expected.append(f"{number} {error}")
                 self.forward_by(error, expected[-1])
             self.later(1)
         self.later(CLOCKS_DIFFER + SOON)
         self.assertEqual(self.heard(socket), sorted(expected))
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual(self.texts(socket), [])
 
 
@@ -162,7 +168,7 @@ class BacklogTests(CatchUpVillage):
             self.forward(self.b, f"{seconds} b")
             self.later(seconds)
         socket = self.live_at(self.b)
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual((self.texts(socket), self.bob.waiting()), ([], 6))
 
     def test_wrong_clocks(self) -> None:
@@ -174,7 +180,7 @@ class BacklogTests(CatchUpVillage):
         self.forward_by(-30.0, "after")
         self.later(CLOCKS_DIFFER + SOON)
         self.assertEqual(self.texts(socket), ["after"])
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual(self.texts(socket), [])
 
     def test_picked_up_and_acknowledged(self) -> None:
@@ -187,17 +193,17 @@ class BacklogTests(CatchUpVillage):
         self.later(22)
         self.assertEqual(self.texts(socket), [])
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual(self.texts(socket), [])
 
     def test_much(self) -> None:
         """More than the store says at once."""
-        self.patch(backlog_reader, "CHUNK", 3)
+        self.patch(anti_entropy, "BATCH_SIZE", 3)
         for number in range(10):
             self.forward(self.a, str(number))
             self.later(number % 2)
         socket = self.live_at(self.b)
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual(self.texts(socket), [])
 
     def test_hint_that_is_late(self) -> None:
@@ -207,7 +213,7 @@ class BacklogTests(CatchUpVillage):
         self.forward(self.a)
         socket = self.live_at(self.b)
         self.deaf(False)
-        self.later(WINDOW)
+        self.later(SCAN_WINDOW)
         self.assertEqual(self.texts(socket), [])
 
     def test_off_and_on(self) -> None:
@@ -217,7 +223,7 @@ class BacklogTests(CatchUpVillage):
             self.bob_at_b.answer(f"{MP}/live-delivery-change", {"live_delivery": live}, socket=socket)
             socket.frames.clear()
             self.forward(self.a, f"after {live}")
-        self.later(WINDOW)
+        self.later(SCAN_WINDOW)
         self.assertEqual(self.texts(socket), ["after True"])
 
     def test_on_again(self) -> None:
@@ -250,7 +256,7 @@ class BacklogTests(CatchUpVillage):
         del store.arrived
         self.bob_at_b.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         socket.frames.clear()
-        self.later(WINDOW)
+        self.later(SCAN_WINDOW)
         self.assertEqual(self.texts(socket), [])
 
     def test_forgotten(self) -> None:
@@ -263,7 +269,7 @@ class BacklogTests(CatchUpVillage):
         self.assertEqual(len(connections.backlogs), 0)
         self.live_at(self.b)
         self.assertEqual(len(connections.backlogs), 1)
-        self.later(WINDOW + LATE + 2 * CATCH_UP)
+        self.later(SCAN_WINDOW + MAX_VISIBILITY_DELAY + 2 * ANTI_ENTROPY_INTERVAL)
         self.assertEqual(len(connections.backlogs), 0)
 
 
@@ -279,7 +285,7 @@ class LostPushTests(CatchUpVillage):
         self.b.base.connections.closed(socket)
         self.assertEqual(len(socket.frames), 1)
         again = self.live_at(self.a)
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual((self.texts(again), self.bob.waiting()), ([], 1))
         (delivered,) = self.bob.fetch()
         self.assertEqual(self.bob.open(delivered.payload).text, "hello")
@@ -299,7 +305,7 @@ class LostPushTests(CatchUpVillage):
         self.forward(self.a)
         self.b.freeze()
         again = self.live_at(self.a)
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual((self.texts(again), len(self.bob.fetch())), ([], 1))
 
 
@@ -316,12 +322,12 @@ class PickupTests(CatchUpVillage):
 
     def test_picked_up(self) -> None:
         """It is not pushed as well, wherever it was asked for."""
-        for house in (self.a, self.b):
-            (delivered,) = Guest(house, self.bob.identity).fetch()
+        for in_memory in (self.a, self.b):
+            (delivered,) = InMemoryWallet(in_memory, self.bob.identity).fetch()
             self.later(19)
             self.assertEqual(self.texts(self.socket), [])
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual(self.texts(self.socket), [])
         self.assertEqual([event["path"] for event in self.a.events("msg.ack")], ["pickup"])
 
@@ -330,9 +336,9 @@ class PickupTests(CatchUpVillage):
         self.bob.fetch()
         self.later(20)
         self.assertEqual(self.texts(self.socket), [])
-        self.later(CATCH_UP + 1)
+        self.later(ANTI_ENTROPY_INTERVAL + 1)
         self.assertEqual(self.texts(self.socket), ["hello"])
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual((self.texts(self.socket), self.bob.waiting()), ([], 1))
 
     def test_nothing_is_recorded(self) -> None:
@@ -346,7 +352,7 @@ class PickupTests(CatchUpVillage):
 class ManyTests(CatchUpVillage):
     def test_of_one_time(self) -> None:
         """More of one time than one question is answered with."""
-        self.patch(rounds, "CHUNK", 3)
+        self.patch(anti_entropy, "BATCH_SIZE", 3)
         socket = self.live_at(self.b)
         self.deaf()
         texts = [f"{number:02}" for number in range(11)]
@@ -357,14 +363,14 @@ class ManyTests(CatchUpVillage):
 
     def test_of_different_clocks(self) -> None:
         """In whichever order they have come."""
-        self.patch(rounds, "CHUNK", 3)
+        self.patch(anti_entropy, "BATCH_SIZE", 3)
         socket = self.live_at(self.b)
-        self.later(WINDOW)
+        self.later(SCAN_WINDOW)
         self.deaf()
         texts = [f"{number:02}" for number in range(20)]
         for number, text in enumerate(texts):
             self.forward_by(-(number * 7 % 20), text)
         self.later(SOON)
         self.assertEqual(self.heard(socket), texts)
-        self.later(2 * WINDOW)
+        self.later(2 * SCAN_WINDOW)
         self.assertEqual(self.texts(socket), [])

@@ -10,45 +10,44 @@ from twisted.internet.defer import fail
 from twisted.internet.task import deferLater
 from twisted.web.client import Agent
 
-from mediatord.cluster.membership import IDENTITY_DIFFERS, LEASE, SECRET_DIFFERS
+from mediatord.cluster.membership import IDENTITY_DIFFERS, NODE_LEASE, SECRET_DIFFERS
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import ClockDiffers, StoreRefused
-from mediatord.keyfile import create_keys
-from mediatord.private_file import create_private
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.decentrl.contracting import make_contract
-from mediatord.wallet.decentrl.mediator import discover as discover_decentrl
-from mediatord.wallet.decentrl.socket import connect as connect_decentrl
-from mediatord.wallet.decentrl.wallet import Wallet as DecentrlWallet
-from mediatord.wallet.mediator import discover, open_http
-from mediatord.wallet.packing import anoncrypt, forward
-from mediatord.wallet.socket import WalletSocket, connect
-from tests.cluster.daemons import PATIENCE, STEP, Node, Town, reactor
-from tests.integration.traffic import marker_of
+from mediatord.identity.key_file import create_keys
+from mediatord.private_file import create_private_file
+from mediatord.store.interfaces.cluster import ClockSkewError
+from mediatord.store.interfaces.store import StoreUnusable
+from mediatord.wallet.decentrl_client import DecentrlWallet, make_contract
+from mediatord.wallet.decentrl_client import discover_decentrl_mediator as discover_decentrl
+from mediatord.wallet.decentrl_socket import connect_decentrl_socket as connect_decentrl
+from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
+from mediatord.wallet.didcomm_messages import anoncrypt, build_forward
+from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
+from tests.cluster.in_process_daemons import PATIENCE, STEP, InProcessClusterTestCase, InProcessNode, reactor
+from tests.integration.message_load import read_marker
 
 
-class TwoNodes(Town):
+class TwoNodes(InProcessClusterTestCase):
     """Bob has an account."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
         self.http = open_http(reactor)
         self.a, self.b = self.nodes
-        self.bob = Wallet.fresh(await discover(self.http, self.url), self.http, reactor)
+        self.bob = DIDCommWallet.fresh(await discover_mediator(self.http, self.url), self.http, reactor)
         await self.bob.enrol()
         self.assertEqual(await self.bob.register(), ["success"])
 
-    async def live_at(self, node: Node) -> WalletSocket:
+    async def live_at(self, node: InProcessNode) -> DIDCommSocket:
         """A live socket of Bob's at this node."""
-        opened = await connect(reactor, self.bob, endpoint=node.endpoint())
+        opened = await connect_didcomm_socket(reactor, self.bob, endpoint=node.endpoint())
         self.addCleanup(opened.close)
         await opened.live()
         return opened
 
-    async def leave(self, node: Node, text: str) -> None:
+    async def leave(self, node: InProcessNode, text: str) -> None:
         """Somebody leaves something for Bob at this node."""
         letter = self.letter(text)
-        raw = anoncrypt(forward(self.bob.did, [letter]), self.bob.mediator.document)
+        raw = anoncrypt(build_forward(self.bob.did, [letter]), self.bob.mediator.document)
         self.assertEqual((await self.bob.post(raw, url=f"{node.url}/didcomm")).status, 202)
 
     def letter(self, text: str) -> bytes:
@@ -62,11 +61,11 @@ class TwoNodes(Town):
         }
         return anoncrypt(message, self.bob.identity.document)
 
-    async def text(self, socket: WalletSocket) -> str:
+    async def text(self, socket: DIDCommSocket) -> str:
         """What was pushed next."""
-        return marker_of(self.bob, await socket.pushed.get().addTimeout(PATIENCE, reactor))
+        return read_marker(self.bob, await socket.pushed.get().addTimeout(PATIENCE, reactor))
 
-    async def ask(self, node: Node, method: str, path: str) -> tuple[int, bytes]:
+    async def ask(self, node: InProcessNode, method: str, path: str) -> tuple[int, bytes]:
         """A plain request."""
         client = treq.client.HTTPClient(Agent(reactor))
         response = await client.request(method, node.url + path, reactor=reactor, unbuffered=True)
@@ -96,7 +95,7 @@ class PushTests(TwoNodes):
     async def test_lease_over(self) -> None:
         """All leases end at once, as after a long stop of the store: everybody is back with all sockets."""
         socket = await self.live_at(self.b)
-        self.watch.ahead += LEASE + 1
+        self.watch.ahead += NODE_LEASE + 1
         self.assertEqual(self.live(), [])
         await self.until(lambda: self.live() == ["a", "b"] and self.has_sockets("b"))
         await self.leave(self.a, "hello")
@@ -124,7 +123,7 @@ class PushTests(TwoNodes):
 class RefusalTests(TwoNodes):
     async def test_another_secret(self) -> None:
         """One line; the others do not notice."""
-        create_private(self.directory / "other.secret", b"something else of at least 32 bytes")
+        create_private_file(self.directory / "other.secret", b"something else of at least 32 bytes")
         stranger = self.start("c", cluster={"secret_file": str(self.directory / "other.secret")})
         await self.until(lambda: stranger.said)
         self.assertEqual((stranger.said, self.live()), ([SECRET_DIFFERS], ["a", "b"]))
@@ -156,12 +155,12 @@ class RefusalTests(TwoNodes):
     async def test_name_of_one_that_crashed(self) -> None:
         """Nobody is at its address any more: the name is free at once."""
         await self.b.stop_only("membership", f"listener {self.b.config.cluster.listen}")
-        await self.store.cluster.join(self.node_of(self.b), LEASE)
+        await self.store.cluster.join(self.node_of(self.b), NODE_LEASE)
         again = self.start("b")
         await self.until(lambda: again.said or self.boots("b") != ["dead"])
         self.assertEqual((again.said, len(self.boots("b"))), ([], 1))
 
-    def node_of(self, node: Node) -> Any:
+    def node_of(self, node: InProcessNode) -> Any:
         """What such a daemon left in the store."""
         (other,) = [one for one in self.successResultOf(self.store.cluster.nodes()) if one.name == "a"]
         return type(other)(node.name, "dead", node.config.cluster.address or "", other.seal)
@@ -197,7 +196,7 @@ class StoreTests(TwoNodes):
         self.assertEqual((await self.ask(self.a, "GET", "/health"))[0], 200)
         self.assertEqual(await self.up(self.a), 1)
 
-    async def up(self, node: Node) -> int:
+    async def up(self, node: InProcessNode) -> int:
         """What a node says of the store."""
         _, metrics = await self.ask(node, "GET", "/metrics")
         (line,) = [line for line in metrics.splitlines() if line.startswith(b"mediator_storage_up ")]
@@ -206,7 +205,7 @@ class StoreTests(TwoNodes):
     async def test_refused(self) -> None:
         """A store that must not be used ends the daemon with its line, however late it says so."""
         store: Any = self.store
-        store.open = lambda: fail(StoreRefused("storage.mongodb.uri: no"))
+        store.open = lambda: fail(StoreUnusable("storage.mongodb.uri: no"))
         node = self.start("c")
         self.assertEqual(node.said, ["storage.mongodb.uri: no"])
         del store.open
@@ -215,14 +214,14 @@ class StoreTests(TwoNodes):
 class HealthTests(TwoNodes):
     """Whether a balancer should send wallets to a node."""
 
-    async def detail(self, node: Node) -> str:
+    async def detail(self, node: InProcessNode) -> str:
         """What a node has to complain of; empty for nothing."""
         status, body = await self.ask(node, "GET", "/health")
         said = json.loads(body)
         self.assertEqual((status, said["status"]), (503, "error") if "detail" in said else (200, "ok"))
         return str(said.get("detail", ""))
 
-    async def until_detail(self, node: Node, detail: str) -> None:
+    async def until_detail(self, node: InProcessNode, detail: str) -> None:
         """Wait until that is what it says."""
         deadline = reactor.seconds() + PATIENCE
         while await self.detail(node) != detail:
@@ -243,7 +242,7 @@ class HealthTests(TwoNodes):
     async def test_clock(self) -> None:
         """It says so as long as it is wrong, and comes back by itself."""
         store: Any = self.store
-        refused = ClockDiffers(4320)
+        refused = ClockSkewError(4320)
         store.cluster.renew = store.cluster.join = lambda *_: fail(refused)
         await self.until_detail(self.a, str(refused))
         self.assertNotIn("a", self.live())

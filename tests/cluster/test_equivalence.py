@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from mediatord.cluster.rounds import CATCH_UP, WINDOW, YOUNG
-from mediatord.protocol.didcomm.pickup import DELIVERY
-from mediatord.wallet.mediation import Delivered, read_delivery
-from tests.cluster.village import Village
-from tests.house import MP, FakeSocket, Guest, House, sealed_forward
+from mediatord.cluster.anti_entropy import ANTI_ENTROPY_INTERVAL, MIN_MESSAGE_AGE, SCAN_WINDOW
+from mediatord.protocol.didcomm.message_pickup import DELIVERY
+from mediatord.wallet.didcomm_mediation import DeliveredMessage, read_delivery
+from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
+from tests.in_memory_mediator import MP, FakeSocket, InMemoryMediator, InMemoryWallet, pack_forward
 from tests.integration.daemon import PLENTY
 
-SOON = CATCH_UP + YOUNG + 1
+SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
 SCENARIOS, STEPS = 8, 24
 # Sockets of the wallet, each at a node of its own where there are two.
 SOCKETS = 2
@@ -29,11 +29,11 @@ class World:
     :ivar picked_up: what has come otherwise, and need not be pushed.
     """
 
-    def __init__(self, houses: list[House], later: Callable[[float], None]) -> None:
-        self._houses = houses
+    def __init__(self, in_memory_nodes: list[InMemoryMediator], later: Callable[[float], None]) -> None:
+        self._houses = in_memory_nodes
         self.later = later
-        identity = Guest(houses[0]).enrol().identity
-        self._wallets = [Guest(house, identity) for house in houses]
+        identity = InMemoryWallet(in_memory_nodes[0]).enrol().identity
+        self._wallets = [InMemoryWallet(in_memory, identity) for in_memory in in_memory_nodes]
         self._open: list[tuple[FakeSocket, int] | None] = [None] * SOCKETS
         self._live = [False] * SOCKETS
         self._names: dict[str, str] = {}
@@ -43,15 +43,17 @@ class World:
 
     def forward(self, at: int, text: str) -> None:
         """Somebody leaves something."""
-        house = self._houses[at % len(self._houses)]
+        in_memory = self._houses[at % len(self._houses)]
         letter = self._wallets[0].letter(text)
-        house.test.assertEqual(house.receive(sealed_forward(house, self._wallets[0].did, letter)).status, 202)
+        in_memory.test.assertEqual(
+            in_memory.receive(pack_forward(in_memory, self._wallets[0].did, letter)).status, 202
+        )
 
     def switch(self, slot: int, live: bool) -> None:
         """Live mode of a socket, which is opened if it is not."""
         wallet = self._wallets[slot % len(self._wallets)]
         if self._open[slot] is None:
-            self._open[slot] = wallet.house.socket(), len(self.pushes)
+            self._open[slot] = wallet.in_memory.socket(), len(self.pushes)
             self.pushes.append([])
             self.ended.append(set())
         self.listen()
@@ -66,7 +68,7 @@ class World:
         self._end(slot)
         opened, self._open[slot] = self._open[slot], None
         if opened is not None:
-            self._wallets[slot % len(self._wallets)].house.base.connections.closed(opened[0])
+            self._wallets[slot % len(self._wallets)].in_memory.base.connections.closed(opened[0])
 
     def fetch(self, at: int, limit: int) -> list[str]:
         """What is picked up."""
@@ -96,7 +98,7 @@ class World:
         """How many messages wait."""
         return self._wallets[0].waiting()
 
-    def _read(self, delivered: list[Delivered]) -> list[str]:
+    def _read(self, delivered: list[DeliveredMessage]) -> list[str]:
         for one in delivered:
             self._names[one.id] = self._wallets[0].open(one.payload).text
         return [self._names[one.id] for one in delivered]
@@ -108,7 +110,7 @@ class World:
             self.ended[opened[1]].update(self.pushes[opened[1]])
 
 
-class EquivalenceTests(Village):
+class EquivalenceTests(InMemoryClusterTestCase):
     """As many sockets as nodes, requests anywhere, hints that arrive or do not."""
 
     def scenario(self, random: Random, one: World, two: World, cut: Callable[[], None]) -> None:
@@ -138,8 +140,8 @@ class EquivalenceTests(Village):
 
     def worlds(self) -> tuple[World, World]:
         """One process, and two nodes."""
-        house = House(self, limits=PLENTY["limits"])
-        return World([house], house.clock.advance), World(list(self.houses), self.later)
+        in_memory = InMemoryMediator(self, limits=PLENTY["limits"])
+        return World([in_memory], in_memory.clock.advance), World(list(self.in_memory_nodes), self.later)
 
     def test_nothing_lost(self) -> None:
         """While all hints arrive, each socket gets the same at the same time, and the same waits."""
@@ -164,7 +166,7 @@ class EquivalenceTests(Village):
 
                 self.scenario(random, one, two, cut)
                 for world in (one, two):
-                    world.later(WINDOW + SOON)
+                    world.later(SCAN_WINDOW + SOON)
                     world.listen()
                 self.assertEqual(two.waiting(), one.waiting())
                 for there, here, ended in zip(two.pushes, one.pushes, one.ended, strict=True):

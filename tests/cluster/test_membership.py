@@ -13,25 +13,27 @@ from twisted.logger import LogEvent, LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.cluster.membership import (
-    BESIDE_WORKERS,
+    FOREIGN_NODES,
     IDENTITY_DIFFERS,
-    LEASE,
-    RENEWAL,
-    RETRY,
+    JOIN_RETRY_DELAY,
+    LEASE_POLL_INTERVAL,
+    NODE_LEASE,
+    RENEWAL_INTERVAL,
     SECRET_DIFFERS,
-    Means,
+    UNRENEWED_LEASE_AGE,
     Membership,
+    MembershipCallbacks,
 )
-from mediatord.cluster.naming import LOOK, UNRENEWED
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import ClockDiffers, Node, QueueLimits
-from mediatord.store.memory import MemoryStore
-from tests.house import NOW
+from mediatord.store.interfaces.cluster import ClockSkewError, ClusterNode
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.memory.memory_store import MemoryStore
+from tests.in_memory_mediator import NOW
 
 
-def node(name: str = "ann", boot: str = "aaaa", seal: bytes = b"seal", identity: bytes = b"we") -> Node:
+def node(name: str = "ann", boot: str = "aaaa", seal: bytes = b"seal", identity: bytes = b"we") -> ClusterNode:
     """One of several."""
-    return Node(name, boot, f"tcp:host=10.0.0.1:port={len(boot)}", seal, identity)
+    return ClusterNode(name, boot, f"tcp:host=10.0.0.1:port={len(boot)}", seal, identity)
 
 
 NOT_ENDED = "the store was not available for ending the lease of this node; others wait until it is over"
@@ -58,12 +60,12 @@ class MembershipTestCase(SynchronousTestCase):
         self.silence: Deferred[None] = succeed(None)
         self.membership = self.member(node())
 
-    def member(self, node: Node, *, sole: bool = False) -> Membership:
+    def member(self, node: ClusterNode, *, is_worker: bool = False) -> Membership:
         """A service that has yet to be started."""
-        means = Means(self.probe, self.said.append, lambda: self.silence, sole)
+        means = MembershipCallbacks(self.probe, self.said.append, lambda: self.silence, is_worker)
         return Membership(self.clock, self.store, node, means, self)
 
-    async def probe(self, node: Node) -> str | None:
+    async def probe(self, node: ClusterNode) -> str | None:
         """Who is there, as the test says."""
         self.probed.append(node.boot)
         return self.answering
@@ -76,11 +78,11 @@ class MembershipTestCase(SynchronousTestCase):
         """Noted."""
         self.heard.append("parted")
 
-    def nodes(self, live: Collection[Node]) -> None:
+    def nodes(self, live: Collection[ClusterNode]) -> None:
         """Noted."""
         self.seen.append([one.boot for one in live])
 
-    def clock_differs(self, refused: ClockDiffers) -> None:
+    def clock_differs(self, refused: ClockSkewError) -> None:
         """Noted."""
         self.heard.append(f"clock {refused.ahead:+.0f}")
         self.clock_is_wrong = True
@@ -132,17 +134,17 @@ class MembershipTests(MembershipTestCase):
         self.begin()
         self.assertEqual(self.seen, [["aaaa"]])
         self.successResultOf(self.store.join(node("bea", "bbbb"), 100))
-        self.pass_time(5 * LEASE)
+        self.pass_time(5 * NODE_LEASE)
         self.assertEqual((self.live(), self.heard), (["aaaa", "bbbb"], ["joined"]))
         self.assertEqual(self.seen[-1], ["aaaa", "bbbb"])
 
     def test_settled(self) -> None:
         """Only after a while, when everybody else has had time to come back."""
-        self.assertFalse(self.membership.settled)
+        self.assertFalse(self.membership.is_settled)
         self.begin()
-        self.assertFalse(self.membership.settled)
-        self.pass_time(RENEWAL)
-        self.assertTrue(self.membership.settled)
+        self.assertFalse(self.membership.is_settled)
+        self.pass_time(RENEWAL_INTERVAL)
+        self.assertTrue(self.membership.is_settled)
 
     def test_leaves(self) -> None:
         """Others need not wait until its lease is over; and it has stopped speaking of sockets by then."""
@@ -175,58 +177,60 @@ class MembershipTests(MembershipTestCase):
             self.begin()
             self.pass_time(30)
             self.assertEqual((self.heard, self.said), ([], []))
-        self.pass_time(RETRY)
+        self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual(self.heard, ["joined"])
 
     def test_store_away_for_a_moment(self) -> None:
         """The lease lasts longer than that."""
         self.begin()
-        self.pass_time(RENEWAL)
+        self.pass_time(RENEWAL_INTERVAL)
         with self.away("renew", "nodes"):
-            self.pass_time(LEASE - RENEWAL - 1)
-        self.pass_time(LEASE)
+            self.pass_time(NODE_LEASE - RENEWAL_INTERVAL - 1)
+        self.pass_time(NODE_LEASE)
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined"]))
 
     def test_store_away_for_long(self) -> None:
         """The lease is lost, and it says so once; it joins again within a second of the return."""
         self.begin()
         with self.away("renew", "join"), capturedLogs() as events:
-            self.pass_time(LEASE - 1)
-            self.assertEqual((self.live(), self.heard, self.membership.settled), (["aaaa"], ["joined"], True))
-            self.pass_time(3 * LEASE)
-            self.assertEqual((self.live(), self.heard, self.membership.settled), ([], ["joined", "parted"], False))
+            self.pass_time(NODE_LEASE - 1)
+            self.assertEqual((self.live(), self.heard, self.membership.is_settled), (["aaaa"], ["joined"], True))
+            self.pass_time(3 * NODE_LEASE)
+            self.assertEqual((self.live(), self.heard, self.membership.is_settled), ([], ["joined", "parted"], False))
         self.assertEqual(warnings(events), ["the lease of node ann is over; it joins again as soon as it can"])
         with capturedLogs() as events:
-            self.pass_time(RETRY)
+            self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
-        self.assertEqual((self.membership.settled, warnings(events)), (False, []))
-        self.pass_time(RENEWAL)
-        self.assertTrue(self.membership.settled)
+        self.assertEqual((self.membership.is_settled, warnings(events)), (False, []))
+        self.pass_time(RENEWAL_INTERVAL)
+        self.assertTrue(self.membership.is_settled)
 
     def test_answers_lost(self) -> None:
         """Who cannot know whether others take it for live is no node, and is one again as soon as it knows."""
         self.begin()
-        self.pass_time(LEASE)
+        self.pass_time(NODE_LEASE)
         renew = self.store.renew
         self.store.renew = lambda *args: renew(*args).addCallback(lambda _: fail(StoreUnavailable()))
-        self.pass_time(5 * LEASE)
-        self.assertEqual((self.live(), self.heard, self.membership.settled), (["aaaa"], ["joined", "parted"], False))
+        self.pass_time(5 * NODE_LEASE)
+        self.assertEqual(
+            (self.live(), self.heard, self.membership.is_settled), (["aaaa"], ["joined", "parted"], False)
+        )
         self.store.renew = renew
-        self.pass_time(RETRY)
+        self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
-        self.pass_time(5 * LEASE)
-        self.assertEqual((self.heard[3:], self.membership.settled), ([], True))
+        self.pass_time(5 * NODE_LEASE)
+        self.assertEqual((self.heard[3:], self.membership.is_settled), ([], True))
 
     def test_renewal_that_takes_long(self) -> None:
         """It does not wait for the answer to say that it is none."""
         late: Deferred[bool] = Deferred()
         self.store.renew = lambda *_: late
         self.begin()
-        self.pass_time(LEASE)
+        self.pass_time(NODE_LEASE)
         self.assertEqual(self.heard, ["joined", "parted"])
         del self.store.renew
         late.callback(True)
-        self.pass_time(LEASE)
+        self.pass_time(NODE_LEASE)
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
 
     def test_store_away_while_the_clock_is_set(self) -> None:
@@ -235,15 +239,15 @@ class MembershipTests(MembershipTestCase):
             self.setUp()
             self.begin()
             with self.away("renew", "join"):
-                self.pass_time(LEASE / 2)
+                self.pass_time(NODE_LEASE / 2)
                 self.set_clock(step)
-                self.pass_time(LEASE / 2 - 1)
+                self.pass_time(NODE_LEASE / 2 - 1)
                 self.assertEqual(self.heard, ["joined"])
                 self.pass_time(1)
                 self.assertEqual(self.heard, ["joined", "parted"])
 
     def set_clock(self, step: float) -> None:
-        """As :mod:`mediatord.steady` has timers follow the clock of the host."""
+        """As :mod:`mediatord.clock` has timers follow the clock of the host."""
         self.clock.rightNow += step
         for call in self.clock.calls:
             call.time += step
@@ -252,19 +256,19 @@ class MembershipTests(MembershipTestCase):
         """Likewise."""
         self.begin()
         self.successResultOf(self.store.drop("aaaa", until=inf))
-        self.pass_time(RENEWAL)
+        self.pass_time(RENEWAL_INTERVAL)
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
 
     def test_not_settled_without_the_lease(self) -> None:
         """What is done every few seconds is not done by a node that cannot come back yet."""
         self.begin()
-        self.pass_time(RENEWAL)
-        self.assertTrue(self.membership.settled)
+        self.pass_time(RENEWAL_INTERVAL)
+        self.assertTrue(self.membership.is_settled)
         self.successResultOf(self.store.drop("aaaa", until=inf))
         with self.away("join"):
-            self.pass_time(RENEWAL)
+            self.pass_time(RENEWAL_INTERVAL)
             self.assertEqual(self.heard, ["joined", "parted"])
-            self.assertFalse(self.membership.settled)
+            self.assertFalse(self.membership.is_settled)
 
     def test_fault(self) -> None:
         """A mistake of ours is logged, and not the end."""
@@ -272,7 +276,7 @@ class MembershipTests(MembershipTestCase):
         self.begin()
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         del self.store.join
-        self.pass_time(RETRY)
+        self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual(self.heard, ["joined"])
 
     def test_fault_in_staying(self) -> None:
@@ -280,11 +284,11 @@ class MembershipTests(MembershipTestCase):
         self.begin()
         self.store.renew = lambda *args: fail(RuntimeError("boom"))
         with self.away("join"):
-            self.pass_time(RENEWAL + RETRY)
-            self.assertEqual((self.heard, self.membership.settled), (["joined", "parted"], False))
+            self.pass_time(RENEWAL_INTERVAL + JOIN_RETRY_DELAY)
+            self.assertEqual((self.heard, self.membership.is_settled), (["joined", "parted"], False))
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         del self.store.renew
-        self.pass_time(RETRY)
+        self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual(self.heard, ["joined", "parted", "joined"])
 
     def test_another_secret(self) -> None:
@@ -292,7 +296,7 @@ class MembershipTests(MembershipTestCase):
         self.successResultOf(self.store.join(node("bea", "bbbb", b"other"), 100))
         self.begin()
         self.assertEqual((self.said, self.heard), ([SECRET_DIFFERS], []))
-        self.pass_time(LEASE)
+        self.pass_time(NODE_LEASE)
         self.assertEqual((len(self.said), self.live()), (1, ["bbbb"]))
         self.successResultOf(self.membership.stopService())
 
@@ -300,11 +304,11 @@ class MembershipTests(MembershipTestCase):
         """Who was a member stays up, with its sockets, and joins again as soon as it may."""
         self.begin()
         with self.away("renew", "join"):
-            self.pass_time(LEASE)
-        self.successResultOf(self.store.join(node("bea", "bbbb", b"other"), 5 * LEASE))
-        self.pass_time(4 * LEASE)
+            self.pass_time(NODE_LEASE)
+        self.successResultOf(self.store.join(node("bea", "bbbb", b"other"), 5 * NODE_LEASE))
+        self.pass_time(4 * NODE_LEASE)
         self.assertEqual((self.said, self.heard, self.live()), ([], ["joined", "parted"], ["bbbb"]))
-        self.pass_time(LEASE + RETRY)
+        self.pass_time(NODE_LEASE + JOIN_RETRY_DELAY)
         self.assertEqual((self.heard[2:], self.live()), (["joined"], ["aaaa"]))
 
     def test_another_identity(self) -> None:
@@ -319,20 +323,20 @@ class MembershipTests(MembershipTestCase):
         self.membership = self.member(node())
         self.begin()
         with self.away("renew", "join"):
-            self.pass_time(LEASE)
-        self.successResultOf(self.store.join(other, LEASE))
-        self.pass_time(LEASE - RETRY)
+            self.pass_time(NODE_LEASE)
+        self.successResultOf(self.store.join(other, NODE_LEASE))
+        self.pass_time(NODE_LEASE - JOIN_RETRY_DELAY)
         self.assertEqual((len(self.said), self.heard, self.live()), (1, ["joined", "parted"], ["bbbb"]))
-        self.pass_time(2 * RETRY)
+        self.pass_time(2 * JOIN_RETRY_DELAY)
         self.assertEqual((self.heard[2:], self.live()), (["joined"], ["aaaa"]))
 
     def test_workers_beside_others(self) -> None:
         """They have no secret file: the line says who is there."""
         self.successResultOf(self.store.join(node("other-2", "dddd", b"other"), 100))
         self.successResultOf(self.store.join(node("other-1", "bbbb", b"other"), 100))
-        self.membership = self.member(node(), sole=True)
+        self.membership = self.member(node(), is_worker=True)
         self.begin()
-        self.assertEqual(self.said, [f"{BESIDE_WORKERS}: other-1, other-2"])
+        self.assertEqual(self.said, [f"{FOREIGN_NODES}: other-1, other-2"])
 
     def test_renews_on_time(self) -> None:
         """A store that takes its time makes no renewal later."""
@@ -345,8 +349,8 @@ class MembershipTests(MembershipTestCase):
 
         self.store.renew = slow
         self.begin()
-        self.pass_time(2 * RENEWAL)
-        self.assertEqual(renewed, [0, RENEWAL, 2 * RENEWAL])
+        self.pass_time(2 * RENEWAL_INTERVAL)
+        self.assertEqual(renewed, [0, RENEWAL_INTERVAL, 2 * RENEWAL_INTERVAL])
 
 
 class ClockTests(MembershipTestCase):
@@ -356,7 +360,7 @@ class ClockTests(MembershipTestCase):
     def wrong(self, ahead: float) -> Iterator[None]:
         """The store refuses us."""
         for operation in ("join", "renew"):
-            setattr(self.store, operation, lambda *_: fail(ClockDiffers(ahead)))
+            setattr(self.store, operation, lambda *_: fail(ClockSkewError(ahead)))
         yield
         for operation in ("join", "renew"):
             delattr(self.store, operation)
@@ -368,7 +372,7 @@ class ClockTests(MembershipTestCase):
         (line,) = self.said
         self.assertTrue(line.startswith("the clock of this host is 1 h 12 min ahead of the MongoDB server's"), line)
         self.assertIn("60 s", line)
-        self.pass_time(LEASE)
+        self.pass_time(NODE_LEASE)
         self.assertEqual((self.heard, self.live()), ([], []))
 
     def test_wrong_later(self) -> None:
@@ -377,14 +381,14 @@ class ClockTests(MembershipTestCase):
         self.successResultOf(self.store.announce("aaaa", ["did:x"]))
         self.assertIs(self.successResultOf(self.store.hold("turn", "aaaa", 100)), True)
         with self.wrong(-100):
-            self.pass_time(RENEWAL)
+            self.pass_time(RENEWAL_INTERVAL)
             self.assertEqual((self.heard[:3], self.live()), (["joined", "clock -100", "parted"], []))
             self.assertEqual(self.successResultOf(self.store.whereabouts(["did:x"])), [])
             self.assertIs(self.successResultOf(self.store.hold("turn", "bbbb", 100)), True)
-            self.pass_time(2 * LEASE)
+            self.pass_time(2 * NODE_LEASE)
             self.assertEqual((set(self.heard[3:]), self.live(), self.said), ({"clock -100"}, [], []))
-            self.assertFalse(self.membership.settled)
-        self.pass_time(RETRY)
+            self.assertFalse(self.membership.is_settled)
+        self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual((self.heard[-1], self.live()), ("joined", ["aaaa"]))
 
     def test_wrong_when_it_cannot_leave(self) -> None:
@@ -392,37 +396,37 @@ class ClockTests(MembershipTestCase):
         self.begin()
         with self.wrong(100), self.away("drop"):
             with capturedLogs() as events:
-                self.pass_time(RENEWAL)
+                self.pass_time(RENEWAL_INTERVAL)
             self.assertEqual(warnings(events), [NOT_ENDED])
             self.assertEqual((self.heard[:3], self.live()), (["joined", "clock +100", "parted"], ["aaaa"]))
-            self.pass_time(LEASE)
+            self.pass_time(NODE_LEASE)
             self.assertEqual(self.live(), [])
-        self.pass_time(RETRY)
+        self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual((self.heard[-1], self.live()), ("joined", ["aaaa"]))
 
     def test_wrong_after_an_outage(self) -> None:
         """Who was a member is not refused for good."""
         self.begin()
         with self.away("renew", "join"):
-            self.pass_time(LEASE + RENEWAL)
+            self.pass_time(NODE_LEASE + RENEWAL_INTERVAL)
         with self.wrong(100):
-            self.pass_time(LEASE)
+            self.pass_time(NODE_LEASE)
             self.assertEqual((set(self.heard[1:]), self.said), ({"clock +100", "parted"}, []))
-        self.pass_time(RETRY)
+        self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual((self.heard[-1], self.live()), ("joined", ["aaaa"]))
 
     def test_right_again_and_refused(self) -> None:
         """Then it is not the clock that is in the way."""
         self.begin()
         with self.wrong(100):
-            self.pass_time(RENEWAL)
+            self.pass_time(RENEWAL_INTERVAL)
             self.assertTrue(self.clock_is_wrong)
             self.successResultOf(self.store.drop("aaaa", until=inf))
-        self.successResultOf(self.store.join(node("bea", "bbbb", b"other"), 2 * LEASE))
-        self.pass_time(RETRY)
+        self.successResultOf(self.store.join(node("bea", "bbbb", b"other"), 2 * NODE_LEASE))
+        self.pass_time(JOIN_RETRY_DELAY)
         self.assertEqual((self.clock_is_wrong, self.said, self.live()), (False, [], ["bbbb"]))
         with self.wrong(100):
-            self.pass_time(RETRY)
+            self.pass_time(JOIN_RETRY_DELAY)
             self.assertTrue(self.clock_is_wrong)
 
 
@@ -432,7 +436,7 @@ class NameTests(MembershipTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.holder = node(boot="cccc")
-        self.successResultOf(self.store.join(self.holder, LEASE))
+        self.successResultOf(self.store.join(self.holder, NODE_LEASE))
         self.dropped: list[str] = []
         drop = self.store.drop
 
@@ -451,7 +455,7 @@ class NameTests(MembershipTestCase):
 
     def renew(self) -> None:
         """The holder lives."""
-        self.assertTrue(self.successResultOf(self.store.renew("cccc", LEASE)))
+        self.assertTrue(self.successResultOf(self.store.renew("cccc", NODE_LEASE)))
 
     def test_it_answers(self) -> None:
         """At once refused."""
@@ -466,9 +470,9 @@ class NameTests(MembershipTestCase):
         for self.answering in (None, "aaaa", "dddd"):
             with self.subTest(self.answering):
                 self.begin()
-                self.pass_time(UNRENEWED - LOOK)
+                self.pass_time(UNRENEWED_LEASE_AGE - LEASE_POLL_INTERVAL)
                 self.assertEqual((self.dropped, self.live()), ([], ["cccc"]))
-                self.pass_time(LOOK)
+                self.pass_time(LEASE_POLL_INTERVAL)
                 self.assertEqual((self.said, self.heard, self.live()), ([], ["joined"], ["aaaa"]))
                 self.assertEqual(self.dropped, ["cccc"])
                 self.successResultOf(self.membership.stopService())
@@ -476,21 +480,21 @@ class NameTests(MembershipTestCase):
 
     def test_longer_than_a_renewal(self) -> None:
         """A node that lives has renewed its lease in that time."""
-        self.assertGreaterEqual(UNRENEWED, RENEWAL + LOOK)
+        self.assertGreaterEqual(UNRENEWED_LEASE_AGE, RENEWAL_INTERVAL + LEASE_POLL_INTERVAL)
 
     def test_it_leaves(self) -> None:
         """Then the name is ours at once."""
         self.begin()
         self.successResultOf(self.store.drop("cccc", until=inf))
-        self.pass_time(LOOK)
+        self.pass_time(LEASE_POLL_INTERVAL)
         self.assertEqual((self.said, self.heard, self.live()), ([], ["joined"], ["aaaa"]))
 
     def test_it_lives(self) -> None:
         """It renews its lease, so it is alive, even though nobody answers where it said it is."""
         self.begin()
-        self.pass_time(RENEWAL)
+        self.pass_time(RENEWAL_INTERVAL)
         self.renew()
-        self.pass_time(LOOK)
+        self.pass_time(LEASE_POLL_INTERVAL)
         self.assert_refused()
         self.assertEqual(self.live(), ["cccc"])
 
@@ -500,7 +504,7 @@ class NameTests(MembershipTestCase):
         self.begin()
         self.pass_time(2)
         self.renew()
-        self.pass_time(LOOK)
+        self.pass_time(LEASE_POLL_INTERVAL)
         (line,) = self.said
         self.assertIn("where this node itself answers", line)
         self.assertNotIn("\n", line)
@@ -516,10 +520,10 @@ class NameTests(MembershipTestCase):
 
         self.store.drop = late
         self.begin()
-        self.pass_time(UNRENEWED)
+        self.pass_time(UNRENEWED_LEASE_AGE)
         self.assertEqual((self.live(), self.heard), (["cccc"], []))
         self.answering = "cccc"
-        self.pass_time(LOOK)
+        self.pass_time(LEASE_POLL_INTERVAL)
         self.assertEqual(len(self.said), 1)
 
     def test_store_away_meanwhile(self) -> None:
@@ -528,29 +532,29 @@ class NameTests(MembershipTestCase):
         self.pass_time(2)
         with self.away("join"):
             self.pass_time(2)
-        self.pass_time(UNRENEWED - LOOK)
+        self.pass_time(UNRENEWED_LEASE_AGE - LEASE_POLL_INTERVAL)
         self.assertEqual((self.dropped, self.live()), ([], ["cccc"]))
         self.renew()
-        self.pass_time(2 * LOOK)
+        self.pass_time(2 * LEASE_POLL_INTERVAL)
         self.assert_refused()
 
     def test_store_away_at_the_end(self) -> None:
         """The earlier one is dropped later, or its lease is over."""
         with self.away("drop"):
             self.begin()
-            self.pass_time(UNRENEWED + LOOK)
+            self.pass_time(UNRENEWED_LEASE_AGE + LEASE_POLL_INTERVAL)
             self.assertEqual(self.live(), ["cccc"])
-        self.pass_time(LEASE)
+        self.pass_time(NODE_LEASE)
         self.assertEqual((self.said, self.heard, self.live()), ([], ["joined"], ["aaaa"]))
 
     def test_probes_that_take_long(self) -> None:
         """Looks are further apart, and that is all."""
 
-        async def slow(node: Node) -> None:
+        async def slow(node: ClusterNode) -> None:
             await deferLater(self.clock, 2)
 
         self.membership = Membership(
-            self.clock, self.store, node(), Means(slow, self.said.append, lambda: self.silence), self
+            self.clock, self.store, node(), MembershipCallbacks(slow, self.said.append, lambda: self.silence), self
         )
         self.begin()
         self.pass_time(6)
@@ -559,26 +563,26 @@ class NameTests(MembershipTestCase):
     def test_somebody_else_was_faster(self) -> None:
         """The name goes from one holder to another: the new one is given its time as well."""
         self.begin()
-        self.pass_time(UNRENEWED - 0.5)
+        self.pass_time(UNRENEWED_LEASE_AGE - 0.5)
         self.successResultOf(self.store.drop("cccc", until=inf))
-        self.successResultOf(self.store.join(node(boot="dddd"), LEASE))
-        self.pass_time(UNRENEWED - 0.5)
+        self.successResultOf(self.store.join(node(boot="dddd"), NODE_LEASE))
+        self.pass_time(UNRENEWED_LEASE_AGE - 0.5)
         self.assertEqual((self.said, self.live()), ([], ["dddd"]))
         self.pass_time(1)
         self.assertEqual((self.said, self.heard, self.live()), ([], ["joined"], ["aaaa"]))
 
     def test_predecessor(self) -> None:
         """Whoever was in our place before is gone for certain: there is nothing to wait for."""
-        self.membership = self.member(node(), sole=True)
+        self.membership = self.member(node(), is_worker=True)
         self.begin()
         self.assertEqual((self.heard, self.live(), self.probed), (["joined"], ["aaaa"], []))
 
     def test_no_predecessor(self) -> None:
         """Who has the name at another address is somebody else."""
         self.successResultOf(self.store.drop("cccc", until=inf))
-        self.successResultOf(self.store.join(node("ann", "c"), LEASE))
+        self.successResultOf(self.store.join(node("ann", "c"), NODE_LEASE))
         self.dropped.clear()
-        self.membership = self.member(node(), sole=True)
+        self.membership = self.member(node(), is_worker=True)
         self.begin()
         self.assertEqual((self.heard, self.live(), self.probed), ([], ["c"], ["c"]))
 
@@ -588,10 +592,10 @@ class NameTests(MembershipTestCase):
         self.begin()
         self.assertEqual(self.heard, ["joined"])
         with self.away("renew", "join"):
-            self.pass_time(LEASE)
+            self.pass_time(NODE_LEASE)
         self.dropped.clear()
-        self.successResultOf(self.store.join(self.holder, 20 * LEASE))
-        self.pass_time(10 * LEASE)
+        self.successResultOf(self.store.join(self.holder, 20 * NODE_LEASE))
+        self.pass_time(10 * NODE_LEASE)
         self.assertEqual((len(self.said), self.dropped, self.live()), (1, [], ["cccc"]))
         self.assertTrue(self.said[0].startswith("node: ann is running already"))
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.citizens import Citizen, code_of, two_citizens
+from tests.in_memory_identities import InMemoryIdentity, code_of, register_two_identities
 
 
 class ArchiveTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house, self.alice, self.bob = two_citizens(self)
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
 
     def event(self, payload: str, at: float, *tags: str, sender: str | None = None, **more: Any) -> dict[str, Any]:
         own = self.alice.did
@@ -109,7 +109,7 @@ class ArchiveTests(SynchronousTestCase):
 
     def test_quota(self) -> None:
         """Over the cap nothing of the command is kept."""
-        house, alice, _ = two_citizens(self, decentrl={"max_stored_events": 2})
+        in_memory, alice, _ = register_two_identities(self, decentrl={"max_stored_events": 2})
         events = [self.event(str(number), number) for number in range(3)]
         self.assertEqual(code_of(alice.ask("SAVE_EVENTS", events=events)), (429, "RATE_LIMITED"))
         self.assertEqual(alice.query("EVENTS", "events"), [])
@@ -131,12 +131,12 @@ class ArchiveTests(SynchronousTestCase):
             },
         ):
             for to in (self.bob.did, "did:web:elsewhere.example"):
-                reply = self.house.obey(self.alice.command(command, to=to))
+                reply = self.in_memory.obey(self.alice.command(command, to=to))
                 self.assertEqual(code_of(reply), (401, "UNAUTHORIZED_COMMAND"), command["type"])
 
     def test_not_registered(self) -> None:
         """The same commands, and publishing, need a registration."""
-        carol = Citizen(self.house, "carol")
+        carol = InMemoryIdentity(self.in_memory, "carol")
         commands: dict[str, dict[str, Any]] = {
             "SAVE_EVENTS": {"events": []},
             "QUERY_EVENTS": {},

@@ -8,25 +8,25 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.decentrl.exchange import Reply
-from mediatord.protocol.decentrl.signing import sign_json
-from tests.citizens import PUBLIC, YEAR, Citizen, code_of, two_citizens
-from tests.house import PEER
+from mediatord.decentrl.context import DecentrlReply
+from mediatord.protocol.decentrl.signatures import sign_json
+from tests.in_memory_identities import PUBLIC, YEAR, InMemoryIdentity, code_of, register_two_identities
+from tests.in_memory_mediator import PEER
 
 PUBLISH, DELETE = "PUBLISH_PUBLIC_EVENT", "DELETE_PUBLIC_EVENT"
 
 
 class ChannelTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house, self.alice, self.bob = two_citizens(self)
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
 
     def signed(
-        self, citizen: Citizen, event: str, at: float, *tags: str, channel: str | None = None
+        self, new_identity: InMemoryIdentity, event: str, at: float, *tags: str, channel: str | None = None
     ) -> dict[str, Any]:
         signable: dict[str, Any] = {"event": event, "tags": list(tags), "timestamp": at}
         if channel is not None:
             signable["channel_id"] = channel
-        return {**signable, "event_signature": sign_json(signable, citizen.seed)}
+        return {**signable, "event_signature": sign_json(signable, new_identity.seed)}
 
     def publish(self, event: str, at: float, *tags: str, channel: str | None = None) -> str:
         members = self.signed(self.alice, event, at, *tags, channel=channel)
@@ -36,12 +36,14 @@ class ChannelTests(SynchronousTestCase):
         id_: str = body["public_event_id"]
         return id_
 
-    def read(self, did: str, peer: str = PEER, **arguments: Any) -> Reply:
+    def read(self, did: str, peer: str = PEER, **arguments: Any) -> DecentrlReply:
         wanted = {
             name.encode(): [str(one).encode() for one in (value if isinstance(value, list) else [value])]
             for name, value in arguments.items()
         }
-        return self.successResultOf(Deferred.fromCoroutine(self.house.decentrl.mediator.public(did, wanted, peer)))
+        return self.successResultOf(
+            Deferred.fromCoroutine(self.in_memory.decentrl.mediator.public(did, wanted, peer))
+        )
 
     def page(self, **arguments: Any) -> dict[str, Any]:
         reply = self.read(self.alice.did, **arguments)
@@ -118,7 +120,7 @@ class ChannelTests(SynchronousTestCase):
     def test_needs_a_registration(self) -> None:
         """Publishing and deleting do; what was published stays."""
         id_ = self.publish("stays", 1)
-        self.house.clock.advance(YEAR)
+        self.in_memory.clock.advance(YEAR)
         members = self.signed(self.alice, "x", 2)
         self.assertEqual(code_of(self.alice.ask(PUBLISH, channel=PUBLIC, **members))[1], "UNAUTHORIZED_COMMAND")
         late = self.alice.ask(DELETE, channel=PUBLIC, public_event_id=id_)
@@ -133,8 +135,8 @@ class ChannelTests(SynchronousTestCase):
 
     def test_readers_are_limited(self) -> None:
         """Each address has so many reads a minute; others are not touched."""
-        house, alice, _ = two_citizens(self, limits={"account_per_minute": 5})
-        self.house = house
+        in_memory, alice, _ = register_two_identities(self, limits={"account_per_minute": 5})
+        self.in_memory = in_memory
         statuses = [self.read(alice.did, peer="192.0.2.9").status for _ in range(6)]
         self.assertEqual(statuses, [200] * 5 + [429])
         self.assertEqual(self.read(alice.did).status, 200)

@@ -7,8 +7,8 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.protocol.decentrl.signing import sign_json
-from tests.citizens import DIRECT, Citizen, bad_dids, code_of, two_citizens
+from mediatord.protocol.decentrl.signatures import sign_json
+from tests.in_memory_identities import DIRECT, InMemoryIdentity, bad_dids, code_of, register_two_identities
 from tests.protocol.json_texts import NO_JSON, NUMBERS, UNREADABLE
 
 REQUEST = "REQUEST_COMMUNICATION_CONTRACT"
@@ -20,11 +20,13 @@ UPDATED = [{"type": "CONTRACTS_UPDATED"}]
 
 class RequestTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house, self.alice, self.bob = two_citizens(self)
-        self.carol = Citizen(self.house, "carol")
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
+        self.carol = InMemoryIdentity(self.in_memory, "carol")
 
-    def waiting(self, citizen: Citizen) -> list[dict[str, Any]]:
-        return citizen.query("PENDING_COMMUNICATION_CONTRACT_REQUESTS", "pending_communication_contract_requests")
+    def waiting(self, new_identity: InMemoryIdentity) -> list[dict[str, Any]]:
+        return new_identity.query(
+            "PENDING_COMMUNICATION_CONTRACT_REQUESTS", "pending_communication_contract_requests"
+        )
 
     def test_from_anybody(self) -> None:
         """Who is not registered may ask; the request waits as it was sent and its recipient's sockets are told."""
@@ -53,10 +55,10 @@ class RequestTests(SynchronousTestCase):
 
     def test_quota(self) -> None:
         """Strangers get no more room than the caps say: over one is 429, and nothing is evicted."""
-        house, _, bob = two_citizens(
+        in_memory, _, bob = register_two_identities(
             self, decentrl={"max_contract_requests": 3, "max_contract_requests_per_sender": 2}
         )
-        carol, dave = Citizen(house, "carol"), Citizen(house, "dave")
+        carol, dave = InMemoryIdentity(in_memory, "carol"), InMemoryIdentity(in_memory, "dave")
         asked = [carol.ask(REQUEST, to=bob.did, **SEALED) for _ in range(3)]
         self.assertEqual([reply.status for reply in asked], [200, 200, 429])
         self.assertEqual(code_of(asked[2]), (429, "RATE_LIMITED"))
@@ -68,14 +70,14 @@ class RequestTests(SynchronousTestCase):
 
 class KeepingTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house, self.alice, self.bob = two_citizens(self)
-        self.carol = Citizen(self.house, "carol")
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
+        self.carol = InMemoryIdentity(self.in_memory, "carol")
 
-    def kept(self, citizen: Citizen, **filter_: Any) -> list[dict[str, Any]]:
-        found = citizen.query("COMMUNICATION_CONTRACTS", "communication_contracts", filter=filter_)
+    def kept(self, new_identity: InMemoryIdentity, **filter_: Any) -> list[dict[str, Any]]:
+        found = new_identity.query("COMMUNICATION_CONTRACTS", "communication_contracts", filter=filter_)
         return [one["signed_communication_contract"] for one in found]
 
-    def respond(self, sender: Citizen, signed: Any, to: str) -> tuple[int, str]:
+    def respond(self, sender: InMemoryIdentity, signed: Any, to: str) -> tuple[int, str]:
         reply = sender.ask(RESPONSE, to=to, signed_communication_contract=signed)
         return (200, "") if reply.status == 200 else code_of(reply)
 
@@ -108,7 +110,7 @@ class KeepingTests(SynchronousTestCase):
             self.assertEqual(text.count(note), 2)
             payload = {"type": type_, "signed_communication_contract": {**signed, "more": json.loads(note)}}
             raw = sender.command(payload).replace(written.encode(), text.encode())
-            self.assertEqual(self.house.obey(raw).status, 200)
+            self.assertEqual(self.in_memory.obey(raw).status, 200)
             found = owner.ask("QUERY_COMMUNICATION_CONTRACTS").body
             self.assertIn(b'"signed_communication_contract":' + text.encode() + b"}", found)
 
@@ -125,7 +127,7 @@ class KeepingTests(SynchronousTestCase):
         signed = {**self.alice.contract_with(self.carol), "note": "NOTE"}
         raw = self.alice.command({"type": SAVE, "signed_communication_contract": signed})
         for bad in (*UNREADABLE, *NO_JSON, '{"a":1,"a":2}', '{"a":1,"\\u0061":1}'):
-            reply = self.house.obey(raw.replace(b'"NOTE"', bad.encode()))
+            reply = self.in_memory.obey(raw.replace(b'"NOTE"', bad.encode()))
             self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"), bad)
         self.assertEqual(self.kept(self.alice), [])
 
@@ -212,7 +214,7 @@ class KeepingTests(SynchronousTestCase):
 
     def test_filters(self) -> None:
         """By either participant, and by expiry with inclusive bounds."""
-        now = int(self.house.clock.seconds())
+        now = int(self.in_memory.clock.seconds())
         for after in (100, 200, 300):
             self.alice.save(self.bob.contract_with(self.alice, expires_at=now + after))
         self.alice.save(self.alice.contract_with(self.carol, expires_at=now + 400))
@@ -229,9 +231,11 @@ class KeepingTests(SynchronousTestCase):
 
     def test_quota(self) -> None:
         """One peer cannot fill somebody's list with variations of a contract."""
-        house, alice, bob = two_citizens(self, decentrl={"max_contracts": 3, "max_contracts_per_peer": 2})
+        in_memory, alice, bob = register_two_identities(
+            self, decentrl={"max_contracts": 3, "max_contracts_per_peer": 2}
+        )
         statuses = [
-            bob.house.obey(
+            bob.in_memory.obey(
                 bob.command(
                     {"type": RESPONSE, "signed_communication_contract": alice.contract_with(bob)},
                     to=alice.did,
@@ -241,6 +245,6 @@ class KeepingTests(SynchronousTestCase):
             for _ in range(3)
         ]
         self.assertEqual(statuses, [200, 200, 429])
-        alice.save(alice.contract_with(Citizen(house, "carol")))
-        over = alice.ask(SAVE, signed_communication_contract=alice.contract_with(Citizen(house, "dave")))
+        alice.save(alice.contract_with(InMemoryIdentity(in_memory, "carol")))
+        over = alice.ask(SAVE, signed_communication_contract=alice.contract_with(InMemoryIdentity(in_memory, "dave")))
         self.assertEqual(code_of(over), (429, "RATE_LIMITED"))

@@ -8,16 +8,16 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from tests.citizens import Citizen, Dialogue, bad_dids, two_citizens
+from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity, bad_dids, register_two_identities
 
 
 class AuthenticationTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house, self.alice, self.bob = two_citizens(self)
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
 
     def refused(self, frame: bytes, *, binary: bool = False) -> tuple[str, int]:
         """How a first frame is refused: the code that is told, and that of the close frame after it."""
-        dialogue = Dialogue(self.house)
+        dialogue = InMemoryDecentrlSocket(self.in_memory)
         dialogue.say(frame, binary=binary)
         (told,) = dialogue.heard()
         self.assertEqual(set(told), {"type", "code"})
@@ -28,16 +28,16 @@ class AuthenticationTests(SynchronousTestCase):
     def test_success(self) -> None:
         """AUTH_SUCCESS and nothing else; the event log knows who it is."""
         self.alice.connect()
-        (event,) = self.house.events("conn.auth")
+        (event,) = self.in_memory.events("conn.auth")
         self.assertEqual(event["proto"], "decentrl")
         self.assertTrue(event["did"].startswith("did:decentrl:"))
 
     def test_too_late(self) -> None:
         """After ten seconds without a word the socket is closed, and what it says then is not heard."""
-        dialogue = Dialogue(self.house)
-        self.house.clock.advance(9.9)
+        dialogue = InMemoryDecentrlSocket(self.in_memory)
+        self.in_memory.clock.advance(9.9)
         self.assertEqual(dialogue.heard(), [])
-        self.house.clock.advance(0.1)
+        self.in_memory.clock.advance(0.1)
         self.assertEqual(dialogue.heard(), [{"type": "AUTH_FAILED", "code": "AUTH_TIMEOUT"}])
         self.assertEqual(dialogue.socket.codes, [4001])
         dialogue.say(self.alice.greeting())
@@ -46,7 +46,7 @@ class AuthenticationTests(SynchronousTestCase):
     def test_just_in_time(self) -> None:
         """Who has authenticated is not closed after ten seconds."""
         dialogue = self.alice.connect()
-        self.house.clock.advance(11)
+        self.in_memory.clock.advance(11)
         self.assertEqual(dialogue.socket.codes, [])
 
     def test_invalid_message(self) -> None:
@@ -69,11 +69,11 @@ class AuthenticationTests(SynchronousTestCase):
 
     def test_out_of_range(self) -> None:
         """The window of commands, and looked at before the signature."""
-        now = int(self.house.clock.seconds() * 1000)
+        now = int(self.in_memory.clock.seconds() * 1000)
         for off in (-300_001, 300_001):
             frame = self.alice.greeting(timestamp=now + off, signature="AAAA")
             self.assertEqual(self.refused(frame), ("TIMESTAMP_OUT_OF_RANGE", 4003))
-        dialogue = Dialogue(self.house)
+        dialogue = InMemoryDecentrlSocket(self.in_memory)
         dialogue.say(self.alice.greeting(timestamp=now - 300_000))
         self.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
 
@@ -96,50 +96,50 @@ class AuthenticationTests(SynchronousTestCase):
 
     def test_not_registered(self) -> None:
         """A good signature of somebody who is not registered, or no more."""
-        carol = Citizen(self.house, "carol")
+        carol = InMemoryIdentity(self.in_memory, "carol")
         self.assertEqual(self.refused(carol.greeting()), ("NOT_REGISTERED", 4007))
-        carol.register(expires_at=int(self.house.clock.seconds()) + 5)
-        self.house.clock.advance(5)
+        carol.register(expires_at=int(self.in_memory.clock.seconds()) + 5)
+        self.in_memory.clock.advance(5)
         self.assertEqual(self.refused(carol.greeting()), ("NOT_REGISTERED", 4007))
 
     def test_once(self) -> None:
         """A captured frame opens no second socket, for as long as it is within the window."""
         frame = self.alice.greeting()
-        Dialogue(self.house).say(frame)
-        self.house.clock.advance(300)
+        InMemoryDecentrlSocket(self.in_memory).say(frame)
+        self.in_memory.clock.advance(300)
         self.assertEqual(self.refused(frame), ("INVALID_MESSAGE", 4002))
 
     def test_nonce_of_a_command(self) -> None:
         """Commands and sockets do not get into each other's way."""
         nonce = json.loads(self.alice.greeting())["nonce"]
-        self.house.obey(self.alice.command({"type": "QUERY_EVENTS"}, nonce=nonce))
-        dialogue = Dialogue(self.house)
+        self.in_memory.obey(self.alice.command({"type": "QUERY_EVENTS"}, nonce=nonce))
+        dialogue = InMemoryDecentrlSocket(self.in_memory)
         dialogue.say(self.greeting_with(nonce))
         self.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
 
     def greeting_with(self, nonce: str) -> bytes:
-        from mediatord.protocol import jsontext
-        from mediatord.protocol.decentrl.signing import sign_json
+        from mediatord.protocol import encoding
+        from mediatord.protocol.decentrl.signatures import sign_json
 
         members: dict[str, Any] = json.loads(self.alice.greeting())
         signable = {name: members[name] for name in ("did", "signing_key_id", "timestamp")} | {"nonce": nonce}
-        return jsontext.dumps({"type": "AUTHENTICATE", **signable, "signature": sign_json(signable, self.alice.seed)})
+        return encoding.dumps({"type": "AUTHENTICATE", **signable, "signature": sign_json(signable, self.alice.seed)})
 
     def test_store_down(self) -> None:
         """Nothing of the client's fault: try again later."""
-        with self.house.failing("claim", StoreUnavailable()):
+        with self.in_memory.failing("claim", StoreUnavailable()):
             self.assertEqual(self.refused(self.alice.greeting()), ("UNAVAILABLE", 1013))
 
     def test_fault(self) -> None:
         """A fault of ours says so and nothing more."""
-        with self.house.failing("registered_until", RuntimeError("details")):
+        with self.in_memory.failing("registered_until", RuntimeError("details")):
             self.assertEqual(self.refused(self.alice.greeting()), ("INTERNAL_ERROR", 1011))
         self.assertEqual(len(self.flushLoggedErrors()), 1)
 
     def test_guessing_costs(self) -> None:
         """An address that fails too often is not listened to for a while."""
-        house, alice, bob = two_citizens(self, limits={"ip_per_minute": 4, "account_per_minute": 4})
-        self.house = house
+        in_memory, alice, bob = register_two_identities(self, limits={"ip_per_minute": 4, "account_per_minute": 4})
+        self.in_memory = in_memory
         codes = [self.refused(alice.greeting(signature="AAAA"))[0] for _ in range(9)]
         self.assertEqual(codes[0], "INVALID_SIGNATURE")
         self.assertEqual(codes[-1], "RATE_LIMITED")
@@ -149,20 +149,20 @@ class AuthenticationTests(SynchronousTestCase):
 
 class KeepaliveTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house, self.alice, _ = two_citizens(self)
+        self.in_memory, self.alice, _ = register_two_identities(self)
 
     def test_pings(self) -> None:
         """Every 30 seconds, with the time in milliseconds, for as long as the socket is there."""
         dialogue = self.alice.connect()
-        self.house.clock.advance(29.9)
+        self.in_memory.clock.advance(29.9)
         self.assertEqual(dialogue.heard(), [])
         for _ in range(3):
-            self.house.clock.advance(0.1)
-            ping = {"type": "PING", "timestamp": int(self.house.clock.seconds() * 1000)}
+            self.in_memory.clock.advance(0.1)
+            ping = {"type": "PING", "timestamp": int(self.in_memory.clock.seconds() * 1000)}
             self.assertEqual(dialogue.heard(), [ping])
-            self.house.clock.advance(29.9)
+            self.in_memory.clock.advance(29.9)
         dialogue.hang_up()
-        self.house.clock.advance(100)
+        self.in_memory.clock.advance(100)
         self.assertEqual(dialogue.heard(), [])
 
     def test_what_it_says_is_ignored(self) -> None:
@@ -175,10 +175,10 @@ class KeepaliveTests(SynchronousTestCase):
 
     def test_nothing_is_left(self) -> None:
         """A socket that is gone, whenever that was, leaves no timer behind."""
-        before = len(self.house.clock.getDelayedCalls())
-        Dialogue(self.house).hang_up()
+        before = len(self.in_memory.clock.getDelayedCalls())
+        InMemoryDecentrlSocket(self.in_memory).hang_up()
         self.alice.connect().hang_up()
-        failed = Dialogue(self.house)
+        failed = InMemoryDecentrlSocket(self.in_memory)
         failed.say(b"garbage")
         failed.hang_up()
-        self.assertEqual(len(self.house.clock.getDelayedCalls()), before)
+        self.assertEqual(len(self.in_memory.clock.getDelayedCalls()), before)

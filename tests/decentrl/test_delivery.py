@@ -6,14 +6,14 @@ import json
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.interfaces import Removed
-from tests.citizens import PRIVATE, Citizen, bad_dids, code_of, two_citizens
-from tests.house import NOW, FakeSocket
+from mediatord.store.interfaces.messages import RemovedMessage
+from tests.in_memory_identities import PRIVATE, InMemoryIdentity, bad_dids, code_of, register_two_identities
+from tests.in_memory_mediator import NOW, FakeSocket
 
 
 class DeliveryTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house, self.alice, self.bob = two_citizens(self)
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
 
     def test_waits(self) -> None:
         """An event waits for its recipient, in order of arrival, until it is acknowledged."""
@@ -36,18 +36,18 @@ class DeliveryTests(SynchronousTestCase):
 
     def test_sender_need_not_be_registered(self) -> None:
         """Only the recipient has to be: that is what makes two mediators work."""
-        carol = Citizen(self.house, "carol", mediator_did="did:web:elsewhere.example")
+        carol = InMemoryIdentity(self.in_memory, "carol", mediator_did="did:web:elsewhere.example")
         self.bob.befriend(carol)
         self.assertEqual(carol.tell(self.bob).status, 200)
 
     def test_recipient(self) -> None:
         """Not a DID, not registered, no contract: in this order."""
-        carol = Citizen(self.house, "carol")
+        carol = InMemoryIdentity(self.in_memory, "carol")
         for did in ("did:web:elsewhere.example", "did:decentrl:a:b:c:d", "nobody", *bad_dids(self.bob.did)):
-            reply = self.house.obey(self.alice.command("x", to=did, channel=PRIVATE))
+            reply = self.in_memory.obey(self.alice.command("x", to=did, channel=PRIVATE))
             self.assertEqual(code_of(reply), (404, "RECIPIENT_NOT_FOUND"))
         self.assertEqual(code_of(self.alice.tell(carol)), (404, "RECIPIENT_NOT_REGISTERED"))
-        to_us = self.house.obey(self.alice.command("x", to=self.alice.mediator, channel=PRIVATE))
+        to_us = self.in_memory.obey(self.alice.command("x", to=self.alice.mediator, channel=PRIVATE))
         self.assertEqual(code_of(to_us), (404, "RECIPIENT_NOT_REGISTERED"))
         self.assertEqual(code_of(self.alice.tell(self.bob)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
 
@@ -64,17 +64,17 @@ class DeliveryTests(SynchronousTestCase):
 
     def test_rotation(self) -> None:
         """Several contracts live side by side; any that has not expired will do."""
-        now = int(self.house.clock.seconds())
+        now = int(self.in_memory.clock.seconds())
         self.bob.befriend(self.alice, expires_at=now + 100)
         self.bob.befriend(self.alice, expires_at=now + 200)
-        self.house.clock.advance(150)
+        self.in_memory.clock.advance(150)
         self.assertEqual(self.alice.tell(self.bob).status, 200)
-        self.house.clock.advance(50)
+        self.in_memory.clock.advance(50)
         self.assertEqual(code_of(self.alice.tell(self.bob)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
 
     def test_filter(self) -> None:
         """Only those of one sender, with the total of those."""
-        carol = Citizen(self.house, "carol")
+        carol = InMemoryIdentity(self.in_memory, "carol")
         self.bob.befriend(self.alice)
         self.bob.befriend(carol)
         self.alice.tell(self.bob, "a")
@@ -93,7 +93,7 @@ class DeliveryTests(SynchronousTestCase):
 
     def test_quota(self) -> None:
         """A full mailbox refuses and loses nothing."""
-        house, alice, bob = two_citizens(self, decentrl={"max_pending_events": 2})
+        in_memory, alice, bob = register_two_identities(self, decentrl={"max_pending_events": 2})
         bob.befriend(alice)
         replies = [alice.tell(bob, text) for text in ("1", "2", "3")]
         self.assertEqual(code_of(replies[2]), (429, "RATE_LIMITED"))
@@ -107,11 +107,11 @@ class DeliveryTests(SynchronousTestCase):
         socket.hang_up()
         queued = json.loads(self.alice.tell(self.bob, "queued").body)["pendingEventId"]
         self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[pushed, queued])
-        self.assertEqual([event["method"] for event in self.house.events("msg.accept")], ["live", "queue"])
-        self.assertEqual([event["path"] for event in self.house.events("msg.ack")], ["live", "poll"])
-        self.assertEqual(self.house.counter("mediator_messages_forwarded_total"), 2)
-        self.assertEqual(self.house.counter("mediator_messages_stored_total"), 1)
-        self.assertEqual(self.house.counter("mediator_messages_delivered_total"), 2)
+        self.assertEqual([event["method"] for event in self.in_memory.events("msg.accept")], ["live", "queue"])
+        self.assertEqual([event["path"] for event in self.in_memory.events("msg.ack")], ["live", "poll"])
+        self.assertEqual(self.in_memory.counter("mediator_messages_forwarded_total"), 2)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
+        self.assertEqual(self.in_memory.counter("mediator_messages_delivered_total"), 2)
 
     def test_told_late(self) -> None:
         """What the store says of acknowledgements late is told like what it says in time, and forgotten."""
@@ -120,14 +120,14 @@ class DeliveryTests(SynchronousTestCase):
         self.bob.connect()
         pushed = json.loads(self.alice.tell(self.bob, "pushed").body)["pendingEventId"]
         did = self.bob.did
-        self.house.base.late.tell_events([Removed(id_, did, did, 6, NOW, 0) for id_ in (pushed, queued)])
-        self.assertEqual([event["path"] for event in self.house.events("msg.ack")], ["live", "poll"])
-        self.assertFalse(self.house.decentrl.pushing.was_pushed(pushed))
+        self.in_memory.base.late.tell_events([RemovedMessage(id_, did, did, 6, NOW, 0) for id_ in (pushed, queued)])
+        self.assertEqual([event["path"] for event in self.in_memory.events("msg.ack")], ["live", "poll"])
+        self.assertFalse(self.in_memory.decentrl.event_pusher.was_pushed(pushed))
 
 
 class PushTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house, self.alice, self.bob = two_citizens(self)
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
         self.bob.befriend(self.alice)
 
     def test_all_sockets(self) -> None:
@@ -145,7 +145,7 @@ class PushTests(SynchronousTestCase):
         from mediatord.errors import StoreUnavailable
 
         socket = self.bob.connect()
-        with self.house.failing("deliver", StoreUnavailable()):
+        with self.in_memory.failing("deliver", StoreUnavailable()):
             self.assertEqual(code_of(self.alice.tell(self.bob)), (503, "UNAVAILABLE"))
         self.assertEqual(socket.heard(), [])
         self.assertEqual(self.bob.pending(), [])
@@ -156,16 +156,16 @@ class PushTests(SynchronousTestCase):
         socket.socket.takes = False
         self.assertEqual(self.alice.tell(self.bob).status, 200)
         self.assertEqual(len(self.bob.pending()), 1)
-        self.assertEqual(self.house.counter("mediator_messages_stored_total"), 1)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
 
     def test_registration_expired(self) -> None:
         """A socket outlives the registration, and gets nothing any more, until there is a new one."""
-        now = int(self.house.clock.seconds())
-        carol = Citizen(self.house, "carol")
+        now = int(self.in_memory.clock.seconds())
+        carol = InMemoryIdentity(self.in_memory, "carol")
         carol.register(expires_at=now + 20)
         carol.befriend(self.alice)
         socket = carol.connect()
-        self.house.clock.advance(20)
+        self.in_memory.clock.advance(20)
         self.alice.tell(carol)
         self.alice.ask(
             "REQUEST_COMMUNICATION_CONTRACT",
@@ -180,6 +180,6 @@ class PushTests(SynchronousTestCase):
 
     def test_socket_of_didcomm(self) -> None:
         """A socket that never authenticated gets nothing."""
-        silent: FakeSocket = self.house.socket()
+        silent: FakeSocket = self.in_memory.socket()
         self.alice.tell(self.bob)
         self.assertEqual(silent.frames, [])

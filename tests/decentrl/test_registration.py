@@ -7,11 +7,11 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.protocol import jsontext
-from mediatord.protocol.decentrl.contracts import signatures_hold
-from mediatord.protocol.decentrl.did import parse_did
-from tests.citizens import YEAR, Citizen, code_of, two_citizens
-from tests.house import House
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.contracts import verify_contract_signatures
+from mediatord.protocol.decentrl.did_decentrl import parse_did
+from tests.in_memory_identities import YEAR, InMemoryIdentity, code_of, register_two_identities
+from tests.in_memory_mediator import InMemoryMediator
 from tests.protocol.json_texts import NUMBERS
 
 REQUEST = "REQUEST_COMMUNICATION_CONTRACT"
@@ -19,12 +19,12 @@ REQUEST = "REQUEST_COMMUNICATION_CONTRACT"
 
 class RegistrationTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house = House(self)
-        self.alice = Citizen(self.house, "alice")
+        self.in_memory = InMemoryMediator(self)
+        self.alice = InMemoryIdentity(self.in_memory, "alice")
 
     def key_of(self, did: str, key_id: str) -> bytes | None:
         if did == self.alice.mediator:
-            return self.house.base.identity.now.signing_key
+            return self.in_memory.base.identity.now.signing_key
         return parse_did(did).signing_key
 
     def refused(self, members: dict[str, Any]) -> tuple[int, str]:
@@ -42,29 +42,29 @@ class RegistrationTests(SynchronousTestCase):
         contract = signed["communication_contract"]
         self.assertEqual(contract["requestor_did"], self.alice.did)
         self.assertEqual(contract["recipient_signing_key_id"], f"{self.alice.mediator}#signing")
-        self.assertTrue(signatures_hold(signed, self.key_of))
+        self.assertTrue(verify_contract_signatures(signed, self.key_of))
 
     def test_registered_from_then_on(self) -> None:
         """What an unregistered identity may not do, a registered one may; it is told in the log."""
         self.assertEqual(code_of(self.alice.ask("QUERY_EVENTS")), (401, "UNAUTHORIZED_COMMAND"))
         self.alice.register()
         self.assertEqual(self.alice.query("EVENTS", "events"), [])
-        self.assertEqual(len(self.house.events("acct.grant")), 1)
+        self.assertEqual(len(self.in_memory.events("acct.grant")), 1)
 
     def test_expires(self) -> None:
         """At the second of `expires_at` the identity is registered no more."""
-        self.alice.register(expires_at=int(self.house.clock.seconds()) + 100)
-        self.house.clock.advance(99)
+        self.alice.register(expires_at=int(self.in_memory.clock.seconds()) + 100)
+        self.in_memory.clock.advance(99)
         self.alice.answer("QUERY_EVENTS")
-        self.house.clock.advance(1)
+        self.in_memory.clock.advance(1)
         self.assertEqual(code_of(self.alice.ask("QUERY_EVENTS")), (401, "UNAUTHORIZED_COMMAND"))
 
     def test_again(self) -> None:
         """A second registration adds to the first: the longer one counts, in whichever order they were made."""
-        now = int(self.house.clock.seconds())
+        now = int(self.in_memory.clock.seconds())
         self.alice.register(expires_at=now + 200)
         self.alice.register(expires_at=now + 100)
-        self.house.clock.advance(150)
+        self.in_memory.clock.advance(150)
         self.alice.answer("QUERY_EVENTS")
 
     def test_is_no_contract_of_the_identity(self) -> None:
@@ -95,12 +95,14 @@ class RegistrationTests(SynchronousTestCase):
             f'{written[:-1]}, "signature" : "{signature}"}}',
         ):
             self.assertIn(note, plaintext)
-            reply = self.alice.ask(REQUEST, **self.alice.sealed_registration(jsontext.verbatim(plaintext.encode())))
+            reply = self.alice.ask(
+                REQUEST, **self.alice.sealed_registration(encoding.wrap_json_fragment(plaintext.encode()))
+            )
             signed = json.loads(reply.body)["payload"]["signed_communication_contract"]
             self.assertIn(f'"note":{note}'.encode(), reply.body)
             self.assertIn(b'"recipient_signing_key_id":"' + self.alice.mediator.encode(), reply.body)
             self.assertEqual(reply.body.count(b'"recipient_signing_key_id"'), 1)
-            self.assertTrue(signatures_hold(signed, self.key_of))
+            self.assertTrue(verify_contract_signatures(signed, self.key_of))
 
     def test_without_key_id_of_the_recipient(self) -> None:
         """Then it is filled in, and the requestor's signature covers what it knew."""
@@ -109,7 +111,7 @@ class RegistrationTests(SynchronousTestCase):
         plaintext = {"communication_contract": terms, "requestor_signature": self.alice.request(terms)}
         body = self.alice.answer(REQUEST, **self.alice.sealed_registration(plaintext))
         signed = body["payload"]["signed_communication_contract"]
-        self.assertTrue(signatures_hold(signed, self.key_of))
+        self.assertTrue(verify_contract_signatures(signed, self.key_of))
 
     def test_does_not_open(self) -> None:
         """Garbage, somebody else's secret, a low-order key: all look alike."""
@@ -137,8 +139,8 @@ class RegistrationTests(SynchronousTestCase):
 
     def test_terms(self) -> None:
         """They have to be those of this sender with this mediator, and ahead."""
-        now = int(self.house.clock.seconds())
-        bob = Citizen(self.house, "bob")
+        now = int(self.in_memory.clock.seconds())
+        bob = InMemoryIdentity(self.in_memory, "bob")
         for changes in (
             {"requestor_did": bob.did},
             {"recipient_did": bob.did},
@@ -163,38 +165,38 @@ class RegistrationTests(SynchronousTestCase):
 
     def test_names_another_mediator(self) -> None:
         """A DID that names another mediator may register, unless only own ones may."""
-        Citizen(self.house, "guest", mediator_did="did:web:elsewhere.example").register()
-        strict = House(self, decentrl={"registration": "own"})
-        Citizen(strict, "native").register()
-        guest = Citizen(strict, "guest", mediator_did="did:web:elsewhere.example")
+        InMemoryIdentity(self.in_memory, "guest", mediator_did="did:web:elsewhere.example").register()
+        strict = InMemoryMediator(self, decentrl={"registration": "own"})
+        InMemoryIdentity(strict, "native").register()
+        guest = InMemoryIdentity(strict, "guest", mediator_did="did:web:elsewhere.example")
         self.assertEqual(code_of(guest.ask(REQUEST, **guest.registration())), (401, "UNAUTHORIZED_COMMAND"))
         self.assertEqual(len(strict.events("acct.deny")), 1)
 
     def test_allow_list(self) -> None:
         """With an allow-list nobody else registers."""
-        strict = House(self, decentrl={"registration": "allow-list", "allow": [self.alice.did]})
-        mallory = Citizen(strict, "mallory")
+        strict = InMemoryMediator(self, decentrl={"registration": "allow-list", "allow": [self.alice.did]})
+        mallory = InMemoryIdentity(strict, "mallory")
         self.assertEqual(code_of(mallory.ask(REQUEST, **mallory.registration())), (401, "UNAUTHORIZED_COMMAND"))
 
     def test_longer_than_is_served(self) -> None:
         """A registration is signed as asked for, and counts no longer than the mediator serves anybody."""
-        house = House(self, decentrl={"contract_lifetime": "100s"})
-        alice = Citizen(house, "alice")
-        until = int(house.clock.seconds()) + 10 * YEAR
+        in_memory = InMemoryMediator(self, decentrl={"contract_lifetime": "100s"})
+        alice = InMemoryIdentity(in_memory, "alice")
+        until = int(in_memory.clock.seconds()) + 10 * YEAR
         self.assertEqual(alice.register(expires_at=until)["communication_contract"]["expires_at"], until)
-        house.clock.advance(99)
+        in_memory.clock.advance(99)
         alice.answer("QUERY_EVENTS")
-        house.clock.advance(1)
+        in_memory.clock.advance(1)
         self.assertEqual(code_of(alice.ask("QUERY_EVENTS")), (401, "UNAUTHORIZED_COMMAND"))
 
 
 class LapsedTests(SynchronousTestCase):
     def test_is_there_again(self) -> None:
         """What waits for an identity survives the end of its registration."""
-        house, alice, bob = two_citizens(self)
+        in_memory, alice, bob = register_two_identities(self)
         bob.befriend(alice)
         alice.tell(bob, "patience")
-        house.clock.advance(YEAR)
+        in_memory.clock.advance(YEAR)
         self.assertEqual(code_of(bob.ask("QUERY_PENDING_EVENTS")), (401, "UNAUTHORIZED_COMMAND"))
         self.assertEqual(code_of(alice.tell(bob)), (404, "RECIPIENT_NOT_REGISTERED"))
         bob.register()

@@ -8,9 +8,9 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.protocol import jsontext
-from tests.citizens import PRIVATE, Citizen, bad_dids, code_of, two_citizens
-from tests.house import PEER
+from mediatord.protocol import encoding
+from tests.in_memory_identities import PRIVATE, InMemoryIdentity, bad_dids, code_of, register_two_identities
+from tests.in_memory_mediator import PEER
 
 NONCE = "6F1C1D52-6a0b-1e0e-9a37-0d6f3a1b2c3d"
 ELSEWHERE = "198.51.100.7"
@@ -18,8 +18,8 @@ ELSEWHERE = "198.51.100.7"
 
 class TimeTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house, self.alice, self.bob = two_citizens(self)
-        self.now = int(self.house.clock.seconds() * 1000)
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
+        self.now = int(self.in_memory.clock.seconds() * 1000)
 
     def at(self, timestamp: Any) -> bytes:
         return self.alice.command({"type": "QUERY_EVENTS"}, timestamp=timestamp)
@@ -27,128 +27,130 @@ class TimeTests(SynchronousTestCase):
     def test_window(self) -> None:
         """Five minutes either way; exactly that is within."""
         for off in (-300_000, 300_000, 299_999.5):
-            self.assertEqual(self.house.obey(self.at(self.now + off)).status, 200)
+            self.assertEqual(self.in_memory.obey(self.at(self.now + off)).status, 200)
         for off in (-300_001, 300_001, 300_000.5, 10**15, -(10**300)):
-            self.assertEqual(code_of(self.house.obey(self.at(self.now + off))), (401, "TIMESTAMP_OUT_OF_RANGE"))
-        self.assertEqual({event["code"] for event in self.house.events("replay.drop")}, {"TIMESTAMP_OUT_OF_RANGE"})
+            self.assertEqual(code_of(self.in_memory.obey(self.at(self.now + off))), (401, "TIMESTAMP_OUT_OF_RANGE"))
+        self.assertEqual(
+            {event["code"] for event in self.in_memory.events("replay.drop")}, {"TIMESTAMP_OUT_OF_RANGE"}
+        )
 
     def test_configured(self) -> None:
         """The window is a setting."""
-        house, alice, _ = two_citizens(self, decentrl={"timestamp_window": "10s"})
+        in_memory, alice, _ = register_two_identities(self, decentrl={"timestamp_window": "10s"})
         late = alice.command({"type": "QUERY_EVENTS"}, timestamp=self.now - 10_001)
-        self.assertEqual(code_of(house.obey(late)), (401, "TIMESTAMP_OUT_OF_RANGE"))
+        self.assertEqual(code_of(in_memory.obey(late)), (401, "TIMESTAMP_OUT_OF_RANGE"))
 
     def test_untimely_burns_nothing(self) -> None:
         """A command from another time leaves its nonce free."""
         payload = {"type": "QUERY_EVENTS"}
-        self.house.obey(self.alice.command(payload, nonce=NONCE, timestamp=self.now - 300_001))
-        self.assertEqual(self.house.obey(self.alice.command(payload, nonce=NONCE)).status, 200)
+        self.in_memory.obey(self.alice.command(payload, nonce=NONCE, timestamp=self.now - 300_001))
+        self.assertEqual(self.in_memory.obey(self.alice.command(payload, nonce=NONCE)).status, 200)
 
     def test_from_the_future(self) -> None:
         """A command dated ahead cannot be repeated for as long as it is within the window (reference 6.1)."""
         command = self.at(self.now + 300_000)
-        self.assertEqual(self.house.obey(command).status, 200)
+        self.assertEqual(self.in_memory.obey(command).status, 200)
         for seconds in (299, 1, 299.75, 0.25):
-            self.house.clock.advance(seconds)
-            self.successResultOf(self.house.store.prune())
-            self.assertEqual(code_of(self.house.obey(command, ELSEWHERE)), (401, "DUPLICATE_NONCE"))
-        self.house.clock.advance(0.001)
-        self.assertEqual(code_of(self.house.obey(command)), (401, "TIMESTAMP_OUT_OF_RANGE"))
+            self.in_memory.clock.advance(seconds)
+            self.successResultOf(self.in_memory.store.prune())
+            self.assertEqual(code_of(self.in_memory.obey(command, ELSEWHERE)), (401, "DUPLICATE_NONCE"))
+        self.in_memory.clock.advance(0.001)
+        self.assertEqual(code_of(self.in_memory.obey(command)), (401, "TIMESTAMP_OUT_OF_RANGE"))
 
 
 class NonceTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house, self.alice, self.bob = two_citizens(self)
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
         self.bob.befriend(self.alice)
-        self.carol = Citizen(self.house, "carol")
+        self.carol = InMemoryIdentity(self.in_memory, "carol")
 
-    def query(self, citizen: Citizen | None = None, **changes: Any) -> bytes:
-        return (citizen or self.alice).command({"type": "QUERY_EVENTS"}, nonce=NONCE, **changes)
+    def query(self, new_identity: InMemoryIdentity | None = None, **changes: Any) -> bytes:
+        return (new_identity or self.alice).command({"type": "QUERY_EVENTS"}, nonce=NONCE, **changes)
 
     def burned(self, command: bytes) -> bool:
         """Whether the nonce is taken after this command of Alice's."""
-        self.house.obey(command, ELSEWHERE)
-        reply = self.house.obey(self.query())
+        self.in_memory.obey(command, ELSEWHERE)
+        reply = self.in_memory.obey(self.query())
         return reply.status == 401 and code_of(reply)[1] == "DUPLICATE_NONCE"
 
     def test_once(self) -> None:
         """The very same command, and any other with its nonce."""
         command = self.alice.command("hello", to=self.bob.did, channel=PRIVATE, nonce=NONCE)
-        self.assertEqual(self.house.obey(command).status, 200)
-        self.assertEqual(code_of(self.house.obey(command)), (401, "DUPLICATE_NONCE"))
-        self.assertEqual(code_of(self.house.obey(self.query())), (401, "DUPLICATE_NONCE"))
+        self.assertEqual(self.in_memory.obey(command).status, 200)
+        self.assertEqual(code_of(self.in_memory.obey(command)), (401, "DUPLICATE_NONCE"))
+        self.assertEqual(code_of(self.in_memory.obey(self.query())), (401, "DUPLICATE_NONCE"))
         self.assertEqual(len(self.bob.pending()), 1)
-        self.assertEqual([event["code"] for event in self.house.events("replay.drop")], ["DUPLICATE_NONCE"] * 2)
+        self.assertEqual([event["code"] for event in self.in_memory.events("replay.drop")], ["DUPLICATE_NONCE"] * 2)
 
     def test_of_each_sender(self) -> None:
         """The same nonce of another sender is another one, and it is compared as it is spelled."""
-        self.assertEqual(self.house.obey(self.query()).status, 200)
-        self.assertEqual(self.house.obey(self.query(self.bob)).status, 200)
+        self.assertEqual(self.in_memory.obey(self.query()).status, 200)
+        self.assertEqual(self.in_memory.obey(self.query(self.bob)).status, 200)
         other = self.alice.command({"type": "QUERY_EVENTS"}, nonce=NONCE.lower())
-        self.assertEqual(self.house.obey(other).status, 200)
+        self.assertEqual(self.in_memory.obey(other).status, 200)
 
     def test_forgotten(self) -> None:
         """Once its command is outside the window the nonce is free again."""
-        self.assertEqual(self.house.obey(self.query()).status, 200)
-        self.house.clock.advance(302)
-        self.assertEqual(self.house.obey(self.query()).status, 200)
+        self.assertEqual(self.in_memory.obey(self.query()).status, 200)
+        self.in_memory.clock.advance(302)
+        self.assertEqual(self.in_memory.obey(self.query()).status, 200)
 
     def test_not_burned_by_the_schema(self) -> None:
         """A body that is no command leaves the nonce free."""
         for payload in ({"type": "UNKNOWN"}, {"type": "QUERY_EVENTS", "pagination": {"page": -1}}, 7, "text"):
             wrong = {**json.loads(self.query()), "payload": payload}
-            self.assertFalse(self.burned(jsontext.dumps(wrong)))
-            self.house.clock.advance(302)
+            self.assertFalse(self.burned(encoding.dumps(wrong)))
+            self.in_memory.clock.advance(302)
 
     def test_not_burned_by_the_store(self) -> None:
         """What could not be kept may come again as it is."""
         command = self.alice.command("hello", to=self.bob.did, channel=PRIVATE, nonce=NONCE)
-        with self.house.failing("deliver", StoreUnavailable()):
-            reply = self.house.obey(command)
+        with self.in_memory.failing("deliver", StoreUnavailable()):
+            reply = self.in_memory.obey(command)
         self.assertEqual((code_of(reply), reply.retry_after), ((503, "UNAVAILABLE"), 5))
-        self.assertEqual(self.house.obey(command).status, 200)
+        self.assertEqual(self.in_memory.obey(command).status, 200)
 
     def test_not_burned_by_a_limit(self) -> None:
         """What came too early may come again as it is."""
-        house, alice, bob = two_citizens(self, limits={"did_per_minute": 2})
+        in_memory, alice, bob = register_two_identities(self, limits={"did_per_minute": 2})
         bob.befriend(alice)
         for _ in range(2):
             alice.tell(bob)  # the first minute has one registration in it already
         command = alice.command("late", to=bob.did, channel=PRIVATE)
-        reply = house.obey(command)
+        reply = in_memory.obey(command)
         self.assertEqual(code_of(reply), (429, "RATE_LIMITED"))
-        house.clock.advance(61)
-        self.assertEqual(house.obey(command).status, 200)
+        in_memory.clock.advance(61)
+        self.assertEqual(in_memory.obey(command).status, 200)
 
     def test_burned_by_every_refusal_after_it(self) -> None:
         """Unknown key, wrong signature, wrong addressee, unknown recipient, no contract: each costs the nonce."""
         for make in (
-            lambda: jsontext.dumps({**json.loads(self.query()), "payload": {"type": "QUERY_EVENTS", "extra": 1}}),
-            lambda: jsontext.dumps({**json.loads(self.query()), "signature": "AAAA"}),
+            lambda: encoding.dumps({**json.loads(self.query()), "payload": {"type": "QUERY_EVENTS", "extra": 1}}),
+            lambda: encoding.dumps({**json.loads(self.query()), "signature": "AAAA"}),
             lambda: self.query(sender_signing_key_id=f"{self.alice.did}#prekey"),
             lambda: self.query(to=self.bob.did),
             lambda: self.alice.command("x", to="did:web:x", channel=PRIVATE, nonce=NONCE),
             lambda: self.alice.command("x", to=self.carol.did, channel=PRIVATE, nonce=NONCE),
         ):
             self.assertTrue(self.burned(make()))
-            self.house.clock.advance(302)
+            self.in_memory.clock.advance(302)
 
     def test_order(self) -> None:
         """Of several reasons to refuse, the one that comes first in the standard is given."""
-        self.house.obey(self.query())
-        now = int(self.house.clock.seconds() * 1000)
+        self.in_memory.obey(self.query())
+        now = int(self.in_memory.clock.seconds() * 1000)
         stale = self.query(timestamp=now - 400_000)
-        self.assertEqual(code_of(self.house.obey(stale)), (401, "TIMESTAMP_OUT_OF_RANGE"))
-        forged = jsontext.dumps({**json.loads(self.query()), "signature": "AAAA"})
-        self.assertEqual(code_of(self.house.obey(forged)), (401, "DUPLICATE_NONCE"))
+        self.assertEqual(code_of(self.in_memory.obey(stale)), (401, "TIMESTAMP_OUT_OF_RANGE"))
+        forged = encoding.dumps({**json.loads(self.query()), "signature": "AAAA"})
+        self.assertEqual(code_of(self.in_memory.obey(forged)), (401, "DUPLICATE_NONCE"))
         unknown_key = self.query(sender_signing_key_id="#signing")
-        self.assertEqual(code_of(self.house.obey(unknown_key)), (401, "DUPLICATE_NONCE"))
+        self.assertEqual(code_of(self.in_memory.obey(unknown_key)), (401, "DUPLICATE_NONCE"))
         elsewhere = self.query(to=self.bob.did)
-        self.assertEqual(code_of(self.house.obey(elsewhere)), (401, "DUPLICATE_NONCE"))
+        self.assertEqual(code_of(self.in_memory.obey(elsewhere)), (401, "DUPLICATE_NONCE"))
         stranger = self.carol.command(
             {"type": "SAVE_COMMUNICATION_CONTRACT", "signed_communication_contract": self.unsigned()}
         )
-        self.assertEqual(code_of(self.house.obey(stranger)), (401, "UNAUTHORIZED_COMMAND"))
+        self.assertEqual(code_of(self.in_memory.obey(stranger)), (401, "UNAUTHORIZED_COMMAND"))
 
     def unsigned(self) -> dict[str, Any]:
         return {**self.carol.contract_with(self.bob), "requestor_signature": "AAAA"}
@@ -156,11 +158,11 @@ class NonceTests(SynchronousTestCase):
     def test_unknown_sender(self) -> None:
         """A DID that does not resolve, and a key id that is not exactly the DID's."""
         for did in ("did:web:elsewhere.example", "did:decentrl:x", "did:key:z6Mk", *bad_dids(self.alice.did)):
-            reply = self.house.obey(self.alice.command({"type": "QUERY_EVENTS"}, sender_did=did))
+            reply = self.in_memory.obey(self.alice.command({"type": "QUERY_EVENTS"}, sender_did=did))
             self.assertEqual(code_of(reply), (404, "SENDER_NOT_FOUND"))
         key_ids = ["#signing", f"{self.alice.did}#prekey", self.bob.key_id, self.alice.did]
         for key_id in (*key_ids, *bad_dids(self.alice.key_id)):
-            reply = self.house.obey(self.alice.command({"type": "QUERY_EVENTS"}, sender_signing_key_id=key_id))
+            reply = self.in_memory.obey(self.alice.command({"type": "QUERY_EVENTS"}, sender_signing_key_id=key_id))
             self.assertEqual(code_of(reply), (404, "SENDER_SIGNING_KEY_NOT_FOUND"))
 
 
@@ -169,30 +171,30 @@ class PayingTests(SynchronousTestCase):
 
     def test_replayer_pays(self) -> None:
         """Who repeats what somebody else said uses up nothing but its own address."""
-        house, alice, bob = two_citizens(self, limits={"did_per_minute": 5, "ip_per_minute": 20})
+        in_memory, alice, bob = register_two_identities(self, limits={"did_per_minute": 5, "ip_per_minute": 20})
         bob.befriend(alice)
-        house.clock.advance(61)
+        in_memory.clock.advance(61)
         command = alice.command("hello", to=bob.did, channel=PRIVATE)
-        self.assertEqual(house.obey(command).status, 200)
-        codes = [code_of(house.obey(command, ELSEWHERE))[1] for _ in range(25)]
+        self.assertEqual(in_memory.obey(command).status, 200)
+        codes = [code_of(in_memory.obey(command, ELSEWHERE))[1] for _ in range(25)]
         self.assertEqual(codes, ["DUPLICATE_NONCE"] * 20 + ["RATE_LIMITED"] * 5)
         self.assertEqual([alice.tell(bob).status for _ in range(5)], [200] * 4 + [429])
 
     def test_forger_pays(self) -> None:
         """A stranger cannot use up the limit of a DID by claiming it."""
-        house, alice, bob = two_citizens(self, limits={"did_per_minute": 5, "ip_per_minute": 10})
+        in_memory, alice, bob = register_two_identities(self, limits={"did_per_minute": 5, "ip_per_minute": 10})
         bob.befriend(alice)
-        house.clock.advance(61)
+        in_memory.clock.advance(61)
         forged = {"header": alice.header(PRIVATE, bob.did), "payload": "x", "signature": "AAAA"}
         for _ in range(30):
-            house.obey(jsontext.dumps(forged), ELSEWHERE)
+            in_memory.obey(encoding.dumps(forged), ELSEWHERE)
         self.assertEqual(alice.tell(bob).status, 200)
 
     def test_own_business_goes_on(self) -> None:
         """An address over its limit may still fetch its mail, and is told when it may do more."""
-        house, alice, bob = two_citizens(self, limits={"ip_per_minute": 5})
+        in_memory, alice, bob = register_two_identities(self, limits={"ip_per_minute": 5})
         for _ in range(6):
-            house.obey(b"garbage")
+            in_memory.obey(b"garbage")
         alice.answer("QUERY_PENDING_EVENTS")
         reply = alice.tell(bob)
         self.assertEqual(code_of(reply), (429, "RATE_LIMITED"))
@@ -200,7 +202,7 @@ class PayingTests(SynchronousTestCase):
 
     def test_account(self) -> None:
         """An identity's own commands have a limit of their own."""
-        house, alice, bob = two_citizens(self, limits={"account_per_minute": 3})
+        in_memory, alice, bob = register_two_identities(self, limits={"account_per_minute": 3})
         statuses = [alice.ask("QUERY_EVENTS").status for _ in range(4)]
         self.assertEqual(statuses, [200, 200, 200, 429])
         self.assertEqual(bob.ask("QUERY_EVENTS").status, 200)
@@ -209,24 +211,24 @@ class PayingTests(SynchronousTestCase):
 class JournalTests(SynchronousTestCase):
     def test_requests(self) -> None:
         """Each command is one event and one count: what it was, how it ended, and who sent it once that is proven."""
-        house, alice, bob = two_citizens(self)
-        begun = len(house.events("req.done"))
+        in_memory, alice, bob = register_two_identities(self)
+        begun = len(in_memory.events("req.done"))
         alice.answer("QUERY_EVENTS")
-        house.obey(b"garbage")
-        house.obey(alice.command({"type": "QUERY_EVENTS"}, sender_signing_key_id=bob.key_id))
-        done = house.events("req.done")[begun:]
+        in_memory.obey(b"garbage")
+        in_memory.obey(alice.command({"type": "QUERY_EVENTS"}, sender_signing_key_id=bob.key_id))
+        done = in_memory.events("req.done")[begun:]
         self.assertEqual([event["status"] for event in done], [200, 400, 404])
         self.assertEqual([event.get("mtype") for event in done], ["QUERY_EVENTS", None, "QUERY_EVENTS"])
         codes = [event.get("code") for event in done]
         self.assertEqual(codes, [None, "INVALID_COMMAND", "SENDER_SIGNING_KEY_NOT_FOUND"])
         self.assertEqual({event["proto"] for event in done}, {"decentrl"})
         self.assertEqual(["sender" in event for event in done], [True, False, False])
-        self.assertEqual(house.counter("mediator_rejected_total", reason="invalid_command"), 1)
+        self.assertEqual(in_memory.counter("mediator_rejected_total", reason="invalid_command"), 1)
 
     def test_fault(self) -> None:
         """A fault of ours is a 500 that says nothing, and nothing of the command is in the log."""
-        house, alice, _ = two_citizens(self)
-        with house.failing("events", RuntimeError("details")):
+        in_memory, alice, _ = register_two_identities(self)
+        with in_memory.failing("events", RuntimeError("details")):
             reply = alice.ask("QUERY_EVENTS")
         self.assertEqual(code_of(reply), (500, "INTERNAL_ERROR"))
         (failure,) = self.flushLoggedErrors()
@@ -234,6 +236,6 @@ class JournalTests(SynchronousTestCase):
 
     def test_peer_is_hashed(self) -> None:
         """No line has an address in it."""
-        house, alice, _ = two_citizens(self)
+        in_memory, alice, _ = register_two_identities(self)
         alice.answer("QUERY_EVENTS")
-        self.assertNotIn(PEER, json.dumps(house.events("req.done")))
+        self.assertNotIn(PEER, json.dumps(in_memory.events("req.done")))

@@ -15,7 +15,8 @@ from typing import Any, get_args
 
 import pytest
 
-from mediatord.protocol.didcomm.envelope import Enc, open_envelope, parse, seal_anoncrypt, seal_authcrypt
+from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse
+from mediatord.protocol.didcomm.jwe_algorithms import Enc
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey
 from tests.foreign.environments import run_driver
 
@@ -94,8 +95,8 @@ def seal(case: Case) -> str:
     plaintext = json.dumps(case.message).encode()
     recipients = [(kid, keys()[kid].public) for kid in case.kids]
     if case.sender:
-        return seal_authcrypt(plaintext, (case.sender, keys()[case.sender]), recipients).decode()
-    return seal_anoncrypt(plaintext, recipients, enc=case.enc).decode()
+        return encrypt_authcrypt(plaintext, (case.sender, keys()[case.sender]), recipients).decode()
+    return encrypt_anoncrypt(plaintext, recipients, enc=case.enc).decode()
 
 
 @cache
@@ -146,5 +147,5 @@ def test_we_open_theirs(library: str, case: Case) -> None:
     assert (envelope.sender_kid, sorted(envelope.kids)) == (case.sender, sorted(case.kids))
     sender = keys()[case.sender].public if case.sender else None
     for kid in case.kids:
-        message = json.loads(open_envelope(envelope, kid, keys()[kid], sender))
+        message = json.loads(decrypt_envelope(envelope, kid, keys()[kid], sender))
         assert case.message.items() <= message.items()

@@ -93,7 +93,9 @@ def _merge(name: str) -> int:
     corpus.write(seeds, target(name).seeds())
     sources = [str(path) for path in (corpus.CORPUS / name, seeds, FOUND / name) if path.is_dir()]
     again = FOUND / f"{name}.sh"
-    again.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tests.fuzz.one {name} "$@"\n', "utf-8")
+    again.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tests.fuzz.atheris_process {name} "$@"\n', "utf-8"
+    )
     again.chmod(0o755)
     options = ["-merge=1", f"-max_len={MOST_BYTES}", "-detect_leaks=0"]
     told = _one([name, f"--again={again.absolute()}", *options, str(into), *sources])
@@ -115,7 +117,7 @@ def _empty(directory: Path) -> None:
 
 def _one(arguments: Sequence[str]) -> str:
     """What libFuzzer says."""
-    command = [sys.executable, "-m", "tests.fuzz.one", *arguments]
+    command = [sys.executable, "-m", "tests.fuzz.atheris_process", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     return done.stdout.decode("utf-8", "replace")
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.protocol.didcomm.envelope import seal_anoncrypt, seal_authcrypt
-from tests.fuzz.grounds import Work, measured, problem_code
+from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt, encrypt_authcrypt
+from tests.fuzz.fuzz_mediator import MeasuredCost, measure_cost, problem_code
 from tests.fuzz.targets.http import statuses
-from tests.house import PING, Guest
+from tests.in_memory_mediator import PING, InMemoryWallet
 from tests.integration.daemon import PLENTY
 from tests.protocol.foreign_jwe import Writing
-from tests.web.premises import Answered, Line, Premises
+from tests.web.in_memory_site import HTTPResponse, InMemorySite, InMemoryTransport
 
 # Functions that a usual message has called, thrice: about 1000.
 USUAL = 3_000
@@ -26,37 +26,43 @@ class BombTestCase(SynchronousTestCase):
     """A mediator that allows any number of messages, and a wallet that has an account there."""
 
     def setUp(self) -> None:
-        self.premises = Premises(self, **PLENTY, listen=["tcp:0"])
-        self.guest = Guest(self.premises).enrol()
-        self.to = [(method.id, method.key) for method in self.premises.document.key_agreement]
+        self.site_fixture = InMemorySite(self, **PLENTY, listen=["tcp:0"])
+        self.guest = InMemoryWallet(self.site_fixture).enrol()
+        self.to = [(method.id, method.key) for method in self.site_fixture.document.key_agreement]
 
     def message(self, type_: str = PING, body: Any = None, **headers: Any) -> bytes:
         """Of the wallet to the mediator, in the clear."""
-        value = {"id": "b-1", "type": type_, "body": body or {}, "from": self.guest.did, "to": [self.premises.did]}
+        value = {
+            "id": "b-1",
+            "type": type_,
+            "body": body or {},
+            "from": self.guest.did,
+            "to": [self.site_fixture.did],
+        }
         return json.dumps({**value, **headers}).encode()
 
     def anoncrypted(self, plaintext: bytes) -> bytes:
         """By nobody."""
-        return seal_anoncrypt(plaintext, self.to)
+        return encrypt_anoncrypt(plaintext, self.to)
 
     def authcrypted(self, plaintext: bytes) -> bytes:
         """By the wallet."""
         key = self.guest.identity.agreement
-        return seal_authcrypt(plaintext, (key.kid, key.private), self.to)
+        return encrypt_authcrypt(plaintext, (key.kid, key.private), self.to)
 
     def foreign(self, plaintext: bytes = b"{}", **writing: Any) -> dict[str, Any]:
         """An envelope written in any way."""
         return Writing(**writing).write(plaintext, self.to[0])
 
-    def post(self, body: bytes, *, most_calls: int = USUAL, most: int = 0, **headers: str) -> Answered:
+    def post(self, body: bytes, *, most_calls: int = USUAL, most: int = 0, **headers: str) -> HTTPResponse:
         """
         The answer to an envelope, which must not have cost more.
 
         :param most: bytes of memory; 20 times what was sent and some more unless given.
         """
-        self.premises.post(self.anoncrypted(b"{}"))  # what is only done once is done now
-        answers: list[Answered] = []
-        work = measured(lambda: answers.append(self.premises.post(body, **headers)))
+        self.site_fixture.post(self.anoncrypted(b"{}"))  # what is only done once is done now
+        answers: list[HTTPResponse] = []
+        work = measure_cost(lambda: answers.append(self.site_fixture.post(body, **headers)))
         self.bounded(work, most_calls, most or ROOM + COPIES * len(body))
         return answers[0]
 
@@ -68,19 +74,19 @@ class BombTestCase(SynchronousTestCase):
         self.assertEqual(self.guest.waiting(), waiting)
         return problem_code(answer.body)
 
-    def told(self, *pieces: bytes, most_calls: int, most: int) -> tuple[list[int], Line]:
+    def told(self, *pieces: bytes, most_calls: int, most: int) -> tuple[list[int], InMemoryTransport]:
         """The statuses of what is answered on one connection."""
-        line = self.premises.line()
+        line = self.site_fixture.line()
 
         def feed() -> None:
             for piece in pieces:
                 line.feed(piece)
-            self.premises.settle()
+            self.site_fixture.settle()
 
-        self.bounded(measured(feed), most_calls, most)
+        self.bounded(measure_cost(feed), most_calls, most)
         return statuses(line.taken()), line
 
-    def bounded(self, work: Work, most_calls: int, most: int) -> None:
+    def bounded(self, work: MeasuredCost, most_calls: int, most: int) -> None:
         """It has cost no more than that."""
         self.assertLess(work.calls, most_calls)
         self.assertLess(work.peak, most)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.config import ConfigError, load
-from mediatord.config.tree import MAX_VALUES, read_tree
+from mediatord.config.file import MAX_YAML_VALUES, ConfigError, load_config, parse_yaml
 
 
 def laughs(levels: int) -> bytes:
@@ -20,15 +19,15 @@ def laughs(levels: int) -> bytes:
 @pytest.mark.parametrize("levels", [6, 60])
 def test_aliases(levels: int) -> None:
     """Values are counted wherever they stand, so that a few lines neither fill the memory nor take forever."""
-    tree = read_tree(laughs(levels), "m.yaml")
-    assert tree.count == MAX_VALUES + 1
+    tree = parse_yaml(laughs(levels), "m.yaml")
+    assert tree.count == MAX_YAML_VALUES + 1
     ((line, place, problem),) = tree.problems
     assert (place, problem) == (f"m.yaml:{line}", "not YAML: more than 100000 values")
 
 
 def test_what_aliases_are_for() -> None:
     """Some thousands of values are as good as ever."""
-    tree = read_tree(laughs(3), "m.yaml")
+    tree = parse_yaml(laughs(3), "m.yaml")
     assert tree.complete
     assert len(tree.values["a2"]) == 10
 
@@ -42,7 +41,7 @@ def test_tags(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(f"public_url: {text}\n", "utf-8")
     with pytest.raises(ConfigError) as refused:
-        load(path, {})
+        load_config(path, {})
     (problem,) = refused.value.problems
     assert problem.startswith(f"{path}:1: not YAML: ")
 
@@ -50,5 +49,5 @@ def test_tags(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("text", ["x: " + "[" * 2_000, "x: " + "{a: " * 1_000, "? " * 2_000, "- " * 2_000])
 def test_depth(text: str) -> None:
     """Nesting without end is unreadable, and says so."""
-    ((_, _, problem),) = read_tree(text.encode(), "m.yaml").problems
+    ((_, _, problem),) = parse_yaml(text.encode(), "m.yaml").problems
     assert problem.startswith("not YAML: ")

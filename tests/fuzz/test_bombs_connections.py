@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.fuzz.bombs import BombTestCase
-from tests.fuzz.grounds import measured
-from tests.web.premises import PING, PONG, TEXT, framed
+from tests.fuzz.fuzz_mediator import measure_cost
+from tests.web.in_memory_site import PING, PONG, TEXT, encode_masked_frame
 
 HEAD = b"POST /didcomm HTTP/1.1\r\nHost: a\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -76,56 +76,63 @@ class FrameTests(BombTestCase):
     def test_fragments(self) -> None:
         """A message in more than 1024 of them is none, empty ones counted."""
         for size in (0, 1, 1_000):
-            visitor = self.premises.visitor()
-            sent = framed(b"{", TEXT, final=False) + framed(b"x" * size, 0, final=False) * 2_000
+            websocket_client = self.site_fixture.websocket_client()
+            sent = (
+                encode_masked_frame(b"{", TEXT, final=False)
+                + encode_masked_frame(b"x" * size, 0, final=False) * 2_000
+            )
             # A fragment is about 95 calls, as each piece waits for its turn.
-            self.bounded(measured(visitor.line.feed, sent), 220_000, 2 * len(sent) + MEGABYTE)
-            self.assertEqual(visitor.close_code(), 1009)
-            visitor.line.hang_up()
+            self.bounded(measure_cost(websocket_client.line.feed, sent), 220_000, 2 * len(sent) + MEGABYTE)
+            self.assertEqual(websocket_client.close_code(), 1009)
+            websocket_client.line.hang_up()
 
     def test_lengths(self) -> None:
         """A frame that says it is longer than any message is refused before it is there."""
         for length in (2**63 - 1, 2**32, 1_048_577):
-            visitor = self.premises.visitor()
+            websocket_client = self.site_fixture.websocket_client()
             start = b"\x81\xff" + length.to_bytes(8, "big") + b"\0\0\0\0"
-            self.bounded(measured(visitor.line.feed, start), 1_000, 100_000)
-            self.assertEqual(visitor.close_code(), 1009)
-            visitor.line.hang_up()
+            self.bounded(measure_cost(websocket_client.line.feed, start), 1_000, 100_000)
+            self.assertEqual(websocket_client.close_code(), 1009)
+            websocket_client.line.hang_up()
 
     def test_pings_of_one_who_does_not_read(self) -> None:
         """Only the last of them is answered, once there is somebody to read it (RFC 6455 section 5.5.3)."""
-        visitor = self.premises.visitor()
-        visitor.line.stuck = True
-        flood = framed(b"x" * 125, PING) * MANY
-        self.bounded(measured(visitor.line.feed, flood + framed(b"last", PING)), 600_000, 5 * MEGABYTE)
-        self.assertLess(visitor.line.unsent, 100_000)
-        self.assertLess(len(visitor.frames()), MANY // 10)
-        visitor.line.unstick()
-        self.assertEqual(visitor.frames(), [(PONG, b"last")])
-        visitor.send(b"again", PING)
-        self.assertEqual(visitor.frames(), [(PONG, b"again")])
+        websocket_client = self.site_fixture.websocket_client()
+        websocket_client.line.stuck = True
+        flood = encode_masked_frame(b"x" * 125, PING) * MANY
+        self.bounded(
+            measure_cost(websocket_client.line.feed, flood + encode_masked_frame(b"last", PING)),
+            600_000,
+            5 * MEGABYTE,
+        )
+        self.assertLess(websocket_client.line.unsent, 100_000)
+        self.assertLess(len(websocket_client.frames()), MANY // 10)
+        websocket_client.line.unstick()
+        self.assertEqual(websocket_client.frames(), [(PONG, b"last")])
+        websocket_client.send(b"again", PING)
+        self.assertEqual(websocket_client.frames(), [(PONG, b"again")])
 
     def test_pings_of_one_who_reads(self) -> None:
         """Each is answered."""
-        visitor = self.premises.visitor()
+        websocket_client = self.site_fixture.websocket_client()
         for number in range(100):
-            visitor.send(b"%d" % number, PING)
-        self.assertEqual(visitor.frames(), [(PONG, b"%d" % number) for number in range(100)])
+            websocket_client.send(b"%d" % number, PING)
+        self.assertEqual(websocket_client.frames(), [(PONG, b"%d" % number) for number in range(100)])
 
     def test_messages_of_one_who_does_not_read(self) -> None:
         """A socket that does not take its answers is not read any more."""
-        visitor = self.premises.visitor()
-        visitor.line.stuck = True
+        websocket_client = self.site_fixture.websocket_client()
+        websocket_client.line.stuck = True
         for _ in range(20):
-            visitor.line.feed(framed(self.authcrypted(self.message(return_route="all"))) * 10)
-        self.assertLess(visitor.line.unsent, 100_000)
-        self.assertGreater(visitor.line.unread, 100_000)
+            websocket_client.line.feed(encode_masked_frame(self.authcrypted(self.message(return_route="all"))) * 10)
+        self.assertLess(websocket_client.line.unsent, 100_000)
+        self.assertGreater(websocket_client.line.unread, 100_000)
 
     def test_compressed(self) -> None:
         """No extension is agreed on, so a frame that says it is compressed breaks the rules."""
         offered = {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"}
-        _, response, _ = self.premises.upgrade(**offered)
+        _, response, _ = self.site_fixture.upgrade(**offered)
         self.assertNotIn("sec-websocket-extensions", response.headers)
-        visitor = self.premises.visitor(**offered)
-        visitor.line.feed(b"\xc1\x84\0\0\0\0\xf2H\xcd\xc9")
-        self.assertEqual(visitor.close_code(), 1002)
+        websocket_client = self.site_fixture.websocket_client(**offered)
+        websocket_client.line.feed(b"\xc1\x84\0\0\0\0\xf2H\xcd\xc9")
+        self.assertEqual(websocket_client.close_code(), 1002)

@@ -7,15 +7,13 @@ from hashlib import sha256
 from typing import Any
 
 from mediatord.errors import SenderUnresolvable
-from mediatord.protocol import base58, jsontext
-from mediatord.protocol.canonical_did import canonical_did
-from mediatord.protocol.didcomm.did import MAX_DID_LENGTH, is_did
-from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.protocol.didcomm.did_peer import make_did_peer_4
-from mediatord.protocol.didcomm.did_web import parse_web_document
+from mediatord.protocol import encoding
+from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.protocol.didcomm.did_document import MAX_DID_LENGTH, is_did
+from mediatord.protocol.didcomm.did_methods import make_did_peer_4, parse_did_web_document, resolve_local
 from tests.fuzz.bombs import BombTestCase
-from tests.fuzz.grounds import measured
-from tests.house import PING
+from tests.fuzz.fuzz_mediator import measure_cost
+from tests.in_memory_mediator import PING
 
 E_KEY = "z6LSqaU49Tn4sboPj9gbrxmcJ7sHF5gu6bzAASfJnh9meXK6"
 V_KEY = "z6Mkon3Necd6NkkyfoGoHxid2znGc59LU3K7mubaRcFbLfLX"
@@ -25,8 +23,8 @@ UNRESOLVABLE = "e.p.did.unresolvable"
 
 def peer_4(document: bytes) -> str:
     """The long form of any document, also of one that nobody would write."""
-    encoded = "z" + base58.encode(b"\x80\x04" + document)
-    return f"did:peer:4z{base58.encode(bytes((0x12, 0x20)) + sha256(encoded.encode()).digest())}:{encoded}"
+    encoded = "z" + encoding.encode_base58(b"\x80\x04" + document)
+    return f"did:peer:4z{encoding.encode_base58(bytes((0x12, 0x20)) + sha256(encoded.encode()).digest())}:{encoded}"
 
 
 class DIDTests(BombTestCase):
@@ -47,23 +45,23 @@ class DIDTests(BombTestCase):
             self.assertFalse(is_did(long))
             with self.assertRaises(SenderUnresolvable):
                 resolve_local(long)
-            self.bounded(measured(is_did, long), 20, 10_000)
-            self.bounded(measured(canonical_did, long), 20, 10_000)
+            self.bounded(measure_cost(is_did, long), 20, 10_000)
+            self.bounded(measure_cost(canonicalize_did, long), 20, 10_000)
         self.assertEqual(self.sent_by("did:peer:2.E" + "6" * 20_000, most_calls=3_000), UNRESOLVABLE)
 
     def test_syntax(self) -> None:
         """The longest that may be, which fails at its end, is read once and not in all the ways there are."""
         for unit in ("a", "a.", "%41", ":", "a:", "%4", "-._:"):
             text = "did:a:" + unit * (MAX_DID_LENGTH // len(unit) - 10) + "!"
-            work = measured(is_did, text)
+            work = measure_cost(is_did, text)
             self.bounded(work, 20, 50_000)
             self.assertFalse(is_did(text))
 
     def test_services_of_peer_2(self) -> None:
         """More than 64 are refused, as many elements as they are, or in one of them."""
         service = {"t": "dm", "s": "http://a"}
-        one = jsontext.b64url_encode(jsontext.dumps(service))
-        many = jsontext.b64url_encode(jsontext.dumps([{"t": "dm"}] * 500))
+        one = encoding.encode_base64url(encoding.dumps(service))
+        many = encoding.encode_base64url(encoding.dumps([{"t": "dm"}] * 500))
         for services in (f".S{one}" * 65, ".SAA" * 2_000, f".S{many}", ".S" * 4_000):
             did = f"did:peer:2.E{E_KEY}.V{V_KEY}{services}"[:MAX_DID_LENGTH]
             self.assertEqual(self.sent_by(did, most_calls=15_000), UNRESOLVABLE)
@@ -107,15 +105,15 @@ class DIDTests(BombTestCase):
             for member in ("verificationMethod", "keyAgreement", "authentication", "service"):
                 raw = json.dumps({"id": "did:web:a", member: value}).encode()
                 with self.assertRaises(SenderUnresolvable):
-                    parse_web_document("did:web:a", raw)
-                self.bounded(measured(self.quietly, raw), 2_000, 40 * len(raw))
+                    parse_did_web_document("did:web:a", raw)
+                self.bounded(measure_cost(self.quietly, raw), 2_000, 40 * len(raw))
         deep = b'{"id":"did:web:a","service":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-        self.bounded(measured(self.quietly, deep), 200, 20 * len(deep))
+        self.bounded(measure_cost(self.quietly, deep), 200, 20 * len(deep))
 
     def quietly(self, raw: bytes) -> None:
         """Read a document, which is refused."""
         try:
-            parse_web_document("did:web:a", raw)
+            parse_did_web_document("did:web:a", raw)
         except SenderUnresolvable:
             return
         self.fail("it was read")

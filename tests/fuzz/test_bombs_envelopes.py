@@ -7,9 +7,9 @@ import json
 import zlib
 from typing import Any
 
-from mediatord.protocol import jsontext
+from mediatord.protocol import encoding
 from tests.fuzz.bombs import USUAL, BombTestCase
-from tests.house import CM3, MP, PING
+from tests.in_memory_mediator import CM3, MP, PING
 
 DEEP = 100_000
 CRYPTO, NO_MESSAGE = "e.p.trust.crypto", "e.p.msg"
@@ -28,7 +28,7 @@ class DepthTests(BombTestCase):
         """Of the protected header; also such as is as deep as may be, and has to be read by the slow parser."""
         envelope = self.foreign()
         for header in (b'{"a":' * DEEP, b'{ "a":' * 900 + b"1" + b"}" * 900):
-            raw = json.dumps({**envelope, "protected": jsontext.b64url_encode(header)}).encode()
+            raw = json.dumps({**envelope, "protected": encoding.encode_base64url(header)}).encode()
             self.assertEqual(self.refused(raw, most_calls=5_000), CRYPTO)
 
     def test_inside(self) -> None:
@@ -90,7 +90,7 @@ class ManyTests(BombTestCase):
     def test_names(self) -> None:
         """A header with two members of one name is read twice and refused, however many there are."""
         header = b"{" + b'"a":1,' * 6_000 + b'"b":1}'
-        raw = json.dumps({**self.foreign(), "protected": jsontext.b64url_encode(header)}).encode()
+        raw = json.dumps({**self.foreign(), "protected": encoding.encode_base64url(header)}).encode()
         self.assertEqual(self.refused(raw, most=60 * len(raw)), CRYPTO)
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tests.fuzz.bombs import BombTestCase
-from tests.house import CM3, MP, PING
+from tests.in_memory_mediator import CM3, MP, PING
 
 DIGITS = b"9" * 100_000
 QUERIES = "https://didcomm.org/discover-features/2.0/queries"
@@ -68,7 +68,7 @@ class ValueTests(BombTestCase):
         """Of members with one name the last one counts, in all that we do and not here and there."""
         raw = b'{"id":"1","id":"2","type":"x","type":"%b","body":{}%b}'
         extra = b',"return_route":"none","return_route":"all","from":"%b","to":["%b"]'
-        extra %= (self.guest.did.encode(), self.premises.did.encode())
+        extra %= (self.guest.did.encode(), self.site_fixture.did.encode())
         answer = self.post(self.authcrypted(raw % (PING.encode(), extra)))
         self.assertEqual(self.guest.open(answer.body).message.thid, "2")
 
@@ -100,7 +100,7 @@ class FeatureTests(BombTestCase):
         for queries in ([("protocol", "*")] * 101, [("protocol", "*" * 513)], [("protocol", "*")] * 100_000):
             body = {"queries": [{"feature-type": kind, "match": match} for kind, match in queries]}
             raw = self.authcrypted(self.message(QUERIES, body, return_route="all"))
-            if len(raw) > self.premises.config.limits.max_message_bytes:
+            if len(raw) > self.site_fixture.config.limits.max_message_bytes:
                 # Four megabytes, read in pieces of a quantum.
                 self.assertEqual(self.post(raw, most_calls=4_500).status, 413)
                 continue

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.fuzz import corpus
-from tests.fuzz.grounds import measured
+from tests.fuzz.fuzz_mediator import measure_cost
 from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import NAMES, Target, target
 
@@ -65,7 +65,7 @@ def test_cost(name: str, tried: Target) -> None:
     chosen += [mutated(dice.choice(known), dice, tried.longest, tried.words) for _ in range(COUNTED)]
     tried.run(known[0])  # what is only done once is done now
     for data in chosen:
-        work = measured(tried.run, data)
+        work = measure_cost(tried.run, data)
         calls, more_calls = tried.most_calls
         memory, more_memory = tried.most_memory
         assert work.calls <= calls + more_calls * len(data), (work, data)

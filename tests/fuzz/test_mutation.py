@@ -13,11 +13,11 @@ from twisted.logger import Logger
 from mediatord.errors import MediatorError
 from tests.fuzz import __main__ as command
 from tests.fuzz import corpus
-from tests.fuzz.grounds import Grounds
+from tests.fuzz.fuzz_mediator import FuzzMediator
 from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import NAMES, target
 from tests.fuzz.targets.features import FeaturesTarget, matches
-from tests.house import PING, Guest, sealed_forward
+from tests.in_memory_mediator import PING, InMemoryWallet, pack_forward
 
 GOOD = b'j{"a":[1,{"b":"c"}],"d":"e"}'
 
@@ -71,29 +71,29 @@ def test_with_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytes
 
 def test_what_is_kept() -> None:
     """It stays what it is when something is asked, and not when something is stored."""
-    grounds = Grounds(lambda premises: None)
-    premises = grounds.enter()
-    guest = Guest(premises).enrol()
-    before = grounds.kept()
+    fuzz_mediator = FuzzMediator(lambda site_fixture: None)
+    site_fixture = fuzz_mediator.enter()
+    guest = InMemoryWallet(site_fixture).enrol()
+    before = fuzz_mediator.kept()
     guest.answer(PING)
-    assert grounds.kept() == before
-    assert premises.receive(sealed_forward(premises, guest.did, guest.letter())).status == 202
-    assert grounds.kept() != before
-    grounds.close()
+    assert fuzz_mediator.kept() == before
+    assert site_fixture.receive(pack_forward(site_fixture, guest.did, guest.letter())).status == 202
+    assert fuzz_mediator.kept() != before
+    fuzz_mediator.close()
 
 
 def test_what_is_only_logged() -> None:
     """A fault that somebody has caught and logged comes out all the same."""
-    grounds = Grounds(lambda premises: None)
-    grounds.calm()
+    fuzz_mediator = FuzzMediator(lambda site_fixture: None)
+    fuzz_mediator.calm()
     try:
         raise ZeroDivisionError
     except ZeroDivisionError:
         Logger().failure("it has failed")
     with pytest.raises(ZeroDivisionError):
-        grounds.calm()
-    grounds.calm()
-    grounds.close()
+        fuzz_mediator.calm()
+    fuzz_mediator.calm()
+    fuzz_mediator.close()
 
 
 def test_all_targets_are_there() -> None:

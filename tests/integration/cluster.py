@@ -22,17 +22,16 @@ from typing import Any
 
 import yaml
 
-from mediatord.cli.files import set_up
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.mediator import Mediator, open_http
-from mediatord.wallet.throwaway import free_port
-from tests.integration.daemon import PLENTY, Daemon, merge
-from tests.integration.traffic import ROOMY
+from mediatord.cli.configuration import write_initial_files
+from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet, open_http
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.integration.daemon import PLENTY, Daemon, merge_settings
+from tests.integration.message_load import ROOMY
 from tests.mongod import fresh_database, shared_replica_set
-from tests.wrong_clock import ClockedDaemon, WrongClock
+from tests.skewed_clock import ClockedDaemon, SkewedClock
 
 
-class Cluster:
+class DaemonCluster:
     """
     Configured, but not running before :meth:`start`; as a context manager it starts and stops.
 
@@ -53,21 +52,23 @@ class Cluster:
         *,
         via: Callable[[int], int] | None = None,
         public_url: str | None = None,
-        clocks: Mapping[str, WrongClock] | None = None,
+        clocks: Mapping[str, SkewedClock] | None = None,
     ) -> None:
         known = clocks or {}
         self.nodes = [ClockedDaemon(known[name]) if name in known else Daemon() for name in names]
         first = self.nodes[0]
-        set_up(first.directory, public_url or first.url)
+        write_initial_files(first.directory, public_url or first.url)
         self.secret = first.directory / "secret"
         self.secret.touch(0o600)
         self.secret.write_text(secrets.token_hex(32), encoding="ascii")
-        self._ports = {node: free_port() for node in self.nodes}
+        self._ports = {node: find_free_port() for node in self.nodes}
         for name, node in zip(names, self.nodes, strict=True):
             if node is not first:
                 shutil.copytree(first.directory, node.directory)
             members = self._membership(name, node, uri, via)
-            write(node, merge(merge(merge(PLENTY, ROOMY), settings or {}), members))
+            update_configuration(
+                node, merge_settings(merge_settings(merge_settings(PLENTY, ROOMY), settings or {}), members)
+            )
 
     def port_of(self, node: Daemon) -> int:
         """Where other nodes reach it."""
@@ -136,18 +137,20 @@ def fresh_storage(test: unittest.TestCase) -> dict[str, Any]:
     return {"backend": "mongodb", "mongodb": {"uri": servers.uri(name)}}
 
 
-def write(node: Daemon, changes: Mapping[str, Any]) -> None:
+def update_configuration(node: Daemon, changes: Mapping[str, Any]) -> None:
     """Change the configuration of a node."""
-    merged = merge(node.configuration(), changes)
+    merged = merge_settings(node.configuration(), changes)
     node.config.write_text(yaml.safe_dump(merged, sort_keys=False), encoding="utf-8")
 
 
-def as_reached_at(mediator: Mediator, port: int) -> Mediator:
+def mediator_at_node(mediator: DIDCommMediator, port: int) -> DIDCommMediator:
     """The same mediator, at one of its nodes."""
     address = f"127.0.0.1:{port}/didcomm"
     return replace(mediator, http_uri=f"http://{address}", ws_uri=f"ws://{address}")
 
 
-def at(wallet: Wallet, port: int, reactor: Any) -> Wallet:
+def wallet_at_node(wallet: DIDCommWallet, port: int, reactor: Any) -> DIDCommWallet:
     """The same wallet at another node."""
-    return Wallet(wallet.identity, open_http(reactor), reactor, as_reached_at(wallet.mediator, port), wallet.book)
+    return DIDCommWallet(
+        wallet.identity, open_http(reactor), reactor, mediator_at_node(wallet.mediator, port), wallet.book
+    )

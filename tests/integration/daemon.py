@@ -26,10 +26,10 @@ from typing import Any
 
 import yaml
 
-from mediatord.cli.files import set_up
-from mediatord.wallet.throwaway import free_port
-from tests.books import assert_closed, of_sqlite
-from tests.integration.forked import Forked
+from mediatord.cli.configuration import write_initial_files
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.integration.fork_server import ForkedDaemonProcess
+from tests.ledger_checks import assert_ledger_balanced, read_sqlite_ledger
 
 # A daemon that takes so long is stuck, however busy the machine is.
 START_SECONDS = 120.0
@@ -60,8 +60,8 @@ class Daemon:
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self._settings = settings or {}
         self._root = Path(tempfile.mkdtemp(prefix="mediatord-test-"))
-        self._process: Forked | None = None
-        self.port = free_port()
+        self._process: ForkedDaemonProcess | None = None
+        self.port = find_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.directory = self._root / "mediator"
         self.config = self.directory / "mediator.yaml"
@@ -101,7 +101,7 @@ class Daemon:
         assert self._process is None, "the daemon is running"
         if not self.config.exists():
             self.initialise()
-        self._process = Forked(self.config, self._root, self._root / "output", environment())
+        self._process = ForkedDaemonProcess(self.config, self._root, self._root / "output", clean_environment())
         self.await_health(health)
 
     def stop(self) -> None:
@@ -146,22 +146,22 @@ class Daemon:
             # Whether the end is orderly matters only to a test that has not failed already.
             if self._process is not None and kind is None:
                 self.stop()
-                self._close_books()
+                self._check_ledger()
         finally:
             self.clean()
 
-    def _close_books(self) -> None:
+    def _check_ledger(self) -> None:
         """:raise AssertionError: an SQLite store does not account for all that it has accepted."""
         storage = self.configuration().get("storage", {})
         database = self.directory / storage.get("sqlite", {}).get("path", "mediator.sqlite3")
         if storage.get("backend", "sqlite") == "sqlite" and database.exists():
-            assert_closed(of_sqlite(database))
+            assert_ledger_balanced(read_sqlite_ledger(database))
 
     def initialise(self) -> None:
         """Make its files, as `mediatord init` would, which takes as long as a start."""
-        set_up(self.directory, self.url)
+        write_initial_files(self.directory, self.url)
         listen = {"listen": [f"tcp:{self.port}:interface=127.0.0.1"]}
-        merged = merge(merge(merge(self.configuration(), PLENTY), listen), self._settings)
+        merged = merge_settings(merge_settings(merge_settings(self.configuration(), PLENTY), listen), self._settings)
         self.config.write_text(yaml.safe_dump(merged, sort_keys=False), encoding="utf-8")
 
     def await_health(self, status: int = 200) -> None:
@@ -182,7 +182,7 @@ class Daemon:
         assert self._process is not None, "the daemon is not running"
         self._await(self._process, lambda: text in self.output(), f"no {text!r}")
 
-    def _await(self, process: Forked, reached: Callable[[], bool], otherwise: str) -> None:
+    def _await(self, process: ForkedDaemonProcess, reached: Callable[[], bool], otherwise: str) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not reached():
             try:
@@ -203,7 +203,7 @@ class Daemon:
         finally:
             connection.close()
 
-    def _gone(self) -> Forked:
+    def _gone(self) -> ForkedDaemonProcess:
         """The running process, which from now on is not ours to stop."""
         process, self._process = self._process, None
         assert process is not None, "the daemon is not running"
@@ -220,15 +220,17 @@ class Daemon:
                     shutil.rmtree(self._root)
 
 
-def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """`settings` with `changes`; mappings are merged, everything else is replaced."""
     merged = dict(settings)
     for name, value in changes.items():
         ours = merged.get(name)
-        merged[name] = merge(ours, value) if isinstance(ours, Mapping) and isinstance(value, Mapping) else value
+        merged[name] = (
+            merge_settings(ours, value) if isinstance(ours, Mapping) and isinstance(value, Mapping) else value
+        )
     return merged
 
 
-def environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Ours without the settings of a daemon that somebody may be running."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MEDIATORD_")}

@@ -9,23 +9,23 @@ from typing import Any, ClassVar
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests.integration.daemon import Daemon
-from tests.integration.residents import Door
-from tests.integration.traffic import prepared
+from tests.integration.message_load import prepare_daemon
+from tests.integration.raw_decentrl_client import DaemonClient
 
 
 class DaemonTestCase(SynchronousTestCase):
     """Tests that share a daemon, which somebody has to start and to end."""
 
     daemon: ClassVar[Daemon]
-    door: ClassVar[Door]
+    daemon_client: ClassVar[DaemonClient]
 
     @classmethod
     def start(cls, settings: Mapping[str, Any] | None = None) -> None:
         """Have a daemon."""
-        cls.daemon = prepared(settings)
+        cls.daemon = prepare_daemon(settings)
         cls.daemon.__enter__()
         try:
-            cls.door = Door(cls.daemon)
+            cls.daemon_client = DaemonClient(cls.daemon)
         except BaseException:
             cls.daemon.__exit__(*sys.exc_info())
             raise

@@ -17,12 +17,12 @@ from typing import Any
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
 
-from mediatord.wallet.throwaway import free_port
-from tests.authority import Authority
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.certificate_authority import CertificateAuthority
 from tests.integration.daemon import Daemon
+from tests.integration.message_load import PATIENCE_SECONDS, enrol_wallet, prepare_daemon, prepare_forwards
 from tests.integration.test_lifecycle import DaemonTestCase
 from tests.integration.test_workers import await_workers, pid_of
-from tests.integration.traffic import PATIENCE_SECONDS, enrolled, letters, prepared
 
 reactor: Any = _reactor
 
@@ -42,7 +42,9 @@ def answered(connection: HTTPConnection, path: str, token: str = TOKEN) -> tuple
 class AdminTests(DaemonTestCase):
     def configured(self, listen: str, **settings: Any) -> Daemon:
         """A daemon with the page, which does not run yet."""
-        daemon = prepared({"admin": {"listen": listen, "token_file": "token", "reports": "reports"}, **settings})
+        daemon = prepare_daemon(
+            {"admin": {"listen": listen, "token_file": "token", "reports": "reports"}, **settings}
+        )
         self.addCleanup(daemon.clean)
         self.token = daemon.directory / "token"
         self.token.touch(0o600)
@@ -70,10 +72,10 @@ class AdminTests(DaemonTestCase):
 
     async def test_over_tls(self) -> None:
         """With a certificate, over SQLite: what waits, what was refused, and a report; another token after SIGHUP."""
-        port = free_port()
+        port = find_free_port()
         directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, directory)
-        certificate = Authority(directory).issue("localhost", ["127.0.0.1"]).absolute()
+        certificate = CertificateAuthority(directory).issue("localhost", ["127.0.0.1"]).absolute()
         keys = f"privateKey={certificate}:certKey={certificate}"
         daemon = self.configured(f"ssl:{port}:interface=127.0.0.1:{keys}")
         folder = daemon.directory / "reports" / "2026-01-01"
@@ -87,8 +89,8 @@ class AdminTests(DaemonTestCase):
                 HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_SECONDS), path, token
             )
 
-        bob = await enrolled(daemon, reactor)
-        for letter in letters(bob, "hello", 2):
+        bob = await enrol_wallet(daemon, reactor)
+        for letter in prepare_forwards(bob, "hello", 2):
             connection = HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_SECONDS)
             connection.request(
                 "POST", "/didcomm", letter.body, {"Content-Type": "application/didcomm-encrypted+json"}
@@ -114,13 +116,13 @@ class AdminTests(DaemonTestCase):
 
     async def test_workers(self) -> None:
         """Whichever worker answers, it is the page of all, and of what the supervisor has seen."""
-        port = free_port()
+        port = find_free_port()
         daemon = self.configured(f"tcp:{port}:interface=127.0.0.1", workers=2, node="n")
         daemon.start()
         await deferToThread(await_workers, daemon, 2)
-        bob = await enrolled(daemon, reactor)
+        bob = await enrol_wallet(daemon, reactor)
         for number in range(8):
-            for letter in letters(bob, f"hello {number}", 1):
+            for letter in prepare_forwards(bob, f"hello {number}", 1):
                 connection = HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_SECONDS)
                 kind = {"Content-Type": "application/didcomm-encrypted+json"}
                 connection.request("POST", "/didcomm", letter.body, kind)

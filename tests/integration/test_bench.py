@@ -10,21 +10,36 @@ from pathlib import Path
 import click
 import pytest
 
-from mediatord.bench.accounting import Accounting
-from mediatord.bench.circle import Circle, Member, deliveries
-from mediatord.bench.cli import MEASURES, bench
-from mediatord.bench.database import DATABASE, stored_rows
-from mediatord.bench.drive import Load, Server, post_for
-from mediatord.bench.figures import take_turns
-from mediatord.bench.line import Line
-from mediatord.bench.load import Job, is_complete, read_bodies, requests_of, write_bodies
-from mediatord.bench.memory import growth_per_message
-from mediatord.bench.plan import ANYWHERE, ASKED_FOR, DAEMON_SETTINGS, DEFAULT_SCENARIOS, ON_MONGODB, SCENARIOS
-from mediatord.bench.processes import child, read_line
-from mediatord.bench.rawsocket import TEXT, frame, parse
-from mediatord.wallet.decentrl.identity import Identity
-from mediatord.wallet.decentrl.mediator import Mediator
-from mediatord.wallet.throwaway import throw_away_daemon
+from mediatord.bench.capacity_scenarios import growth_per_message
+from mediatord.bench.cli import SCENARIO_FUNCTIONS, bench
+from mediatord.bench.decentrl_scenarios import CommandSigner, CommandSigners, KeepAliveClient, sign_private_commands
+from mediatord.bench.load_generator import (
+    TEXT_OPCODE,
+    LoadJob,
+    LoadResult,
+    TargetServer,
+    encode_frame,
+    is_complete_response,
+    iterate_requests,
+    parse_frame,
+    post_for_seconds,
+    read_bodies,
+    write_bodies,
+)
+from mediatord.bench.mediator_under_test import DATABASE_FILE, StoredMessageCheck, count_stored_rows
+from mediatord.bench.processes import read_line, spawn_module
+from mediatord.bench.scenario import (
+    DAEMON_SETTINGS,
+    DEFAULT_SCENARIOS,
+    MONGODB_SCENARIOS,
+    OPTIONAL_SCENARIOS,
+    SCENARIOS,
+    TARGET_SCENARIOS,
+    run_interleaved,
+)
+from mediatord.wallet.decentrl_client import DecentrlMediator
+from mediatord.wallet.decentrl_messages import DecentrlIdentity
+from mediatord.wallet.temporary_daemon import run_temporary_daemon
 
 TINY = ["--seconds", "0.2", "--rounds", "1", "--clients", "3", "--sockets", "5", "--messages", "500", "--sizes", "1k"]
 
@@ -79,23 +94,23 @@ def test_pages_are_read_from_both_histories(tmp_path: Path) -> None:
 
 def test_pages_are_read_only_when_asked_for() -> None:
     """Filling a large store takes minutes, and not everybody has a MongoDB, so that no run does either unasked."""
-    assert set(SCENARIOS) - set(DEFAULT_SCENARIOS) == {*ASKED_FOR, *ON_MONGODB}
-    assert {"cost", "pages", "accounts"} <= set(ASKED_FOR)
+    assert set(SCENARIOS) - set(DEFAULT_SCENARIOS) == {*OPTIONAL_SCENARIOS, *MONGODB_SCENARIOS}
+    assert {"cost", "pages", "accounts"} <= set(OPTIONAL_SCENARIOS)
 
 
 @pytest.mark.exhaustive
 def test_any_mediator_can_be_measured_and_is_left_as_it_was(tmp_path: Path) -> None:
     """By its URL alone: what was forwarded is fetched and compared; nothing waits then, nobody is registered."""
     results = tmp_path / "results.json"
-    with throw_away_daemon(DAEMON_SETTINGS) as daemon:
+    with run_temporary_daemon(DAEMON_SETTINGS) as daemon:
         options = [*TINY, "--target", daemon.url, "--target-pid", str(daemon.pid), "--json", str(results)]
         assert bench.main(options, standalone_mode=False) == 0
-        assert stored_rows(daemon.directory / DATABASE) == 0
-        assert stored_rows(daemon.directory / DATABASE, "recipient") == 0
-        assert stored_rows(daemon.directory / DATABASE, "account") > 0
+        assert count_stored_rows(daemon.directory / DATABASE_FILE) == 0
+        assert count_stored_rows(daemon.directory / DATABASE_FILE, "recipient") == 0
+        assert count_stored_rows(daemon.directory / DATABASE_FILE, "account") > 0
     found = json.loads(results.read_text())["scenarios"]
-    assert len(found) == len(ANYWHERE)
-    assert [scenario["failures"] for scenario in found] == [[]] * len(ANYWHERE)
+    assert len(found) == len(TARGET_SCENARIOS)
+    assert [scenario["failures"] for scenario in found] == [[]] * len(TARGET_SCENARIOS)
     assert found[0]["rows"]["1k  target"]["of g"] > 0
 
 
@@ -120,8 +135,8 @@ def test_large_databases_are_filled_and_swept(tmp_path: Path) -> None:
 
 def test_every_scenario_has_its_measure() -> None:
     """What can be asked for can be measured, and nothing else is there."""
-    assert set(SCENARIOS) == set(MEASURES)
-    for where in MEASURES.values():
+    assert set(SCENARIOS) == set(SCENARIO_FUNCTIONS)
+    for where in SCENARIO_FUNCTIONS.values():
         module, _, function = where.partition(":")
         assert callable(getattr(import_module(f"mediatord.bench.{module}"), function))
 
@@ -157,17 +172,17 @@ def test_memory_run_posts_exactly_what_it_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65535, 65536])
 def test_frames_are_cut_where_they_end(size: int) -> None:
     """A frame of any length is found at the start of a buffer, and not before all of it is there (RFC 6455 5.2)."""
-    masked = frame(bytes(size), TEXT)
+    masked = encode_frame(bytes(size), TEXT_OPCODE)
     start = len(masked) - size
     payload = b"x" * size
     unmasked = bytes([masked[0], masked[1] & 0x7F]) + masked[2 : start - 4] + payload
-    assert parse(unmasked + b"rest") == (TEXT, payload, len(unmasked))
-    assert parse(unmasked[:-1]) is None
+    assert parse_frame(unmasked + b"rest") == (TEXT_OPCODE, payload, len(unmasked))
+    assert parse_frame(unmasked[:-1]) is None
 
 
 def test_masking_is_undone_by_the_mask() -> None:
     """A client's payload is XORed with the four bytes before it (RFC 6455 5.3)."""
-    masked = frame(b"hello", TEXT)
+    masked = encode_frame(b"hello", TEXT_OPCODE)
     mask, payload = masked[2:6], masked[6:]
     assert bytes(byte ^ mask[place % 4] for place, byte in enumerate(payload)) == b"hello"
 
@@ -185,7 +200,7 @@ def test_masking_is_undone_by_the_mask() -> None:
 )
 def test_answers_are_complete_when_their_length_says_so(response: bytes, complete: bool) -> None:
     """The load generator sends its next request only after the whole answer (RFC 9112 6)."""
-    assert is_complete(response) is complete
+    assert is_complete_response(response) is complete
 
 
 def test_bodies_survive_the_file(tmp_path: Path) -> None:
@@ -197,26 +212,28 @@ def test_bodies_survive_the_file(tmp_path: Path) -> None:
 def test_commands_are_posted_once(tmp_path: Path) -> None:
     """Of two processes each posts its own half and then nothing; what may be repeated is posted again and again."""
     write_bodies(tmp_path / "bodies", [b"0", b"1", b"2", b"3", b"4"])
-    jobs = [Job(80, "/", "text/plain", str(tmp_path / "bodies"), 1, offset=place, every=2) for place in range(2)]
-    assert [[request[-1:] for request in requests_of(job)] for job in jobs] == [[b"0", b"2", b"4"], [b"1", b"3"]]
-    again = requests_of(Job(80, "/", "text/plain", str(tmp_path / "bodies"), 1, offset=3))
+    jobs = [LoadJob(80, "/", "text/plain", str(tmp_path / "bodies"), 1, offset=place, every=2) for place in range(2)]
+    assert [[request[-1:] for request in iterate_requests(job)] for job in jobs] == [[b"0", b"2", b"4"], [b"1", b"3"]]
+    again = iterate_requests(LoadJob(80, "/", "text/plain", str(tmp_path / "bodies"), 1, offset=3))
     assert [request[-1:] for request in islice(again, 4)] == [b"3", b"4", b"0", b"1"]
 
 
 def test_every_connection_posts_something(tmp_path: Path) -> None:
     """However short a run is, and however long a busy machine keeps it from beginning."""
     write_bodies(tmp_path / "bodies", [b"0"])
-    with child("mediatord.bench.stock") as site:
-        load = post_for(Server(site.pid, int(read_line(site)), "/didcomm"), tmp_path / "bodies", 3, seconds=0.0)
+    with spawn_module("mediatord.bench.baseline_servers") as site:
+        load = post_for_seconds(
+            TargetServer(site.pid, int(read_line(site)), "/didcomm"), tmp_path / "bodies", 3, seconds=0.0
+        )
     assert load.statuses == {"202": 3}
 
 
 def test_refused_and_lost_messages_are_failures() -> None:
     """Every answer has to be a success, and every success a row."""
-    accounting = Accounting(Server(1, 80, "/", success="200"), lambda: 5)
-    accounting.check(Load({"200": 5}, 5, 1.0, 1.0, [1]))
+    accounting = StoredMessageCheck(TargetServer(1, 80, "/", success="200"), lambda: 5)
+    accounting.check(LoadResult({"200": 5}, 5, 1.0, 1.0, [1]))
     assert accounting.failures == []
-    accounting.check(Load({"200": 1, "401": 1}, 1, 1.0, 1.0, [1]))
+    accounting.check(LoadResult({"200": 1, "401": 1}, 1, 1.0, 1.0, [1]))
     refused, lost = accounting.failures
     assert "'401': 1" in refused
     assert lost == "6 messages were accepted, 5 are stored"
@@ -224,15 +241,15 @@ def test_refused_and_lost_messages_are_failures() -> None:
 
 def test_floor_of_commands_verifies_and_stores(tmp_path: Path) -> None:
     """The stock Site answers 200 to what is signed, and then has stored it; what is forged it does not take."""
-    mediator = Mediator("did:web:localhost", "http://localhost/", bytes(32), bytes(32))
-    alice, bob = (Member(Identity.fresh(name, mediator.did), mediator) for name in ("alice", "bob"))
-    (command,) = deliveries(Circle(mediator, (alice,), (bob,)), 300, 1)
+    mediator = DecentrlMediator("did:web:localhost", "http://localhost/", bytes(32), bytes(32))
+    alice, bob = (CommandSigner(DecentrlIdentity.fresh(name, mediator.did), mediator) for name in ("alice", "bob"))
+    (command,) = sign_private_commands(CommandSigners(mediator, (alice,), (bob,)), 300, 1)
     forged = command.replace(b"TWO_WAY_PRIVATE", b"ONE_WAY_PUBLIC")
-    with child("mediatord.bench.stock_command", str(tmp_path / "floor")) as site:
-        with Line(f"http://127.0.0.1:{read_line(site)}/") as line:
+    with spawn_module("mediatord.bench.baseline_servers", str(tmp_path / "floor")) as site:
+        with KeepAliveClient(f"http://127.0.0.1:{read_line(site)}/") as line:
             assert line.post(command).read() == {"type": "SUCCESS"}
             assert line.post(forged).status == 500
-    assert stored_rows(tmp_path / "floor", "event") == 1
+    assert count_stored_rows(tmp_path / "floor", "event") == 1
 
 
 def test_leak_shows_as_its_size_and_jumps_do_not() -> None:
@@ -250,7 +267,7 @@ def test_contenders_take_turns_and_medians_count() -> None:
         order.append(name)
         return {"rate": next(figures)}
 
-    found = take_turns({"a": lambda: contender("a"), "b": lambda: contender("b")}, 3)
+    found = run_interleaved({"a": lambda: contender("a"), "b": lambda: contender("b")}, 3)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert (found.medians("a"), found.medians("b")) == ({"rate": 2.0}, {"rate": 20.0})
     # 1/10, 2/30 and 100/20 within the rounds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.bench.flooding import Floods, Setup
+from mediatord.bench.resilience_scenarios import FloodGenerator, FloodSetup
 from tests.integration.daemon import Daemon
 
 
@@ -14,7 +14,7 @@ class FloodTests(SynchronousTestCase):
         daemon = Daemon({"limits": {"ip_per_minute": 6, "did_per_minute": 1000}})
         self.addCleanup(daemon.clean)
         daemon.start()
-        floods = Floods(Setup(daemon.url, 40, 40, 300))
+        floods = FloodGenerator(FloodSetup(daemon.url, 40, 40, 300))
         flooded = floods.run("address", 1.0, 40.0)
         self.assertTrue(flooded["sent"])
         self.assertEqual(flooded["statuses"]["202"], 6)

@@ -22,19 +22,26 @@ from twisted.logger import ILogObserver, LogEvent, eventAsText, globalLogPublish
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm import envelope as jwe
-from mediatord.protocol.didcomm import signed
-from mediatord.protocol.didcomm.did import DIDDocument
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm import json_web_signature, jwe
+from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD
-from mediatord.wallet.identity import Identity
-from mediatord.wallet.packing import anoncrypt, authcrypt, compose, forward
-from tests.house import CM2, CM3, MP, PING, Guest, sent_by
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward, compose_message
+from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet, from_header
 from tests.integration.daemon import Daemon
-from tests.integration.traffic import PATIENCE_SECONDS
-from tests.web.premises import CLOSE, Answered, Premises, Visitor, framed, responses, written
-from tests.web.premises import PING as PING_FRAME
+from tests.integration.message_load import PATIENCE_SECONDS
+from tests.web.in_memory_site import (
+    CLOSE,
+    HTTPResponse,
+    InMemorySite,
+    InMemoryWebSocketClient,
+    encode_masked_frame,
+    encode_request,
+    parse_responses,
+)
+from tests.web.in_memory_site import PING as PING_FRAME
 from tests.web.test_websocket import PLENTY
 
 # In everything that may not be kept at all, and in what may be kept as a payload and nowhere else.
@@ -60,8 +67,8 @@ def traces(text: str, places: dict[str, bytes]) -> list[str]:
 
 def marked_envelope(mark: str) -> bytes:
     """Something like an envelope with the mark in every part of it."""
-    part = jsontext.b64url_encode(mark.encode())
-    return jsontext.dumps(
+    part = encoding.encode_base64url(mark.encode())
+    return encoding.dumps(
         {
             "protected": part,
             "unprotected": {"note": mark},
@@ -77,7 +84,7 @@ def marked_envelope(mark: str) -> bytes:
 class Salvo:
     """Everything that can be said to a mediator, marked."""
 
-    def __init__(self, identity: Identity, document: DIDDocument, did: str) -> None:
+    def __init__(self, identity: WalletIdentity, document: DIDDocument, did: str) -> None:
         self._identity = identity
         self._document = document
         self._did = did
@@ -95,37 +102,37 @@ class Salvo:
         yield from self._requests()
 
     def _no_envelopes(self) -> Iterator[bytes]:
-        message = compose(PING, {"comment": SECRET})
+        message = compose_message(PING, {"comment": SECRET})
         key = self._identity.signing
         yield SECRET.encode()
         yield b""
         yield b"\xff" + SECRET.encode()
-        yield jsontext.dumps({SECRET: SECRET})
-        yield jsontext.dumps([SECRET])
-        yield jsontext.dumps(message)
-        yield signed.sign(jsontext.dumps(message), key.kid, key.private)
+        yield encoding.dumps({SECRET: SECRET})
+        yield encoding.dumps([SECRET])
+        yield encoding.dumps(message)
+        yield json_web_signature.sign(encoding.dumps(message), key.kid, key.private)
         yield b'{"protected":"%b","protected":"x","ciphertext":"x"}' % SECRET.encode()
 
     def _broken_envelopes(self) -> Iterator[bytes]:
-        good = json.loads(self._anon(compose(PING, {"comment": SECRET})))
-        part = jsontext.b64url_encode(SECRET.encode())
+        good = json.loads(self._anon(compose_message(PING, {"comment": SECRET})))
+        part = encoding.encode_base64url(SECRET.encode())
         yield marked_envelope(SECRET)
         for name in ("protected", "iv", "ciphertext", "tag"):
-            yield jsontext.dumps({**good, name: part})
-            yield jsontext.dumps({**good, name: SECRET})
-            yield jsontext.dumps({**good, name: {SECRET: SECRET}})
-        yield jsontext.dumps({**good, "recipients": [{**good["recipients"][0], "encrypted_key": part}]})
-        yield jsontext.dumps({**good, "recipients": [{"header": {"kid": SECRET}, "encrypted_key": SECRET}]})
-        yield jsontext.dumps({**good, "recipients": SECRET})
+            yield encoding.dumps({**good, name: part})
+            yield encoding.dumps({**good, name: SECRET})
+            yield encoding.dumps({**good, name: {SECRET: SECRET}})
+        yield encoding.dumps({**good, "recipients": [{**good["recipients"][0], "encrypted_key": part}]})
+        yield encoding.dumps({**good, "recipients": [{"header": {"kid": SECRET}, "encrypted_key": SECRET}]})
+        yield encoding.dumps({**good, "recipients": SECRET})
         for header in (
             {"alg": SECRET, "enc": SECRET},
             {"alg": "ECDH-1PU+A256KW", "enc": "A256CBC-HS512", "skid": SECRET, "apu": part},
             {"alg": "ECDH-ES+A256KW", "enc": "A256GCM", "epk": {"kty": "OKP", "crv": "X25519", "x": SECRET}},
             {"zip": SECRET, "crit": [SECRET], "typ": SECRET},
         ):
-            yield jsontext.dumps({**good, "protected": jsontext.b64url_encode(jsontext.dumps(header))})
-        for inside in (SECRET.encode(), jsontext.dumps({SECRET: SECRET}), jsontext.dumps({"id": SECRET})):
-            yield jwe.seal_anoncrypt(inside, [(one.id, one.key) for one in self._document.key_agreement])
+            yield encoding.dumps({**good, "protected": encoding.encode_base64url(encoding.dumps(header))})
+        for inside in (SECRET.encode(), encoding.dumps({SECRET: SECRET}), encoding.dumps({"id": SECRET})):
+            yield jwe.encrypt_anoncrypt(inside, [(one.id, one.key) for one in self._document.key_agreement])
 
     def _forwards(self) -> Iterator[bytes]:
         good = [{"data": {"json": json.loads(marked_envelope(STORED))}}]
@@ -137,7 +144,7 @@ class Salvo:
         yield from self._both(FORWARD, {"next": {SECRET: SECRET}}, attachments=good)
         yield from self._both(FORWARD, bob, attachments=good, expires_time=1)
         yield from self._both(FORWARD, bob, attachments=good, expires_time=SECRET, delay_milli=SECRET)
-        part = jsontext.b64url_encode(SECRET.encode())
+        part = encoding.encode_base64url(SECRET.encode())
         for data in (
             {"base64": SECRET + "?"},
             {"base64": part},
@@ -151,12 +158,12 @@ class Salvo:
             refused = [{**good[0], "filename": SECRET}, {"media_type": SECRET, "description": SECRET, "data": data}]
             yield from self._both(FORWARD, bob, attachments=refused)
         yield from self._both(FORWARD, bob, attachments=SECRET)
-        yield self._anon(forward(self._did, [marked_envelope(SECRET)]))
+        yield self._anon(build_forward(self._did, [marked_envelope(SECRET)]))
         marks: dict[str, Any] = {SECRET: SECRET}
-        onion = self._anon(compose(PING, {"comment": SECRET}))
+        onion = self._anon(compose_message(PING, {"comment": SECRET}))
         for _ in range(6):
             yield onion
-            onion = self._anon(forward(self._did, [onion], **marks))
+            onion = self._anon(build_forward(self._did, [onion], **marks))
 
     def _requests(self) -> Iterator[bytes]:
         update = {"recipient_did": SECRET, "action": SECRET, SECRET: SECRET}
@@ -192,27 +199,32 @@ class Salvo:
         yield replayed
 
     def _impostors(self) -> Iterator[bytes]:
-        stranger = Identity.fresh()
+        stranger = WalletIdentity.fresh()
         body = {"comment": SECRET}
-        yield self.auth(f"{MP}/status-request", body, **sent_by(SECRET))
-        yield self.auth(f"{MP}/status-request", body, **sent_by(stranger.did))
+        yield self.auth(f"{MP}/status-request", body, **from_header(SECRET))
+        yield self.auth(f"{MP}/status-request", body, **from_header(stranger.did))
         yield self.auth(f"{MP}/status-request", body, to=[stranger.did, SECRET])
-        yield authcrypt(compose(f"{MP}/status-request", body, **sent_by(stranger.did)), stranger, self._document)
-        yield anoncrypt(compose(PING, body), stranger.document)
+        yield authcrypt(
+            compose_message(f"{MP}/status-request", body, **from_header(stranger.did)), stranger, self._document
+        )
+        yield anoncrypt(compose_message(PING, body), stranger.document)
 
     def _both(self, type_: str, body: Any, **headers: Any) -> Iterator[bytes]:
         """Anonymous, authenticated, and signed inside."""
-        yield self._anon({**compose(type_, **headers), "body": body})
+        yield self._anon({**compose_message(type_, **headers), "body": body})
         yield self.auth(type_, body, **headers)
         key = self._identity.signing
-        message = {**compose(type_, **{"to": [self._did], **headers}, **sent_by(self._identity.did)), "body": body}
-        jws = signed.sign(jsontext.dumps(message), key.kid, key.private)
-        yield jwe.seal_anoncrypt(jws, [(one.id, one.key) for one in self._document.key_agreement])
+        message = {
+            **compose_message(type_, **{"to": [self._did], **headers}, **from_header(self._identity.did)),
+            "body": body,
+        }
+        jws = json_web_signature.sign(encoding.dumps(message), key.kid, key.private)
+        yield jwe.encrypt_anoncrypt(jws, [(one.id, one.key) for one in self._document.key_agreement])
 
     def auth(self, type_: str, body: Any, **headers: Any) -> bytes:
         """An authenticated request."""
-        headers = {"to": [self._did], "return_route": "all", **sent_by(self._identity.did), **headers}
-        return authcrypt({**compose(type_, **headers), "body": body}, self._identity, self._document)
+        headers = {"to": [self._did], "return_route": "all", **from_header(self._identity.did), **headers}
+        return authcrypt({**compose_message(type_, **headers), "body": body}, self._identity, self._document)
 
     def _anon(self, message: dict[str, Any]) -> bytes:
         return anoncrypt(message, self._document)
@@ -230,17 +242,17 @@ MARKED_HEADERS = {
 _ONCE = {**MARKED_HEADERS, "Connection": "close"}
 
 BAD_HTTP = [
-    written("GET", f"/{SECRET}?{SECRET}={SECRET}", None, _ONCE),
-    written("GET", f"/invitation?_oob={SECRET}", None, {**_ONCE, "Accept": SECRET}),
-    written("GET", f"/didcomm?{SECRET}", None, _ONCE),
-    written("GET", f"/metrics?{SECRET}", None, _ONCE),
-    written(SECRET, "/didcomm", b"x", _ONCE),
-    written("POST", "/didcomm", SECRET.encode(), {**_ONCE, "Content-Type": f"text/{SECRET}"}),
-    written("POST", f"/didcomm/{SECRET}", b"x", _ONCE),
-    written("POST", "/didcomm", SECRET.encode() * 100_000, _ONCE),
-    written("POST", "/didcomm", None, {"Content-Length": SECRET, **_ONCE}),
-    written("POST", "/didcomm", None, {**_ONCE, "Transfer-Encoding": SECRET}),
-    written("POST", "/didcomm", None, {**_ONCE, "Transfer-Encoding": "chunked"}) + SECRET.encode() + b"\r\n",
+    encode_request("GET", f"/{SECRET}?{SECRET}={SECRET}", None, _ONCE),
+    encode_request("GET", f"/invitation?_oob={SECRET}", None, {**_ONCE, "Accept": SECRET}),
+    encode_request("GET", f"/didcomm?{SECRET}", None, _ONCE),
+    encode_request("GET", f"/metrics?{SECRET}", None, _ONCE),
+    encode_request(SECRET, "/didcomm", b"x", _ONCE),
+    encode_request("POST", "/didcomm", SECRET.encode(), {**_ONCE, "Content-Type": f"text/{SECRET}"}),
+    encode_request("POST", f"/didcomm/{SECRET}", b"x", _ONCE),
+    encode_request("POST", "/didcomm", SECRET.encode() * 100_000, _ONCE),
+    encode_request("POST", "/didcomm", None, {"Content-Length": SECRET, **_ONCE}),
+    encode_request("POST", "/didcomm", None, {**_ONCE, "Transfer-Encoding": SECRET}),
+    encode_request("POST", "/didcomm", None, {**_ONCE, "Transfer-Encoding": "chunked"}) + SECRET.encode() + b"\r\n",
     f"GET {SECRET}\r\n\r\n".encode(),
     f"GET / HTTP/1.1\r\n{SECRET}\r\n\r\n".encode(),
     f"GET / HTTP/1.1\r\n{SECRET}: {'x' * 20_000}\r\n\r\n".encode(),
@@ -248,7 +260,7 @@ BAD_HTTP = [
 _UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket"}
 _OPENING = {**_UPGRADE, "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
 BAD_HANDSHAKES = [
-    written("GET", f"/ws?{SECRET}", None, {**MARKED_HEADERS, **_OPENING, **change})
+    encode_request("GET", f"/ws?{SECRET}", None, {**MARKED_HEADERS, **_OPENING, **change})
     for change in (
         {"Sec-WebSocket-Version": SECRET},
         {"Sec-WebSocket-Key": SECRET},
@@ -259,19 +271,19 @@ BAD_HANDSHAKES = [
     )
 ]
 BAD_FRAMES = [
-    framed(SECRET.encode(), PING_FRAME),
-    framed(SECRET.encode(), 3),
-    framed(b"\x03\xe8" + SECRET.encode(), CLOSE),
-    framed(b"\x00\x01" + SECRET.encode(), CLOSE),
-    framed(b"\x03\xe8\xff" + SECRET.encode(), CLOSE),
-    framed(SECRET.encode() * 20, PING_FRAME),
-    framed(SECRET.encode(), 0),
-    framed(SECRET.encode() * 100_000),
+    encode_masked_frame(SECRET.encode(), PING_FRAME),
+    encode_masked_frame(SECRET.encode(), 3),
+    encode_masked_frame(b"\x03\xe8" + SECRET.encode(), CLOSE),
+    encode_masked_frame(b"\x00\x01" + SECRET.encode(), CLOSE),
+    encode_masked_frame(b"\x03\xe8\xff" + SECRET.encode(), CLOSE),
+    encode_masked_frame(SECRET.encode() * 20, PING_FRAME),
+    encode_masked_frame(SECRET.encode(), 0),
+    encode_masked_frame(SECRET.encode() * 100_000),
     SECRET.encode(),
 ]
 
 
-_GOODBYE = framed(b"\x03\xe8", CLOSE)
+_GOODBYE = encode_masked_frame(b"\x03\xe8", CLOSE)
 
 
 class MemoryTests(SynchronousTestCase):
@@ -290,41 +302,41 @@ class MemoryTests(SynchronousTestCase):
 
     def open(self, dids: str = "plain") -> None:
         """Begin with a mediator at its most talkative."""
-        self.premises = Premises(self, limits=PLENTY, log={"level": "debug", "dids": dids})
-        self.bob = Guest(self.premises).enrol()
-        self.salvo = Salvo(self.bob.identity, self.premises.document, self.premises.did)
+        self.site_fixture = InMemorySite(self, limits=PLENTY, log={"level": "debug", "dids": dids})
+        self.bob = InMemoryWallet(self.site_fixture).enrol()
+        self.salvo = Salvo(self.bob.identity, self.site_fixture.document, self.site_fixture.did)
 
-    def visitor(self, old: Visitor | None = None) -> Visitor:
+    def websocket_client(self, old: InMemoryWebSocketClient | None = None) -> InMemoryWebSocketClient:
         """A socket that is open still."""
         if old is not None and not old.line.disconnecting and old.line.protocol.state == 3:  # type: ignore[attr-defined]
             return old
-        return self.premises.visitor(**MARKED_HEADERS)
+        return self.site_fixture.websocket_client(**MARKED_HEADERS)
 
     def post_messages(self) -> list[bytes]:
         """What can be opened, by HTTP; everything that was answered."""
-        return [self.premises.post(raw, **MARKED_HEADERS).body for raw in self.salvo.messages()]
+        return [self.site_fixture.post(raw, **MARKED_HEADERS).body for raw in self.salvo.messages()]
 
     def say_everything(self) -> list[bytes]:
         """By HTTP and by WebSocket; everything that was answered in the clear."""
         answers = []
-        visitor = None
+        websocket_client = None
         for raw in self.salvo.envelopes():
-            answers.append(self.premises.post(raw, **MARKED_HEADERS).body)
-            visitor = self.visitor(visitor)
-            visitor.line.feed(framed(raw))
-            answers += [payload for _, payload in visitor.frames()]
+            answers.append(self.site_fixture.post(raw, **MARKED_HEADERS).body)
+            websocket_client = self.websocket_client(websocket_client)
+            websocket_client.line.feed(encode_masked_frame(raw))
+            answers += [payload for _, payload in websocket_client.frames()]
         return answers
 
     def assert_untold(self, answers: list[bytes]) -> None:
         """No trace of what was said is in any log line, event, metric or answer; nor of a key of ours."""
-        self.premises.clock.advance(100)
-        self.premises.settle()
+        self.site_fixture.clock.advance(100)
+        self.site_fixture.settle()
         places = {f"line {number}": line.encode() for number, line in enumerate(self.lines)}
         places |= {f"answer {number}": answer for number, answer in enumerate(answers)}
-        places |= {path.name: path.read_bytes() for path in self.premises.config.log.directory.glob("events*")}
-        places["metrics"] = self.premises.request("GET", "/metrics", peer="127.0.0.1").body
+        places |= {path.name: path.read_bytes() for path in self.site_fixture.config.log.directory.glob("events*")}
+        places["metrics"] = self.site_fixture.request("GET", "/metrics", peer="127.0.0.1").body
         self.assertGreater(sum(map(len, places.values())), 10_000)
-        for text in (SECRET, STORED, *secrets_of(self.premises.config.identity.keys)):
+        for text in (SECRET, STORED, *secrets_of(self.site_fixture.config.identity.keys)):
             self.assertEqual(traces(text, places), [])
 
     def test_every_message(self) -> None:
@@ -341,24 +353,24 @@ class MemoryTests(SynchronousTestCase):
         self.open()
         answers = []
         for raw in BAD_HTTP + BAD_HANDSHAKES:
-            line = self.premises.line("127.0.0.1")
+            line = self.site_fixture.line("127.0.0.1")
             line.feed(raw)
-            self.premises.settle()
+            self.site_fixture.settle()
             answers.append(line.taken())
         for raw in BAD_FRAMES:
-            visitor = self.visitor()
-            visitor.line.feed(raw)
-            self.premises.settle()
-            pong = framed(SECRET.encode(), PING_FRAME)
+            websocket_client = self.websocket_client()
+            websocket_client.line.feed(raw)
+            self.site_fixture.settle()
+            pong = encode_masked_frame(SECRET.encode(), PING_FRAME)
             if raw != pong and raw[0] & 0x0F != CLOSE:  # whose payloads are to be repeated
-                answers.append(visitor.line.taken())
+                answers.append(websocket_client.line.taken())
         self.assert_untold(answers)
 
     def test_a_store_that_is_away(self) -> None:
         """Every operation of the store fails, in turn."""
         for operation in OPERATIONS:
             self.open()
-            with self.premises.failing(operation, StoreUnavailable()):
+            with self.site_fixture.failing(operation, StoreUnavailable()):
                 answers = self.post_messages()
             self.assert_untold(answers)
 
@@ -366,7 +378,7 @@ class MemoryTests(SynchronousTestCase):
         """Exceptions nobody thought of, with what was sent in their text as libraries do it."""
         for operation in OPERATIONS:
             self.open()
-            with self.premises.failing(operation, RuntimeError(f"cannot handle {SECRET} {STORED}")):
+            with self.site_fixture.failing(operation, RuntimeError(f"cannot handle {SECRET} {STORED}")):
                 answers = self.post_messages()
             self.assert_untold(answers)
         self.assertNotEqual(self.flushLoggedErrors(RuntimeError), [])
@@ -374,12 +386,12 @@ class MemoryTests(SynchronousTestCase):
     def test_a_fault_in_a_push(self) -> None:
         """A socket whose peer's key suddenly is none, and an end of things in the middle of a delivery."""
         self.open()
-        visitor = self.visitor()
-        visitor.send(self.bob.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
+        websocket_client = self.websocket_client()
+        websocket_client.send(self.bob.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
         for operation in ("mark_delivered", "mark_pending", "acknowledge"):
-            with self.premises.failing(operation, ValueError(SECRET)):
+            with self.site_fixture.failing(operation, ValueError(SECRET)):
                 answers = self.post_messages()
-                visitor.line.hang_up()
+                websocket_client.line.hang_up()
         self.assert_untold(answers)
         self.flushLoggedErrors(ValueError)
 
@@ -396,7 +408,7 @@ OPERATIONS = (
     "claim",
     "account",
     "owner",
-    "deposit",
+    "enqueue",
     "grant",
     "update",
     "recipients",
@@ -433,20 +445,22 @@ class Talk:
                         others = []
             return got
 
-    def post(self, body: bytes) -> Answered:
+    def post(self, body: bytes) -> HTTPResponse:
         """The response to an envelope."""
-        raw = self.say(written("POST", "/didcomm", body, _ONCE))
-        (response,) = responses(raw)
+        raw = self.say(encode_request("POST", "/didcomm", body, _ONCE))
+        (response,) = parse_responses(raw)
         return response
 
     def get(self, path: str) -> bytes:
         """A page."""
-        (response,) = responses(self.say(written("GET", path, None, {"Connection": "close"})))
+        (response,) = parse_responses(self.say(encode_request("GET", path, None, {"Connection": "close"})))
         return response.body
 
     def frame(self, body: bytes) -> bytes:
         """What comes back on a socket for one message and a goodbye, handshake included."""
-        return self.say(written("GET", "/ws", None, {**MARKED_HEADERS, **_OPENING}), framed(body), _GOODBYE)
+        return self.say(
+            encode_request("GET", "/ws", None, {**MARKED_HEADERS, **_OPENING}), encode_masked_frame(body), _GOODBYE
+        )
 
 
 def test_a_whole_daemon() -> None:
@@ -454,7 +468,7 @@ def test_a_whole_daemon() -> None:
     with Daemon({"log": {"level": "debug"}}) as daemon:
         talk = Talk(daemon.port)
         did = talk.get("/did").decode()
-        bob = Identity.fresh(endpoint=did)
+        bob = WalletIdentity.fresh(endpoint=did)
         salvo = Salvo(bob, resolve_local(did), did)
         for type_, body in (
             (f"{CM3}/mediate-request", {}),
@@ -474,7 +488,7 @@ def test_a_whole_daemon() -> None:
         for number, raw in enumerate(BAD_HANDSHAKES):
             places[f"bad handshake {number}"] = talk.say(raw, _GOODBYE)
         for raw in BAD_FRAMES:
-            talk.say(written("GET", "/ws", None, _OPENING), raw, _GOODBYE)
+            talk.say(encode_request("GET", "/ws", None, _OPENING), raw, _GOODBYE)
         places["metrics"] = talk.get("/metrics")
         database = daemon.directory / str(daemon.configuration()["storage"]["sqlite"]["path"])
         # While it runs there is a write-ahead log, too.

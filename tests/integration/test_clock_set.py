@@ -15,13 +15,13 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.socket import connect
+from mediatord.wallet.didcomm_client import DIDCommWallet
+from mediatord.wallet.didcomm_socket import connect_didcomm_socket
 from tests.integration.daemon import Daemon
+from tests.integration.message_load import PATIENCE_SECONDS, enrol_wallet, prepare_forwards, read_marker
 from tests.integration.test_workers import LOOK_SECONDS, workers_of
-from tests.integration.traffic import PATIENCE_SECONDS, enrolled, letters, marker_of
-from tests.service_manager import ServiceManager
-from tests.wrong_clock import ClockedDaemon, WrongClock
+from tests.notify_socket import NotifySocket
+from tests.skewed_clock import ClockedDaemon, SkewedClock
 
 reactor: Any = _reactor
 
@@ -33,7 +33,7 @@ RENEWALS = 1
 
 class ClockTestCase(TestCase):
     def setUp(self) -> None:
-        self.clock = WrongClock()
+        self.clock = SkewedClock()
         self.addCleanup(self.clock.remove)
 
     async def a_daemon(self, settings: dict[str, Any] | None = None, **variables: str) -> Daemon:
@@ -52,9 +52,9 @@ class ClockTestCase(TestCase):
             assert time.monotonic() < deadline, daemon.output()
             await deferToThread(time.sleep, LOOK_SECONDS)
 
-    async def leave(self, bob: Wallet, text: str) -> str:
+    async def leave(self, bob: DIDCommWallet, text: str) -> str:
         """Somebody leaves a letter for Bob; its marker."""
-        (letter,) = letters(bob, text, 1)
+        (letter,) = prepare_forwards(bob, text, 1)
         self.assertEqual((await bob.post(letter.body)).status, 202)
         return letter.marker
 
@@ -67,7 +67,7 @@ class WorkersTests(ClockTestCase):
         super().setUp()
         directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, directory)
-        self.manager = ServiceManager(directory, PATIENCE_SECONDS)
+        self.manager = NotifySocket(directory, PATIENCE_SECONDS)
 
     def await_watchdog(self) -> None:
         """The supervisor goes on as well. What it said before is not counted."""
@@ -98,17 +98,17 @@ class WorkersTests(ClockTestCase):
                 WATCHDOG_USEC=str(WATCHDOG_SECONDS * 1_000_000),
             )
             workers = workers_of(daemon.pid)
-            bob = await enrolled(daemon, reactor)
+            bob = await enrol_wallet(daemon, reactor)
             for ahead in (-STEP, 0.0):
                 await self.set(daemon, ahead, processes=3)
                 await deferToThread(self.await_watchdog)
                 await deferToThread(self.await_renewals, daemon, ahead)
-                socket = await connect(reactor, bob)
+                socket = await connect_didcomm_socket(reactor, bob)
                 await socket.live()
                 for number in range(2):
                     marker = await self.leave(bob, f"{ahead:.0f}-{number}")
                     pushed = await socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
-                    self.assertEqual(marker_of(bob, pushed), marker)
+                    self.assertEqual(read_marker(bob, pushed), marker)
                     await socket.acknowledge([pushed])
                 await socket.close()
             self.assertEqual(workers_of(daemon.pid), workers)
@@ -122,10 +122,10 @@ class WaitingTests(ClockTestCase):
         for ahead in (-STEP, STEP):
             self.clock.set(ahead)
             daemon = await self.a_daemon()
-            bob = await enrolled(daemon, reactor)
+            bob = await enrol_wallet(daemon, reactor)
             marker = await self.leave(bob, "early")
             await self.set(daemon, 0.0)
             self.assertEqual((await bob.status()).message_count, 1)
             (waiting,) = await bob.fetch()
-            self.assertEqual(marker_of(bob, waiting), marker)
+            self.assertEqual(read_marker(bob, waiting), marker)
             await deferToThread(daemon.stop)

@@ -14,16 +14,15 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.mediation import Delivered
-from mediatord.wallet.mediator import discover, open_http
-from mediatord.wallet.packing import Unreadable
-from mediatord.wallet.socket import WalletSocket, connect
-from tests.integration.cluster import at
-from tests.integration.cluster_case import ClusterTestCase
+from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
+from mediatord.wallet.didcomm_mediation import DeliveredMessage
+from mediatord.wallet.didcomm_messages import UnreadableMessage
+from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
+from tests.integration.cluster import wallet_at_node
+from tests.integration.cluster_test_case import ClusterTestCase
 from tests.integration.daemon import Daemon
-from tests.integration.residents import Door, Line, Resident
-from tests.integration.traffic import PATIENCE_SECONDS, Letter, letters, marker_of
+from tests.integration.message_load import PATIENCE_SECONDS, PreparedForward, prepare_forwards, read_marker
+from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient, RawWebSocket
 from tests.mongod import shared_replica_set
 
 reactor: Any = _reactor
@@ -61,43 +60,43 @@ class DIDCommTests(ClusterTestCase):
         """Bob has an account; `bobs` is he at each node."""
         a, b, c = self.cluster.nodes
         http = open_http(reactor)
-        bob = Wallet.fresh(await discover(http, a.url), http, reactor)
-        self.bobs = [at(bob, node.port, reactor) for node in (a, b, c)]
+        bob = DIDCommWallet.fresh(await discover_mediator(http, a.url), http, reactor)
+        self.bobs = [wallet_at_node(bob, node.port, reactor) for node in (a, b, c)]
         await self.bobs[0].enrol()
         self.assertEqual(await self.bobs[1].register(), ["success"])
 
-    async def socket(self, bob: Wallet) -> WalletSocket:
+    async def socket(self, bob: DIDCommWallet) -> DIDCommSocket:
         """One that is live."""
-        opened = await connect(reactor, bob)
+        opened = await connect_didcomm_socket(reactor, bob)
         self.addCleanup(opened.close)
         self.assertTrue((await opened.live()).live_delivery)
         return opened
 
-    async def post(self, letter: Letter, node: int) -> None:
+    async def post(self, letter: PreparedForward, node: int) -> None:
         """Hand a letter in."""
         response = await self.bobs[node].post(letter.body)
         self.assertEqual(response.status, 202, response.body)
 
-    async def pushed(self, socket: WalletSocket) -> Delivered:
+    async def pushed(self, socket: DIDCommSocket) -> DeliveredMessage:
         """The next message that comes by itself."""
-        waiting: Deferred[Delivered] = socket.pushed.get()
+        waiting: Deferred[DeliveredMessage] = socket.pushed.get()
         return await waiting.addTimeout(PATIENCE_SECONDS, reactor)
 
     async def test_letters_are_pushed_whichever_node_takes_them(self) -> None:
         """In the order in which they were taken, one after the other (UC-021 "live delivery")."""
         socket = await self.socket(self.bobs[2])
-        sent = letters(self.bobs[0], "push", 9)
+        sent = prepare_forwards(self.bobs[0], "push", 9)
         came = []
         for letter, node in zip(sent, cycle(range(NODES)), strict=False):
             await self.post(letter, node)
             came.append(await self.pushed(socket))
-        self.assertEqual([marker_of(self.bobs[0], one) for one in came], [one.marker for one in sent])
+        self.assertEqual([read_marker(self.bobs[0], one) for one in came], [one.marker for one in sent])
         self.assertEqual((await socket.acknowledge(came)).message_count, 0)
 
     async def test_a_wallet_may_have_sockets_at_several_nodes(self) -> None:
         """Each gets the message; acknowledging it at one is enough."""
         sockets = [await self.socket(bob) for bob in self.bobs]
-        (letter,) = letters(self.bobs[0], "several", 1)
+        (letter,) = prepare_forwards(self.bobs[0], "several", 1)
         await self.post(letter, 1)
         came = [await self.pushed(socket) for socket in sockets]
         self.assertEqual(len({one.id for one in came}), 1)
@@ -106,7 +105,7 @@ class DIDCommTests(ClusterTestCase):
 
     async def test_what_waits_is_the_same_everywhere(self) -> None:
         """Stored at one node, counted at another, fetched at a third, acknowledged at the first."""
-        for node, letter in enumerate(letters(self.bobs[0], "wait", 3)):
+        for node, letter in enumerate(prepare_forwards(self.bobs[0], "wait", 3)):
             await self.post(letter, node)
         self.assertEqual([(await bob.status()).message_count for bob in self.bobs], [3, 3, 3])
         fetched = [[one.id for one in await bob.fetch()] for bob in self.bobs]
@@ -132,7 +131,7 @@ class DIDCommTests(ClusterTestCase):
         for comes_back in (False, True):
             node = self.cluster.nodes[2]
             socket = await self.socket(self.bobs[2])
-            (letter,) = letters(self.bobs[0], "killed", 1)
+            (letter,) = prepare_forwards(self.bobs[0], "killed", 1)
             with self.changes() as changes:
                 await self.post(letter, 0)
                 delivered = await self.pushed(socket)
@@ -160,7 +159,7 @@ class DIDCommTests(ClusterTestCase):
         a, *_ = self.cluster.nodes
         before = figure(a, "mediator_cluster_hint_duration_seconds_count")
         socket = await self.socket(self.bobs[1])
-        (letter,) = letters(self.bobs[0], "counted", 1)
+        (letter,) = prepare_forwards(self.bobs[0], "counted", 1)
         await self.post(letter, 0)
         came = await self.pushed(socket)
         await socket.acknowledge([came])
@@ -178,8 +177,8 @@ class DIDCommTests(ClusterTestCase):
             b'{"hints": []}', url=f"http://127.0.0.1:{self.cluster.port_of(a)}/hints", content_type="application/json"
         )
         self.assertIn(response.status, (401, 403))
-        with self.assertRaises(Unreadable):
-            await discover(open_http(reactor), f"http://127.0.0.1:{self.cluster.port_of(a)}")
+        with self.assertRaises(UnreadableMessage):
+            await discover_mediator(open_http(reactor), f"http://127.0.0.1:{self.cluster.port_of(a)}")
 
 
 class DecentrlTests(ClusterTestCase):
@@ -187,22 +186,23 @@ class DecentrlTests(ClusterTestCase):
 
     def setUp(self) -> None:
         """They may write to each other; `doors` are the nodes."""
-        self.doors = [Door(node) for node in self.cluster.nodes]
+        self.doors = [DaemonClient(node) for node in self.cluster.nodes]
         self.alice, self.bob = (
-            Resident(door, name) for door, name in zip(self.doors, ("alice", "bob"), strict=False)
+            RawDecentrlClient(daemon_client, name)
+            for daemon_client, name in zip(self.doors, ("alice", "bob"), strict=False)
         )
         for one in (self.alice, self.bob):
             one.register()
         self.alice.befriend(self.bob)
         self.bob.befriend(self.alice)
 
-    def line(self, resident: Resident, node: int) -> Line:
+    def line(self, resident: RawDecentrlClient, node: int) -> RawWebSocket:
         """A socket of a resident at another node than its own."""
-        door, resident.door = resident.door, self.doors[node]
+        daemon_client, resident.daemon_client = resident.daemon_client, self.doors[node]
         try:
             line = resident.socket()
         finally:
-            resident.door = door
+            resident.daemon_client = daemon_client
         self.addCleanup(line.close)
         return line
 
@@ -218,13 +218,13 @@ class DecentrlTests(ClusterTestCase):
         """The same again is refused, at whichever node it is tried (DCTRL-0004 12.2)."""
         raw = self.alice.command("sealed", to=self.bob.did, channel="TWO_WAY_PRIVATE")
         self.assertEqual(self.doors[0].command(raw).status, 200)
-        for door in self.doors:
-            self.assertEqual(door.command(raw).json["code"], "DUPLICATE_NONCE")
+        for daemon_client in self.doors:
+            self.assertEqual(daemon_client.command(raw).json["code"], "DUPLICATE_NONCE")
 
     def test_one_of_many_nodes_carries_it_out(self) -> None:
         """All are asked at the same time."""
         raw = self.alice.command("sealed", to=self.bob.did, channel="TWO_WAY_PRIVATE")
-        connections = [door.connection() for door in self.doors * 3]
+        connections = [daemon_client.connection() for daemon_client in self.doors * 3]
         try:
             for connection in connections:
                 connection.connect()
@@ -239,5 +239,5 @@ class DecentrlTests(ClusterTestCase):
 
 def figure(node: Daemon, name: str) -> float:
     """A number among the figures of a node; the sum over all labels."""
-    lines = Door(node).ask("GET", "/metrics").body.decode().splitlines()
+    lines = DaemonClient(node).ask("GET", "/metrics").body.decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)

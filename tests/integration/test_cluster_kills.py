@@ -13,12 +13,18 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from tests.integration.cluster import at
-from tests.integration.couriers import COURIERS, PAUSE_SECONDS, Couriers, Errand, Recipient
-from tests.integration.ledger import ClusterLedger
-from tests.integration.traffic import MANY, PATIENCE_SECONDS, enrolled
-from tests.integration.trouble import Stage
-from tests.mongod import mongod_binary
+from tests.integration.cluster import wallet_at_node
+from tests.integration.delivery_ledger import DeliveryLedger
+from tests.integration.fault_injection import FaultInjectionCluster
+from tests.integration.message_load import MANY, PATIENCE_SECONDS, enrol_wallet
+from tests.integration.retrying_clients import (
+    COURIERS,
+    PAUSE_SECONDS,
+    ReconnectingRecipient,
+    RetryingSenders,
+    SendTask,
+)
+from tests.mongod_process import mongod_binary
 
 reactor: Any = _reactor
 
@@ -41,17 +47,19 @@ class KillTests(TestCase):
         seed = int(os.environ.get("CLUSTER_SEED", random.SystemRandom().randrange(1_000_000)))
         print(f"CLUSTER_SEED={seed}")  # noqa: T201  pytest shows it when the test fails
         self.random = random.Random(seed)
-        self.stage = Stage(reactor, self.random, {"didcomm": {"delivery_limit": MANY}})
+        self.stage = FaultInjectionCluster(reactor, self.random, {"didcomm": {"delivery_limit": MANY}})
         self.addCleanup(self.stage.close)
         await self.stage.open()
-        self.ledger = ClusterLedger()
+        self.ledger = DeliveryLedger()
         self.recipients = [await self.recipient(number) for number in range(RECIPIENTS)]
 
-    async def recipient(self, number: int) -> Recipient:
+    async def recipient(self, number: int) -> ReconnectingRecipient:
         """A wallet with an account, which is to listen at one node or another."""
         ports = self.stage.ports
-        wallet = await enrolled(self.stage.nodes[0], reactor)
-        recipient = Recipient(at(wallet, ports[number % len(ports)], reactor), ports, self.ledger, reactor)
+        wallet = await enrol_wallet(self.stage.nodes[0], reactor)
+        recipient = ReconnectingRecipient(
+            wallet_at_node(wallet, ports[number % len(ports)], reactor), ports, self.ledger, reactor
+        )
         self.addCleanup(recipient.stop)
         return recipient
 
@@ -74,13 +82,13 @@ class KillTests(TestCase):
     async def round(self, number: int, name: str) -> None:
         """One load, and trouble in the midst of it."""
         stock = self.stock(str(number), LETTERS)
-        couriers = self.couriers(self.stage.ports, stock)
+        senders = self.senders(self.stage.ports, stock)
         for recipient in self.recipients:
             recipient.start()
-        await deferToThread(couriers.wait_for_accepted, self.random.randrange(len(stock) // 3))
+        await deferToThread(senders.wait_for_accepted, self.random.randrange(len(stock) // 3))
         async with self.stage.troubles[name]():
-            await deferToThread(couriers.wait_for_answers, self.random.randrange(5, len(stock) // 3))
-        await deferToThread(couriers.join)
+            await deferToThread(senders.wait_for_answers, self.random.randrange(5, len(stock) // 3))
+        await deferToThread(senders.join)
         await self.stage.recovered()
         await self.pushes_go_on(number)
         await self.all_comes()
@@ -93,8 +101,8 @@ class KillTests(TestCase):
         deadline = reactor.seconds() + PATIENCE_SECONDS
         for attempt in count():
             for port in before:
-                couriers = self.couriers([port], self.stock(f"{number}-calm-{attempt}-{port}", 1))
-                await deferToThread(couriers.join)
+                senders = self.senders([port], self.stock(f"{number}-calm-{attempt}-{port}", 1))
+                await deferToThread(senders.join)
             pushes = await deferToThread(self.stage.pushes)
             places = {recipient.listens_at for recipient in self.recipients}
             if None not in places and all(pushes[port] > before[port] or places == {port} for port in pushes):
@@ -109,20 +117,20 @@ class KillTests(TestCase):
             self.assertLess(reactor.seconds(), deadline, f"{sorted(awaited)} were accepted, and are not pushed")
             await deferLater(reactor, PAUSE_SECONDS)
 
-    def stock(self, prefix: str, number: int) -> list[Errand]:
+    def stock(self, prefix: str, number: int) -> list[SendTask]:
         """So many letters to each recipient, well mixed."""
-        errands = [
-            Errand(recipient.wallet, f"{prefix}-{who}-{letter}")
+        send_tasks = [
+            SendTask(recipient.wallet, f"{prefix}-{who}-{letter}")
             for who, recipient in enumerate(self.recipients)
             for letter in range(number)
         ]
-        self.random.shuffle(errands)
-        return errands
+        self.random.shuffle(send_tasks)
+        return send_tasks
 
-    def couriers(self, ports: Sequence[int], stock: Sequence[Errand]) -> Couriers:
+    def senders(self, ports: Sequence[int], stock: Sequence[SendTask]) -> RetryingSenders:
         """They are under way with this."""
-        self.ledger.due(errand.letter for errand in stock)
-        couriers = Couriers(ports, self.ledger)
-        self.addCleanup(couriers.stop)
-        couriers.start(stock)
-        return couriers
+        self.ledger.due(send_task.letter for send_task in stock)
+        senders = RetryingSenders(ports, self.ledger)
+        self.addCleanup(senders.stop)
+        senders.start(stock)
+        return senders

@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from typing import Any, ClassVar
 
-from mediatord.keyfile import create_keys
+from mediatord.identity.key_file import create_keys
 from tests.integration.cluster import fresh_storage
-from tests.integration.cluster_case import ClusterTestCase
+from tests.integration.cluster_test_case import ClusterTestCase
 from tests.integration.daemon import Daemon
-from tests.integration.residents import Door, ask_on
-from tests.integration.traffic import PATIENCE_SECONDS
-from tests.wrong_clock import WrongClock
+from tests.integration.message_load import PATIENCE_SECONDS
+from tests.integration.raw_decentrl_client import DaemonClient, send_request_on
+from tests.skewed_clock import SkewedClock
 
 # What the end of a lease and a start take, on a machine with other things to do; less than the minute that it takes
 # where the server has to find out by itself that nobody goes on with a transaction.
@@ -66,7 +66,7 @@ class AdmissionTests(RefusalTestCase):
 
     def test_the_clock_is_right(self) -> None:
         """Whoever would let everybody's messages expire is not let in, and does not work alone either."""
-        clock = WrongClock(4 * 86_400)
+        clock = SkewedClock(4 * 86_400)
         self.addCleanup(clock.remove)
         listen = {"listen": "tcp:0:interface=127.0.0.1", "advertise": "127.0.0.1:1"}
         ways: list[dict[str, Any]] = [
@@ -132,11 +132,13 @@ class LimitTests(ClusterTestCase):
 
     def test_a_limit_holds_over_all_nodes(self) -> None:
         """Within 5 % (issue: rate limits)."""
-        connections = [Door(node).connection() for node in self.cluster.nodes]
+        connections = [DaemonClient(node).connection() for node in self.cluster.nodes]
         taken = 0
         try:
             for connection, _ in zip(cycle(connections), range(2 * 200), strict=False):
-                answered = ask_on(connection, "POST", "/didcomm", b"no envelope", {"Content-Type": "text/plain"})
+                answered = send_request_on(
+                    connection, "POST", "/didcomm", b"no envelope", {"Content-Type": "text/plain"}
+                )
                 taken += answered.status != 429
         finally:
             for connection in connections:

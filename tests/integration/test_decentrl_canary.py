@@ -23,22 +23,28 @@ from twisted.logger import ILogObserver, LogEvent, eventAsText, globalLogPublish
 from twisted.trial.unittest import SynchronousTestCase
 
 import mediatord
-from mediatord.bench.rawsocket import CLOSE, TEXT
+from mediatord.bench.load_generator import CLOSE_OPCODE, TEXT_OPCODE
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces.decentrl import IDecentrlStore
-from mediatord.protocol import jsontext
-from mediatord.protocol.decentrl.commands import Channel
-from mediatord.protocol.decentrl.contracts import sign_contract, sign_request
-from mediatord.protocol.decentrl.signing import encode_base64
-from mediatord.wallet.decentrl.commands import DIRECT, PRIVATE, PUBLIC
-from mediatord.wallet.decentrl.mediator import read_document
-from tests.integration.daemon import PLENTY, Daemon, merge
-from tests.integration.refusing import REQUEST, RESPOND, SAVE
-from tests.integration.residents import JSON, Door, Hangup, Line, Resident
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.commands import ChannelType
+from mediatord.protocol.decentrl.contracts import sign_contract, sign_contract_request
+from mediatord.protocol.decentrl.signatures import encode_base64
+from mediatord.store.interfaces.decentrl import IDecentrlStore
+from mediatord.wallet.decentrl_client import read_mediator_document
+from mediatord.wallet.decentrl_messages import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL
+from tests.integration.daemon import PLENTY, Daemon, merge_settings
+from tests.integration.message_load import prepare_daemon
+from tests.integration.raw_decentrl_client import (
+    JSON,
+    DaemonClient,
+    PeerClosedSocket,
+    RawDecentrlClient,
+    RawWebSocket,
+)
+from tests.integration.refusal_test_case import REQUEST, RESPOND, SAVE
 from tests.integration.test_canary import MARKED_HEADERS, SECRET, STORED, secrets_of, traces
-from tests.integration.traffic import prepared
 from tests.protocol.decentrl.mutations import replaced, spelled, without
-from tests.web.premises import Answered, Premises, framed, written
+from tests.web.in_memory_site import HTTPResponse, InMemorySite, encode_masked_frame, encode_request
 
 # All nonces begin like this.
 NONCES = "caca0b1e-7f3a-4e0e-9a37"
@@ -76,15 +82,15 @@ PLACES = {
 }
 
 
-class Marked(Resident):
+class Marked(RawDecentrlClient):
     """
     An identity whose commands have a mark wherever one can be.
 
     :ivar unique: what it has said that can be recognised: signatures and keys.
     """
 
-    def __init__(self, door: Door, alias: str) -> None:
-        super().__init__(door, alias)
+    def __init__(self, daemon_client: DaemonClient, alias: str) -> None:
+        super().__init__(daemon_client, alias)
         seed: bytes = self.identity.seed
         self.unique = {encode_base64(seed), seed.hex()}
         self._number = id(self) & 0xFFFF
@@ -95,7 +101,12 @@ class Marked(Resident):
         return f"{NONCES}-{self._number:012x}"
 
     def command(
-        self, payload: dict[str, Any] | str, *, to: str | None = None, channel: Channel = DIRECT, **header: Any
+        self,
+        payload: dict[str, Any] | str,
+        *,
+        to: str | None = None,
+        channel: ChannelType = DIRECT_CHANNEL,
+        **header: Any,
     ) -> bytes:
         if isinstance(payload, dict):
             payload = {**payload, "private_key": encode_base64(self.identity.seed), SECRET: {SECRET: [SECRET]}}
@@ -114,7 +125,7 @@ class Marked(Resident):
         full = {**self.terms(peer.did), **keys, STORED: STORED, **changes}
         signed: dict[str, Any] = {
             "communication_contract": full,
-            "requestor_signature": sign_request(full, self.identity.seed),
+            "requestor_signature": sign_contract_request(full, self.identity.seed),
             "recipient_signature": sign_contract(full, peer.identity.seed),
         }
         self.unique.update((signed["requestor_signature"], signed["recipient_signature"]))
@@ -129,8 +140,8 @@ class Marked(Resident):
 class Volley:
     """Everything that can be said to the Decentrl half, marked; Alice and Bob are registered, Carol is not."""
 
-    def __init__(self, door: Door) -> None:
-        self.alice, self.bob, self.carol = (Marked(door, alias) for alias in ("alice", "bob", "carol"))
+    def __init__(self, daemon_client: DaemonClient) -> None:
+        self.alice, self.bob, self.carol = (Marked(daemon_client, alias) for alias in ("alice", "bob", "carol"))
         self.everybody = (self.alice, self.bob, self.carol)
         for one in (self.alice, self.bob):
             one.register()
@@ -146,7 +157,10 @@ class Volley:
         alice, bob = self.alice, self.bob
         asked = "COMMUNICATION_CONTRACT"
         terms = {**alice.terms(alice.mediator), STORED: STORED, "requestor_encryption_public_key": STORED}
-        request = {"communication_contract": terms, "requestor_signature": sign_request(terms, alice.identity.seed)}
+        request = {
+            "communication_contract": terms,
+            "requestor_signature": sign_contract_request(terms, alice.identity.seed),
+        }
         contract = {"signed_communication_contract": bob.signed(alice)}
         tags = (STORED, f"{STORED} 2")
         event = {**alice.event(STORED, sender=bob.did, tags=tags), "contract_id": STORED, SECRET: SECRET}
@@ -177,9 +191,9 @@ class Volley:
             ),
         ):
             yield alice.command({"type": type_, **members}, to=to)
-        yield alice.command(STORED, to=bob.did, channel=PRIVATE)
-        yield alice.command({"type": "PUBLISH_PUBLIC_EVENT", **public}, channel=PUBLIC)
-        yield alice.command({"type": "DELETE_PUBLIC_EVENT", "public_event_id": SECRET}, channel=PUBLIC)
+        yield alice.command(STORED, to=bob.did, channel=PRIVATE_CHANNEL)
+        yield alice.command({"type": "PUBLISH_PUBLIC_EVENT", **public}, channel=PUBLIC_CHANNEL)
+        yield alice.command({"type": "DELETE_PUBLIC_EVENT", "public_event_id": SECRET}, channel=PUBLIC_CHANNEL)
 
     def bad(self) -> Iterator[bytes]:
         """Commands that are refused, for every reason there is, and bodies that are none."""
@@ -205,7 +219,7 @@ class Volley:
 
     def _secret(self, sender: Marked | None = None, **header: Any) -> bytes:
         """An event that would be kept, were it not refused."""
-        return (sender or self.alice).command(SECRET, **{"to": self.bob.did, "channel": PRIVATE, **header})
+        return (sender or self.alice).command(SECRET, **{"to": self.bob.did, "channel": PRIVATE_CHANNEL, **header})
 
     def _false(self) -> Iterator[bytes]:
         """Not who they say, or not now."""
@@ -227,9 +241,11 @@ class Volley:
         yield carol.command({"type": "SAVE_EVENTS", "events": [carol.event(SECRET, tags=(SECRET,))]})
         secret = {"encrypted_contract_request": SECRET, "requestor_ephemeral_public_key": SECRET}
         yield carol.command({"type": REQUEST, **secret}, to=SECRET)
-        yield alice.command({"type": "PUBLISH_PUBLIC_EVENT", **carol.public_event(SECRET, (SECRET,))}, channel=PUBLIC)
+        yield alice.command(
+            {"type": "PUBLISH_PUBLIC_EVENT", **carol.public_event(SECRET, (SECRET,))}, channel=PUBLIC_CHANNEL
+        )
         forged = {**alice.public_event(SECRET), "event_signature": SECRET}
-        yield alice.command({"type": "PUBLISH_PUBLIC_EVENT", **forged}, channel=PUBLIC)
+        yield alice.command({"type": "PUBLISH_PUBLIC_EVENT", **forged}, channel=PUBLIC_CHANNEL)
 
     def _senseless(self) -> Iterator[bytes]:
         """Registrations and contracts that are none."""
@@ -247,7 +263,7 @@ class Volley:
             {**terms, "signature": SECRET},
         ):
             yield alice.command({"type": REQUEST, **alice.sealed(plaintext)})
-            yield alice.command({"type": REQUEST, **alice.sealed(plaintext, bob.door.mediator.signing_key)})
+            yield alice.command({"type": REQUEST, **alice.sealed(plaintext, bob.daemon_client.mediator.signing_key)})
         good = bob.contract_with(alice)
         for signed in (
             {**good, "requestor_signature": SECRET},
@@ -266,17 +282,17 @@ class Volley:
         alice = self.alice
         good = alice.greeting()
         yield spelled(good), BINARY
-        yield spelled(good), TEXT
-        yield spelled(good), TEXT
+        yield spelled(good), TEXT_OPCODE
+        yield spelled(good), TEXT_OPCODE
         for name in ("type", "did", "signing_key_id", "timestamp", "nonce", "signature"):
-            yield spelled({**alice.greeting(), name: SECRET}), TEXT
-        yield spelled(alice.greeting(timestamp_ms=1)), TEXT
-        yield spelled(alice.greeting(did=f"did:web:{SECRET}", signing_key_id=SECRET)), TEXT
-        yield spelled(alice.greeting(signing_key_id=f"{alice.did}#{SECRET}")), TEXT
-        yield spelled(self.carol.greeting()), TEXT
-        yield SECRET.encode(), TEXT
+            yield spelled({**alice.greeting(), name: SECRET}), TEXT_OPCODE
+        yield spelled(alice.greeting(timestamp_ms=1)), TEXT_OPCODE
+        yield spelled(alice.greeting(did=f"did:web:{SECRET}", signing_key_id=SECRET)), TEXT_OPCODE
+        yield spelled(alice.greeting(signing_key_id=f"{alice.did}#{SECRET}")), TEXT_OPCODE
+        yield spelled(self.carol.greeting()), TEXT_OPCODE
+        yield SECRET.encode(), TEXT_OPCODE
         yield b"\xff" + SECRET.encode(), BINARY
-        yield spelled({"protected": SECRET, "ciphertext": SECRET}), TEXT
+        yield spelled({"protected": SECRET, "ciphertext": SECRET}), TEXT_OPCODE
 
     def chatter(self) -> Iterator[bytes]:
         """What an authenticated socket may go on with."""
@@ -303,7 +319,7 @@ class Findings:
     def __init__(self) -> None:
         self.places: dict[str, bytes] = {}
 
-    def answer(self, answered: Answered) -> None:
+    def answer(self, answered: HTTPResponse) -> None:
         """
         An answer, which may have what is kept in it when it says yes, and who was asked for, but nothing else that
         was said; what a refusal says is searched for everything.
@@ -328,12 +344,12 @@ class Findings:
         return [(needle, place) for needle in there for place in traces(needle, self.places)]
 
 
-class Within(Door):
+class Within(DaemonClient):
     """A mediator in this process, asked through its front door."""
 
-    def __init__(self, premises: Premises) -> None:
-        self._premises = premises
-        self.mediator = read_document(premises.base.identity.web_document)
+    def __init__(self, site_fixture: InMemorySite) -> None:
+        self._premises = site_fixture
+        self.mediator = read_mediator_document(site_fixture.base.identity.web_document)
 
     def ask(
         self,
@@ -343,7 +359,7 @@ class Within(Door):
         headers: Mapping[str, str] | None = None,
         *,
         source: str = "127.0.0.1",
-    ) -> Answered:
+    ) -> HTTPResponse:
         """Without any connection."""
         return self._premises.request(method, path, body, dict(headers or {}), peer=source)
 
@@ -360,8 +376,8 @@ class MemoryTests(SynchronousTestCase):
         observer = cast(ILogObserver, self.observe)
         globalLogPublisher.addObserver(observer)
         self.addCleanup(globalLogPublisher.removeObserver, observer)
-        self.premises = Premises(self, **PLENTY, log={"level": "debug", "dids": "plain"})
-        self.volley = Volley(Within(self.premises))
+        self.site_fixture = InMemorySite(self, **PLENTY, log={"level": "debug", "dids": "plain"})
+        self.volley = Volley(Within(self.site_fixture))
 
     def observe(self, event: LogEvent) -> None:
         """Keep a log event of any level, with everything that any observer could make of it."""
@@ -373,7 +389,7 @@ class MemoryTests(SynchronousTestCase):
         """The statuses of the answers."""
         statuses = []
         for raw in commands:
-            answered = self.premises.request("POST", "/", raw, {"Content-Type": JSON, **MARKED_HEADERS})
+            answered = self.site_fixture.request("POST", "/", raw, {"Content-Type": JSON, **MARKED_HEADERS})
             self.findings.answer(answered)
             statuses.append(answered.status)
         return statuses
@@ -382,7 +398,7 @@ class MemoryTests(SynchronousTestCase):
         """The statuses of the answers to those who read public channels."""
         statuses = []
         for path in self.volley.addresses():
-            answered = self.premises.request("GET", path, None, MARKED_HEADERS)
+            answered = self.site_fixture.request("GET", path, None, MARKED_HEADERS)
             self.findings.answer(answered)
             statuses.append(answered.status)
         return statuses
@@ -390,28 +406,28 @@ class MemoryTests(SynchronousTestCase):
     def talk(self) -> None:
         """On sockets."""
         for message, opcode in self.volley.first_messages():
-            visitor = self.premises.visitor("/ws", **MARKED_HEADERS)
-            visitor.send(message, opcode)
+            websocket_client = self.site_fixture.websocket_client("/ws", **MARKED_HEADERS)
+            websocket_client.send(message, opcode)
             for chatter in self.volley.chatter():
-                visitor.line.feed(framed(chatter))
-            self.findings.frames(payload for _, payload in visitor.frames())
+                websocket_client.line.feed(encode_masked_frame(chatter))
+            self.findings.frames(payload for _, payload in websocket_client.frames())
         self.assertIn(b'{"type":"AUTH_SUCCESS"}', self.findings.places.values())
 
     def assert_untold(self) -> None:
         """No trace of what was said is in any log line, event, metric or refusal; nor of a key of ours."""
-        self.premises.clock.advance(100)
-        self.premises.settle()
+        self.site_fixture.clock.advance(100)
+        self.site_fixture.settle()
         places = self.findings.places
-        places |= {path.name: path.read_bytes() for path in self.premises.config.log.directory.glob("events*")}
-        places["metrics"] = self.premises.request("GET", "/metrics", peer="127.0.0.1").body
-        needles = [*self.volley.needles(), *secrets_of(self.premises.config.identity.keys)]
+        places |= {path.name: path.read_bytes() for path in self.site_fixture.config.log.directory.glob("events*")}
+        places["metrics"] = self.site_fixture.request("GET", "/metrics", peer="127.0.0.1").body
+        needles = [*self.volley.needles(), *secrets_of(self.site_fixture.config.identity.keys)]
         self.assertGreater(len(needles), 40)
         self.assertIn(b"req.done", b"".join(places.values()))
         self.assertEqual(self.findings.found(needles), [])
 
     def test_every_message(self) -> None:
         """All that can be said, good and bad, while a socket listens; the good twice, so that something is there."""
-        listening = self.premises.visitor("/ws")
+        listening = self.site_fixture.websocket_client("/ws")
         listening.send(spelled(self.volley.bob.greeting()))
         statuses = self.post(self.volley.good())
         self.assertEqual(statuses, [200] * 17 + [404])
@@ -427,7 +443,7 @@ class MemoryTests(SynchronousTestCase):
         """Every operation of the store fails, in turn."""
         for operation in OPERATIONS:
             commands = list(self.volley.good())
-            with self.premises.failing(operation, StoreUnavailable()):
+            with self.site_fixture.failing(operation, StoreUnavailable()):
                 statuses = {*self.post(commands), *self.read()}
                 if operation in ("claim", "registered_until"):  # only for sockets
                     self.talk_in_vain(1013)
@@ -439,7 +455,7 @@ class MemoryTests(SynchronousTestCase):
         """Exceptions nobody thought of, with what was sent in their text as libraries do it."""
         for operation in OPERATIONS:
             commands = list(self.volley.good())
-            with self.premises.failing(operation, RuntimeError(f"cannot handle {SECRET} {STORED} {NONCES}")):
+            with self.site_fixture.failing(operation, RuntimeError(f"cannot handle {SECRET} {STORED} {NONCES}")):
                 statuses = {*self.post(commands), *self.read()}
                 if operation in ("claim", "registered_until"):
                     self.talk_in_vain(1011)
@@ -450,9 +466,9 @@ class MemoryTests(SynchronousTestCase):
 
     def talk_in_vain(self, code: int) -> None:
         """Nobody can authenticate."""
-        visitor = self.premises.visitor("/ws")
-        visitor.send(spelled(self.volley.alice.greeting()))
-        frames = visitor.frames()
+        websocket_client = self.site_fixture.websocket_client("/ws")
+        websocket_client.send(spelled(self.volley.alice.greeting()))
+        frames = websocket_client.frames()
         self.findings.frames(payload for _, payload in frames)
         self.assertEqual(int.from_bytes(frames[-1][1][:2], "big"), code)
 
@@ -471,28 +487,28 @@ class MemoryTests(SynchronousTestCase):
 @pytest.mark.parametrize("backend", ["sqlite", "memory"])
 def test_a_whole_daemon(backend: str) -> None:
     """A process at its most talkative: its output, logs, metrics and refusals, and every byte of its files."""
-    daemon = prepared(merge({"log": {"level": "debug"}}, {"storage": {"backend": backend}}))
+    daemon = prepare_daemon(merge_settings({"log": {"level": "debug"}}, {"storage": {"backend": backend}}))
     with daemon:
-        door = Door(daemon)
-        volley, findings = Volley(door), Findings()
-        statuses = [say(door, findings, raw) for raw in [*volley.good(), *volley.good()]]
+        daemon_client = DaemonClient(daemon)
+        volley, findings = Volley(daemon_client), Findings()
+        statuses = [say(daemon_client, findings, raw) for raw in [*volley.good(), *volley.good()]]
         assert statuses == ([200] * 17 + [404]) * 2
-        kept = door.kept() if backend == "sqlite" else {}
-        assert {say(door, findings, raw) for raw in volley.bad()} == {400, 401, 404}
-        assert say(door, findings, SECRET.encode() * 100_000) == 413
+        kept = daemon_client.kept() if backend == "sqlite" else {}
+        assert {say(daemon_client, findings, raw) for raw in volley.bad()} == {400, 401, 404}
+        assert say(daemon_client, findings, SECRET.encode() * 100_000) == 413
         for path in volley.addresses():
-            findings.answer(door.ask("GET", path, None, MARKED_HEADERS))
+            findings.answer(daemon_client.ask("GET", path, None, MARKED_HEADERS))
         for message, opcode in volley.first_messages():
-            findings.frames(said(door, message, opcode, volley.chatter()))
+            findings.frames(said(daemon_client, message, opcode, volley.chatter()))
         for raw in BAD_HTTP:
-            for answered in door.say(raw):
+            for answered in daemon_client.say(raw):
                 findings.answer(answered)
         if backend == "sqlite":
-            assert door.kept() == kept
-            trouble(door, volley, findings)
+            assert daemon_client.kept() == kept
+            trouble(daemon_client, volley, findings)
             files = {path.name: path.read_bytes() for path in daemon.directory.glob("mediator.sqlite3*")}
-            assert_only_payloads(door.database, files, volley)
-        findings.places["metrics"] = door.ask("GET", "/metrics").body
+            assert_only_payloads(daemon_client.database, files, volley)
+        findings.places["metrics"] = daemon_client.ask("GET", "/metrics").body
         daemon.stop()
         collect(daemon, findings)
         assert findings.found([*volley.needles(), *secrets_of(daemon.directory / "keys.jwks")]) == []
@@ -500,46 +516,46 @@ def test_a_whole_daemon(backend: str) -> None:
 
 _ONCE = {**MARKED_HEADERS, "Connection": "close"}
 BAD_HTTP = [
-    written("POST", f"/?{SECRET}", SECRET.encode(), {**_ONCE, "Content-Type": f"application/{SECRET}"}),
-    written("PUT", f"/public/{SECRET}", SECRET.encode(), _ONCE),
-    written("GET", f"/ws?{SECRET}", None, _ONCE),
-    written("GET", f"/openapi.json?{SECRET}", None, {"Connection": "close"}),
-    written("POST", "/", None, {**_ONCE, "Content-Length": SECRET}),
-    written("POST", "/", None, {**_ONCE, "Transfer-Encoding": "chunked"}) + SECRET.encode() + b"\r\n",
-    written("POST", "/", b"{", {SECRET: SECRET, **_ONCE}),
+    encode_request("POST", f"/?{SECRET}", SECRET.encode(), {**_ONCE, "Content-Type": f"application/{SECRET}"}),
+    encode_request("PUT", f"/public/{SECRET}", SECRET.encode(), _ONCE),
+    encode_request("GET", f"/ws?{SECRET}", None, _ONCE),
+    encode_request("GET", f"/openapi.json?{SECRET}", None, {"Connection": "close"}),
+    encode_request("POST", "/", None, {**_ONCE, "Content-Length": SECRET}),
+    encode_request("POST", "/", None, {**_ONCE, "Transfer-Encoding": "chunked"}) + SECRET.encode() + b"\r\n",
+    encode_request("POST", "/", b"{", {SECRET: SECRET, **_ONCE}),
 ]
 
 
-def say(door: Door, findings: Findings, raw: bytes) -> int:
+def say(daemon_client: DaemonClient, findings: Findings, raw: bytes) -> int:
     """Send a command; the status."""
-    answered = door.command(raw, **MARKED_HEADERS)
+    answered = daemon_client.command(raw, **MARKED_HEADERS)
     findings.answer(answered)
     return answered.status
 
 
-def said(door: Door, message: bytes, opcode: int, chatter: Iterable[bytes]) -> Iterator[bytes]:
+def said(daemon_client: DaemonClient, message: bytes, opcode: int, chatter: Iterable[bytes]) -> Iterator[bytes]:
     """What a socket gets to hear that begins like this, and goes on talking."""
-    line = Line(door)
+    line = RawWebSocket(daemon_client)
     with contextlib.suppress(OSError):
         line.say(message, opcode)
         for more in chatter:
             line.say(more)
-        line.say_part(b"\x03\xe8" + SECRET.encode(), CLOSE)
+        line.say_part(b"\x03\xe8" + SECRET.encode(), CLOSE_OPCODE)
     # Who closes without waiting for an answer may get none.
-    with contextlib.suppress(Hangup, ConnectionError):
+    with contextlib.suppress(PeerClosedSocket, ConnectionError):
         while True:
             yield line.hear_raw()
     line.close()
 
 
-def trouble(door: Door, volley: Volley, findings: Findings) -> None:
+def trouble(daemon_client: DaemonClient, volley: Volley, findings: Findings) -> None:
     """Every table is away once while everything is said."""
-    with contextlib.closing(sqlite3.connect(door.database, isolation_level=None)) as connection:
+    with contextlib.closing(sqlite3.connect(daemon_client.database, isolation_level=None)) as connection:
         connection.execute("PRAGMA legacy_alter_table = ON")
         for table in sorted({table for table, _ in PLACES} | {"nonce", "party"}):
             commands = list(volley.good())
             connection.execute(f"ALTER TABLE {table} RENAME TO missing")
-            statuses = {say(door, findings, raw) for raw in commands}
+            statuses = {say(daemon_client, findings, raw) for raw in commands}
             connection.execute(f"ALTER TABLE missing RENAME TO {table}")
             assert 503 in statuses, table
 
@@ -585,16 +601,16 @@ def test_what_is_not_opened() -> None:
     Anything but a registration comes back byte for byte and has no effect, though it be a registration encrypted to
     the mediator, which could open it (DCTRL-0004 12.1).
     """
-    with prepared() as daemon:
-        door = Door(daemon)
-        bob, carol = Resident(door, "bob"), Resident(door, "carol")
+    with prepare_daemon() as daemon:
+        daemon_client = DaemonClient(daemon)
+        bob, carol = RawDecentrlClient(daemon_client, "bob"), RawDecentrlClient(daemon_client, "carol")
         bob.register()
         bob.befriend(carol)
         registration = carol.registration()
         assert carol.get(REQUEST, to=bob.did, **registration) == {"type": "SUCCESS", "code": "REQUESTED"}
         sealed = registration["encrypted_contract_request"]
         assert carol.tell(bob, sealed).status == 200
-        payload = jsontext.dumps({"type": REQUEST, **registration}).decode()
+        payload = encoding.dumps({"type": REQUEST, **registration}).decode()
         bob.get("SAVE_EVENTS", events=[bob.event(sealed, tags=(sealed[:100],)), bob.event(payload)])
         bob.publish(payload)
         assert carol.ask("QUERY_EVENTS").status == 401
@@ -602,7 +618,7 @@ def test_what_is_not_opened() -> None:
         assert {name: request[name] for name in registration} == registration
         assert [one["payload"] for one in bob.pending()] == [sealed]
         assert [one["payload"] for one in bob.items("EVENTS", "events")] == [sealed, payload]
-        (event,) = door.ask("GET", f"/public/{bob.did}").json["events"]
+        (event,) = daemon_client.ask("GET", f"/public/{bob.did}").json["events"]
         assert event["event"] == payload
         # It could have been opened.
         carol.get(REQUEST, **registration)

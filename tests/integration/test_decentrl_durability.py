@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.interfaces import Books
-from mediatord.protocol import jsontext
-from mediatord.wallet.decentrl.commands import PRIVATE
-from tests.books import of_sqlite
+from mediatord.protocol import encoding
+from mediatord.store.interfaces.messages import StoreLedger
+from mediatord.wallet.decentrl_messages import PRIVATE_CHANNEL
 from tests.integration.cluster import fresh_storage
-from tests.integration.residents import JSON, Door, Line, Resident
-from tests.integration.traffic import Letter, Post, Senders, prepared
-from tests.torture.books import of_daemon_on_mongodb
+from tests.integration.message_load import LoadSenders, PreparedForward, SendAttempt, prepare_daemon
+from tests.integration.raw_decentrl_client import JSON, DaemonClient, RawDecentrlClient, RawWebSocket
+from tests.ledger_checks import read_sqlite_ledger
+from tests.torture.ledger_checks import read_daemon_mongo_ledger
 
 # `make durability` has more. The first one has nothing to acknowledge yet.
 ROUNDS = int(os.environ.get("DURABILITY_ROUNDS", "3"))
@@ -45,23 +45,23 @@ class Errand:
     """
 
     kind: Kind
-    letter: Letter
+    letter: PreparedForward
     parts: tuple[str, ...]
     status: int | None = None
     reply: dict[str, Any] = field(default_factory=dict)
 
 
-class Couriers(Senders):
+class Couriers(LoadSenders):
     """Connections that post commands as fast as they are answered. :ivar replies: by marker."""
 
-    def __init__(self, port: int, stock: Sequence[Letter]) -> None:
+    def __init__(self, port: int, stock: Sequence[PreparedForward]) -> None:
         super().__init__(port, stock)
         self.replies: dict[str, dict[str, Any]] = {}
 
-    def _send(self, connection: HTTPConnection, letter: Letter, post: Post) -> None:
+    def _send(self, connection: HTTPConnection, letter: PreparedForward, post: SendAttempt) -> None:
         connection.request("POST", "/", letter.body, {"Content-Type": JSON})
         response = connection.getresponse()
-        reply = jsontext.loads_object(response.read())
+        reply = encoding.loads_object(response.read())
         with self._changed:
             post.status = response.status
             self.replies[letter.marker] = reply
@@ -72,7 +72,7 @@ class Couriers(Senders):
 class Ear:
     """Listens on a socket of somebody until it is cut. :ivar pushed: ids of the events that came."""
 
-    def __init__(self, resident: Resident) -> None:
+    def __init__(self, resident: RawDecentrlClient) -> None:
         self.pushed: list[str] = []
         self._line = resident.socket()
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -97,19 +97,22 @@ class KillTests(SynchronousTestCase):
         """Where the daemon keeps everything."""
         return {}
 
-    def books(self) -> Books:
+    def books(self) -> StoreLedger:
         """What the store says itself."""
-        return of_sqlite(self.door.database)
+        return read_sqlite_ledger(self.daemon_client.database)
 
     def setUp(self) -> None:
         seed = int(os.environ.get("DURABILITY_SEED", random.SystemRandom().randrange(1_000_000)))
         print(f"DURABILITY_SEED={seed}")  # noqa: T201  pytest shows it when the test fails
         self.random = random.Random(seed)
-        self.daemon = prepared({"storage": self.storage()})
+        self.daemon = prepare_daemon({"storage": self.storage()})
         self.daemon.__enter__()
         self.addCleanup(self.daemon.__exit__, None, None, None)
-        self.door = Door(self.daemon)
-        self.alice, self.bob = Resident(self.door, "alice"), Resident(self.door, "bob")
+        self.daemon_client = DaemonClient(self.daemon)
+        self.alice, self.bob = (
+            RawDecentrlClient(self.daemon_client, "alice"),
+            RawDecentrlClient(self.daemon_client, "bob"),
+        )
         self.bob.register()
         self.bob.befriend(self.alice)
         self.kept: Counter[str] = Counter()
@@ -122,10 +125,10 @@ class KillTests(SynchronousTestCase):
         carried out.
         """
         for number in range(self.rounds):
-            errands = self.errands(number)
-            pushed = self.deadly_load(errands)
+            send_tasks = self.send_tasks(number)
+            pushed = self.deadly_load(send_tasks)
             self.daemon.start()
-            sent = [one for one in errands if one.letter.marker in self.posted]
+            sent = [one for one in send_tasks if one.letter.marker in self.posted]
             self.look()
             self.assertLessEqual(set(pushed), set(self.waiting))
             happened = {one.letter.marker: self.has_happened(one) for one in sent}
@@ -142,42 +145,42 @@ class KillTests(SynchronousTestCase):
         self.assertEqual(max(self.kept.values()), 1)
         self.assertGreater(len(self.kept), self.rounds)
 
-    def errands(self, number: int) -> list[Errand]:
+    def send_tasks(self, number: int) -> list[Errand]:
         """A load, in any order; what is acknowledged is what waits from before."""
         alice, bob = self.alice, self.bob
         found = []
         for one in range(EVENTS):
             payload = f"event {number} {one}"
-            raw = alice.command(payload, to=bob.did, channel=PRIVATE)
-            found.append(Errand("event", Letter(payload, raw), (payload,)))
+            raw = alice.command(payload, to=bob.did, channel=PRIVATE_CHANNEL)
+            found.append(Errand("event", PreparedForward(payload, raw), (payload,)))
         for one in range(BATCHES):
             parts = tuple(f"batch {number} {one} {part}" for part in range(IN_A_BATCH))
             raw = bob.command({"type": "SAVE_EVENTS", "events": [bob.event(part, tags=("t",)) for part in parts]})
-            found.append(Errand("batch", Letter(parts[0], raw), parts))
+            found.append(Errand("batch", PreparedForward(parts[0], raw), parts))
         ids = self.random.sample(sorted(self.waiting), min(len(self.waiting), ACKNOWLEDGEMENTS * AT_ONCE))
         for start in range(0, len(ids), AT_ONCE):
             parts = tuple(ids[start : start + AT_ONCE])
             raw = bob.command({"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": list(parts)})
-            found.append(Errand("acknowledgement", Letter(f"acknowledge {parts[0]}", raw), parts))
+            found.append(Errand("acknowledgement", PreparedForward(f"acknowledge {parts[0]}", raw), parts))
         self.random.shuffle(found)
         return found
 
-    def deadly_load(self, errands: list[Errand]) -> list[str]:
+    def deadly_load(self, send_tasks: list[Errand]) -> list[str]:
         """Send until the daemon is killed; the ids of the events that were pushed meanwhile."""
         ear = Ear(self.bob)
-        couriers = Couriers(self.daemon.port, [one.letter for one in errands])
-        couriers.start()
-        couriers.wait_for_posts(self.random.randrange(10, len(errands)))
+        senders = Couriers(self.daemon.port, [one.letter for one in send_tasks])
+        senders.start()
+        senders.wait_for_posts(self.random.randrange(10, len(send_tasks)))
         # Any moment in the life of a command, unless there is none left.
-        couriers.done.wait(self.random.uniform(0, WHOLE_COMMAND_SECONDS))
+        senders.done.wait(self.random.uniform(0, WHOLE_COMMAND_SECONDS))
         self.daemon.kill()
-        couriers.join()
+        senders.join()
         ear.join()
-        self.posted = {post.marker: post.status for post in couriers.posts}
-        self.assertLessEqual(set(self.posted.values()), {200, None}, couriers.replies)
-        for one in errands:
+        self.posted = {post.marker: post.status for post in senders.posts}
+        self.assertLessEqual(set(self.posted.values()), {200, None}, senders.replies)
+        for one in send_tasks:
             one.status = self.posted.get(one.letter.marker)
-            one.reply = couriers.replies.get(one.letter.marker, {})
+            one.reply = senders.replies.get(one.letter.marker, {})
         return ear.pushed
 
     def look(self) -> None:
@@ -186,23 +189,23 @@ class KillTests(SynchronousTestCase):
         self.waiting = {one["id"]: one["payload"] for one in self.bob.pending()}
         self.assertEqual(len(set(self.waiting.values())), len(self.waiting))
 
-    def has_happened(self, errand: Errand) -> bool:
+    def has_happened(self, send_task: Errand) -> bool:
         """Whether it was carried out; all of it or nothing."""
         there = {"event": set(self.waiting.values()), "batch": set(self.kept), "acknowledgement": set(self.waiting)}
-        found = [part in there[errand.kind] for part in errand.parts]
-        self.assertEqual(len(set(found)), 1, (errand.kind, found))
-        return found[0] is (errand.kind != "acknowledgement")
+        found = [part in there[send_task.kind] for part in send_task.parts]
+        self.assertEqual(len(set(found)), 1, (send_task.kind, found))
+        return found[0] is (send_task.kind != "acknowledgement")
 
-    def post_again(self, errands: Iterable[Errand]) -> dict[str, str]:
+    def post_again(self, send_tasks: Iterable[Errand]) -> dict[str, str]:
         """The very same bytes once more; the code of each reply, or its type."""
-        couriers = Couriers(self.daemon.port, [one.letter for one in errands])
-        couriers.start()
-        couriers.join()
-        return {marker: str(reply.get("code", reply["type"])) for marker, reply in couriers.replies.items()}
+        senders = Couriers(self.daemon.port, [one.letter for one in send_tasks])
+        senders.start()
+        senders.join()
+        return {marker: str(reply.get("code", reply["type"])) for marker, reply in senders.replies.items()}
 
-    def check_ids(self, errands: Iterable[Errand]) -> None:
+    def check_ids(self, send_tasks: Iterable[Errand]) -> None:
         """An event has the id that its sender was told."""
-        told = {one.reply["pendingEventId"]: one.parts[0] for one in errands if one.kind == "event" and one.reply}
+        told = {one.reply["pendingEventId"]: one.parts[0] for one in send_tasks if one.kind == "event" and one.reply}
         self.assertEqual({id_: self.waiting.get(id_) for id_ in told}, told)
 
     def test_a_socket_that_was_authenticated(self) -> None:
@@ -211,7 +214,7 @@ class KillTests(SynchronousTestCase):
         self.open(greeting)
         self.daemon.kill()
         self.daemon.start()
-        line = Line(self.door)
+        line = RawWebSocket(self.daemon_client)
         line.say(greeting)
         heard, end = line.rest()
         self.assertEqual((heard, end.code), ([b'{"type":"AUTH_FAILED","code":"INVALID_MESSAGE"}'], 4002))
@@ -219,7 +222,7 @@ class KillTests(SynchronousTestCase):
 
     def open(self, greeting: dict[str, Any]) -> None:
         """Open a socket with this, and leave it."""
-        line = Line(self.door)
+        line = RawWebSocket(self.daemon_client)
         line.say(greeting)
         self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
         line.close()
@@ -233,5 +236,5 @@ class MongoDBKillTests(KillTests):
     def storage(self) -> dict[str, Any]:
         return fresh_storage(self)
 
-    def books(self) -> Books:
-        return of_daemon_on_mongodb(self.daemon)
+    def books(self) -> StoreLedger:
+        return read_daemon_mongo_ledger(self.daemon)

@@ -13,9 +13,9 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from tests.citizens import Citizen
-from tests.integration.traffic import PATIENCE_SECONDS
-from tests.web.premises import Premises
+from tests.in_memory_identities import InMemoryIdentity
+from tests.integration.message_load import PATIENCE_SECONDS
+from tests.web.in_memory_site import InMemorySite
 from tests.web.test_decentrl_socket import LOCAL, Client
 
 FAULT = {"type": "ERROR", "code": "INTERNAL_ERROR"}
@@ -24,11 +24,11 @@ MARK = "details of the fault"
 
 class FaultTests(TestCase):
     def setUp(self) -> None:
-        self.premises = Premises(self)
-        self.alice = Citizen(self.premises, "alice")
+        self.site_fixture = InMemorySite(self)
+        self.alice = InMemoryIdentity(self.site_fixture, "alice")
         self.alice.register()
         reactor: Any = _reactor
-        port = reactor.listenTCP(0, self.premises.site, interface=LOCAL)
+        port = reactor.listenTCP(0, self.site_fixture.site, interface=LOCAL)
         self.addCleanup(port.stopListening)
         self.number: int = port.getHost().port
 
@@ -51,10 +51,10 @@ class FaultTests(TestCase):
         """500 INTERNAL_ERROR by both ways, nothing kept, and the next command is served."""
         events = [{"sender_did": "a", "recipient_did": "b", "payload": "x", "timestamp": 1, "encrypted_tags": []}]
         save = partial(self.alice.command, {"type": "SAVE_EVENTS", "events": events})
-        with self.premises.failing("save_events", RuntimeError(MARK)):
+        with self.site_fixture.failing("save_events", RuntimeError(MARK)):
             self.assertEqual(await self.request("POST", "/", save()), (500, FAULT))
             self.assertEqual(await self.request("POST", "/?by=twisted.web", save()), (500, FAULT))
-        with self.premises.failing("public_events", RuntimeError(MARK)):
+        with self.site_fixture.failing("public_events", RuntimeError(MARK)):
             self.assertEqual(await self.request("GET", f"/public/{self.alice.did}"), (500, FAULT))
         self.told_without_details(3)
         self.assertEqual(self.alice.query("EVENTS", "events"), [])
@@ -67,7 +67,7 @@ class FaultTests(TestCase):
         factory.noisy = False
         client = Client(self.alice.greeting())
         client.factory = factory
-        with self.premises.failing("registered_until", RuntimeError(MARK)):
+        with self.site_fixture.failing("registered_until", RuntimeError(MARK)):
             await connectProtocol(TCP4ClientEndpoint(_reactor, LOCAL, self.number), client)
             (frame, binary), end = await client.over
         self.assertEqual((json.loads(frame), binary), ({"type": "AUTH_FAILED", "code": "INTERNAL_ERROR"}, False))

@@ -10,35 +10,37 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
-from mediatord.protocol.decentrl.sealing import new_pair
-from mediatord.protocol.decentrl.signing import encode_base64
-from mediatord.wallet.decentrl.commands import DIRECT, PRIVATE, PUBLIC
-from tests.citizens import bad_dids
-from tests.integration.refusing import ELSEWHERE, REQUEST, RESPOND, SAVE, SEALED, WAYS, OneDaemonTestCase
-from tests.integration.residents import JSON, MANY, Resident, ask_on, now
+from mediatord.protocol.decentrl.encryption import generate_key_pair
+from mediatord.protocol.decentrl.signatures import encode_base64
+from mediatord.wallet.decentrl_messages import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL
+from tests.in_memory_identities import bad_dids
+from tests.integration.raw_decentrl_client import JSON, MANY, RawDecentrlClient, send_request_on, unix_time
+from tests.integration.refusal_test_case import ELSEWHERE, REQUEST, RESPOND, SAVE, SEALED, WAYS, RefusalDaemonTestCase
 from tests.protocol.decentrl.mutations import nested, places, replaced, spelled, without
-from tests.web.premises import written
+from tests.web.in_memory_site import encode_request
 
 LIMIT = 1 << 20
 NONCE = "6f1c1d52-6a0b-4e0e-9a37-0d6f3a1b2c{:02x}"
 
 
-class CodeTests(OneDaemonTestCase):
+class CodeTests(RefusalDaemonTestCase):
     """One test for each code that a command can be refused with; Bob owns a contract with Alice, and she none."""
 
-    alice: ClassVar[Resident]
-    bob: ClassVar[Resident]
-    carol: ClassVar[Resident]
+    alice: ClassVar[RawDecentrlClient]
+    bob: ClassVar[RawDecentrlClient]
+    carol: ClassVar[RawDecentrlClient]
 
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        cls.alice, cls.bob, cls.carol = (Resident(cls.door, alias) for alias in ("alice", "bob", "carol"))
+        cls.alice, cls.bob, cls.carol = (
+            RawDecentrlClient(cls.daemon_client, alias) for alias in ("alice", "bob", "carol")
+        )
         for one in (cls.alice, cls.bob):
             one.register()
         cls.bob.befriend(cls.alice)
 
-    def query(self, sender: Resident | None = None, **header: Any) -> bytes:
+    def query(self, sender: RawDecentrlClient | None = None, **header: Any) -> bytes:
         """A command that is fine but for the header."""
         return (sender or self.alice).command({"type": "QUERY_EVENTS"}, **header)
 
@@ -46,21 +48,21 @@ class CodeTests(OneDaemonTestCase):
         """What only a registered identity may ask of its mediator: channel, type and members."""
         asked = "COMMUNICATION_CONTRACT"
         contract = {"signed_communication_contract": self.alice.contract_with(self.bob)}
-        yield f"QUERY_PENDING_{asked}_REQUESTS", DIRECT, {}
-        yield f"ACKNOWLEDGE_PENDING_{asked}_REQUESTS", DIRECT, {"communication_contract_ids": []}
-        yield SAVE, DIRECT, contract
-        yield f"QUERY_{asked}S", DIRECT, {}
-        yield "QUERY_PENDING_EVENTS", DIRECT, {}
-        yield "ACKNOWLEDGE_PENDING_EVENTS", DIRECT, {"event_ids": []}
-        yield "SAVE_EVENTS", DIRECT, {"events": [self.alice.event("sealed", tags=("tag",))]}
-        yield "QUERY_EVENTS", DIRECT, {}
-        yield "UPDATE_EVENT_TAGS", DIRECT, {"events": []}
-        yield "PUBLISH_PUBLIC_EVENT", PUBLIC, self.alice.public_event("news")
-        yield "DELETE_PUBLIC_EVENT", PUBLIC, {"public_event_id": "a"}
+        yield f"QUERY_PENDING_{asked}_REQUESTS", DIRECT_CHANNEL, {}
+        yield f"ACKNOWLEDGE_PENDING_{asked}_REQUESTS", DIRECT_CHANNEL, {"communication_contract_ids": []}
+        yield SAVE, DIRECT_CHANNEL, contract
+        yield f"QUERY_{asked}S", DIRECT_CHANNEL, {}
+        yield "QUERY_PENDING_EVENTS", DIRECT_CHANNEL, {}
+        yield "ACKNOWLEDGE_PENDING_EVENTS", DIRECT_CHANNEL, {"event_ids": []}
+        yield "SAVE_EVENTS", DIRECT_CHANNEL, {"events": [self.alice.event("sealed", tags=("tag",))]}
+        yield "QUERY_EVENTS", DIRECT_CHANNEL, {}
+        yield "UPDATE_EVENT_TAGS", DIRECT_CHANNEL, {"events": []}
+        yield "PUBLISH_PUBLIC_EVENT", PUBLIC_CHANNEL, self.alice.public_event("news")
+        yield "DELETE_PUBLIC_EVENT", PUBLIC_CHANNEL, {"public_event_id": "a"}
 
     def test_every_body_that_is_no_command(self) -> None:
         """400 INVALID_COMMAND, whatever it is labelled with (reference 12)."""
-        good = json.loads(self.alice.command("sealed", to=self.bob.did, channel=PRIVATE))
+        good = json.loads(self.alice.command("sealed", to=self.bob.did, channel=PRIVATE_CHANNEL))
         bodies = [b"", b"{", b"null", b"[]", b'"x"', b"7", b"\xff", b"{}", b"\xef\xbb\xbf{}", b"[" * 100_000]
         bodies += [spelled(without(good, path)) for path in places(good)]
         for path in places(good):
@@ -80,18 +82,20 @@ class CodeTests(OneDaemonTestCase):
             spelled(good).replace(b'"payload"', b'"payload":"x","payload"'),
             spelled(good).replace(b'"channel"', b'"channel":"TWO_WAY_PRIVATE","channel"'),
         ]
-        before = self.door.kept()
+        before = self.daemon_client.kept()
         for body in bodies:
             for way in WAYS:
-                self.is_error(self.door.command(body, **way), 400, "INVALID_COMMAND")
+                self.is_error(self.daemon_client.command(body, **way), 400, "INVALID_COMMAND")
         for label in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x", ""):
             for way in WAYS:
-                self.is_error(self.door.command(b"{}", **{**way, "Content-Type": label}), 400, "INVALID_COMMAND")
-        self.assertEqual(self.door.kept(), before)
+                self.is_error(
+                    self.daemon_client.command(b"{}", **{**way, "Content-Type": label}), 400, "INVALID_COMMAND"
+                )
+        self.assertEqual(self.daemon_client.kept(), before)
 
     def test_payloads_that_are_none(self) -> None:
         """400 INVALID_COMMAND: any member of any payload missing, or of another kind."""
-        before = self.door.kept()
+        before = self.daemon_client.kept()
         for name, channel, members in self.own_commands():
             payload = {"type": name, **members}
             for path in places(payload):
@@ -100,12 +104,12 @@ class CodeTests(OneDaemonTestCase):
                     broken.append(without(payload, path))
                 for one in broken:
                     raw = self.alice.command(one, channel=channel)
-                    self.is_error(self.door.command(raw), 400, "INVALID_COMMAND")
-        self.assertEqual(self.door.kept(), before)
+                    self.is_error(self.daemon_client.command(raw), 400, "INVALID_COMMAND")
+        self.assertEqual(self.daemon_client.kept(), before)
 
     def test_payloads_beyond_bounds(self) -> None:
         """400 INVALID_COMMAND: pages that are none, too many of something, and what the channel does not have."""
-        before = self.door.kept()
+        before = self.daemon_client.kept()
         event = self.alice.event("x")
         pages: tuple[Any, ...] = ({"page": -1}, {"page_size": 0}, {"page_size": 1001}, {"page": 1.5}, {"page": True})
         payloads: list[dict[str, Any]] = [
@@ -121,17 +125,19 @@ class CodeTests(OneDaemonTestCase):
             {"type": "PUBLISH_PUBLIC_EVENT", **self.alice.public_event("news")},
         ]
         for payload in payloads:
-            self.is_error(self.door.command(self.alice.command(payload)), 400, "INVALID_COMMAND")
-        self.assertEqual(self.door.kept(), before)
+            self.is_error(self.daemon_client.command(self.alice.command(payload)), 400, "INVALID_COMMAND")
+        self.assertEqual(self.daemon_client.kept(), before)
 
     def test_a_body_that_is_no_command_burns_no_nonce(self) -> None:
         """The same nonce is good afterwards, and only then it is used (reference 6.1)."""
         nonce = NONCE.format(0)
         for broken in (b"{", spelled(replaced(json.loads(self.query(nonce=nonce)), ("payload",), "x"))):
-            self.is_error(self.door.command(broken), 400, "INVALID_COMMAND")
-        self.is_error(self.door.command(self.alice.command({"type": "NO_SUCH"}, nonce=nonce)), 400, "INVALID_COMMAND")
-        self.assertEqual(self.door.command(self.query(nonce=nonce)).status, 200)
-        self.is_error(self.door.command(self.query(nonce=nonce)), 401, "DUPLICATE_NONCE")
+            self.is_error(self.daemon_client.command(broken), 400, "INVALID_COMMAND")
+        self.is_error(
+            self.daemon_client.command(self.alice.command({"type": "NO_SUCH"}, nonce=nonce)), 400, "INVALID_COMMAND"
+        )
+        self.assertEqual(self.daemon_client.command(self.query(nonce=nonce)).status, 200)
+        self.is_error(self.daemon_client.command(self.query(nonce=nonce)), 401, "DUPLICATE_NONCE")
 
     def test_requests_that_make_no_sense(self) -> None:
         """400 INVALID_COMMAND as well, though by then the nonce is used."""
@@ -146,7 +152,7 @@ class CodeTests(OneDaemonTestCase):
             ({"type": SAVE, "signed_communication_contract": {**own, "requestor_signature": None}}, None),
             ({"type": REQUEST, **alice.sealed({"no": "contract"})}, None),
             ({"type": REQUEST, **alice.sealed([])}, None),
-            ({"type": REQUEST, **alice.registration(expires_at=int(now()) - 1)}, None),
+            ({"type": REQUEST, **alice.registration(expires_at=int(unix_time()) - 1)}, None),
             ({"type": REQUEST, **bob.registration()}, None),
             ({"type": REQUEST, **alice.registration(recipient_did=bob.did)}, None),
             ({"type": REQUEST, **alice.registration(recipient_signing_key_id=bob.identity.signing_key_id)}, None),
@@ -159,7 +165,7 @@ class CodeTests(OneDaemonTestCase):
                 {
                     "type": REQUEST,
                     **alice.registration(),
-                    "requestor_ephemeral_public_key": encode_base64(new_pair()[1]),
+                    "requestor_ephemeral_public_key": encode_base64(generate_key_pair()[1]),
                 },
                 None,
             ),
@@ -168,16 +174,18 @@ class CodeTests(OneDaemonTestCase):
                 self.is_refused(partial(alice.command, members, to=to), 400, "INVALID_COMMAND")
         nonce = NONCE.format(1)
         senseless = alice.command({"type": SAVE, "signed_communication_contract": others}, nonce=nonce)
-        self.is_error(self.door.command(senseless), 400, "INVALID_COMMAND")
-        self.is_error(self.door.command(self.query(nonce=nonce)), 401, "DUPLICATE_NONCE")
+        self.is_error(self.daemon_client.command(senseless), 400, "INVALID_COMMAND")
+        self.is_error(self.daemon_client.command(self.query(nonce=nonce)), 401, "DUPLICATE_NONCE")
 
     def test_invalid_signature(self) -> None:
         """401: another key's, another text's, half of one, none at all; in every channel (DCTRL-0004 6.2)."""
         alice, bob = self.alice, self.bob
         for make in (
             lambda: alice.command({"type": "SAVE_EVENTS", "events": [alice.event("x")]}),
-            lambda: alice.command("sealed", to=bob.did, channel=PRIVATE),
-            lambda: alice.command({"type": "PUBLISH_PUBLIC_EVENT", **alice.public_event("news")}, channel=PUBLIC),
+            lambda: alice.command("sealed", to=bob.did, channel=PRIVATE_CHANNEL),
+            lambda: alice.command(
+                {"type": "PUBLISH_PUBLIC_EVENT", **alice.public_event("news")}, channel=PUBLIC_CHANNEL
+            ),
             lambda: alice.command({"type": REQUEST, **alice.registration()}),
         ):
             for change in (
@@ -211,7 +219,7 @@ class CodeTests(OneDaemonTestCase):
         others = {
             "expires_at": terms["expires_at"] + 1,
             "timestamp": terms["timestamp"] + 1,
-            "requestor_encryption_public_key": encode_base64(new_pair()[1]),
+            "requestor_encryption_public_key": encode_base64(generate_key_pair()[1]),
             "requestor_signing_key_id": carol.identity.signing_key_id,
             "recipient_signing_key_id": f"{alice.did}#prekey",
             "unknown": 1,
@@ -253,39 +261,43 @@ class CodeTests(OneDaemonTestCase):
         """401: more than five minutes ago or ahead; the nonce stays free (DCTRL-0004 5.1)."""
         nonce = NONCE.format(2)
         for off in (-301_000, 301_000, -(10**13), 10**13):
-            make = partial(self.query, timestamp_ms=int(now() * 1000) + off, nonce=nonce)
+            make = partial(self.query, timestamp_ms=int(unix_time() * 1000) + off, nonce=nonce)
             self.is_refused(make, 401, "TIMESTAMP_OUT_OF_RANGE")
         for off in (-290_000, 290_000):
-            self.assertEqual(self.door.command(self.query(timestamp_ms=int(now() * 1000) + off)).status, 200)
-        self.assertEqual(self.door.command(self.query(nonce=nonce)).status, 200)
+            self.assertEqual(
+                self.daemon_client.command(self.query(timestamp_ms=int(unix_time() * 1000) + off)).status, 200
+            )
+        self.assertEqual(self.daemon_client.command(self.query(nonce=nonce)).status, 200)
 
     def test_duplicate_nonce(self) -> None:
         """401 for the same command again, and for any other of this sender with its nonce (DCTRL-0004 5.2)."""
         nonce = NONCE.format(3)
-        first = self.alice.command("once", to=self.bob.did, channel=PRIVATE, nonce=nonce)
-        self.assertEqual(self.door.command(first).status, 200)
+        first = self.alice.command("once", to=self.bob.did, channel=PRIVATE_CHANNEL, nonce=nonce)
+        self.assertEqual(self.daemon_client.command(first).status, 200)
         self.is_refused(lambda: first, 401, "DUPLICATE_NONCE")
         self.is_refused(lambda: self.query(nonce=nonce), 401, "DUPLICATE_NONCE")
         self.is_refused(
-            lambda: self.alice.command("other", to=self.bob.did, channel=PRIVATE, nonce=nonce), 401, "DUPLICATE_NONCE"
+            lambda: self.alice.command("other", to=self.bob.did, channel=PRIVATE_CHANNEL, nonce=nonce),
+            401,
+            "DUPLICATE_NONCE",
         )
-        self.assertEqual(self.door.command(self.query(self.bob, nonce=nonce)).status, 200)
+        self.assertEqual(self.daemon_client.command(self.query(self.bob, nonce=nonce)).status, 200)
 
     def test_a_failed_authentication_burns_the_nonce(self) -> None:
         """A nonce counts as used from the moment it was seen in time (DCTRL-0004 5.4)."""
         changes: list[dict[str, Any]] = [{"sender_signing_key_id": "#signing"}, {"recipient_did": ELSEWHERE}]
         for number, change in enumerate(changes):
             nonce = NONCE.format(10 + number)
-            self.assertNotEqual(self.door.command(self.query(nonce=nonce, **change)).status, 200)
+            self.assertNotEqual(self.daemon_client.command(self.query(nonce=nonce, **change)).status, 200)
             self.is_refused(partial(self.query, nonce=nonce), 401, "DUPLICATE_NONCE")
 
     def test_many_copies_at_once(self) -> None:
         """Of many copies of one command that come at the same time, one is carried out."""
-        dave = self.a_resident("dave")
+        dave = self.new_identity("dave")
         dave.befriend(self.alice)
         for round_ in range(5):
-            raw = self.alice.command(f"round {round_}", to=dave.did, channel=PRIVATE)
-            answers = self.door.at_once([raw] * 12)
+            raw = self.alice.command(f"round {round_}", to=dave.did, channel=PRIVATE_CHANNEL)
+            answers = self.daemon_client.at_once([raw] * 12)
             self.assertEqual(sorted(answer.status for answer in answers), [200] + [401] * 11)
             for answer in answers:
                 if answer.status == 401:
@@ -294,12 +306,14 @@ class CodeTests(OneDaemonTestCase):
 
     def test_a_crowd(self) -> None:
         """Good and bad that arrive together do not get in each other's way: each is answered and kept for itself."""
-        dave, eve = self.a_resident("dave"), self.a_resident("eve")
+        dave, eve = self.new_identity("dave"), self.new_identity("eve")
         dave.befriend(self.alice)
         for _ in range(5):
-            twice = self.alice.command("twice", to=dave.did, channel=PRIVATE)
+            twice = self.alice.command("twice", to=dave.did, channel=PRIVATE_CHANNEL)
             crowd = list(self.crowd(dave, eve))
-            answers = [answer.json for answer in self.door.at_once([*(raw for raw, _ in crowd), twice, twice])]
+            answers = [
+                answer.json for answer in self.daemon_client.at_once([*(raw for raw, _ in crowd), twice, twice])
+            ]
             codes = [answer["code"] if answer["type"] == "ERROR" else "SUCCESS" for answer in answers]
             self.assertEqual(codes[:-2], [code for _, code in crowd])
             self.assertEqual(sorted(codes[-2:]), ["DUPLICATE_NONCE", "SUCCESS"])
@@ -307,18 +321,18 @@ class CodeTests(OneDaemonTestCase):
         self.assertEqual([one["payload"] for one in dave.items("EVENTS", "events")], ["kept"] * 20)
         self.assertEqual(len(dave.items("COMMUNICATION_CONTRACTS", "communication_contracts")), 6)
         self.assertEqual(len(dave.requests()), 5)
-        self.assertEqual(len(self.door.ask("GET", f"/public/{dave.did}").json["events"]), 5)
+        self.assertEqual(len(self.daemon_client.ask("GET", f"/public/{dave.did}").json["events"]), 5)
 
-    def crowd(self, dave: Resident, eve: Resident) -> Iterator[tuple[bytes, str]]:
+    def crowd(self, dave: RawDecentrlClient, eve: RawDecentrlClient) -> Iterator[tuple[bytes, str]]:
         """Commands, and how they end; to Dave only Alice may write."""
         alice, carol = self.alice, self.carol
         save = {"type": "SAVE_EVENTS", "events": [dave.event("kept", tags=("a",)), dave.event("kept")]}
-        contract = dave.contract_with(Resident(self.door, "somebody"))
-        yield alice.command("kept", to=dave.did, channel=PRIVATE), "SUCCESS"
-        yield eve.command("never", to=dave.did, channel=PRIVATE), "COMMUNICATION_CONTRACT_NOT_FOUND"
-        yield alice.command("never", to=carol.did, channel=PRIVATE), "RECIPIENT_NOT_REGISTERED"
-        yield alice.command("kept", to=dave.did, channel=PRIVATE), "SUCCESS"
-        yield alice.command("never", to=ELSEWHERE, channel=PRIVATE), "RECIPIENT_NOT_FOUND"
+        contract = dave.contract_with(RawDecentrlClient(self.daemon_client, "somebody"))
+        yield alice.command("kept", to=dave.did, channel=PRIVATE_CHANNEL), "SUCCESS"
+        yield eve.command("never", to=dave.did, channel=PRIVATE_CHANNEL), "COMMUNICATION_CONTRACT_NOT_FOUND"
+        yield alice.command("never", to=carol.did, channel=PRIVATE_CHANNEL), "RECIPIENT_NOT_REGISTERED"
+        yield alice.command("kept", to=dave.did, channel=PRIVATE_CHANNEL), "SUCCESS"
+        yield alice.command("never", to=ELSEWHERE, channel=PRIVATE_CHANNEL), "RECIPIENT_NOT_FOUND"
         yield dave.command(save), "SUCCESS"
         yield carol.command({"type": "SAVE_EVENTS", "events": [carol.event("never")]}), "UNAUTHORIZED_COMMAND"
         yield dave.command(save), "SUCCESS"
@@ -330,7 +344,7 @@ class CodeTests(OneDaemonTestCase):
             (dave.public_event("kept"), "SUCCESS"),
             (eve.public_event("never"), "INVALID_EVENT_SIGNATURE"),
         ):
-            yield dave.command({"type": "PUBLISH_PUBLIC_EVENT", **event}, channel=PUBLIC), code
+            yield dave.command({"type": "PUBLISH_PUBLIC_EVENT", **event}, channel=PUBLIC_CHANNEL), code
 
     def test_sender_not_found(self) -> None:
         """404: a sender whose DID does not resolve here, whatever the method; nothing is fetched (reference 2.2)."""
@@ -359,14 +373,14 @@ class CodeTests(OneDaemonTestCase):
     def test_recipient_not_found(self) -> None:
         """404: an event for a DID that does not resolve here (DCTRL-0004 7.2)."""
         for did in (ELSEWHERE, "did:decentrl:x", "nobody", *bad_dids(self.bob.did)):
-            make = partial(self.alice.command, "sealed", to=did, channel=PRIVATE)
+            make = partial(self.alice.command, "sealed", to=did, channel=PRIVATE_CHANNEL)
             self.is_refused(make, 404, "RECIPIENT_NOT_FOUND")
 
     def test_recipient_not_registered(self) -> None:
         """404: an event, a request or a contract for somebody who is not registered here, the mediator included."""
         alice, carol = self.alice, self.carol
         for to in (carol.did, alice.mediator):
-            make = partial(alice.command, "sealed", to=to, channel=PRIVATE)
+            make = partial(alice.command, "sealed", to=to, channel=PRIVATE_CHANNEL)
             self.is_refused(make, 404, "RECIPIENT_NOT_REGISTERED")
         request = {"encrypted_contract_request": "AAAA", "requestor_ephemeral_public_key": "AAAA"}
         for to in (carol.did, ELSEWHERE, "nobody", *bad_dids(carol.did)):
@@ -379,18 +393,18 @@ class CodeTests(OneDaemonTestCase):
 
     def test_contract_not_found(self) -> None:
         """404: the recipient owns no contract with the sender that has not expired; one of the sender's is none."""
-        alice, dave = self.alice, self.a_resident("dave")
-        make = partial(alice.command, "sealed", to=dave.did, channel=PRIVATE)
+        alice, dave = self.alice, self.new_identity("dave")
+        make = partial(alice.command, "sealed", to=dave.did, channel=PRIVATE_CHANNEL)
         self.is_refused(make, 404, "COMMUNICATION_CONTRACT_NOT_FOUND")
         alice.befriend(dave)
         self.is_refused(make, 404, "COMMUNICATION_CONTRACT_NOT_FOUND")
-        dave.befriend(alice, expires_at=int(now()) - 1)
+        dave.befriend(alice, expires_at=int(unix_time()) - 1)
         self.is_refused(make, 404, "COMMUNICATION_CONTRACT_NOT_FOUND")
         dave.befriend(self.bob)
         self.is_refused(make, 404, "COMMUNICATION_CONTRACT_NOT_FOUND")
         self.assertEqual(dave.pending(), [])
         dave.befriend(alice)
-        self.assertEqual(self.door.command(make()).status, 200)
+        self.assertEqual(self.daemon_client.command(make()).status, 200)
 
     def test_invalid_event_signature(self) -> None:
         """401: what is published has to be signed by the key of the command, all of it (reference 10.1)."""
@@ -409,53 +423,53 @@ class CodeTests(OneDaemonTestCase):
             without(good, ("channel_id",)),
             {**alice.public_event("news"), "channel_id": "blog"},
         ):
-            make = partial(alice.command, {"type": "PUBLISH_PUBLIC_EVENT", **event}, channel=PUBLIC)
+            make = partial(alice.command, {"type": "PUBLISH_PUBLIC_EVENT", **event}, channel=PUBLIC_CHANNEL)
             self.is_refused(make, 401, "INVALID_EVENT_SIGNATURE")
-        self.assertEqual(self.door.ask("GET", f"/public/{alice.did}").json["events"], [])
+        self.assertEqual(self.daemon_client.ask("GET", f"/public/{alice.did}").json["events"], [])
 
     def test_public_event_not_found(self) -> None:
         """404: an id that is unknown, somebody else's, or deleted already (reference 10.2)."""
         id_ = self.bob.publish("news")
         payload = {"type": "DELETE_PUBLIC_EVENT", "public_event_id": id_}
         for unknown in (id_, "nothing", "", "\0"):
-            make = partial(self.alice.command, {**payload, "public_event_id": unknown}, channel=PUBLIC)
+            make = partial(self.alice.command, {**payload, "public_event_id": unknown}, channel=PUBLIC_CHANNEL)
             self.is_refused(make, 404, "PUBLIC_EVENT_NOT_FOUND")
-        self.assertEqual(self.door.command(self.bob.command(payload, channel=PUBLIC)).status, 200)
-        self.is_refused(partial(self.bob.command, payload, channel=PUBLIC), 404, "PUBLIC_EVENT_NOT_FOUND")
+        self.assertEqual(self.daemon_client.command(self.bob.command(payload, channel=PUBLIC_CHANNEL)).status, 200)
+        self.is_refused(partial(self.bob.command, payload, channel=PUBLIC_CHANNEL), 404, "PUBLIC_EVENT_NOT_FOUND")
 
     def test_what_belongs_to_others(self) -> None:
         """Ids of somebody else's are passed over: nothing of hers changes, and the reply is that of a success."""
-        bob, eve = self.bob, self.a_resident("eve")
+        bob, eve = self.bob, self.new_identity("eve")
         self.assertEqual(self.alice.tell(bob, "for bob").status, 200)
         self.alice.get(REQUEST, to=bob.did, **SEALED)
         bob.get("SAVE_EVENTS", events=[bob.event("mine", sender=self.alice.did, tags=("tag",))])
         (stored,) = bob.items("EVENTS", "events")
         waiting = [one["id"] for one in bob.pending()]
         requested = [one["id"] for one in bob.requests()]
-        before = self.door.kept()
+        before = self.daemon_client.kept()
         eve.get("ACKNOWLEDGE_PENDING_EVENTS", event_ids=waiting)
         eve.get("ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS", communication_contract_ids=requested)
         eve.get("UPDATE_EVENT_TAGS", events=[{"event_id": stored["id"], "encrypted_tags": ["stolen"]}])
-        self.assertEqual(self.door.kept(), before)
+        self.assertEqual(self.daemon_client.kept(), before)
         for list_ in (eve.pending(), eve.requests(), eve.items("EVENTS", "events")):
             self.assertEqual(list_, [])
 
     def test_a_connection_survives_refusals(self) -> None:
         """One refusal after the other and then a success, all on one connection, each answer to its own question."""
         for way in WAYS:
-            with contextlib.closing(self.door.connection()) as connection:
+            with contextlib.closing(self.daemon_client.connection()) as connection:
                 for raw, code in (
                     (b"{", "INVALID_COMMAND"),
                     (self.query(self.carol), "UNAUTHORIZED_COMMAND"),
                     (self.query(sender_signing_key_id="#x"), "SENDER_SIGNING_KEY_NOT_FOUND"),
                     (b"", "INVALID_COMMAND"),
                 ):
-                    answered = ask_on(connection, "POST", "/", raw, {"Content-Type": JSON, **way})
+                    answered = send_request_on(connection, "POST", "/", raw, {"Content-Type": JSON, **way})
                     self.is_error(answered, answered.status, code)
-                self.assertEqual(ask_on(connection, "POST", "/", self.query(), way).status, 200)
+                self.assertEqual(send_request_on(connection, "POST", "/", self.query(), way).status, 200)
 
 
-class HTTPTests(OneDaemonTestCase):
+class HTTPTests(RefusalDaemonTestCase):
     """What is refused before or without a command (reference 10.3, 12)."""
 
     def test_not_found(self) -> None:
@@ -463,7 +477,7 @@ class HTTPTests(OneDaemonTestCase):
         for path in ("/nowhere", "/ws/x", "/.well-known", "/.well-known/x", "/did/x", "/didcomm.json"):
             for method in ("GET", "POST"):
                 body = b"{}" if method == "POST" else None
-                self.is_error(self.door.ask(method, path, body), 404, "NOT_FOUND")
+                self.is_error(self.daemon_client.ask(method, path, body), 404, "NOT_FOUND")
 
     def test_method_not_allowed(self) -> None:
         """405 with the methods that there are."""
@@ -476,7 +490,7 @@ class HTTPTests(OneDaemonTestCase):
             ("HEAD", "/ws", "GET, OPTIONS"),
             ("POST", "/did", "GET, HEAD, OPTIONS"),
         ):
-            answered = self.door.ask(method, path, b"{}" if method == "POST" else None)
+            answered = self.daemon_client.ask(method, path, b"{}" if method == "POST" else None)
             self.assertEqual(answered.headers["allow"], allowed)
             if method != "HEAD":
                 self.is_error(answered, 405, "METHOD_NOT_ALLOWED")
@@ -484,46 +498,48 @@ class HTTPTests(OneDaemonTestCase):
     def test_upgrade_required(self) -> None:
         """426 where only sockets are."""
         for headers in ({}, {"Upgrade": "h2c", "Connection": "Upgrade"}):
-            answered = self.door.ask("GET", "/ws", None, headers)
+            answered = self.daemon_client.ask("GET", "/ws", None, headers)
             self.is_error(answered, 426, "UPGRADE_REQUIRED")
             self.assertEqual(answered.headers["upgrade"], "websocket")
 
     def test_public_reads(self) -> None:
         """400 INVALID_COMMAND for what is no DID and for values that a parameter cannot have."""
-        did = Resident(self.door, "carol").did
+        did = RawDecentrlClient(self.daemon_client, "carol").did
         for path in ("x", "", "%ff", "DID:x", f"{did}?page=-1", f"{did}?page_size=1001", f"{did}?after=now"):
-            self.is_error(self.door.ask("GET", f"/public/{path}"), 400, "INVALID_COMMAND")
+            self.is_error(self.daemon_client.ask("GET", f"/public/{path}"), 400, "INVALID_COMMAND")
         for query in ("page=1&page=2", "page_size=0", "before=1e999", "tags=%ff", "channel_id=", "after="):
-            self.is_error(self.door.ask("GET", f"/public/{did}?{query}"), 400, "INVALID_COMMAND")
-        self.assertEqual(self.door.ask("GET", f"/public/{did}").json["events"], [])
+            self.is_error(self.daemon_client.ask("GET", f"/public/{did}?{query}"), 400, "INVALID_COMMAND")
+        self.assertEqual(self.daemon_client.ask("GET", f"/public/{did}").json["events"], [])
 
     def test_too_large_by_its_length(self) -> None:
         """413 as soon as the length is known, and the connection ends; exactly the limit is read."""
         for headers in ({"Content-Type": JSON}, {"Content-Type": JSON, "X-Odd": "1"}, {"Expect": "100-continue"}):
-            head = written("POST", "/", None, {**headers, "Content-Length": str(LIMIT + 1)})
+            head = encode_request("POST", "/", None, {**headers, "Content-Length": str(LIMIT + 1)})
             for body in (b"", b" " * LIMIT):
-                (answered,) = self.door.say(head + body)
+                (answered,) = self.daemon_client.say(head + body)
                 self.is_error(answered, 413, "PAYLOAD_TOO_LARGE")
                 self.assertEqual(answered.headers.get("connection"), "close")
         for way in WAYS:
-            self.is_error(self.door.command(b" " * LIMIT, **way), 400, "INVALID_COMMAND")
+            self.is_error(self.daemon_client.command(b" " * LIMIT, **way), 400, "INVALID_COMMAND")
         for length in ("9" * 30, "1048577"):
-            (answered,) = self.door.say(written("POST", "/", None, {"Content-Length": length}) + b"{}")
+            (answered,) = self.daemon_client.say(
+                encode_request("POST", "/", None, {"Content-Length": length}) + b"{}"
+            )
             self.is_error(answered, 413, "PAYLOAD_TOO_LARGE")
 
     def test_too_large_in_chunks(self) -> None:
         """413 as soon as there is too much, whatever else is to come."""
-        head = written("POST", "/", None, {"Content-Type": JSON, "Transfer-Encoding": "chunked"})
+        head = encode_request("POST", "/", None, {"Content-Type": JSON, "Transfer-Encoding": "chunked"})
         chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
-        (answered,) = self.door.say(head + chunk * 17)
+        (answered,) = self.daemon_client.say(head + chunk * 17)
         self.is_error(answered, 413, "PAYLOAD_TOO_LARGE")
         self.assertEqual(answered.headers.get("connection"), "close")
 
     def test_a_command_in_chunks(self) -> None:
         """What is small enough is a command however it is sent."""
-        alice = self.a_resident("alice")
+        alice = self.new_identity("alice")
         raw = alice.command({"type": "SAVE_EVENTS", "events": [alice.event("x" * 100_000)]})
-        with contextlib.closing(self.door.connection()) as connection:
+        with contextlib.closing(self.daemon_client.connection()) as connection:
             pieces = (raw[start : start + 999] for start in range(0, len(raw), 999))
             connection.request("POST", "/", pieces, {"Transfer-Encoding": "chunked"}, encode_chunked=True)
             self.assertEqual(connection.getresponse().status, 200)
@@ -532,7 +548,7 @@ class HTTPTests(OneDaemonTestCase):
     def test_preflight(self) -> None:
         """A browser may ask before any of it (DCTRL-0004 3.4)."""
         for path in ("/", "/public/did:x:y", "/ws", "/nowhere"):
-            answered = self.door.ask("OPTIONS", path, None, {"Origin": "https://x.example"})
+            answered = self.daemon_client.ask("OPTIONS", path, None, {"Origin": "https://x.example"})
             self.assertEqual((answered.status, answered.body), (204, b""))
             self.assertEqual(answered.headers["access-control-allow-origin"], "*")
             self.assertIn("POST", answered.headers["access-control-allow-methods"])
@@ -540,7 +556,7 @@ class HTTPTests(OneDaemonTestCase):
 
     def test_too_large_for_an_answer(self) -> None:
         """413 for a page with more in it than anybody should have to keep in memory; smaller ones are served."""
-        alice = self.a_resident("alice")
+        alice = self.new_identity("alice")
         ballast = "x" * 900_000
         for _ in range(20):
             alice.get("SAVE_EVENTS", events=[alice.event(ballast)])
@@ -550,12 +566,12 @@ class HTTPTests(OneDaemonTestCase):
         found = alice.get("QUERY_EVENTS", pagination={"page": 1, "page_size": 10})["payload"]
         self.assertEqual((len(found["events"]), found["pagination"]["total"]), (10, 20))
         path = f"/public/{alice.did}?page_size="
-        self.is_error(self.door.ask("GET", f"{path}1000"), 413, "PAYLOAD_TOO_LARGE")
-        self.assertEqual(len(self.door.ask("GET", f"{path}10").json["events"]), 10)
+        self.is_error(self.daemon_client.ask("GET", f"{path}1000"), 413, "PAYLOAD_TOO_LARGE")
+        self.assertEqual(len(self.daemon_client.ask("GET", f"{path}10").json["events"]), 10)
 
     def test_a_full_mailbox_can_be_read(self) -> None:
         """However much waits, a client that always asks for a hundred events gets them (reference 9)."""
-        alice, bob = self.a_resident("alice"), self.a_resident("bob")
+        alice, bob = self.new_identity("alice"), self.new_identity("bob")
         alice.befriend(bob)
         statuses = [bob.tell(alice, "x" * 900_000).status for _ in range(20)]
         self.assertEqual(sorted(set(statuses)), [200, 429])
@@ -564,9 +580,9 @@ class HTTPTests(OneDaemonTestCase):
 
     def test_the_label_of_an_envelope(self) -> None:
         """It takes a body away from the Decentrl half, which has then not seen its nonce."""
-        alice = self.a_resident("alice")
+        alice = self.new_identity("alice")
         raw = alice.command({"type": "SAVE_EVENTS", "events": [alice.event("x")]})
-        answered = self.door.command(raw, **{"Content-Type": "application/didcomm-encrypted+json"})
+        answered = self.daemon_client.command(raw, **{"Content-Type": "application/didcomm-encrypted+json"})
         self.assertEqual(answered.status, 400)
         self.assertIn("problem-report", answered.body.decode())
-        self.assertEqual(self.door.command(raw).status, 200)
+        self.assertEqual(self.daemon_client.command(raw).status, 200)

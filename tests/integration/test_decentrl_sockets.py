@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from mediatord.bench.rawsocket import CLOSE, TEXT
-from mediatord.protocol import jsontext
-from mediatord.protocol.decentrl.commands import is_envelope
+from mediatord.bench.load_generator import CLOSE_OPCODE, TEXT_OPCODE
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.commands import is_didcomm_envelope
 from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.wallet.decentrl.commands import PRIVATE
-from mediatord.wallet.identity import Identity
-from mediatord.wallet.packing import authcrypt, compose, unpack
-from tests.house import PING, sent_by
-from tests.integration.refusing import ELSEWHERE, REQUEST, RESPOND, SAVE, SEALED, RefusalTestCase
-from tests.integration.residents import Line, Resident, now
-from tests.integration.traffic import PATIENCE_SECONDS
+from mediatord.wallet.decentrl_messages import PRIVATE_CHANNEL
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_messages import authcrypt, compose_message, unpack_message
+from tests.in_memory_mediator import PING, from_header
+from tests.integration.message_load import PATIENCE_SECONDS
+from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocket, unix_time
+from tests.integration.refusal_test_case import ELSEWHERE, REQUEST, RESPOND, SAVE, SEALED, RefusalTestCase
 from tests.protocol.decentrl.mutations import nested, replaced, spelled, without
 
 BINARY, CONTINUATION = 2, 0
@@ -34,33 +34,35 @@ UPDATED = {"type": "CONTRACTS_UPDATED"}
 class SocketTestCase(RefusalTestCase):
     """Alice and Bob, who may write to each other; Carol, who is not registered."""
 
-    alice: ClassVar[Resident]
-    bob: ClassVar[Resident]
-    carol: ClassVar[Resident]
+    alice: ClassVar[RawDecentrlClient]
+    bob: ClassVar[RawDecentrlClient]
+    carol: ClassVar[RawDecentrlClient]
 
     @classmethod
     def start(cls, settings: Mapping[str, Any] | None = None) -> None:
         """Have a daemon where these three are."""
         super().start(settings)
-        cls.alice, cls.bob, cls.carol = (Resident(cls.door, alias) for alias in ("alice", "bob", "carol"))
+        cls.alice, cls.bob, cls.carol = (
+            RawDecentrlClient(cls.daemon_client, alias) for alias in ("alice", "bob", "carol")
+        )
         for one in (cls.alice, cls.bob):
             one.register()
         cls.alice.befriend(cls.bob)
         cls.bob.befriend(cls.alice)
 
-    def line(self, path: str = "/ws") -> Line:
+    def line(self, path: str = "/ws") -> RawWebSocket:
         """A socket on which nothing has been said."""
-        line = Line(self.door, path)
+        line = RawWebSocket(self.daemon_client, path)
         self.addCleanup(line.close)
         return line
 
-    def socket_of(self, resident: Resident) -> Line:
+    def socket_of(self, resident: RawDecentrlClient) -> RawWebSocket:
         """One that is authenticated."""
         line = resident.socket()
         self.addCleanup(line.close)
         return line
 
-    def tell(self, recipient: Resident, payload: str) -> str:
+    def tell(self, recipient: RawDecentrlClient, payload: str) -> str:
         """Have the other of the two write to this one; the id of the event."""
         sender = self.alice if recipient is not self.alice else self.bob
         answered = sender.tell(recipient, payload)
@@ -72,14 +74,14 @@ class AuthenticationTests(SocketTestCase):
     """How a first message is refused, with nothing kept of it."""
 
     def is_refused(  # type: ignore[override]  # what is refused here is no command
-        self, message: Mapping[str, Any] | bytes, code: str, close: int, opcode: int = TEXT
+        self, message: Mapping[str, Any] | bytes, code: str, close: int, opcode: int = TEXT_OPCODE
     ) -> None:
         """A socket on which this is said first ends so."""
-        before = self.door.kept()
+        before = self.daemon_client.kept()
         line = self.line()
         line.say(message, opcode)
         self.is_told(line, code, close)
-        self.assertEqual(self.door.kept(), before)
+        self.assertEqual(self.daemon_client.kept(), before)
 
     def test_invalid_message(self) -> None:
         """4002: anything but a well-formed AUTHENTICATE in a text frame."""
@@ -125,23 +127,23 @@ class AuthenticationTests(SocketTestCase):
         """A nonce that a command has used is good for a socket, and the other way round."""
         nonce = NONCE.format(0)
         query = partial(self.alice.command, {"type": "QUERY_EVENTS"})
-        self.assertEqual(self.door.command(query(nonce=nonce)).status, 200)
+        self.assertEqual(self.daemon_client.command(query(nonce=nonce)).status, 200)
         line = self.line()
         line.say(self.alice.greeting(nonce=nonce))
         self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
         other = self.line()
         other.say(self.alice.greeting(nonce=NONCE.format(1)))
         self.assertEqual(other.hear(), {"type": "AUTH_SUCCESS"})
-        self.assertEqual(self.door.command(query(nonce=NONCE.format(1))).status, 200)
+        self.assertEqual(self.daemon_client.command(query(nonce=NONCE.format(1))).status, 200)
 
     def test_timestamp_out_of_range(self) -> None:
         """4003: more than five minutes ago or ahead."""
         for off in (-301_000, 301_000, -(10**13), 10**13):
-            message = self.alice.greeting(timestamp_ms=int(now() * 1000) + off)
+            message = self.alice.greeting(timestamp_ms=int(unix_time() * 1000) + off)
             self.is_refused(message, "TIMESTAMP_OUT_OF_RANGE", 4003)
         for off in (-290_000, 290_000):
             line = self.line()
-            line.say(self.alice.greeting(timestamp_ms=int(now() * 1000) + off))
+            line.say(self.alice.greeting(timestamp_ms=int(unix_time() * 1000) + off))
             self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
 
     def test_did_not_found(self) -> None:
@@ -180,7 +182,7 @@ class AuthenticationTests(SocketTestCase):
 
     def test_order(self) -> None:
         """Of several reasons the first one of DCTRL-0004 10.2 is told."""
-        stale = {"timestamp_ms": int(now() * 1000) - 400_000}
+        stale = {"timestamp_ms": int(unix_time() * 1000) - 400_000}
         unknown = {"did": ELSEWHERE, "signing_key_id": "#signing"}
         self.is_refused({**self.alice.greeting(**stale, **unknown), "nonce": ""}, "INVALID_MESSAGE", 4002)
         self.is_refused(self.alice.greeting(**stale, **unknown), "TIMESTAMP_OUT_OF_RANGE", 4003)
@@ -200,8 +202,8 @@ class AuthenticationTests(SocketTestCase):
     def test_in_pieces(self) -> None:
         """A message in several frames is one message, and a ping between them is answered."""
         line = self.line()
-        whole = jsontext.dumps(self.alice.greeting())
-        line.say_part(whole[:7], TEXT, final=False)
+        whole = encoding.dumps(self.alice.greeting())
+        line.say_part(whole[:7], TEXT_OPCODE, final=False)
         line.say_part(b"ping", 9)
         line.say_part(b"", CONTINUATION, final=False)
         line.say_part(whole[7:], CONTINUATION)
@@ -243,9 +245,9 @@ class PushTests(SocketTestCase):
         second = self.tell(dave, "second")
         self.assertEqual(lines[1].hear()["events"][0]["id"], second)
 
-    def a_friend(self, alias: str) -> Resident:
+    def a_friend(self, alias: str) -> RawDecentrlClient:
         """Somebody registered whom Alice may write to."""
-        one = self.a_resident(alias)
+        one = self.new_identity(alias)
         one.befriend(self.alice)
         return one
 
@@ -259,7 +261,7 @@ class PushTests(SocketTestCase):
 
     def test_contracts_updated(self) -> None:
         """A request and a response tell the other side, a saved contract the one who saves (DCTRL-0004 10.6)."""
-        dave, eve = self.a_resident("dave"), self.a_resident("eve")
+        dave, eve = self.new_identity("dave"), self.new_identity("eve")
         daves, eves = self.socket_of(dave), self.socket_of(eve)
         contract: dict[str, Any] = {"signed_communication_contract": eve.contract_with(dave)}
         for sender, type_, members, to, heard in (
@@ -272,7 +274,7 @@ class PushTests(SocketTestCase):
             self.assertEqual(heard.hear(), UPDATED)
             self.assert_silent(eve if heard is daves else dave, eves if heard is daves else daves)
 
-    def assert_silent(self, resident: Resident, line: Line) -> None:
+    def assert_silent(self, resident: RawDecentrlClient, line: RawWebSocket) -> None:
         """Nothing has come: what is caused now is what comes first."""
         resident.befriend(self.alice, timestamp=time.monotonic_ns())
         self.assertEqual(line.hear(), UPDATED)
@@ -297,10 +299,10 @@ class PushTests(SocketTestCase):
             lambda: self.alice.ask(RESPOND, to=dave.did, signed_communication_contract={}).status,
         ]
         self.assertEqual([ask() for ask in refused], [404, 400, 413, 400, 401, 400])
-        raw = self.alice.command("once", to=dave.did, channel=PRIVATE)
-        self.assertEqual(self.door.command(raw).status, 200)
+        raw = self.alice.command("once", to=dave.did, channel=PRIVATE_CHANNEL)
+        self.assertEqual(self.daemon_client.command(raw).status, 200)
         self.assertEqual(line.hear()["events"][0]["payload"], "once")
-        self.assertEqual(self.door.command(raw).status, 401)
+        self.assertEqual(self.daemon_client.command(raw).status, 401)
         self.assert_silent(dave, line)
 
     def test_chatter(self) -> None:
@@ -330,20 +332,20 @@ class PushTests(SocketTestCase):
         From then on nothing comes for the DID, on a socket that was open before either, and no new one is accepted;
         a new registration is enough for pushes to go on (reference 6.5, 11).
         """
-        dave = Resident(self.door, "dave")
-        dave.register(expires_at=int(now()) + IN_TIME_SECONDS)
+        dave = RawDecentrlClient(self.daemon_client, "dave")
+        dave.register(expires_at=int(unix_time()) + IN_TIME_SECONDS)
         dave.befriend(self.alice)
         line = self.socket_of(dave)
         id_ = self.tell(dave, "in time")
         self.assertEqual(line.hear()["events"][0]["id"], id_)
         self.wait_for_the_end(dave)
-        before = self.door.kept()
+        before = self.daemon_client.kept()
         self.is_error(self.alice.tell(dave, "late"), 404, "RECIPIENT_NOT_REGISTERED")
         self.is_error(self.alice.ask(REQUEST, to=dave.did, **SEALED), 404, "RECIPIENT_NOT_REGISTERED")
         contract: dict[str, Any] = {"signed_communication_contract": dave.contract_with(self.alice)}
         self.is_error(self.alice.ask(RESPOND, to=dave.did, **contract), 404, "RECIPIENT_NOT_REGISTERED")
         self.is_error(dave.ask(SAVE, **contract), 401, "UNAUTHORIZED_COMMAND")
-        self.assertEqual(self.door.kept(), before)
+        self.assertEqual(self.daemon_client.kept(), before)
         late = self.line()
         late.say(dave.greeting())
         self.is_told(late, "NOT_REGISTERED", 4007)
@@ -352,7 +354,7 @@ class PushTests(SocketTestCase):
         self.assertEqual([event["id"] for event in line.hear()["events"]], [second])
         self.assertEqual([one["id"] for one in dave.pending()], [id_, second])
 
-    def wait_for_the_end(self, resident: Resident) -> None:
+    def wait_for_the_end(self, resident: RawDecentrlClient) -> None:
         """Ask until it is not registered any more."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (answered := resident.ask("QUERY_PENDING_EVENTS")).status == 200:
@@ -366,13 +368,13 @@ class EnvelopeTests(SocketTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.did = self.door.ask("GET", "/did").body.decode()
+        self.did = self.daemon_client.ask("GET", "/did").body.decode()
         self.document = resolve_local(self.did)
-        self.wallet = Identity.fresh()
+        self.wallet = WalletIdentity.fresh()
 
     def ping(self) -> tuple[str, bytes]:
         """A ping that asks for an answer; its id, and the envelope."""
-        message = compose(PING, {"response_requested": True}, to=[self.did], **sent_by(self.wallet.did))
+        message = compose_message(PING, {"response_requested": True}, to=[self.did], **from_header(self.wallet.did))
         return str(message["id"]), authcrypt(message, self.wallet, self.document)
 
     def test_an_envelope_first(self) -> None:
@@ -380,7 +382,7 @@ class EnvelopeTests(SocketTestCase):
         line = self.line()
         for _ in range(2):
             id_, envelope = self.ping()
-            self.assertTrue(is_envelope(envelope))
+            self.assertTrue(is_didcomm_envelope(envelope))
             line.say(envelope)
             self.assertEqual(self.thread_of(line.hear_raw()), id_)
         line.say(self.alice.greeting())
@@ -389,12 +391,12 @@ class EnvelopeTests(SocketTestCase):
         line.say(envelope, BINARY)
         self.assertEqual(self.thread_of(line.hear_raw()), id_)
         self.tell(self.alice, "not for this socket")
-        line.say(b"", CLOSE)
+        line.say(b"", CLOSE_OPCODE)
         self.assertEqual(line.rest()[0], [])
 
     def thread_of(self, raw: bytes) -> str | None:
         """Which message this answers."""
-        return unpack(raw, self.wallet, resolve_local).message.thid
+        return unpack_message(raw, self.wallet, resolve_local).message.thid
 
     def test_an_envelope_later(self) -> None:
         """On a socket that has authenticated an envelope is as much chatter as anything else."""
@@ -416,15 +418,15 @@ class EnvelopeTests(SocketTestCase):
 class PatienceTests(SocketTestCase):
     """Who has said nothing while everything else in here happened."""
 
-    silent: ClassVar[list[Line]]
-    hearing: ClassVar[Line]
+    silent: ClassVar[list[RawWebSocket]]
+    hearing: ClassVar[RawWebSocket]
 
     @classmethod
     def fall_silent(cls) -> None:
         """Open sockets, and say nothing, half a message or something that is no message."""
-        cls.silent = [Line(cls.door) for _ in range(3)]
+        cls.silent = [RawWebSocket(cls.daemon_client) for _ in range(3)]
         cls.silent[1].say_part(b"hello?", 9)
-        cls.silent[2].say_part(jsontext.dumps(cls.alice.greeting())[:20], TEXT, final=False)
+        cls.silent[2].say_part(encoding.dumps(cls.alice.greeting())[:20], TEXT_OPCODE, final=False)
         cls.hearing = cls.alice.socket()
 
     def test_auth_timeout(self) -> None:
@@ -437,7 +439,7 @@ class PatienceTests(SocketTestCase):
         events = [message["events"][0]["id"] for message in self.until(self.hearing, id_)]
         self.assertEqual(events[-1], id_)
 
-    def until(self, line: Line, id_: str) -> Iterator[dict[str, Any]]:
+    def until(self, line: RawWebSocket, id_: str) -> Iterator[dict[str, Any]]:
         """Pushes up to that of this event."""
         for message in line.messages():
             if message["type"] == "PENDING_EVENTS":

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar
 
-from mediatord.wallet.decentrl.commands import PRIVATE, PUBLIC
-from tests.integration.refusing import REQUEST, RESPOND, SAVE, SEALED, WAYS, OneDaemonTestCase
-from tests.integration.residents import Line, Resident
+from mediatord.wallet.decentrl_messages import PRIVATE_CHANNEL, PUBLIC_CHANNEL
+from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocket
+from tests.integration.refusal_test_case import REQUEST, RESPOND, SAVE, SEALED, WAYS, RefusalDaemonTestCase
 
 
-class LimitTests(OneDaemonTestCase):
+class LimitTests(RefusalDaemonTestCase):
     """429 RATE_LIMITED: too much at once, or too much in all (reference 10.4)."""
 
     settings: ClassVar[dict[str, Any]] = {
@@ -33,17 +33,17 @@ class LimitTests(OneDaemonTestCase):
 
     def test_one_senders_events(self) -> None:
         """An identity sends no more than so much in a minute; its own business goes on, and so do others."""
-        alice, bob = self.a_resident("alice"), self.a_resident("bob")
+        alice, bob = self.new_identity("alice"), self.new_identity("bob")
         for _ in range(39):
             self.assertEqual(alice.tell(bob).status, 404)
-        make = partial(alice.command, "sealed", to=bob.did, channel=PRIVATE)
+        make = partial(alice.command, "sealed", to=bob.did, channel=PRIVATE_CHANNEL)
         self.is_refused(make, 429, "RATE_LIMITED")
         self.assertEqual(alice.pending(), [])
         self.assertEqual(bob.tell(alice).status, 404)
 
     def test_one_accounts_business(self) -> None:
         """An identity asks its mediator for no more than so much in a minute; the nonce stays free."""
-        alice, bob = self.a_resident("alice"), self.a_resident("bob")
+        alice, bob = self.new_identity("alice"), self.new_identity("bob")
         for _ in range(60):
             alice.get("QUERY_EVENTS")
         make = partial(alice.command, {"type": "SAVE_EVENTS", "events": [alice.event("x")]})
@@ -52,10 +52,10 @@ class LimitTests(OneDaemonTestCase):
 
     def test_one_accounts_sockets(self) -> None:
         """Opening sockets counts, too."""
-        alice = self.a_resident("alice")
+        alice = self.new_identity("alice")
         for _ in range(60):
             alice.socket().close()
-        line = Line(self.door)
+        line = RawWebSocket(self.daemon_client)
         line.say(alice.greeting())
         self.is_told(line, "RATE_LIMITED", 1013)
 
@@ -63,30 +63,34 @@ class LimitTests(OneDaemonTestCase):
         """An address is refused before anything is read; others are not."""
         source = "127.0.0.9"
         for _ in range(500):
-            self.is_error(self.door.command(b"{", source=source), 400, "INVALID_COMMAND")
+            self.is_error(self.daemon_client.command(b"{", source=source), 400, "INVALID_COMMAND")
         big = b" " * 70_000
         self.is_refused(lambda: big, 429, "RATE_LIMITED", source=source)
-        alice = self.a_resident("alice")
-        stranger = partial(Resident(self.door, "carol").command, {"type": REQUEST, **alice.registration()})
+        alice = self.new_identity("alice")
+        stranger = partial(
+            RawDecentrlClient(self.daemon_client, "carol").command, {"type": REQUEST, **alice.registration()}
+        )
         self.is_refused(stranger, 429, "RATE_LIMITED", source=source)
-        self.assertEqual(self.door.command(alice.command({"type": "QUERY_EVENTS"}), source=source).status, 200)
-        self.is_error(self.door.command(b"{"), 400, "INVALID_COMMAND")
+        self.assertEqual(
+            self.daemon_client.command(alice.command({"type": "QUERY_EVENTS"}), source=source).status, 200
+        )
+        self.is_error(self.daemon_client.command(b"{"), 400, "INVALID_COMMAND")
 
     def test_one_reader(self) -> None:
         """Public channels are read no more than so often from one address."""
-        source, did = "127.0.0.10", Resident(self.door, "carol").did
+        source, did = "127.0.0.10", RawDecentrlClient(self.daemon_client, "carol").did
         for _ in range(60):
-            self.assertEqual(self.door.ask("GET", f"/public/{did}", source=source).status, 200)
-        self.is_error(self.door.ask("GET", f"/public/{did}", source=source), 429, "RATE_LIMITED")
-        self.assertEqual(self.door.ask("GET", f"/public/{did}").status, 200)
+            self.assertEqual(self.daemon_client.ask("GET", f"/public/{did}", source=source).status, 200)
+        self.is_error(self.daemon_client.ask("GET", f"/public/{did}", source=source), 429, "RATE_LIMITED")
+        self.assertEqual(self.daemon_client.ask("GET", f"/public/{did}").status, 200)
 
     def test_contract_requests(self) -> None:
         """So many wait for one DID, and fewer of one sender."""
-        alice, bob = self.a_resident("alice"), self.a_resident("bob")
+        alice, bob = self.new_identity("alice"), self.new_identity("bob")
         for _ in range(2):
             alice.get(REQUEST, to=bob.did, **SEALED)
         self.is_refused(partial(alice.command, {"type": REQUEST, **SEALED}, to=bob.did), 429, "RATE_LIMITED")
-        carol, dave = Resident(self.door, "carol"), Resident(self.door, "dave")
+        carol, dave = RawDecentrlClient(self.daemon_client, "carol"), RawDecentrlClient(self.daemon_client, "dave")
         carol.get(REQUEST, to=bob.did, **SEALED)
         self.is_refused(partial(dave.command, {"type": REQUEST, **SEALED}, to=bob.did), 429, "RATE_LIMITED")
         first = bob.requests()[0]["id"]
@@ -98,7 +102,7 @@ class LimitTests(OneDaemonTestCase):
 
     def test_contracts(self) -> None:
         """So many are kept for one DID, and fewer with one peer, saved or responded; the same one again is none."""
-        alice, bob, carol, dave = (self.a_resident(alias) for alias in ("alice", "bob", "carol", "dave"))
+        alice, bob, carol, dave = (self.new_identity(alias) for alias in ("alice", "bob", "carol", "dave"))
         signed = bob.contract_with(alice)
         for contract in (signed, bob.contract_with(alice), signed):
             self.assertEqual(alice.save(contract).status, 200)
@@ -112,24 +116,24 @@ class LimitTests(OneDaemonTestCase):
 
     def test_registrations(self) -> None:
         """Renewing is never refused, and yet no more registrations are kept of one identity than so many."""
-        alice = self.a_resident("alice")
+        alice = self.new_identity("alice")
         alice.register()
-        before = len(self.door.kept()["contract"])
+        before = len(self.daemon_client.kept()["contract"])
         for _ in range(3):
             alice.register()
-        self.assertEqual(len(self.door.kept()["contract"]), before)
+        self.assertEqual(len(self.daemon_client.kept()["contract"]), before)
         alice.get("QUERY_EVENTS")
 
     def test_pending_events(self) -> None:
         """So many wait for one DID, and so many bytes; nothing makes room for anything."""
-        alice, bob = self.a_resident("alice"), self.a_resident("bob")
+        alice, bob = self.new_identity("alice"), self.new_identity("bob")
         bob.befriend(alice)
         self.assertEqual(alice.tell(bob, "x" * 400).status, 200)
         self.assertEqual(alice.tell(bob, "y" * 400).status, 200)
-        make = partial(alice.command, "z" * 201, to=bob.did, channel=PRIVATE)
+        make = partial(alice.command, "z" * 201, to=bob.did, channel=PRIVATE_CHANNEL)
         self.is_refused(make, 429, "RATE_LIMITED")
         self.assertEqual(alice.tell(bob, "z").status, 200)
-        make = partial(alice.command, "z", to=bob.did, channel=PRIVATE)
+        make = partial(alice.command, "z", to=bob.did, channel=PRIVATE_CHANNEL)
         self.is_refused(make, 429, "RATE_LIMITED")
         waiting = bob.pending()
         self.assertEqual([one["payload"][0] for one in waiting], ["x", "y", "z"])
@@ -138,14 +142,15 @@ class LimitTests(OneDaemonTestCase):
 
     def test_many_at_once(self) -> None:
         """Not one more is kept when they all arrive together."""
-        alice, bob = self.a_resident("alice"), self.a_resident("bob")
+        alice, bob = self.new_identity("alice"), self.new_identity("bob")
         bob.befriend(alice)
-        carol = Resident(self.door, "carol")
-        pending = [alice.command("x", to=bob.did, channel=PRIVATE) for _ in range(12)]
+        carol = RawDecentrlClient(self.daemon_client, "carol")
+        pending = [alice.command("x", to=bob.did, channel=PRIVATE_CHANNEL) for _ in range(12)]
         requests = [carol.command({"type": REQUEST, **SEALED}, to=bob.did) for _ in range(12)]
         stored = [bob.command({"type": "SAVE_EVENTS", "events": [bob.event("x")]}) for _ in range(6)]
         public = [
-            bob.command({"type": "PUBLISH_PUBLIC_EVENT", **bob.public_event("x")}, channel=PUBLIC) for _ in range(6)
+            bob.command({"type": "PUBLISH_PUBLIC_EVENT", **bob.public_event("x")}, channel=PUBLIC_CHANNEL)
+            for _ in range(6)
         ]
         contracts = [
             bob.command({"type": SAVE, "signed_communication_contract": alice.contract_with(bob, timestamp=number)})
@@ -154,37 +159,37 @@ class LimitTests(OneDaemonTestCase):
         mixed = [
             one for five in zip(pending[:6], requests[:6], stored, public, contracts, strict=True) for one in five
         ]
-        statuses = [answer.status for answer in self.door.at_once(mixed + pending[6:] + requests[6:])]
+        statuses = [answer.status for answer in self.daemon_client.at_once(mixed + pending[6:] + requests[6:])]
         self.assertEqual(sorted(statuses), [200] * 9 + [429] * 33)
         self.assertEqual((len(bob.pending()), len(bob.requests())), (3, 2))
-        public_events = self.door.ask("GET", f"/public/{bob.did}").json["events"]
+        public_events = self.daemon_client.ask("GET", f"/public/{bob.did}").json["events"]
         self.assertEqual(len(bob.items("EVENTS", "events")) + len(public_events), 3)
         self.assertEqual(len(bob.items("COMMUNICATION_CONTRACTS", "communication_contracts")), 2)
 
     def test_stored_events(self) -> None:
         """So many are kept for one DID, and so many bytes, with tags and what is public: all of a batch or none."""
-        alice = self.a_resident("alice")
+        alice = self.new_identity("alice")
         batch = [alice.event("x" * 100, tags=("t" * 10,))] * 2
         alice.get("SAVE_EVENTS", events=batch)
         self.is_refused(lambda: alice.command({"type": "SAVE_EVENTS", "events": batch}), 429, "RATE_LIMITED")
         id_ = alice.publish("p" * 100)
         event = alice.public_event("q")
-        make = partial(alice.command, {"type": "PUBLISH_PUBLIC_EVENT", **event}, channel=PUBLIC)
+        make = partial(alice.command, {"type": "PUBLISH_PUBLIC_EVENT", **event}, channel=PUBLIC_CHANNEL)
         self.is_refused(make, 429, "RATE_LIMITED")
         stored = alice.items("EVENTS", "events")
         tags = [{"event_id": one["id"], "encrypted_tags": ["t" * 500]} for one in stored]
         self.is_refused(lambda: alice.command({"type": "UPDATE_EVENT_TAGS", "events": tags}), 429, "RATE_LIMITED")
         alice.get("UPDATE_EVENT_TAGS", events=[{"event_id": stored[0]["id"], "encrypted_tags": []}])
-        alice.get("DELETE_PUBLIC_EVENT", channel=PUBLIC, public_event_id=id_)
+        alice.get("DELETE_PUBLIC_EVENT", channel=PUBLIC_CHANNEL, public_event_id=id_)
         alice.publish("p" * 100)
 
 
-class StoreTests(OneDaemonTestCase):
+class StoreTests(RefusalDaemonTestCase):
     """503 UNAVAILABLE, and 500 where the file holds what nobody put there."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.alice, self.bob = self.a_resident("alice"), self.a_resident("bob")
+        self.alice, self.bob = self.new_identity("alice"), self.new_identity("bob")
         self.alice.befriend(self.bob)
         self.bob.befriend(self.alice)
         # Of each kind there is something, so that queries have to look.
@@ -196,7 +201,7 @@ class StoreTests(OneDaemonTestCase):
     @contextlib.contextmanager
     def behind_its_back(self) -> Iterator[sqlite3.Connection]:
         """The daemon's file."""
-        with contextlib.closing(sqlite3.connect(self.door.database, isolation_level=None)) as connection:
+        with contextlib.closing(sqlite3.connect(self.daemon_client.database, isolation_level=None)) as connection:
             connection.execute("PRAGMA legacy_alter_table = ON")
             yield connection
 
@@ -206,19 +211,19 @@ class StoreTests(OneDaemonTestCase):
         read; once it is released the very same command is carried out, without a restart (reference 6.1).
         """
         self.bob.publish("news")
-        raw = self.alice.command("sealed", to=self.bob.did, channel=PRIVATE)
-        before = self.door.kept()
+        raw = self.alice.command("sealed", to=self.bob.did, channel=PRIVATE_CHANNEL)
+        before = self.daemon_client.kept()
         with self.behind_its_back() as connection:
             connection.execute("BEGIN EXCLUSIVE")
             with ThreadPoolExecutor(1) as pool:
-                waiting = pool.submit(self.door.command, raw)
-                public = self.door.ask("GET", f"/public/{self.bob.did}")
+                waiting = pool.submit(self.daemon_client.command, raw)
+                public = self.daemon_client.ask("GET", f"/public/{self.bob.did}")
                 self.assertEqual([one["event"] for one in public.json["events"]], ["news"])
                 self.is_error(waiting.result(), 503, "UNAVAILABLE")
             connection.execute("ROLLBACK")
-        self.assertEqual(self.door.kept(), before)
-        self.assertEqual(self.door.command(raw).status, 200)
-        self.is_error(self.door.command(raw), 401, "DUPLICATE_NONCE")
+        self.assertEqual(self.daemon_client.kept(), before)
+        self.assertEqual(self.daemon_client.command(raw).status, 200)
+        self.is_error(self.daemon_client.command(raw), 401, "DUPLICATE_NONCE")
         self.assertEqual([one["payload"] for one in self.bob.pending()], ["sealed"])
 
     def changes(self) -> Iterator[tuple[str, bytes]]:
@@ -244,12 +249,12 @@ class StoreTests(OneDaemonTestCase):
         )
         for table, members, to in commands:
             yield table, alice.command(members, to=to)
-        yield "pending_event", alice.command("sealed", to=bob.did, channel=PRIVATE)
+        yield "pending_event", alice.command("sealed", to=bob.did, channel=PRIVATE_CHANNEL)
         for members in (
             {"type": "PUBLISH_PUBLIC_EVENT", **alice.public_event("news", tags=("tag",))},
             {"type": "DELETE_PUBLIC_EVENT", "public_event_id": alice.publish("olds")},
         ):
-            yield "public_event", alice.command(members, channel=PUBLIC)
+            yield "public_event", alice.command(members, channel=PUBLIC_CHANNEL)
 
     def test_changes_without_their_table(self) -> None:
         """
@@ -257,13 +262,13 @@ class StoreTests(OneDaemonTestCase):
         neither, and the same command is carried out when it is there again.
         """
         for table, raw in self.changes():
-            before = self.door.kept()
+            before = self.daemon_client.kept()
             with self.renamed(table):
                 for way in WAYS:
-                    self.is_error(self.door.command(raw, **way), 503, "UNAVAILABLE")
-            self.assertEqual(self.door.kept(), before)
-            self.assertEqual(self.door.command(raw).status, 200, raw)
-            self.is_error(self.door.command(raw), 401, "DUPLICATE_NONCE")
+                    self.is_error(self.daemon_client.command(raw, **way), 503, "UNAVAILABLE")
+            self.assertEqual(self.daemon_client.kept(), before)
+            self.assertEqual(self.daemon_client.command(raw).status, 200, raw)
+            self.is_error(self.daemon_client.command(raw), 401, "DUPLICATE_NONCE")
 
     def test_queries_without_their_table(self) -> None:
         """Every query is refused, and so are the readers of a public channel, until the table is there again."""
@@ -279,27 +284,27 @@ class StoreTests(OneDaemonTestCase):
             self.assertEqual(len(self.alice.items(what, list_)), 1)
         path = f"/public/{self.alice.did}"
         with self.renamed("public_event"):
-            self.is_error(self.door.ask("GET", path), 503, "UNAVAILABLE")
-        self.assertEqual(len(self.door.ask("GET", path).json["events"]), 1)
+            self.is_error(self.daemon_client.ask("GET", path), 503, "UNAVAILABLE")
+        self.assertEqual(len(self.daemon_client.ask("GET", path).json["events"]), 1)
 
     def test_nonces_that_cannot_be_kept(self) -> None:
         """Without a memory of nonces nothing is carried out, and nothing is answered as if it had been."""
         commands = [raw for _, raw in self.changes()]
-        before = self.door.kept()
+        before = self.daemon_client.kept()
         with self.renamed("nonce"):
             for raw in commands:
-                self.is_error(self.door.command(raw), 503, "UNAVAILABLE")
-        self.assertEqual(self.door.kept(), before)
+                self.is_error(self.daemon_client.command(raw), 503, "UNAVAILABLE")
+        self.assertEqual(self.daemon_client.kept(), before)
 
     def test_sockets_without_a_table(self) -> None:
         """Who cannot be looked up is told to come again later; the same message is good then."""
         greeting = self.alice.greeting()
         for table in ("nonce", "contract"):
             with self.renamed(table):
-                line = Line(self.door)
+                line = RawWebSocket(self.daemon_client)
                 line.say(greeting if table == "nonce" else self.alice.greeting())
                 self.is_told(line, "UNAVAILABLE", 1013)
-        line = Line(self.door)
+        line = RawWebSocket(self.daemon_client)
         line.say(greeting)
         self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
         line.close()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mediatord.protocol import jsontext
-from mediatord.wallet.mediation import PICKUP, read_delivery
-from tests.integration.devices import Device, Owner, StuckDevice, everyone, gauge
-from tests.integration.residents import Line, Resident
+from mediatord.protocol import encoding
+from mediatord.wallet.didcomm_mediation import PICKUP, read_delivery
+from tests.integration.devices import DeviceWallet, LiveDevice, UnreadDevice, read_metric, read_next_pushes
+from tests.integration.message_load import ROOMY
+from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocket
 from tests.integration.shared_daemon import SharedDaemonTestCase
-from tests.integration.traffic import ROOMY
 
 DEVICES = 10
 # So many messages come that neither the kernel nor the outbox of a socket can keep them.
@@ -28,11 +28,11 @@ class DIDCommTests(SharedDaemonTestCase):
     settings = SETTINGS
 
     def setUp(self) -> None:
-        self.bob = Owner(self.door).enrol()
+        self.bob = DeviceWallet(self.daemon_client).enrol()
 
-    def devices(self, number: int) -> list[Device]:
+    def devices(self, number: int) -> list[LiveDevice]:
         """So many that are live."""
-        found = [Device(self.bob) for _ in range(number)]
+        found = [LiveDevice(self.bob) for _ in range(number)]
         for one in found:
             self.addCleanup(one.close)
             one.live()
@@ -51,12 +51,12 @@ class DIDCommTests(SharedDaemonTestCase):
         """
         others = self.devices(DEVICES - 1)
         change = self.bob.pack(f"{PICKUP}/live-delivery-change", {"live_delivery": True})
-        stuck = StuckDevice(self.door, "/didcomm", change)
+        stuck = UnreadDevice(self.daemon_client, "/didcomm", change)
         self.addCleanup(stuck.close)
         for number in range(MESSAGES):
             self.bob.tell(f"{number}", SIZE)
-            self.assertEqual(everyone(others), [f"{number}"] * len(others))
-        held = gauge(self.door, _OUTBOXES)
+            self.assertEqual(read_next_pushes(others), [f"{number}"] * len(others))
+        held = read_metric(self.daemon_client, _OUTBOXES)
         self.assertGreater(held, SIZE, "the stuck one has room for all of them: this test tries nothing")
         self.assertLess(held, _BOUND)
         self.assertEqual(self.bob.waiting(), MESSAGES)
@@ -69,21 +69,21 @@ class DIDCommTests(SharedDaemonTestCase):
         first, *others = self.devices(DEVICES)
         first.live(on=False)
         self.tell("a", "b")
-        self.assertEqual([everyone(others) for _ in "ab"], [["a"] * len(others), ["b"] * len(others)])
+        self.assertEqual([read_next_pushes(others) for _ in "ab"], [["a"] * len(others), ["b"] * len(others)])
         self.assertTrue(first.silent())
         first.live()
         self.tell("c")
-        self.assertEqual(everyone([first, *others]), ["c"] * DEVICES)
+        self.assertEqual(read_next_pushes([first, *others]), ["c"] * DEVICES)
 
     def test_one_closes(self) -> None:
         """With or without ceremony, the others go on; what was pushed to it is theirs as well."""
         first, second, *others = self.devices(DEVICES)
         self.tell("before")
-        self.assertEqual(everyone([first, second, *others]), ["before"] * DEVICES)
+        self.assertEqual(read_next_pushes([first, second, *others]), ["before"] * DEVICES)
         first.close()
         second.line.say(b"\x03\xe8", 8)
         self.tell("after")
-        self.assertEqual(everyone(others), ["after"] * len(others))
+        self.assertEqual(read_next_pushes(others), ["after"] * len(others))
         self.assertEqual(self.bob.texts(), ["before", "after"])
 
     def test_one_acknowledges(self) -> None:
@@ -105,11 +105,14 @@ class DecentrlTests(SharedDaemonTestCase):
     settings = SETTINGS
 
     def setUp(self) -> None:
-        self.alice, self.bob = Resident(self.door, "alice"), Resident(self.door, "bob")
+        self.alice, self.bob = (
+            RawDecentrlClient(self.daemon_client, "alice"),
+            RawDecentrlClient(self.daemon_client, "bob"),
+        )
         self.bob.register()
         self.bob.befriend(self.alice)
 
-    def lines(self, number: int) -> list[Line]:
+    def lines(self, number: int) -> list[RawWebSocket]:
         """So many that are authenticated."""
         found = [self.bob.socket() for _ in range(number)]
         for one in found:
@@ -122,7 +125,7 @@ class DecentrlTests(SharedDaemonTestCase):
         self.assertEqual(answered.status, 200, answered.body)
         return str(answered.json["pendingEventId"])
 
-    def heard(self, line: Line) -> tuple[str, str]:
+    def heard(self, line: RawWebSocket) -> tuple[str, str]:
         """Id and payload of the next event on a line."""
         (event,) = line.hear()["events"]
         return event["id"], event["payload"]
@@ -130,18 +133,18 @@ class DecentrlTests(SharedDaemonTestCase):
     def test_one_is_stuck(self) -> None:
         """As of DIDComm."""
         others = self.lines(DEVICES - 1)
-        stuck = StuckDevice(self.door, "/ws", jsontext.dumps(self.bob.greeting()))
+        stuck = UnreadDevice(self.daemon_client, "/ws", encoding.dumps(self.bob.greeting()))
         self.addCleanup(stuck.close)
         ids = []
         for number in range(MESSAGES):
             payload = f"{number} {'x' * SIZE}"
             ids.append(self.tell(payload))
             self.assertEqual([self.heard(one) for one in others], [(ids[-1], payload)] * len(others))
-        held = gauge(self.door, _OUTBOXES)
+        held = read_metric(self.daemon_client, _OUTBOXES)
         self.assertGreater(held, SIZE, "the stuck one has room for all of them: this test tries nothing")
         self.assertLess(held, _BOUND)
         self.assertEqual([one["id"] for one in self.bob.pending()], ids)
-        frames = [jsontext.loads_object(raw) for raw in stuck.take(3)]
+        frames = [encoding.loads_object(raw) for raw in stuck.take(3)]
         self.assertEqual([event["id"] for frame in frames for event in frame["events"]], ids[:3])
 
     def test_one_closes(self) -> None:

@@ -12,17 +12,20 @@ from typing import Any, ClassVar
 from twisted.internet import reactor as _reactor  # noqa: TID251  two daemons are spoken to over real sockets
 from twisted.trial.unittest import TestCase
 
-from mediatord.wallet.decentrl import commands
-from mediatord.wallet.decentrl.client import Refused, read_reply
-from mediatord.wallet.decentrl.contracting import make_contract
-from mediatord.wallet.decentrl.contracts import Agreement
-from mediatord.wallet.decentrl.mediator import discover
-from mediatord.wallet.decentrl.replies import PendingEvent, read_pushed
-from mediatord.wallet.decentrl.socket import Socket, connect
-from mediatord.wallet.decentrl.wallet import Entry, Wallet
-from mediatord.wallet.mediator import open_http
+from mediatord.wallet import decentrl_messages
+from mediatord.wallet.decentrl_client import (
+    CommandRefused,
+    DecentrlWallet,
+    HistoryEntry,
+    discover_decentrl_mediator,
+    make_contract,
+    read_reply,
+)
+from mediatord.wallet.decentrl_messages import ConcludedContract, PendingEvent, read_pushed_events
+from mediatord.wallet.decentrl_socket import DecentrlSocket, connect_decentrl_socket
+from mediatord.wallet.didcomm_client import open_http
 from tests.integration.daemon import Daemon
-from tests.integration.traffic import PATIENCE_SECONDS, prepared
+from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
 
 reactor: Any = _reactor
 # A demonstration starts one more mediator.
@@ -37,7 +40,7 @@ class TwoMediatorsTestCase(TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.first, cls.second = prepared(), prepared()
+        cls.first, cls.second = prepare_daemon(), prepare_daemon()
         for daemon in (cls.first, cls.second):
             daemon.__enter__()
             cls.addClassCleanup(daemon.__exit__, None, None, None)
@@ -45,60 +48,64 @@ class TwoMediatorsTestCase(TestCase):
     def setUp(self) -> None:
         self.http = open_http(reactor)
 
-    async def registered(self, alias: str, daemon: Daemon) -> Wallet:
+    async def registered(self, alias: str, daemon: Daemon) -> DecentrlWallet:
         """A wallet with a new identity that knows no mediator but this one."""
-        wallet = Wallet.fresh(alias, await discover(self.http, daemon.url), self.http, reactor)
+        wallet = DecentrlWallet.fresh(
+            alias, await discover_decentrl_mediator(self.http, daemon.url), self.http, reactor
+        )
         await wallet.register()
         return wallet
 
-    async def two(self) -> tuple[Wallet, Wallet]:
+    async def two(self) -> tuple[DecentrlWallet, DecentrlWallet]:
         """Alice and Bob."""
         return await self.registered("alice", self.first), await self.registered("bob", self.second)
 
-    async def befriended(self) -> tuple[Wallet, Wallet]:
+    async def befriended(self) -> tuple[DecentrlWallet, DecentrlWallet]:
         """Alice and Bob, who have a contract."""
         alice, bob = await self.two()
         await make_contract(alice, bob)
         return alice, bob
 
-    async def online(self, wallet: Wallet) -> Socket:
+    async def online(self, wallet: DecentrlWallet) -> DecentrlSocket:
         """A socket of it at its mediator."""
-        socket = await connect(reactor, wallet)
+        socket = await connect_decentrl_socket(reactor, wallet)
         self.addCleanup(socket.close)
         return socket
 
-    async def push(self, socket: Socket) -> dict[str, Any]:
+    async def push(self, socket: DecentrlSocket) -> dict[str, Any]:
         """The next frame that comes unasked."""
         frame: dict[str, Any] = await socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
         return frame
 
-    async def write(self, sender: Wallet, recipient: Wallet, text: str, agreement: Agreement | None = None) -> None:
+    async def write(
+        self, sender: DecentrlWallet, recipient: DecentrlWallet, text: str, agreement: ConcludedContract | None = None
+    ) -> None:
         """Deliver twice: to the other's mediator for the other, and to one's own for oneself."""
         await sender.send(recipient.did, text, agreement)
-        await sender.save_events(Entry(sender.did, recipient.did, text, ("chat",)))
+        await sender.save_events(HistoryEntry(sender.did, recipient.did, text, ("chat",)))
 
-    async def keep(self, wallet: Wallet, *events: PendingEvent) -> list[str]:
+    async def keep(self, wallet: DecentrlWallet, *events: PendingEvent) -> list[str]:
         """Decrypt events and check who wrote them, store them and acknowledge them; what they say."""
         opened = [wallet.open(event) for event in events]
-        entries = [Entry(one.sender_did, wallet.did, one.text, ("chat",), one.timestamp) for one in opened]
+        entries = [HistoryEntry(one.sender_did, wallet.did, one.text, ("chat",), one.timestamp) for one in opened]
         await wallet.save_events(*entries)
         await wallet.acknowledge(events)
         return [one.text for one in opened]
 
-    async def waiting(self, wallet: Wallet) -> tuple[PendingEvent, ...]:
+    async def waiting(self, wallet: DecentrlWallet) -> tuple[PendingEvent, ...]:
         """The events that wait for it."""
         return (await wallet.pending()).items
 
-    async def history(self, wallet: Wallet) -> list[str]:
+    async def history(self, wallet: DecentrlWallet) -> list[str]:
         """All that it finds under the tag of the chat, decrypted."""
         found = await wallet.events(tags=["chat"])
         return [wallet.identity.unseal(one.payload) for one in found.items]
 
     async def refusal(self, work: Any) -> tuple[int, str]:
         """Status and code of what has to be refused."""
-        with self.assertRaises(Refused) as caught:
+        with self.assertRaises(CommandRefused) as caught:
             await work
-        refused: Refused = caught.exception
+        refused: CommandRefused = caught.exception
         return refused.status, refused.code
 
 
@@ -139,7 +146,7 @@ class DualDeliveryTests(TwoMediatorsTestCase):
         alice, bob = await self.befriended()
         sockets = [await self.online(bob) for _ in range(2)]
         await self.write(alice, bob, "Hello Bob")
-        (event,), again = [read_pushed(await self.push(socket)) for socket in sockets]
+        (event,), again = [read_pushed_events(await self.push(socket)) for socket in sockets]
         self.assertEqual(again, (event,))
         self.assertEqual(await self.waiting(bob), (event,))
         self.assertEqual(await self.keep(bob, event), ["Hello Bob"])
@@ -166,7 +173,7 @@ class DualDeliveryTests(TwoMediatorsTestCase):
     async def test_recipient_is_at_its_own_mediator_only(self) -> None:
         """Nothing is forwarded: an event for Bob that comes to Alice's mediator is refused (reference 15.1)."""
         alice, bob = await self.befriended()
-        sent = alice.ask("sealed", bob.did, commands.PRIVATE)
+        sent = alice.ask("sealed", bob.did, decentrl_messages.PRIVATE_CHANNEL)
         self.assertEqual(await self.refusal(sent), (404, "RECIPIENT_NOT_REGISTERED"))
 
     async def test_contract_of_the_sender_does_not_count(self) -> None:
@@ -237,7 +244,13 @@ class RestartTests(TwoMediatorsTestCase):
         both = (alice, bob), (bob, alice)
         await self.write(alice, bob, "before")
         await bob.publish("public")
-        sealed = [(peer, commands.encode(one.command("sealed", peer.did, commands.PRIVATE))) for one, peer in both]
+        sealed = [
+            (
+                peer,
+                decentrl_messages.encode_command(one.command("sealed", peer.did, decentrl_messages.PRIVATE_CHANNEL)),
+            )
+            for one, peer in both
+        ]
         for recipient, command in sealed:
             await self.carry(recipient, command)
         socket = await self.online(alice)
@@ -256,6 +269,6 @@ class RestartTests(TwoMediatorsTestCase):
         self.assertEqual((await alice.contracts(did=bob.did)).total, 1)
         await self.online(bob)
 
-    async def carry(self, recipient: Wallet, command: bytes) -> dict[str, Any]:
+    async def carry(self, recipient: DecentrlWallet, command: bytes) -> dict[str, Any]:
         """Bring a command to somebody's mediator, as often as one likes."""
         return read_reply(await recipient.post(command))

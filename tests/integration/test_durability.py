@@ -13,14 +13,23 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.interfaces import Books
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.mediation import Delivered
-from mediatord.wallet.socket import SocketClosed, WalletSocket, connect
-from tests.books import of_sqlite
+from mediatord.store.interfaces.messages import StoreLedger
+from mediatord.wallet.didcomm_client import DIDCommWallet
+from mediatord.wallet.didcomm_mediation import DeliveredMessage
+from mediatord.wallet.didcomm_socket import DIDCommSocket, SocketClosedError, connect_didcomm_socket
 from tests.integration.cluster import fresh_storage
-from tests.integration.traffic import MANY, ROOMY, Letter, Senders, enrolled, letters, marker_of, prepared
-from tests.torture.books import of_daemon_on_mongodb
+from tests.integration.message_load import (
+    MANY,
+    ROOMY,
+    LoadSenders,
+    PreparedForward,
+    enrol_wallet,
+    prepare_daemon,
+    prepare_forwards,
+    read_marker,
+)
+from tests.ledger_checks import read_sqlite_ledger
+from tests.torture.ledger_checks import read_daemon_mongo_ledger
 
 reactor: Any = _reactor
 
@@ -51,19 +60,19 @@ class Ledger:
         self.acknowledged: set[str] = set()
         self.returned: list[str] = []
 
-    def posted(self, senders: Senders) -> None:
+    def posted(self, senders: LoadSenders) -> None:
         """Enter a whole load."""
         self.sent.update(post.marker for post in senders.posts)
         self.accepted.update(senders.markers(202))
 
-    def delivered(self, wallet: Wallet, batch: Iterable[Delivered]) -> None:
+    def delivered(self, wallet: DIDCommWallet, batch: Iterable[DeliveredMessage]) -> None:
         """Enter what came, pushed or fetched."""
         for one in batch:
-            self.ids.setdefault(marker_of(wallet, one), set()).add(one.id)
+            self.ids.setdefault(read_marker(wallet, one), set()).add(one.id)
             if one.id in self.acknowledged:
                 self.returned.append(one.id)
 
-    async def acknowledge(self, way: Wallet | WalletSocket, batch: Iterable[Delivered]) -> None:
+    async def acknowledge(self, way: DIDCommWallet | DIDCommSocket, batch: Iterable[DeliveredMessage]) -> None:
         """Acknowledge, and enter the answer if there is one."""
         ids = {one.id for one in batch}
         self.asked |= ids
@@ -92,16 +101,16 @@ class KillTests(TestCase):
         """Where the daemon keeps everything."""
         return {}
 
-    def books(self) -> Books:
+    def books(self) -> StoreLedger:
         """What the store says itself."""
-        return of_sqlite(self.daemon.directory / "mediator.sqlite3")
+        return read_sqlite_ledger(self.daemon.directory / "mediator.sqlite3")
 
     def setUp(self) -> None:
         seed = int(os.environ.get("DURABILITY_SEED", random.SystemRandom().randrange(1_000_000)))
         print(f"DURABILITY_SEED={seed}")  # noqa: T201  pytest shows it when the test fails
         self.random = random.Random(seed)
         self.ledger = Ledger()
-        self.daemon = prepared({**ROOMY, "didcomm": {"delivery_limit": MANY}, "storage": self.storage()})
+        self.daemon = prepare_daemon({**ROOMY, "didcomm": {"delivery_limit": MANY}, "storage": self.storage()})
         self.daemon.__enter__()
         self.addCleanup(self.daemon.__exit__, None, None, None)
 
@@ -110,10 +119,10 @@ class KillTests(TestCase):
         Deaths in the middle of a load lose nothing that was answered 202, and bring nothing back that was
         acknowledged (reference 4.1 step 9, 6.3 "store first, push second").
         """
-        bob = await enrolled(self.daemon, reactor)
-        again: list[Letter] = []
+        bob = await enrol_wallet(self.daemon, reactor)
+        again: list[PreparedForward] = []
         for number in range(self.rounds):
-            stock = again + letters(bob, f"{number}", LETTERS)
+            stock = again + prepare_forwards(bob, f"{number}", LETTERS)
             socket = await self.live_socket(bob) if number % 3 == 0 else None
             again = await self.deadly_load(stock, bob, socket)
             self.daemon.start()
@@ -121,14 +130,16 @@ class KillTests(TestCase):
         await self.pick_up(bob, everything=True)
         await self.check_books(bob)
 
-    async def live_socket(self, bob: Wallet) -> WalletSocket:
-        socket = await connect(reactor, bob)
+    async def live_socket(self, bob: DIDCommWallet) -> DIDCommSocket:
+        socket = await connect_didcomm_socket(reactor, bob)
         self.assertIs((await socket.live()).live_delivery, True)
         return socket
 
-    async def deadly_load(self, stock: list[Letter], bob: Wallet, socket: WalletSocket | None) -> list[Letter]:
+    async def deadly_load(
+        self, stock: list[PreparedForward], bob: DIDCommWallet, socket: DIDCommSocket | None
+    ) -> list[PreparedForward]:
         """Send until the daemon is killed; the letters whose fate is unknown."""
-        senders = Senders(self.daemon.port, stock)
+        senders = LoadSenders(self.daemon.port, stock)
         reading = Deferred.fromCoroutine(self.acknowledge_pushes(bob, socket))
         senders.start()
         await deferToThread(senders.wait_for_posts, self.random.randrange(10, len(stock)))
@@ -145,7 +156,7 @@ class KillTests(TestCase):
         unknown = set(senders.markers(None))
         return [letter for letter in stock if letter.marker in unknown]
 
-    async def acknowledge_pushes(self, bob: Wallet, socket: WalletSocket | None) -> None:
+    async def acknowledge_pushes(self, bob: DIDCommWallet, socket: DIDCommSocket | None) -> None:
         """Acknowledge what is pushed, until the line is cut."""
         try:
             while socket is not None:
@@ -153,10 +164,10 @@ class KillTests(TestCase):
                 batch += [await socket.pushed.get() for _ in range(len(socket.pushed.pending))]
                 self.ledger.delivered(bob, batch)
                 await self.ledger.acknowledge(socket, batch)
-        except (CancelledError, SocketClosed):
+        except (CancelledError, SocketClosedError):
             pass
 
-    async def pick_up(self, bob: Wallet, *, everything: bool) -> None:
+    async def pick_up(self, bob: DIDCommWallet, *, everything: bool) -> None:
         """Fetch, and acknowledge some or all of it."""
         while batch := await bob.fetch(MANY):
             self.ledger.delivered(bob, batch)
@@ -165,7 +176,7 @@ class KillTests(TestCase):
             if not everything:
                 break
 
-    async def check_books(self, bob: Wallet) -> None:
+    async def check_books(self, bob: DIDCommWallet) -> None:
         ledger = self.ledger
         self.assertGreater(sum(ledger.accepted.values()), self.rounds)
         self.assertEqual(ledger.lost(), [])
@@ -186,5 +197,5 @@ class MongoDBKillTests(KillTests):
     def storage(self) -> dict[str, Any]:
         return fresh_storage(self)
 
-    def books(self) -> Books:
-        return of_daemon_on_mongodb(self.daemon)
+    def books(self) -> StoreLedger:
+        return read_daemon_mongo_ledger(self.daemon)

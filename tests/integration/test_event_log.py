@@ -16,11 +16,18 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.wallet.socket import connect
-from tests.integration.daemon import Daemon, merge
-from tests.integration.residents import Door, Resident
-from tests.integration.traffic import ROOMY, Senders, drained, enrolled, letters, prepared
-from tests.tally import NAMES, Line, counted, misstated, read_lines, read_segments
+from mediatord.wallet.didcomm_socket import connect_didcomm_socket
+from tests.counter_oracle import NAMES, Line, expected_counters, read_lines, read_segments, wrong_counter_lines
+from tests.integration.daemon import Daemon, merge_settings
+from tests.integration.message_load import (
+    ROOMY,
+    LoadSenders,
+    drain_queue,
+    enrol_wallet,
+    prepare_daemon,
+    prepare_forwards,
+)
+from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient
 
 reactor: Any = _reactor
 
@@ -63,7 +70,7 @@ def closed_names(directory: Path) -> set[str]:
 
 class EventLogTestCase(TestCase):
     def start(self, settings: dict[str, Any] | None = None) -> Daemon:
-        daemon = prepared(merge(ROOMY, settings or {}))
+        daemon = prepare_daemon(merge_settings(ROOMY, settings or {}))
         self.addCleanup(daemon.clean)
         daemon.start()
         return daemon
@@ -85,10 +92,10 @@ class SignalTests(EventLogTestCase):
         once, every `counters` line is right, and they agree with /metrics and with what the clients know.
         """
         daemon = self.start()
-        bob = await enrolled(daemon, reactor)
-        socket = await connect(reactor, bob)
+        bob = await enrol_wallet(daemon, reactor)
+        socket = await connect_didcomm_socket(reactor, bob)
         await socket.live()
-        senders = Senders(daemon.port, letters(bob, "m", LETTERS))
+        senders = LoadSenders(daemon.port, prepare_forwards(bob, "m", LETTERS))
         senders.start()
         names: set[str] = set()
         for count in range(1, 5):
@@ -99,7 +106,7 @@ class SignalTests(EventLogTestCase):
         posted = len(senders.markers(202))
         await socket.close()
         await deferToThread(self.converse, daemon)
-        found = await drained(bob)
+        found = await drain_queue(bob)
         self.assertEqual((posted, len(found)), (LETTERS, LETTERS))
         await self.settled(daemon)
         said = await deferToThread(figures, daemon)
@@ -109,8 +116,8 @@ class SignalTests(EventLogTestCase):
         self.assertFalse((daemon.log_directory / "events.jsonl").exists())
         lines = read_lines(daemon.log_directory)
         self.complete(lines)
-        self.assertEqual(misstated(lines), [])
-        totals = counted(lines)
+        self.assertEqual(wrong_counter_lines(lines), [])
+        totals = expected_counters(lines)
         self.assertEqual(totals, said)
         self.assertEqual((totals["forwarded"], totals["delivered"]), (LETTERS + 1, LETTERS + 1))
         self.assertEqual(totals["expired"] + totals["evicted"] + totals["connections"], 0)
@@ -126,8 +133,8 @@ class SignalTests(EventLogTestCase):
 
     def converse(self, daemon: Daemon) -> None:
         """One event between two identities, fetched and acknowledged."""
-        door = Door(daemon)
-        alice, bob = Resident(door, "alice"), Resident(door, "bob")
+        daemon_client = DaemonClient(daemon)
+        alice, bob = RawDecentrlClient(daemon_client, "alice"), RawDecentrlClient(daemon_client, "bob")
         for one in (alice, bob):
             one.register()
         alice.befriend(bob)
@@ -144,8 +151,8 @@ class KillTests(EventLogTestCase):
     async def test_kill(self) -> None:
         """After kill -9 at most the last line is torn, and none before it is missing; the next boot begins anew."""
         daemon = self.start({"log": {"rotate": {"compress": False}}})
-        bob = await enrolled(daemon, reactor)
-        senders = Senders(daemon.port, letters(bob, "m", LETTERS))
+        bob = await enrol_wallet(daemon, reactor)
+        senders = LoadSenders(daemon.port, prepare_forwards(bob, "m", LETTERS))
         senders.start()
         await deferToThread(senders.wait_for_answers, LETTERS // 4)
         os.kill(daemon.pid, signal.SIGUSR1)
@@ -164,7 +171,7 @@ class KillTests(EventLogTestCase):
         self.assertLessEqual(torn, 1)
         lines.sort(key=lambda line: (line["boot"], line["seq"]))
         self.complete(lines)
-        self.assertEqual(misstated(lines), [])
+        self.assertEqual(wrong_counter_lines(lines), [])
         self.assertEqual(len({line["boot"] for line in lines}), 2)
         # A turn's lines are written before its answers.
         accepted = sum(line["event"] == "msg.accept" for line in lines)
@@ -180,11 +187,13 @@ class ReloadTests(EventLogTestCase):
         """SIGHUP has the file read: what can be applied is, the rest is named, and a broken file changes nothing."""
         daemon = self.start({"log": {"rotate": {"compress": False}}})
         values, self.directory = daemon.configuration(), daemon.log_directory
-        await self.reload(daemon, yaml.safe_dump(merge(values, {"log": {"level": "warn"}, "queue": {"ttl": "60s"}})))
+        await self.reload(
+            daemon, yaml.safe_dump(merge_settings(values, {"log": {"level": "warn"}, "queue": {"ttl": "60s"}}))
+        )
         await deferToThread(daemon.await_output, "a restart is needed for queue.ttl")
         await self.reload(daemon, "log: [")
         await deferToThread(daemon.await_output, "the configuration was not taken, nothing has changed")
-        await enrolled(daemon, reactor)
+        await enrol_wallet(daemon, reactor)
         await self.reload(daemon, yaml.safe_dump(values))
         await deferToThread(daemon.stop)
         lines = read_lines(self.directory)

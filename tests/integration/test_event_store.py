@@ -13,15 +13,13 @@ from typing import Any, ClassVar
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.trial.unittest import TestCase
 
-from mediatord.wallet.decentrl.contracting import make_contract
-from mediatord.wallet.decentrl.contracts import Agreement
-from mediatord.wallet.decentrl.mediator import discover
-from mediatord.wallet.decentrl.socket import connect
-from mediatord.wallet.decentrl.wallet import Wallet
-from mediatord.wallet.mediator import open_http
+from mediatord.wallet.decentrl_client import DecentrlWallet, discover_decentrl_mediator, make_contract
+from mediatord.wallet.decentrl_messages import ConcludedContract
+from mediatord.wallet.decentrl_socket import connect_decentrl_socket
+from mediatord.wallet.didcomm_client import open_http
 from tests.foreign.decentrl.stores import ClientFailed, EventStores
 from tests.integration.daemon import Daemon
-from tests.integration.traffic import PATIENCE_SECONDS, prepared
+from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
 
 reactor: Any = _reactor
 # Text on which JSON writers differ: beyond ASCII, beyond U+FFFF, and what JavaScript once took for a line end.
@@ -43,18 +41,18 @@ class EventStoreTests(TestCase):
     def setUpClass(cls) -> None:
         cls.stores = EventStores()
         cls.addClassCleanup(cls.stores.close)
-        cls.daemon = prepared()
+        cls.daemon = prepare_daemon()
         cls.daemon.__enter__()
         cls.addClassCleanup(cls.daemon.__exit__, None, None, None)
 
-    async def registered(self, alias: str) -> Wallet:
+    async def registered(self, alias: str) -> DecentrlWallet:
         """A wallet of ours with a new identity."""
         http = open_http(reactor)
-        wallet = Wallet.fresh(alias, await discover(http, self.daemon.url), http, reactor)
+        wallet = DecentrlWallet.fresh(alias, await discover_decentrl_mediator(http, self.daemon.url), http, reactor)
         await wallet.register()
         return wallet
 
-    async def two(self) -> tuple[Wallet, Wallet]:
+    async def two(self) -> tuple[DecentrlWallet, DecentrlWallet]:
         """Alice and Bob with a contract, and event stores of these names."""
         alice, bob = await self.registered("alice"), await self.registered("bob")
         await make_contract(alice, bob)
@@ -138,7 +136,7 @@ class EventStoreTests(TestCase):
     async def test_pushed_events(self) -> None:
         """The client takes what a socket was told as it stands, and acknowledges it over HTTP (reference 11)."""
         _, bob = await self.two()
-        socket = await connect(reactor, bob)
+        socket = await connect_decentrl_socket(reactor, bob)
         self.addCleanup(socket.close)
         self.stores.call("alice", "publishEvent", event("now"), {"recipient": bob.did, "tags": ["chat"]})
         frame = await socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
@@ -166,7 +164,7 @@ class EventStoreTests(TestCase):
         self.assertEqual(self.stores.call("bob", "processPendingEvents"), [])
         self.assertEqual((await bob.pending()).total, 1)
 
-    async def other_contracts(self, bob: Wallet) -> list[Agreement]:
+    async def other_contracts(self, bob: DecentrlWallet) -> list[ConcludedContract]:
         """Contracts of Bob's with somebody else."""
         carol = await self.registered("carol")
         await make_contract(carol, bob)

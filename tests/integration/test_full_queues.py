@@ -12,12 +12,12 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.identity import Identity
-from mediatord.wallet.packing import BASIC_MESSAGE, anoncrypt, authcrypt, compose, forward
-from tests.integration.traffic import PATIENCE_SECONDS, drained, enrolled, prepared
-from tests.tally import read_lines
+from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.wallet.didcomm_client import DIDCommWallet
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_messages import BASIC_MESSAGE, anoncrypt, authcrypt, build_forward, compose_message
+from tests.counter_oracle import read_lines
+from tests.integration.message_load import PATIENCE_SECONDS, drain_queue, enrol_wallet, prepare_daemon
 
 reactor: Any = _reactor
 
@@ -37,19 +37,19 @@ class FullQueueTests(TestCase):
 
     async def start(self, **queue: Any) -> None:
         settings = {"storage": {"backend": self.backend}, "trusted_proxies": ["127.0.0.1"]}
-        self.daemon = prepared({**settings, "queue": {"max_messages": ROOM, **queue}})
+        self.daemon = prepare_daemon({**settings, "queue": {"max_messages": ROOM, **queue}})
         self.addCleanup(self.daemon.clean)
         await deferToThread(self.daemon.start)
-        self.bob = await enrolled(self.daemon, reactor)
+        self.bob = await enrol_wallet(self.daemon, reactor)
 
-    async def send(self, prefix: str, count: int, peer: str, sender: Identity | None = None) -> list[Answer]:
+    async def send(self, prefix: str, count: int, peer: str, sender: WalletIdentity | None = None) -> list[Answer]:
         """So many letters from an address; of anybody, or of one who proves it."""
         return await deferToThread(self.post, [f"{prefix}-{n}" for n in range(count)], peer, sender)
 
-    def post(self, markers: list[str], peer: str, sender: Identity | None) -> list[Answer]:
+    def post(self, markers: list[str], peer: str, sender: WalletIdentity | None) -> list[Answer]:
         """Status, Retry-After and problem code of each answer."""
         connection = HTTPConnection("127.0.0.1", self.daemon.port, timeout=PATIENCE_SECONDS)
-        headers = {"Content-Type": ENCRYPTED_TYPE, "X-Forwarded-For": peer}
+        headers = {"Content-Type": ENCRYPTED_MEDIA_TYPE, "X-Forwarded-For": peer}
         answers: list[Answer] = []
         for marker in markers:
             connection.request("POST", "/didcomm", sealed(self.bob, marker, sender), headers)
@@ -62,7 +62,7 @@ class FullQueueTests(TestCase):
 
     async def check(self, expected: list[str], **entries: int) -> None:
         """Just these letters wait, in this order; once they are fetched the books say so, and so does the log."""
-        self.assertEqual(list(await drained(self.bob)), expected)
+        self.assertEqual(list(await drain_queue(self.bob)), expected)
         shown = await deferToThread(self.status)
         self.assertEqual([books["difference"] for books in shown["ledger"].values()], [0, 0])
         await deferToThread(self.daemon.stop)
@@ -101,8 +101,8 @@ class FullQueueTests(TestCase):
     async def test_a_flood_of_a_did(self) -> None:
         """The same where both come from one address, as long as the sender proves who it is."""
         await self.start()
-        await self.send("friend", 3, FRIEND, Identity.fresh())
-        answers = await self.send("flood", FLOOD, FRIEND, Identity.fresh())
+        await self.send("friend", 3, FRIEND, WalletIdentity.fresh())
+        answers = await self.send("flood", FLOOD, FRIEND, WalletIdentity.fresh())
         self.assertEqual({status for status, *_ in answers}, {202})
         kept = [f"flood-{n}" for n in range(FLOOD - ROOM + 3, FLOOD)]
         await self.check([f"friend-{n}" for n in range(3)] + kept, accepted=FLOOD + 3, evicted=FLOOD + 3 - ROOM)
@@ -121,7 +121,7 @@ class FullQueueTests(TestCase):
         self.assertEqual(await self.send("friend", 3, FRIEND), [TAKEN] * 3)
         self.assertEqual(await self.send("flood", FLOOD, FLOODER), [TAKEN] * half + [REFUSED] * (FLOOD - half))
         self.assertEqual(await self.send("more", 3, THIRD), [TAKEN] * 2 + [REFUSED])
-        (packed,) = await self.send("proven", 1, THIRD, Identity.fresh())
+        (packed,) = await self.send("proven", 1, THIRD, WalletIdentity.fresh())
         self.assertEqual(packed[:2], REFUSED[:2])
         expected = [f"friend-{n}" for n in range(3)] + [f"flood-{n}" for n in range(half)] + ["more-0", "more-1"]
         await self.check(expected, accepted=ROOM, evicted=0)
@@ -131,11 +131,13 @@ class MemoryFullQueueTests(FullQueueTests):
     backend = "memory"
 
 
-def sealed(recipient: Wallet, marker: str, sender: Identity | None) -> bytes:
+def sealed(recipient: DIDCommWallet, marker: str, sender: WalletIdentity | None) -> bytes:
     """A letter in a forward of nobody, or of a sender that proves who it is."""
-    letter = anoncrypt(compose(BASIC_MESSAGE, {"content": marker}, to=[recipient.did]), recipient.identity.document)
+    letter = anoncrypt(
+        compose_message(BASIC_MESSAGE, {"content": marker}, to=[recipient.did]), recipient.identity.document
+    )
     mediator = recipient.mediator
-    message = forward(recipient.did, [letter], to=[mediator.did])
+    message = build_forward(recipient.did, [letter], to=[mediator.did])
     if sender is None:
         return anoncrypt(message, mediator.document)
     return authcrypt({**message, "from": sender.did}, sender, mediator.document)

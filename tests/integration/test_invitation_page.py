@@ -13,8 +13,8 @@ import pytest
 import zxingcpp
 from PIL import Image
 
-from mediatord.protocol import jsontext
-from tests.browser import DESKTOP_LIGHT, PHONE_DARK, PHONE_LIGHT, VIEW_PARAMETERS, Browser, View, chromium
+from mediatord.protocol import encoding
+from tests.browser import DESKTOP_LIGHT, PHONE_DARK, PHONE_LIGHT, VIEW_PARAMETERS, Browser, Viewport, chromium
 from tests.integration.daemon import Daemon
 
 
@@ -43,7 +43,7 @@ def qr_codes(picture: Path) -> list[str]:
 
 @pytest.mark.parametrize("view", VIEW_PARAMETERS)
 @pytest.mark.parametrize("javascript", [True, False], ids=["scripts", "no-scripts"])
-def test_it_looks_right(browser: Browser, url: str, view: View, javascript: bool) -> None:
+def test_it_looks_right(browser: Browser, url: str, view: Viewport, javascript: bool) -> None:
     """It fits, can be read, loads nothing, and the QR code of the screenshot is the invitation."""
     with browser.visit(f"{url}/invitation", view, javascript=javascript) as visit:
         look = visit.look("invitation" if javascript else "invitation-no-scripts")
@@ -95,7 +95,7 @@ def test_the_button_opens_a_wallet(browser: Browser, url: str) -> None:
     assert (target.scheme, target.netloc, target.path) == ("didcomm", "", "")
     assert parse_qs(target.query) == parse_qs(urlsplit(text(f"{url}/invitationOOB")).query)
     (oob,) = parse_qs(target.query)["_oob"]
-    assert jsontext.loads_object(jsontext.b64url_decode(oob))["from"] == text(f"{url}/did")
+    assert encoding.loads_object(encoding.decode_base64url(oob))["from"] == text(f"{url}/did")
 
 
 def test_it_says_what_is_where(browser: Browser, url: str) -> None:

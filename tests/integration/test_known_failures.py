@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mediatord.protocol import jsontext
-from mediatord.wallet.identity import Identity
-from mediatord.wallet.mediation import PICKUP
-from mediatord.wallet.packing import anoncrypt, forward
-from tests.integration.devices import CM3, Device, Owner, StuckDevice, everyone, gauge
-from tests.integration.locking import locked
-from tests.integration.residents import JSON, Resident
+from mediatord.protocol import encoding
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_mediation import PICKUP
+from mediatord.wallet.didcomm_messages import anoncrypt, build_forward
+from tests.integration.devices import CM3, DeviceWallet, LiveDevice, UnreadDevice, read_metric, read_next_pushes
+from tests.integration.message_load import PATIENCE_SECONDS, ROOMY
+from tests.integration.raw_decentrl_client import JSON, RawDecentrlClient
 from tests.integration.shared_daemon import SharedDaemonTestCase
-from tests.integration.traffic import PATIENCE_SECONDS, ROOMY
+from tests.integration.sqlite_lock import lock_database
 
 # The one is the beginning of the other.
 PREFIX, LONGER = "did:example:in", "did:example:inbox"
@@ -41,11 +41,11 @@ class QueueTests(SharedDaemonTestCase):
     settings = ROOMY
 
     def setUp(self) -> None:
-        self.bob = Owner(self.door).enrol()
+        self.bob = DeviceWallet(self.daemon_client).enrol()
 
     def test_acknowledging_one_id_marks_others(self) -> None:
         """Of three that were delivered, the second goes; the others are delivered again, in order, on every way."""
-        device = Device(self.bob).live()
+        device = LiveDevice(self.bob).live()
         self.addCleanup(device.close)
         for text in "abc":
             self.bob.tell(text)
@@ -70,7 +70,7 @@ class QueueTests(SharedDaemonTestCase):
         """Whoever acknowledges them, by id or by what they hash to, they stay until their own account does."""
         self.bob.tell("mine")
         (delivered,) = self.bob.fetch()
-        carol = Owner(self.door).enrol()
+        carol = DeviceWallet(self.daemon_client).enrol()
         carol.tell("hers")
         carol.acknowledge(delivered.id, "unknown", *[one.id for one in carol.fetch()])
         self.assertEqual((carol.waiting(), self.bob.texts()), (0, ["mine"]))
@@ -79,7 +79,7 @@ class QueueTests(SharedDaemonTestCase):
 
     def test_a_prefix_of_another_did(self) -> None:
         """Neither of two DIDs, of which one is the beginning of the other, has anything of the other's."""
-        short, long = Owner(self.door).enrol(PREFIX), Owner(self.door).enrol(LONGER)
+        short, long = DeviceWallet(self.daemon_client).enrol(PREFIX), DeviceWallet(self.daemon_client).enrol(LONGER)
         long.tell("for the long one", to=LONGER)
         self.assertEqual((short.texts(), long.texts()), ([], ["for the long one"]))
         short.tell("for the short one", to=PREFIX)
@@ -94,7 +94,7 @@ class QueueTests(SharedDaemonTestCase):
     def test_ids_from_the_sender(self) -> None:
         """Two senders who call their attachments the same take nothing from each other."""
         for text in ("one", "other"):
-            message = forward(self.bob.did, [self.bob.letter(text)])
+            message = build_forward(self.bob.did, [self.bob.letter(text)])
             message["attachments"][0]["id"] = "0"
             self.assertEqual(self.bob.post(anoncrypt(message, self.bob.mediator)).status, 202)
         one, other = self.bob.fetch()
@@ -107,7 +107,7 @@ class QueueTests(SharedDaemonTestCase):
     def test_a_store_failure_is_no_empty_queue(self) -> None:
         """Who asks while the store does not take anything is told so, and finds everything afterwards."""
         self.bob.tell("there")
-        with locked(self.daemon.directory / "mediator.sqlite3"):
+        with lock_database(self.daemon.directory / "mediator.sqlite3"):
             answered = self.bob.ask(f"{PICKUP}/status-request")
             self.assertEqual(answered.status, 503, answered.body)
             self.assertGreater(int(answered.headers["retry-after"]), 0)
@@ -131,11 +131,11 @@ class SocketTests(SharedDaemonTestCase):
     }
 
     def setUp(self) -> None:
-        self.bob = Owner(self.door).enrol()
+        self.bob = DeviceWallet(self.daemon_client).enrol()
 
-    def device(self, owner: Owner | None = None) -> Device:
+    def device(self, owner: DeviceWallet | None = None) -> LiveDevice:
         """One that is live."""
-        device = Device(owner or self.bob)
+        device = LiveDevice(owner or self.bob)
         self.addCleanup(device.close)
         return device.live()
 
@@ -153,8 +153,8 @@ class SocketTests(SharedDaemonTestCase):
         """Both are served, in both halves."""
         devices = [self.device(), self.device()]
         self.bob.tell("for both")
-        self.assertEqual(everyone(devices), ["for both"] * 2)
-        dave, eve = Resident(self.door, "dave"), Resident(self.door, "eve")
+        self.assertEqual(read_next_pushes(devices), ["for both"] * 2)
+        dave, eve = RawDecentrlClient(self.daemon_client, "dave"), RawDecentrlClient(self.daemon_client, "eve")
         dave.register()
         dave.befriend(eve)
         lines = [dave.socket(), dave.socket()]
@@ -166,9 +166,9 @@ class SocketTests(SharedDaemonTestCase):
     def test_a_recipient_that_does_not_read(self) -> None:
         """It has neither read nor gone when everything for it was accepted, which is more than there is room for."""
         change = self.bob.pack(f"{PICKUP}/live-delivery-change", {"live_delivery": True})
-        stuck = StuckDevice(self.door, "/didcomm", change)
+        stuck = UnreadDevice(self.daemon_client, "/didcomm", change)
         self.addCleanup(stuck.close)
-        while gauge(self.door, _OUTBOXES) < OUTBOX:
+        while read_metric(self.daemon_client, _OUTBOXES) < OUTBOX:
             self.bob.tell("x", 200_000)
         for text in "abc":
             self.bob.tell(text, 200_000)
@@ -179,7 +179,7 @@ class SocketTests(SharedDaemonTestCase):
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(PATIENCE_SECONDS)
             url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-            carol = Owner(self.door, Identity.fresh(endpoint=url)).enrol()
+            carol = DeviceWallet(self.daemon_client, WalletIdentity.fresh(endpoint=url)).enrol()
             carol.tell("for an endpoint")
             connection, _ = server.accept()
             with connection:
@@ -202,7 +202,7 @@ class SurfaceTests(SharedDaemonTestCase):
 
     def test_a_health_check_that_leaves_something_open(self) -> None:
         """After hundreds of them the daemon has as many descriptors as before, give or take a few."""
-        connection = self.door.connection()
+        connection = self.daemon_client.connection()
         self.addCleanup(connection.close)
 
         def ask() -> None:
@@ -218,7 +218,7 @@ class SurfaceTests(SharedDaemonTestCase):
 
     def test_content_types_with_parameters(self) -> None:
         """Whatever stands behind it, and however it is spelled, on the short way and on the long one."""
-        bob = Owner(self.door).enrol()
+        bob = DeviceWallet(self.daemon_client).enrol()
         spellings = ("{}; charset=utf-8", "{};charset=UTF-8", '{} ; profile="didcomm/v2"', "{};", "{}; a=b; c=d")
         kinds = [spelling.format("application/didcomm-encrypted+json") for spelling in spellings]
         kinds.append("Application/DIDComm-Encrypted+JSON; Charset=UTF-8")
@@ -227,17 +227,19 @@ class SurfaceTests(SharedDaemonTestCase):
                 answered = bob.post(bob.forward(bob.letter(kind)), **{"Content-Type": kind}, **more)
                 self.assertEqual((answered.status, answered.body), (202, b""), kind)
         self.assertEqual(bob.waiting(), 2 * len(kinds))
-        dave = Resident(self.door, "dave")
+        dave = RawDecentrlClient(self.daemon_client, "dave")
         for spelling in spellings:
             members = {"type": "REQUEST_COMMUNICATION_CONTRACT", **dave.registration()}
             kind = spelling.format(JSON)
-            self.assertEqual(self.door.command(dave.command(members), **{"Content-Type": kind}).status, 200, kind)
+            self.assertEqual(
+                self.daemon_client.command(dave.command(members), **{"Content-Type": kind}).status, 200, kind
+            )
 
     def test_payloads_in_debug_logs(self) -> None:
         """Nothing of what is said, of the envelopes around it or of a key is in what the daemon writes about it."""
         secret = "a payload that is known when it is seen"
-        bob = Owner(self.door).enrol()
-        device = Device(bob).live()
+        bob = DeviceWallet(self.daemon_client).enrol()
+        device = LiveDevice(bob).live()
         self.addCleanup(device.close)
         letter = bob.letter(secret)
         raw = bob.forward(letter)
@@ -246,7 +248,7 @@ class SurfaceTests(SharedDaemonTestCase):
         self.assertEqual(bob.post(request).status, 200)
         self.assertEqual(bob.post(request[:-40] + b'"' + b"A" * 38 + b"}").status, 400)
         bob.acknowledge(device.pushed().id)
-        dave, eve = Resident(self.door, "dave"), Resident(self.door, "eve")
+        dave, eve = RawDecentrlClient(self.daemon_client, "dave"), RawDecentrlClient(self.daemon_client, "eve")
         dave.register()
         dave.befriend(eve)
         self.assertEqual(eve.tell(dave, secret).status, 200)
@@ -255,7 +257,7 @@ class SurfaceTests(SharedDaemonTestCase):
         told = b"".join(written_by(self.daemon.log_directory)) + self.daemon.output().encode()
         self.assertIn(b'"msg.accept"', told)
         keys = [key["d"] for key in json.loads((self.daemon.directory / "keys.jwks").read_bytes())["keys"]]
-        parts = [part for envelope in (letter, raw, request) for part in parts_of(jsontext.loads_object(envelope))]
+        parts = [part for envelope in (letter, raw, request) for part in parts_of(encoding.loads_object(envelope))]
         self.assertGreater(len(parts), 12)
         for text in (secret, *keys, *parts):
             self.assertNotIn(text.encode(), told)

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from itertools import count, cycle
 from typing import Any
 
-from mediatord.protocol import jsontext
-from mediatord.wallet.mediation import PICKUP
-from mediatord.wallet.packing import authcrypt, forward
-from tests.house import sent_by
-from tests.integration.devices import Owner
-from tests.integration.residents import Hangup, Line, Resident
+from mediatord.protocol import encoding
+from mediatord.wallet.didcomm_mediation import PICKUP
+from mediatord.wallet.didcomm_messages import authcrypt, build_forward
+from tests.in_memory_mediator import from_header
+from tests.integration.devices import DeviceWallet
+from tests.integration.message_load import ROOMY
+from tests.integration.raw_decentrl_client import PeerClosedSocket, RawDecentrlClient, RawWebSocket
 from tests.integration.shared_daemon import SharedDaemonTestCase
-from tests.integration.traffic import ROOMY
 
 FORWARDS, COMMANDS, REQUESTS = 7, 7, 9
 SMALL = 20_000
@@ -29,8 +29,8 @@ class WaysTestCase(SharedDaemonTestCase):
     """The ways that something can come in by, each from an address of the test's choice."""
 
     def setUp(self) -> None:
-        self.bob = Owner(self.door).enrol()
-        self.lines: dict[str, Line] = {}
+        self.bob = DeviceWallet(self.daemon_client).enrol()
+        self.lines: dict[str, RawWebSocket] = {}
 
     def http(self, make: Callable[[], bytes], **headers: str) -> Attempt:
         """POSTed; with an odd header through twisted.web."""
@@ -46,17 +46,17 @@ class WaysTestCase(SharedDaemonTestCase):
             answers = [line.hear_raw()]
             while b'"ciphertext"' not in answers[-1]:
                 answers.append(line.hear_raw())
-            codes = [jsontext.loads_object(one)["body"]["code"] for one in answers[:-1]]
+            codes = [encoding.loads_object(one)["body"]["code"] for one in answers[:-1]]
             assert codes in ([], ["e.m.req.rate-limited"]), codes
             return not codes
 
         return attempt
 
-    def line(self, source: str, path: str) -> Line:
+    def line(self, source: str, path: str) -> RawWebSocket:
         """The socket of an address, which it keeps."""
         key = f"{source}{path}"
         if key not in self.lines:
-            self.lines[key] = Line(self.door, path, source=source)
+            self.lines[key] = RawWebSocket(self.daemon_client, path, source=source)
             self.addCleanup(self.lines[key].close)
         return self.lines[key]
 
@@ -129,7 +129,7 @@ class AddressLimitTests(WaysTestCase):
 
     def say_nonsense(self, source: str) -> None:
         """On a socket of its own, since one on which it is said again and again is closed."""
-        line = Line(self.door, "/didcomm", source=source)
+        line = RawWebSocket(self.daemon_client, "/didcomm", source=source)
         self.addCleanup(line.close)
         line.say(b"{}")
         self.assertEqual(line.hear()["body"]["code"], "e.p.msg")
@@ -141,11 +141,11 @@ class SenderLimitTests(WaysTestCase):
     settings = {**ROOMY, "limits": {"did_per_minute": FORWARDS}}
 
     def begin(self) -> None:
-        self.sender = Owner(self.door)
+        self.sender = DeviceWallet(self.daemon_client)
 
     def sealed(self, to: str, *payloads: bytes) -> bytes:
         """A forward of the sender."""
-        message = forward(to, payloads, **sent_by(self.sender.did))
+        message = build_forward(to, payloads, **from_header(self.sender.did))
         return authcrypt(message, self.sender.identity, self.bob.mediator)
 
     def test_forwards(self) -> None:
@@ -159,7 +159,7 @@ class SenderLimitTests(WaysTestCase):
 
     def test_events(self) -> None:
         """Commands come by POST only; what is written on a socket is not carried out."""
-        alice, dave = Resident(self.door, "alice"), Resident(self.door, "dave")
+        alice, dave = RawDecentrlClient(self.daemon_client, "alice"), RawDecentrlClient(self.daemon_client, "dave")
         alice.register()
         dave.register()
         dave.befriend(alice)
@@ -179,7 +179,7 @@ class AccountLimitTests(WaysTestCase):
 
     def test_requests(self) -> None:
         """By POST and by socket together."""
-        line = Line(self.door, "/didcomm")
+        line = RawWebSocket(self.daemon_client, "/didcomm")
         self.addCleanup(line.close)
 
         def by_socket() -> bytes:
@@ -197,18 +197,18 @@ class AccountLimitTests(WaysTestCase):
 
     def told(self, raw: bytes) -> str:
         """The type of an answer; of a refusal, its code."""
-        value = jsontext.loads_object(raw)
+        value = encoding.loads_object(raw)
         if "ciphertext" in value:
-            value = jsontext.loads_object(self.bob.open(raw).plaintext)
+            value = encoding.loads_object(self.bob.open(raw).plaintext)
         return str(value["body"].get("code", value["type"]))
 
     def test_commands_and_sockets(self) -> None:
         """Whoever has used up its commands does not get a socket either."""
-        dave = Resident(self.door, "dave")
+        dave = RawDecentrlClient(self.daemon_client, "dave")
         dave.register()
         statuses = [dave.ask("QUERY_PENDING_EVENTS").status for _ in range(REQUESTS + 1)]
         self.assertEqual(statuses, [200] * REQUESTS + [429])
-        line = Line(self.door)
+        line = RawWebSocket(self.daemon_client)
         self.addCleanup(line.close)
         line.say(dave.greeting())
         self.assertEqual(line.hear()["code"], "RATE_LIMITED")
@@ -227,12 +227,14 @@ class SizeLimitTests(WaysTestCase):
         """One byte too many is refused by POST in either half, and ends a socket; one less is read."""
         for path in ("/didcomm", "/"):
             for headers in ({}, {"X-Odd": "1"}, {"Content-Type": "application/json"}):
-                statuses = [self.door.ask("POST", path, b"x" * size, headers).status for size in (SMALL, SMALL + 1)]
+                statuses = [
+                    self.daemon_client.ask("POST", path, b"x" * size, headers).status for size in (SMALL, SMALL + 1)
+                ]
                 self.assertNotEqual(statuses[0], 413, (path, headers))
                 self.assertEqual(statuses[1], 413, (path, headers))
         for path in ("/didcomm", "/ws"):
             for size, code in ((SMALL + 1, 1009), (SMALL, None)):
-                line = Line(self.door, path, source=next(_addresses))
+                line = RawWebSocket(self.daemon_client, path, source=next(_addresses))
                 line.say(b"x" * size)
                 if code:
                     self.assertEqual(self.hung_up(line), code, path)
@@ -240,7 +242,7 @@ class SizeLimitTests(WaysTestCase):
                     self.assertTrue(line.hear_raw(), path)
                 line.close()
 
-    def hung_up(self, line: Line) -> int | None:
+    def hung_up(self, line: RawWebSocket) -> int | None:
         """The code that a socket was closed with."""
         return line.rest()[1].code
 
@@ -248,15 +250,15 @@ class SizeLimitTests(WaysTestCase):
         """On both addresses together."""
         source, paths = next(_addresses), cycle(("/didcomm", "/ws"))
         for _ in range(SOCKETS):
-            self.addCleanup(Line(self.door, next(paths), source=source).close)
+            self.addCleanup(RawWebSocket(self.daemon_client, next(paths), source=source).close)
         for path in ("/didcomm", "/ws"):
-            with self.assertRaises((AssertionError, Hangup)):
-                Line(self.door, path, source=source)
+            with self.assertRaises((AssertionError, PeerClosedSocket)):
+                RawWebSocket(self.daemon_client, path, source=source)
 
     def test_full_queues(self) -> None:
         """By whichever way messages come, no more than that many wait."""
         for name in self.every_way(lambda: b"", lambda: b""):
-            owner = Owner(self.door).enrol()
+            owner = DeviceWallet(self.daemon_client).enrol()
             inner = owner.forward(owner.letter("x"))
             nested = owner.forward(inner, to=owner.mediator.did)
             way = self.every_way(lambda inner=inner: inner, lambda nested=nested: nested)[name]  # type: ignore[misc]
@@ -267,7 +269,7 @@ class SizeLimitTests(WaysTestCase):
 
     def test_full_mailboxes(self) -> None:
         """Events that wait are not pushed out by others: who comes too late is told so."""
-        alice, dave = Resident(self.door, "alice"), Resident(self.door, "dave")
+        alice, dave = RawDecentrlClient(self.daemon_client, "alice"), RawDecentrlClient(self.daemon_client, "dave")
         dave.register()
         dave.befriend(alice)
         self.assertEqual([alice.tell(dave, "x").status for _ in range(ROOM + 1)], [200] * ROOM + [429])

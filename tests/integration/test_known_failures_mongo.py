@@ -6,15 +6,15 @@ from typing import Any
 
 from twisted.internet.threads import deferToThread
 
-from mediatord.wallet.mediation import PICKUP
-from tests.integration.devices import Owner
-from tests.integration.one_server import OneServerCase, ask
-from tests.integration.residents import Door
+from mediatord.wallet.didcomm_mediation import PICKUP
+from tests.integration.devices import DeviceWallet
+from tests.integration.raw_decentrl_client import DaemonClient
+from tests.integration.single_mongod import SingleMongodTestCase, send_request
 
 CHECKS = 50
 
 
-class DatabaseTests(OneServerCase):
+class DatabaseTests(SingleMongodTestCase):
     """
     Failures of a database that is a server:
 
@@ -30,9 +30,11 @@ class DatabaseTests(OneServerCase):
         """However often it is asked, the daemon goes on with the connections that it has."""
 
         def check() -> tuple[int, set[int]]:
-            ask(self.daemon, "GET", "/health")
+            send_request(self.daemon, "GET", "/health")
             before = self.opened()
-            statuses = {ask(self.daemon, "GET", path).status for _ in range(CHECKS) for path in ("/health", "/ready")}
+            statuses = {
+                send_request(self.daemon, "GET", path).status for _ in range(CHECKS) for path in ("/health", "/ready")
+            }
             return self.opened() - before, statuses
 
         opened, statuses = await deferToThread(check)
@@ -43,14 +45,14 @@ class DatabaseTests(OneServerCase):
         """Neither a status nor a delivery says that nothing is there; when the server is back, it is."""
 
         def check() -> None:
-            bob = Owner(Door(self.daemon)).enrol()
+            bob = DeviceWallet(DaemonClient(self.daemon)).enrol()
             bob.tell("there")
             requests: list[tuple[str, dict[str, Any]]] = [
                 (f"{PICKUP}/status-request", {}),
                 (f"{PICKUP}/delivery-request", {"limit": 1}),
             ]
             with self.servers.failpoint("find", "aggregate", errorCode=11_600):
-                statuses = [ask(self.daemon, "POST", "/didcomm", bob.pack(*one)).status for one in requests]
+                statuses = [send_request(self.daemon, "POST", "/didcomm", bob.pack(*one)).status for one in requests]
             self.assertEqual(statuses, [503, 503])
             self.daemon.await_health()
             self.assertEqual((bob.waiting(), bob.texts()), (1, ["there"]))

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from twisted.trial.unittest import TestCase
 
-from mediatord.wallet.mediation import Delivered
-from tests.integration.counters import differences, unaccounted
-from tests.integration.ledger import Balance, ClusterLedger
-from tests.integration.traffic import Post
+from mediatord.wallet.didcomm_mediation import DeliveredMessage
+from tests.integration.database_counters import describe_ledger_gaps, describe_miscounts
+from tests.integration.delivery_ledger import DeliveryLedger, LedgerBalance
+from tests.integration.message_load import SendAttempt
 
 
 class Way:
@@ -18,7 +18,7 @@ class Way:
     def __init__(self, works: bool = True) -> None:
         self._works = works
 
-    async def acknowledge(self, ids: Iterable[str | Delivered]) -> None:
+    async def acknowledge(self, ids: Iterable[str | DeliveredMessage]) -> None:
         """:raise ConnectionError: it does not work."""
         if not self._works:
             raise ConnectionError
@@ -28,23 +28,23 @@ class LedgerTests(TestCase):
     """One letter, x, and what may become of it. Messages have the ids that the tests give them."""
 
     def setUp(self) -> None:
-        self.ledger = ClusterLedger()
+        self.ledger = DeliveryLedger()
         self.ledger.due(["x"])
 
     def posted(self, *statuses: int | None) -> list[str]:
         """Attempts with these outcomes; their markers."""
         markers = [self.ledger.attempt("x") for _ in statuses]
         for marker, status in zip(markers, statuses, strict=True):
-            self.ledger.posted(Post(marker, 0.0, status))
+            self.ledger.posted(SendAttempt(marker, 0.0, status))
         return markers
 
     async def acknowledged(self, marker: str, *ids: str, works: bool = True) -> None:
         """These came of an attempt, and were acknowledged."""
         for id_ in ids:
             self.ledger.came(marker, id_)
-        await self.ledger.acknowledge(Way(works), [Delivered(id_, b"", "json") for id_ in ids])
+        await self.ledger.acknowledge(Way(works), [DeliveredMessage(id_, b"", "json") for id_ in ids])
 
-    def assert_owed(self, **owed: int) -> Balance:
+    def assert_owed(self, **owed: int) -> LedgerBalance:
         """Of what has to be zero, only these are not."""
         balance = self.ledger.balance(owed.get("left", 0))
         names = ("unsent", "lost", "doubled", "returned", "vanished", "left")
@@ -151,7 +151,7 @@ class CounterTests(TestCase):
 
     def differences(self) -> list[str]:
         """Between all that."""
-        return differences([self.account], [self.busy, self.idle], self.messages)
+        return describe_miscounts([self.account], [self.busy, self.idle], self.messages)
 
     def test_right(self) -> None:
         """Nothing is wrong."""
@@ -186,5 +186,5 @@ class CounterTests(TestCase):
             {"_id": "b", "didcomm": {"accepted": 1, "acknowledged": 2, "withdrawn": 1}, "decentrl": {"removed": 2}},
         ]
         for didcomm, decentrl, wrong in ((5, 0, 0), (4, 0, 1), (6, 0, 1), (5, 1, 1), (0, 9, 2)):
-            found = unaccounted(pages, {"didcomm": didcomm, "decentrl": decentrl})
+            found = describe_ledger_gaps(pages, {"didcomm": didcomm, "decentrl": decentrl})
             self.assertEqual(len(found), wrong, f"{didcomm} {decentrl}")

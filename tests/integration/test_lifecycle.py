@@ -24,30 +24,30 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from mediatord import __version__
-from mediatord.bench.rawsocket import RawSocket
-from mediatord.cli.files import set_up
-from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.identity import Identity
-from mediatord.wallet.mediation import PICKUP, PROBLEM_REPORT, Problem
-from mediatord.wallet.socket import WalletSocket, connect
-from mediatord.wallet.throwaway import free_port
-from tests.integration.daemon import STOP_SECONDS, Daemon, merge
-from tests.integration.locking import locked
-from tests.integration.small_disk import mount_small_disk
-from tests.integration.traffic import (
+from mediatord.bench.load_generator import WebSocketClient
+from mediatord.cli.configuration import write_initial_files
+from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.wallet.didcomm_client import DIDCommWallet
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_mediation import PICKUP, PROBLEM_REPORT, MediatorProblem
+from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.integration.daemon import STOP_SECONDS, Daemon, merge_settings
+from tests.integration.message_load import (
     PATIENCE_SECONDS,
     ROOMY,
-    Letter,
-    Senders,
-    drained,
-    enrolled,
-    letters,
-    marker_of,
-    parcel,
-    prepared,
+    LoadSenders,
+    PreparedForward,
+    drain_queue,
+    enrol_wallet,
+    prepare_daemon,
+    prepare_forwards,
+    prepare_sized_forward,
+    read_marker,
 )
-from tests.service_manager import ServiceManager
+from tests.integration.small_filesystem import mount_small_filesystem
+from tests.integration.sqlite_lock import lock_database
+from tests.notify_socket import NotifySocket
 
 reactor: Any = _reactor
 
@@ -77,7 +77,7 @@ def ask_on(
     connection: HTTPConnection, method: str, path: str, body: bytes | None = None
 ) -> tuple[int, str | None, bytes]:
     """The same on a connection that stays open."""
-    connection.request(method, path, body, {"Content-Type": ENCRYPTED_TYPE} if body else {})
+    connection.request(method, path, body, {"Content-Type": ENCRYPTED_MEDIA_TYPE} if body else {})
     response = connection.getresponse()
     return response.status, response.getheader("Retry-After"), response.read()
 
@@ -87,15 +87,15 @@ class DaemonTestCase(TestCase):
 
     def a_daemon(self, settings: dict[str, Any] | None = None) -> Daemon:
         """A running one."""
-        daemon = prepared(settings)
+        daemon = prepare_daemon(settings)
         daemon.__enter__()
         # What a test leaves running is killed: an orderly stop is a subject of its own.
         self.addCleanup(daemon.__exit__, AssertionError, None, None)
         return daemon
 
-    async def a_socket(self, wallet: Wallet) -> WalletSocket:
+    async def a_socket(self, wallet: DIDCommWallet) -> DIDCommSocket:
         """An open one, that is closed again."""
-        opened = await connect(reactor, wallet)
+        opened = await connect_didcomm_socket(reactor, wallet)
         self.addCleanup(opened.close)
         return opened
 
@@ -106,11 +106,11 @@ class DaemonTestCase(TestCase):
         self.addCleanup(connection.close)
         return connection
 
-    async def problem_of(self, request: Awaitable[object]) -> Problem:
+    async def problem_of(self, request: Awaitable[object]) -> MediatorProblem:
         """The refusal of a request that has to be refused."""
-        with self.assertRaises(Problem) as caught:
+        with self.assertRaises(MediatorProblem) as caught:
             await request
-        problem: Problem = caught.exception
+        problem: MediatorProblem = caught.exception
         return problem
 
     async def stop(self, daemon: Daemon) -> None:
@@ -128,10 +128,10 @@ class StopTests(DaemonTestCase):
         the status is 0 (reference 3.2, 11 row 33).
         """
         daemon = self.a_daemon(ROOMY)
-        bob = await enrolled(daemon, reactor)
+        bob = await enrol_wallet(daemon, reactor)
         live, idle = await self.a_socket(bob), await self.a_socket(bob)
         await live.live()
-        senders = Senders(daemon.port, letters(bob, "load", ENOUGH_TO_STOP_IN))
+        senders = LoadSenders(daemon.port, prepare_forwards(bob, "load", ENOUGH_TO_STOP_IN))
         senders.start()
         await deferToThread(senders.wait_for_answers, 100)
         asked_to_stop = time.monotonic()
@@ -140,13 +140,13 @@ class StopTests(DaemonTestCase):
         self.assertEqual([await live.closed(), await idle.closed()], [1001, 1001])
         self.assert_answered(senders, asked_to_stop)
         daemon.start()
-        found = await drained(bob)
+        found = await drain_queue(bob)
         accepted = set(senders.markers(202))
         self.assertEqual(accepted - set(found), set())
         self.assertEqual(set(found) - accepted - set(senders.markers(None)), set())
         self.assertEqual([marker for marker, ids in found.items() if len(ids) != 1], [])
 
-    def assert_answered(self, senders: Senders, asked_to_stop: float) -> None:
+    def assert_answered(self, senders: LoadSenders, asked_to_stop: float) -> None:
         self.assertEqual(set(senders.markers(202, 503, None)), {post.marker for post in senders.posts})
         unanswered = [post for post in senders.posts if post.sent < asked_to_stop and post.status is None]
         self.assertEqual(unanswered, [])
@@ -156,18 +156,18 @@ class StopTests(DaemonTestCase):
     async def test_stop_waits_for_a_commit(self) -> None:
         """What was begun before SIGTERM is finished, answered 202 and stored, however long the disk takes."""
         daemon = self.a_daemon()
-        bob = await enrolled(daemon, reactor)
+        bob = await enrol_wallet(daemon, reactor)
         kept, slow = self.a_connection(daemon), self.a_connection(daemon)
-        (letter,) = letters(bob, "slow", 1)
-        with locked(daemon.directory / "mediator.sqlite3"):
-            slow.request("POST", "/didcomm", letter.body, {"Content-Type": ENCRYPTED_TYPE})
+        (letter,) = prepare_forwards(bob, "slow", 1)
+        with lock_database(daemon.directory / "mediator.sqlite3"):
+            slow.request("POST", "/didcomm", letter.body, {"Content-Type": ENCRYPTED_MEDIA_TYPE})
             self.assertEqual(ask_on(kept, "GET", "/did")[0], 200)  # by now the letter has been read as well
             os.kill(daemon.pid, signal.SIGTERM)
             self.assertEqual(ask_on(kept, "GET", "/did")[0], 200)  # by now stopping has begun
         self.assertEqual((await deferToThread(slow.getresponse)).status, 202)
         await self.stop(daemon)
         daemon.start()
-        self.assertEqual(list(await drained(bob)), [letter.marker])
+        self.assertEqual(list(await drain_queue(bob)), [letter.marker])
 
     async def test_stop_with_the_deaf(self) -> None:
         """
@@ -175,9 +175,9 @@ class StopTests(DaemonTestCase):
         orderly end; meanwhile old connections get 503 and new ones none (reference 11 row 33).
         """
         daemon = self.a_daemon()
-        bob = await enrolled(daemon, reactor)
+        bob = await enrol_wallet(daemon, reactor)
         hearing = await self.a_socket(bob)
-        deaf = RawSocket(f"ws://127.0.0.1:{daemon.port}/didcomm")
+        deaf = WebSocketClient(f"ws://127.0.0.1:{daemon.port}/didcomm")
         self.addCleanup(deaf.close)
         slow = socket.create_connection(("127.0.0.1", daemon.port))
         self.addCleanup(slow.close)
@@ -187,7 +187,7 @@ class StopTests(DaemonTestCase):
         os.kill(daemon.pid, signal.SIGTERM)
         self.assertEqual(await hearing.closed(), 1001)
         # The deaf one is given some time, and that is when this happens.
-        (letter,) = letters(bob, "late", 1)
+        (letter,) = prepare_forwards(bob, "late", 1)
         status, retry_after, _ = ask_on(kept, "POST", "/didcomm", letter.body)
         self.assertEqual((status, str(retry_after).isdigit()), (503, True))
         status, _, body = ask_on(kept, "GET", "/health")
@@ -209,10 +209,10 @@ class RestartTests(DaemonTestCase):
 
     async def check_memory(self, end: Callable[[Daemon], None]) -> None:
         daemon = self.a_daemon()
-        bob = await enrolled(daemon, reactor)
-        other = Identity.fresh().did
+        bob = await enrol_wallet(daemon, reactor)
+        other = WalletIdentity.fresh().did
         self.assertEqual(await bob.register(other), ["success"])
-        queued, pushed, done = letters(bob, "letter", 3)
+        queued, pushed, done = prepare_forwards(bob, "letter", 3)
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", queued.body)[0], 202)
         lost_push = await self.pushes(daemon, bob, pushed, done)
         _, request = bob.pack(f"{PICKUP}/status-request")
@@ -221,14 +221,14 @@ class RestartTests(DaemonTestCase):
         daemon.start()
         self.assertEqual(set(await bob.registered()), {bob.did, other})
         self.assertEqual((await bob.status()).message_count, 2)
-        found = await drained(bob)
+        found = await drain_queue(bob)
         self.assertEqual(list(found), [queued.marker, pushed.marker])
         self.assertEqual(found[pushed.marker], [lost_push])
         refusal = bob.from_mediator((await bob.post(request)).body).message
         self.assertEqual(refusal.type.uri, PROBLEM_REPORT)
         self.assertEqual((refusal.body or {})["code"], "e.p.crypto.message.dejavu")
 
-    async def pushes(self, daemon: Daemon, bob: Wallet, pushed: Letter, done: Letter) -> str:
+    async def pushes(self, daemon: Daemon, bob: DIDCommWallet, pushed: PreparedForward, done: PreparedForward) -> str:
         """Have two letters pushed and the second one acknowledged; the id of the first."""
         opened = await self.a_socket(bob)
         await opened.live()
@@ -236,17 +236,17 @@ class RestartTests(DaemonTestCase):
         for letter in (pushed, done):
             self.assertEqual(ask(daemon.port, "POST", "/didcomm", letter.body)[0], 202)
             delivered.append(await opened.pushed.get())
-        self.assertEqual([marker_of(bob, one) for one in delivered], [pushed.marker, done.marker])
+        self.assertEqual([read_marker(bob, one) for one in delivered], [pushed.marker, done.marker])
         await opened.acknowledge([delivered[1]])
         return delivered[0].id
 
     async def test_memory_backend(self) -> None:
         """storage.backend: memory serves as well, writes no database, and has forgotten all after a restart."""
         daemon = self.a_daemon({"storage": {"backend": "memory"}})
-        bob = await enrolled(daemon, reactor)
-        (letter,) = letters(bob, "letter", 1)
+        bob = await enrol_wallet(daemon, reactor)
+        (letter,) = prepare_forwards(bob, "letter", 1)
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", letter.body)[0], 202)
-        self.assertEqual(list(await drained(bob)), [letter.marker])
+        self.assertEqual(list(await drain_queue(bob)), [letter.marker])
         self.assertFalse((daemon.directory / "mediator.sqlite3").exists())
         await deferToThread(daemon.restart)
         refusal = await self.problem_of(bob.status())
@@ -262,8 +262,8 @@ class StarvedTests(DaemonTestCase):
         restart, and has what it accepted and nothing else (reference 11 row 17).
         """
         daemon = self.a_daemon()
-        bob = await enrolled(daemon, reactor)
-        before, meanwhile, after = letters(bob, "letter", 3)
+        bob = await enrol_wallet(daemon, reactor)
+        before, meanwhile, after = prepare_forwards(bob, "letter", 3)
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", before.body)[0], 202)
         # For the daemon, every write to a file fails with EFBIG.
         _, hard = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
@@ -278,23 +278,23 @@ class StarvedTests(DaemonTestCase):
         resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (hard, hard))
         self.assertEqual(ask(daemon.port, "GET", "/health")[0], 200)
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", after.body)[0], 202)
-        self.assertEqual(list(await drained(bob)), [before.marker, after.marker])
+        self.assertEqual(list(await drain_queue(bob)), [before.marker, after.marker])
         await self.stop(daemon)
 
-    def assert_unavailable(self, daemon: Daemon, letter: Letter) -> None:
+    def assert_unavailable(self, daemon: Daemon, letter: PreparedForward) -> None:
         status, retry_after, body = ask(daemon.port, "POST", "/didcomm", letter.body)
         self.assertEqual((status, str(retry_after).isdigit()), (503, True))
         self.assertEqual(json.loads(body)["body"]["code"], "e.p.me.res.storage")
 
     async def test_disk_full(self) -> None:
         """When a real disk with database and log is full, forwards get 503, until there is room again."""
-        disk = mount_small_disk(self, DISK_BYTES)
+        disk = mount_small_filesystem(self, DISK_BYTES)
         storage = {"sqlite": {"path": str(disk / "mediator.sqlite3")}}
         daemon = self.a_daemon({"storage": storage, "log": {"directory": str(disk / "log")}})
-        bob = await enrolled(daemon, reactor)
-        before, after = letters(bob, "letter", 2)
+        bob = await enrol_wallet(daemon, reactor)
+        before, after = prepare_forwards(bob, "letter", 2)
         # More than fits into the room that the database has taken already.
-        large = parcel(bob, "large", DISK_BYTES // 4)
+        large = prepare_sized_forward(bob, "large", DISK_BYTES // 4)
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", before.body)[0], 202)
         filler = disk / "filler"
         with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -305,14 +305,14 @@ class StarvedTests(DaemonTestCase):
         filler.unlink()
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", after.body)[0], 202)
         self.assertEqual(ask(daemon.port, "GET", "/health")[0], 200)
-        self.assertEqual(list(await drained(bob)), [before.marker, after.marker])
+        self.assertEqual(list(await drain_queue(bob)), [before.marker, after.marker])
         await self.stop(daemon)
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     """A configuration for a free port, as `mediatord init` writes it."""
-    _, path = set_up(tmp_path / "m", f"http://127.0.0.1:{free_port()}")
+    _, path = write_initial_files(tmp_path / "m", f"http://127.0.0.1:{find_free_port()}")
     return path
 
 
@@ -493,7 +493,7 @@ def test_service_manager_is_told(way: str, made: Path, tmp_path: Path) -> None:
     READY=1 means that requests are served, or a reload is done; STOPPING=1 comes with the orderly stop (systemd's
     Type=notify and notify-reload).
     """
-    with ServiceManager(tmp_path, PATIENCE_SECONDS) as manager:
+    with NotifySocket(tmp_path, PATIENCE_SECONDS) as manager:
         with running(way, made, NOTIFY_SOCKET=manager.address) as process:
             assert manager.next() == "READY=1"
             assert manager.statuses[-1] == "serving"
@@ -512,9 +512,9 @@ def test_service_manager_is_told(way: str, made: Path, tmp_path: Path) -> None:
 def test_service_manager_when_the_store_is_away(workers: int, made: Path, tmp_path: Path) -> None:
     """The daemon is up all the same, which is to be said before systemd ends it: it answers 503 and keeps trying."""
     storage = {"backend": "mongodb", "mongodb": {"uri": "mongodb://127.0.0.1:1/mediatord"}}
-    settings = merge(yaml.safe_load(made.read_text("utf-8")), {"storage": storage, "workers": workers})
+    settings = merge_settings(yaml.safe_load(made.read_text("utf-8")), {"storage": storage, "workers": workers})
     made.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    with ServiceManager(tmp_path, PATIENCE_SECONDS) as manager:
+    with NotifySocket(tmp_path, PATIENCE_SECONDS) as manager:
         with running("twistd", made, NOTIFY_SOCKET=manager.address) as process:
             assert manager.next() == "READY=1"
             assert manager.statuses == ["waiting for the store"]
@@ -527,7 +527,7 @@ def test_service_manager_when_the_store_is_away(workers: int, made: Path, tmp_pa
 
 def test_impatient_operator(made: Path, tmp_path: Path) -> None:
     """However often the daemon is told to stop while it stops, it does so in order, with status 0 (contract 2)."""
-    with ServiceManager(tmp_path, PATIENCE_SECONDS) as manager:
+    with NotifySocket(tmp_path, PATIENCE_SECONDS) as manager:
         with running("run", made, NOTIFY_SOCKET=manager.address) as process:
             assert manager.next() == "READY=1"
             process.terminate()
@@ -539,7 +539,7 @@ def test_impatient_operator(made: Path, tmp_path: Path) -> None:
 
 def test_signals_rotate_the_log() -> None:
     """SIGUSR1 and SIGHUP close a segment with events and begin another; the daemon goes on (analytics 4.2)."""
-    with prepared({"log": {"rotate": {"compress": False}}}) as daemon:
+    with prepare_daemon({"log": {"rotate": {"compress": False}}}) as daemon:
         pid = daemon.pid
         segments: set[Path] = set()
         for number in (signal.SIGUSR1, signal.SIGHUP):

@@ -10,17 +10,22 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.bench.courier import PICKUP, Courier
-from mediatord.bench.crowd import forwards, gather, inner_envelope
-from mediatord.bench.rawsocket import RawSocket
-from mediatord.protocol import jsontext
-from mediatord.wallet.identity import Identity
-from mediatord.wallet.packing import authcrypt, forward
+from mediatord.bench.didcomm_wallets import (
+    PICKUP,
+    FastMessageCodec,
+    build_forwards,
+    build_inner_envelope,
+    enrol_group,
+)
+from mediatord.bench.load_generator import WebSocketClient
+from mediatord.protocol import encoding
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_messages import authcrypt, build_forward
 from tests.integration.daemon import Daemon
-from tests.integration.residents import Door, ask_on
+from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
+from tests.integration.raw_decentrl_client import DaemonClient, send_request_on
 from tests.integration.test_workers import LOOK_SECONDS, await_workers
-from tests.integration.traffic import PATIENCE_SECONDS, prepared
-from tests.wrong_clock import ClockedDaemon, WrongClock
+from tests.skewed_clock import ClockedDaemon, SkewedClock
 
 ADDRESS, SENDER, ACCOUNT = 20, 7, 11
 RATE_LIMITED = "e.m.req.rate-limited"
@@ -43,15 +48,15 @@ class LimitsTestCase(SynchronousTestCase):
     }
 
     def setUp(self) -> None:
-        self.clock = WrongClock()
+        self.clock = SkewedClock()
         self.addCleanup(self.clock.remove)
         self.daemon = ClockedDaemon(self.clock, self.settings)
         self.addCleanup(self.daemon.clean)
         self.daemon.start()
-        self.crowd = gather(self.daemon.url, 1, short=True)
-        (self.bob,) = self.crowd.wallets
-        self.courier = Courier(self.bob, self.crowd.mediator)
-        self.door = Door(self.daemon)
+        self.group = enrol_group(self.daemon.url, 1, short=True)
+        (self.bob,) = self.group.wallets
+        self.codec = FastMessageCodec(self.bob, self.group.mediator)
+        self.daemon_client = DaemonClient(self.daemon)
         self.ahead = 0.0
 
     def a_minute_passes(self) -> None:
@@ -66,22 +71,24 @@ class LimitsTestCase(SynchronousTestCase):
 
     def anonymous(self, count: int) -> list[bytes]:
         """Forwards to Bob, of nobody."""
-        return forwards(self.crowd, 300, count)
+        return build_forwards(self.group, 300, count)
 
-    def signed(self, sender: Identity, count: int) -> list[bytes]:
+    def signed(self, sender: WalletIdentity, count: int) -> list[bytes]:
         """Forwards to Bob, of one sender."""
-        mediator, letter = self.crowd.mediator, inner_envelope(self.bob, 300)
-        messages = [forward(self.bob.did, [letter], to=[mediator.did]) | {"from": sender.did} for _ in range(count)]
+        mediator, letter = self.group.mediator, build_inner_envelope(self.bob, 300)
+        messages = [
+            build_forward(self.bob.did, [letter], to=[mediator.did]) | {"from": sender.did} for _ in range(count)
+        ]
         return [authcrypt(message, sender, mediator.document) for message in messages]
 
     def asking(self, count: int) -> list[bytes]:
         """Requests of Bob about his own mail."""
-        return [self.courier.request(f"{PICKUP}/status-request", {}) for _ in range(count)]
+        return [self.codec.request(f"{PICKUP}/status-request", {}) for _ in range(count)]
 
     def posted(self, messages: Sequence[bytes], source: str) -> list[int]:
         """The statuses of what is posted from an address."""
-        with closing(self.door.connection(source)) as connection:
-            return [ask_on(connection, "POST", "/didcomm", raw).status for raw in messages]
+        with closing(self.daemon_client.connection(source)) as connection:
+            return [send_request_on(connection, "POST", "/didcomm", raw).status for raw in messages]
 
     def said(self, messages: Sequence[bytes], source: str) -> int:
         """How many forwards are admitted on a socket from an address: what is refused is answered in the clear."""
@@ -105,19 +112,19 @@ class LimitsTestCase(SynchronousTestCase):
                 self.assertTrue(is_sealed(frame) or code_of(frame) == RATE_LIMITED)
             return answered
 
-    def socket(self, source: str) -> closing[RawSocket]:
+    def socket(self, source: str) -> closing[WebSocketClient]:
         """One that is open."""
-        return closing(RawSocket(f"ws://127.0.0.1:{self.daemon.port}/didcomm", source=source))
+        return closing(WebSocketClient(f"ws://127.0.0.1:{self.daemon.port}/didcomm", source=source))
 
 
 def is_sealed(frame: bytes) -> bool:
     """Whether it is an envelope."""
-    return "ciphertext" in jsontext.loads_object(frame)
+    return "ciphertext" in encoding.loads_object(frame)
 
 
 def code_of(frame: bytes) -> str:
     """Of a problem report."""
-    return str(jsontext.loads_object(frame)["body"]["code"])
+    return str(encoding.loads_object(frame)["body"]["code"])
 
 
 class ExactTests(LimitsTestCase):
@@ -133,13 +140,13 @@ class ExactTests(LimitsTestCase):
 
     def test_one_sender(self) -> None:
         """Likewise, from whichever addresses and by whichever ways."""
-        carol = Identity.fresh()
+        carol = WalletIdentity.fresh()
         for _ in range(2):
             self.assertEqual(self.posted(self.signed(carol, SENDER - 2), "127.0.0.2"), [202] * (SENDER - 2))
             self.assertEqual(self.said(self.signed(carol, 2 + MORE), "127.0.0.3"), 2)
             self.assertEqual(self.posted(self.signed(carol, MORE), "127.0.0.4"), [429] * MORE)
             self.a_minute_passes()
-        self.assertEqual(self.posted(self.signed(Identity.fresh(), 1), "127.0.0.4"), [202])
+        self.assertEqual(self.posted(self.signed(WalletIdentity.fresh(), 1), "127.0.0.4"), [202])
 
     def test_one_account(self) -> None:
         """Likewise."""
@@ -152,7 +159,7 @@ class ExactTests(LimitsTestCase):
 
     def test_another_mediator(self) -> None:
         """A trusted peer passes on ten times what one wallet may send, of itself and of others; its neighbour not."""
-        relay, count = Identity.fresh(), 5 * SENDER
+        relay, count = WalletIdentity.fresh(), 5 * SENDER
         self.assertEqual(self.posted(self.signed(relay, count), TRUSTED), [202] * count)
         self.assertEqual(self.said(self.anonymous(count + MORE), TRUSTED), count)
         self.assertEqual(self.posted(self.signed(relay, SENDER + 1), "127.0.0.78"), [202] * SENDER + [429])
@@ -164,14 +171,18 @@ class WorkersTests(SynchronousTestCase):
     def test_two_processes(self) -> None:
         """Together they admit what one would, within 5 %, over connections that either has."""
         limit = 200
-        daemon: Daemon = prepared({"workers": 2, "limits": {"ip_per_minute": limit, "trusted_peers": [TRUSTED]}})
+        daemon: Daemon = prepare_daemon(
+            {"workers": 2, "limits": {"ip_per_minute": limit, "trusted_peers": [TRUSTED]}}
+        )
         self.addCleanup(daemon.clean)
         daemon.start()
         await_workers(daemon, 2)
-        door, taken = Door(daemon), 0
+        daemon_client, taken = DaemonClient(daemon), 0
         with ExitStack() as stack:
-            connections = [stack.enter_context(closing(door.connection("127.0.0.9"))) for _ in range(16)]
+            connections = [stack.enter_context(closing(daemon_client.connection("127.0.0.9"))) for _ in range(16)]
             for connection, _ in zip(cycle(connections), range(2 * limit), strict=False):
-                answered = ask_on(connection, "POST", "/didcomm", b"no envelope", {"Content-Type": "text/plain"})
+                answered = send_request_on(
+                    connection, "POST", "/didcomm", b"no envelope", {"Content-Type": "text/plain"}
+                )
                 taken += answered.status != 429
         self.assertTrue(0.95 * limit <= taken <= 1.05 * limit, taken)

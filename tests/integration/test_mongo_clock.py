@@ -10,9 +10,9 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from tests.integration.cluster import fresh_storage
+from tests.integration.message_load import enrol_wallet, prepare_forwards
 from tests.integration.test_lifecycle import ask
-from tests.integration.traffic import enrolled, letters
-from tests.wrong_clock import ClockedDaemon, WrongClock
+from tests.skewed_clock import ClockedDaemon, SkewedClock
 
 reactor: Any = _reactor
 
@@ -22,13 +22,13 @@ DAYS = 4 * 86_400.0
 class AloneTests(TestCase):
     async def test_set_wrong_and_right(self) -> None:
         """Health names the clock and nothing is accepted until it is right; what waits is there all the time."""
-        clock = WrongClock()
+        clock = SkewedClock()
         self.addCleanup(clock.remove)
         daemon = ClockedDaemon(clock, {"storage": fresh_storage(self)})
         self.addCleanup(daemon.clean)
         await deferToThread(daemon.start)
-        bob = await enrolled(daemon, reactor)
-        stock = iter(letters(bob, "clock", 6))
+        bob = await enrol_wallet(daemon, reactor)
+        stock = iter(prepare_forwards(bob, "clock", 6))
 
         async def leave() -> int:
             return (await bob.post(next(stock).body)).status

@@ -12,14 +12,14 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
-from mediatord.wallet.mediation import PICKUP
-from tests.integration.cluster import Cluster
-from tests.integration.one_server import OneServerCase, ask, on_mongodb
-from tests.integration.residents import JSON, Door, Resident
-from tests.integration.traffic import PATIENCE_SECONDS, letters
-from tests.mongod import Credentials, ReplicaSet
-from tests.web.premises import Answered
+from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.wallet.didcomm_mediation import PICKUP
+from tests.integration.cluster import DaemonCluster
+from tests.integration.message_load import PATIENCE_SECONDS, prepare_forwards
+from tests.integration.raw_decentrl_client import JSON, DaemonClient, RawDecentrlClient
+from tests.integration.single_mongod import SingleMongodTestCase, make_mongo_daemon, send_request
+from tests.replica_set import Credentials, ReplicaSet
+from tests.web.in_memory_site import HTTPResponse
 
 reactor: Any = _reactor
 
@@ -28,23 +28,23 @@ RECOVERY_SECONDS = 5.0
 AT_ONCE = 8
 
 
-class OutageTests(OneServerCase):
+class OutageTests(SingleMongodTestCase):
     """One server, which comes and goes."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         """A daemon with an account, letters for it, and an identity."""
         await super().setUp()
-        self.letters = [letter.body for letter in letters(self.bob, "outage", AT_ONCE)]
-        self.alice = await deferToThread(lambda: Resident(Door(self.daemon), "alice"))
+        self.letters = [letter.body for letter in prepare_forwards(self.bob, "outage", AT_ONCE)]
+        self.alice = await deferToThread(lambda: RawDecentrlClient(DaemonClient(self.daemon), "alice"))
         await deferToThread(self.alice.register)
 
-    async def answers(self, *others: tuple[str, str, bytes | None, str]) -> list[Answered]:
+    async def answers(self, *others: tuple[str, str, bytes | None, str]) -> list[HTTPResponse]:
         """To all letters, and to other requests, which are handed in at the same time."""
-        requests = [("POST", "/didcomm", body, ENCRYPTED_TYPE) for body in self.letters]
+        requests = [("POST", "/didcomm", body, ENCRYPTED_MEDIA_TYPE) for body in self.letters]
 
-        def at_once() -> list[Answered]:
+        def at_once() -> list[HTTPResponse]:
             with ThreadPoolExecutor(len(requests) + len(others)) as pool:
-                return list(pool.map(lambda request: ask(self.daemon, *request), [*requests, *others]))
+                return list(pool.map(lambda request: send_request(self.daemon, *request), [*requests, *others]))
 
         return await deferToThread(at_once)
 
@@ -55,7 +55,7 @@ class OutageTests(OneServerCase):
         """
         others = [
             ("POST", "/", self.alice.command({"type": "QUERY_EVENTS"}), JSON),
-            ("POST", "/didcomm", self.bob.pack(f"{PICKUP}/status-request", {})[1], ENCRYPTED_TYPE),
+            ("POST", "/didcomm", self.bob.pack(f"{PICKUP}/status-request", {})[1], ENCRYPTED_MEDIA_TYPE),
             ("GET", f"/public/{self.alice.did}", None, ""),
             ("GET", "/health", None, ""),
         ]
@@ -107,7 +107,7 @@ class RefusalTests(SynchronousTestCase):
 
     def run_with(self, uri: str, command: str = "run") -> subprocess.CompletedProcess[str]:
         """A daemon that is expected to end by itself."""
-        daemon = on_mongodb(uri)
+        daemon = make_mongo_daemon(uri)
         self.addCleanup(daemon.clean)
         return subprocess.run(
             [sys.executable, "-m", "mediatord", command, "--config", str(daemon.config)],
@@ -134,7 +134,7 @@ class RefusalTests(SynchronousTestCase):
     def test_a_wrong_password_does_not(self) -> None:
         """It can be put right at the server. The log says what is wrong, and nothing secret."""
         with ReplicaSet(auth=Credentials("root", "r00t")) as servers:
-            daemon = on_mongodb(servers.uri("mediatord", credentials="root:s3cret"))
+            daemon = make_mongo_daemon(servers.uri("mediatord", credentials="root:s3cret"))
             self.addCleanup(daemon.clean)
             daemon.start(503)
             daemon.await_output("does not take our credentials")
@@ -149,7 +149,9 @@ class RefusalTests(SynchronousTestCase):
         with ReplicaSet(auth=Credentials("root", "r00t")) as servers:
             roles = [{"role": "readWrite", "db": "mediatord"}]
             servers.client["mediatord"].command("createUser", "m", pwd="s3cret", roles=roles)
-            cluster = Cluster(servers.uri("mediatord", credentials="m:s3cret", authSource="mediatord"), ("a", "b"))
+            cluster = DaemonCluster(
+                servers.uri("mediatord", credentials="m:s3cret", authSource="mediatord"), ("a", "b")
+            )
             self.addCleanup(cluster.clean)
             cluster.start()
             cluster.nodes[1].kill()
@@ -161,6 +163,6 @@ class RefusalTests(SynchronousTestCase):
     def test_a_server_that_is_no_member_of_a_replica_set(self) -> None:
         """Nothing could be stored there as it must; the log says so."""
         with ReplicaSet() as servers:
-            daemon = on_mongodb(servers.uri("mediatord", replicaSet="another"))
+            daemon = make_mongo_daemon(servers.uri("mediatord", replicaSet="another"))
             self.addCleanup(daemon.clean)
             daemon.start(503)

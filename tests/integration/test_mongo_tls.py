@@ -15,20 +15,19 @@ from twisted.internet.ssl import CertificateOptions
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
-from mediatord.store.mongo.link import Link
-from mediatord.store.mongo.pulse import feeling
-from mediatord.store.mongo.replies import Refused, Unreachable, check
-from mediatord.store.mongo.requests import Request
-from mediatord.store.mongo.tls import fault_of, load_certificate
-from mediatord.store.mongo.uri import MongoAddress, read_uri
-from tests.authority import Authority
-from tests.mongod import Credentials, ReplicaSet, TLSFiles
+from mediatord.store.mongo.driver.commands import MongoCommand, build_heartbeat_read
+from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
+from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreachable, check_reply
+from mediatord.store.mongo.driver.tls import describe_tls_failure, load_client_certificate
+from mediatord.store.mongo.driver.uri import MongoConnectionSettings, parse_mongo_uri
+from tests.certificate_authority import CertificateAuthority
+from tests.replica_set import Credentials, ReplicaSet, TLSFiles
 
 reactor: Any = _reactor
 
 PATIENCE_SECONDS = 30.0
-PING = Request({"ping": 1})
-FIND = Request({"find": "things"})
+PING = MongoCommand({"ping": 1})
+FIND = MongoCommand({"find": "things"})
 # First byte of a TLS record with a handshake in it.
 HANDSHAKE = b"\x16"
 
@@ -67,27 +66,29 @@ class MongoTLSTests(TestCase):
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="mediatord-test-"))
         self.addCleanup(shutil.rmtree, self.directory)
-        self.authority = Authority(self.directory)
+        self.authority = CertificateAuthority(self.directory)
 
-    def address(self, port: int, *, host: str = "localhost", authority: Authority | None = None) -> MongoAddress:
+    def address(
+        self, port: int, *, host: str = "localhost", authority: CertificateAuthority | None = None
+    ) -> MongoConnectionSettings:
         """Of a server that has to prove who it is to somebody with a password."""
         path = (authority or self.authority).path
-        return read_uri(f"mongodb://u:s3cret@{host}:{port}/m?tls=true&tlsCAFile={path}")
+        return parse_mongo_uri(f"mongodb://u:s3cret@{host}:{port}/m?tls=true&tlsCAFile={path}")
 
-    def link(self, address: MongoAddress) -> Link:
+    def link(self, address: MongoConnectionSettings) -> PrimaryConnectionPool:
         """Connections that are given up when the test is over."""
-        link = Link(address, reactor, size=1)
+        link = PrimaryConnectionPool(address, reactor, size=1)
         self.addCleanup(link.stop)
         link.start()
         return link
 
-    async def ask(self, address: MongoAddress, request: Request) -> dict[str, Any]:
+    async def ask(self, address: MongoConnectionSettings, request: MongoCommand) -> dict[str, Any]:
         """What the primary answers. :raise Refused: no."""
         (reply,) = await self.link(address).exchange(
             address.database, [request], reactor.seconds() + PATIENCE_SECONDS
         )
         assert reply is not None
-        return check(reply)
+        return check_reply(reply)
 
     def listen(self, key: Path | None, *, hang_up: bool = False) -> tuple[int, DeferredQueue[bytes]]:
         """A server that only listens, with TLS if it has a key: its port, and what each connection hears first."""
@@ -96,7 +97,7 @@ class MongoTLSTests(TestCase):
         if key is None:
             port = reactor.listenTCP(0, factory, interface="127.0.0.1")
         else:
-            options = CertificateOptions(**load_certificate(str(key)).options())
+            options = CertificateOptions(**load_client_certificate(str(key)).options())
             port = reactor.listenSSL(0, factory, options, interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         return port.getHost().port, heard
@@ -132,7 +133,7 @@ class MongoTLSTests(TestCase):
 
     async def test_another_authority_hears_nothing(self) -> None:
         """Whatever name it is under; one that the system trusts would not do either."""
-        other = Authority(self.directory, "Other Authority")
+        other = CertificateAuthority(self.directory, "Other Authority")
         self.assertEqual(await self.heard_by(self.authority.issue("server", ["localhost"]), authority=other), b"")
 
     async def test_nothing_is_ever_said_in_the_clear(self) -> None:
@@ -144,7 +145,7 @@ class MongoTLSTests(TestCase):
 
     async def test_what_was_wrong_can_be_told(self) -> None:
         """Each in words of its own; a connection that just ends says nothing about TLS."""
-        other = Authority(self.directory, "Other Authority")
+        other = CertificateAuthority(self.directory, "Other Authority")
         await self.assert_fault(self.authority.issue("server", ["db.example"]), "its certificate is for another name")
         stale = "its certificate is not one of the authority, or out of date"
         await self.assert_fault(self.authority.issue("server", ["localhost"], expired=True), stale)
@@ -158,8 +159,10 @@ class MongoTLSTests(TestCase):
         # The second attempt begins when the first is over.
         for _ in range(2):
             await heard.get().addTimeout(PATIENCE_SECONDS, reactor)
-        with self.assertRaisesRegex(Unreachable, "no connection to a primary: its certificate is for another name"):
-            await link.exchange("m", [feeling()], reactor.seconds() + 0.5)
+        with self.assertRaisesRegex(
+            ServerUnreachable, "no connection to a primary: its certificate is for another name"
+        ):
+            await link.exchange("m", [build_heartbeat_read()], reactor.seconds() + 0.5)
 
     async def assert_fault(self, key: Path, expected: str | None) -> None:
         """What a connection to a server with this key ends with."""
@@ -172,7 +175,7 @@ class MongoTLSTests(TestCase):
                 self.transport.write(b"hello")
 
             def connectionLost(self, reason: Failure = Failure(ConnectionError())) -> None:  # noqa: B008
-                lost.callback(fault_of(reason))
+                lost.callback(describe_tls_failure(reason))
 
         self.dial("localhost", port, Speaker, self.address(port).ssl_context_factory)
         await heard.get()
@@ -222,10 +225,10 @@ class MongoTLSTests(TestCase):
                 "createUser", "u", pwd=password, roles=roles, mechanisms=["SCRAM-SHA-1", "SCRAM-SHA-256"]
             )
             good = servers.uri("m", credentials=f"u:{quote(password, safe='')}", authSource="")
-            self.assertEqual((await self.ask(read_uri(good), FIND))["ok"], 1.0)
+            self.assertEqual((await self.ask(parse_mongo_uri(good), FIND))["ok"], 1.0)
             for bad in (good.replace("u:s3", "u:S3"), servers.uri("m", credentials="", authSource="")):
-                with self.assertRaises(Refused) as caught:
-                    await self.ask(read_uri(bad), FIND)
+                with self.assertRaises(MongoCommandError) as caught:
+                    await self.ask(parse_mongo_uri(bad), FIND)
                 self.assertTrue(caught.exception.unauthenticated)
 
     async def test_certificates(self) -> None:
@@ -241,7 +244,7 @@ class MongoTLSTests(TestCase):
                 options = {"tlsCertificateKeyFile": str(certificate), "authMechanism": "MONGODB-X509"}
                 return servers.uri("m", credentials="", authSource="", **options)
 
-            self.assertEqual((await self.ask(read_uri(uri(node)), FIND))["ok"], 1.0)
-            with self.assertRaises(Refused) as caught:
-                await self.ask(read_uri(uri(stranger)), FIND)
+            self.assertEqual((await self.ask(parse_mongo_uri(uri(node)), FIND))["ok"], 1.0)
+            with self.assertRaises(MongoCommandError) as caught:
+                await self.ask(parse_mongo_uri(uri(stranger)), FIND)
             self.assertTrue(caught.exception.unauthenticated)

@@ -13,7 +13,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
-from tests.network import Network
+from tests.partition_proxy import PartitionProxy
 
 reactor: Any = _reactor
 
@@ -58,7 +58,7 @@ class NetworkTests(TestCase):
         listening = reactor.listenTCP(0, Factory.forProtocol(Echo), interface="127.0.0.1")
         self.addCleanup(lambda: maybeDeferred(listening.stopListening))
         self.port = listening.getHost().port
-        self.network = Network(reactor)
+        self.network = PartitionProxy(reactor)
         self.addCleanup(self.network.close)
         self.way = self.network.way_to(self.port)
 

@@ -8,15 +8,14 @@ from typing import Any
 from twisted.internet import reactor as _reactor  # noqa: TID251  two daemons are spoken to over real sockets
 from twisted.trial.unittest import TestCase
 
-from mediatord.protocol.didcomm.did_peer import make_did_peer_2
+from mediatord.protocol.didcomm.did_methods import make_did_peer_2
 from mediatord.protocol.didcomm.keys import PrivateKey
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.identity import Identity, Key
-from mediatord.wallet.mediation import Delivered
-from mediatord.wallet.mediator import Mediator, discover, open_http
-from mediatord.wallet.packing import BASIC_MESSAGE, authcrypt, compose, route_to, wrap
-from mediatord.wallet.socket import WalletSocket, connect
-from tests.house import sent_by
+from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet, discover_mediator, open_http
+from mediatord.wallet.didcomm_identity import WalletIdentity, WalletKey
+from mediatord.wallet.didcomm_mediation import DeliveredMessage
+from mediatord.wallet.didcomm_messages import BASIC_MESSAGE, authcrypt, compose_message, find_route, wrap_in_forwards
+from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
+from tests.in_memory_mediator import from_header
 from tests.integration.daemon import Daemon
 
 reactor: Any = _reactor
@@ -24,13 +23,13 @@ LOOPBACK = {"outbound": {"allow_private": ["127.0.0.0/8"]}}
 TEXT = "for nobody else's eyes"
 
 
-def reached_by_way_of(first: str, second: str) -> Identity:
+def reached_by_way_of(first: str, second: str) -> WalletIdentity:
     """An identity whose document says: to the first mediator, for the second one, for me."""
     agreement, signing = PrivateKey.generate("X25519"), PrivateKey.generate("Ed25519")
     endpoint = {"uri": first, "accept": ["didcomm/v2"], "routing_keys": [second], "routingKeys": [second]}
     service = {"type": "DIDCommMessaging", "serviceEndpoint": endpoint}
     did = make_did_peer_2([("E", agreement.public), ("V", signing.public)], [service])
-    return Identity(did, Key(f"{did}#key-1", agreement), Key(f"{did}#key-2", signing))
+    return WalletIdentity(did, WalletKey(f"{did}#key-1", agreement), WalletKey(f"{did}#key-2", signing))
 
 
 class OnionTests(TestCase):
@@ -48,10 +47,10 @@ class OnionTests(TestCase):
         """
         self.http = open_http(reactor)
         self.last = self.daemon(Daemon())
-        self.second = await discover(self.http, self.last.url)
+        self.second = await discover_mediator(self.http, self.last.url)
         urls = {did: endpoint or self.second.http_uri for did, endpoint in (endpoints or {}).items()}
         self.entry = self.daemon(Daemon({"didcomm": {"endpoints": urls, **didcomm}, **LOOPBACK}))
-        self.first = await discover(self.http, self.entry.url)
+        self.first = await discover_mediator(self.http, self.entry.url)
 
     def daemon(self, daemon: Daemon) -> Daemon:
         """Start a daemon for as long as the test lasts."""
@@ -59,31 +58,31 @@ class OnionTests(TestCase):
         self.addCleanup(daemon.__exit__, None, None, None)
         return daemon
 
-    async def enrolled(self, identity: Identity, mediator: Mediator, *dids: str) -> Wallet:
+    async def enrolled(self, identity: WalletIdentity, mediator: DIDCommMediator, *dids: str) -> DIDCommWallet:
         """A wallet with an account, and these DIDs or its own registered."""
-        wallet = Wallet(identity, self.http, reactor, mediator)
+        wallet = DIDCommWallet(identity, self.http, reactor, mediator)
         await wallet.enrol()
         self.assertEqual(set(await wallet.register(*dids)), {"success"})
         return wallet
 
-    async def live(self, wallet: Wallet) -> WalletSocket:
+    async def live(self, wallet: DIDCommWallet) -> DIDCommSocket:
         """A socket on which messages are pushed."""
-        socket = await connect(reactor, wallet)
+        socket = await connect_didcomm_socket(reactor, wallet)
         self.addCleanup(socket.close)
         await socket.live()
         return socket
 
-    async def post(self, to: Mediator, recipient: Identity, hops: tuple[str, ...]) -> tuple[str, bytes]:
+    async def post(self, to: DIDCommMediator, recipient: WalletIdentity, hops: tuple[str, ...]) -> tuple[str, bytes]:
         """A stranger sends something by way of `hops`: its DID, and the message as the recipient shall get it."""
-        sender = Wallet(Identity.fresh(), self.http, reactor, to)
+        sender = DIDCommWallet(WalletIdentity.fresh(), self.http, reactor, to)
         sender.book.learn(self.second.document)
-        message = compose(BASIC_MESSAGE, {"content": TEXT}, to=[recipient.did], **sent_by(sender.did))
+        message = compose_message(BASIC_MESSAGE, {"content": TEXT}, to=[recipient.did], **from_header(sender.did))
         inner = authcrypt(message, sender.identity, recipient.document)
-        response = await sender.post(wrap(inner, recipient.did, hops, sender.book.resolve))
+        response = await sender.post(wrap_in_forwards(inner, recipient.did, hops, sender.book.resolve))
         self.assertEqual((response.status, response.body), (202, b""))
         return sender.did, inner
 
-    def assert_intact(self, wallet: Wallet, delivered: Delivered, sender: str, inner: bytes) -> None:
+    def assert_intact(self, wallet: DIDCommWallet, delivered: DeliveredMessage, sender: str, inner: bytes) -> None:
         """Exactly what the sender made, byte for byte, and it opens."""
         self.assertEqual(delivered.payload, inner)
         opened = wallet.open(delivered)
@@ -108,12 +107,12 @@ class OnionTests(TestCase):
         The sender wraps for both mediators, as the recipient's document says (reference 4.8). The first one knows
         that something is for the second one, the second that something is for Bob, and neither knows the sender.
         """
-        courier = Identity.fresh()
+        courier = WalletIdentity.fresh()
         await self.start({courier.did: ""}, failover="configured")
         await self.enrolled(courier, self.first, self.second.did)
         bob = await self.enrolled(reached_by_way_of(self.first.did, self.second.did), self.second)
         socket = await self.live(bob)
-        route = route_to(bob.identity.document, bob.book.resolve)
+        route = find_route(bob.identity.document, bob.book.resolve)
         self.assertEqual(route.uri, self.first.http_uri)
         self.assertEqual(route.hops, (self.first.did, self.second.did))
         sender, inner = await self.post(self.first, bob.identity, route.hops)
@@ -131,7 +130,7 @@ class OnionTests(TestCase):
         wraps for that one's keys (reference 4.7).
         """
         await self.start(failover="account-did")
-        identity = Identity.fresh(endpoint=self.second.did)
+        identity = WalletIdentity.fresh(endpoint=self.second.did)
         await self.enrolled(identity, self.first)
         bob = await self.enrolled(identity, self.second)
         socket = await self.live(bob)
@@ -143,10 +142,10 @@ class OnionTests(TestCase):
 
     async def test_the_second_mediator_is_away(self) -> None:
         """The first one has it until the second one is back, and then delivers it (reference 4.7)."""
-        courier = Identity.fresh()
+        courier = WalletIdentity.fresh()
         await self.start({courier.did: ""}, failover="configured")
         account = await self.enrolled(courier, self.first, self.second.did)
-        bob = await self.enrolled(Identity.fresh(), self.second)
+        bob = await self.enrolled(WalletIdentity.fresh(), self.second)
         self.last.stop()
         sender, inner = await self.post(self.first, bob.identity, (self.first.did, self.second.did))
         self.assertEqual((await account.status()).message_count, 1)

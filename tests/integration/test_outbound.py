@@ -17,8 +17,8 @@ from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 
-from mediatord.outbound import Outbound, OutboundFailed, OutboundRefused
-from tests.wires import Names
+from mediatord.net.outbound_http import OutboundAddressError, OutboundHTTPClient, OutboundRequestError
+from tests.outbound_test_case import FakeResolver
 
 reactor: Any = _reactor
 LOOPBACK = ip_network("127.0.0.0/8")
@@ -28,7 +28,7 @@ NAME = "wallet.example"
 class NamedReactor:
     """The real reactor, with names of our own."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: FakeResolver) -> None:
         self.nameResolver = names
 
     def __getattr__(self, name: str) -> Any:
@@ -96,12 +96,12 @@ class HTTPSTests(TestCase):
         self.trust_root = Certificate.loadPEM(self.authority[0].public_bytes(serialization.Encoding.PEM))
         self.documents = Documents()
         self.indications: list[bytes | None] = []
-        self.names = Names({NAME: ["127.0.0.1"], "other.example": ["127.0.0.1"]})
+        self.names = FakeResolver({NAME: ["127.0.0.1"], "other.example": ["127.0.0.1"]})
         self.outbound = self.an_outbound()
 
-    def an_outbound(self, trust_root: Any = None) -> Outbound:
+    def an_outbound(self, trust_root: Any = None) -> OutboundHTTPClient:
         """One that may connect to loopback and trusts our authority, or that of `trust_root`."""
-        outbound = Outbound(
+        outbound = OutboundHTTPClient(
             NamedReactor(self.names), allow_private=[LOOPBACK], trust_root=trust_root or self.trust_root
         )
         self.addCleanup(outbound.close)
@@ -151,7 +151,7 @@ class HTTPSTests(TestCase):
     async def test_no_way_back_to_http(self) -> None:
         """A POST that began over TLS is not redirected out of it."""
         port = self.serve()
-        with self.assertRaises(OutboundRefused):
+        with self.assertRaises(OutboundAddressError):
             await self.outbound.post(f"https://{NAME}:{port}/moved", b"sealed", b"text/plain", timeout=5)
         self.assertEqual(self.names.asked, [NAME])
 
@@ -160,7 +160,7 @@ class HTTPSTests(TestCase):
         port = self.serve()
         for path, size in (("chunks", 2000), ("document", 2)):
             url = f"https://{NAME}:{port}/{path}"
-            with self.assertRaises(OutboundFailed) as caught:
+            with self.assertRaises(OutboundRequestError) as caught:
                 await self.outbound.get(url, limit=size - 1, timeout=5)
             self.assertEqual(caught.exception.reason, "TooLong")
             self.assertEqual(len((await self.outbound.get(url, limit=size, timeout=5)).body), size)
@@ -175,7 +175,7 @@ class HTTPSTests(TestCase):
     async def test_certificate_for_another_name(self) -> None:
         """A certificate for another name is a failure, and nothing is asked."""
         port = self.serve("other.example")
-        with self.assertRaises(OutboundFailed):
+        with self.assertRaises(OutboundRequestError):
             await self.outbound.get(f"https://{NAME}:{port}/document", limit=1000, timeout=5)
         self.assertEqual(self.documents.requests, [])
 
@@ -184,7 +184,7 @@ class HTTPSTests(TestCase):
         port = self.serve()
         stranger = a_certificate("stranger.example", None)[0].public_bytes(serialization.Encoding.PEM)
         outbound = self.an_outbound(Certificate.loadPEM(stranger))
-        with self.assertRaises(OutboundFailed):
+        with self.assertRaises(OutboundRequestError):
             await outbound.get(f"https://{NAME}:{port}/document", limit=1000, timeout=5)
         self.assertEqual(self.documents.requests, [])
 
@@ -198,9 +198,9 @@ class DisguiseTests(TestCase):
         self.addCleanup(port.stopListening)
         self.port: int = port.getHost().port
 
-    def an_outbound(self, *allowed: Any) -> Outbound:
+    def an_outbound(self, *allowed: Any) -> OutboundHTTPClient:
         """One on the real reactor, with its own resolver."""
-        outbound = Outbound(reactor, allow_private=allowed)
+        outbound = OutboundHTTPClient(reactor, allow_private=allowed)
         self.addCleanup(outbound.close)
         return outbound
 
@@ -229,7 +229,7 @@ class DisguiseTests(TestCase):
             "169.254.169.254",
             "[fd00:ec2::254]",
         ):
-            with self.assertRaises(OutboundRefused, msg=host):
+            with self.assertRaises(OutboundAddressError, msg=host):
                 await outbound.post(f"http://{host}:{self.port}/", b"sealed", b"text/plain", timeout=5)
         self.assertEqual(self.documents.requests, [])
 
@@ -248,5 +248,5 @@ class DisguiseTests(TestCase):
         number = port.getHost().port
         await port.stopListening()
         outbound = self.an_outbound(LOOPBACK)
-        with self.assertRaises(OutboundFailed):
+        with self.assertRaises(OutboundRequestError):
             await outbound.post(f"http://127.0.0.1:{number}/", b"sealed", b"text/plain", timeout=5)

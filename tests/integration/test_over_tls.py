@@ -10,26 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.cli.files import set_up
-from mediatord.wallet.throwaway import free_port
-from tests.authority import Authority
-from tests.packaging.waiting import await_port
+from mediatord.cli.configuration import write_initial_files
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.certificate_authority import CertificateAuthority
+from tests.packaging.health_checks import await_port
 
 
 class House:
     """A mediator at https://localhost. :ivar ca: who vouches for who signed its certificate."""
 
     def __init__(self, directory: Path) -> None:
-        authority = Authority(directory)
+        authority = CertificateAuthority(directory)
         self.ca = authority.path
-        between = Authority(directory, "Between", above=authority)
+        between = CertificateAuthority(directory, "Between", above=authority)
         both = between.issue("mediator", ["localhost"])
         # As ACME clients write them: its own, and what is between it and who is trusted.
         with both.open("ab") as file:
             file.write(between.path.read_bytes())
-        self.port = free_port()
+        self.port = find_free_port()
         self.url = f"https://localhost:{self.port}"
-        _, self.config = set_up(directory / "mine", self.url)
+        _, self.config = write_initial_files(directory / "mine", self.url)
         endpoint = f"ssl:{self.port}:interface=127.0.0.1:privateKey={both}:certKey={both}"
         self.environ = {**os.environ, "MEDIATORD_LISTEN": f'["{endpoint}"]'}
 
@@ -46,26 +46,29 @@ class House:
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     """It serves."""
-    house = House(tmp_path)
+    in_memory = House(tmp_path)
     output = tmp_path / "output"
     with output.open("wb") as written:
         process = subprocess.Popen(
-            house.command("run", "--config", str(house.config)), env=house.environ, stdout=written, stderr=written
+            in_memory.command("run", "--config", str(in_memory.config)),
+            env=in_memory.environ,
+            stdout=written,
+            stderr=written,
         )
         try:
-            await_port(house.port, process, output)
-            yield house
+            await_port(in_memory.port, process, output)
+            yield in_memory
         finally:
             process.terminate()
             assert process.wait(60) == 0, output.read_text("utf-8")
 
 
-def test_wallets_talk_over_tls(house: House) -> None:
+def test_wallets_talk_over_tls(in_memory: House) -> None:
     """Requests, sockets and did:web, each only to whom --ca vouches for; without it a line says what is missing."""
-    told = house.ask("demo", "--ca", str(house.ca))
+    told = in_memory.ask("demo", "--ca", str(in_memory.ca))
     assert (told.returncode, told.stderr) == (0, ""), told.stdout + told.stderr
     assert told.stdout.endswith("\nEvery step went as it must.\n")
-    told = house.ask("demo")
+    told = in_memory.ask("demo")
     assert (told.returncode, told.stderr) == (
         1,
         "The demonstration failed: nobody here trusts the mediator's certificate; "
@@ -73,9 +76,9 @@ def test_wallets_talk_over_tls(house: House) -> None:
     )
 
 
-def test_status_over_tls(house: House) -> None:
+def test_status_over_tls(in_memory: House) -> None:
     """Likewise."""
-    assert house.ask("status", "--over", "0", "--ca", str(house.ca)).returncode == 0
-    told = house.ask("status", "--over", "0")
+    assert in_memory.ask("status", "--over", "0", "--ca", str(in_memory.ca)).returncode == 0
+    told = in_memory.ask("status", "--over", "0")
     assert told.returncode == 1 and "certificate verify failed" in told.stderr.lower()
-    assert house.ask("status", "--ca", "/nowhere").returncode == 2
+    assert in_memory.ask("status", "--ca", "/nowhere").returncode == 2

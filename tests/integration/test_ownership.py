@@ -8,10 +8,16 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.wallet.identity import Identity
-from mediatord.wallet.packing import BASIC_MESSAGE, anoncrypt, compose, forward, prove_ownership
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_messages import (
+    BASIC_MESSAGE,
+    anoncrypt,
+    build_forward,
+    compose_message,
+    prove_ownership,
+)
 from tests.integration.daemon import Daemon
-from tests.integration.traffic import enrolled
+from tests.integration.message_load import enrol_wallet
 
 reactor: Any = _reactor
 
@@ -22,14 +28,14 @@ class OwnershipTests(TestCase):
         daemon = Daemon({"didcomm": {"require_ownership": True}})
         self.addCleanup(daemon.clean)
         await deferToThread(daemon.start)
-        bob = await enrolled(daemon, reactor)
-        alias = Identity.fresh(endpoint=bob.mediator.did)
+        bob = await enrol_wallet(daemon, reactor)
+        alias = WalletIdentity.fresh(endpoint=bob.mediator.did)
         self.assertEqual(await bob.register(alias.did), ["client_error"])
         proof = prove_ownership(alias, alias.did, bob.did, bob.mediator.document, now=reactor.seconds())
         self.assertEqual(await bob.register(alias.did, proofs=[proof]), ["success"])
         self.assertEqual(await bob.registered(), [bob.did, alias.did])
         self.assertEqual(await bob.register(alias.did), ["no_change"])
-        letter = anoncrypt(compose(BASIC_MESSAGE, {"content": "hello"}, to=[alias.did]), alias.document)
-        sealed = anoncrypt(forward(alias.did, [letter], to=[bob.mediator.did]), bob.mediator.document)
+        letter = anoncrypt(compose_message(BASIC_MESSAGE, {"content": "hello"}, to=[alias.did]), alias.document)
+        sealed = anoncrypt(build_forward(alias.did, [letter], to=[bob.mediator.did]), bob.mediator.document)
         self.assertEqual((await bob.post(sealed)).status, 202)
         self.assertEqual((await bob.status()).message_count, 1)

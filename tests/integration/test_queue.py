@@ -14,19 +14,27 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.cli.mediator import identity_of
-from mediatord.config import load
-from mediatord.eventlog.read_marker import MARKER_DIRECTORY
-from mediatord.readiness import Kin
-from mediatord.store.mongo.uri import read_uri
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.socket import connect
+from mediatord.cli.keys import read_identity
+from mediatord.config.file import load_config
+from mediatord.observability.segments import MARKER_DIRECTORY
+from mediatord.probe.cycle import ProbeIdentities
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from mediatord.wallet.didcomm_client import DIDCommWallet
+from mediatord.wallet.didcomm_socket import connect_didcomm_socket
+from tests.counter_oracle import read_lines, wrong_counter_lines
 from tests.integration.cluster import fresh_storage
-from tests.integration.counters import miscounted
-from tests.integration.residents import Door, Resident
-from tests.integration.traffic import ROOMY, Senders, drained, enrolled, letters, prepared
-from tests.mongod import mongod_binary, shared_replica_set
-from tests.tally import misstated, read_lines
+from tests.integration.database_counters import find_miscounts
+from tests.integration.message_load import (
+    ROOMY,
+    LoadSenders,
+    drain_queue,
+    enrol_wallet,
+    prepare_daemon,
+    prepare_forwards,
+)
+from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient
+from tests.mongod import shared_replica_set
+from tests.mongod_process import mongod_binary
 
 reactor: Any = _reactor
 
@@ -42,12 +50,12 @@ class QueueTests(TestCase):
 
     async def test_beside_a_daemon(self) -> None:
         """Only what is named goes; what is being delivered stays so, and every message is in the books."""
-        self.daemon = daemon = prepared({**ROOMY, **self.settings()})
+        self.daemon = daemon = prepare_daemon({**ROOMY, **self.settings()})
         self.addCleanup(daemon.clean)
         await deferToThread(daemon.start)
-        bob, carol = await enrolled(daemon, reactor), await enrolled(daemon, reactor)
+        bob, carol = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
         dave, erin = await deferToThread(self.friends)
-        hears = await connect(reactor, bob)
+        hears = await connect_didcomm_socket(reactor, bob)
         await hears.live()
         await self.post(bob, "pushed", 2)
         await self.post(carol, "kept", MANY)
@@ -87,29 +95,29 @@ class QueueTests(TestCase):
         self.assertEqual((await self.asked("list"))["totals"], {"queues": 0, "messages": 0, "bytes": 0})
         self.check_books(Counter({"msg.accept": MANY + 6, "msg.ack": 11, "msg.remove": 5 + 3 + 1 + 223}))
         await deferToThread(daemon.start)
-        self.assertEqual(await drained(carol), {})
+        self.assertEqual(await drain_queue(carol), {})
 
-    def friends(self) -> tuple[Resident, Resident]:
+    def friends(self) -> tuple[RawDecentrlClient, RawDecentrlClient]:
         """Two identities of which the first may write to the other."""
-        door = Door(self.daemon)
-        dave, erin = Resident(door, "dave"), Resident(door, "erin")
+        daemon_client = DaemonClient(self.daemon)
+        dave, erin = RawDecentrlClient(daemon_client, "dave"), RawDecentrlClient(daemon_client, "erin")
         for one in (dave, erin):
             one.register()
         erin.befriend(dave)
         return dave, erin
 
-    def tell(self, sender: Resident, recipient: Resident, count: int) -> None:
+    def tell(self, sender: RawDecentrlClient, recipient: RawDecentrlClient, count: int) -> None:
         for _ in range(count):
             self.assertEqual(sender.tell(recipient).status, 200)
 
-    async def post(self, wallet: Wallet, prefix: str, count: int) -> None:
+    async def post(self, wallet: DIDCommWallet, prefix: str, count: int) -> None:
         """Send letters that are all accepted."""
-        senders = Senders(self.daemon.port, letters(wallet, prefix, count))
+        senders = LoadSenders(self.daemon.port, prepare_forwards(wallet, prefix, count))
         senders.start()
         await deferToThread(senders.join)
         self.assertEqual(len(senders.markers(202)), count)
 
-    async def fetched(self, wallet: Wallet, count: int) -> list[Any]:
+    async def fetched(self, wallet: DIDCommWallet, count: int) -> list[Any]:
         """What was fetched, and acknowledged."""
         batch = list(await wallet.fetch(count))
         await wallet.acknowledge(batch)
@@ -131,12 +139,12 @@ class QueueTests(TestCase):
         """Nobody's queue is not looked into, and that of the daemon's self-test is not purged."""
         for command in (("show", "did:web:nobody.example"), ("purge", "did:web:nobody.example", "--yes")):
             self.assertEqual(self.refused(*command), "did:web:nobody.example: nobody has registered this DID")
-        config = load(self.daemon.config, {})
+        config = load_config(self.daemon.config, {})
         if config.workers > 1:
             return  # each has a DID of its own
         with urlopen(f"http://127.0.0.1:{self.daemon.port}/ready", timeout=30) as ready:
             self.assertEqual(ready.status, 200)
-        own = Kin(identity_of(config).secret).identity(config.node_name).did
+        own = ProbeIdentities(read_identity(config).secret).identity(config.node_name).did
         self.assertEqual(self.ask("show", own)["self_test"], True)
         self.assertIn("belongs to the daemon's own self-test", self.refused("purge", own, "--yes"))
 
@@ -158,7 +166,7 @@ class QueueTests(TestCase):
         accepted = [line["msg"] for line in lines if line["event"] == "msg.accept"]
         ended = [line["msg"] for line in lines if line["event"] in ENDS]
         self.assertEqual(sorted(accepted), sorted(ended))
-        self.assertEqual(misstated(lines), [])
+        self.assertEqual(wrong_counter_lines(lines), [])
         self.assertEqual(sorted(path.name for path in log.iterdir() if path.name.startswith(".")), [])
 
 
@@ -184,9 +192,9 @@ class MongoDBQueueTests(QueueTests):
     def check_books(self, expected: Counter[str]) -> None:
         """So do those of the store."""
         super().check_books(expected)
-        database = read_uri(self.storage["mongodb"]["uri"]).database
+        database = parse_mongo_uri(self.storage["mongodb"]["uri"]).database
         client = shared_replica_set().client
-        self.assertEqual(miscounted(client, database), [])
+        self.assertEqual(find_miscounts(client, database), [])
         pages = list(client[database]["ledger"].find())
         removed = [sum(page.get(half, {}).get("removed", 0) for page in pages) for half in ("didcomm", "decentrl")]
         self.assertEqual(removed, [expected["msg.remove"] - 3, 3])

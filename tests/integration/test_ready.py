@@ -23,16 +23,18 @@ from unittest import TestCase
 import pytest
 import yaml
 
-from tests.authority import Authority
-from tests.integration.cluster_case import ClusterTestCase
+from tests.certificate_authority import CertificateAuthority
+from tests.counter_oracle import read_lines
+from tests.integration.cluster_test_case import ClusterTestCase
 from tests.integration.daemon import Daemon
-from tests.integration.descriptors import listening_ports, owner_of, taken_from
-from tests.integration.one_server import on_mongodb
-from tests.integration.residents import ask_on
-from tests.integration.traffic import prepared
-from tests.mongod import ReplicaSet, mongod_binary, shared_replica_set
-from tests.tally import read_lines
-from tests.web.premises import Answered
+from tests.integration.message_load import prepare_daemon
+from tests.integration.process_sockets import duplicate_listening_socket, find_owner, listening_ports
+from tests.integration.raw_decentrl_client import send_request_on
+from tests.integration.single_mongod import make_mongo_daemon
+from tests.mongod import shared_replica_set
+from tests.mongod_process import mongod_binary
+from tests.replica_set import ReplicaSet
+from tests.web.in_memory_site import HTTPResponse
 
 # Between questions.
 LOOK_SECONDS = 0.2
@@ -63,9 +65,9 @@ class Asking:
         """Of this end of it."""
         return int(self._connection.sock.getsockname()[1])
 
-    def get(self, path: str) -> Answered:
+    def get(self, path: str) -> HTTPResponse:
         """What is at a path."""
-        return ask_on(self._connection, "GET", path)
+        return send_request_on(self._connection, "GET", path)
 
     def until(self, status: int, detail: str = "") -> dict[str, Any]:
         """Ask until `/ready` has this status, and this detail if one is named; what it says then."""
@@ -85,7 +87,7 @@ class Asking:
 class ReadyTestCase(TestCase):
     def daemon(self, settings: Mapping[str, Any] | None = None, *, listen: tuple[str, ...] = ()) -> Daemon:
         """One that runs; it listens at one more address for each of these."""
-        daemon = prepared(settings)
+        daemon = prepare_daemon(settings)
         self.addCleanup(daemon.clean)
         written = daemon.configuration()
         written["listen"] += listen
@@ -128,7 +130,7 @@ class WellTests(ReadyTestCase):
         nothing of it is counted, charged or in the log, and the account is one, also after a restart.
         """
         directory = self.directory()
-        certificate = Authority(directory).issue("elsewhere.example", ["192.0.2.1"])
+        certificate = CertificateAuthority(directory).issue("elsewhere.example", ["192.0.2.1"])
         listen = (
             f"ssl:0:interface=127.0.0.1:privateKey={certificate}:certKey={certificate}",
             f"unix:{directory / 's'}:mode=600",
@@ -269,7 +271,7 @@ class StoreTests(ReadyTestCase):
         servers = ReplicaSet()
         self.addCleanup(servers.close)
         servers.open()
-        daemon = on_mongodb(servers.uri("mediatord"))
+        daemon = make_mongo_daemon(servers.uri("mediatord"))
         self.addCleanup(daemon.clean)
         daemon.start()
         asking = self.asking(daemon)
@@ -294,7 +296,7 @@ class WayInTests(ReadyTestCase):
         daemon = self.daemon(listen=("tcp:0:interface=127.0.0.1",))
         asking = self.asking(daemon)
         asking.until(200)
-        with taken_from(daemon.pid, listening_ports(daemon.pid) - {daemon.port}) as listener:
+        with duplicate_listening_socket(daemon.pid, listening_ports(daemon.pid) - {daemon.port}) as listener:
             listener.shutdown(socket.SHUT_RDWR)
         self.assertEqual(self.assert_told_in_time(asking, "listener"), "listener")
         self.assertEqual(asking.get("/health").status, 200)
@@ -319,7 +321,7 @@ class WayInTests(ReadyTestCase):
         asking.until(200)
         children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text("ascii")
         pids = {int(pid) for pid in children.split()}
-        (other,) = pids - {owner_of(asking.port, daemon.port, pids)}
+        (other,) = pids - {find_owner(asking.port, daemon.port, pids)}
         os.kill(other, signal.SIGSTOP)
         try:
             # Whatever it was to do for the message; or it was stopped while it held the database.

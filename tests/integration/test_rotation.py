@@ -18,21 +18,26 @@ import yaml
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
 
-from mediatord.cli.commands import _status_of
-from mediatord.keyfile import create_keys
-from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.did_document import parse_document
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.mediator import Mediator, discover, open_http
-from mediatord.wallet.packing import BASIC_MESSAGE, anoncrypt, compose, wrap
-from mediatord.wallet.throwaway import free_port
-from tests.authority import Authority
-from tests.integration.cluster import Cluster, at
-from tests.integration.daemon import Daemon, merge
-from tests.integration.residents import Door, Resident
+from mediatord.cli.commands import _run_command
+from mediatord.identity.key_file import create_keys
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.did_document import parse_did_document
+from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet, discover_mediator, open_http
+from mediatord.wallet.didcomm_messages import BASIC_MESSAGE, anoncrypt, compose_message, wrap_in_forwards
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.certificate_authority import CertificateAuthority
+from tests.integration.cluster import DaemonCluster, wallet_at_node
+from tests.integration.daemon import Daemon, merge_settings
+from tests.integration.message_load import (
+    PATIENCE_SECONDS,
+    enrol_wallet,
+    prepare_daemon,
+    prepare_forwards,
+    read_marker,
+)
+from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient
 from tests.integration.test_lifecycle import DaemonTestCase, ask
 from tests.integration.test_workers import ENOUGH_SOCKETS, await_workers, pid_of
-from tests.integration.traffic import PATIENCE_SECONDS, enrolled, letters, marker_of, prepared
 from tests.mongod import fresh_database, shared_replica_set
 
 reactor: Any = _reactor
@@ -59,7 +64,7 @@ def did_of(daemon: Daemon) -> str:
 
 def keys(daemon: Daemon, *arguments: str) -> None:
     """Run `mediatord keys`."""
-    assert _status_of(["keys", *arguments, "--config", str(daemon.config)]) == 0
+    assert _run_command(["keys", *arguments, "--config", str(daemon.config)]) == 0
 
 
 def reload(daemon: Daemon, line: str) -> None:
@@ -78,10 +83,10 @@ def rotated(daemon: Daemon) -> str:
     return did_of(daemon)
 
 
-def at_web_did(daemon: Daemon) -> Mediator:
+def at_web_did(daemon: Daemon) -> DIDCommMediator:
     """The mediator as its did:web describes it now."""
-    document = jsontext.loads_object(ask(daemon.port, "GET", "/.well-known/did.json")[2])
-    return Mediator.of(parse_document(document["id"], document))
+    document = encoding.loads_object(ask(daemon.port, "GET", "/.well-known/did.json")[2])
+    return DIDCommMediator.of(parse_did_document(document["id"], document))
 
 
 class RotationTestCase(DaemonTestCase):
@@ -96,12 +101,12 @@ class RotationTestCase(DaemonTestCase):
             await_workers(daemon, self.settings["workers"])
         return daemon
 
-    async def pushes(self, sender: Wallet, live: Any, marker: str) -> None:
+    async def pushes(self, sender: DIDCommWallet, live: Any, marker: str) -> None:
         """What this wallet sends by the mediator's DID that it knows arrives on the other's socket."""
-        (letter,) = letters(live.wallet, marker, 1)
+        (letter,) = prepare_forwards(live.wallet, marker, 1)
         self.assertEqual((await sender.post(letter.body)).status, 202)
         delivered = await live.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
-        self.assertEqual(marker_of(live.wallet, delivered), letter.marker)
+        self.assertEqual(read_marker(live.wallet, delivered), letter.marker)
         await live.acknowledge([delivered])
 
 
@@ -113,7 +118,7 @@ class _Rotation(RotationTestCase):
         """
         daemon = self.a_crew()
         first = did_of(daemon)
-        old = await enrolled(daemon, reactor)
+        old = await enrol_wallet(daemon, reactor)
         live = await self.a_socket(old)
         await live.live()
         alice, bob = await deferToThread(self.residents, daemon)
@@ -122,7 +127,7 @@ class _Rotation(RotationTestCase):
         wallets, dids = [old], [first]
         for turn in range(2):
             dids.append(await deferToThread(rotated, daemon))
-            fresh = await enrolled(daemon, reactor)
+            fresh = await enrol_wallet(daemon, reactor)
             wallets.append(fresh)
             self.assertEqual(fresh.mediator.did, dids[-1])
             for wallet in wallets:
@@ -133,17 +138,17 @@ class _Rotation(RotationTestCase):
             self.assertEqual((await deferToThread(line.hear))["type"], "PENDING_EVENTS")
         self.assertEqual(len(set(dids)), 3)
         self.assertIsNone(live.close_code)
-        document = jsontext.loads_object((await deferToThread(ask, daemon.port, "GET", "/"))[2])
+        document = encoding.loads_object((await deferToThread(ask, daemon.port, "GET", "/"))[2])
         self.assertEqual(document["alsoKnownAs"], dids[::-1])
         self.assertIn(
-            dids[-1], jsontext.loads_object((await deferToThread(ask, daemon.port, "GET", "/invitation"))[2])["from"]
+            dids[-1], encoding.loads_object((await deferToThread(ask, daemon.port, "GET", "/invitation"))[2])["from"]
         )
         await self.stop(daemon)
 
-    def residents(self, daemon: Daemon) -> tuple[Resident, Resident]:
+    def residents(self, daemon: Daemon) -> tuple[RawDecentrlClient, RawDecentrlClient]:
         """Two who may write to each other."""
-        door = Door(daemon)
-        alice, bob = Resident(door, "alice"), Resident(door, "bob")
+        daemon_client = DaemonClient(daemon)
+        alice, bob = RawDecentrlClient(daemon_client, "alice"), RawDecentrlClient(daemon_client, "bob")
         for one in (alice, bob):
             one.register()
         bob.befriend(alice)
@@ -155,11 +160,11 @@ class _Rotation(RotationTestCase):
         that the mediator has signed stay signed.
         """
         daemon = self.a_crew()
-        door = await deferToThread(Door, daemon)
+        daemon_client = await deferToThread(DaemonClient, daemon)
         old = await deferToThread(at_web_did, daemon)
-        wallet = Wallet.fresh(old, open_http(reactor), reactor)
+        wallet = DIDCommWallet.fresh(old, open_http(reactor), reactor)
         await wallet.enrol()
-        carol, dave = Resident(door, "carol"), Resident(door, "dave")
+        carol, dave = RawDecentrlClient(daemon_client, "carol"), RawDecentrlClient(daemon_client, "dave")
         signed = await deferToThread(dave.register)
         await deferToThread(rotated, daemon)
         new = await deferToThread(at_web_did, daemon)
@@ -168,7 +173,7 @@ class _Rotation(RotationTestCase):
         for _ in range(4):  # whichever process answers
             await wallet.ping()
         self.assertEqual(await wallet.grant(), (old.did,))
-        fresh = Wallet.fresh(new, open_http(reactor), reactor)
+        fresh = DIDCommWallet.fresh(new, open_http(reactor), reactor)
         self.assertEqual(await fresh.enrol(), (old.did,))
         await deferToThread(carol.register)
         # Signed by the mediator with a key that it had.
@@ -178,11 +183,11 @@ class _Rotation(RotationTestCase):
     async def test_retired(self) -> None:
         """Its DID is named as no longer accepted, and is not; everything else goes on."""
         daemon = self.a_crew()
-        old = await enrolled(daemon, reactor)
+        old = await enrol_wallet(daemon, reactor)
         live = await self.a_socket(old)
         await live.live()
         await deferToThread(rotated, daemon)
-        new = await enrolled(daemon, reactor)
+        new = await enrol_wallet(daemon, reactor)
         await deferToThread(keys, daemon, "retire", "prekey", "--yes")
         await deferToThread(reload, daemon, f"no longer accepted: {old.mediator.did[:60]}")
         await deferToThread(await_true, lambda: self.all_refuse(daemon, old), daemon.output)
@@ -190,9 +195,9 @@ class _Rotation(RotationTestCase):
         self.assertIsNone(live.close_code)
         await self.stop(daemon)
 
-    def all_refuse(self, daemon: Daemon, wallet: Wallet) -> bool:
+    def all_refuse(self, daemon: Daemon, wallet: DIDCommWallet) -> bool:
         """Whether nobody opens what is for the DID that this wallet knows."""
-        (letter,) = letters(wallet, "late", 1)
+        (letter,) = prepare_forwards(wallet, "late", 1)
         return all(ask(daemon.port, "POST", "/didcomm", letter.body)[0] == 400 for _ in range(ENOUGH_SOCKETS))
 
     def test_files_that_cannot_be_used(self) -> None:
@@ -210,7 +215,9 @@ class _Rotation(RotationTestCase):
         create_keys(path)
         reload(daemon, f"{refused}{path} has none of the keys that are served; restart if that is meant")
         path.write_bytes(whole)
-        daemon.config.write_text(yaml.safe_dump(merge(yaml.safe_load(text), {"log": {"level": "loud"}})), "utf-8")
+        daemon.config.write_text(
+            yaml.safe_dump(merge_settings(yaml.safe_load(text), {"log": {"level": "loud"}})), "utf-8"
+        )
         reload(daemon, f"{refused}{daemon.config}:")
         self.assertEqual({did_of(daemon) for _ in range(ENOUGH_SOCKETS)}, {did})
         self.assertIn(b"mediator_config_last_reload_success 0.0", ask(daemon.port, "GET", "/metrics")[2])
@@ -229,7 +236,7 @@ class _Rotation(RotationTestCase):
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", large)[0], 400)
         values = daemon.configuration()
         limits = {"max_message_bytes": 10_000, "did_per_minute": 5}
-        daemon.config.write_text(yaml.safe_dump(merge(values, {"limits": limits})), "utf-8")
+        daemon.config.write_text(yaml.safe_dump(merge_settings(values, {"limits": limits})), "utf-8")
         os.kill(daemon.pid, signal.SIGHUP)
         await_true(
             lambda: all(ask(daemon.port, "POST", "/didcomm", large)[0] == 413 for _ in range(ENOUGH_SOCKETS)),
@@ -248,15 +255,15 @@ class _Rotation(RotationTestCase):
         """Another one is shown to whoever connects from then on; one that cannot be read changes nothing."""
         directory = Path(tempfile.mkdtemp(prefix="mediatord-rotation-"))
         self.addCleanup(shutil.rmtree, directory)
-        authority, port = Authority(directory), free_port()
+        authority, port = CertificateAuthority(directory), find_free_port()
         shown = authority.issue("first", ["127.0.0.1"])
         used = directory / "used.pem"
         shutil.copy(shown, used)
-        daemon = prepared(self.settings)
+        daemon = prepare_daemon(self.settings)
         self.addCleanup(daemon.clean)
         endpoint = f"ssl:{port}:interface=127.0.0.1:privateKey={used}:certKey={used}"
         listen = {"listen": [f"tcp:{daemon.port}:interface=127.0.0.1", endpoint]}
-        daemon.config.write_text(yaml.safe_dump(merge(daemon.configuration(), listen)), "utf-8")
+        daemon.config.write_text(yaml.safe_dump(merge_settings(daemon.configuration(), listen)), "utf-8")
         daemon.start()
         context = ssl.create_default_context(cafile=authority.path)
         with self.connected(context, port) as before:
@@ -340,12 +347,12 @@ class ClusterTests(RotationTestCase):
         No node hands out a DID that another cannot open, and none is refused because another has not reloaded yet:
         neither after rotating nor after retiring.
         """
-        cluster = Cluster(shared_replica_set().uri(self.database()), ("a", "b"))
+        cluster = DaemonCluster(shared_replica_set().uri(self.database()), ("a", "b"))
         self.addCleanup(cluster.clean)
         await deferToThread(cluster.start)
         a, b = cluster.nodes
-        old = await enrolled(a, reactor)
-        live = await self.a_socket(at(old, b.port, reactor))
+        old = await enrol_wallet(a, reactor)
+        live = await self.a_socket(wallet_at_node(old, b.port, reactor))
         await live.live()
         await deferToThread(keys, a, "rotate", "--prepare")
         for node in (a, b):
@@ -353,10 +360,10 @@ class ClusterTests(RotationTestCase):
         self.assertEqual({did_of(a), did_of(b)}, {old.mediator.did})
         await deferToThread(keys, a, "rotate")
         await deferToThread(self.given, a, a, "the DID is ")
-        new = Wallet.fresh(await discover(open_http(reactor), a.url), open_http(reactor), reactor)
+        new = DIDCommWallet.fresh(await discover_mediator(open_http(reactor), a.url), open_http(reactor), reactor)
         self.assertNotEqual(new.mediator.did, old.mediator.did)
         self.assertEqual(await deferToThread(did_of, b), old.mediator.did)
-        elsewhere = at(new, b.port, reactor)
+        elsewhere = wallet_at_node(new, b.port, reactor)
         await elsewhere.enrol()
         await self.pushes_to(elsewhere, live)
         await deferToThread(a.restart)
@@ -370,16 +377,18 @@ class ClusterTests(RotationTestCase):
         self.assertNotIn("have other DIDs", a.output() + b.output())
         await deferToThread(cluster.stop)
 
-    async def pushes_to(self, sender: Wallet, live: Any) -> None:
+    async def pushes_to(self, sender: DIDCommWallet, live: Any) -> None:
         """A letter that is sealed for the DID that the sender knows arrives on this socket."""
-        letter = wrap(self.sealed(live.wallet), live.wallet.did, [sender.mediator.did], sender.book.resolve)
+        letter = wrap_in_forwards(
+            self.sealed(live.wallet), live.wallet.did, [sender.mediator.did], sender.book.resolve
+        )
         self.assertEqual((await sender.post(letter)).status, 202)
         delivered = await live.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
-        self.assertEqual(marker_of(live.wallet, delivered), "sealed")
+        self.assertEqual(read_marker(live.wallet, delivered), "sealed")
 
-    def sealed(self, recipient: Wallet) -> bytes:
+    def sealed(self, recipient: DIDCommWallet) -> bytes:
         """What only the recipient can open."""
-        message = compose(BASIC_MESSAGE, {"content": "sealed"}, to=[recipient.did])
+        message = compose_message(BASIC_MESSAGE, {"content": "sealed"}, to=[recipient.did])
         return anoncrypt(message, recipient.identity.document)
 
     def database(self) -> str:

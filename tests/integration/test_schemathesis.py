@@ -28,14 +28,18 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from mediatord.protocol.decentrl.commands import Channel
+from mediatord.http.openapi import OPENAPI_JSON
+from mediatord.protocol.decentrl.commands import ChannelType, DirectPayload, PublicPayload
 from mediatord.protocol.decentrl.contracts import sign_contract
-from mediatord.protocol.decentrl.sealing import decode_public_key
-from mediatord.protocol.decentrl.shapes import DirectPayload, PublicPayload
-from mediatord.wallet.decentrl.commands import DIRECT, PRIVATE, PUBLIC, compose
-from mediatord.wallet.decentrl.contracts import propose
-from mediatord.wallet.decentrl.identity import Identity
-from mediatord.web.openapi import OPENAPI
+from mediatord.protocol.decentrl.encryption import decode_public_key
+from mediatord.wallet.decentrl_messages import (
+    DIRECT_CHANNEL,
+    PRIVATE_CHANNEL,
+    PUBLIC_CHANNEL,
+    DecentrlIdentity,
+    compose_command,
+    propose_contract,
+)
 from tests.integration.daemon import Daemon
 
 CHECKS = [
@@ -69,11 +73,11 @@ class Town:
         document = requests.get(self.url, timeout=SECONDS).json()
         self._did: str = document["id"]
         self._prekey = decode_public_key(document["keyAgreement"][0]["publicKeyMultibase"])
-        self._alice, self._bob = (Identity.fresh(name, self._did) for name in ("alice", "bob"))
+        self._alice, self._bob = (DecentrlIdentity.fresh(name, self._did) for name in ("alice", "bob"))
         for one in (self._alice, self._bob):
-            self._do(one, DIRECT, propose(one, self._did, now()).payload(self._prekey))
+            self._do(one, DIRECT_CHANNEL, propose_contract(one, self._did, now()).payload(self._prekey))
         for one in (self._alice, self._bob):
-            self._do(one, DIRECT, {"type": "SAVE_COMMUNICATION_CONTRACT", **self._contract()})
+            self._do(one, DIRECT_CHANNEL, {"type": "SAVE_COMMUNICATION_CONTRACT", **self._contract()})
 
     def from_alice(self, command: dict[str, Any]) -> dict[str, Any]:
         """The same command from Alice, now, to whom it is for, and signed; unknown members stay."""
@@ -81,30 +85,33 @@ class Town:
         header, payload = command["header"], command["payload"]
         to, channel = self._addressed(payload)
         self._fill(payload, to)
-        header.update(compose(self._alice, channel, to, payload, int(now() * 1000))["header"])
+        header.update(compose_command(self._alice, channel, to, payload, int(now() * 1000))["header"])
         return {**command, "signature": self._alice.sign({"header": header, "payload": payload})}
 
-    def _addressed(self, payload: Any) -> tuple[str, Channel]:
+    def _addressed(self, payload: Any) -> tuple[str, ChannelType]:
         """Events go to Bob, and about half of the requests for a contract; everything else to the mediator."""
         if isinstance(payload, str):
-            return self._bob.did, PRIVATE
+            return self._bob.did, PRIVATE_CHANNEL
         kind = type_of(payload)
         if kind == "REQUEST_COMMUNICATION_CONTRACT" and lot(payload) % 2:
-            return self._bob.did, DIRECT
-        return self._did, PUBLIC if kind in ("PUBLISH_PUBLIC_EVENT", "DELETE_PUBLIC_EVENT") else DIRECT
+            return self._bob.did, DIRECT_CHANNEL
+        return self._did, PUBLIC_CHANNEL if kind in (
+            "PUBLISH_PUBLIC_EVENT",
+            "DELETE_PUBLIC_EVENT",
+        ) else DIRECT_CHANNEL
 
     def _fill(self, payload: Any, to: str) -> None:
         """Put in what only somebody with keys can say, and ids that there are."""
         kind = type_of(payload)
         if kind == "REQUEST_COMMUNICATION_CONTRACT" and to == self._did:
-            payload.update(propose(self._alice, to, now()).payload(self._prekey))
+            payload.update(propose_contract(self._alice, to, now()).payload(self._prekey))
         elif kind in ("SAVE_COMMUNICATION_CONTRACT", "COMMUNICATION_CONTRACT_RESPONSE"):
             payload.update(self._contract())
         elif kind == "PUBLISH_PUBLIC_EVENT":
             payload["event_signature"] = self._signed_event(payload)
         elif kind == "DELETE_PUBLIC_EVENT":
             event = {"type": "PUBLISH_PUBLIC_EVENT", "event": "", "tags": [], "timestamp": 1}
-            published = self._do(self._alice, PUBLIC, {**event, "event_signature": self._signed_event(event)})
+            published = self._do(self._alice, PUBLIC_CHANNEL, {**event, "event_signature": self._signed_event(event)})
             payload["public_event_id"] = published["public_event_id"]
 
     def _signed_event(self, event: dict[str, Any]) -> str:
@@ -113,7 +120,7 @@ class Town:
 
     def _contract(self) -> dict[str, Any]:
         """A contract between Alice and Bob, another one each time."""
-        terms = dict(propose(self._alice, self._bob.did, now()).request["communication_contract"])
+        terms = dict(propose_contract(self._alice, self._bob.did, now()).request["communication_contract"])
         terms["recipient_encryption_public_key"] = terms["requestor_encryption_public_key"]
         signed = {
             "communication_contract": terms,
@@ -122,8 +129,8 @@ class Town:
         }
         return {"signed_communication_contract": signed}
 
-    def _do(self, who: Identity, channel: Channel, payload: dict[str, Any]) -> dict[str, Any]:
-        command = compose(who, channel, self._did, payload, int(now() * 1000))
+    def _do(self, who: DecentrlIdentity, channel: ChannelType, payload: dict[str, Any]) -> dict[str, Any]:
+        command = compose_command(who, channel, self._did, payload, int(now() * 1000))
         answer = requests.post(self.url, json=command, timeout=SECONDS)
         assert answer.status_code == 200, answer.text
         reply: dict[str, Any] = answer.json()
@@ -162,7 +169,7 @@ def document(request: pytest.FixtureRequest) -> BaseSchema:
     """What the daemon says of itself."""
     # Schemathesis names its cases by an attribute that pytest 9.2 has no more.
     cast(Any, request.node)._nodeid = request.node.nodeid
-    return schemathesis.openapi.from_dict(json.loads(OPENAPI))
+    return schemathesis.openapi.from_dict(json.loads(OPENAPI_JSON))
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +199,7 @@ def test_operation(case: schemathesis.Case[Any], town: Town) -> None:
         answer = case.call(base_url=town.url, timeout=SECONDS)
         assert not is_right or answer.status_code in (200, 413)
         if answer.status_code == 200:
-            town.carried_out.add(type_of(command["payload"]) or PRIVATE)
+            town.carried_out.add(type_of(command["payload"]) or PRIVATE_CHANNEL)
     else:
         answer = case.call(base_url=town.url, timeout=SECONDS)
     case.validate_response(answer, checks=CHECKS)
@@ -204,4 +211,4 @@ def test_every_command_came_through(town: Town) -> None:
         pytest.skip("there are only figures when all operations have been tested, in the same run")
     models = (*get_args(DirectPayload), *get_args(PublicPayload))
     names = {get_args(model.model_fields["type"].annotation)[0] for model in models}
-    assert town.carried_out == names | {PRIVATE}
+    assert town.carried_out == names | {PRIVATE_CHANNEL}

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.cli.commands import _status_of
-from mediatord.keyfile import load_keys
-from mediatord.keylock import is_locked, passphrase_from
-from mediatord.private_file import create_private
+from mediatord.cli.commands import _run_command
+from mediatord.identity.encrypted_file import is_encrypted, make_passphrase_source
+from mediatord.identity.key_file import load_keys
+from mediatord.private_file import create_private_file
 from tests.integration.daemon import Daemon
 from tests.integration.test_rotation import await_true, did_of, rotated
 from tests.integration.test_workers import await_workers
@@ -93,28 +93,28 @@ class EncryptedTests(Case):
         """Started, rotated by SIGHUP, backed up and restored; no process shows the passphrase to others."""
         daemon = self.a_daemon({"workers": 2, "identity": {"passphrase_file": "passphrase"}})
         daemon.initialise()
-        create_private(daemon.directory / "passphrase", PASSPHRASE.encode() + b"\n")
+        create_private_file(daemon.directory / "passphrase", PASSPHRASE.encode() + b"\n")
         config, keys = ("--config", str(daemon.config)), daemon.directory / "keys.jwks"
-        self.assertEqual(_status_of(["keys", "encrypt", *config]), 0)
+        self.assertEqual(_run_command(["keys", "encrypt", *config]), 0)
         before = keys.read_bytes()
         daemon.start()
         await_workers(daemon, 2)
         first = did_of(daemon)
         self.assertNotEqual(rotated(daemon), first)
         self.assertNotEqual(keys.read_bytes(), before)
-        self.assertTrue(is_locked(keys.read_bytes()))
+        self.assertTrue(is_encrypted(keys.read_bytes()))
         self.look_at_processes(daemon.pid)
         second, backup = did_of(daemon), daemon.directory.parent / "backup"
-        self.assertEqual(_status_of(["backup", "--to", str(backup), *config]), 0)
+        self.assertEqual(_run_command(["backup", "--to", str(backup), *config]), 0)
         daemon.stop()
         self.assertNotIn(PASSPHRASE, daemon.output())
         self.assertNotIn(PASSPHRASE.encode(), backup.read_bytes())
         there = daemon.directory.parent / "there"
         there.mkdir()
-        create_private(there / "passphrase", PASSPHRASE.encode())
-        self.assertEqual(_status_of(["restore", "--from", str(backup), "--dir", str(there)]), 0)
-        again = load_keys(there / "keys.jwks", passphrase_from(there / "passphrase"))
-        self.assertEqual(again, load_keys(keys, passphrase_from(there / "passphrase")))
+        create_private_file(there / "passphrase", PASSPHRASE.encode())
+        self.assertEqual(_run_command(["restore", "--from", str(backup), "--dir", str(there)]), 0)
+        again = load_keys(there / "keys.jwks", make_passphrase_source(there / "passphrase"))
+        self.assertEqual(again, load_keys(keys, make_passphrase_source(there / "passphrase")))
         self.assertTrue(second.startswith("did:peer:2."))
 
     def look_at_processes(self, parent: int) -> None:
@@ -130,8 +130,8 @@ class EncryptedTests(Case):
         daemon = self.a_daemon({"identity": {"passphrase_file": "passphrase"}})
         daemon.initialise()
         passphrase = daemon.directory / "passphrase"
-        create_private(passphrase, PASSPHRASE.encode())
-        self.assertEqual(_status_of(["keys", "encrypt", "--config", str(daemon.config)]), 0)
+        create_private_file(passphrase, PASSPHRASE.encode())
+        self.assertEqual(_run_command(["keys", "encrypt", "--config", str(daemon.config)]), 0)
         daemon.start()
         first = did_of(daemon)
         passphrase.write_text("something else entirely")

@@ -12,10 +12,10 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from mediatord.errors import MediatorError
-from mediatord.outbound import Outbound, OutboundError
-from mediatord.resolver import Resolver, WebDIDs
+from mediatord.net.did_resolver import DIDResolver, DIDWebResolver
+from mediatord.net.outbound_http import OutboundError, OutboundHTTPClient
 from tests.integration.test_outbound import NamedReactor
-from tests.ssrf_corpus import PLACES, Place, ScriptedNames
+from tests.ssrf_corpus import PLACES, ScriptedResolver, SSRFTarget
 from tests.test_ssrf import web_did
 
 reactor: Any = _reactor
@@ -71,13 +71,13 @@ class LoopbackTests(TestCase):
         number: int = listening.getHost().port
         return number
 
-    def an_outbound(self, *allowed: Any, names: ScriptedNames | None = None) -> Outbound:
+    def an_outbound(self, *allowed: Any, names: ScriptedResolver | None = None) -> OutboundHTTPClient:
         """The real way out, on the real reactor with the names of the corpus."""
-        outbound = Outbound(NamedReactor(names or ScriptedNames()), allow_private=allowed)
+        outbound = OutboundHTTPClient(NamedReactor(names or ScriptedResolver()), allow_private=allowed)
         self.addCleanup(outbound.close)
         return outbound
 
-    async def reaches(self, outbound: Outbound, place: Place) -> bool:
+    async def reaches(self, outbound: OutboundHTTPClient, place: SSRFTarget) -> bool:
         """Whether a POST to a place arrives at the server."""
         before = self.server.visits
         try:
@@ -94,8 +94,8 @@ class LoopbackTests(TestCase):
     async def test_documents(self) -> None:
         """No did:web reaches it, whatever its host is."""
         outbound = self.an_outbound()
-        web = WebDIDs(reactor, outbound.get, _free)
-        resolver = Resolver(web, lambda short, long: succeed(None), lambda short: succeed(None))
+        web = DIDWebResolver(reactor, outbound.get, _free)
+        resolver = DIDResolver(web, lambda short, long: succeed(None), lambda short: succeed(None))
         for place in PLACES:
             with self.assertRaises(MediatorError, msg=place.host):
                 await resolver.resolve(web_did(place.host, self.port), "198.51.100.7")
@@ -116,7 +116,7 @@ class LoopbackTests(TestCase):
         """A name that resolves to what may be connected to, and then to this: the second answer is never gone by."""
         allowed = Visited()
         self.serve(allowed, ELSEWHERE, self.port)
-        names = ScriptedNames({"rebinding.example": [[ELSEWHERE], ["127.0.0.1"]]})
+        names = ScriptedResolver({"rebinding.example": [[ELSEWHERE], ["127.0.0.1"]]})
         outbound = self.an_outbound(ip_network(f"{ELSEWHERE}/32"), names=names)
         url = f"http://rebinding.example:{self.port}/"
         await outbound.post(url, b"sealed", b"text/plain", timeout=5)

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mediatord.cli.files import set_up
-from mediatord.store.sole_use import SoleUse
-from mediatord.wallet.throwaway import free_port
-from tests.integration.daemon import environment
-from tests.integration.traffic import PATIENCE_SECONDS
+from mediatord.cli.configuration import write_initial_files
+from mediatord.store.sqlite.database_file import ExclusiveStoreLock
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.integration.daemon import clean_environment
+from tests.integration.message_load import PATIENCE_SECONDS
 
 TWISTD = str(Path(sys.executable).with_name("twistd"))
 
@@ -61,7 +61,7 @@ class Made:
         return subprocess.run(
             [TWISTD, *files, *options, "mediatord", "--config", str(self.config)],
             cwd=self.directory,
-            env=environment(),
+            env=clean_environment(),
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
@@ -72,8 +72,8 @@ class Made:
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
     """As `mediatord init` makes it."""
-    port = free_port()
-    set_up(tmp_path / "m", f"http://127.0.0.1:{port}")
+    port = find_free_port()
+    write_initial_files(tmp_path / "m", f"http://127.0.0.1:{port}")
     return Made(tmp_path / "m", port)
 
 
@@ -85,7 +85,7 @@ def port_in_use(made: Made) -> AbstractContextManager[object]:
 @contextlib.contextmanager
 def store_in_use(made: Made) -> Iterator[None]:
     """By another daemon."""
-    use = SoleUse(made.directory / "mediator.sqlite3")
+    use = ExclusiveStoreLock(made.directory / "mediator.sqlite3")
     use.take()
     yield
     use.release()

@@ -14,13 +14,21 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.interfaces import Payload, QueueLimits
-from mediatord.store import open_store
-from mediatord.wallet.client import Wallet
+from mediatord.store.factory import build_store
+from mediatord.store.interfaces.messages import Payload, QueueLimits
+from mediatord.wallet.didcomm_client import DIDCommWallet
 from tests.integration.daemon import Daemon
-from tests.integration.small_disk import mount_small_disk
+from tests.integration.message_load import (
+    MANY,
+    PATIENCE_SECONDS,
+    enrol_wallet,
+    prepare_daemon,
+    prepare_forwards,
+    prepare_sized_forward,
+    read_marker,
+)
+from tests.integration.small_filesystem import mount_small_filesystem
 from tests.integration.test_lifecycle import ask
-from tests.integration.traffic import MANY, PATIENCE_SECONDS, enrolled, letters, marker_of, parcel, prepared
 from tests.mongod import fresh_database, shared_replica_set
 
 DISK_BYTES = 16 << 20
@@ -56,10 +64,10 @@ def fill(file: RawIOBase) -> None:
                 file.write(bytes(size))
 
 
-async def deleted(wallet: Wallet) -> list[str]:
+async def deleted(wallet: DIDCommWallet) -> list[str]:
     """What a wallet has fetched and acknowledged."""
     delivered = await wallet.fetch(MANY)
-    markers = [marker_of(wallet, one) for one in delivered]
+    markers = [read_marker(wallet, one) for one in delivered]
     await wallet.acknowledge([one.id for one in delivered])
     return markers
 
@@ -80,13 +88,13 @@ class FullDiskTests(TestCase):
         Nothing more is stored, which `/health` and the metrics say; all that waits can be fetched and deleted, again
         and again while the disk stays full; with room it goes on.
         """
-        disk = mount_small_disk(self, DISK_BYTES)
+        disk = mount_small_filesystem(self, DISK_BYTES)
         storage = {"sqlite": {"path": str(disk / "mediator.sqlite3")}}
-        daemon = prepared({"workers": workers, "storage": storage, "log": {"directory": str(disk / "log")}})
+        daemon = prepare_daemon({"workers": workers, "storage": storage, "log": {"directory": str(disk / "log")}})
         daemon.__enter__()
         self.addCleanup(daemon.__exit__, AssertionError, None, None)
-        bob = await enrolled(daemon, reactor)
-        more, *waiting = letters(bob, "letter", LETTERS + 1)
+        bob = await enrol_wallet(daemon, reactor)
+        more, *waiting = prepare_forwards(bob, "letter", LETTERS + 1)
         for letter in waiting:
             self.assertEqual(ask(daemon.port, "POST", "/didcomm", letter.body)[0], 202)
         filler = disk / "filler"
@@ -97,7 +105,7 @@ class FullDiskTests(TestCase):
             self.assertIn("mediator_storage_up 0.0", metrics(daemon))
             # What was kept in reserve is taken as well, if it can be.
             fill(file)
-            for letter in (more, parcel(bob, "large", 100_000)):
+            for letter in (more, prepare_sized_forward(bob, "large", 100_000)):
                 status, retry_after, body = ask(daemon.port, "POST", "/didcomm", letter.body)
                 self.assertEqual((status, json.loads(body)["body"]["code"]), (503, "e.p.me.res.storage"))
                 self.assertIsNotNone(retry_after)
@@ -118,15 +126,15 @@ class BusyLogTests(TestCase):
 
     async def test_reader(self) -> None:
         """What needs no room waits for the reader, and is done."""
-        path = mount_small_disk(self, DISK_BYTES) / "mediator.sqlite3"
-        store = open_store("sqlite", IReactorTime(reactor), QueueLimits(), path=path, shared=True)
+        path = mount_small_filesystem(self, DISK_BYTES) / "mediator.sqlite3"
+        store = build_store("sqlite", IReactorTime(reactor), QueueLimits(), path=path, shared=True)
         self.addCleanup(store.close)
         await store.open()
         ids = [f"m{number}" for number in range(200)]
         await store.grant("did:example:alice")
         await store.update("did:example:alice", [("did:example:inbox", "add")], max_recipients=1)
         payloads = [Payload(id, b"payload", "json") for id in ids]
-        await store.deposit("did:example:inbox", payloads, expires_at=reactor.seconds() + 3600)
+        await store.enqueue("did:example:inbox", payloads, expires_at=reactor.seconds() + 3600)
         with (path.parent / "filler").open("wb", buffering=0) as file:
             fill(file)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -153,11 +161,11 @@ class MongoQuotaTests(TestCase):
         database = fresh_database()
         uri = shared_replica_set().uri(database.__enter__())
         self.addCleanup(database.__exit__, None, None, None)
-        daemon = prepared({"storage": {"backend": "mongodb", "mongodb": {"uri": uri}}})
+        daemon = prepare_daemon({"storage": {"backend": "mongodb", "mongodb": {"uri": uri}}})
         daemon.__enter__()
         self.addCleanup(daemon.__exit__, AssertionError, None, None)
-        bob = await enrolled(daemon, reactor)
-        waiting, more = letters(bob, "letter", 2)
+        bob = await enrol_wallet(daemon, reactor)
+        waiting, more = prepare_forwards(bob, "letter", 2)
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", waiting.body)[0], 202)
         await deferToThread(daemon.stop)
         settings = daemon.configuration()
@@ -175,11 +183,11 @@ class MissingFileTests(TestCase):
 
     async def test_renamed(self) -> None:
         """Nothing is accepted for a file that has another name, and everything is there once it has its own again."""
-        daemon = prepared()
+        daemon = prepare_daemon()
         daemon.__enter__()
         self.addCleanup(daemon.__exit__, AssertionError, None, None)
-        bob = await enrolled(daemon, reactor)
-        before, meanwhile, after = letters(bob, "letter", 3)
+        bob = await enrol_wallet(daemon, reactor)
+        before, meanwhile, after = prepare_forwards(bob, "letter", 3)
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", before.body)[0], 202)
         database = daemon.directory / "mediator.sqlite3"
         database.rename(aside := database.with_name("aside"))

@@ -6,12 +6,11 @@ import random
 from collections.abc import Callable
 from unittest import TestCase
 
-from mediatord.bench.courier import Courier
-from mediatord.bench.crowd import gather, letters
-from tests.books import of_sqlite
-from tests.integration.traffic import Letter, Senders, prepared
-from tests.torture.guests import House
-from tests.torture.storm import patiently, storm
+from mediatord.bench.didcomm_wallets import FastMessageCodec, build_tagged_forwards, enrol_group
+from tests.integration.message_load import LoadSenders, PreparedForward, prepare_daemon
+from tests.ledger_checks import read_sqlite_ledger
+from tests.torture.connection_storm import run_storm, wait_for
+from tests.torture.live_wallets import LiveWalletPool
 
 SOCKETS = 100
 LETTERS = 3 * SOCKETS
@@ -21,51 +20,53 @@ class StormTests(TestCase):
     """`python -m tests.torture --kind storm` has 5 000."""
 
     def setUp(self) -> None:
-        self.daemon = prepared()
+        self.daemon = prepare_daemon()
         self.daemon.__enter__()
         self.addCleanup(self.daemon.__exit__, None, None, None)
-        crowd = gather(self.daemon.url, SOCKETS, short=True)
-        self.stock = [Letter(tag, body) for body, tag in letters(crowd, 500, LETTERS)]
-        self.house = House([Courier(wallet, crowd.mediator) for wallet in crowd.wallets], self.daemon.port)
-        self.addCleanup(self.house.close)
-        self.until(lambda: self.house.live == SOCKETS)
+        group = enrol_group(self.daemon.url, SOCKETS, short=True)
+        self.stock = [PreparedForward(tag, body) for body, tag in build_tagged_forwards(group, 500, LETTERS)]
+        self.in_memory = LiveWalletPool(
+            [FastMessageCodec(wallet, group.mediator) for wallet in group.wallets], self.daemon.port
+        )
+        self.addCleanup(self.in_memory.close)
+        self.until(lambda: self.in_memory.live == SOCKETS)
 
     def test_what_came_meanwhile_comes_once(self) -> None:
         """Nothing was under way when they went: so nothing comes twice, neither after the network nor the daemon."""
         half = LETTERS // 2
-        self.house.leave()
+        self.in_memory.leave()
         self.post(self.stock[:half])
-        self.house.storm()
+        self.in_memory.storm()
         self.all_come(self.stock[:half])
         self.daemon.kill()
-        self.until(lambda: not self.house.live)
+        self.until(lambda: not self.in_memory.live)
         self.daemon.start()
-        self.house.leave()
+        self.in_memory.leave()
         self.post(self.stock[half:])
-        self.house.storm()
+        self.in_memory.storm()
         self.all_come(self.stock)
-        self.assertEqual(self.house.arrivals.repeated, 0)
-        self.assertEqual({len(ids) for ids in self.house.arrivals.ids.values()}, {1})
+        self.assertEqual(self.in_memory.arrivals.repeated, 0)
+        self.assertEqual({len(ids) for ids in self.in_memory.arrivals.ids.values()}, {1})
 
-    def post(self, stock: list[Letter]) -> None:
-        senders = Senders(self.daemon.port, stock)
+    def post(self, stock: list[PreparedForward]) -> None:
+        senders = LoadSenders(self.daemon.port, stock)
         senders.start()
         senders.join()
         self.assertEqual(len(senders.markers(202)), len(stock))
 
-    def all_come(self, stock: list[Letter]) -> None:
+    def all_come(self, stock: list[PreparedForward]) -> None:
         markers = {letter.marker for letter in stock}
-        self.until(lambda: self.house.live == SOCKETS)
-        self.until(lambda: self.house.arrivals.ids.keys() == markers)
-        self.until(lambda: of_sqlite(self.daemon.directory / "mediator.sqlite3").didcomm.waiting == 0)
+        self.until(lambda: self.in_memory.live == SOCKETS)
+        self.until(lambda: self.in_memory.arrivals.ids.keys() == markers)
+        self.until(lambda: read_sqlite_ledger(self.daemon.directory / "mediator.sqlite3").didcomm.waiting == 0)
 
     def until(self, reached: Callable[[], bool]) -> None:
-        self.house.run(patiently(reached))
+        self.in_memory.run(wait_for(reached))
 
 
 class UnderLoadTests(TestCase):
     def test_nothing_is_lost(self) -> None:
         """What was under way may come twice, with the id that it had; the store's ledger agrees."""
-        stormed = storm(SOCKETS, LETTERS, random.SystemRandom().randrange(1_000_000))
+        stormed = run_storm(SOCKETS, LETTERS, random.SystemRandom().randrange(1_000_000))
         self.assertGreater(stormed.accepted, LETTERS // 2)
         self.assertEqual((stormed.lost, stormed.doubled, stormed.difference), (0, 0, 0), stormed)

@@ -10,9 +10,9 @@ import unittest
 from contextlib import ExitStack
 from pathlib import Path
 
-from mediatord.wallet.throwaway import free_port
-from tests.authority import Authority
-from tests.integration.traffic import PATIENCE_SECONDS, prepared
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.certificate_authority import CertificateAuthority
+from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
 
 ALLOWED, OF_OPERATORS, TOO_MANY = 4, 64, 6
 # Not the address that the daemon is asked from whether it is there.
@@ -23,13 +23,13 @@ class TLSLimitTests(unittest.TestCase):
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)
-        certificate = Authority(self.directory).issue("localhost", ["127.0.0.1"]).absolute()
+        certificate = CertificateAuthority(self.directory).issue("localhost", ["127.0.0.1"]).absolute()
         self.keys = f"interface=127.0.0.1:privateKey={certificate}:certKey={certificate}"
 
     def test_closed_at_once(self) -> None:
         """Whether or not they begin a handshake; those within the limit are served, and nothing fails in the log."""
-        clients, operators = free_port(), free_port()
-        daemon = prepared(
+        clients, operators = find_free_port(), find_free_port()
+        daemon = prepare_daemon(
             {
                 "admin": {"listen": f"ssl:{operators}:{self.keys}", "token_file": "token"},
                 "limits": {"max_connections_per_ip": ALLOWED // 4},

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.torture.kinds import KINDS
+from tests.torture.faults import KINDS
 
 ROOT = Path(__file__).parents[2]
 # Everything ends by itself before that.

@@ -11,14 +11,14 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.tag_keys import begin_epoch, load_tag_key
-from mediatord.tags import Tags
-from mediatord.wiring.epochs import day_of
+from mediatord.app.pseudonym_key_rotation import to_utc_day
+from mediatord.observability.pseudonym_keys import load_pseudonym_key, start_key_epoch
+from mediatord.observability.pseudonyms import Pseudonymizer
 from tests.integration.cluster import fresh_storage
 from tests.integration.daemon import Daemon
-from tests.integration.residents import Door, Resident
-from tests.integration.traffic import enrolled, prepared
-from tests.mongod import mongod_binary
+from tests.integration.message_load import enrol_wallet, prepare_daemon
+from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient
+from tests.mongod_process import mongod_binary
 
 reactor: Any = _reactor
 
@@ -30,27 +30,27 @@ class WhoisTests(TestCase):
 
     async def test_registered(self) -> None:
         """Accounts and identities are found by their pseudonyms of every epoch, strangers are not."""
-        daemon = prepared({"storage": self.storage()})
+        daemon = prepare_daemon({"storage": self.storage()})
         self.addCleanup(daemon.clean)
         await deferToThread(daemon.start)
-        bob = await enrolled(daemon, reactor)
-        carol = await deferToThread(self.citizen, daemon)
+        bob = await enrol_wallet(daemon, reactor)
+        carol = await deferToThread(self.new_identity, daemon)
         path = daemon.directory / "log.key"
-        first = Tags("keyed", load_tag_key(path))
-        begin_epoch(path, day_of(0))
-        second = Tags("keyed", load_tag_key(path))
+        first = Pseudonymizer("keyed", load_pseudonym_key(path))
+        start_key_epoch(path, to_utc_day(0))
+        second = Pseudonymizer("keyed", load_pseudonym_key(path))
         for pseudonym, expected in (
             (first.did(bob.did), (0, f"1  {bob.did}\n")),
             (second.did(bob.did), (0, f"2  {bob.did}\n")),
             (second.did(carol), (0, f"2  {carol}\n")),
-            (Tags("plain", load_tag_key(path)).did(bob.did), (0, f"1  {bob.did}\n2  {bob.did}\n")),
+            (Pseudonymizer("plain", load_pseudonym_key(path)).did(bob.did), (0, f"1  {bob.did}\n2  {bob.did}\n")),
             (first.did("did:web:stranger.example"), (1, "")),
         ):
             self.assertEqual(await deferToThread(self.ask, daemon, pseudonym), expected)
 
-    def citizen(self, daemon: Daemon) -> str:
+    def new_identity(self, daemon: Daemon) -> str:
         """The DID of a registered identity."""
-        resident = Resident(Door(daemon), "carol")
+        resident = RawDecentrlClient(DaemonClient(daemon), "carol")
         resident.register()
         return resident.did
 

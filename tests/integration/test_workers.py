@@ -21,25 +21,25 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
-from mediatord.keyfile import create_keys
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.socket import WalletSocket
-from mediatord.wallet.throwaway import free_port
-from tests.authority import Authority
+from mediatord.identity.key_file import create_keys
+from mediatord.wallet.didcomm_client import DIDCommWallet
+from mediatord.wallet.didcomm_socket import DIDCommSocket
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.certificate_authority import CertificateAuthority
 from tests.integration.cluster import fresh_storage
-from tests.integration.daemon import STOP_SECONDS, Daemon, merge
-from tests.integration.test_lifecycle import DaemonTestCase, ask, made, port_of, refused, running
-from tests.integration.traffic import (
+from tests.integration.daemon import STOP_SECONDS, Daemon, merge_settings
+from tests.integration.message_load import (
     PATIENCE_SECONDS,
     ROOMY,
-    Senders,
-    drained,
-    enrolled,
-    letters,
-    marker_of,
-    prepared,
+    LoadSenders,
+    drain_queue,
+    enrol_wallet,
+    prepare_daemon,
+    prepare_forwards,
+    read_marker,
 )
-from tests.service_manager import ServiceManager
+from tests.integration.test_lifecycle import DaemonTestCase, ask, made, port_of, refused, running
+from tests.notify_socket import NotifySocket
 
 __all__ = ["made"]
 
@@ -145,13 +145,13 @@ class WorkersTests(DaemonTestCase):
         """A daemon of two workers that serve."""
         # The logs are counted, which a child process must not compress meanwhile.
         ours = {"workers": 2, "node": "n", "log": {"rotate": {"compress": False}}}
-        daemon = self.a_daemon(merge(ours, settings or {}))
+        daemon = self.a_daemon(merge_settings(ours, settings or {}))
         await_workers(daemon, 2)
         return daemon
 
-    async def live_on_each(self, daemon: Daemon, *wallets: Wallet) -> dict[str, WalletSocket]:
+    async def live_on_each(self, daemon: Daemon, *wallets: DIDCommWallet) -> dict[str, DIDCommSocket]:
         """A live socket for each wallet, every one on another worker, by the name of its node."""
-        found: dict[str, WalletSocket] = {}
+        found: dict[str, DIDCommSocket] = {}
         for _ in range(ENOUGH_SOCKETS):
             before = opened(daemon)
             fresh = await self.a_socket(wallets[len(found)])
@@ -168,17 +168,17 @@ class WorkersTests(DaemonTestCase):
     async def test_live_messages_between_workers(self) -> None:
         """Two wallets on different workers converse as if there were one process, and the metrics tell the whole."""
         daemon = self.a_crew()
-        alice, bob = await enrolled(daemon, reactor), await enrolled(daemon, reactor)
+        alice, bob = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
         sockets = await self.live_on_each(daemon, alice, bob)
         hers, his = sockets.values()
         for turn in range(3):
             for sender, letter, recipient in (
-                (hers, letters(bob, f"to bob {turn}", 1)[0], his),
-                (his, letters(alice, f"to alice {turn}", 1)[0], hers),
+                (hers, prepare_forwards(bob, f"to bob {turn}", 1)[0], his),
+                (his, prepare_forwards(alice, f"to alice {turn}", 1)[0], hers),
             ):
                 sender.send_frame(letter.body)
                 delivered = await recipient.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
-                self.assertEqual(marker_of(recipient.wallet, delivered), letter.marker)
+                self.assertEqual(read_marker(recipient.wallet, delivered), letter.marker)
                 await recipient.acknowledge([delivered])
         for _ in range(4):  # whichever worker is asked
             await_metrics(
@@ -195,23 +195,23 @@ class WorkersTests(DaemonTestCase):
     async def test_live_messages_on_mongodb(self) -> None:
         """The same where workers share a MongoDB database."""
         daemon = self.a_crew({"storage": fresh_storage(self)})
-        alice, bob = await enrolled(daemon, reactor), await enrolled(daemon, reactor)
+        alice, bob = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
         hers, his = (await self.live_on_each(daemon, alice, bob)).values()
         for sender, recipient in ((hers, his), (his, hers)):
-            (letter,) = letters(recipient.wallet, "pushed", 1)
+            (letter,) = prepare_forwards(recipient.wallet, "pushed", 1)
             sender.send_frame(letter.body)
             delivered = await recipient.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
-            self.assertEqual(marker_of(recipient.wallet, delivered), letter.marker)
+            self.assertEqual(read_marker(recipient.wallet, delivered), letter.marker)
             await recipient.acknowledge([delivered])
         await self.stop(daemon)
 
     def test_the_database_is_in_use(self) -> None:
         """By a daemon with workers or without, whose sockets need not be in sight: one line, and no harm is done."""
         for daemon, numbers in ((self.a_crew(), (1, 2)), (self.a_daemon(), (1,))):
-            other = prepared()
+            other = prepare_daemon()
             self.addCleanup(other.clean)
             database = daemon.directory / "mediator.sqlite3"
-            settings = merge(other.configuration(), {"storage": {"sqlite": {"path": str(database)}}})
+            settings = merge_settings(other.configuration(), {"storage": {"sqlite": {"path": str(database)}}})
             other.config.write_text(yaml.safe_dump(settings), "utf-8")
             for number in numbers:
                 status, lines = refused("run", several(other.config, workers=number))
@@ -225,7 +225,7 @@ class WorkersTests(DaemonTestCase):
         """On one MongoDB database: one line that says whose it is, since there is no secret to be set right."""
         storage = fresh_storage(self)
         self.a_crew({"storage": storage})
-        other = prepared({"storage": storage})
+        other = prepare_daemon({"storage": storage})
         self.addCleanup(other.clean)
         status, lines = refused("run", several(other.config, node="q"))
         line = "mediatord: workers: others than the workers of this daemon work on this database: n-1, n-2"
@@ -249,12 +249,12 @@ class WorkersTests(DaemonTestCase):
         and no counter falls.
         """
         daemon = self.a_crew(ROOMY)
-        alice, bob = await enrolled(daemon, reactor), await enrolled(daemon, reactor)
-        stock = letters(bob, "load", BEFORE_THE_END)
+        alice, bob = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
+        stock = prepare_forwards(bob, "load", BEFORE_THE_END)
         sockets = await self.live_on_each(daemon, alice, bob)
         (stays, hers), (falls, his) = sockets.items()
         victim = pid_of(daemon, falls)
-        senders = Senders(daemon.port, stock)
+        senders = LoadSenders(daemon.port, stock)
         senders.start()
         await deferToThread(senders.wait_for_answers, BEFORE_THE_KILL)
         before = metrics((await deferToThread(ask, daemon.port, "GET", "/metrics"))[2])
@@ -268,7 +268,7 @@ class WorkersTests(DaemonTestCase):
         after = metrics((await deferToThread(ask, daemon.port, "GET", "/metrics"))[2])
         fallen = [name for name in before if name.endswith("_total") and after[name] < before[name]]
         self.assertEqual(fallen, [])
-        found = await drained(bob)
+        found = await drain_queue(bob)
         accepted = set(senders.markers(202))
         self.assertGreaterEqual(len(accepted), BEFORE_THE_KILL)
         self.assertEqual(accepted - set(found), set())
@@ -283,9 +283,9 @@ class WorkersTests(DaemonTestCase):
         """No process outlives it, and the next daemon finds nothing in its way."""
         daemon = self.a_crew()
         pids = workers_of(daemon.pid)
-        wallet = await enrolled(daemon, reactor)
+        wallet = await enrol_wallet(daemon, reactor)
         idle = await self.a_socket(wallet)
-        (letter,) = letters(wallet, "kept", 1)
+        (letter,) = prepare_forwards(wallet, "kept", 1)
         self.assertEqual(ask(daemon.port, "POST", "/didcomm", letter.body)[0], 202)
         (directory,) = self.socket_directories(daemon)
         await deferToThread(daemon.kill)
@@ -295,7 +295,7 @@ class WorkersTests(DaemonTestCase):
         self.assertFalse(directory.exists())
         daemon.start()
         await deferToThread(await_workers, daemon, 2)
-        self.assertEqual(list(await drained(wallet)), [letter.marker])
+        self.assertEqual(list(await drain_queue(wallet)), [letter.marker])
         await self.stop(daemon)
 
     def socket_directories(self, daemon: Daemon) -> set[Path]:
@@ -310,10 +310,10 @@ class WorkersTests(DaemonTestCase):
         """TCP, TLS and a UNIX socket, all served by all; SIGHUP rotates every log; SIGTERM ends all in order."""
         directory = Path(tempfile.mkdtemp(prefix="mediatord-workers-test-"))
         self.addCleanup(shutil.rmtree, directory)
-        certificate = Authority(directory).issue("localhost", ["127.0.0.1"])
-        path, tls = directory / "s", free_port()
+        certificate = CertificateAuthority(directory).issue("localhost", ["127.0.0.1"])
+        path, tls = directory / "s", find_free_port()
         keys = f"privateKey={certificate}:certKey={certificate}"
-        daemon = prepared()
+        daemon = prepare_daemon()
         self.addCleanup(daemon.clean)
         plain = f"tcp:{daemon.port}:interface=127.0.0.1"
         several(daemon.config, listen=[plain, f"ssl:{tls}:interface=127.0.0.1:{keys}", f"unix:{path}:mode=600"])
@@ -335,7 +335,7 @@ class WorkersTests(DaemonTestCase):
             await deferLater(reactor, LOOK_SECONDS, lambda: None)
         pids = workers_of(daemon.pid)
         (sockets,) = self.socket_directories(daemon)
-        idle = await self.a_socket(await enrolled(daemon, reactor))
+        idle = await self.a_socket(await enrol_wallet(daemon, reactor))
         await self.stop(daemon)
         self.assertEqual(await idle.closed(), 1001)
         self.assertEqual((len(pids), [pid for pid in pids if is_there(pid)]), (2, []))
@@ -371,7 +371,7 @@ def health_over(connection: socket.socket) -> int:
 
 def several(config: Path, **more: Any) -> Path:
     """The same configuration with two workers."""
-    settings = merge(yaml.safe_load(config.read_text("utf-8")), {"workers": 2, "node": "n", **more})
+    settings = merge_settings(yaml.safe_load(config.read_text("utf-8")), {"workers": 2, "node": "n", **more})
     config.write_text(yaml.safe_dump(settings), "utf-8")
     return config
 
@@ -402,7 +402,7 @@ def test_memory_cannot_be_shared(made: Path) -> None:
 
 def test_service_manager_is_told(made: Path, tmp_path: Path) -> None:
     """READY=1 once all serve, STOPPING=1 once, by the one process that systemd knows."""
-    with ServiceManager(tmp_path, PATIENCE_SECONDS) as manager:
+    with NotifySocket(tmp_path, PATIENCE_SECONDS) as manager:
         with running("twistd", several(made), NOTIFY_SOCKET=manager.address) as process:
             assert manager.next() == "READY=1"
             assert manager.statuses[-1] == "serving"

@@ -11,11 +11,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from mediatord.protocol.decentrl.public import sign_event
-from tests.citizens import PRIVATE, PUBLIC, Citizen, Dialogue
-from tests.model.dwelling import Dwelling
-from tests.model.street import CAPS
-from tests.model.wallets import Wallets
+from mediatord.protocol.decentrl.signatures import sign_event
+from tests.in_memory_identities import PRIVATE, PUBLIC, InMemoryDecentrlSocket, InMemoryIdentity
+from tests.model.mirrored_mediators import CAPS
+from tests.model.mirrored_wallets import MirroredWallets
+from tests.model.restartable_mediator import RestartableMediator
 
 PEOPLE = ("ann", "ben", "cyn")
 MOST_LINES = 3
@@ -27,7 +27,7 @@ garbage = st.sampled_from([b"", b"{}", b"[]", b"garbage", b'{"header":{},"payloa
 
 
 @dataclass(eq=False, slots=True)
-class Event:
+class ExpectedEvent:
     """An event that waits, or did."""
 
     sender: str
@@ -36,26 +36,26 @@ class Event:
 
 
 @dataclass(eq=False, slots=True)
-class Line:
+class MirroredDecentrlSocket:
     """One and the same socket at every mediator, authenticated as one of the people."""
 
     name: str
-    ends: dict[str, Dialogue]
+    ends: dict[str, InMemoryDecentrlSocket]
 
 
-class DecentrlSteps(Wallets):
+class DecentrlSteps(MirroredWallets):
     """Registration, events and public channels."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.citizens = {name: Citizen(self.street.first, name) for name in PEOPLE}
+        self.citizens = {name: InMemoryIdentity(self.mediators.first, name) for name in PEOPLE}
         self.registered: set[str] = set()
         self.friends: set[tuple[str, str]] = set()
-        self.events: list[Event] = []
+        self.events: list[ExpectedEvent] = []
         self.sent = 0
-        self.event_ids: dict[str, Event] = {}
+        self.event_ids: dict[str, ExpectedEvent] = {}
         self.published: dict[str, list[str]] = {name: [] for name in PEOPLE}
-        self.lines: list[Line] = []
+        self.lines: list[MirroredDecentrlSocket] = []
         for name, peer in (("ann", "ben"), ("ben", "ann")):
             self.register(name)
             self.befriend(name, peer)
@@ -63,11 +63,11 @@ class DecentrlSteps(Wallets):
     def obey(self, raws: Mapping[str, bytes] | bytes) -> tuple[int, dict[str, Any]]:
         """A command to all: status and reply."""
 
-        def ask(dwelling: Dwelling) -> list[Any]:
-            reply = dwelling.obey(raws if isinstance(raws, bytes) else raws[dwelling.backend])
+        def ask(mediator_fixture: RestartableMediator) -> list[Any]:
+            reply = mediator_fixture.obey(raws if isinstance(raws, bytes) else raws[mediator_fixture.backend])
             return [reply.status, json.loads(reply.body)]
 
-        status, reply = self.street.same(ask)
+        status, reply = self.mediators.same(ask)
         return status, reply
 
     def command(
@@ -112,12 +112,12 @@ class DecentrlSteps(Wallets):
         raw = self.citizens[name].command(payload, to=self.citizens[to].did, channel=PRIVATE)
         status, reply = self.obey(raw)
         waiting = self.waiting(to)
-        size = sum(len(one.payload.encode()) for one in [*waiting, Event(name, to, payload)])
+        size = sum(len(one.payload.encode()) for one in [*waiting, ExpectedEvent(name, to, payload)])
         fits = len(waiting) < CAPS.pending and size <= CAPS.pending_bytes
         fine = to in self.registered and (to, name) in self.friends and fits
         assert (status == 200) == fine, (status, reply)
         if fine:
-            event = Event(name, to, payload)
+            event = ExpectedEvent(name, to, payload)
             self.events.append(event)
             self.sent += 1
             self.event_ids[reply["pendingEventId"]] = event
@@ -126,7 +126,7 @@ class DecentrlSteps(Wallets):
         assert again[0] != 200
         assert not fine or again == (401, {"type": "ERROR", "code": "DUPLICATE_NONCE"}), again
 
-    def waiting(self, name: str, sender: str | None = None) -> list[Event]:
+    def waiting(self, name: str, sender: str | None = None) -> list[ExpectedEvent]:
         """What waits for somebody, oldest first."""
         return [one for one in self.events if one.recipient == name and sender in (None, one.sender)]
 
@@ -150,12 +150,12 @@ class DecentrlSteps(Wallets):
         """Own ones go; those of others and unknown ones do nothing."""
         some = st.lists(st.sampled_from([*list(self.event_ids)[-8:], "unknown"]), max_size=3)
         aliases = data.draw(some)
-        citizen = self.citizens[name]
+        new_identity = self.citizens[name]
         raws = {
-            one.backend: citizen.command(
-                {"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": self.street.ids(one, aliases)}
+            one.backend: new_identity.command(
+                {"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": self.mediators.ids(one, aliases)}
             )
-            for one in self.street.dwellings
+            for one in self.mediators.mediator_fixtures
         }
         status, _ = self.obey(raws)
         if self.refused(name, status):
@@ -176,7 +176,7 @@ class DecentrlSteps(Wallets):
 
     def publish(self, name: str, event: str, tags: list[str]) -> None:
         """It is there, unless it is too much."""
-        seed, at = self.citizens[name].seed, int(self.street.now)
+        seed, at = self.citizens[name].seed, int(self.mediators.now)
         members = {
             "event": event,
             "tags": tags,
@@ -194,12 +194,13 @@ class DecentrlSteps(Wallets):
         """What is somebody else's is not there."""
         every = [id_ for ids in self.published.values() for id_ in ids]
         alias = data.draw(st.sampled_from([*every, "unknown"]))
-        citizen = self.citizens[name]
+        new_identity = self.citizens[name]
         raws = {
-            one.backend: citizen.command(
-                {"type": "DELETE_PUBLIC_EVENT", "public_event_id": self.street.ids(one, [alias])[0]}, channel=PUBLIC
+            one.backend: new_identity.command(
+                {"type": "DELETE_PUBLIC_EVENT", "public_event_id": self.mediators.ids(one, [alias])[0]},
+                channel=PUBLIC,
             )
-            for one in self.street.dwellings
+            for one in self.mediators.mediator_fixtures
         }
         status, _ = self.obey(raws)
         if not self.refused(name, status):
@@ -210,18 +211,20 @@ class DecentrlSteps(Wallets):
         """Everybody sees it, without being asked who they are."""
         did = self.citizens[name].did
 
-        def ask(dwelling: Dwelling) -> Any:
-            reply = dwelling.done(dwelling.decentrl.mediator.public(did, {b"page_size": [b"100"]}, "192.0.2.1"))
+        def ask(mediator_fixture: RestartableMediator) -> Any:
+            reply = mediator_fixture.done(
+                mediator_fixture.decentrl.mediator.public(did, {b"page_size": [b"100"]}, "192.0.2.1")
+            )
             return json.loads(reply.body)
 
-        page = self.street.same(ask)
+        page = self.mediators.same(ask)
         assert sorted(one["id"] for one in page["events"]) == sorted(self.published[name])
 
     @rule(name=people, payload=texts, tags=st.lists(st.sampled_from("xy"), max_size=2), wanted=st.sampled_from("xy"))
     def archive(self, name: str, payload: str, tags: list[str], wanted: str) -> None:
         """Something is kept, and what is kept comes back."""
         did = self.citizens[name].did
-        times = {"timestamp": int(self.street.now), "encrypted_tags": tags}
+        times = {"timestamp": int(self.mediators.now), "encrypted_tags": tags}
         event = {"sender_did": did, "recipient_did": self.citizens["ann"].did, "payload": payload, **times}
         status, _ = self.command(name, "SAVE_EVENTS", events=[event])
         found, reply = self.command(name, "QUERY_EVENTS", filter={"encrypted_tags": [wanted]})
@@ -233,10 +236,12 @@ class DecentrlSteps(Wallets):
     def call(self, name: str) -> None:
         """A socket is open for who is registered, and for nobody else."""
         greeting = self.citizens[name].greeting()
-        line = Line(name, {one.backend: Dialogue(one) for one in self.street.dwellings})
+        line = MirroredDecentrlSocket(
+            name, {one.backend: InMemoryDecentrlSocket(one) for one in self.mediators.mediator_fixtures}
+        )
         for one in line.ends.values():
             one.say(greeting)
-        (answer,) = self.street.same(lambda one: line.ends[one.backend].heard())
+        (answer,) = self.mediators.same(lambda one: line.ends[one.backend].heard())
         assert (answer["type"] == "AUTH_SUCCESS") == (name in self.registered)
         self.lines.append(line)
         if name not in self.registered:
@@ -247,17 +252,17 @@ class DecentrlSteps(Wallets):
     def end_call(self, data: st.DataObject) -> None:
         self.hang_up(data.draw(st.sampled_from(self.lines)))
 
-    def hang_up(self, line: Line) -> None:
+    def hang_up(self, line: MirroredDecentrlSocket) -> None:
         """One less."""
         self.lines.remove(line)
-        for one in self.street.dwellings:
+        for one in self.mediators.mediator_fixtures:
             line.ends[one.backend].conversation.end()
             one.hang_up(line.ends[one.backend].socket)
 
-    def heard(self, events: list[Event]) -> None:
+    def heard(self, events: list[ExpectedEvent]) -> None:
         """Every socket of a recipient has heard of these, in order, and nobody of anything else."""
         for line in self.lines:
-            heard = self.street.same(partial(_heard, line))
+            heard = self.mediators.same(partial(_read_frames, line))
             told = [one for frame in heard if frame["type"] == "PENDING_EVENTS" for one in frame["events"]]
             assert [self.event_ids[one["id"]] for one in told] == [
                 one for one in events if one.recipient == line.name
@@ -274,5 +279,5 @@ class DecentrlSteps(Wallets):
             assert 400 <= self.obey(data.draw(garbage))[0] < 500
 
 
-def _heard(line: Line, dwelling: Dwelling) -> list[dict[str, Any]]:
-    return line.ends[dwelling.backend].heard()
+def _read_frames(line: MirroredDecentrlSocket, mediator_fixture: RestartableMediator) -> list[dict[str, Any]]:
+    return line.ends[mediator_fixture.backend].heard()

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from mediatord.wallet.packing import anoncrypt, authcrypt, forward
-from tests.house import CM3, MP, PING
-from tests.model.expected import Letter, Parcel
-from tests.model.street import LIMITS
-from tests.model.wallets import MOST_SOCKETS, NAMES, Answer, Socket, Wallets
+from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward
+from tests.in_memory_mediator import CM3, MP, PING
+from tests.model.mirrored_mediators import LIMITS
+from tests.model.mirrored_wallets import MOST_SOCKETS, NAMES, Answer, MirroredSocket, MirroredWallets
+from tests.model.reference_model import ExpectedMessage, ForwardedPayloads
 
 TTL = 259_200.0
 # The one is the beginning of the other.
@@ -29,7 +29,7 @@ malformed = st.sampled_from(
 )
 
 
-class DIDCommSteps(Wallets):
+class DIDCommSteps(MirroredWallets):
     """Coordination, routing and pickup."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class DIDCommSteps(Wallets):
         popular = [self.did(NAMES[0])] * 4 + [INBOXES[1]] * 3
         return data.draw(st.sampled_from([*popular, *map(self.did, NAMES), *INBOXES]))
 
-    def a_socket(self, data: st.DataObject) -> Socket | None:
+    def a_socket(self, data: st.DataObject) -> MirroredSocket | None:
         """An open one, or none."""
         index = data.draw(st.integers(-1, len(self.sockets) - 1))
         return None if index < 0 else self.sockets[index]
@@ -110,7 +110,7 @@ class DIDCommSteps(Wallets):
     def forward_one(self, data: st.DataObject, did: str, contents: list[int], sender: str | None) -> None:
         """It is taken as a whole or not at all."""
         form, delay, span = data.draw(forms), data.draw(delays), data.draw(spans)
-        now = self.street.now
+        now = self.mediators.now
         payloads = [self.payload(size) for size in contents]
         headers = {"delay_milli": delay or None, "expires_time": None if span is None else int(now) + span}
         status, _, _ = self.send(did, payloads, form, sender, self.a_socket(data), headers)
@@ -118,31 +118,37 @@ class DIDCommSteps(Wallets):
         fine = self.expected.owner(did) is not None and fits and span != 0
         assert status == 202 if fine else 400 <= status < 500, status
         expires = now + (TTL if span is None else span)
-        parcel = Parcel(did, payloads, expires, now + delay / 1000 if delay else None)
+        parcel = ForwardedPayloads(did, payloads, expires, now + delay / 1000 if delay else None)
         accepted = self.expected.accept([parcel]) if fine else []
         self.pushed([one for one in accepted if one.due_at is None])
 
     def send(
-        self, next_: str, payloads: list[bytes], form: Any, sender: str | None, socket: Socket | None, headers: Any
+        self,
+        next_: str,
+        payloads: list[bytes],
+        form: Any,
+        sender: str | None,
+        socket: MirroredSocket | None,
+        headers: Any,
     ) -> Answer:
         """A forward, of somebody or of nobody."""
-        document = self.street.first.document
+        document = self.mediators.first.document
         if sender is None:
-            return self.post(anoncrypt(forward(next_, payloads, form=form, **headers), document), None, socket)
-        message = forward(next_, payloads, form=form, **headers, **{"from": self.did(sender)})
+            return self.post(anoncrypt(build_forward(next_, payloads, form=form, **headers), document), None, socket)
+        message = build_forward(next_, payloads, form=form, **headers, **{"from": self.did(sender)})
         return self.post(authcrypt(message, self.identities[sender], document), sender, socket)
 
     @rule(data=st.data(), contents=st.lists(st.lists(sizes, min_size=1, max_size=2), min_size=1, max_size=3))
     def forward_to_ourselves(self, data: st.DataObject, contents: list[list[int]]) -> None:
         """All that is nested is taken, or nothing."""
         inner = [(self.any_did(data), [self.payload(size) for size in part]) for part in contents]
-        document, now = self.street.first.document, self.street.now
-        envelopes = [anoncrypt(forward(did, payloads), document) for did, payloads in inner]
-        status, _, _ = self.send(self.street.first.did, envelopes, "json", None, self.a_socket(data), {})
+        document, now = self.mediators.first.document, self.mediators.now
+        envelopes = [anoncrypt(build_forward(did, payloads), document) for did, payloads in inner]
+        status, _, _ = self.send(self.mediators.first.did, envelopes, "json", None, self.a_socket(data), {})
         fits = all(len(one) <= LIMITS.max_bytes for _, payloads in inner for one in payloads)
         fine = fits and all(self.expected.owner(did) is not None for did, _ in inner)
         assert status == 202 if fine else 400 <= status < 500, status
-        parcels = [Parcel(did, payloads, now + TTL) for did, payloads in inner]
+        parcels = [ForwardedPayloads(did, payloads, now + TTL) for did, payloads in inner]
         self.pushed(self.expected.accept(parcels) if fine else [])
 
     @rule(name=names, data=st.data())
@@ -154,7 +160,7 @@ class DIDCommSteps(Wallets):
         elif (told := self.for_account(name, answer)) is not None:
             self.check_status(told["body"], self.expected.waiting(self.did(name), did))
 
-    def check_status(self, body: dict[str, Any], waiting: list[Letter]) -> None:
+    def check_status(self, body: dict[str, Any], waiting: list[ExpectedMessage]) -> None:
         """A status is about these messages."""
         assert body["message_count"] == len(waiting)
         assert body["total_bytes"] == sum(len(one.payload) for one in waiting)
@@ -167,7 +173,7 @@ class DIDCommSteps(Wallets):
         did = data.draw(st.none() | st.just(self.any_did(data)))
         self.fetch_some(name, did, limit, self.a_socket(data))
 
-    def fetch_some(self, name: str, did: str | None, limit: int, socket: Socket | None) -> None:
+    def fetch_some(self, name: str, did: str | None, limit: int, socket: MirroredSocket | None) -> None:
         """The oldest that an account can see, of all or of one of its recipient DIDs."""
         body = {"limit": limit} if did is None else {"limit": limit, "recipient_did": did}
         answer = self.ask(name, f"{MP}/delivery-request", body, socket)
@@ -178,7 +184,7 @@ class DIDCommSteps(Wallets):
         else:
             self.check_delivery(answer, self.expected.waiting(self.did(name), did)[:limit])
 
-    def check_delivery(self, answer: Answer, letters: list[Letter]) -> None:
+    def check_delivery(self, answer: Answer, letters: list[ExpectedMessage]) -> None:
         """A delivery has these messages; where there are none it is a status."""
         status, value, _ = answer
         assert status == 200
@@ -196,8 +202,8 @@ class DIDCommSteps(Wallets):
         aliases = data.draw(st.lists(st.sampled_from([*list(self.known)[-12:], "unknown"]), max_size=4))
         chosen = [self.known[one] for one in aliases if one in self.known]
 
-        def body(dwelling: Any) -> dict[str, Any]:
-            ids = self.street.ids(dwelling, aliases)
+        def body(mediator_fixture: Any) -> dict[str, Any]:
+            ids = self.mediators.ids(mediator_fixture, aliases)
             return {"message_id_list": [sha256(one.payload).hexdigest() for one in chosen] if digests else ids}
 
         route = "all" if answered else "none"
@@ -222,7 +228,7 @@ class DIDCommSteps(Wallets):
         elif self.for_account(name, value) is not None and socket is not None:
             socket.live.discard(self.did(name))
 
-    def live(self, name: str, socket: Socket) -> None:
+    def live(self, name: str, socket: MirroredSocket) -> None:
         """From now on it is pushed to."""
         value = self.ask(name, f"{MP}/live-delivery-change", {"live_delivery": True}, socket)
         if self.for_account(name, value) is not None:

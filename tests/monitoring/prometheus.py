@@ -18,8 +18,8 @@ from urllib.request import urlopen
 
 import yaml
 
-from mediatord.wallet.throwaway import free_port
-from tests.programs import program
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.external_programs import find_program
 
 ETC = Path(__file__).parents[2] / "etc"
 CONFIGURATION = ETC / "prometheus" / "prometheus.yml"
@@ -38,7 +38,7 @@ class Prometheus:
     """
 
     def __init__(self, targets: Mapping[str, Sequence[str]], *, at_once: bool = False) -> None:
-        self._program = program("prometheus")
+        self._program = find_program("prometheus")
         self._directory = Path(tempfile.mkdtemp(prefix="mediatord-prometheus-"))
         for rules in CONFIGURATION.parent.glob("*.rules.yml"):
             text = rules.read_text("utf-8")
@@ -50,7 +50,7 @@ class Prometheus:
             job["static_configs"] = [{"targets": list(targets.get(job["job_name"], ()))}]
         (self._directory / "prometheus.yml").write_text(yaml.safe_dump(settings), encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://127.0.0.1:{find_free_port()}"
 
     def __enter__(self) -> Prometheus:
         with (self._directory / "output").open("wb") as output:

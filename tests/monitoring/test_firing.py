@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from analytics import textfile
-from mediatord.wallet.throwaway import free_port
+from mediatord.wallet.temporary_daemon import find_free_port
 from tests.analytics.busy_day import BUSY, known
 from tests.analytics.test_units import unit
 from tests.monitoring.prometheus import Prometheus
@@ -89,7 +89,7 @@ def test_alerts_fire(tmp_path: Path) -> None:
         return wanted <= firing
 
     with node_exporter(collector) as exporter:
-        targets = {"node": [exporter], "mediatord": [f"127.0.0.1:{free_port()}"]}
+        targets = {"node": [exporter], "mediatord": [f"127.0.0.1:{find_free_port()}"]}
         with Prometheus(targets, at_once=True) as prometheus:
             prometheus.await_true(all_fire, "firing")
             missing = 'ALERTS{alertname="MediatordAnalyticsMissing", alertstate="firing"}'

@@ -20,19 +20,18 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from analytics import textfile
-from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE
-from mediatord.wallet.client import Wallet
-from mediatord.wallet.mediator import discover, open_http
-from mediatord.wallet.socket import connect
+from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
+from mediatord.wallet.didcomm_socket import connect_didcomm_socket
 from tests.analytics.busy_day import BUSY, known
-from tests.authority import Authority
-from tests.integration.cluster import at
-from tests.integration.cluster_case import ClusterTestCase
+from tests.certificate_authority import CertificateAuthority
+from tests.external_programs import find_program
+from tests.integration.cluster import wallet_at_node
+from tests.integration.cluster_test_case import ClusterTestCase
 from tests.integration.daemon import Daemon
-from tests.integration.traffic import PATIENCE_SECONDS, letters
-from tests.monitoring.expressions import alerts, names, queries
+from tests.integration.message_load import PATIENCE_SECONDS, prepare_forwards
 from tests.monitoring.prometheus import Prometheus
-from tests.programs import program
+from tests.monitoring.promql_expressions import load_alert_rules, metric_names, panel_queries
 
 reactor: Any = _reactor
 
@@ -43,7 +42,7 @@ BETWEEN_NODES = "Cluster and workers"
 LOOKED_SECONDS = 150.0
 
 
-def request(url: str, body: bytes | None = None, kind: str = ENCRYPTED_TYPE) -> int:
+def request(url: str, body: bytes | None = None, kind: str = ENCRYPTED_MEDIA_TYPE) -> int:
     """The status of the answer."""
     try:
         with urlopen(Request(url, data=body, headers={"Content-Type": kind}), timeout=PATIENCE_SECONDS) as response:
@@ -61,18 +60,18 @@ def families(daemon: Daemon) -> set[str]:
     return shown | {family.name + suffix for family in found for suffix in suffixes.get(family.type, ("",))}
 
 
-async def converse(bobs: list[Wallet], keep: int) -> None:
+async def converse(bobs: list[DIDCommWallet], keep: int) -> None:
     """Letters at the first of `bobs`, pushed on a socket of the last and fetched, some of them left to wait."""
     await bobs[0].enrol()
     await bobs[0].register()
-    socket = await connect(reactor, bobs[-1])
+    socket = await connect_didcomm_socket(reactor, bobs[-1])
     await socket.live()
-    for letter in letters(bobs[0], "pushed", 3):
+    for letter in prepare_forwards(bobs[0], "pushed", 3):
         assert (await bobs[0].post(letter.body)).status == 202
         came = await socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
         await socket.acknowledge([came])
     await socket.close()
-    for letter in letters(bobs[0], "kept", 1 + keep):
+    for letter in prepare_forwards(bobs[0], "kept", 1 + keep):
         assert (await bobs[0].post(letter.body)).status == 202
     await bobs[-1].acknowledge((await bobs[-1].fetch(1))[:1])
 
@@ -96,10 +95,10 @@ class AloneTests(TestCase):
     timeout = 600
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        program("prometheus")
+        find_program("prometheus")
         directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, directory)
-        keys = Authority(directory).issue("localhost", ["127.0.0.1"])
+        keys = CertificateAuthority(directory).issue("localhost", ["127.0.0.1"])
         self.daemon = self._started({}, f"ssl:0:interface=127.0.0.1:privateKey={keys}:certKey={keys}")
         self.several = self._started({"workers": 2})
         self.night = ThreadingHTTPServer(("127.0.0.1", 0), NightFile)
@@ -124,7 +123,7 @@ class AloneTests(TestCase):
         what needs several nodes, or trouble.
         """
         http = open_http(reactor)
-        bob = Wallet.fresh(await discover(http, self.daemon.url), http, reactor)
+        bob = DIDCommWallet.fresh(await discover_mediator(http, self.daemon.url), http, reactor)
         await converse([bob], keep=2)
         for daemon in (self.daemon, self.several):
             self.assertGreaterEqual(await deferToThread(request, f"{daemon.url}/didcomm", b"{}"), 400)
@@ -136,11 +135,11 @@ class AloneTests(TestCase):
             await deferToThread(self._look, prometheus)
 
     def _look(self, prometheus: Prometheus) -> None:
-        wanted = [each for each in queries() if each not in queries(BETWEEN_NODES)]
+        wanted = [each for each in panel_queries() if each not in panel_queries(BETWEEN_NODES)]
         wanted = [each for each in wanted if not any(trouble in each for trouble in ONLY_IN_TROUBLE)]
         wanted += [f"mediator_workers{end}" for end in ("", "_answered")]
         # A name of an alert by itself: whether it has a value, whatever that is.
-        asked = {name for rule in alerts().values() for name in names(rule["expr"])}
+        asked = {name for rule in load_alert_rules().values() for name in metric_names(rule["expr"])}
         wanted += sorted(asked - {name for name in asked if "_cluster_" in name})
         missing = wanted
 
@@ -156,17 +155,21 @@ class AloneTests(TestCase):
         except AssertionError as error:
             raise AssertionError(f"without data: {missing}") from error
         self.assertEqual(prometheus.query("mediator_messages_that_nobody_counts"), [])
-        for expression in queries():
+        for expression in panel_queries():
             prometheus.query(expression)
         self._rules_are_well(prometheus)
-        named = {name for each in [*queries(), *(rule["expr"] for rule in alerts().values())] for name in names(each)}
+        named = {
+            name
+            for each in [*panel_queries(), *(rule["expr"] for rule in load_alert_rules().values())]
+            for name in metric_names(each)
+        }
         ours = {name for name in named if not name.startswith(("mediatord_", "mediator_workers"))}
         self.assertLessEqual(ours, families(self.daemon))
 
     def _rules_are_well(self, prometheus: Prometheus) -> None:
         """All were evaluated; nothing fires of a daemon that was just started and is asked nonsense."""
         rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
-        self.assertEqual({rule["name"] for rule in rules}, set(alerts()))
+        self.assertEqual({rule["name"] for rule in rules}, set(load_alert_rules()))
         self.assertEqual({rule["health"]: rule.get("lastError", "") for rule in rules}, {"ok": ""})
         firing = {rule["name"] for rule in rules if rule["state"] == "firing"}
         # The certificate of a test is good for a day.
@@ -175,7 +178,7 @@ class AloneTests(TestCase):
 
     @staticmethod
     def _is_of_the_night(alert: str) -> bool:
-        return all(name.startswith("mediatord_") for name in names(alerts()[alert]["expr"]))
+        return all(name.startswith("mediatord_") for name in metric_names(load_alert_rules()[alert]["expr"]))
 
 
 class NodesTests(ClusterTestCase):
@@ -183,16 +186,16 @@ class NodesTests(ClusterTestCase):
 
     async def test_every_expression_about_nodes(self) -> None:
         """Each panel about them shows something once one has pushed for another and turned a stranger away."""
-        program("prometheus")
+        find_program("prometheus")
         a, b, _ = self.cluster.nodes
         http = open_http(reactor)
-        bob = Wallet.fresh(await discover(http, a.url), http, reactor)
-        bobs = [at(bob, node.port, reactor) for node in (a, b)]
+        bob = DIDCommWallet.fresh(await discover_mediator(http, a.url), http, reactor)
+        bobs = [wallet_at_node(bob, node.port, reactor) for node in (a, b)]
         await converse(bobs, keep=0)
         hints = f"http://127.0.0.1:{self.cluster.port_of(a)}/hints"
         self.assertGreaterEqual(await deferToThread(request, hints, b"{}", "application/json"), 400)
-        wanted = [each for each in queries(BETWEEN_NODES) if "mediator_workers" not in each]
-        asked = {name for rule in alerts().values() for name in names(rule["expr"])}
+        wanted = [each for each in panel_queries(BETWEEN_NODES) if "mediator_workers" not in each]
+        asked = {name for rule in load_alert_rules().values() for name in metric_names(rule["expr"])}
         wanted += sorted(name for name in asked if "_cluster_" in name)
         missing = wanted
 

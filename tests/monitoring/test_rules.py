@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.monitoring.expressions import DASHBOARD, ETC, RULES, alerts, dashboard, names, panels, queries
-from tests.programs import program
+from tests.external_programs import find_program
+from tests.monitoring.promql_expressions import (
+    DASHBOARD,
+    ETC,
+    RULES,
+    dashboard_panels,
+    load_alert_rules,
+    load_dashboard,
+    metric_names,
+    panel_queries,
+)
 
 CASES = Path(__file__).with_name("alerts.yml")
 
@@ -25,7 +34,7 @@ def promtool(*arguments: str | Path, folder: Path | None = None) -> str:
     :raise AssertionError: it has something to find fault with.
     """
     done = subprocess.run(
-        [program("promtool"), *arguments], cwd=folder, capture_output=True, text=True, timeout=600, check=False
+        [find_program("promtool"), *arguments], cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -70,7 +79,7 @@ def test_every_alert_of_the_daemon_has_a_case() -> None:
 
 
 def test_alerts_say_what_to_do() -> None:
-    for name, rule in alerts().items():
+    for name, rule in load_alert_rules().items():
         assert name.startswith("Mediatord"), name
         assert rule["labels"]["severity"] in ("critical", "warning", "info"), name
         assert rule["annotations"]["summary"] and rule["annotations"]["description"].endswith("."), name
@@ -79,34 +88,34 @@ def test_alerts_say_what_to_do() -> None:
 def test_alerts_link_to_their_runbooks() -> None:
     """Each has a section of its own, and no section is of an alert that is gone."""
     sections = re.findall(r"^### (\w+)$", (ETC.parent / "docs" / "alerts.md").read_text("utf-8"), re.M)
-    assert sorted(sections) == sorted(alerts())
-    for name, rule in alerts().items():
+    assert sorted(sections) == sorted(load_alert_rules())
+    for name, rule in load_alert_rules().items():
         assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{name.lower()}"
 
 
 def test_panels_have_all_that_people_need() -> None:
     """A title of their own, an explanation, a unit, the data source and the nodes that were chosen."""
-    titles = [panel["title"] for _, panel in panels()]
+    titles = [panel["title"] for _, panel in dashboard_panels()]
     assert len(titles) == len(set(titles))
-    for row, panel in panels():
+    for row, panel in dashboard_panels():
         assert row and panel["description"].endswith("."), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         assert panel["datasource"]["uid"] == "${datasource}"
         for target in panel["targets"]:
             assert target["datasource"]["uid"] == "${datasource}"
-            ours = [name for name in names(target["expr"]) if name.startswith(("mediator_", "process_"))]
+            ours = [name for name in metric_names(target["expr"]) if name.startswith(("mediator_", "process_"))]
             assert not ours or target["expr"].count('instance=~"$node"') >= len(ours), target["expr"]
 
 
 def test_panels_do_not_overlap() -> None:
-    ids = [panel["id"] for panel in dashboard()["panels"]]
+    ids = [panel["id"] for panel in load_dashboard()["panels"]]
     assert len(ids) == len(set(ids))
 
     def corners(panel: dict[str, Any]) -> tuple[int, int, int, int]:
         at = panel["gridPos"]
         return at["x"], at["y"], at["x"] + at["w"], at["y"] + at["h"]
 
-    for one, other in combinations(dashboard()["panels"], 2):
+    for one, other in combinations(load_dashboard()["panels"], 2):
         left, top, right, bottom = corners(one)
         its_left, its_top, its_right, its_bottom = corners(other)
         apart = right <= its_left or its_right <= left or bottom <= its_top or its_bottom <= top
@@ -120,7 +129,11 @@ def test_every_metric_is_watched() -> None:
             r"^\| `((?:mediator|process)_\w+)` \|", (ETC.parent / "docs" / "monitoring.md").read_text("utf-8"), re.M
         )
     )
-    asked = {name for each in [*queries(), *(rule["expr"] for rule in alerts().values())] for name in names(each)}
+    asked = {
+        name
+        for each in [*panel_queries(), *(rule["expr"] for rule in load_alert_rules().values())]
+        for name in metric_names(each)
+    }
     asked = {re.sub(r"_seconds_(bucket|count|sum)$", "_seconds", name) for name in asked}
     besides = {
         "mediator_config_last_reload_success_timestamp_seconds",
@@ -134,5 +147,5 @@ def test_the_dashboard_is_for_people_to_edit() -> None:
     """One thing a line, in UTF-8, ending as text does."""
     text = DASHBOARD.read_text("utf-8")
     assert text.endswith("}\n") and max(map(len, text.splitlines())) < 700
-    assert dashboard()["schemaVersion"] == 42
-    assert [each["name"] for each in dashboard()["templating"]["list"]] == ["datasource", "node"]
+    assert load_dashboard()["schemaVersion"] == 42
+    assert [each["name"] for each in load_dashboard()["templating"]["list"]] == ["datasource", "node"]

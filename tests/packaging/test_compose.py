@@ -21,11 +21,11 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from mediatord.config import load
-from mediatord.wallet.throwaway import free_port
-from tests.mongod import Credentials, ReplicaSet
-from tests.packaging.waiting import OTHERS, asked, await_health
-from tests.programs import program
+from mediatord.config.file import load_config
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.external_programs import find_program
+from tests.packaging.health_checks import OTHERS, await_health, request_status
+from tests.replica_set import Credentials, ReplicaSet
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "etc/compose"
@@ -87,7 +87,7 @@ def test_the_container_file() -> None:
 
 def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     """And the rules that are mounted for it."""
-    promtool = program("promtool")
+    promtool = find_program("promtool")
     text = (COMPOSE / "prometheus.yml").read_text("utf-8")
     here = tmp_path / "prometheus.yml"
     here.write_text(text.replace("/etc/prometheus/rules", str(ROOT / "etc/prometheus")), "utf-8")
@@ -99,7 +99,7 @@ def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
 
 def test_haproxy_takes_its_configuration() -> None:
     """Nodes that are not there yet do not keep it from starting."""
-    command = [str(program("haproxy")), "-c", "-f", str(COMPOSE / "haproxy.cfg")]
+    command = [str(find_program("haproxy")), "-c", "-f", str(COMPOSE / "haproxy.cfg")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -110,10 +110,10 @@ class House:
     def __init__(self, servers: ReplicaSet, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
         self._stack = stack
-        self.front = free_port()
+        self.front = find_free_port()
         self.url = f"http://127.0.0.1:{self.front}"
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
-        self.ports = {name: (free_port(), free_port()) for name in ("m1", "m2")}
+        self.ports = {name: (find_free_port(), find_free_port()) for name in ("m1", "m2")}
         self.prepare(servers)
 
     def prepare(self, servers: ReplicaSet) -> None:
@@ -175,7 +175,7 @@ class House:
         (self._directory / "haproxy.cfg").write_text((COMPOSE / "haproxy.cfg").read_text("utf-8"), "utf-8")
         nodes = {f"{name}:8080": f"127.0.0.1:{public}" for name, (public, _) in self.ports.items()}
         self.move("haproxy.cfg", {"bind :8080": f"bind 127.0.0.1:{self.front}", **nodes})
-        command = [program("haproxy"), "-db", "-f", self._directory / "haproxy.cfg"]
+        command = [find_program("haproxy"), "-db", "-f", self._directory / "haproxy.cfg"]
         await_health(f"{self.url}/health", self._run("haproxy", command, {"PATH": "/usr/bin:/bin"}))
 
     def _run(self, name: str, command: list[Any], environ: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -198,27 +198,27 @@ class House:
 @pytest.fixture
 def house() -> Iterator[House]:
     """Everything runs."""
-    program("haproxy")
+    find_program("haproxy")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = stack.enter_context(ReplicaSet(3, auth=Credentials("root", "of all")))
-        house = House(servers, directory, stack)
-        for name in house.ports:
-            house.start_node(name)
-        house.start_proxy()
-        yield house
+        in_memory = House(servers, directory, stack)
+        for name in in_memory.ports:
+            in_memory.start_node(name)
+        in_memory.start_proxy()
+        yield in_memory
 
 
 @pytest.mark.exhaustive
-def test_two_nodes_behind_the_proxy(house: House) -> None:
+def test_two_nodes_behind_the_proxy(in_memory: House) -> None:
     """Wallets talk through it; when a node is gone they go on at the other. What is not theirs is not there."""
-    assert "Every step went as it must." in house.demonstrate(), house.outputs()
+    assert "Every step went as it must." in in_memory.demonstrate(), in_memory.outputs()
     for place in OTHERS:
-        assert asked(f"{house.url}{place}") == 404, place
-    node = house.nodes["m1"]
+        assert request_status(f"{in_memory.url}{place}") == 404, place
+    node = in_memory.nodes["m1"]
     node.terminate()
-    assert node.wait(60) == 0, house.outputs()
-    assert "Every step went as it must." in house.demonstrate(), house.outputs()
+    assert node.wait(60) == 0, in_memory.outputs()
+    assert "Every step went as it must." in in_memory.demonstrate(), in_memory.outputs()
 
 
 def test_who_is_who_in_the_network() -> None:
@@ -238,6 +238,6 @@ def test_the_settings_of_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_text(text.replace("@PUBLIC_URL@", "https://m.example").replace("@PASSWORD@", "abc"), "utf-8")
     for name, value in composition()["services"]["m1"]["environment"].items():
         monkeypatch.setenv(name, value)
-    config = load(path)
+    config = load_config(path)
     assert (config.node, config.cluster.advertise) == ("m1", "m1:7070")
     assert config.storage.mongodb.uri.startswith("mongodb://mediatord:abc@mongo1:27017,")

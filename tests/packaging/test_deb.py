@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.wallet.throwaway import free_port
-from tests.packaging.machine import MADE, Machine
-from tests.packaging.waiting import await_health
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.packaging.debian_machine import MADE, DebianMachine
+from tests.packaging.health_checks import await_health
 
 DEB, DEBIAN = os.environ.get("DEB"), os.environ.get("DEBIAN")
 WHY_NOT = (
@@ -40,21 +40,21 @@ STATE = (
 
 
 @pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
+def machine() -> Iterator[DebianMachine]:
     """A fresh one, with the package installed by nothing but dpkg."""
     assert DEB and DEBIAN
     root = Path(tempfile.mkdtemp(prefix="mediatord-deb-"))
     try:
         subprocess.run(["cp", "-a", f"{DEBIAN}/.", root], check=True)
         shutil.copy(DEB, root / "mediatord.deb")
-        machine = Machine(root)
+        machine = DebianMachine(root)
         machine.do("dpkg", "--install", "/mediatord.deb")
         yield machine
     finally:
         subprocess.run(["rm", "-rf", "--one-file-system", root], check=True)
 
 
-def test_the_plugin_is_listed(machine: Machine) -> None:
+def test_the_plugin_is_listed(machine: DebianMachine) -> None:
     """By twist and twistd, for anybody, out of the cache that came with the package and without a word of warning."""
     cache = next(machine.path("/opt/mediatord/lib").glob("python3.*/site-packages/twisted/plugins/dropin.cache"))
     before = cache.stat().st_mtime_ns
@@ -66,7 +66,7 @@ def test_the_plugin_is_listed(machine: Machine) -> None:
     assert cache.stat().st_mtime_ns == before
 
 
-def test_the_programs(machine: Machine) -> None:
+def test_the_programs(machine: DebianMachine) -> None:
     """On the path, with man pages and completion; none of them knows where it was built."""
     version = machine.do("dpkg-query", "--show", "--showformat=${Version}", "mediatord")
     assert machine.do("mediatord", "--version", user="nobody:nogroup") == f"mediatord {version}\n"
@@ -84,7 +84,7 @@ def test_the_programs(machine: Machine) -> None:
     assert machine.do("dpkg", "--verify", "mediatord") == ""
 
 
-def test_users_and_directories(machine: Machine) -> None:
+def test_users_and_directories(machine: DebianMachine) -> None:
     """System users without a shell; what each may read and write."""
     for user in ("mediatord", "mediatord-analytics"):
         account = machine.do("getent", "passwd", user).strip().split(":")
@@ -99,7 +99,7 @@ def test_users_and_directories(machine: Machine) -> None:
     assert sorted(path.name for path in machine.path("/etc/mediatord").iterdir()) == ["analytics.yaml", *MADE]
 
 
-def test_what_the_analysis_may_read(machine: Machine) -> None:
+def test_what_the_analysis_may_read(machine: DebianMachine) -> None:
     """As its unit has it, with the group of the daemon: the logs, but neither messages nor keys."""
     night = "mediatord-analytics:mediatord"
     machine.do("ls", "/var/log/mediatord", user=night)
@@ -111,7 +111,7 @@ def test_what_the_analysis_may_read(machine: Machine) -> None:
     machine.do("ls", "/var/lib/mediatord-analytics", user="mediatord:mediatord")
 
 
-def test_the_unit_is_enabled(machine: Machine) -> None:
+def test_the_unit_is_enabled(machine: DebianMachine) -> None:
     """As those of Debian's daemons are; socket and timer wait for somebody to want them."""
     wanted = machine.path("/etc/systemd/system/multi-user.target.wants/mediatord.service")
     assert wanted.is_symlink() and os.readlink(wanted) == "/lib/systemd/system/mediatord.service"
@@ -120,10 +120,10 @@ def test_the_unit_is_enabled(machine: Machine) -> None:
         assert machine.path(f"/lib/systemd/system/{Path(name).name}").exists()
 
 
-def test_it_serves(machine: Machine) -> None:
+def test_it_serves(machine: DebianMachine) -> None:
     """As the unit starts it; wallets write to each other through it, and its files are where they should be."""
     machine.do("mediatord", "check-config", "--config", "/etc/mediatord/mediator.yaml", user="mediatord:mediatord")
-    port = free_port()
+    port = find_free_port()
     settings = {
         "MEDIATORD_LISTEN": f'["tcp:{port}:interface=127.0.0.1"]',
         "MEDIATORD_PUBLIC_URL": f"http://127.0.0.1:{port}",
@@ -151,7 +151,7 @@ def test_it_serves(machine: Machine) -> None:
     assert "msg.accept" in "".join(path.read_text() for path in machine.path("/var/log/mediatord").glob("*.jsonl"))
 
 
-def test_upgrade(machine: Machine) -> None:
+def test_upgrade(machine: DebianMachine) -> None:
     """Settings, keys and modes that somebody has changed stay, and nobody is asked."""
     settings = machine.path("/etc/mediatord/mediator.yaml")
     settings.write_text(settings.read_text() + "# ours\n")
@@ -164,7 +164,7 @@ def test_upgrade(machine: Machine) -> None:
     assert not list(machine.path("/etc/mediatord").glob(".new*"))
 
 
-def test_the_key_of_the_log_is_renewed(machine: Machine) -> None:
+def test_the_key_of_the_log_is_renewed(machine: DebianMachine) -> None:
     """By the daemon itself, where it may write; what is in /etc it may not, as its unit has it."""
     key = machine.path("/var/lib/mediatord/log.key")
     before = key.read_bytes()
@@ -175,7 +175,7 @@ def test_the_key_of_the_log_is_renewed(machine: Machine) -> None:
     assert key.read_bytes() != before
 
 
-def test_remove(machine: Machine) -> None:
+def test_remove(machine: DebianMachine) -> None:
     """Programs go, whatever was added to them; configuration, keys, messages and logs stay and are used again."""
     before = machine.configuration()
     timer = machine.path("/etc/systemd/system/timers.target.wants/mediatord-analytics.timer")
@@ -193,7 +193,7 @@ def test_remove(machine: Machine) -> None:
     machine.do("mediatord", "check-config", "--config", "/etc/mediatord/mediator.yaml", user="mediatord:mediatord")
 
 
-def test_a_lost_configuration(machine: Machine) -> None:
+def test_a_lost_configuration(machine: DebianMachine) -> None:
     """Is made again beside the keys that are there."""
     before = machine.configuration()
     machine.path("/etc/mediatord/mediator.yaml").unlink()
@@ -204,7 +204,7 @@ def test_a_lost_configuration(machine: Machine) -> None:
     assert b"/var/lib/mediatord/log.key" in after["mediator.yaml"]
 
 
-def test_lost_keys(machine: Machine) -> None:
+def test_lost_keys(machine: DebianMachine) -> None:
     """Are not made again unasked: the mediator would go on as another one."""
     keys = machine.path("/etc/mediatord/keys.jwks")
     kept = keys.read_bytes()
@@ -217,7 +217,7 @@ def test_lost_keys(machine: Machine) -> None:
     keys.chmod(0o600)
 
 
-def test_purge(machine: Machine) -> None:
+def test_purge(machine: DebianMachine) -> None:
     """Nothing stays but the users."""
     machine.do("dpkg", "--purge", "mediatord")
     for name in ("/etc/mediatord", "/opt/mediatord", "/var/cache/mediatord-analytics", *STATE):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.external_programs import find_program
 from tests.integration.daemon import Daemon
-from tests.packaging.waiting import OTHERS, asked, await_health
-from tests.programs import program
+from tests.packaging.health_checks import OTHERS, await_health, request_status
 
 SITE = Path(__file__).parents[2] / "etc/nginx/mediatord.conf"
 AROUND = """\
@@ -45,7 +45,7 @@ def placed(directory: Path, **others: str) -> Path:
 
 def test_nginx_takes_the_site(tmp_path: Path) -> None:
     """As it is."""
-    command = [str(program("nginx")), "-t", "-e", "stderr", "-c", str(placed(tmp_path))]
+    command = [str(find_program("nginx")), "-t", "-e", "stderr", "-c", str(placed(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     # What only root may is not what is asked here.
     assert "syntax is ok" in done.stderr, done.stderr
@@ -53,7 +53,7 @@ def test_nginx_takes_the_site(tmp_path: Path) -> None:
 
 def test_wallets_behind_nginx(tmp_path: Path) -> None:
     """Requests and sockets pass; what is for others is not there; each client has limits of its own."""
-    nginx = program("nginx")
+    nginx = find_program("nginx")
     with Daemon({"trusted_proxies": ["127.0.0.1/32"]}) as daemon:
         behind = Daemon()
         settings = placed(
@@ -66,8 +66,8 @@ def test_wallets_behind_nginx(tmp_path: Path) -> None:
         try:
             await_health(f"{behind.url}/health", process)
             for place in OTHERS:
-                assert asked(f"{behind.url}{place}") == 404, place
-            assert asked(f"{daemon.url}/metrics") == asked(f"{daemon.url}/%6detrics/") == 200
+                assert request_status(f"{behind.url}{place}") == 404, place
+            assert request_status(f"{daemon.url}/metrics") == request_status(f"{daemon.url}/%6detrics/") == 200
             command = [sys.executable, "-m", "mediatord", "demo", "--url", behind.url]
             told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
             assert "Every step went as it must." in told, told

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.waiting import await_port
+from tests.packaging.health_checks import await_port
 
 PAGE = Path(__file__).parents[2] / "docs/quickstart.md"
 pytestmark = pytest.mark.skipif(

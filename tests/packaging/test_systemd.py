@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.authority import Authority
-from tests.packaging.machine import Booted, Machine, booted
+from tests.certificate_authority import CertificateAuthority
+from tests.packaging.debian_machine import BootedDebianMachine, DebianMachine, boot_machine
 
 DEB, DEBIAN = os.environ.get("DEB"), os.environ.get("SYSTEMD_DEBIAN")
 WHY_NOT = (
@@ -60,7 +60,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def machine() -> Iterator[Booted]:
+def machine() -> Iterator[BootedDebianMachine]:
     """One that has just been started, with the package lying there."""
     assert DEB and DEBIAN
     root = Path(tempfile.mkdtemp(prefix="mediatord-systemd-"))
@@ -70,14 +70,14 @@ def machine() -> Iterator[Booted]:
         # As on hosts that only DNS knows, and here there is none.
         (root / "etc/hostname").write_text("nobody\n")
         (root / "etc/hosts").write_text("127.0.0.1 localhost\n::1 localhost ip6-localhost\n")
-        with booted(root) as running:
+        with boot_machine(root) as running:
             yield running
     finally:
         subprocess.run(["rm", "-rf", "--one-file-system", root], check=True)
 
 
 @pytest.fixture
-def pristine(machine: Booted) -> Iterator[Booted]:
+def pristine(machine: BootedDebianMachine) -> Iterator[BootedDebianMachine]:
     """Its configuration is put back afterwards, and what a test has added to its units taken away."""
     path = machine.path(CONFIG)
     before = path.read_bytes()
@@ -91,7 +91,7 @@ def pristine(machine: Booted) -> Iterator[Booted]:
     machine.do("systemctl", "restart", SERVICE)
 
 
-def add(machine: Machine, unit: str, *lines: str) -> None:
+def add(machine: DebianMachine, unit: str, *lines: str) -> None:
     """As `systemctl edit` does."""
     directory = machine.path(f"/etc/systemd/system/{unit}.d")
     directory.mkdir()
@@ -99,7 +99,7 @@ def add(machine: Machine, unit: str, *lines: str) -> None:
     machine.do("systemctl", "daemon-reload")
 
 
-def setting(machine: Machine, key: str, value: str) -> None:
+def setting(machine: DebianMachine, key: str, value: str) -> None:
     """Change a key of the configuration, all in one line."""
     path = machine.path(CONFIG)
     text, found = re.subn(rf"^{key}:.*$", f"{key}: {value}", path.read_text(), flags=re.MULTILINE)
@@ -107,24 +107,24 @@ def setting(machine: Machine, key: str, value: str) -> None:
     path.write_text(text)
 
 
-def talk(machine: Machine) -> None:
+def talk(machine: DebianMachine) -> None:
     """Let wallets write to each other."""
     assert "Every step went as it must." in machine.do("mediatord", "demo", "--url", URL)
 
 
-def status(machine: Machine, path: str, url: str = URL) -> str:
+def status(machine: DebianMachine, path: str, url: str = URL) -> str:
     """What is answered there."""
     script = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=30).read().decode())"
     return machine.do(PYTHON, "-c", script, url + path).strip()
 
 
-def process_status(machine: Booted) -> dict[str, str]:
+def process_status(machine: BootedDebianMachine) -> dict[str, str]:
     """What the kernel says of the main process."""
     lines = machine.do("cat", f"/proc/{machine.shown(SERVICE, 'MainPID')}/status").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def test_installed_is_started(machine: Booted) -> None:
+def test_installed_is_started(machine: BootedDebianMachine) -> None:
     """It serves, and says so, once the package is there."""
     machine.do("dpkg", "--install", "/mediatord.deb")
     machine.until(SERVICE, "ActiveState", "active")
@@ -133,7 +133,7 @@ def test_installed_is_started(machine: Booted) -> None:
     assert json.loads(status(machine, "/ready"))["status"] == "ok"
 
 
-def test_it_is_fenced_in(machine: Booted) -> None:
+def test_it_is_fenced_in(machine: BootedDebianMachine) -> None:
     """By what the units ask for, as far as this systemd and this kernel know it."""
     found = process_status(machine)
     assert {name: found[name] for name in FENCED} == FENCED
@@ -146,7 +146,7 @@ def test_it_is_fenced_in(machine: Booted) -> None:
     machine.do("rm", "/var/lib/mediatord/new")
 
 
-def test_it_knows_itself(machine: Booted) -> None:
+def test_it_knows_itself(machine: BootedDebianMachine) -> None:
     """The metrics of the process are there although it sees nothing of the host."""
     found = status(machine, "/metrics")
     for name in ("resident_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds", "start_time_seconds"):
@@ -154,7 +154,7 @@ def test_it_knows_itself(machine: Booted) -> None:
     assert json.loads(machine.do("mediatord", "status", "--url", URL, "--json"))
 
 
-def test_reload(machine: Booted) -> None:
+def test_reload(machine: BootedDebianMachine) -> None:
     """New keys are taken over by the process that runs, which says when it has done so."""
     before = machine.shown(SERVICE, "MainPID"), status(machine, "/did")
     machine.do("mediatord", "keys", "rotate", "--config", CONFIG)
@@ -166,7 +166,7 @@ def test_reload(machine: Booted) -> None:
     assert machine.standing("/etc/mediatord/keys.jwks") == ("600", "mediatord:mediatord")
 
 
-def test_killed(machine: Booted) -> None:
+def test_killed(machine: BootedDebianMachine) -> None:
     """It is started again."""
     restarts, before = int(machine.shown(SERVICE, "NRestarts")), machine.shown(SERVICE, "MainPID")
     machine.do("systemctl", "kill", "--signal=KILL", SERVICE)
@@ -176,7 +176,7 @@ def test_killed(machine: Booted) -> None:
     talk(machine)
 
 
-def test_hung(pristine: Booted) -> None:
+def test_hung(pristine: BootedDebianMachine) -> None:
     """It is ended, and started again."""
     add(pristine, SERVICE, "[Service]", "WatchdogSec=3")
     pristine.do("systemctl", "restart", SERVICE)
@@ -188,7 +188,7 @@ def test_hung(pristine: Booted) -> None:
     talk(pristine)
 
 
-def test_a_mistake_in_the_configuration(pristine: Booted) -> None:
+def test_a_mistake_in_the_configuration(pristine: BootedDebianMachine) -> None:
     """Is told in the journal: by one that runs and goes on, and by one that does not start and is not tried again."""
     setting(pristine, "listen", '["tcp:80800"]')
     before = pristine.shown(SERVICE, "MainPID")
@@ -203,7 +203,7 @@ def test_a_mistake_in_the_configuration(pristine: Booted) -> None:
     assert line.startswith(f"mediatord: {CONFIG}:")
 
 
-def test_nobody_is_refused_behind_the_socket(pristine: Booted) -> None:
+def test_nobody_is_refused_behind_the_socket(pristine: BootedDebianMachine) -> None:
     """Also at a port that the daemon could not open itself: however often it is restarted, everybody is answered."""
     add(pristine, SOCKET, "[Socket]", "ListenStream=", "ListenStream=127.0.0.1:80")
     setting(pristine, "listen", '["systemd:domain=INET:index=0"]')
@@ -227,10 +227,10 @@ def test_nobody_is_refused_behind_the_socket(pristine: Booted) -> None:
     assert json.loads(status(pristine, "/ready", "http://127.0.0.1"))["status"] == "ok"
 
 
-def test_tls(pristine: Booted) -> None:
+def test_tls(pristine: BootedDebianMachine) -> None:
     """Shown to clients by the daemon itself, and spoken by it as a client: it asks itself over its own listener."""
-    authority = Authority(pristine.path("/root"))
-    between = Authority(pristine.path("/root"), "Between", above=authority)
+    authority = CertificateAuthority(pristine.path("/root"))
+    between = CertificateAuthority(pristine.path("/root"), "Between", above=authority)
     # As an ACME client's hook puts them there.
     pristine.do("install", "-d", "-o", "root", "-g", "mediatord", "-m", "0750", "/etc/mediatord/tls")
     issued = between.issue("mediator", ["localhost"]).read_bytes() + between.path.read_bytes()
@@ -246,7 +246,7 @@ def test_tls(pristine: Booted) -> None:
     assert json.loads(ready)["status"] == "ok"
 
 
-def test_workers(pristine: Booted) -> None:
+def test_workers(pristine: BootedDebianMachine) -> None:
     """Under the same fences; one that is killed is replaced, and the service goes on."""
     setting(pristine, "workers", "2")
     pristine.do("systemctl", "restart", SERVICE)
@@ -259,13 +259,13 @@ def test_workers(pristine: Booted) -> None:
     assert (pristine.shown(SERVICE, "MainPID"), pristine.shown(SERVICE, "ActiveState")) == (before, "active")
 
 
-def test_the_night(pristine: Booted) -> None:
+def test_the_night(pristine: BootedDebianMachine) -> None:
     """Spark and Java under their fences, on a host whose name has no address."""
     # What the machine trusts, its package index included, this one does.
     authorities = Path("/etc/ssl/certs/ca-certificates.crt")
     shutil.copy(authorities, pristine.path(str(authorities)))
     # With the network of the machine that tests: that in there has none.
-    outside = Machine(pristine.root)
+    outside = DebianMachine(pristine.root)
     outside.do(
         "mediatord-analytics-setup", "--no-timer", **{k: v for k, v in os.environ.items() if k.startswith("PIP_")}
     )
@@ -282,7 +282,7 @@ def test_the_night(pristine: Booted) -> None:
     pristine.do("runuser", "-u", "mediatord", "--", "ls", f"/var/lib/mediatord-analytics/report/{today}/index.html")
 
 
-def test_upgraded(machine: Booted) -> None:
+def test_upgraded(machine: BootedDebianMachine) -> None:
     """The new one is another process, with the same keys and messages."""
     before = machine.shown(SERVICE, "MainPID"), status(machine, "/did")
     machine.do("dpkg", "--install", "/mediatord.deb")
@@ -291,7 +291,7 @@ def test_upgraded(machine: Booted) -> None:
     assert status(machine, "/did") == before[1]
 
 
-def test_purged(machine: Booted) -> None:
+def test_purged(machine: BootedDebianMachine) -> None:
     """It was stopped in order, and nothing of it has failed."""
     machine.do("dpkg", "--purge", "mediatord")
     assert machine.run("systemctl", "is-active", SERVICE).stdout.strip() == "inactive"

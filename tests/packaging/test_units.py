@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from mediatord.cli.files import set_up
+from mediatord.cli.configuration import write_initial_files
 from mediatord.tap import Options
-from mediatord.wallet.throwaway import free_port
+from mediatord.wallet.temporary_daemon import find_free_port
 from tests.analytics.test_units import unit
-from tests.packaging.waiting import await_health
+from tests.packaging.health_checks import await_health
 
 UNITS = Path(__file__).parents[2] / "systemd"
 PROGRAMS = Path(sys.executable).parent
@@ -125,7 +125,7 @@ def test_the_socket_and_what_it_says_of_listen() -> None:
 
 def configured(directory: Path, listen: list[str]) -> Path:
     """A configuration that listens there."""
-    _, path = set_up(directory, "http://127.0.0.1:8080")
+    _, path = write_initial_files(directory, "http://127.0.0.1:8080")
     settings: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))
     path.write_text(yaml.safe_dump({**settings, "listen": listen}), "utf-8")
     return path
@@ -135,7 +135,7 @@ def configured(directory: Path, listen: list[str]) -> Path:
 def test_activation_by_sockets(tmp_path: Path) -> None:
     """What systemd listens on is served, all addresses of the unit; the first connection starts the daemon."""
     path = configured(tmp_path / "mine", settings_of_the_socket())
-    ports = [free_port(), free_port()]
+    ports = [find_free_port(), find_free_port()]
     hosts = [f"127.0.0.1:{ports[0]}", f"[::1]:{ports[1]}"]
     listening = [option for host in hosts for option in ("-l", host)]
     # As systemd names sockets after their unit, and Twisted wants names for all.

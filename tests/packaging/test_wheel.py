@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from deb.tree import ROOT
-from mediatord.wallet.throwaway import free_port
-from tests.packaging.waiting import await_health
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.packaging.health_checks import await_health
 
 PACKAGES = ("mediatord", "analytics")
 long = pytest.mark.skipif(
@@ -119,7 +119,7 @@ def test_the_plugin_is_listed(programs: Path, tmp_path: Path) -> None:
 def test_it_runs(programs: Path, tmp_path: Path) -> None:
     """From the first command to an answer."""
     assert run(programs / "mediatord", "--version", where=tmp_path).startswith("mediatord ")
-    port = free_port()
+    port = find_free_port()
     url = f"http://127.0.0.1:{port}"
     run(programs / "mediatord", "init", "--dir", "mine", "--public-url", url, where=tmp_path)
     config = tmp_path / "mine/mediator.yaml"
@@ -149,7 +149,7 @@ def page(url: str) -> str:
 @long
 def test_the_unit_is_brought(programs: Path, tmp_path: Path) -> None:
     """Where what `mediatord init` prints for the system's daemon has it."""
-    program = "from mediatord.cli.init import shared_units; print(shared_units())"
+    program = "from mediatord.cli.configuration import shared_units; print(shared_units())"
     place = Path(run(programs / "python", "-c", program, where=tmp_path).strip())
     assert (place / "mediatord.service").is_file() and (place / "mediatord.socket").is_file()
 

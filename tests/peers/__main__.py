@@ -9,28 +9,27 @@ from typing import Any
 
 import click
 
-from mediatord.bench.figures import Table
-from mediatord.bench.plan import Plan
-from mediatord.bench.report import as_json, as_text, heading, surroundings
-from mediatord.protocol import jsontext
-from mediatord.wallet.throwaway import DaemonFailed
-from tests.peers import forwarding, opening, posting, sockets
-from tests.peers.comparing import Terms
+from mediatord.bench.cli import build_json_report, describe_environment, format_heading, format_table
+from mediatord.bench.scenario import BenchmarkPlan, ResultTable
+from mediatord.protocol import encoding
+from mediatord.wallet.temporary_daemon import DaemonStartError
+from tests.peers import envelope_benchmark, forward_benchmark, http_benchmark, websocket_benchmark
+from tests.peers.comparison import ComparisonOptions
 
-SCENARIOS: dict[str, Callable[[Terms], Table]] = {
-    "opening": opening.measure,
-    "forward": forwarding.measure,
-    "post": posting.measure,
-    "sockets": sockets.measure,
+SCENARIOS: dict[str, Callable[[ComparisonOptions], ResultTable]] = {
+    "opening": envelope_benchmark.measure_envelopes,
+    "forward": forward_benchmark.measure_forwards,
+    "post": http_benchmark.measure_http,
+    "sockets": websocket_benchmark.measure_websockets,
 }
 # Who takes part in which scenario.
 PEERS: dict[str, tuple[str, ...]] = {
-    "opening": tuple(opening.GOALS),
-    "forward": tuple(forwarding.GOALS),
-    "post": tuple(posting.GOALS),
-    "sockets": tuple(sockets.SERVERS),
+    "opening": tuple(envelope_benchmark.GOALS),
+    "forward": tuple(forward_benchmark.GOALS),
+    "post": tuple(http_benchmark.GOALS),
+    "sockets": tuple(websocket_benchmark.SERVERS),
 }
-_DEFAULT = Terms()
+_DEFAULT = ComparisonOptions()
 _POSITIVE = click.IntRange(1)
 _EVERYONE = sorted({peer for peers in PEERS.values() for peer in peers})
 
@@ -72,17 +71,17 @@ def main(
     A peer that is not installed is skipped and named. Exit status 1 means that a contender read an envelope otherwise
     than mediatord, refused a request or lost a message; a missed target is only reported.
     """
-    terms = Terms(frozenset(peers), rounds, seconds, tuple(sorted(sizes)), held, clients)
-    plan = Plan(seconds=seconds, rounds=rounds, clients=clients, sockets=max(held), sizes=terms.sizes)
-    around = surroundings() | {"command": _command()}
-    click.echo(f"{around['command']}\n{heading(plan, around)}")
+    terms = ComparisonOptions(frozenset(peers), rounds, seconds, tuple(sorted(sizes)), held, clients)
+    plan = BenchmarkPlan(seconds=seconds, rounds=rounds, clients=clients, sockets=max(held), sizes=terms.sizes)
+    around = describe_environment() | {"command": _command()}
+    click.echo(f"{around['command']}\n{format_heading(plan, around)}")
     tables = []
     try:
         for name in scenarios_with(terms.peers, wanted):
             click.echo(f"measuring: {name}", err=True)
             tables.append(SCENARIOS[name](terms))
-            click.echo(f"\n{as_text(tables[-1])}")
-    except (DaemonFailed, OSError, RuntimeError) as error:
+            click.echo(f"\n{format_table(tables[-1])}")
+    except (DaemonStartError, OSError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     if json_file is not None:
         json_file.write_bytes(_as_json(plan, tables, around))
@@ -94,8 +93,8 @@ def _command() -> str:
     return f'make bench-peers ARGS="{options}"' if options else "make bench-peers"
 
 
-def _as_json(plan: Plan, tables: list[Table], around: dict[str, Any]) -> bytes:
-    return jsontext.dumps(as_json(plan, tables, around)) + b"\n"
+def _as_json(plan: BenchmarkPlan, tables: list[ResultTable], around: dict[str, Any]) -> bytes:
+    return encoding.dumps(build_json_report(plan, tables, around)) + b"\n"
 
 
 if __name__ == "__main__":

@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 from nacl import bindings
 
-from mediatord.protocol.didcomm import agreement
-from mediatord.protocol.didcomm.agreement import agree, agree_lasting, forget, prepared
-from mediatord.protocol.didcomm.envelope import open_envelope, parse, seal_anoncrypt, seal_authcrypt
+from mediatord.protocol.didcomm import jwe_algorithms
+from mediatord.protocol.didcomm.forward import FastForwardParser
+from mediatord.protocol.didcomm.jwe import decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse
+from mediatord.protocol.didcomm.jwe_algorithms import (
+    clear_key_caches,
+    derive_ephemeral_secret,
+    derive_static_secret,
+    load_key_exchange,
+)
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
-from mediatord.protocol.didcomm.usual import UsualForwards
 
 # Those of RFC 7748 whose secrets are zero, whoever agrees on them.
 LOW_ORDER = (
@@ -28,9 +33,9 @@ BOB, ALICE = "did:example:bob#1", "did:example:alice#1"
 
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> Iterator[None]:
-    forget()
+    clear_key_caches()
     yield
-    forget()
+    clear_key_caches()
 
 
 @pytest.mark.parametrize("curve", ["X25519", "P-256", "P-521"])
@@ -39,15 +44,19 @@ def test_the_same_secret(curve: Any) -> None:
     one, other = PrivateKey.generate(curve), PrivateKey.generate(curve)
     secret = one.exchange(other.public)
     for _ in range(2):
-        assert agree(other, one.public) == agree_lasting(one, other.public) == secret
-        assert agree_lasting(other, one.public) == secret
+        assert derive_ephemeral_secret(other, one.public) == derive_static_secret(one, other.public) == secret
+        assert derive_static_secret(other, one.public) == secret
 
 
 @pytest.mark.parametrize("point", LOW_ORDER)
 def test_low_order(point: str) -> None:
     """Refused, as by the plain key agreement, and time after time."""
     key, peer = PrivateKey.generate("X25519"), PublicKey("X25519", bytes.fromhex(point))
-    for agreeing in (key.exchange, lambda peer: agree(key, peer), lambda peer: agree_lasting(key, peer)):
+    for agreeing in (
+        key.exchange,
+        lambda peer: derive_ephemeral_secret(key, peer),
+        lambda peer: derive_static_secret(key, peer),
+    ):
         for _ in range(2):
             with pytest.raises(ValueError):
                 agreeing(peer)
@@ -57,7 +66,7 @@ def test_other_kinds() -> None:
     """Keys on different curves agree on nothing, nor do keys for signatures."""
     x25519, p256, ed25519 = (PrivateKey.generate(curve) for curve in ("X25519", "P-256", "Ed25519"))
     for one, other in ((x25519, p256), (p256, x25519), (x25519, ed25519), (ed25519, x25519), (ed25519, ed25519)):
-        for agreeing in (agree, agree_lasting):
+        for agreeing in (derive_ephemeral_secret, derive_static_secret):
             with pytest.raises(ValueError):
                 agreeing(one, other.public)
 
@@ -68,8 +77,8 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         for module, name in (
-            (agreement, "_read_public"),
-            (agreement, "_prepare"),
+            (jwe_algorithms, "_load_public"),
+            (jwe_algorithms, "_load_private"),
             (bindings, "crypto_scalarmult"),
             (bindings, "crypto_scalarmult_base"),
         ):
@@ -95,29 +104,29 @@ def test_agreements_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         return counted.count - before
 
     def seal() -> bytes:
-        return seal_authcrypt(b"x", (ALICE, alice), to_bob)
+        return encrypt_authcrypt(b"x", (ALICE, alice), to_bob)
 
     def open_(raw: bytes) -> bytes:
         sender = alice.public if parse(raw).authenticated else None
-        return open_envelope(parse(raw), BOB, bob, sender)
+        return decrypt_envelope(parse(raw), BOB, bob, sender)
 
     open_(seal())
-    authcrypt, anoncrypt = seal(), seal_anoncrypt(b"x", to_bob)
+    authcrypt, anoncrypt = seal(), encrypt_anoncrypt(b"x", to_bob)
     assert cost_of(lambda: open_(authcrypt)) == 1
     assert cost_of(lambda: open_(anoncrypt)) == 1
-    unusual, usual = seal_anoncrypt(b"{}", to_bob), UsualForwards(lambda kid: (bob,))
+    unusual, usual = encrypt_anoncrypt(b"{}", to_bob), FastForwardParser(lambda kid: (bob,))
     assert cost_of(lambda: (usual.read(unusual), open_(unusual))) == 1
     assert cost_of(lambda: usual.read(authcrypt)) == 0
     assert cost_of(seal) == 2
-    assert cost_of(lambda: seal_anoncrypt(b"x", to_bob)) == 2
+    assert cost_of(lambda: encrypt_anoncrypt(b"x", to_bob)) == 2
 
 
 def test_what_is_remembered_is_bounded() -> None:
     """In number; and it can be forgotten."""
     key = PrivateKey.generate("X25519")
-    agree_lasting(key, PrivateKey.generate("X25519").public)
-    pairs = agreement._between.cache_info()
-    assert (pairs.currsize, pairs.maxsize) == (1, agreement.MAX_PAIRS)
-    assert prepared.cache_info().maxsize == agreement.MAX_PREPARED
-    forget()
-    assert agreement._between.cache_info().currsize == prepared.cache_info().currsize == 0
+    derive_static_secret(key, PrivateKey.generate("X25519").public)
+    pairs = jwe_algorithms._cached_static_secret.cache_info()
+    assert (pairs.currsize, pairs.maxsize) == (1, jwe_algorithms.MAX_CACHED_PAIRS)
+    assert load_key_exchange.cache_info().maxsize == jwe_algorithms.MAX_CACHED_KEYS
+    clear_key_caches()
+    assert jwe_algorithms._cached_static_secret.cache_info().currsize == load_key_exchange.cache_info().currsize == 0

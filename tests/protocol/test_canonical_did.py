@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.protocol.canonical_did import canonical_did, common_form, did_digest, is_same_did, is_short_of_other
-from mediatord.protocol.decentrl.did import make_did
-from mediatord.protocol.didcomm.did import is_did
-from mediatord.protocol.didcomm.did_peer import did_peer_3_of, make_did_peer_4
+from mediatord.protocol.canonical_did import (
+    canonicalize_did,
+    compute_did_digest,
+    is_did_peer_3,
+    is_same_did,
+    make_did_comparison_key,
+)
+from mediatord.protocol.decentrl.did_decentrl import make_did
+from mediatord.protocol.didcomm.did_document import is_did
+from mediatord.protocol.didcomm.did_methods import derive_did_peer_3, make_did_peer_4
 
 KEY = "did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK"
 PEER_2 = "did:peer:2.Ez6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc.SeyJ0IjoiZG0ifQ"
@@ -59,8 +65,8 @@ NAMES = [
 @pytest.mark.parametrize(("did", "name"), NAMES)
 def test_one_spelling(did: str, name: str) -> None:
     """Whatever a DID is named by, its canonical form is the same; so is its digest."""
-    assert canonical_did(name) == did
-    assert did_digest(name) == did_digest(did)
+    assert canonicalize_did(name) == did
+    assert compute_did_digest(name) == compute_did_digest(did)
     assert is_same_did(name, did)
 
 
@@ -81,20 +87,22 @@ def test_different_dids() -> None:
         "6MkRawBase58Key",
         "",
     ]
-    assert len({did_digest(did) for did in (*FORMS, *close)}) == len(FORMS) + len(close)
+    assert len({compute_did_digest(did) for did in (*FORMS, *close)}) == len(FORMS) + len(close)
 
 
 @pytest.mark.parametrize("rest", ["", "#key-1"])
 def test_short_name_of_a_peer_2(rest: str) -> None:
     """A did:peer:2, padded or not, and its did:peer:3 are one DID by digest, although both keep their spelling."""
-    short = did_peer_3_of(PEER_2)
+    short = derive_did_peer_3(PEER_2)
     for name in (short + rest, f"{PEER_2}=={rest}"):
         assert is_same_did(name, PEER_2)
-    assert is_short_of_other(canonical_did(short + rest)) and not is_short_of_other(PEER_2)
-    assert canonical_did(PEER_2 + rest) == PEER_2
-    assert not is_same_did(did_peer_3_of(PEER_2 + "x"), PEER_2)
-    forms = {common_form(canonical_did(name + rest)) for name in (PEER_2, f"{PEER_2}==", short)}
-    assert len(forms) == 1 and forms.isdisjoint({PEER_2, short, common_form(did_peer_3_of(PEER_2 + "x"))})
+    assert is_did_peer_3(canonicalize_did(short + rest)) and not is_did_peer_3(PEER_2)
+    assert canonicalize_did(PEER_2 + rest) == PEER_2
+    assert not is_same_did(derive_did_peer_3(PEER_2 + "x"), PEER_2)
+    forms = {make_did_comparison_key(canonicalize_did(name + rest)) for name in (PEER_2, f"{PEER_2}==", short)}
+    assert len(forms) == 1 and forms.isdisjoint(
+        {PEER_2, short, make_did_comparison_key(derive_did_peer_3(PEER_2 + "x"))}
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,8 +110,8 @@ def test_short_name_of_a_peer_2(rest: str) -> None:
 )
 def test_no_did(text: str) -> None:
     """What is none is compared as it is, and never fails."""
-    assert canonical_did(text) == text
-    assert len(did_digest(text)) == 16
+    assert canonicalize_did(text) == text
+    assert len(compute_did_digest(text)) == 16
 
 
 PIECES = st.sampled_from(
@@ -124,11 +132,11 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=6).map("".join))
 def test_canonical_once_and_for_all(text: str) -> None:
     """The canonical form is its own, keeps the digest, and that of a DID is a DID without any part of a DID URL."""
-    canonical = canonical_did(text)
-    assert canonical_did(canonical) == canonical
-    assert did_digest(canonical) == did_digest(text)
+    canonical = canonicalize_did(text)
+    assert canonicalize_did(canonical) == canonical
+    assert compute_did_digest(canonical) == compute_did_digest(text)
     if is_did(text):
-        assert canonical_did(f"{text}#key-1") == canonical
+        assert canonicalize_did(f"{text}#key-1") == canonical
         assert is_did(canonical) or text.startswith(("did:web:", "did:webvh:", "did:tdw:"))
 
 
@@ -145,4 +153,4 @@ def test_any_escapes(did: str, data: st.DataObject) -> None:
         else one
         for place, one in enumerate(specific)
     )
-    assert canonical_did(f"did:{method}:{escaped}#key-1") == did
+    assert canonicalize_did(f"did:{method}:{escaped}#key-1") == did

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mediatord.protocol.didcomm.did import (
+from mediatord.protocol.didcomm.did_document import (
     MAX_DID_LENGTH,
+    DIDCommService,
     DIDDocument,
-    Endpoint,
-    Service,
+    ServiceEndpoint,
     VerificationMethod,
-    did_of,
     is_did,
+    strip_did_url,
 )
 from mediatord.protocol.didcomm.keys import PublicKey
 
@@ -73,7 +73,7 @@ def test_other_texts(text: str) -> None:
 @pytest.mark.parametrize("rest", ["", "#key-1", "/path", "?query", "/path?query#fragment", "#a/b?c"])
 def test_did_of_a_did_url(rest: str) -> None:
     """Path, query and fragment are no part of the DID (DID Core 3.2)."""
-    assert did_of(DID + rest) == DID
+    assert strip_did_url(DID + rest) == DID
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,18 @@ def test_both_forms_of_peer_4_name_the_same_key() -> None:
 def test_http_endpoints() -> None:
     """Only http(s) endpoints for DIDComm v2 can be POSTed to: no socket, no queue, no DID (reference 3.4, 8.1)."""
     wanted = (
-        Endpoint("http://a.example/", ("didcomm/v2",)),
-        Endpoint("HTTPS://b.example/"),
-        Endpoint("https://d.example/", ("didcomm/aip1", "didcomm/v2;env=x")),
+        ServiceEndpoint("http://a.example/", ("didcomm/v2",)),
+        ServiceEndpoint("HTTPS://b.example/"),
+        ServiceEndpoint("https://d.example/", ("didcomm/aip1", "didcomm/v2;env=x")),
     )
     others = (
-        Endpoint("ws://a.example/", ("didcomm/v2",)),
-        Endpoint("didcomm:transport/queue"),
-        Endpoint("did:web:a.example"),
-        Endpoint("https://c.example/", ("didcomm/aip2;env=rfc19",)),
+        ServiceEndpoint("ws://a.example/", ("didcomm/v2",)),
+        ServiceEndpoint("didcomm:transport/queue"),
+        ServiceEndpoint("did:web:a.example"),
+        ServiceEndpoint("https://c.example/", ("didcomm/aip2;env=rfc19",)),
     )
-    services = (Service(f"{DID}#service", (wanted[0], *others)), Service(f"{DID}#service-1", wanted[1:]))
+    services = (
+        DIDCommService(f"{DID}#service", (wanted[0], *others)),
+        DIDCommService(f"{DID}#service-1", wanted[1:]),
+    )
     assert DIDDocument(DID, (), (), services).http_endpoints() == wanted

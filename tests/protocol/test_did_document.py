@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from mediatord.errors import SenderUnresolvable
-from mediatord.protocol import base58
-from mediatord.protocol.didcomm.did import Endpoint, VerificationMethod
-from mediatord.protocol.didcomm.did_document import parse_document
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.did_document import ServiceEndpoint, VerificationMethod, parse_did_document
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 
 DID = "did:web:example.com"
@@ -25,7 +24,7 @@ def a_method(kind: str = "Multikey", name: str = "#k", **material: Any) -> dict[
 
 def agreed(document: dict[str, Any]) -> tuple[VerificationMethod, ...]:
     """The key agreement keys of a document."""
-    return parse_document(DID, document).key_agreement
+    return parse_did_document(DID, document).key_agreement
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ def agreed(document: dict[str, Any]) -> tuple[VerificationMethod, ...]:
         (a_method("Multikey", publicKeyMultibase=X25519.multibase()), X25519),
         (a_method("JsonWebKey2020", publicKeyJwk=X25519.jwk()), X25519),
         (a_method("JsonWebKey", publicKeyJwk=P256.jwk()), P256),
-        (a_method("X25519KeyAgreementKey2019", publicKeyBase58=base58.encode(X25519.raw)), X25519),
+        (a_method("X25519KeyAgreementKey2019", publicKeyBase58=encoding.encode_base58(X25519.raw)), X25519),
         (a_method("X25519KeyAgreementKey2020", publicKeyMultibase=X25519.multibase()), X25519),
     ],
 )
@@ -49,14 +48,14 @@ def test_types_of_key_agreement_keys(method: dict[str, Any], key: PublicKey) -> 
 @pytest.mark.parametrize(
     "method",
     [
-        a_method("Ed25519VerificationKey2018", publicKeyBase58=base58.encode(ED25519.raw)),
+        a_method("Ed25519VerificationKey2018", publicKeyBase58=encoding.encode_base58(ED25519.raw)),
         a_method("Ed25519VerificationKey2020", publicKeyMultibase=ED25519.multibase()),
         a_method("JsonWebKey2020", publicKeyJwk=ED25519.jwk()),
     ],
 )
 def test_types_of_authentication_keys(method: dict[str, Any]) -> None:
     """Every type of reference 8.6 is read; listed for key agreement, an Ed25519 key is dropped."""
-    document = parse_document(DID, {"authentication": [method], "keyAgreement": [method]})
+    document = parse_did_document(DID, {"authentication": [method], "keyAgreement": [method]})
     assert document.authentication == (VerificationMethod(f"{DID}#k", ED25519),)
     assert document.key_agreement == ()
 
@@ -78,7 +77,7 @@ def test_types_of_authentication_keys(method: dict[str, Any]) -> None:
         a_method("X25519KeyAgreementKey2019", publicKeyMultibase=P256.multibase()),
         a_method("JsonWebKey2020", publicKeyJwk={"kty": "OKP", "crv": "X25519"}),
         a_method("JsonWebKey2020", publicKeyJwk={**P256.jwk(), "y": X25519.jwk()["x"]}),
-        a_method("JsonWebKey2020", publicKeyBase58=base58.encode(X25519.raw)),
+        a_method("JsonWebKey2020", publicKeyBase58=encoding.encode_base58(X25519.raw)),
         a_method("Multikey", publicKeyMultibase=["z"]),
         a_method("Multikey"),
         {"id": "#k", "type": ["Multikey"], "publicKeyMultibase": X25519.multibase()},
@@ -103,7 +102,7 @@ def test_an_id_twice() -> None:
 @pytest.mark.parametrize("value", [None, 7, "x", {}, [], {"id": "#k"}])
 def test_members_of_the_wrong_kind(value: object) -> None:
     """A document without lists where lists belong has no keys and no services."""
-    document = parse_document(
+    document = parse_did_document(
         DID, {"verificationMethod": value, "keyAgreement": value, "authentication": value, "service": value}
     )
     assert (document.key_agreement, document.authentication, document.services) == ((), (), ())
@@ -112,35 +111,43 @@ def test_members_of_the_wrong_kind(value: object) -> None:
 @pytest.mark.parametrize("member", ["verificationMethod", "keyAgreement", "authentication", "service"])
 def test_too_many(member: str) -> None:
     """More than 64 of anything does not resolve."""
-    parse_document(DID, {member: [{}] * 64})
+    parse_did_document(DID, {member: [{}] * 64})
     with pytest.raises(SenderUnresolvable):
-        parse_document(DID, {member: [{}] * 65})
+        parse_did_document(DID, {member: [{}] * 65})
 
 
 @pytest.mark.parametrize(
     ("place", "endpoints"),
     [
-        ({"uri": "https://a.example"}, (Endpoint("https://a.example"),)),
+        ({"uri": "https://a.example"}, (ServiceEndpoint("https://a.example"),)),
         (
             [{"uri": "https://a.example", "accept": ["didcomm/v2"], "routingKeys": ["did:x:y#1"]}, "ws://b.example"],
-            (Endpoint("https://a.example", ("didcomm/v2",), ("did:x:y#1",)), Endpoint("ws://b.example")),
+            (
+                ServiceEndpoint("https://a.example", ("didcomm/v2",), ("did:x:y#1",)),
+                ServiceEndpoint("ws://b.example"),
+            ),
         ),
-        ("https://a.example", (Endpoint("https://a.example"),)),
-        ({"uri": "https://a.example", "accept": "didcomm/v2", "routingKeys": [1]}, (Endpoint("https://a.example"),)),
+        ("https://a.example", (ServiceEndpoint("https://a.example"),)),
+        (
+            {"uri": "https://a.example", "accept": "didcomm/v2", "routingKeys": [1]},
+            (ServiceEndpoint("https://a.example"),),
+        ),
         ({"uri": 1}, ()),
         (None, ()),
         ([[{"uri": "https://a.example"}]], ()),
     ],
 )
-def test_service_endpoints(place: object, endpoints: tuple[Endpoint, ...]) -> None:
+def test_service_endpoints(place: object, endpoints: tuple[ServiceEndpoint, ...]) -> None:
     """An object, an array, or a string (reference 4.8); what cannot be read is left out."""
-    document = parse_document(DID, {"service": [{"id": "#s", "type": "DIDCommMessaging", "serviceEndpoint": place}]})
+    document = parse_did_document(
+        DID, {"service": [{"id": "#s", "type": "DIDCommMessaging", "serviceEndpoint": place}]}
+    )
     assert [service.endpoints for service in document.services] == [endpoints]
 
 
 def test_service_types_and_ids() -> None:
     """Types may come in a list; ids are made absolute, and made up from the place in the list where missing."""
-    document = parse_document(
+    document = parse_did_document(
         DID,
         {
             "service": [

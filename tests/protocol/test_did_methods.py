@@ -9,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediatord.errors import SenderUnresolvable, SenderUnsupported
-from mediatord.protocol import base58, jsontext
-from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, NeedsRecall, is_did
-from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.protocol.didcomm.did_peer import make_did_peer_2, make_did_peer_4
-from mediatord.protocol.didcomm.did_web import web_location
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.did_document import (
+    DIDDocument,
+    DIDPeer4LongFormRequired,
+    DIDWebLookupRequired,
+    is_did,
+)
+from mediatord.protocol.didcomm.did_methods import locate_did_web, make_did_peer_2, make_did_peer_4, resolve_local
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey
 
 _CURVES: tuple[Curve, ...] = ("X25519", "Ed25519", "P-256", "P-384", "P-521", "secp256k1")
@@ -53,15 +56,15 @@ def outcome(did: str) -> DIDDocument | None:
     """The document, or None for one of the four ways not to have one."""
     try:
         return resolve_local(did)
-    except (SenderUnresolvable, SenderUnsupported, NeedsNetwork, NeedsRecall):
+    except (SenderUnresolvable, SenderUnsupported, DIDWebLookupRequired, DIDPeer4LongFormRequired):
         return None
 
 
 @pytest.mark.parametrize(
     ("did", "error"),
     [
-        ("did:web:example.com", NeedsNetwork),
-        ("did:peer:4zQmXgCFA4qsZQ1S7je6MqLEY8CLF1KNGahR6qqhekydCbnc", NeedsRecall),
+        ("did:web:example.com", DIDWebLookupRequired),
+        ("did:peer:4zQmXgCFA4qsZQ1S7je6MqLEY8CLF1KNGahR6qqhekydCbnc", DIDPeer4LongFormRequired),
         ("did:prism:abc", SenderUnsupported),
         ("did:peer:3zQmNowBq4niaXgPzwk8jJ99SYc8vCEgD2KbUXyHDBPhKtt3", SenderUnsupported),
         ("did:key:z6Mk", SenderUnresolvable),
@@ -93,7 +96,7 @@ def test_any_text(text: str) -> None:
 def test_any_peer_2(keys: list[tuple[str, str]], services: list[object]) -> None:
     """A did:peer:2 of any elements resolves or is malformed, and all its ids are its own."""
     elements = [f".{purpose}{content}" for purpose, content in keys]
-    elements += [f".S{jsontext.b64url_encode(jsontext.dumps(service))}" for service in services]
+    elements += [f".S{encoding.encode_base64url(encoding.dumps(service))}" for service in services]
     did = "did:peer:2" + "".join(elements)
     document = outcome(did)
     if document is not None:
@@ -116,8 +119,8 @@ def test_any_peer_4(document: dict[str, object]) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_in_peer_4(data: bytes) -> None:
     """Behind a hash that is right there may be anything at all."""
-    encoded = "z" + base58.encode(data)
-    hashed = "z" + base58.encode(b"\x12\x20" + sha256(encoded.encode()).digest())
+    encoded = "z" + encoding.encode_base58(data)
+    hashed = "z" + encoding.encode_base58(b"\x12\x20" + sha256(encoded.encode()).digest())
     outcome(f"did:peer:4{hashed}:{encoded}")
 
 
@@ -137,7 +140,7 @@ def test_peer_2_round_trip(keys: list[tuple[str, PublicKey]]) -> None:
 def test_any_web_location(rest: str) -> None:
     """Any DID of did:web has a location below its own host, or none."""
     try:
-        location = web_location(f"did:web:{rest}")
+        location = locate_did_web(f"did:web:{rest}")
     except SenderUnresolvable:
         return
     assert location.url.startswith(f"https://{location.host}")

@@ -5,15 +5,20 @@ from __future__ import annotations
 import pytest
 
 from mediatord.errors import SenderUnresolvable, SenderUnsupported
-from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.did import Endpoint, NeedsRecall, Service, VerificationMethod
-from mediatord.protocol.didcomm.did_peer import (
-    did_peer_3_of,
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.did_document import (
+    DIDCommService,
+    DIDPeer4LongFormRequired,
+    ServiceEndpoint,
+    VerificationMethod,
+)
+from mediatord.protocol.didcomm.did_methods import (
+    derive_did_peer_3,
     make_did_peer_0,
     make_did_peer_2,
     make_did_peer_4,
-    resolve_peer,
-    resolve_recalled,
+    resolve_did_peer,
+    resolve_short_did_peer_4,
 )
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 
@@ -28,8 +33,8 @@ PEER_2 = (
     ".SeyJ0IjoiZG0iLCJzIjp7InVyaSI6IndzOi8vMTI3LjAuMC4xOjgwODAvd3MiLCJhIjpbImRpZGNvbW0vdjIiXX19"
 )
 PEER_3 = "did:peer:3zQmNowBq4niaXgPzwk8jJ99SYc8vCEgD2KbUXyHDBPhKtt3"
-HTTP = Endpoint("http://127.0.0.1:8080/didcomm", ("didcomm/v2",))
-WS = Endpoint("ws://127.0.0.1:8080/ws", ("didcomm/v2",))
+HTTP = ServiceEndpoint("http://127.0.0.1:8080/didcomm", ("didcomm/v2",))
+WS = ServiceEndpoint("ws://127.0.0.1:8080/ws", ("didcomm/v2",))
 
 PEER_4_INPUT = {
     "@context": ["https://www.w3.org/ns/did/v1"],
@@ -60,12 +65,12 @@ PEER_4 = (
 
 def with_service(value: object) -> str:
     """A did:peer:2 with one key and one `.S` that holds `value`."""
-    return f"did:peer:2{E}.S{jsontext.b64url_encode(jsontext.dumps(value))}"
+    return f"did:peer:2{E}.S{encoding.encode_base64url(encoding.dumps(value))}"
 
 
-def services_of(value: object) -> tuple[Service, ...]:
+def services_of(value: object) -> tuple[DIDCommService, ...]:
     """The services that `value` in a `.S` comes to."""
-    return resolve_peer(with_service(value)).services
+    return resolve_did_peer(with_service(value)).services
 
 
 def test_the_keys_of_the_known_answers() -> None:
@@ -78,7 +83,7 @@ def test_peer_0() -> None:
     """A did:peer:0 is a did:key with another beginning (reference 8.2)."""
     did = make_did_peer_0(ED25519)
     assert did == f"did:peer:0{ED25519.multibase()}"
-    document = resolve_peer(did)
+    document = resolve_did_peer(did)
     derived = PublicKey.from_multibase("z6LSrSBwAXWz5HV7peV57WE3fau3LBCWtuC1zzJCvK58cvw7")
     assert document.authentication == (VerificationMethod(f"{did}#{ED25519.multibase()}", ED25519),)
     assert document.key_agreement == (VerificationMethod(f"{did}#{derived.multibase()}", derived),)
@@ -87,11 +92,14 @@ def test_peer_0() -> None:
 
 def test_known_answer_of_peer_2() -> None:
     """Keys, key ids, services and the did:peer:3 alias of the known answer (reference 8.3)."""
-    document = resolve_peer(PEER_2)
+    document = resolve_did_peer(PEER_2)
     assert document.did == PEER_2
     assert document.key_agreement == (VerificationMethod(f"{PEER_2}#key-1", X25519),)
     assert document.authentication == (VerificationMethod(f"{PEER_2}#key-2", ED25519),)
-    assert document.services == (Service(f"{PEER_2}#service", (HTTP,)), Service(f"{PEER_2}#service-1", (WS,)))
+    assert document.services == (
+        DIDCommService(f"{PEER_2}#service", (HTTP,)),
+        DIDCommService(f"{PEER_2}#service-1", (WS,)),
+    )
     assert document.also_known_as == (PEER_3,)
 
 
@@ -107,7 +115,7 @@ def test_making_the_known_answer_of_peer_2(abbreviated: bool) -> None:
         for endpoint in (HTTP, WS)
     ]
     assert make_did_peer_2([("E", X25519), ("V", ED25519)], services) == PEER_2
-    assert did_peer_3_of(PEER_2) == PEER_3
+    assert derive_did_peer_3(PEER_2) == PEER_3
 
 
 def test_what_no_peer_2_is_made_of() -> None:
@@ -115,14 +123,14 @@ def test_what_no_peer_2_is_made_of() -> None:
     with pytest.raises(ValueError):
         make_did_peer_2([("S", X25519)], [])
     with pytest.raises(ValueError):
-        did_peer_3_of(make_did_peer_0(ED25519))
+        derive_did_peer_3(make_did_peer_0(ED25519))
 
 
 def test_keys_are_numbered_as_they_appear() -> None:
     """V before E (Indicio), services in between, unused purposes, unknown keys: keys count, services not."""
-    service = ".S" + jsontext.b64url_encode(b'{"t":"dm","s":"http://a.example"}')
+    service = ".S" + encoding.encode_base64url(b'{"t":"dm","s":"http://a.example"}')
     did = f"did:peer:2{service}{V}.A{V[2:]}{service}.Ez6LSunknown{E}"
-    document = resolve_peer(did)
+    document = resolve_did_peer(did)
     assert document.authentication == (VerificationMethod(f"{did}#key-1", ED25519),)
     assert document.key_agreement == (VerificationMethod(f"{did}#key-4", X25519),)
     assert [found.id for found in document.services] == [f"{did}#service", f"{did}#service-1"]
@@ -130,42 +138,45 @@ def test_keys_are_numbered_as_they_appear() -> None:
 
 def test_a_key_for_the_wrong_purpose() -> None:
     """An Ed25519 key listed for key agreement is not converted (reference 8.6)."""
-    assert resolve_peer(f"did:peer:2.E{V[2:]}").key_agreement == ()
+    assert resolve_did_peer(f"did:peer:2.E{V[2:]}").key_agreement == ()
 
 
 def test_an_array_of_services_in_one_element() -> None:
     """One `.S` may hold an array (Identus SDK), or an empty one, `W10` (reference 8.3)."""
     services = [{"t": "dm", "s": {"uri": endpoint.uri, "a": ["didcomm/v2"]}} for endpoint in (HTTP, WS)]
     did = with_service(services)
-    assert services_of(services) == (Service(f"{did}#service", (HTTP,)), Service(f"{did}#service-1", (WS,)))
-    assert resolve_peer(f"did:peer:2{E}.SW10").services == ()
+    assert services_of(services) == (
+        DIDCommService(f"{did}#service", (HTTP,)),
+        DIDCommService(f"{did}#service-1", (WS,)),
+    )
+    assert resolve_did_peer(f"did:peer:2{E}.SW10").services == ()
 
 
 def test_old_style_service() -> None:
     """`s` as a plain string, with `r` and `a` beside it (peerdid, older Identus; reference 8.3)."""
     service = {"t": "dm", "s": "http://a.example/", "r": ["did:key:z6Mk#z6Mk"], "a": ["didcomm/v2"]}
-    expected = Endpoint("http://a.example/", ("didcomm/v2",), ("did:key:z6Mk#z6Mk",))
+    expected = ServiceEndpoint("http://a.example/", ("didcomm/v2",), ("did:key:z6Mk#z6Mk",))
     assert [found.endpoints for found in services_of(service)] == [(expected,)]
 
 
 def test_padded_service() -> None:
     """The base64url may be padded (old generators; reference 8.3)."""
-    unpadded = jsontext.b64url_encode(b'{"t":"dm","s":"http://aa.example"}')
-    document = resolve_peer(f"did:peer:2{E}.S{unpadded}" + "=" * (-len(unpadded) % 4))
+    unpadded = encoding.encode_base64url(b'{"t":"dm","s":"http://aa.example"}')
+    document = resolve_did_peer(f"did:peer:2{E}.S{unpadded}" + "=" * (-len(unpadded) % 4))
     assert document.did.endswith("=")
-    assert document.http_endpoints() == (Endpoint("http://aa.example"),)
+    assert document.http_endpoints() == (ServiceEndpoint("http://aa.example"),)
 
 
 def test_full_names_among_abbreviated_ones() -> None:
     """Full and abbreviated member names may be mixed (reference 8.3)."""
     service = {"type": "dm", "s": {"uri": "ws://a.example", "accept": ["didcomm/v2"], "r": ["did:x:y"]}}
-    expected = Endpoint("ws://a.example", ("didcomm/v2",), ("did:x:y",))
+    expected = ServiceEndpoint("ws://a.example", ("didcomm/v2",), ("did:x:y",))
     assert [found.endpoints for found in services_of(service)] == [(expected,)]
     listed: dict[str, object] = {
         "t": "DIDCommMessaging",
         "serviceEndpoint": [{"uri": "ws://a.example", "a": ["didcomm/v2"]}],
     }
-    assert services_of(listed)[0].endpoints == (Endpoint("ws://a.example", ("didcomm/v2",)),)
+    assert services_of(listed)[0].endpoints == (ServiceEndpoint("ws://a.example", ("didcomm/v2",)),)
 
 
 def test_an_id_inside_a_service() -> None:
@@ -200,28 +211,28 @@ def test_services_of_other_types() -> None:
 def test_malformed(did: str) -> None:
     """No key, an unknown purpose, a service that is no JSON, or too many of either does not resolve."""
     with pytest.raises(SenderUnresolvable):
-        resolve_peer(did)
+        resolve_did_peer(did)
 
 
 def test_as_many_as_allowed() -> None:
     """64 keys and 64 services are fine."""
-    document = resolve_peer(f"did:peer:2{E * 64}{'.SeyJ0IjoiZG0ifQ' * 64}")
+    document = resolve_did_peer(f"did:peer:2{E * 64}{'.SeyJ0IjoiZG0ifQ' * 64}")
     assert len(document.key_agreement) == len(document.services) == 64
 
 
 def test_deep_nesting_in_a_service() -> None:
     """A service nested as deep as a DID has room for costs nothing but itself."""
     for deep in ("[" * 3000 + "]" * 3000, '{"s":' * 900 + "1" + "}" * 900):
-        did = f"did:peer:2{E}.S{jsontext.b64url_encode(deep.encode())}"
+        did = f"did:peer:2{E}.S{encoding.encode_base64url(deep.encode())}"
         try:
-            assert resolve_peer(did).services == ()
+            assert resolve_did_peer(did).services == ()
         except SenderUnresolvable:
             pass
 
 
 def test_known_answer_of_peer_4() -> None:
     """The long form resolves to the document in it, known by the short form too (reference 8.4)."""
-    document = resolve_peer(PEER_4)
+    document = resolve_did_peer(PEER_4)
     assert document.did == PEER_4
     assert document.key_agreement == (VerificationMethod(f"{PEER_4}#key-1", X25519),)
     assert document.authentication == (VerificationMethod(f"{PEER_4}#key-2", ED25519),)
@@ -235,14 +246,14 @@ def test_making_the_known_answer_of_peer_4() -> None:
 
 def test_the_short_form_of_peer_4() -> None:
     """The short form needs the long one, and then is what the document is about (reference 8.4)."""
-    with pytest.raises(NeedsRecall):
-        resolve_peer(PEER_4_SHORT)
-    document = resolve_recalled(PEER_4_SHORT, PEER_4)
+    with pytest.raises(DIDPeer4LongFormRequired):
+        resolve_did_peer(PEER_4_SHORT)
+    document = resolve_short_did_peer_4(PEER_4_SHORT, PEER_4)
     assert document.did == PEER_4_SHORT
     assert document.key_agreement == (VerificationMethod(f"{PEER_4_SHORT}#key-1", X25519),)
     assert document.also_known_as == (PEER_4,)
     with pytest.raises(SenderUnresolvable):
-        resolve_recalled("did:peer:4zQmOther", PEER_4)
+        resolve_short_did_peer_4("did:peer:4zQmOther", PEER_4)
 
 
 def test_the_hash_is_verified() -> None:
@@ -250,7 +261,7 @@ def test_the_hash_is_verified() -> None:
     other, _ = make_did_peer_4({**PEER_4_INPUT, "keyAgreement": []})
     for did in (PEER_4[:-1] + "s", f"{PEER_4_SHORT}:{other.rpartition(':')[2]}", f"{PEER_4}:{PEER_4}"):
         with pytest.raises(SenderUnresolvable):
-            resolve_peer(did)
+            resolve_did_peer(did)
 
 
 def test_claims_of_a_peer_4_document() -> None:
@@ -260,7 +271,7 @@ def test_claims_of_a_peer_4_document() -> None:
     long, short = make_did_peer_4(
         {"id": PEER_2, "alsoKnownAs": [PEER_2], "verificationMethod": [method], "keyAgreement": [victim, method]}
     )
-    document = resolve_peer(long)
+    document = resolve_did_peer(long)
     assert document.did == long
     assert document.also_known_as == (short,)
     assert document.key_agreement == ()
@@ -279,11 +290,11 @@ def test_claims_of_a_peer_4_document() -> None:
 def test_malformed_peer_4(did: str) -> None:
     """No hash, no document, or one in another encoding does not resolve."""
     with pytest.raises(SenderUnresolvable):
-        resolve_peer(did)
+        resolve_did_peer(did)
 
 
 @pytest.mark.parametrize("did", ["did:peer:1zQmabc", PEER_3, "did:peer:5z", "did:peer:z6Mk"])
 def test_other_numalgos(did: str) -> None:
     """Numalgo 1 and 3 resolve for those who know more than the DID (reference 8.1)."""
     with pytest.raises(SenderUnsupported):
-        resolve_peer(did)
+        resolve_did_peer(did)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mediatord.errors import SenderUnresolvable
-from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.did_web import WebLocation, parse_web_document, web_location
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.did_methods import DIDWebLocation, locate_did_web, parse_did_web_document
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from mediatord.protocol.didcomm.did_web import WebLocation, parse_web_document, 
 )
 def test_location(did: str, host: str, url: str) -> None:
     """Segments are decoded once, after splitting; the port's colon is the only one that is encoded (8.5)."""
-    assert web_location(did) == WebLocation(host, url)
+    assert locate_did_web(did) == DIDWebLocation(host, url)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_location(did: str, host: str, url: str) -> None:
 def test_no_location(rest: str) -> None:
     """User information, an address in brackets, an impossible name or port, or a path that climbs is refused."""
     with pytest.raises(SenderUnresolvable):
-        web_location(f"did:web:{rest}")
+        locate_did_web(f"did:web:{rest}")
 
 
 def test_document() -> None:
     """The document of the DID itself is read."""
     did = "did:web:example.com"
-    assert parse_web_document(did, jsontext.dumps({"id": did, "alsoKnownAs": ["did:x:y"]})).also_known_as == ()
+    assert parse_did_web_document(did, encoding.dumps({"id": did, "alsoKnownAs": ["did:x:y"]})).also_known_as == ()
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_document() -> None:
 def test_no_document(raw: bytes) -> None:
     """What is no JSON object, or whose id is not the DID, is not its document (8.5)."""
     with pytest.raises(SenderUnresolvable):
-        parse_web_document("did:web:example.com", raw)
+        parse_did_web_document("did:web:example.com", raw)

@@ -13,9 +13,10 @@ from jwcrypto.jwe import JWE
 from jwcrypto.jwk import JWK
 
 from mediatord.errors import MediatorError, NotAnEnvelope, NotEncrypted, Undecryptable
-from mediatord.protocol.didcomm.envelope import Enc, Envelope, open_envelope, parse, seal_anoncrypt, seal_authcrypt
+from mediatord.protocol.didcomm.jwe import Envelope, decrypt_envelope, encrypt_anoncrypt, encrypt_authcrypt, parse
+from mediatord.protocol.didcomm.jwe_algorithms import Enc
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey
-from mediatord.protocol.jsontext import b64url_encode
+from mediatord.protocol.encoding import encode_base64url
 from tests.protocol.foreign_jwe import Writing, b64, compact, unb64
 
 CURVES: tuple[Curve, ...] = ("X25519", "P-256", "P-384", "P-521")
@@ -33,7 +34,7 @@ def opened(jwe: dict[str, Any] | bytes, curve: Curve = "X25519", *, draft03: boo
     """What Bob makes of it, who knows Alice's key."""
     envelope = parse(jwe if isinstance(jwe, bytes) else compact(jwe))
     sender = ALICES[curve].public if envelope.authenticated else None
-    return open_envelope(envelope, BOB, BOBS[curve], sender, draft03=draft03)
+    return decrypt_envelope(envelope, BOB, BOBS[curve], sender, draft03=draft03)
 
 
 def written(writing: Writing, curve: Curve = "X25519") -> dict[str, Any]:
@@ -56,29 +57,29 @@ def protected_of(raw: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize("enc", ENCS)
 def test_anoncrypt_round_trip(curve: Curve, enc: Enc) -> None:
     """Each recipient opens an anoncrypt on any curve and with any content encryption (reference 1.2)."""
-    raw = seal_anoncrypt(TEXT, [(CAROL, CAROLS[curve].public), (BOB, BOBS[curve].public)], enc=enc)
+    raw = encrypt_anoncrypt(TEXT, [(CAROL, CAROLS[curve].public), (BOB, BOBS[curve].public)], enc=enc)
     envelope = parse(raw)
     assert (envelope.authenticated, envelope.enc, envelope.curve, envelope.sender_kid) == (False, enc, curve, None)
-    assert open_envelope(envelope, BOB, BOBS[curve], None) == TEXT
-    assert open_envelope(envelope, CAROL, CAROLS[curve], None) == TEXT
+    assert decrypt_envelope(envelope, BOB, BOBS[curve], None) == TEXT
+    assert decrypt_envelope(envelope, CAROL, CAROLS[curve], None) == TEXT
 
 
 @pytest.mark.parametrize("curve", CURVES)
 def test_authcrypt_round_trip(curve: Curve) -> None:
     """Each recipient opens an authcrypt on any curve with the sender's key (reference 1.2)."""
-    raw = seal_authcrypt(TEXT, (ALICE, ALICES[curve]), [(CAROL, CAROLS[curve].public), (BOB, BOBS[curve].public)])
+    raw = encrypt_authcrypt(TEXT, (ALICE, ALICES[curve]), [(CAROL, CAROLS[curve].public), (BOB, BOBS[curve].public)])
     envelope = parse(raw)
     assert (envelope.authenticated, envelope.enc, envelope.curve) == (True, "A256CBC-HS512", curve)
     assert envelope.sender_kid == ALICE
-    assert not envelope.without_apv
-    assert open_envelope(envelope, BOB, BOBS[curve], ALICES[curve].public) == TEXT
-    assert open_envelope(envelope, CAROL, CAROLS[curve], ALICES[curve].public) == TEXT
+    assert not envelope.lacks_apv
+    assert decrypt_envelope(envelope, BOB, BOBS[curve], ALICES[curve].public) == TEXT
+    assert decrypt_envelope(envelope, CAROL, CAROLS[curve], ALICES[curve].public) == TEXT
 
 
 def test_emitted_layout() -> None:
     """General JSON, recipients sorted, nothing but the kid outside the protected header (reference 1.3)."""
     keys = [(CAROL, CAROLS["X25519"].public), (BOB, BOBS["X25519"].public)]
-    for raw in (seal_anoncrypt(TEXT, keys), seal_authcrypt(TEXT, (ALICE, ALICES["X25519"]), keys)):
+    for raw in (encrypt_anoncrypt(TEXT, keys), encrypt_authcrypt(TEXT, (ALICE, ALICES["X25519"]), keys)):
         jwe = json.loads(raw)
         assert set(jwe) == {"protected", "recipients", "iv", "ciphertext", "tag"}
         assert [entry["header"] for entry in jwe["recipients"]] == [{"kid": BOB}, {"kid": CAROL}]
@@ -89,12 +90,12 @@ def test_emitted_layout() -> None:
 def test_emitted_protected_header() -> None:
     """The members of reference 1.3, `apu` and `skid` for authcrypt only, no private member in `epk`."""
     keys = [(BOB, BOBS["X25519"].public)]
-    header = protected_of(seal_anoncrypt(TEXT, keys))
+    header = protected_of(encrypt_anoncrypt(TEXT, keys))
     assert set(header) == {"typ", "alg", "enc", "epk", "apv"}
     assert header["typ"] == "application/didcomm-encrypted+json"
     assert (header["alg"], header["enc"]) == ("ECDH-ES+A256KW", "A256CBC-HS512")
     assert set(header["epk"]) == {"kty", "crv", "x"}
-    header = protected_of(seal_authcrypt(TEXT, (ALICE, ALICES["X25519"]), keys))
+    header = protected_of(encrypt_authcrypt(TEXT, (ALICE, ALICES["X25519"]), keys))
     assert set(header) == {"typ", "alg", "enc", "epk", "apv", "apu", "skid"}
     assert (header["alg"], header["enc"]) == ("ECDH-1PU+A256KW", "A256CBC-HS512")
     assert (header["skid"], unb64(header["apu"])) == (ALICE, ALICE.encode())
@@ -103,7 +104,7 @@ def test_emitted_protected_header() -> None:
 def test_emitted_apv() -> None:
     """The worked value of reference 1.3."""
     key = BOBS["X25519"].public
-    raw = seal_anoncrypt(TEXT, [(f"did:example:bob#key-x25519-{number}", key) for number in (2, 3, 1)])
+    raw = encrypt_anoncrypt(TEXT, [(f"did:example:bob#key-x25519-{number}", key) for number in (2, 3, 1)])
     digest = "35cb2e027ad17cf2baf40fab919d0bf575941b88ccbcd0b7660ef804fcf9dcf0"
     assert unb64(protected_of(raw)["apv"]).hex() == digest
 
@@ -111,19 +112,19 @@ def test_emitted_apv() -> None:
 def test_nothing_repeats() -> None:
     """Two envelopes with the same content share neither key, IV nor ciphertext."""
     keys = [(BOB, BOBS["X25519"].public)]
-    one, other = json.loads(seal_anoncrypt(TEXT, keys)), json.loads(seal_anoncrypt(TEXT, keys))
+    one, other = json.loads(encrypt_anoncrypt(TEXT, keys)), json.loads(encrypt_anoncrypt(TEXT, keys))
     assert all(one[name] != other[name] for name in ("protected", "iv", "ciphertext", "tag"))
 
 
 def test_what_cannot_be_sealed() -> None:
     """No recipient, recipients on different curves, a sender on another curve, a key of low order: ValueError."""
     x25519, p256 = (BOB, BOBS["X25519"].public), (CAROL, CAROLS["P-256"].public)
-    for seal in (seal_anoncrypt, lambda text, keys: seal_authcrypt(text, (ALICE, ALICES["X25519"]), keys)):
+    for seal in (encrypt_anoncrypt, lambda text, keys: encrypt_authcrypt(text, (ALICE, ALICES["X25519"]), keys)):
         for keys in ([], [x25519, p256], [(BOB, type(x25519[1])("X25519", bytes(32)))]):
             with pytest.raises(ValueError):
                 seal(TEXT, keys)
     with pytest.raises(ValueError):
-        seal_authcrypt(TEXT, (ALICE, ALICES["X25519"]), [p256])
+        encrypt_authcrypt(TEXT, (ALICE, ALICES["X25519"]), [p256])
 
 
 # jwcrypto and the second writer agree with us
@@ -134,7 +135,9 @@ def test_what_cannot_be_sealed() -> None:
 def test_jwcrypto_reads_ours(curve: Curve, enc: Enc) -> None:
     """An independent implementation opens our anoncrypt (reference 1.9)."""
     token = JWE()
-    token.deserialize(seal_anoncrypt(TEXT, [(BOB, BOBS[curve].public)], enc=enc).decode(), JWK(**BOBS[curve].jwk()))
+    token.deserialize(
+        encrypt_anoncrypt(TEXT, [(BOB, BOBS[curve].public)], enc=enc).decode(), JWK(**BOBS[curve].jwk())
+    )
     assert token.payload == TEXT
 
 
@@ -150,7 +153,7 @@ def test_we_read_jwcrypto(curve: Curve, enc: Enc, others: int) -> None:
     raw = token.serialize().encode()
     assert ("encrypted_key" in json.loads(raw)) == (others == 0)
     envelope = parse(raw)
-    assert envelope.without_apv
+    assert envelope.lacks_apv
     assert opened(raw, curve) == TEXT
 
 
@@ -422,7 +425,7 @@ def test_refused_mixed_recipients() -> None:
 @pytest.mark.parametrize("part", ["protected", "iv", "ciphertext", "tag", "encrypted_key"])
 def test_every_bit_counts(enc: Enc, part: str) -> None:
     """Flipping any one bit of any part, or writing it in another way, makes an envelope undecryptable."""
-    jwe = flattened(json.loads(seal_anoncrypt(b"hello", [(BOB, BOBS["X25519"].public)], enc=enc)))
+    jwe = flattened(json.loads(encrypt_anoncrypt(b"hello", [(BOB, BOBS["X25519"].public)], enc=enc)))
     assert opened(jwe) == b"hello"
     data = unb64(jwe[part])
     for position in range(0, len(data) * 8, 5):
@@ -439,7 +442,7 @@ def test_wrong_keys() -> None:
     """Another recipient key, another sender key, a key on another curve, a kid that is not addressed."""
     bob, alice = BOBS["X25519"], ALICES["X25519"].public
     envelope = parse(compact(written(authcrypt())))
-    assert open_envelope(envelope, BOB, bob, alice) == TEXT
+    assert decrypt_envelope(envelope, BOB, bob, alice) == TEXT
     attempts: list[tuple[str, PrivateKey, Any]] = [
         (BOB, CAROLS["X25519"], alice),
         (BOB, bob, CAROLS["X25519"].public),
@@ -451,14 +454,14 @@ def test_wrong_keys() -> None:
     ]
     for kid, key, sender in attempts:
         with pytest.raises(Undecryptable):
-            open_envelope(envelope, kid, key, sender)
+            decrypt_envelope(envelope, kid, key, sender)
 
 
 def test_an_anoncrypt_opens_without_a_sender_only() -> None:
     """A sender's key for an anoncrypt is a mistake that must not look like authentication."""
     envelope = parse(compact(written(Writing())))
     with pytest.raises(Undecryptable):
-        open_envelope(envelope, BOB, BOBS["X25519"], ALICES["X25519"].public)
+        decrypt_envelope(envelope, BOB, BOBS["X25519"], ALICES["X25519"].public)
 
 
 # ECDH-1PU draft 03 (reference 1.10)
@@ -468,7 +471,7 @@ def test_an_anoncrypt_opens_without_a_sender_only() -> None:
 def test_draft03(enc: str) -> None:
     """Authcrypt without apv and without the tag in its key derivation opens on demand, also with A256GCM."""
     jwe = written(authcrypt(enc=enc, draft03=True))
-    assert parse(compact(jwe)).without_apv
+    assert parse(compact(jwe)).lacks_apv
     assert opened(jwe, draft03=True) == TEXT
     with pytest.raises(Undecryptable):
         opened(jwe)
@@ -485,7 +488,7 @@ def test_draft03_is_recognised_by_its_missing_apv() -> None:
     """Draft 03 with an apv is refused even when draft 03 is allowed."""
 
     def with_apv(header: dict[str, Any]) -> None:
-        header["apv"] = protected_of(seal_anoncrypt(TEXT, [(BOB, BOBS["X25519"].public)]))["apv"]
+        header["apv"] = protected_of(encrypt_anoncrypt(TEXT, [(BOB, BOBS["X25519"].public)]))["apv"]
 
     for enc in ENCS[:2]:
         with pytest.raises(Undecryptable):
@@ -496,7 +499,7 @@ def test_draft03_authenticates_its_sender() -> None:
     """A message in draft 03 form does not open with another sender's key."""
     envelope = parse(compact(written(authcrypt(draft03=True))))
     with pytest.raises(Undecryptable):
-        open_envelope(envelope, BOB, BOBS["X25519"], CAROLS["X25519"].public, draft03=True)
+        decrypt_envelope(envelope, BOB, BOBS["X25519"], CAROLS["X25519"].public, draft03=True)
 
 
 # What is no envelope
@@ -541,7 +544,7 @@ def attempted(raw: bytes) -> Envelope | None:
         for kid in (*envelope.kids, BOB):
             for key in BOBS.values():
                 try:
-                    open_envelope(envelope, kid, key, ALICES[key.curve].public, draft03=draft03)
+                    decrypt_envelope(envelope, kid, key, ALICES[key.curve].public, draft03=draft03)
                 except Undecryptable as error:
                     assert str(error) == ""
     return envelope
@@ -577,8 +580,8 @@ def test_any_change(data: st.DataObject) -> None:
 @given(st.sampled_from(CURVES), st.sampled_from(ENCS), st.binary(max_size=100))
 def test_any_content(curve: Curve, enc: Enc, content: bytes) -> None:
     """Content of any length comes back as it was, also across block boundaries."""
-    assert opened(seal_anoncrypt(content, [(BOB, BOBS[curve].public)], enc=enc), curve) == content
-    sealed = seal_authcrypt(content, (ALICE, ALICES[curve]), [(BOB, BOBS[curve].public)])
+    assert opened(encrypt_anoncrypt(content, [(BOB, BOBS[curve].public)], enc=enc), curve) == content
+    sealed = encrypt_authcrypt(content, (ALICE, ALICES[curve]), [(BOB, BOBS[curve].public)])
     assert opened(sealed, curve) == content
 
 
@@ -589,7 +592,7 @@ def test_nothing_opaque_in_repr() -> None:
     for secret in (jwe["ciphertext"], jwe["protected"], jwe["recipients"][0]["encrypted_key"]):
         assert secret not in shown
     with pytest.raises(MediatorError) as caught:
-        opened({**jwe, "tag": b64url_encode(b"marked" * 6)[:43]})
+        opened({**jwe, "tag": encode_base64url(b"marked" * 6)[:43]})
     assert repr(caught.value) == "Undecryptable()"
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__

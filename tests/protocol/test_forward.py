@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from mediatord.errors import BadAttachment, ForwardExpired, LinkedAttachment, MediatorError, NextMissing
-from mediatord.protocol.didcomm.forward import (
-    delay,
-    expiry,
-    forward_of,
-    read_next,
-    read_payloads,
-)
+from mediatord.protocol.didcomm.forward import compute_delay, compute_expiry, make_forward, read_next, read_payloads
 from mediatord.protocol.didcomm.message import Message, parse_message
 
 NOW, TTL = 1_800_000_000.0, 259_200.0
@@ -118,14 +112,14 @@ def test_payloads_nested_too_deep_are_refused() -> None:
 )
 def test_expiry_is_the_earlier_of_ttl_and_wish(expires_time: float | None, expected: float) -> None:
     """Never longer than the TTL (4.5)."""
-    assert expiry(forward(expires_time=expires_time), NOW, TTL) == expected
+    assert compute_expiry(forward(expires_time=expires_time), NOW, TTL) == expected
 
 
 def test_what_has_expired_is_refused() -> None:
     """A second ago is past, and so is now (section 11 row 14)."""
     for moment in (NOW - 1, NOW):
         with pytest.raises(ForwardExpired):
-            expiry(forward(expires_time=moment), NOW, TTL)
+            compute_expiry(forward(expires_time=moment), NOW, TTL)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +145,14 @@ def test_delays(milli: object, longest: float, expected: object) -> None:
         drawn.append((low, high))
         return high
 
-    held = delay(forward(delay_milli=milli), longest, uniform)
+    held = compute_delay(forward(delay_milli=milli), longest, uniform)
     assert (drawn[0] if drawn else held) == expected
 
 
 def test_a_forward_of_ours_can_be_read_back() -> None:
     """Written for one routing key: one `json` attachment, and nothing a strict reader refuses (4.6)."""
     payload = json.dumps(INNER, ensure_ascii=False, separators=(",", ":")).encode()
-    draft = forward_of(payload, "did:a:next", "7")
+    draft = make_forward(payload, "did:a:next", "7")
     message = parse_message(draft.plaintext(sender=None, to="did:a:router", created_time=1))
     assert (read_next(message), message.to) == ("did:a:next", ("did:a:router",))
     assert read_payloads(message) == [(payload, "json")]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.protocol.json_source import EACH, MAX_MEMBERS, Each, JSONSource, depth
+from mediatord.protocol.encoding import EACH_ITEM, MAX_MEMBERS, JSONSource, PathStep, measure_nesting_depth
 from tests.protocol.json_texts import NUMBERS, values
 
 
-def found(document: bytes, *path: str | Each) -> Any:
+def found(document: bytes, *path: str | PathStep) -> Any:
     """The texts that a path leads to."""
     source = JSONSource(document)
     spans = source.find(*path)
@@ -27,7 +27,7 @@ def test_items(texts: list[str], blank: str) -> None:
     """Every item is found as it was written, and so is all of it."""
     array = f"[{blank}{f'{blank},{blank}'.join(texts)}{blank}]"
     document = f"{blank}{array}{blank}".encode()
-    assert found(document, EACH) == texts
+    assert found(document, EACH_ITEM) == texts
     assert found(document) == array
 
 
@@ -46,11 +46,11 @@ def test_paths(text: str, other: str) -> None:
     document = (
         f'{{"x":{other},"a":{{"b":{other}}},"a":{{"b":{other},"\\u0062":[{text}]}},"y":{other},"b":{other}}}'
     ).encode()
-    assert found(document, "a", "b", EACH) == [text]
+    assert found(document, "a", "b", EACH_ITEM) == [text]
     attachments = (
         f'[{{"d":{{"j":{other},"j":{text}}}}},{other if other[0] != "{" else 0},{{}},{{"d":{{"j":{text}}}}}]'
     )
-    assert found(f'{{"as":{attachments}}}'.encode(), "as", EACH, "d", "j") == [text, None, None, text]
+    assert found(f'{{"as":{attachments}}}'.encode(), "as", EACH_ITEM, "d", "j") == [text, None, None, text]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -67,7 +67,7 @@ def test_edited(number: str) -> None:
 @pytest.mark.parametrize("document", [b"", b" ", b"{", b"[1", b'{"a"', b'{"a":', b"[1 2]", b'{"a" 1}', b"\xff"])
 def test_no_json(document: bytes) -> None:
     """Of what is no JSON nothing is found."""
-    for path in (["a"], [EACH], []):
+    for path in (["a"], [EACH_ITEM], []):
         with pytest.raises(ValueError, match="."):
             JSONSource(document).find(*path)
     with pytest.raises(ValueError, match="."):
@@ -76,9 +76,9 @@ def test_no_json(document: bytes) -> None:
 
 def test_missing() -> None:
     """A path that leads nowhere, or through another kind of value."""
-    for path in (["b"], ["a", "b"], [EACH], ["a", EACH]):
+    for path in (["b"], ["a", "b"], [EACH_ITEM], ["a", EACH_ITEM]):
         assert found(b'{"a":1}', *path) is None
-    assert found(b"[]", EACH) == []
+    assert found(b"[]", EACH_ITEM) == []
     with pytest.raises(ValueError, match="no object"):
         JSONSource(b"[]").edited()
 
@@ -86,9 +86,9 @@ def test_missing() -> None:
 def test_bounds() -> None:
     """Only so many members are looked at, in all; a value may have any number of them."""
     many = b",".join([b"0"] * (MAX_MEMBERS - 1))
-    assert len(found(b'{"a":[%b]}' % many, "a", EACH)) == MAX_MEMBERS - 1
+    assert len(found(b'{"a":[%b]}' % many, "a", EACH_ITEM)) == MAX_MEMBERS - 1
     with pytest.raises(ValueError, match="too many"):
-        found(b"[0,%b,0]" % many, EACH)
+        found(b"[0,%b,0]" % many, EACH_ITEM)
     assert found(b'{"a":[%b]}' % b",".join([many] * 50), "a")
     with pytest.raises(ValueError, match="too deep"):
         found(b'{"a":%b%b}' % (b"[" * 5000, b"]" * 5000), "a")
@@ -97,7 +97,7 @@ def test_bounds() -> None:
 @given(values)
 def test_depth(text: str) -> None:
     """As a parser would find it; brackets in texts are none."""
-    assert depth(text.encode()) == levels(json.loads(text, object_pairs_hook=list))
+    assert measure_nesting_depth(text.encode()) == levels(json.loads(text, object_pairs_hook=list))
 
 
 def levels(value: Any) -> int:

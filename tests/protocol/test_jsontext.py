@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mediatord.protocol import base58
-from mediatord.protocol.jsontext import (
+from mediatord.protocol import encoding
+from mediatord.protocol.encoding import (
     MAX_VALUES,
-    b64_lenient_decode,
-    b64url_decode,
-    b64url_encode,
+    decode_base64url,
+    decode_lenient_base64,
     dumps,
+    encode_base64url,
     loads,
     loads_object,
-    loads_unique,
+    loads_unique_members,
 )
 
 JSON = st.recursive(
@@ -61,7 +61,7 @@ def test_what_is_no_object(raw: bytes) -> None:
     with pytest.raises(ValueError):
         loads_object(raw)
     with pytest.raises(ValueError):
-        loads_unique(raw)
+        loads_unique_members(raw)
 
 
 @pytest.mark.parametrize("value", [float, {1: 2}, 2**64, "\ud800"])
@@ -82,7 +82,7 @@ def test_written_less_deep_than_read() -> None:
 @given(st.dictionaries(st.text(), JSON, max_size=4), st.sampled_from([None, 2]), st.booleans())
 def test_unique_names_are_read(value: dict[str, object], indent: int | None, escaped: bool) -> None:
     """However it is written, an object without doubled names is read."""
-    assert loads_unique(json.dumps(value, indent=indent, ensure_ascii=escaped).encode()) == value
+    assert loads_unique_members(json.dumps(value, indent=indent, ensure_ascii=escaped).encode()) == value
 
 
 @pytest.mark.parametrize(
@@ -102,22 +102,22 @@ def test_doubled_names_are_refused(raw: bytes) -> None:
     """The same name twice in one object, on any level and in any spelling (reference 1.6 step 2)."""
     loads_object(raw)
     with pytest.raises(ValueError):
-        loads_unique(raw)
+        loads_unique_members(raw)
 
 
 def test_the_same_name_on_two_levels() -> None:
     """A name may come again in another object."""
-    assert loads_unique(b'{"a": {"a": 1}, "b": [{"a": 1}, {"a": 2}]}')
+    assert loads_unique_members(b'{"a": {"a": 1}, "b": [{"a": 1}, {"a": 2}]}')
 
 
 @settings(deadline=None)
 @given(st.binary())
 def test_base64url_round_trip(data: bytes) -> None:
     """With padding or without, as text or as bytes."""
-    text = b64url_encode(data)
+    text = encode_base64url(data)
     assert text == base64.urlsafe_b64encode(data).rstrip(b"=").decode()
     padded = text + "=" * (-len(text) % 4)
-    assert b64url_decode(text) == b64url_decode(padded) == b64url_decode(text.encode()) == data
+    assert decode_base64url(text) == decode_base64url(padded) == decode_base64url(text.encode()) == data
 
 
 def test_base64url_has_one_spelling() -> None:
@@ -126,7 +126,9 @@ def test_base64url_has_one_spelling() -> None:
     The decoders of the standard library skip characters, and pybase64 takes `+` and `/` (reference 10.5).
     """
     written = {
-        b64url_encode(bytes(data)) for size in range(4) for data in itertools.product(b"\0\x01\xfb\xff", repeat=size)
+        encode_base64url(bytes(data))
+        for size in range(4)
+        for data in itertools.product(b"\0\x01\xfb\xff", repeat=size)
     }
     accepted = written | {text + "=" * (-len(text) % 4) for text in written}
     alphabet = sorted({character for text in accepted for character in text} | set("+/ \n.*é"))
@@ -134,13 +136,13 @@ def test_base64url_has_one_spelling() -> None:
         for characters in itertools.product(alphabet, repeat=size):
             text = "".join(characters)
             if text in accepted:
-                b64url_decode(text)
+                decode_base64url(text)
                 continue
             try:
-                data = b64url_decode(text)
+                data = decode_base64url(text)
             except ValueError:
                 continue
-            assert b64url_encode(data) == text.rstrip("=")
+            assert encode_base64url(data) == text.rstrip("=")
             assert len(text) % 4 == 0 or "=" not in text
 
 
@@ -150,27 +152,27 @@ def test_base64url_has_one_spelling() -> None:
 def test_what_is_no_base64url(value: object) -> None:
     """ValueError, whatever it is, and nothing of it in the message."""
     with pytest.raises(ValueError, match="^not (base64url|a text)$"):
-        b64url_decode(value)
+        decode_base64url(value)
 
 
 @pytest.mark.parametrize("text", ["-_8=", "-_8", "+/8=", "+/8", "+_8", " +/\r\n8 =\t"])
 def test_lenient_base64(text: str) -> None:
     """Attachments: both alphabets, padded or not, white space anywhere (reference 2.2)."""
-    assert b64_lenient_decode(text) == b"\xfb\xff"
+    assert decode_lenient_base64(text) == b"\xfb\xff"
 
 
 @pytest.mark.parametrize("text", ["A", "A*==", "QUé", "QQ=Q", "\0\0\0\0"])
 def test_what_is_no_base64_at_all(text: str) -> None:
     """Foreign characters, impossible lengths, padding in the middle."""
     with pytest.raises(ValueError):
-        b64_lenient_decode(text)
+        decode_lenient_base64(text)
 
 
 @settings(deadline=None)
 @given(st.binary())
 def test_base58_round_trip(data: bytes) -> None:
     """Leading zeros included."""
-    assert base58.decode(base58.encode(data)) == data
+    assert encoding.decode_base58(encoding.encode_base58(data)) == data
 
 
 @pytest.mark.parametrize(
@@ -187,15 +189,15 @@ def test_base58_round_trip(data: bytes) -> None:
 )
 def test_base58_known_answers(text: str, data: bytes) -> None:
     """The examples of draft-msporny-base58."""
-    assert base58.encode(data) == text
-    assert base58.decode(text) == data
+    assert encoding.encode_base58(data) == text
+    assert encoding.decode_base58(text) == data
 
 
 @pytest.mark.parametrize("text", ["0", "O", "I", "l", "z z", "é"])
 def test_what_is_no_base58(text: str) -> None:
     """Characters that were left out of the alphabet."""
     with pytest.raises(ValueError):
-        base58.decode(text)
+        encoding.decode_base58(text)
 
 
 @pytest.mark.parametrize("value", [b"[]", b"{}", b"0", b'""', b'"\\\\"', b'{"a":[]}', b'"a,\\",b"'])
@@ -203,7 +205,7 @@ def test_number_of_values(value: bytes) -> None:
     """A text of many small values is not parsed, however they are spelled."""
     loads(b"[" + b",".join([value] * (MAX_VALUES // 3)) + b"]")
     many = b"[" + b",".join([value] * (MAX_VALUES + 1)) + b"]"
-    for read in (loads, loads_object, loads_unique):
+    for read in (loads, loads_object, loads_unique_members):
         with pytest.raises(ValueError, match="^too many values$"):
             read(many)
     with pytest.raises(ValueError, match="^too many values$"):

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jwcrypto.jwk import JWK
 
-from mediatord.protocol import base58
+from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.keys import (
     Curve,
     PrivateKey,
     PublicKey,
-    ed25519_to_x25519,
-    ed25519_to_x25519_private,
+    convert_ed25519_to_x25519,
+    convert_ed25519_to_x25519_private,
 )
 
 ALL: tuple[Curve, ...] = get_args(Curve)
@@ -44,9 +44,9 @@ def test_known_answers() -> None:
     assert X25519.public.multibase() == "z6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR"
     assert ED25519.public.raw.hex() == "5e212c0980e4b39fc09721134aa02109374edfd260c0d3d03cb501c8d65457a9"
     assert ED25519.public.multibase() == "z6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue"
-    derived = ed25519_to_x25519(ED25519.public)
+    derived = convert_ed25519_to_x25519(ED25519.public)
     assert derived.multibase() == "z6LSrSBwAXWz5HV7peV57WE3fau3LBCWtuC1zzJCvK58cvw7"
-    assert ed25519_to_x25519_private(ED25519).public == derived
+    assert convert_ed25519_to_x25519_private(ED25519).public == derived
 
 
 @pytest.mark.parametrize("curve", ALL)
@@ -55,7 +55,7 @@ def test_spellings(curve: Curve) -> None:
     key = KEYS[curve]
     assert PublicKey.from_jwk(key.public.jwk()) == key.public
     assert PublicKey.from_multibase(key.public.multibase()) == key.public
-    assert PublicKey.from_base58(curve, base58.encode(key.public.raw)) == key.public
+    assert PublicKey.from_base58(curve, encoding.encode_base58(key.public.raw)) == key.public
     assert PrivateKey.from_jwk(key.jwk()) == key
     theirs = JWK(**key.jwk()).export_public(as_dict=True)
     assert {name: value for name, value in theirs.items() if name != "kid"} == key.public.jwk()
@@ -80,8 +80,8 @@ def test_multibase_starts(curve: Curve, start: str) -> None:
 @pytest.mark.parametrize("curve", EC)
 def test_compressed_base58(curve: Curve) -> None:
     """A publicKeyBase58 may hold a compressed point."""
-    compressed = base58.decode(KEYS[curve].public.multibase()[1:])[2:]
-    assert PublicKey.from_base58(curve, base58.encode(compressed)) == KEYS[curve].public
+    compressed = encoding.decode_base58(KEYS[curve].public.multibase()[1:])[2:]
+    assert PublicKey.from_base58(curve, encoding.encode_base58(compressed)) == KEYS[curve].public
 
 
 @pytest.mark.parametrize("curve", [curve for curve in ALL if curve != "Ed25519"])
@@ -118,7 +118,7 @@ def test_points_off_the_curve(curve: Curve) -> None:
     with pytest.raises(ValueError):
         PublicKey.from_jwk(off.jwk())
     with pytest.raises(ValueError):
-        PublicKey.from_base58(curve, base58.encode(off.raw))
+        PublicKey.from_base58(curve, encoding.encode_base58(off.raw))
     with pytest.raises(ValueError):
         KEYS[curve].exchange(off)
 
@@ -126,7 +126,7 @@ def test_points_off_the_curve(curve: Curve) -> None:
 def test_compressed_points_off_the_curve() -> None:
     """An x to which there is no y."""
     curve, good = ec.SECP256R1(), KEYS["P-256"].public.multibase()
-    prefix = base58.decode(good[1:])[:2]
+    prefix = encoding.decode_base58(good[1:])[:2]
     refused = 0
     for number in range(1, 30):
         point = b"\2" + number.to_bytes(32, "big")
@@ -135,9 +135,9 @@ def test_compressed_points_off_the_curve() -> None:
         except ValueError:
             refused += 1
             with pytest.raises(ValueError):
-                PublicKey.from_multibase("z" + base58.encode(prefix + point))
+                PublicKey.from_multibase("z" + encoding.encode_base58(prefix + point))
         else:
-            found = PublicKey.from_multibase("z" + base58.encode(prefix + point))
+            found = PublicKey.from_multibase("z" + encoding.encode_base58(prefix + point))
             assert found.raw == expected.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
     assert refused
 
@@ -150,7 +150,7 @@ def test_sizes(curve: Curve) -> None:
         with pytest.raises(ValueError):
             PublicKey(curve, raw)
         with pytest.raises(ValueError):
-            PublicKey.from_base58(curve, base58.encode(raw))
+            PublicKey.from_base58(curve, encoding.encode_base58(raw))
     for secret in (b"", key.secret[:-1], key.secret + b"\0"):
         with pytest.raises(ValueError):
             PrivateKey.from_secret(curve, secret)
@@ -236,8 +236,8 @@ def test_malformed_multibase(text: str) -> None:
 @given(st.binary(max_size=70), st.sampled_from(ALL))
 def test_any_multibase(data: bytes, curve: Curve) -> None:
     """Whatever the bytes, there is a key that reads the same or a ValueError."""
-    prefix = base58.decode(KEYS[curve].public.multibase()[1:])[:2]
-    text = "z" + base58.encode(prefix + data)
+    prefix = encoding.decode_base58(KEYS[curve].public.multibase()[1:])[:2]
+    text = "z" + encoding.encode_base58(prefix + data)
     try:
         key = PublicKey.from_multibase(text)
     except ValueError:
@@ -262,9 +262,9 @@ def test_conversion_of_other_keys() -> None:
     """Only Ed25519 keys on the main subgroup are converted."""
     for key in (X25519.public, PublicKey("Ed25519", bytes(32)), PublicKey("Ed25519", b"\xff" * 32)):
         with pytest.raises(ValueError):
-            ed25519_to_x25519(key)
+            convert_ed25519_to_x25519(key)
     with pytest.raises(ValueError):
-        ed25519_to_x25519_private(X25519)
+        convert_ed25519_to_x25519_private(X25519)
 
 
 def test_no_secret_in_repr() -> None:

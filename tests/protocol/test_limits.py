@@ -5,21 +5,21 @@ from copy import deepcopy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.protocol.limits import Lot, SlidingWindow
+from mediatord.ratelimit.sliding_window import QuotaLease, SlidingWindowLimiter
 
 NOW = 1_800_000_000.0
 
 
 def test_exactly_the_limit_is_admitted_in_a_fresh_minute() -> None:
     """The 61st request of a minute is refused, and told to wait for the first to grow old."""
-    window = SlidingWindow(60)
+    window = SlidingWindowLimiter(60)
     assert [window.admit("a", NOW) for _ in range(60)] == [0] * 60
     assert window.admit("a", NOW + 20) == 40
 
 
 def test_a_refusal_costs_nothing() -> None:
     """Hammering while refused does not put off the end of it."""
-    window = SlidingWindow(1)
+    window = SlidingWindowLimiter(1)
     window.admit("a", NOW)
     for second in range(1, 60):
         assert window.admit("a", NOW + second) == 60 - second
@@ -28,13 +28,13 @@ def test_a_refusal_costs_nothing() -> None:
 
 def test_keys_do_not_share() -> None:
     """What one key used up, another has."""
-    window = SlidingWindow(1)
+    window = SlidingWindowLimiter(1)
     assert (window.admit("a", NOW), window.admit("ab", NOW)) == (0, 0)
 
 
 def test_waiting_is_asked_without_being_charged() -> None:
     """`wait` changes nothing."""
-    window = SlidingWindow(1)
+    window = SlidingWindowLimiter(1)
     assert [window.wait("a", NOW) for _ in range(3)] == [0, 0, 0]
     assert window.admit("a", NOW) == 0
     assert window.wait("a", NOW) == 60
@@ -42,7 +42,7 @@ def test_waiting_is_asked_without_being_charged() -> None:
 
 def test_keys_whose_time_is_over_are_forgotten() -> None:
     """Memory follows what is going on, not what went on."""
-    window = SlidingWindow(1)
+    window = SlidingWindowLimiter(1)
     for number in range(100):
         window.admit(f"{number}" * 100, NOW)
     for number in range(60):
@@ -52,7 +52,7 @@ def test_keys_whose_time_is_over_are_forgotten() -> None:
 
 def test_another_limit() -> None:
     """It counts at once, and so does what was admitted under the one before."""
-    window = SlidingWindow(2)
+    window = SlidingWindowLimiter(2)
     assert [window.admit("a", NOW + second) for second in range(3)] == [0, 0, 58]
     window.limit = 4
     assert [window.admit("a", NOW + second) for second in range(3, 6)] == [0, 0, 55]
@@ -63,7 +63,7 @@ def test_another_limit() -> None:
 
 def test_several_at_once() -> None:
     """All or none are admitted, and the wait is for the last of them."""
-    window = SlidingWindow(3)
+    window = SlidingWindowLimiter(3)
     assert window.admit("a", NOW, 2) == 0
     assert window.admit("a", NOW + 10, 2) == 50
     assert window.admit("a", NOW + 10) == 0
@@ -73,7 +73,7 @@ def test_several_at_once() -> None:
 
 def test_a_clock_set_back_shuts_nobody_out() -> None:
     """Admissions from what is now the future do not count."""
-    window = SlidingWindow(1)
+    window = SlidingWindowLimiter(1)
     window.admit("a", NOW)
     assert window.admit("a", NOW - 3600) == 0
 
@@ -81,7 +81,7 @@ def test_a_clock_set_back_shuts_nobody_out() -> None:
 @given(st.lists(st.integers(0, 120), min_size=1, max_size=200), st.integers(1, 10))
 def test_no_minute_has_more_than_the_limit(gaps: list[int], limit: int) -> None:
     """Whatever the rhythm, no 60 seconds hold more admissions than the limit, and waiting as told suffices."""
-    window, now, admitted = SlidingWindow(limit), NOW, []
+    window, now, admitted = SlidingWindowLimiter(limit), NOW, []
     for gap in gaps:
         now += gap / 4  # exact in floating point, unlike tenths
         wait = window.admit("a", now)
@@ -95,60 +95,60 @@ def test_no_minute_has_more_than_the_limit(gaps: list[int], limit: int) -> None:
 
 def test_a_lot_is_used_up_and_lapses() -> None:
     """What was taken can be used for a period after it was asked for."""
-    lot = Lot(60)
-    lot.took(10, NOW, NOW + 1)
-    assert lot.use(4, NOW + 2) and not lot.use(7, NOW + 3)
-    assert lot.left(NOW + 59) == 6
-    assert lot.left(NOW + 60) == 0
+    lease = QuotaLease(60)
+    lease.took(10, NOW, NOW + 1)
+    assert lease.use(4, NOW + 2) and not lease.use(7, NOW + 3)
+    assert lease.left(NOW + 59) == 6
+    assert lease.left(NOW + 60) == 0
 
 
 def test_a_debt_is_paid_first() -> None:
     """What is owed is missing from what is taken next, and is forgotten in the end."""
-    lot = Lot(60)
-    lot.owe(3, NOW)
-    assert lot.left(NOW) == -3 and not lot.use(0, NOW)
-    lot.took(5, NOW, NOW)
-    assert lot.left(NOW) == 2
-    lot.owe(4, NOW + 59)
-    assert lot.left(NOW + 118) == -2
-    assert lot.left(NOW + 119) == 0
+    lease = QuotaLease(60)
+    lease.charge_deferred(3, NOW)
+    assert lease.left(NOW) == -3 and not lease.use(0, NOW)
+    lease.took(5, NOW, NOW)
+    assert lease.left(NOW) == 2
+    lease.charge_deferred(4, NOW + 59)
+    assert lease.left(NOW + 118) == -2
+    assert lease.left(NOW + 119) == 0
 
 
 def test_a_refusal_is_remembered() -> None:
     """Nobody who needs as much asks again before its time, and who wants as much asks for less."""
-    lot = Lot(60)
-    lot.refused(8, 30, NOW)
-    assert [lot.wait(amount, NOW + 10) for amount in (7, 8, 9)] == [0, 20, 20]
-    assert [lot.worth_asking(20, needed, NOW) for needed in (1, 2, 3)] == [2, 2, 3]
-    assert (lot.wait(9, NOW + 30), lot.worth_asking(20, 1, NOW + 30)) == (0, 20)
-    lot.took(2, NOW, NOW)
-    assert [lot.wait(amount, NOW) for amount in (9, 10)] == [0, 30]
-    lot.ask_again()
-    assert lot.wait(99, NOW) == 0
+    lease = QuotaLease(60)
+    lease.refused(8, 30, NOW)
+    assert [lease.wait(amount, NOW + 10) for amount in (7, 8, 9)] == [0, 20, 20]
+    assert [lease.limit_request(20, needed, NOW) for needed in (1, 2, 3)] == [2, 2, 3]
+    assert (lease.wait(9, NOW + 30), lease.limit_request(20, 1, NOW + 30)) == (0, 20)
+    lease.took(2, NOW, NOW)
+    assert [lease.wait(amount, NOW) for amount in (9, 10)] == [0, 30]
+    lease.clear_refusal()
+    assert lease.wait(99, NOW) == 0
     for now in (0.1, NOW):
         for wait in (1e-12, 60.0, 61.5):
-            lot = Lot(60)
-            lot.refused(8, wait, now)
-            assert 0 < lot.wait(8, now) < 61
+            lease = QuotaLease(60)
+            lease.refused(8, wait, now)
+            assert 0 < lease.wait(8, now) < 61
 
 
 def test_what_is_given_back_to_a_lot() -> None:
     """It can be used again while its period lasts; what may not be kept is let go of."""
-    lot = Lot(60)
-    lot.return_(1, NOW)
-    assert lot.left(NOW) == 0
-    lot.took(5, NOW, NOW)
-    lot.use(5, NOW)
-    lot.return_(5, NOW + 30)
-    assert lot.keep(3, NOW + 30) == 2
-    assert lot.keep(3, NOW + 30) == 0
-    assert lot.left(NOW + 59) == 3
+    lease = QuotaLease(60)
+    lease.refund(1, NOW)
+    assert lease.left(NOW) == 0
+    lease.took(5, NOW, NOW)
+    lease.use(5, NOW)
+    lease.refund(5, NOW + 30)
+    assert lease.keep(3, NOW + 30) == 2
+    assert lease.keep(3, NOW + 30) == 0
+    assert lease.left(NOW + 59) == 3
 
 
 def test_a_lot_and_a_clock_set_back() -> None:
     """What was taken or refused in what is now the future is forgotten."""
-    lot = Lot(60)
-    lot.took(5, NOW, NOW)
-    lot.refused(5, 60, NOW)
-    assert lot.over(NOW - 3600)
-    assert not Lot(60).wait(0, NOW)
+    lease = QuotaLease(60)
+    lease.took(5, NOW, NOW)
+    lease.refused(5, 60, NOW)
+    assert lease.over(NOW - 3600)
+    assert not QuotaLease(60).wait(0, NOW)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediatord.errors import NotAMessage
-from mediatord.protocol.didcomm.message import Draft, MessageType, parse_message, read_time
+from mediatord.protocol.didcomm.message import MessageType, OutgoingMessage, parse_message, parse_time
 
 
 def plaintext(**headers: object) -> bytes:
@@ -97,13 +97,13 @@ def test_a_body_that_is_no_object_is_told_apart_from_none() -> None:
 )
 def test_times_in_the_forms_clients_write(value: object, seconds: float | None) -> None:
     """Integers, floats, numeric strings and ISO 8601; what cannot be read is ignored (2.1)."""
-    assert read_time(value) == seconds
+    assert parse_time(value) == seconds
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), st.lists))
 def test_no_time_makes_it_fail(value: object) -> None:
     """Whatever stands where a time should be, the answer is seconds or nothing."""
-    assert isinstance(read_time(value), (float, type(None)))
+    assert isinstance(parse_time(value), (float, type(None)))
 
 
 @given(st.binary())
@@ -134,7 +134,7 @@ def test_no_combination_of_headers_makes_it_fail_otherwise(headers: dict[str, ob
 
 def test_what_is_written_is_strict() -> None:
     """Full `typ`, an array `to`, integer times, a body even if empty, and no nulls (2.1, column Emit)."""
-    draft = Draft(id="1", type="https://didcomm.org/empty/1.0/empty", thid="2")
+    draft = OutgoingMessage(id="1", type="https://didcomm.org/empty/1.0/empty", thid="2")
     value = json.loads(draft.plaintext(sender="did:a:me", to="did:a:you", created_time=5))
     assert value == {
         "id": "1",

@@ -13,17 +13,17 @@ from jwcrypto.jws import JWS
 from nacl.signing import SigningKey
 
 from mediatord.errors import Undecryptable
-from mediatord.protocol.didcomm.keys import Curve, PrivateKey
-from mediatord.protocol.didcomm.signed import (
+from mediatord.protocol.didcomm.json_web_signature import (
     FromPrior,
-    is_signed,
+    get_signer_kid,
+    is_jws,
     make_from_prior,
-    read_from_prior,
+    parse_from_prior,
     sign,
-    signer_kid,
     verify,
     verify_from_prior,
 )
+from mediatord.protocol.didcomm.keys import Curve, PrivateKey
 from tests.protocol.foreign_jwe import b64, compact, unb64
 
 CURVES: tuple[Curve, ...] = ("Ed25519", "P-256", "secp256k1")
@@ -54,8 +54,8 @@ def general(jws: dict[str, Any]) -> dict[str, Any]:
 def test_sign_and_verify(curve: Curve) -> None:
     """What is signed verifies with the same key, with no other, and for no other kid."""
     jws = json.loads(sign(PAYLOAD, ALICE, KEYS[curve]))
-    assert is_signed(jws)
-    assert signer_kid(jws) == ALICE
+    assert is_jws(jws)
+    assert get_signer_kid(jws) == ALICE
     assert verify(jws, ALICE, KEYS[curve].public) == PAYLOAD
     for kid, key in ((ALICE, OTHERS[curve]), (ALICE + "0", KEYS[curve])):
         with pytest.raises(Undecryptable):
@@ -104,8 +104,8 @@ def test_where_the_kid_is(protected: dict[str, Any], header: dict[str, Any] | No
     """In the unprotected header, the protected one, or both if they agree; General or flattened (reference 1.7)."""
     jws = signed(protected, header)
     for form in (jws, general(jws)):
-        assert is_signed(form)
-        assert signer_kid(form) == ALICE
+        assert is_jws(form)
+        assert get_signer_kid(form) == ALICE
         assert verify(form, ALICE, KEY.public) == PAYLOAD
 
 
@@ -164,12 +164,12 @@ def test_several_signatures() -> None:
     one = general(signed({"alg": "EdDSA"}, {"kid": ALICE}))
     other = general(signed({"alg": "EdDSA"}, {"kid": "did:example:bob#1"}, OTHERS["Ed25519"]))
     jws = {"payload": one["payload"], "signatures": other["signatures"] + one["signatures"]}
-    assert signer_kid(jws) == "did:example:bob#1"
+    assert get_signer_kid(jws) == "did:example:bob#1"
     assert verify(jws, ALICE, KEY.public) == PAYLOAD
     with pytest.raises(Undecryptable):
         verify(jws, "did:example:bob#1", KEY.public)
     with pytest.raises(Undecryptable):
-        signer_kid({"payload": one["payload"], "signatures": one["signatures"] * 101})
+        get_signer_kid({"payload": one["payload"], "signatures": one["signatures"] * 101})
 
 
 @pytest.mark.parametrize("part", ["payload", "protected", "signature"])
@@ -196,7 +196,7 @@ def test_any_change(members: dict[str, Any], flat: bool) -> None:
     """Whatever stands in a JWS, an error of ours comes out, and the payload only when nothing was changed."""
     jws = signed({"alg": "EdDSA"}, {"kid": ALICE})
     jws = {**(jws if flat else general(jws)), **members}
-    for attempt in (lambda: signer_kid(jws), lambda: verify(jws, ALICE, KEY.public)):
+    for attempt in (lambda: get_signer_kid(jws), lambda: verify(jws, ALICE, KEY.public)):
         try:
             assert attempt() in (ALICE, PAYLOAD)
         except Undecryptable as error:
@@ -205,8 +205,8 @@ def test_any_change(members: dict[str, Any], flat: bool) -> None:
 
 def test_what_is_not_signed() -> None:
     """Neither a plaintext nor a JWE is a JWS (reference 1.1)."""
-    assert not is_signed({"id": "1", "type": "x"})
-    assert not is_signed({"ciphertext": "", "payload": ""})
+    assert not is_jws({"id": "1", "type": "x"})
+    assert not is_jws({"ciphertext": "", "payload": ""})
 
 
 @pytest.mark.parametrize("curve", CURVES)
@@ -214,7 +214,7 @@ def test_what_is_not_signed() -> None:
 def test_from_prior_round_trip(curve: Curve, prior: FromPrior) -> None:
     """A token says what was put in, verified or not; `sub` may be missing (reference 2.3)."""
     token = make_from_prior(prior, KEYS[curve])
-    assert read_from_prior(token) == verify_from_prior(token, KEYS[curve].public) == prior
+    assert parse_from_prior(token) == verify_from_prior(token, KEYS[curve].public) == prior
     with pytest.raises(Undecryptable):
         verify_from_prior(token, OTHERS[curve].public)
 
@@ -243,7 +243,7 @@ def test_malformed_claims(claims: bytes) -> None:
     jws = signed({"alg": "EdDSA", "kid": ALICE}, None, payload=claims)
     token = ".".join(jws[part] for part in ("protected", "payload", "signature"))
     with pytest.raises(Undecryptable):
-        read_from_prior(token)
+        parse_from_prior(token)
     with pytest.raises(Undecryptable):
         verify_from_prior(token, KEY.public)
 
@@ -253,6 +253,6 @@ def test_malformed_claims(claims: bytes) -> None:
 def test_any_token(token: str) -> None:
     """Whatever the token, an error of ours comes out."""
     with pytest.raises(Undecryptable):
-        read_from_prior(token)
+        parse_from_prior(token)
     with pytest.raises(Undecryptable):
         verify_from_prior(token, KEY.public)

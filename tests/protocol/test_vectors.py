@@ -9,12 +9,19 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
 
-from mediatord.protocol.didcomm.content import CIPHERS, Enc
-from mediatord.protocol.didcomm.envelope import Envelope, open_envelope, parse
-from mediatord.protocol.didcomm.kdf import ANONCRYPT, AUTHCRYPT, apv_of, kek, other_info
+from mediatord.protocol.didcomm.json_web_signature import get_signer_kid, is_jws, verify
+from mediatord.protocol.didcomm.jwe import Envelope, decrypt_envelope, parse
+from mediatord.protocol.didcomm.jwe_algorithms import (
+    ANONCRYPT,
+    AUTHCRYPT,
+    CONTENT_CIPHERS,
+    Enc,
+    build_other_info,
+    compute_apv,
+    derive_kek,
+)
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
-from mediatord.protocol.didcomm.signed import is_signed, signer_kid, verify
-from mediatord.protocol.jsontext import b64url_decode, b64url_encode
+from mediatord.protocol.encoding import decode_base64url, encode_base64url
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 APPENDIX = json.loads((VECTORS / "didcomm-appendix.json").read_bytes())
@@ -38,14 +45,14 @@ def unhex(values: dict[str, Any], *names: str) -> list[bytes]:
 
 def opened(envelope: Envelope, kid: str) -> bytes:
     sender = KEYS[envelope.sender_kid].public if envelope.sender_kid else None
-    return open_envelope(envelope, kid, KEYS[kid], sender)
+    return decrypt_envelope(envelope, kid, KEYS[kid], sender)
 
 
 @pytest.mark.parametrize("number", range(3))
 def test_signed_messages(number: int) -> None:
     """The three signed messages verify, each with the key it names (DIDComm appendix C.2)."""
     jws = APPENDIX["signed"][number]
-    kid = signer_kid(jws)
+    kid = get_signer_kid(jws)
     assert kid == f"did:example:alice#key-{number + 1}"
     assert json.loads(verify(jws, kid, KEYS[kid].public)) == APPENDIX["plaintext"]
 
@@ -62,10 +69,10 @@ def test_encrypted_messages(number: int) -> None:
             found.append((envelope.curve, envelope.enc, envelope.authenticated))
             inner = opened(envelope, kid)
         assert found == layers
-        assert is_signed(json.loads(inner)) == signed
+        assert is_jws(json.loads(inner)) == signed
         if signed:
             jws = json.loads(inner)
-            inner = verify(jws, signer_kid(jws), KEYS[signer_kid(jws)].public)
+            inner = verify(jws, get_signer_kid(jws), KEYS[get_signer_kid(jws)].public)
         assert json.loads(inner) == APPENDIX["plaintext"]
 
 
@@ -73,8 +80,8 @@ def test_encrypted_messages(number: int) -> None:
 def test_content_encryption(name: str, enc: Enc) -> None:
     """RFC 7518 appendix B.3 and the XChaCha draft appendix A.3.1, in both directions."""
     key, iv, aad, plaintext, data, tag = unhex(PRIMITIVES[name], "key", "iv", "aad", "plaintext", "ciphertext", "tag")
-    assert CIPHERS[enc].open(key, iv, data, tag, aad) == plaintext
-    assert CIPHERS[enc].sealing(key, iv, plaintext, aad) == (data, tag)
+    assert CONTENT_CIPHERS[enc].open(key, iv, data, tag, aad) == plaintext
+    assert CONTENT_CIPHERS[enc].encrypt_raw(key, iv, plaintext, aad) == (data, tag)
 
 
 def test_ecdh_es_and_concat_kdf() -> None:
@@ -83,7 +90,7 @@ def test_ecdh_es_and_concat_kdf() -> None:
     ephemeral, recipient = PrivateKey.from_jwk(vector["ephemeral"]), PrivateKey.from_jwk(vector["recipient"])
     z, info = unhex(vector, "z", "other_info")
     assert ephemeral.exchange(recipient.public) == recipient.exchange(ephemeral.public) == z
-    assert kek(z, info)[:16] == b64url_decode(vector["derived"])
+    assert derive_kek(z, info)[:16] == decode_base64url(vector["derived"])
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -95,18 +102,18 @@ def test_ecdh_1pu(number: int) -> None:
     key = PrivateKey.from_jwk(recipient["key"])
     ze, zs, derived = unhex(recipient, "ze", "zs", "kek")
     assert (key.exchange(ephemeral.public), key.exchange(sender.public)) == (ze, zs)
-    info, tag = bytes.fromhex(vector["other_info"]), b64url_decode(vector["tag"])
-    assert kek(ze + zs, info, tag)[:16] == derived
-    assert aes_key_unwrap(derived, b64url_decode(recipient["encrypted_key"])).hex() == vector["cek"]
+    info, tag = bytes.fromhex(vector["other_info"]), decode_base64url(vector["tag"])
+    assert derive_kek(ze + zs, info, tag)[:16] == derived
+    assert aes_key_unwrap(derived, decode_base64url(recipient["encrypted_key"])).hex() == vector["cek"]
 
 
 def test_ecdh_1pu_content() -> None:
     """ECDH-1PU draft 04 appendix B: the content, under the given key."""
     vector = PRIMITIVES["ecdh_1pu"]
     key, iv = unhex(vector, "cek", "iv")
-    data, tag = b64url_decode(vector["ciphertext"]), b64url_decode(vector["tag"])
-    aad = b64url_encode(vector["protected"].encode()).encode()
-    assert CIPHERS["A256CBC-HS512"].open(key, iv, data, tag, aad) == vector["plaintext"].encode()
+    data, tag = decode_base64url(vector["ciphertext"]), decode_base64url(vector["tag"])
+    aad = encode_base64url(vector["protected"].encode()).encode()
+    assert CONTENT_CIPHERS["A256CBC-HS512"].open(key, iv, data, tag, aad) == vector["plaintext"].encode()
 
 
 def test_anoncrypt_intermediate_values() -> None:
@@ -114,11 +121,11 @@ def test_anoncrypt_intermediate_values() -> None:
     vector = PRIMITIVES["anoncrypt_kdf"]
     z, info, derived = unhex(vector, "z", "other_info", "kek")
     envelope = parse(json.dumps(APPENDIX["encrypted"][0]).encode())
-    assert envelope.info == info == other_info(ANONCRYPT, b"", apv_of(envelope.kids))
+    assert envelope.info == info == build_other_info(ANONCRYPT, b"", compute_apv(envelope.kids))
     encrypted_key, epk = envelope.wrapped[envelope.kids[0]]
     assert KEYS[envelope.kids[0]].exchange(PublicKey.from_jwk(epk)) == z
-    assert kek(z, info) == derived
-    assert aes_key_unwrap(derived, b64url_decode(encrypted_key)).hex() == vector["cek"]
+    assert derive_kek(z, info) == derived
+    assert aes_key_unwrap(derived, decode_base64url(encrypted_key)).hex() == vector["cek"]
 
 
 def test_authcrypt_intermediate_values() -> None:
@@ -131,6 +138,6 @@ def test_authcrypt_intermediate_values() -> None:
     encrypted_key, epk = envelope.wrapped[envelope.kids[0]]
     key = KEYS[envelope.kids[0]]
     assert (key.exchange(PublicKey.from_jwk(epk)), key.exchange(KEYS[sender].public)) == (ze, zs)
-    assert envelope.info == info == other_info(AUTHCRYPT, sender.encode(), apv_of(envelope.kids))
-    assert kek(ze + zs, info, tag) == derived
-    assert aes_key_unwrap(derived, b64url_decode(encrypted_key)).hex() == vector["cek"]
+    assert envelope.info == info == build_other_info(AUTHCRYPT, sender.encode(), compute_apv(envelope.kids))
+    assert derive_kek(ze + zs, info, tag) == derived
+    assert aes_key_unwrap(derived, decode_base64url(encrypted_key)).hex() == vector["cek"]

@@ -14,14 +14,14 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import MediatorError
-from mediatord.interfaces import Form, Payload, QueueLimits
-from mediatord.interfaces.decentrl import Caps
-from mediatord.interfaces.store import Fault
-from mediatord.store.batches import Observer, unobserved
-from mediatord.store.disk_space import SpaceLimits
-from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import Runners, Tuning
-from mediatord.store.threads import Runner
+from mediatord.store.interfaces.decentrl import DecentrlQuotas
+from mediatord.store.interfaces.messages import Payload, PayloadForm, QueueLimits
+from mediatord.store.interfaces.store import StoreFault
+from mediatord.store.message_operations import OperationObserver, ignore_observation
+from mediatord.store.quotas import SpaceLimits
+from mediatord.store.sqlite.executor import SQLiteRunners, SQLiteTuning
+from mediatord.store.sqlite.group_commit import JobRunner
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 T = TypeVar("T")
 
@@ -31,12 +31,12 @@ ALICE = "did:example:alice"
 BOB = "did:example:bob"
 
 
-def a_payload(id: str, data: bytes | None = None, form: Form = "json") -> Payload:
+def make_payload(id: str, data: bytes | None = None, form: PayloadForm = "json") -> Payload:
     """A payload that differs from every other one unless `data` is given."""
     return Payload(id, b'{"ciphertext":"%s"}' % id.encode() if data is None else data, form)
 
 
-class PromptClock(Clock):
+class ImmediateClock(Clock):
     """A clock whose reactor turns end at once: what is to be called after no delay is called in place."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class PromptClock(Clock):
         return called
 
 
-class InPlace:
+class InlineRunner:
     """A runner that does the work where it is asked for."""
 
     def start(self) -> None:
@@ -65,7 +65,7 @@ class InPlace:
         return execute(work)
 
 
-class Held:
+class HoldableRunner:
     """
     A runner that does the work in place, unless it is held; then it waits until it is let go.
 
@@ -101,45 +101,45 @@ class Held:
         return gate.addCallback(lambda _: work())
 
 
-def a_path(test: SynchronousTestCase) -> Path:
+def make_database_path(test: SynchronousTestCase) -> Path:
     """Where a database may be made, in a directory that is removed after the test."""
     folder = mkdtemp(prefix="mediatord-store-")
     test.addCleanup(rmtree, folder)
     return Path(folder) / "mediator.sqlite3"
 
 
-def a_sqlite_store(
+def make_sqlite_store(
     clock: IReactorTime,
     path: Path,
     limits: QueueLimits | None = None,
     *,
-    caps: Caps | None = None,
-    write: Runner | None = None,
-    read: Runner | None = None,
+    caps: DecentrlQuotas | None = None,
+    write: JobRunner | None = None,
+    read: JobRunner | None = None,
     shared: bool = False,
-    observe: Observer = unobserved,
-    tuning: Tuning | None = None,
+    observe: OperationObserver = ignore_observation,
+    tuning: SQLiteTuning | None = None,
     create: bool = True,
     space_limits: SpaceLimits | None = None,
-    on_fault: Callable[[Fault, bool], None] = lambda fault, present: None,
+    on_fault: Callable[[StoreFault, bool], None] = lambda fault, present: None,
 ) -> SQLiteStore:
     """A store without threads."""
     return SQLiteStore(
         path,
         clock,
         limits or QueueLimits(),
-        Runners(write or InPlace(), read or InPlace(), InPlace(), InPlace()),
-        caps=caps or Caps(),
+        SQLiteRunners(write or InlineRunner(), read or InlineRunner(), InlineRunner(), InlineRunner()),
+        caps=caps or DecentrlQuotas(),
         shared=shared,
         observe=observe,
-        tuning=tuning or Tuning(),
+        tuning=tuning or SQLiteTuning(),
         create=create,
         space_limits=space_limits or SpaceLimits(),
         on_fault=on_fault,
     )
 
 
-def answer(asked: Deferred[Any]) -> Any:
+def result_of(asked: Deferred[Any]) -> Any:
     """What a Deferred has fired with; for a refusal, its class."""
     results: list[Any] = []
     asked.addErrback(lambda failure: failure.trap(MediatorError) and type(failure.value))

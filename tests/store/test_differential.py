@@ -23,19 +23,21 @@ from twisted.internet.threads import blockingCallFromThread, deferToThread
 from twisted.trial.unittest import TestCase
 
 from mediatord.errors import MediatorError
-from mediatord.interfaces import Action, Deposit, IStore, Ledger, Payload, QueueLimits, Window
-from mediatord.store.batches import unobserved
-from mediatord.store.database import connect
-from mediatord.store.known_senders import PROBATION
-from mediatord.store.memory import MemoryStore
-from mediatord.store.mongo import server as server_module
-from mediatord.store.mongo.server import Server
+from mediatord.store.fair_share import PROBATION_SECONDS
+from mediatord.store.interfaces.accounts import RecipientUpdateAction
+from mediatord.store.interfaces.messages import ArrivalWindow, EnqueueRequest, MessageLedger, Payload, QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo.driver import client as server_module
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.mongo.uri import read_uri
-from mediatord.store.sqlite_file import Tuning
+from mediatord.store.sqlite.database_file import connect
+from mediatord.store.sqlite.executor import SQLiteTuning
 from tests.mongod import fresh_database, shared_replica_set
-from tests.store.builders import Held, PromptClock, a_sqlite_store, answer
-from tests.store.mongo import PATIENT
+from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
+from tests.store.mongo_test_case import PATIENT
 
 POLICIES = (
     QueueLimits(4, 40),
@@ -64,7 +66,7 @@ class Stores(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = PromptClock()
+        self.clock = ImmediateClock()
         self.stores: list[IStore] = []
         self.ids = count()
         self.known: list[str] = []
@@ -87,10 +89,10 @@ class Stores(RuleBasedStateMachine):
     def answers(self, ask: Callable[[IStore], Deferred[Any]]) -> tuple[Any, Any]:
         """What both answer; for a refusal, its class."""
         memory, other = self.stores
-        return answer(ask(memory)), self.answer(lambda: ask(other))
+        return result_of(ask(memory)), self.answer(lambda: ask(other))
 
     def answer(self, ask: Callable[[], Deferred[Any]]) -> Any:
-        return answer(ask())
+        return result_of(ask())
 
     def same(self, ask: Callable[[IStore], Deferred[Any]]) -> Any:
         """Ask both and compare."""
@@ -112,13 +114,13 @@ class Stores(RuleBasedStateMachine):
     def same_ledger(self) -> None:
         """It is the same after every step, and nothing is unaccounted for."""
         books = self.same(lambda store: store.ledger())
-        assert (books.didcomm.difference, books.decentrl) == (0, Ledger()), books
+        assert (books.didcomm.difference, books.decentrl) == (0, MessageLedger()), books
 
     @rule(did=recipients, contents=st.lists(bodies, max_size=6), ttl=spans, delay=st.none() | spans, origin=origins)
-    def deposit(self, did: str, contents: list[bytes], ttl: float, delay: float | None, origin: int) -> None:
+    def enqueue(self, did: str, contents: list[bytes], ttl: float, delay: float | None, origin: int) -> None:
         payloads, now = self.payloads(contents), self.clock.seconds()
         due_at = None if delay is None else now + delay
-        self.same(lambda store: store.deposit(did, payloads, expires_at=now + ttl, due_at=due_at, origin=origin))
+        self.same(lambda store: store.enqueue(did, payloads, expires_at=now + ttl, due_at=due_at, origin=origin))
 
     @rule(did=recipients, origin=origins, number=st.integers(2, 7))
     def flood(self, did: str, origin: int, number: int) -> None:
@@ -129,15 +131,16 @@ class Stores(RuleBasedStateMachine):
 
     @staticmethod
     def put(did: str, payloads: list[Payload], until: float, origin: int, store: IStore) -> Deferred[Any]:
-        return store.deposit(did, payloads, expires_at=until, origin=origin)
+        return store.enqueue(did, payloads, expires_at=until, origin=origin)
 
     @rule(orders=st.lists(st.tuples(recipients, st.lists(bodies, max_size=2), origins), min_size=2, max_size=4))
-    def deposit_all(self, orders: list[tuple[str, list[bytes], int]]) -> None:
+    def enqueue_all(self, orders: list[tuple[str, list[bytes], int]]) -> None:
         until = self.clock.seconds() + 20
         deposits = [
-            Deposit(did, tuple(self.payloads(contents)), until, origin=origin) for did, contents, origin in orders
+            EnqueueRequest(did, tuple(self.payloads(contents)), until, origin=origin)
+            for did, contents, origin in orders
         ]
-        self.same(lambda store: store.deposit_all(deposits))
+        self.same(lambda store: store.enqueue_all(deposits))
 
     @rule(did=recipients, body=bodies, data=st.data())
     def deposit_twice(self, did: str, body: bytes, data: st.DataObject) -> None:
@@ -145,7 +148,7 @@ class Stores(RuleBasedStateMachine):
             return
         payloads = [Payload("once", body, "base64"), Payload(data.draw(st.sampled_from(self.known)), body, "json")]
         until = self.clock.seconds() + 5
-        self.same(lambda store: store.deposit(did, payloads, expires_at=until))
+        self.same(lambda store: store.enqueue(did, payloads, expires_at=until))
         # It goes away again, so that its id can be used the next time.
         for account in ("did:a", "did:ab", "did:c", "did:d"):
             self.same(partial(self.forget_once, account))
@@ -167,7 +170,7 @@ class Stores(RuleBasedStateMachine):
     def arrived(self, dids: list[str], ages: tuple[float, float], data: st.DataObject, limit: int) -> None:
         now = self.clock.seconds()
         after = data.draw(st.sampled_from(["", *self.known]))
-        window = Window(now - max(ages), now + 1 - min(ages), after)
+        window = ArrivalWindow(now - max(ages), now + 1 - min(ages), after)
         self.same(lambda store: store.arrived(dids, window, limit=limit))
 
     @rule(data=st.data())
@@ -190,9 +193,9 @@ class Stores(RuleBasedStateMachine):
         """Two of a party are acknowledged, long after each other."""
         for _ in range(2):
             (payload,) = self.payloads([b"x"])
-            self.clock.advance(PROBATION)
+            self.clock.advance(PROBATION_SECONDS)
             self.same(lambda store: store.expire(99))
-            self.same(partial(self.put, did, [payload], self.clock.seconds() + 2 * PROBATION, origin))
+            self.same(partial(self.put, did, [payload], self.clock.seconds() + 2 * PROBATION_SECONDS, origin))
             self.same(partial(self.acknowledge_all, account, [payload.id]))
 
     @staticmethod
@@ -217,7 +220,7 @@ class Stores(RuleBasedStateMachine):
         updates=st.lists(st.tuples(recipients, st.sampled_from(["add", "remove"])), max_size=4),
         max_recipients=st.integers(1, 3),
     )
-    def update(self, account: str, updates: list[tuple[str, Action]], max_recipients: int) -> None:
+    def update(self, account: str, updates: list[tuple[str, RecipientUpdateAction]], max_recipients: int) -> None:
         self.same(lambda store: store.update(account, updates, max_recipients=max_recipients))
 
     @rule(account=accounts, did=recipients, offset=st.integers(0, 3), limit=st.integers(0, 3))
@@ -257,9 +260,9 @@ class SQLiteStores(Stores):
 
     def make_store(self, limits: QueueLimits) -> IStore:
         self.folder = mkdtemp(prefix="mediatord-store-")
-        self.writer = Held()
+        self.writer = HoldableRunner()
         path = Path(self.folder) / "db"
-        return a_sqlite_store(self.clock, path, limits, write=self.writer, tuning=Tuning(max_nonces=NONCES))
+        return make_sqlite_store(self.clock, path, limits, write=self.writer, tuning=SQLiteTuning(max_nonces=NONCES))
 
     def teardown(self) -> None:
         super().teardown()
@@ -293,14 +296,14 @@ class SQLiteStores(Stores):
         blocking = sqlite.ping()
         asked = [self.put(did, payloads, until, origin, sqlite) for did, payloads, origin in whole]
         self.writer.let_go()
-        answer(blocking)
-        expected = [answer(self.put(did, payloads, until, origin, memory)) for did, payloads, origin in whole]
-        assert [answer(deposited) for deposited in asked] == expected
+        result_of(blocking)
+        expected = [result_of(self.put(did, payloads, until, origin, memory)) for did, payloads, origin in whole]
+        assert [result_of(enqueued) for enqueued in asked] == expected
 
     @rule(
         orders=st.lists(
             st.one_of(
-                st.tuples(st.sampled_from(["deposit", "flood"]), recipients, st.lists(bodies, max_size=2)),
+                st.tuples(st.sampled_from(["enqueue", "flood"]), recipients, st.lists(bodies, max_size=2)),
                 st.tuples(st.just("acknowledge"), accounts, st.lists(st.integers(1, 9), max_size=3)),
                 st.tuples(st.sampled_from(["remove", "mark"]), st.just(""), st.lists(st.integers(1, 9), max_size=3)),
             ),
@@ -318,14 +321,14 @@ class SQLiteStores(Stores):
         blocking = sqlite.ping()
         asked = [ask(sqlite) for ask in asks]
         self.writer.let_go()
-        answer(blocking)
-        expected = [answer(ask(memory)) for ask in asks]
-        assert [answer(one) for one in asked] == expected
+        result_of(blocking)
+        expected = [result_of(ask(memory)) for ask in asks]
+        assert [result_of(one) for one in asked] == expected
 
     def traffic(self, what: str, did: str, items: list[Any], until: float) -> Callable[[IStore], Deferred[Any]]:
-        if what in ("deposit", "flood"):
+        if what in ("enqueue", "flood"):
             payloads, origin = self.payloads(items), 0x0001_0001 if what == "flood" else 0
-            return lambda store: store.deposit(did, payloads, expires_at=until, origin=origin)
+            return lambda store: store.enqueue(did, payloads, expires_at=until, origin=origin)
         ids = [self.known[-place] for place in items if place <= len(self.known)]
         if what == "acknowledge":
             return lambda store: store.acknowledge(did, ids)
@@ -337,9 +340,9 @@ class MongoStores(Stores):
 
     def make_store(self, limits: QueueLimits) -> IStore:
         self.fresh = fresh_database()
-        address = read_uri(shared_replica_set().uri(self.fresh.__enter__()))
+        address = parse_mongo_uri(shared_replica_set().uri(self.fresh.__enter__()))
         clock = IReactorTime(reactor)
-        server = Server(address, clock, observe=unobserved, on_up=lambda up: None, connections=2)
+        server = ReplicaSetClient(address, clock, observe=ignore_observation, on_up=lambda up: None, connections=2)
         return MongoStore(server, self.clock, limits, max_nonces=NONCES)
 
     def teardown(self) -> None:

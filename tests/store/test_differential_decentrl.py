@@ -17,23 +17,32 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.python.failure import Failure
 from twisted.python.monkey import MonkeyPatcher
 
-from mediatord.interfaces import IStore, Ledger, QueueLimits
-from mediatord.interfaces.decentrl import Caps, ContractFilter, EventFilter, IDecentrlStore, PublicFilter, Slice
-from mediatord.store.batches import unobserved
-from mediatord.store.memory import MemoryStore
-from mediatord.store.mongo import server as server_module
-from mediatord.store.mongo.decentrl import MongoDecentrl
-from mediatord.store.mongo.nonces import Nonces
-from mediatord.store.mongo.server import Server
+from mediatord.store.interfaces.decentrl import (
+    ContractFilter,
+    DecentrlQuotas,
+    EventFilter,
+    IDecentrlStore,
+    PageRequest,
+    PublicEventFilter,
+)
+from mediatord.store.interfaces.messages import MessageLedger, QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
+from mediatord.store.mongo.driver import client as server_module
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from mediatord.store.mongo.nonces import NonceCapacity
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.mongo.uri import read_uri
-from mediatord.store.sqlite_file import Tuning
+from mediatord.store.sqlite.executor import SQLiteTuning
 from tests.mongod import fresh_database, shared_replica_set
-from tests.store.builders import Held, PromptClock, a_sqlite_store, answer
-from tests.store.decentrl_commands import (
+from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
+from tests.store.mongo_test_case import PATIENT
+from tests.store.random_decentrl_commands import (
     PEOPLE,
     TAGS,
-    Commands,
+    RandomDecentrlCommands,
     Write,
     anybody,
     channels,
@@ -42,9 +51,8 @@ from tests.store.decentrl_commands import (
     tags,
     times,
 )
-from tests.store.mongo import PATIENT
 
-CAPS = Caps(
+CAPS = DecentrlQuotas(
     requests=4,
     requests_of_one=2,
     contracts=5,
@@ -57,12 +65,12 @@ CAPS = Caps(
 # More than are ever drawn: MongoDB notices a little late that there is no room, or room again.
 MOST_NONCES = 100_000
 REACTOR: Any = reactor
-ALL = Slice(0, 99)
+ALL = PageRequest(0, 99)
 
 bounds = st.none() | times
-parts = st.builds(Slice, st.sampled_from([0, 1, 2, 7, 1 << 70]), st.sampled_from([99, 0, 1, 3, 1 << 70]))
+parts = st.builds(PageRequest, st.sampled_from([0, 1, 2, 7, 1 << 70]), st.sampled_from([99, 0, 1, 3, 1 << 70]))
 event_filters = st.builds(EventFilter, tags, st.none() | anybody, bounds, bounds, st.booleans())
-public_filters = st.builds(PublicFilter, tags, bounds, bounds, channels)
+public_filters = st.builds(PublicEventFilter, tags, bounds, bounds, channels)
 
 # What events can be found by, each by itself.
 LOOKS = (
@@ -77,12 +85,12 @@ class DecentrlStores(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = PromptClock()
+        self.clock = ImmediateClock()
         self.stores: list[IStore] = [
             MemoryStore(self.clock, QueueLimits(), caps=CAPS, max_nonces=MOST_NONCES),
             self.make_other(),
         ]
-        self.commands = Commands(self.clock)
+        self.commands = RandomDecentrlCommands(self.clock)
         self.same(lambda store: store.open())
         for did in PEOPLE[:2]:
             self.write(self.commands.registering(did, 30))
@@ -96,7 +104,7 @@ class DecentrlStores(RuleBasedStateMachine):
 
     def answer(self, asked: Deferred[Any]) -> Any:
         """What a Deferred fires with; for a refusal, its class."""
-        return answer(asked)
+        return result_of(asked)
 
     def teardown(self) -> None:
         for did in PEOPLE:
@@ -129,24 +137,26 @@ class DecentrlStores(RuleBasedStateMachine):
             self.write(self.commands.draw(data))
 
     @rule(owner=people, did=st.none() | anybody, before=st.none() | spans, after=st.none() | spans, part=parts)
-    def contracts(self, owner: str, did: str | None, before: float | None, after: float | None, part: Slice) -> None:
+    def contracts(
+        self, owner: str, did: str | None, before: float | None, after: float | None, part: PageRequest
+    ) -> None:
         now = self.clock.seconds()
         wanted = ContractFilter(did, None if before is None else now + before, None if after is None else now + after)
         self.read(lambda store: store.contracts(owner, wanted, part))
         self.read(lambda store: store.contracts(owner, wanted, ALL))
 
     @rule(did=people, sender=st.none() | anybody, part=parts)
-    def waiting(self, did: str, sender: str | None, part: Slice) -> None:
+    def waiting(self, did: str, sender: str | None, part: PageRequest) -> None:
         self.read(lambda store: store.contract_requests(did, part))
         self.read(lambda store: store.pending_events(did, sender, part))
 
     @rule(owner=people, wanted=event_filters, part=parts)
-    def events(self, owner: str, wanted: EventFilter, part: Slice) -> None:
+    def events(self, owner: str, wanted: EventFilter, part: PageRequest) -> None:
         self.read(lambda store: store.events(owner, wanted, part))
         self.read(lambda store: store.events(owner, wanted, ALL))
 
     @rule(publisher=people, wanted=public_filters, part=parts)
-    def public_events(self, publisher: str, wanted: PublicFilter, part: Slice) -> None:
+    def public_events(self, publisher: str, wanted: PublicEventFilter, part: PageRequest) -> None:
         self.read(lambda store: store.public_events(publisher, wanted, part))
         self.read(lambda store: store.public_events(publisher, wanted, ALL))
 
@@ -155,8 +165,8 @@ class DecentrlStores(RuleBasedStateMachine):
         """All that an owner has, its events by each of what they can be found by."""
         for wanted in LOOKS:
             self.read(lambda store, wanted=wanted: store.events(did, wanted, ALL))  # type: ignore[misc]
-        self.read(lambda store: store.public_events(did, PublicFilter(), ALL))
-        self.read(lambda store: store.public_events(did, PublicFilter(channel_id=""), ALL))
+        self.read(lambda store: store.public_events(did, PublicEventFilter(), ALL))
+        self.read(lambda store: store.public_events(did, PublicEventFilter(channel_id=""), ALL))
         self.read(lambda store: store.contracts(did, ContractFilter(), ALL))
         self.read(lambda store: store.contract_requests(did, ALL))
 
@@ -187,7 +197,7 @@ class DecentrlStores(RuleBasedStateMachine):
             self.read(lambda store, did=did: store.events(did, EventFilter(), ALL))  # type: ignore[misc]
         sizes = [self.answer(store.queue_sizes(99)) for store in self.stores]
         books = self.same(lambda store: store.ledger())
-        assert (books.didcomm, books.decentrl.difference) == (Ledger(), 0), books
+        assert (books.didcomm, books.decentrl.difference) == (MessageLedger(), 0), books
         assert dict(sizes[0][0]) == dict(sizes[1][0]) and sizes[0][1] == sizes[1][1], sizes
 
 
@@ -196,9 +206,9 @@ class SQLiteDecentrlStores(DecentrlStores):
 
     def make_other(self) -> IStore:
         self.folder = mkdtemp(prefix="mediatord-store-")
-        self.writer = Held()
-        tuning = Tuning(max_nonces=MOST_NONCES)
-        return a_sqlite_store(self.clock, Path(self.folder) / "db", caps=CAPS, write=self.writer, tuning=tuning)
+        self.writer = HoldableRunner()
+        tuning = SQLiteTuning(max_nonces=MOST_NONCES)
+        return make_sqlite_store(self.clock, Path(self.folder) / "db", caps=CAPS, write=self.writer, tuning=tuning)
 
     def teardown(self) -> None:
         super().teardown()
@@ -213,9 +223,9 @@ class SQLiteDecentrlStores(DecentrlStores):
         blocking = sqlite.ping()
         begun = [write(sqlite.decentrl, guard) for write, guard in asked]
         self.writer.let_go()
-        answer(blocking)
-        expected = [answer(write(memory.decentrl, guard)) for write, guard in asked]
-        assert [answer(one) for one in begun] == expected
+        result_of(blocking)
+        expected = [result_of(write(memory.decentrl, guard)) for write, guard in asked]
+        assert [result_of(one) for one in begun] == expected
 
 
 class MongoDecentrlStores(DecentrlStores):
@@ -225,10 +235,10 @@ class MongoDecentrlStores(DecentrlStores):
         self.patience = MonkeyPatcher((server_module, "PATIENCE", PATIENT))
         self.patience.patch()
         self.fresh = fresh_database()
-        address = read_uri(shared_replica_set().uri(self.fresh.__enter__()))
-        server = Server(address, REACTOR, observe=unobserved, on_up=lambda up: None, connections=2)
+        address = parse_mongo_uri(shared_replica_set().uri(self.fresh.__enter__()))
+        server = ReplicaSetClient(address, REACTOR, observe=ignore_observation, on_up=lambda up: None, connections=2)
         store = MongoStore(server, self.clock, QueueLimits(), caps=CAPS, max_nonces=MOST_NONCES)
-        store.decentrl = MongoDecentrl(server, self.clock, CAPS, Nonces(server, MOST_NONCES), step=1)
+        store.decentrl = MongoDecentrlStore(server, self.clock, CAPS, NonceCapacity(server, MOST_NONCES), step=1)
         return store
 
     def answer(self, asked: Deferred[Any]) -> Any:
@@ -238,7 +248,7 @@ class MongoDecentrlStores(DecentrlStores):
             due = REACTOR.timeout()
             REACTOR.iterate(0.05 if due is None else due)
         (result,) = fired
-        return answer(fail(result) if isinstance(result, Failure) else succeed(result))
+        return result_of(fail(result) if isinstance(result, Failure) else succeed(result))
 
     def teardown(self) -> None:
         super().teardown()

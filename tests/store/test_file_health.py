@@ -11,14 +11,17 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store import check_store
-from mediatord.store.database import connect_for_reading
-from mediatord.store.database_check import create_store, deep_check, quick_check
-from mediatord.store.disk_space import SpaceLimits
-from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import CHECK_INTERVAL
-from mediatord.store.table_sizes import TableSizes
-from tests.store.builders import ALICE, BOB, NOON, PromptClock, a_path, a_payload, a_sqlite_store
+from mediatord.store.quotas import SpaceLimits
+from mediatord.store.sqlite.database_file import (
+    check_integrity,
+    check_store,
+    check_structure,
+    connect_reader,
+    create_database,
+)
+from mediatord.store.sqlite.executor import FILE_CHECK_INTERVAL, TableSizeEstimator
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
+from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 
 INBOX = "did:key:z6MkInbox"
 GARBAGE = 65_536
@@ -30,8 +33,8 @@ class FileCase(SynchronousTestCase):
     space_limits = SpaceLimits(min_free_bytes=1)
 
     def setUp(self) -> None:
-        self.clock = PromptClock()
-        self.path = a_path(self)
+        self.clock = ImmediateClock()
+        self.path = make_database_path(self)
         self.faults: list[tuple[str, bool]] = []
         self.store = self.opened()
         self.successResultOf(self.store.grant(ALICE))
@@ -39,7 +42,7 @@ class FileCase(SynchronousTestCase):
         self.successResultOf(self.put("first"))
 
     def opened(self) -> SQLiteStore:
-        store = a_sqlite_store(
+        store = make_sqlite_store(
             self.clock,
             self.path,
             space_limits=self.space_limits,
@@ -56,8 +59,8 @@ class FileCase(SynchronousTestCase):
         return self.path.with_name(self.path.name + suffix)
 
     def put(self, *ids: str, size: int = 20) -> Deferred[Any]:
-        payloads = [a_payload(id, id.encode().ljust(size, b".")) for id in ids]
-        return self.store.deposit(INBOX, payloads, expires_at=NOON + 99_999)
+        payloads = [make_payload(id, id.encode().ljust(size, b".")) for id in ids]
+        return self.store.enqueue(INBOX, payloads, expires_at=NOON + 99_999)
 
     def fetched(self) -> list[str]:
         messages = self.successResultOf(self.store.fetch(ALICE, None, limit=999, max_bytes=1 << 30))
@@ -65,7 +68,7 @@ class FileCase(SynchronousTestCase):
 
     def look(self) -> None:
         """A second goes by."""
-        self.clock.advance(CHECK_INTERVAL)
+        self.clock.advance(FILE_CHECK_INTERVAL)
 
     def unavailable(self, *asked: Deferred[Any]) -> None:
         for one in asked:
@@ -108,8 +111,8 @@ class MissingTests(FileCase):
 
     def test_replaced(self) -> None:
         """Another database in its place is not the one."""
-        other = a_path(self)
-        create_store(other)
+        other = make_database_path(self)
+        create_database(other)
         other.rename(self.path)
         self.unavailable(self.put("a"))
         self.gone()
@@ -132,7 +135,7 @@ class MissingTests(FileCase):
         self.close()
         for end in ("", "-wal", "-shm"):
             self.beside(end).unlink(missing_ok=True)
-        store = a_sqlite_store(self.clock, self.path, create=False)
+        store = make_sqlite_store(self.clock, self.path, create=False)
         self.unavailable(store.open())
         self.assertFalse(self.path.exists())
 
@@ -195,7 +198,7 @@ class DamageTests(FileCase):
             make()
             log.write_bytes(content)
             self.assertRegex(self.refused(), "it is (empty|gone).*put (it|the database) back")
-            self.unavailable(a_sqlite_store(self.clock, self.path).open())
+            self.unavailable(make_sqlite_store(self.clock, self.path).open())
             self.assertEqual(log.read_bytes(), content)
 
     def test_found_while_running(self) -> None:
@@ -240,30 +243,30 @@ class DamageTests(FileCase):
     def test_checks(self) -> None:
         """A whole file has no problem in either check; an index that lacks a row is one for the deep check."""
         self.fill()
-        with closing(connect_for_reading(self.path)) as connection:
-            self.assertEqual((quick_check(connection), deep_check(connection)), ([], []))
+        with closing(connect_reader(self.path)) as connection:
+            self.assertEqual((check_structure(connection), check_integrity(connection)), ([], []))
         with closing(sqlite3.connect(self.path)) as connection:
             connection.execute("PRAGMA writable_schema = ON")
             name = "message_expiry"
             connection.execute("DELETE FROM sqlite_schema WHERE name = ?", (name,))
             connection.execute("DELETE FROM message WHERE id = 'first'")
             connection.commit()
-        with closing(connect_for_reading(self.path)) as connection:
-            self.assertNotEqual(deep_check(connection), [])
+        with closing(connect_reader(self.path)) as connection:
+            self.assertNotEqual(check_integrity(connection), [])
 
     def test_bounded(self) -> None:
         """A check that takes too long ends without a finding."""
         self.fill()
-        with closing(connect_for_reading(self.path)) as connection:
+        with closing(connect_reader(self.path)) as connection:
             connection.set_trace_callback(lambda statement: connection.interrupt())
-            self.assertEqual(quick_check(connection, 60), [])
+            self.assertEqual(check_structure(connection, 60), [])
 
 
 class FirstStartTests(SynchronousTestCase):
     """When a database is made, and when it is missed."""
 
     def setUp(self) -> None:
-        self.path = a_path(self)
+        self.path = make_database_path(self)
         self.logs = self.path.parent / "log"
 
     def check(self) -> None:
@@ -306,14 +309,14 @@ class FirstStartTests(SynchronousTestCase):
         """Who wants a new one says so; one that is there is not made anew, nor is a log thrown away."""
         self.check()
         with self.assertRaisesRegex(ValueError, "there is one already"):
-            create_store(self.path)
+            create_database(self.path)
         self.lose()
-        create_store(self.path)
+        create_database(self.path)
         self.check()
         self.lose()
         self.path.with_name(self.path.name + "-wal").write_bytes(b"x")
         with self.assertRaisesRegex(ValueError, "its write-ahead log"):
-            create_store(self.path)
+            create_database(self.path)
 
 
 class QuotaTests(FileCase):
@@ -391,8 +394,8 @@ class SizeTests(FileCase):
         for number in range(300):
             self.successResultOf(self.put(f"m{number}", size=9000))
         self.close()
-        with closing(connect_for_reading(self.path)) as connection:
-            whole = TableSizes(lambda: 0.0).measure(connection)
+        with closing(connect_reader(self.path)) as connection:
+            whole = TableSizeEstimator(lambda: 0.0).measure(connection)
             self.assertEqual(sum(whole.values()), self.path.stat().st_size)
             self.assertEqual(max(whole, key=whole.__getitem__), "message")
             now = [0.0]
@@ -401,7 +404,7 @@ class SizeTests(FileCase):
                 if "'message'" in statement:
                     now[0] += 60.0
 
-            slow = TableSizes(lambda: now[0])
+            slow = TableSizeEstimator(lambda: now[0])
             connection.set_trace_callback(trace)
             first = slow.measure(connection)
             self.assertNotIn("message", first)

@@ -8,36 +8,36 @@ from sqlite3 import Connection
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import NotEnrolled, RecipientUnknown, ReplayMemoryFull, StoreUnavailable
-from mediatord.interfaces import Deposit, Deposited
-from mediatord.store.batches import Bounds
-from mediatord.store.database import open_database
-from mediatord.store.group_commit import Outcome, commit_together
-from mediatord.store.sql_nonces import ping
-from mediatord.store.sqlite_file import Tuning
-from tests.store.builders import ALICE, BOB, NOON, a_path, a_payload
-from tests.store.commits import INBOX, CommitCase, commits_in_log
+from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult
+from mediatord.store.message_operations import BatchLimits
+from mediatord.store.sqlite.coordination_queries import write_ping
+from mediatord.store.sqlite.database_file import open_database
+from mediatord.store.sqlite.executor import SQLiteTuning
+from mediatord.store.sqlite.group_commit import OperationOutcome, commit_batch
+from tests.store.builders import ALICE, BOB, NOON, make_database_path, make_payload
+from tests.store.commit_test_case import INBOX, CommitTestCase, count_wal_commits
 
 
-class GroupCommitTests(CommitCase):
+class GroupCommitTests(CommitTestCase):
     """One transaction for all that is there (reference 12)."""
 
     def test_one_turn_one_commit(self) -> None:
         """What is asked for in one turn of the reactor is committed once, whatever it is."""
-        before = commits_in_log(self.path)
+        before = count_wal_commits(self.path)
         asked = [self.put(f"m{number}") for number in range(100)]
         granted = self.store.grant(BOB)
         claimed = self.store.claim(b"key", NOON + 60)
         self.turn()
-        for deposited in asked:
-            self.successResultOf(deposited)
+        for enqueued in asked:
+            self.successResultOf(enqueued)
         self.successResultOf(granted)
         self.assertTrue(self.successResultOf(claimed))
-        self.assertEqual(commits_in_log(self.path) - before, 1)
+        self.assertEqual(count_wal_commits(self.path) - before, 1)
         self.assertEqual(self.stored(), [f"m{number}" for number in range(100)])
 
     def test_waits_for_running_commit(self) -> None:
         """What is asked for while a transaction is running goes together into the next one."""
-        before = commits_in_log(self.path)
+        before = count_wal_commits(self.path)
         self.writer.hold()
         first = self.put("first")
         self.turn()
@@ -47,20 +47,20 @@ class GroupCommitTests(CommitCase):
             self.turn()
         self.writer.let_go()
         self.turn()
-        for deposited in (first, *others):
-            self.successResultOf(deposited)
-        self.assertEqual(commits_in_log(self.path) - before, 2)
+        for enqueued in (first, *others):
+            self.successResultOf(enqueued)
+        self.assertEqual(count_wal_commits(self.path) - before, 2)
         self.assertEqual(self.observed.count("commit"), 2)
 
     def test_nothing_before_the_commit(self) -> None:
         """No Deferred fires before what it stands for is committed."""
         self.writer.hold()
-        deposited = self.put("a")
+        enqueued = self.put("a")
         self.turn()
-        self.assertNoResult(deposited)
+        self.assertNoResult(enqueued)
         self.assertEqual(self.stored(), [])
         self.writer.let_go()
-        self.successResultOf(deposited)
+        self.successResultOf(enqueued)
         self.assertEqual(self.stored(), ["a"])
 
     def test_reads_go_on(self) -> None:
@@ -106,25 +106,25 @@ class GroupCommitTests(CommitCase):
 
     def test_refusal_is_its_own(self) -> None:
         """A deposit for nobody fails alone, in the same transaction as those that do not."""
-        before = commits_in_log(self.path)
+        before = count_wal_commits(self.path)
         asked = self.put("a"), self.put("b", to="did:example:nobody"), self.put("c")
         self.turn()
         self.successResultOf(asked[0])
         self.failureResultOf(asked[1], RecipientUnknown)
         self.successResultOf(asked[2])
         self.assertEqual(self.stored(), ["a", "c"])
-        self.assertEqual(commits_in_log(self.path) - before, 1)
+        self.assertEqual(count_wal_commits(self.path) - before, 1)
 
     def test_full_replay_memory_is_its_own(self) -> None:
         """A claim for which there is no room does not cost the others of its batch a commit each."""
-        before = commits_in_log(self.path)
+        before = count_wal_commits(self.path)
         asked = self.put("a"), self.store.claim(b"key", NOON + 60, share=0.0), self.put("c")
         self.turn()
         self.successResultOf(asked[0])
         self.failureResultOf(asked[1], ReplayMemoryFull)
         self.successResultOf(asked[2])
         self.assertEqual(self.stored(), ["a", "c"])
-        self.assertEqual(commits_in_log(self.path) - before, 1)
+        self.assertEqual(count_wal_commits(self.path) - before, 1)
 
     def test_one_bad_apple(self) -> None:
         """An operation that the database refuses fails alone, and is undone alone."""
@@ -156,30 +156,30 @@ class GroupCommitTests(CommitCase):
         """The observer hears of each operation and of each commit."""
         self.done(self.put("a"))
         self.done(self.store.ping())
-        self.assertEqual(self.observed, ["commit", "deposit", "commit", "ping", "ping"])
+        self.assertEqual(self.observed, ["commit", "enqueue", "commit", "ping", "ping"])
 
 
 class OutcomeTests(SynchronousTestCase):
     """What a work answers."""
 
     def setUp(self) -> None:
-        self.connection = open_database(a_path(self))
+        self.connection = open_database(make_database_path(self))
         self.addCleanup(self.connection.close)
 
-    def ping(self, answer: Outcome) -> Callable[[Connection], Outcome]:
+    def ping(self, answer: OperationOutcome) -> Callable[[Connection], OperationOutcome]:
         """A work that writes and has this outcome."""
 
-        def work(connection: Connection) -> Outcome:
-            ping(connection)
+        def work(connection: Connection) -> OperationOutcome:
+            write_ping(connection)
             return answer
 
         return work
 
     def test_refusal_that_is_kept(self) -> None:
         """A work that returns its refusal, instead of raising it, keeps what it wrote, and disturbs nobody."""
-        refused = Outcome(error=NotEnrolled())
-        works = [self.ping(Outcome("first")), self.ping(refused), self.ping(Outcome("last"))]
-        outcomes = commit_together(self.connection, works)
+        refused = OperationOutcome(error=NotEnrolled())
+        works = [self.ping(OperationOutcome("first")), self.ping(refused), self.ping(OperationOutcome("last"))]
+        outcomes = commit_batch(self.connection, works)
         self.assertEqual([outcome.value for outcome in outcomes], ["first", None, "last"])
         self.assertIs(outcomes[1].error, refused.error)
         self.assertFalse(self.connection.in_transaction)
@@ -187,34 +187,34 @@ class OutcomeTests(SynchronousTestCase):
         self.assertEqual(pings, (3,))
 
 
-class BoundTests(CommitCase):
+class BoundTests(CommitTestCase):
     """How much goes into a batch, and how much may wait."""
 
-    tuning = Tuning(
-        bounds=Bounds(batch=4, batch_bytes=100, waiting=6, waiting_bytes=250),
-        read_bounds=Bounds(batch_bytes=100, waiting_bytes=1 << 40),
+    tuning = SQLiteTuning(
+        bounds=BatchLimits(batch=4, batch_bytes=100, waiting=6, waiting_bytes=250),
+        read_bounds=BatchLimits(batch_bytes=100, waiting_bytes=1 << 40),
     )
 
     def test_batch_by_number(self) -> None:
         """No more than so many operations share a transaction."""
-        before = commits_in_log(self.path)
+        before = count_wal_commits(self.path)
         asked = [self.store.claim(b"%d" % number, NOON + 9) for number in range(6)]
         self.turn()
         self.assertEqual([self.successResultOf(claimed) for claimed in asked], [True] * 6)
-        self.assertEqual(commits_in_log(self.path) - before, 2)
+        self.assertEqual(count_wal_commits(self.path) - before, 2)
 
     def test_told_with_its_own_batch(self) -> None:
         """What is deposited together and takes several commits: each deposit is told of with the one it is in."""
-        before, told = commits_in_log(self.path), []
-        deposits = [Deposit(INBOX, (a_payload(id, b"x"),), NOON + 9) for id in "abcdef"]
+        before, told = count_wal_commits(self.path), []
+        deposits = [EnqueueRequest(INBOX, (make_payload(id, b"x"),), NOON + 9) for id in "abcdef"]
 
         def early(outcomes: Sequence[tuple[int, object]]) -> None:
-            told.append(([place for place, _ in outcomes], commits_in_log(self.path) - before, done.called))
+            told.append(([place for place, _ in outcomes], count_wal_commits(self.path) - before, done.called))
 
-        done = self.store.deposit_each(deposits, early)
+        done = self.store.enqueue_each(deposits, early)
         self.turn()
         stored = self.successResultOf(done)
-        self.assertEqual([one.messages[0].id for one in stored if isinstance(one, Deposited)], list("abcdef"))
+        self.assertEqual([one.messages[0].id for one in stored if isinstance(one, EnqueueResult)], list("abcdef"))
         self.assertEqual(told, [([0, 1, 2, 3], 1, False)])
 
     def test_who_is_told_fails(self) -> None:
@@ -223,17 +223,19 @@ class BoundTests(CommitCase):
         def early(outcomes: Sequence[tuple[int, object]]) -> None:
             raise ZeroDivisionError
 
-        done = self.store.deposit_each([Deposit(INBOX, (a_payload(id, b"x"),), NOON + 9) for id in "abcdef"], early)
+        done = self.store.enqueue_each(
+            [EnqueueRequest(INBOX, (make_payload(id, b"x"),), NOON + 9) for id in "abcdef"], early
+        )
         self.turn()
         self.assertEqual(len(self.successResultOf(done)), 6)
         self.done(self.put("g"))
 
     def test_batch_by_bytes(self) -> None:
         """No more than so many bytes share a transaction, but one operation always goes."""
-        before = commits_in_log(self.path)
+        before = count_wal_commits(self.path)
         asked = [self.put(id, data=b"x" * size) for id, size in (("a", 60), ("b", 60), ("c", 40), ("d", 10))]
         self.done(asked[-1])
-        self.assertEqual(commits_in_log(self.path) - before, 3)
+        self.assertEqual(count_wal_commits(self.path) - before, 3)
         self.done(self.put("e", data=b"x" * 200))
         self.assertEqual(self.stored(), ["a", "b", "c", "d", "e"])
 
@@ -252,8 +254,8 @@ class BoundTests(CommitCase):
         asked = [self.put(f"m{number}") for number in range(6)]
         self.failureResultOf(self.put("refused"), StoreUnavailable)
         self.turn()
-        for deposited in asked:
-            self.successResultOf(deposited)
+        for enqueued in asked:
+            self.successResultOf(enqueued)
         self.done(self.put("next"))
         self.assertNotIn("refused", self.stored())
 

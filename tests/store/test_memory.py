@@ -6,11 +6,12 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import IStore, QueueLimits
-from mediatord.interfaces.decentrl import Caps
-from mediatord.store.memory import MemoryStore
+from mediatord.store.interfaces.decentrl import DecentrlQuotas
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.memory.memory_store import MemoryStore
 from tests.store import contract
-from tests.store.builders import ALICE, PromptClock
+from tests.store.builders import ALICE, ImmediateClock
 
 
 class MakesMemory:
@@ -18,32 +19,32 @@ class MakesMemory:
 
     store: IStore
 
-    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: Caps, max_nonces: int) -> IStore:
+    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
         return MemoryStore(clock, limits, caps=caps, max_nonces=max_nonces)
 
     def a_neighbour(self) -> IStore:
         return self.store
 
 
-class MemoryDepositTests(MakesMemory, contract.DepositContract, TestCase): ...
+class MemoryDepositTests(MakesMemory, contract.EnqueueContract, TestCase): ...
 
 
-class MemoryShareTests(MakesMemory, contract.ShareContract, TestCase): ...
+class MemoryShareTests(MakesMemory, contract.FairShareContract, TestCase): ...
 
 
-class MemoryNoShareTests(MakesMemory, contract.NoShareContract, TestCase): ...
+class MemoryNoShareTests(MakesMemory, contract.NoFairShareContract, TestCase): ...
 
 
-class MemoryRankTests(MakesMemory, contract.RankContract, TestCase): ...
+class MemoryRankTests(MakesMemory, contract.SenderReserveContract, TestCase): ...
 
 
-class MemoryRankRefusalTests(MakesMemory, contract.RankRefusalContract, TestCase): ...
+class MemoryRankRefusalTests(MakesMemory, contract.SenderReserveRefusalContract, TestCase): ...
 
 
 class MemoryRefusalTests(MakesMemory, contract.RefusalContract, TestCase): ...
 
 
-class MemoryRefusalByShareTests(MakesMemory, contract.RefusalByShareContract, TestCase): ...
+class MemoryRefusalByShareTests(MakesMemory, contract.FairShareRefusalContract, TestCase): ...
 
 
 class MemoryLedgerTests(MakesMemory, contract.LedgerContract, TestCase): ...
@@ -109,10 +110,10 @@ class MemoryDecentrlPublicTests(MakesMemory, contract.DecentrlPublicContract, Te
 class MemoryDecentrlLifecycleTests(MakesMemory, contract.DecentrlLifecycleContract, TestCase): ...
 
 
-class MemoryArrivalTests(MakesMemory, contract.ArrivalContract, TestCase): ...
+class MemoryArrivalTests(MakesMemory, contract.MessageLookupContract, TestCase): ...
 
 
-class MemoryDecentrlArrivalTests(MakesMemory, contract.DecentrlArrivalContract, TestCase): ...
+class MemoryDecentrlArrivalTests(MakesMemory, contract.DecentrlEventLookupContract, TestCase): ...
 
 
 class MemoryClusterTests(MakesMemory, contract.ClusterContract, TestCase): ...
@@ -121,7 +122,7 @@ class MemoryClusterTests(MakesMemory, contract.ClusterContract, TestCase): ...
 class MemoryClusterIdentityTests(MakesMemory, contract.ClusterIdentityContract, TestCase): ...
 
 
-class MemoryClusterTurnTests(MakesMemory, contract.ClusterTurnContract, TestCase): ...
+class MemoryClusterTurnTests(MakesMemory, contract.LeaderLeaseContract, TestCase): ...
 
 
 class MemoryClusterPresenceTests(MakesMemory, contract.ClusterPresenceContract, TestCase): ...
@@ -130,7 +131,7 @@ class MemoryClusterPresenceTests(MakesMemory, contract.ClusterPresenceContract, 
 class MemoryClusterDeliveryTests(MakesMemory, contract.ClusterDeliveryContract, TestCase): ...
 
 
-class MemoryAllowanceTests(MakesMemory, contract.AllowanceContract, TestCase): ...
+class MemoryAllowanceTests(MakesMemory, contract.QuotaContract, TestCase): ...
 
 
 class SharedMemoryTests(SynchronousTestCase):
@@ -138,7 +139,7 @@ class SharedMemoryTests(SynchronousTestCase):
 
     def test_last_one_out(self) -> None:
         """Nothing is forgotten before the last of them has closed it; then everything is."""
-        store = MemoryStore(PromptClock(), QueueLimits())
+        store = MemoryStore(ImmediateClock(), QueueLimits())
         for _ in range(2):
             self.successResultOf(store.open())
         self.successResultOf(store.grant(ALICE))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.interfaces.decentrl import Slice, StoredEvent
-from mediatord.store.memory_timelines import Search, Timeline
+from mediatord.store.interfaces.decentrl import PageRequest, StoredEvent
+from mediatord.store.memory.decentrl import Timeline, TimelineSearch
 from tests.store.contract.decentrl_base import an_event
 
 MANY = 10_000
@@ -36,7 +36,7 @@ class TimelineTests(SynchronousTestCase):
             labels = [("tag", "common"), *([("tag", "rare")] if number % 1000 == 0 else [])]
             self.timeline.add(an_event(f"e{number}"), labels, Watched(number))
 
-    def found(self, search: Search, part: Slice) -> tuple[list[str], int, int]:
+    def found(self, search: TimelineSearch, part: PageRequest) -> tuple[list[str], int, int]:
         """Ids, the total, and how many comparisons it took."""
         Watched.comparisons = 0
         found = self.timeline.find(search, part)
@@ -45,20 +45,22 @@ class TimelineTests(SynchronousTestCase):
     def test_a_page_is_not_searched_for(self) -> None:
         """A page of what has one label costs nothing that grows with how many have it, wherever it is."""
         for newest_first, expected in ((False, ["e5000", "e5001"]), (True, ["e4999", "e4998"])):
-            search = Search(([("tag", "common")],), newest_first=newest_first)
-            self.assertEqual(self.found(search, Slice(5000, 2)), (expected, MANY, 0))
+            search = TimelineSearch(([("tag", "common")],), newest_first=newest_first)
+            self.assertEqual(self.found(search, PageRequest(5000, 2)), (expected, MANY, 0))
 
     def test_bounds_are_bisected(self) -> None:
         """Bounds are found in logarithmic time."""
-        search = Search(([("tag", "common")],), after=1000.0, before=8999.0)
-        ids, total, comparisons = self.found(search, Slice(4000, 1))
+        search = TimelineSearch(([("tag", "common")],), after=1000.0, before=8999.0)
+        ids, total, comparisons = self.found(search, PageRequest(4000, 1))
         self.assertEqual((ids, total), (["e5000"], 8000))
         self.assertLess(comparisons, 100)
 
     def test_the_rarest_decides(self) -> None:
         """What has to have two labels is looked for among those that have the rarer one."""
         for labels in ((("tag", "rare"), ("tag", "common")), (("tag", "common"), ("tag", "rare"))):
-            ids, total, comparisons = self.found(Search(tuple([label] for label in labels)), Slice(1, 2))
+            ids, total, comparisons = self.found(
+                TimelineSearch(tuple([label] for label in labels)), PageRequest(1, 2)
+            )
             self.assertEqual((ids, total), (["e1000", "e2000"], 10))
             self.assertLess(comparisons, 100)
 

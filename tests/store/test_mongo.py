@@ -7,17 +7,18 @@ from typing import Any, cast
 from twisted.internet.interfaces import IReactorTime
 from twisted.trial.unittest import TestCase
 
-from mediatord.interfaces import IStore, QueueLimits
-from mediatord.interfaces.decentrl import LARGEST_SLICE, Caps
-from mediatord.store.batches import unobserved
-from mediatord.store.mongo import server as server_module
-from mediatord.store.mongo.server import Server
+from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, DecentrlQuotas
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo.driver import client as server_module
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.mongo.uri import read_uri
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store import contract
 from tests.store.contract.base import Base, StoreContract
-from tests.store.mongo import CLOCK, PATIENT
+from tests.store.mongo_test_case import CLOCK, PATIENT
 
 
 class MakesMongo(Base):
@@ -30,34 +31,34 @@ class MakesMongo(Base):
         self.addCleanup(fresh.__exit__, None, None, None)
         await cast(Any, super()).setUp()
 
-    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: Caps, max_nonces: int) -> IStore:
-        address = read_uri(shared_replica_set().uri(self.database))
-        server = Server(address, CLOCK, observe=unobserved, on_up=lambda up: None, connections=2)
+    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
+        address = parse_mongo_uri(shared_replica_set().uri(self.database))
+        server = ReplicaSetClient(address, CLOCK, observe=ignore_observation, on_up=lambda up: None, connections=2)
         return MongoStore(server, clock, limits, caps=caps, max_nonces=max_nonces)
 
     def a_neighbour(self) -> IStore:
         return cast(StoreContract, self).a_store()
 
 
-class MongoDepositTests(MakesMongo, contract.DepositContract, TestCase): ...
+class MongoDepositTests(MakesMongo, contract.EnqueueContract, TestCase): ...
 
 
-class MongoShareTests(MakesMongo, contract.ShareContract, TestCase): ...
+class MongoShareTests(MakesMongo, contract.FairShareContract, TestCase): ...
 
 
-class MongoNoShareTests(MakesMongo, contract.NoShareContract, TestCase): ...
+class MongoNoShareTests(MakesMongo, contract.NoFairShareContract, TestCase): ...
 
 
-class MongoRankTests(MakesMongo, contract.RankContract, TestCase): ...
+class MongoRankTests(MakesMongo, contract.SenderReserveContract, TestCase): ...
 
 
-class MongoRankRefusalTests(MakesMongo, contract.RankRefusalContract, TestCase): ...
+class MongoRankRefusalTests(MakesMongo, contract.SenderReserveRefusalContract, TestCase): ...
 
 
 class MongoRefusalTests(MakesMongo, contract.RefusalContract, TestCase): ...
 
 
-class MongoRefusalByShareTests(MakesMongo, contract.RefusalByShareContract, TestCase): ...
+class MongoRefusalByShareTests(MakesMongo, contract.FairShareRefusalContract, TestCase): ...
 
 
 class MongoLedgerTests(MakesMongo, contract.LedgerContract, TestCase): ...
@@ -69,8 +70,8 @@ class MongoPickupTests(MakesMongo, contract.PickupContract, TestCase): ...
 class MongoTimingTests(MakesMongo, contract.TimingContract, TestCase): ...
 
 
-class MongoArrivalTests(MakesMongo, contract.ArrivalContract, TestCase):
-    largest = LARGEST_SLICE - 2_048
+class MongoArrivalTests(MakesMongo, contract.MessageLookupContract, TestCase):
+    largest = MAX_PAGE_BYTES - 2_048
 
 
 class MongoAccountTests(MakesMongo, contract.AccountContract, TestCase): ...

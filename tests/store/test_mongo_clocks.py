@@ -11,16 +11,18 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import CLOCKS_APART, ClockDiffers, IStore, QueueLimits
-from mediatord.interfaces.decentrl import Caps, Guard, PendingEvent
-from mediatord.store.batches import unobserved
-from mediatord.store.mongo.server import Server
+from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, ClockSkewError
+from mediatord.store.interfaces.decentrl import CommandGuard, DecentrlQuotas, PendingEvent
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.mongo.uri import read_uri
 from tests.mongod import shared_replica_set
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
-from tests.store.mongo import HostClock
+from tests.store.mongo_test_case import HostClock
 from tests.store.test_mongo import MakesMongo
 
 DAYS = 4 * 86_400.0
@@ -38,32 +40,34 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         await super().setUp()
         self.host = self.hosts[0]
 
-    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: Caps, max_nonces: int) -> IStore:
+    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
         host = HostClock()
         self.hosts.append(host)
-        address = read_uri(shared_replica_set().uri(self.database))
-        server = Server(address, cast(Any, host), observe=unobserved, on_up=lambda up: None, connections=2)
+        address = parse_mongo_uri(shared_replica_set().uri(self.database))
+        server = ReplicaSetClient(
+            address, cast(Any, host), observe=ignore_observation, on_up=lambda up: None, connections=2
+        )
         return MongoStore(server, clock, limits, caps=caps, max_nonces=max_nonces)
 
     def pass_time(self, seconds: float) -> Deferred[None]:
         return deferLater(IReactorTime(reactor), seconds)
 
-    async def notice(self, ahead: float) -> ClockDiffers:
+    async def notice(self, ahead: float) -> ClockSkewError:
         """Set the clock, and have that found out."""
         self.host.ahead = ahead
-        with self.assertRaises(ClockDiffers) as caught:
+        with self.assertRaises(ClockSkewError) as caught:
             await self.cluster.join(a_node("x"), LONG)
-        refused: ClockDiffers = caught.exception
+        refused: ClockSkewError = caught.exception
         return refused
 
     async def test_join(self) -> None:
         """Refused, with how wrong it is; others are not disturbed, and it may come when the clock is right."""
         await self.neighbour.cluster.join(a_node("b"), LONG)
-        for ahead in (DAYS, CLOCKS_APART + ASKING, -CLOCKS_APART - ASKING, -DAYS):
+        for ahead in (DAYS, MAX_CLOCK_SKEW + ASKING, -MAX_CLOCK_SKEW - ASKING, -DAYS):
             refused = await self.notice(ahead)
             self.assertLess(abs(refused.ahead - ahead), ASKING)
             self.assertEqual(await self.live(), ["B"])
-        for ahead in (CLOCKS_APART - ASKING, ASKING - CLOCKS_APART):
+        for ahead in (MAX_CLOCK_SKEW - ASKING, ASKING - MAX_CLOCK_SKEW):
             self.host.ahead = ahead
             await self.join("a")
         self.assertEqual(await self.live(), ["A", "B"])
@@ -73,7 +77,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         await self.join("a")
         for ahead in (DAYS, -DAYS):
             self.host.ahead = ahead
-            with self.assertRaises(ClockDiffers):
+            with self.assertRaises(ClockSkewError):
                 await self.cluster.renew("A", self.short)
         await self.outlive()
         self.assertEqual(await self.live(), ["A"])
@@ -101,7 +105,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         for ahead in (2 * HOUR, -DAYS):
             self.host.ahead = ahead
             self.assertEqual(await self.store.expire(9), [])
-        self.host.ahead = CLOCKS_APART - ASKING
+        self.host.ahead = MAX_CLOCK_SKEW - ASKING
         self.assertEqual([one.id for one in await self.store.expire(9)], ["a"])
 
     async def test_nothing_is_accepted(self) -> None:
@@ -112,7 +116,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             await self.notice(ahead)
             for asked in (
                 lambda: self.put("m"),
-                lambda: self.store.decentrl.deliver(Guard(b"nonce", NOON + HOUR), event),
+                lambda: self.store.decentrl.deliver(CommandGuard(b"nonce", NOON + HOUR), event),
                 lambda: self.store.take_due(9),
             ):
                 with self.assertRaises(StoreUnavailable):
@@ -137,7 +141,7 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
                 lambda: store.status(ALICE, None),
                 lambda: store.find(["m"]),
                 lambda: decentrl.registered_until(ALICE),
-                lambda: decentrl.admit(Guard(b"nonce", NOON + HOUR, ALICE)),
+                lambda: decentrl.admit(CommandGuard(b"nonce", NOON + HOUR, ALICE)),
             ):
                 with self.assertRaises(StoreUnavailable):
                     await asked()
@@ -160,13 +164,13 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             self.host.ahead = ahead
             with self.assertRaises(StoreUnavailable):
                 await self.store.take_due(9)
-        self.host.ahead = CLOCKS_APART - ASKING
+        self.host.ahead = MAX_CLOCK_SKEW - ASKING
         self.assertEqual([one.id for one in await self.store.take_due(9)], ["m"])
 
     async def test_nothing_is_accepted_before_it_is_noticed(self) -> None:
         """A clock that was just set may be wrong: only when it was found to agree once more."""
         await self.join("a")
-        for ahead in (DAYS, -DAYS, CLOCKS_APART / 2):
+        for ahead in (DAYS, -DAYS, MAX_CLOCK_SKEW / 2):
             self.host.ahead = ahead
             with self.assertRaises(StoreUnavailable):
                 await self.put("m")
@@ -184,4 +188,4 @@ class TextTests(SynchronousTestCase):
             (DAYS + 3 * 3600 + 59, "4 days 3 h ahead of"),
             (-7200.0, "2 h behind"),
         ):
-            self.assertEqual(str(ClockDiffers(ahead)), f"the clock of this host is {said} the MongoDB server's")
+            self.assertEqual(str(ClockSkewError(ahead)), f"the clock of this host is {said} the MongoDB server's")

@@ -13,21 +13,22 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import IStore, QueueLimits
-from mediatord.interfaces.decentrl import Caps
-from mediatord.store.batches import unobserved
-from mediatord.store.mongo import cluster_ends
-from mediatord.store.mongo.server import Server
+from mediatord.store.interfaces.decentrl import DecentrlQuotas
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo import cluster
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.transactions import Transaction
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.mongo.transaction import Transaction
-from mediatord.store.mongo.uri import read_uri
 from tests.mongod import shared_replica_set
 from tests.store import contract
 from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
 from tests.store.test_mongo import MakesMongo
 
 
-class Namesakes(Server):
+class Namesakes(ReplicaSetClient):
     """
     Keeps the sessions of a boot apart from those of the same boot in another test; real ones are never the same.
 
@@ -36,8 +37,8 @@ class Namesakes(Server):
 
     test = ""
 
-    def belong_to(self, owner: str) -> None:
-        super().belong_to(f"{self.test} {owner}")
+    def set_session_owner(self, owner: str) -> None:
+        super().set_session_owner(f"{self.test} {owner}")
 
     async def end_sessions(self, owner: str) -> None:
         await super().end_sessions(f"{self.test} {owner}")
@@ -52,12 +53,14 @@ class MakesMongoCluster(MakesMongo):
         self.test = uuid4().hex
         await super().setUp()
 
-    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: Caps, max_nonces: int) -> IStore:
+    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
         return MongoStore(self.another_server(), clock, limits, caps=caps, max_nonces=max_nonces)
 
-    def another_server(self) -> Server:
-        address = read_uri(shared_replica_set().uri(self.database))
-        server = Namesakes(address, IReactorTime(reactor), observe=unobserved, on_up=lambda up: None, connections=2)
+    def another_server(self) -> ReplicaSetClient:
+        address = parse_mongo_uri(shared_replica_set().uri(self.database))
+        server = Namesakes(
+            address, IReactorTime(reactor), observe=ignore_observation, on_up=lambda up: None, connections=2
+        )
         server.test = self.test
         return server
 
@@ -71,7 +74,7 @@ class MongoClusterTests(MakesMongoCluster, contract.ClusterContract, TestCase): 
 class MongoClusterIdentityTests(MakesMongoCluster, contract.ClusterIdentityContract, TestCase): ...
 
 
-class MongoClusterTurnTests(MakesMongoCluster, contract.ClusterTurnContract, TestCase): ...
+class MongoClusterTurnTests(MakesMongoCluster, contract.LeaderLeaseContract, TestCase): ...
 
 
 class MongoClusterPresenceTests(MakesMongoCluster, contract.ClusterPresenceContract, TestCase): ...
@@ -80,7 +83,7 @@ class MongoClusterPresenceTests(MakesMongoCluster, contract.ClusterPresenceContr
 class MongoClusterDeliveryTests(MakesMongoCluster, contract.ClusterDeliveryContract, TestCase): ...
 
 
-class MongoAllowanceTests(MakesMongoCluster, contract.AllowanceContract, TestCase):
+class MongoAllowanceTests(MakesMongoCluster, contract.QuotaContract, TestCase):
     delta = 0.8
 
 
@@ -144,7 +147,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
 
     async def test_end_of_many(self) -> None:
         """What a node has announced goes in pieces, and none of it once the node is back."""
-        self.patch(cluster_ends, "_AT_A_TIME", 3)
+        self.patch(cluster, "_PRESENCE_DELETE_BATCH", 3)
         await self.neighbour.cluster.join(a_node("a"), self.short)
         await self.neighbour.cluster.announce("A", [f"did:example:{number}" for number in range(10)])
         await self.outlive()
@@ -186,7 +189,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         """What a node had begun to write when it died is in nobody's way once it is dropped."""
         dead = self.another_server()
         await dead.open()
-        dead.belong_to("A")
+        dead.set_session_owner("A")
         begun: Deferred[None] = Deferred()
 
         async def die(transaction: Transaction) -> None:

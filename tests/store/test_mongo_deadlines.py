@@ -8,17 +8,17 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
-from mediatord import deadline as deadline_module
-from mediatord.deadline import one_request
+from mediatord import clock as deadline_module
+from mediatord.clock import request_scope
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Payload
-from mediatord.interfaces.decentrl import Guard
-from mediatord.store.batches import Bounds
-from mediatord.store.mongo import server as server_module
-from mediatord.store.mongo.gathering import Gathering, Together
-from mediatord.store.mongo.operations import Operations
-from mediatord.store.mongo.server import Transaction
-from tests.store.mongo import ALICE, AT_MOST, CLOCK, INBOX, MongoCase, begin, until
+from mediatord.store.interfaces.decentrl import CommandGuard
+from mediatord.store.interfaces.messages import Payload
+from mediatord.store.message_operations import BatchLimits
+from mediatord.store.mongo.driver import client as server_module
+from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.driver.transactions import Transaction
+from mediatord.store.mongo.transaction_batcher import BatchOperation, TransactionBatcher
+from tests.store.mongo_test_case import ALICE, AT_MOST, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
 
 # Seconds that a request has here, and milliseconds that a command is held up: one is done in time, two are not.
 PATIENCE = 1.5
@@ -37,10 +37,10 @@ class Ago:
 
 def began(seconds: float) -> Any:
     """Within a request that began so many seconds ago."""
-    return one_request(cast(Any, Ago(seconds)))
+    return request_scope(cast(Any, Ago(seconds)))
 
 
-class DeadlineCase(MongoCase):
+class DeadlineCase(MongoTestCase):
     def setUp(self) -> None:
         super().setUp()
         for module in (deadline_module, server_module):
@@ -70,27 +70,27 @@ class RequestTests(DeadlineCase):
                 self.assertTrue(await store.account(ALICE))
 
         async def request() -> None:
-            with one_request(CLOCK):
+            with request_scope(CLOCK):
                 await ask()
 
         with self.servers.failpoint("find", "aggregate", blockConnection=True, blockTimeMS=SLOW):
-            await self.fails(begin(request()))
+            await self.fails(start_mongod(request()))
             await ask()
 
     async def test_forward(self) -> None:
         """What a slow commit had no time for after a slow question is not there, and can be sent once more."""
         store = await self.a_store()
-        store._ownership.clear()
+        store._owner_cache.clear()
 
         async def request() -> None:
-            with one_request(CLOCK):
+            with request_scope(CLOCK):
                 self.assertEqual(await store.owner(INBOX), ALICE)
                 await self.put(store, "a")
 
         held = {"blockConnection": True, "blockTimeMS": SLOW}
         with self.servers.failpoint("aggregate", "commitTransaction", **held):
-            await self.fails(begin(request()))
-        await until(lambda: not store._server.doubtful)
+            await self.fails(start_mongod(request()))
+        await wait_until(lambda: not store._client.has_uncertain_commits)
         await self.put(store, "a")
         self.assertEqual(self.kept(), ["a"])
 
@@ -102,13 +102,13 @@ class RequestTests(DeadlineCase):
             self.assertTrue(await store.claim(b"key", later))
         with began(PATIENCE), self.assertRaises(StoreUnavailable):
             await store.release(b"key")
-        await until(lambda: not store._server.doubtful)
+        await wait_until(lambda: not store._client.has_uncertain_commits)
         self.assertTrue(await store.claim(b"key", later))
 
     async def test_command(self) -> None:
         """Nor is a command begun, nor its nonce used up."""
         store = await self.a_store()
-        guard = Guard(b"nonce", CLOCK.seconds() + 60)
+        guard = CommandGuard(b"nonce", CLOCK.seconds() + 60)
         with began(PATIENCE), self.assertRaises(StoreUnavailable):
             await store.decentrl.admit(guard)
         await store.decentrl.admit(guard)
@@ -116,11 +116,11 @@ class RequestTests(DeadlineCase):
     async def test_hardly_any_time(self) -> None:
         """What could only be left in doubt is not begun, of any kind; and that is no fault of the server."""
         server = await self.an_open_server(observe=self.observe)
-        gathering = Gathering(server, at_once=1, bounds=Bounds())
+        gathering = TransactionBatcher(server, at_once=1, bounds=BatchLimits())
         gathering.start()
 
         async def together(
-            operations: Operations, works: Sequence[Any], deadline: float, tries: int | None
+            executor: OperationExecutor, works: Sequence[Any], deadline: float, tries: int | None
         ) -> Sequence[Any]:
             raise AssertionError
 
@@ -128,9 +128,9 @@ class RequestTests(DeadlineCase):
             raise AssertionError
 
         with began(PATIENCE - 0.1):
-            for asked in (begin(server.transact("work", work)), gathering.submit("batch", together, None, ())):
+            for asked in (start_mongod(server.transact("work", work)), gathering.submit("batch", together, None, ())):
                 await self.fails(asked)
-        self.assertEqual((self.asked, self.states, server.doubtful), ([], [True], False))
+        self.assertEqual((self.asked, self.states, server.has_uncertain_commits), ([], [True], False))
 
     async def test_too_much_at_once(self) -> None:
         """Nor does a request wait longer for its turn when the server has more to do than it may at a time."""
@@ -142,9 +142,9 @@ class RequestTests(DeadlineCase):
             await deferLater(CLOCK, 2.0)
             ended.append(transaction)
 
-        lasts = [begin(server.transact("lasting", lasting)) for _ in range(32)]
+        lasts = [start_mongod(server.transact("lasting", lasting)) for _ in range(32)]
         with began(PATIENCE - 0.5):
-            waiting = begin(server.transact("waiting", lasting))
+            waiting = start_mongod(server.transact("waiting", lasting))
         await self.fails(waiting)
         self.assertEqual(ended, [])
         await gatherResults(lasts)
@@ -152,11 +152,11 @@ class RequestTests(DeadlineCase):
     async def test_owner(self) -> None:
         """Two that ask for the same: one gives up when it has to, and the other one is answered."""
         store = await self.a_store()
-        store._ownership.clear()
+        store._owner_cache.clear()
         with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=SLOW, times=1):
             with began(PATIENCE - 0.5):
                 hasty = store.owner(INBOX)
-            with one_request(CLOCK):
+            with request_scope(CLOCK):
                 patient = store.owner(INBOX)
             await self.fails(hasty)
             self.assertNoResult(patient)
@@ -166,20 +166,20 @@ class RequestTests(DeadlineCase):
 class TogetherTests(DeadlineCase):
     """Works of several requests, and of none."""
 
-    async def a_gathering(self) -> Gathering:
+    async def a_gathering(self) -> TransactionBatcher:
         """One that does one batch at a time; works are the seconds that a batch lasts."""
-        gathering = Gathering(await self.an_open_server(), at_once=1, bounds=Bounds(batch=3))
+        gathering = TransactionBatcher(await self.an_open_server(), at_once=1, bounds=BatchLimits(batch=3))
         gathering.start()
         self.batches: list[tuple[int, float]] = []
 
         async def last(
-            operations: Operations, works: Sequence[float], deadline: float, tries: int | None
+            executor: OperationExecutor, works: Sequence[float], deadline: float, tries: int | None
         ) -> Sequence[None]:
             self.batches.append((len(works), deadline))
             await deferLater(CLOCK, max(works))
             return [None] * len(works)
 
-        self.last: Together = last
+        self.last: BatchOperation = last
         return gathering
 
     async def test_the_earliest_counts(self) -> None:
@@ -228,7 +228,7 @@ class TogetherTests(DeadlineCase):
         self.patch(server_module, "PATIENCE", 4.0)
         gathering = await self.a_gathering()
         hanging = gathering.submit("hanging", self.last, 1.5, ())
-        await until(lambda: bool(self.batches))
+        await wait_until(lambda: bool(self.batches))
         free = gathering.submit("free", self.last, 0.0, ())
         late = []
         for ago in (2.0, 2.2, 2.1):
@@ -246,7 +246,7 @@ class TogetherTests(DeadlineCase):
         payloads = [Payload(id, b"payload", "json") for id in "abc"]
         with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=1_500):
             with began(PATIENCE - 0.7):
-                asked = store.deposit(INBOX, payloads, expires_at=CLOCK.seconds() + 60)
+                asked = store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 60)
             await self.fails(asked)
-        await until(lambda: not store._server.doubtful)
+        await wait_until(lambda: not store._client.has_uncertain_commits)
         self.assertEqual(self.kept(), [])

@@ -6,14 +6,15 @@ from twisted.internet import reactor  # noqa: TID251  a server's answers come by
 from twisted.internet.interfaces import IReactorTime
 from twisted.trial.unittest import TestCase
 
-from mediatord.interfaces import IStore, QueueLimits
-from mediatord.interfaces.decentrl import LARGEST_SLICE, Caps
-from mediatord.store.batches import unobserved
-from mediatord.store.mongo.decentrl import MongoDecentrl
-from mediatord.store.mongo.nonces import Nonces
-from mediatord.store.mongo.server import Server
+from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, DecentrlQuotas
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from mediatord.store.mongo.nonces import NonceCapacity
 from mediatord.store.mongo.store import MongoStore
-from mediatord.store.mongo.uri import read_uri
 from tests.mongod import shared_replica_set
 from tests.store import contract
 from tests.store.test_mongo import MakesMongo
@@ -22,11 +23,13 @@ from tests.store.test_mongo import MakesMongo
 class MakesLongLists(MakesMongo):
     """Three events are a long list, along which one walks in small steps."""
 
-    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: Caps, max_nonces: int) -> IStore:
-        address = read_uri(shared_replica_set().uri(self.database))
-        server = Server(address, IReactorTime(reactor), observe=unobserved, on_up=lambda up: None, connections=2)
+    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
+        address = parse_mongo_uri(shared_replica_set().uri(self.database))
+        server = ReplicaSetClient(
+            address, IReactorTime(reactor), observe=ignore_observation, on_up=lambda up: None, connections=2
+        )
         store = MongoStore(server, clock, limits, caps=caps, max_nonces=max_nonces)
-        store.decentrl = MongoDecentrl(server, clock, caps, Nonces(server, max_nonces), step=2)
+        store.decentrl = MongoDecentrlStore(server, clock, caps, NonceCapacity(server, max_nonces), step=2)
         return store
 
 
@@ -54,8 +57,8 @@ class MongoDecentrlPendingTests(MakesMongo, contract.DecentrlPendingContract, Te
 class MongoDecentrlLedgerTests(MakesMongo, contract.DecentrlLedgerContract, TestCase): ...
 
 
-class MongoDecentrlArrivalTests(MakesMongo, contract.DecentrlArrivalContract, TestCase):
-    largest = LARGEST_SLICE - 2_048
+class MongoDecentrlArrivalTests(MakesMongo, contract.DecentrlEventLookupContract, TestCase):
+    largest = MAX_PAGE_BYTES - 2_048
 
 
 class MongoDecentrlEventTests(MakesMongo, contract.DecentrlEventContract, TestCase): ...

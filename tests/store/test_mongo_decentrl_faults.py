@@ -18,33 +18,34 @@ from mediatord.errors import (
     TooLarge,
     UnauthorizedCommand,
 )
-from mediatord.interfaces import Ledger, Removed
-from mediatord.interfaces.decentrl import (
-    LARGEST_SLICE,
+from mediatord.store.interfaces.decentrl import (
+    MAX_PAGE_BYTES,
+    CommandGuard,
     ContractRequest,
     EventFilter,
-    Guard,
+    PageRequest,
     PublicEvent,
-    Slice,
     StoredEvent,
 )
-from mediatord.store.mongo import availability, books, server
-from mediatord.store.mongo.aftermath import Aftermath
-from mediatord.store.mongo.decentrl import MongoDecentrl
-from mediatord.store.mongo.decentrl_commands import Guarded
-from mediatord.store.mongo.decentrl_pending import Delivering
+from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage
+from mediatord.store.mongo import ledger
+from mediatord.store.mongo.decentrl_commands import MongoGuardedCommand
+from mediatord.store.mongo.decentrl_pending import MongoDeliverCommand
+from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
+from mediatord.store.mongo.driver import client, server_monitor
+from mediatord.store.mongo.removal import LateCommitReporter
 from tests.store.builders import ALICE, BOB, NOON
-from tests.store.mongo import until
-from tests.store.mongo_decentrl_case import MongoDecentrlCase
+from tests.store.mongo_decentrl_test_case import MongoDecentrlTestCase
+from tests.store.mongo_test_case import wait_until
 
-ALL = Slice(0, 1000)
+ALL = PageRequest(0, 1000)
 TRANSIENT: dict[str, Any] = {"errorCode": 112, "errorLabels": ["TransientTransactionError"]}
 DONE_OR_NOT: dict[str, Any] = {"writeConcernError": {"code": 91, "errmsg": "going down"}}
 
-Write = Callable[[Guard], Deferred[Any]]
+Write = Callable[[CommandGuard], Deferred[Any]]
 
 
-class FaultCase(MongoDecentrlCase):
+class FaultCase(MongoDecentrlTestCase):
     """A node that gives up soon."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
@@ -56,7 +57,7 @@ class FaultCase(MongoDecentrlCase):
     @contextmanager
     def impatiently(self) -> Iterator[None]:
         """Operations have little time while inside."""
-        patches = [self.patch(server, "PATIENCE", 0.25), self.patch(availability, "INTERVAL", 0.05)]
+        patches = [self.patch(client, "PATIENCE", 0.25), self.patch(server_monitor, "PROBE_INTERVAL", 0.05)]
         try:
             yield
         finally:
@@ -92,11 +93,11 @@ class FaultCase(MongoDecentrlCase):
 class DoubtTests(FaultCase):
     """Nobody knows whether a command was carried out: then it was not."""
 
-    async def lost(self, write: Write, guard: Guard, **fault: Any) -> None:
+    async def lost(self, write: Write, guard: CommandGuard, **fault: Any) -> None:
         """A command whose commit is not answered."""
         with self.impatiently(), self.servers.failpoint("commitTransaction", **fault):
             await self.assertFailure(write(guard), StoreUnavailable)
-        await until(lambda: self.links[0].answers and not self.links[0].doubtful)
+        await wait_until(lambda: self.links[0].answers and not self.links[0].has_uncertain_commits)
 
     async def test_committed(self) -> None:
         """What was carried out all the same is undone, and can be sent again with the same nonce."""
@@ -105,9 +106,9 @@ class DoubtTests(FaultCase):
             await self.lost(write, guard, **DONE_OR_NOT)
             self.assertEqual(self.everything(), self.before, name)
             self.assertEqual(self.miscounted(), [], name)
-        self.assertEqual((await books.ledger(self.links[0])).decentrl, Ledger(accepted=1, withdrawn=1))
+        self.assertEqual((await ledger.read_ledger(self.links[0])).decentrl, MessageLedger(accepted=1, withdrawn=1))
         for name, write in self.writes().items():
-            await write(Guard(name.encode(), 9e9, ALICE))
+            await write(CommandGuard(name.encode(), 9e9, ALICE))
         self.assertEqual(self.miscounted(), [])
 
     async def test_not_committed(self) -> None:
@@ -120,22 +121,24 @@ class DoubtTests(FaultCase):
 
     async def test_acknowledged(self) -> None:
         """Events that were acknowledged all the same stay so, and are told of once, if undoing is in doubt too."""
-        told: list[Sequence[Removed]] = []
-        decentrl = MongoDecentrl(self.links[0], self.clock, self.caps, aftermath=Aftermath(told.append))
+        told: list[Sequence[RemovedMessage]] = []
+        decentrl = MongoDecentrlStore(
+            self.links[0], self.clock, self.caps, late_commits=LateCommitReporter(told.append)
+        )
         events = [self.an_event(), self.an_event()]
         for event in events:
             await decentrl.deliver(self.guard(), event)
         guard, ids = self.guard(), [event.id for event in events]
 
-        def acknowledge(guard: Guard) -> Deferred[Any]:
+        def acknowledge(guard: CommandGuard) -> Deferred[Any]:
             return decentrl.acknowledge_events(guard, ALICE, [ids[0], "unknown"])
 
         with self.impatiently(), self.servers.failpoint("commitTransaction", **DONE_OR_NOT):
             await self.assertFailure(acknowledge(guard), StoreUnavailable)
             # Undoing it releases the nonce, though nobody says so.
-            await until(lambda: any("undoing a doubtful write" in line for line in self.said))
+            await wait_until(lambda: any("undoing a doubtful write" in line for line in self.said))
             self.assertEqual(self.documents["nonces"].count_documents({"_id": guard.nonce}), 0)
-        await until(lambda: self.links[0].answers and not self.links[0].doubtful)
+        await wait_until(lambda: self.links[0].answers and not self.links[0].has_uncertain_commits)
         self.assertEqual([[one.id for one in some] for some in told], [ids[:1]])
         self.assertEqual((await decentrl.pending_events(ALICE, None, ALL)).items, (events[1],))
         self.assertEqual(await acknowledge(guard), [])
@@ -151,8 +154,10 @@ class DoubtTests(FaultCase):
 
     async def test_not_acknowledged(self) -> None:
         """Of what was not acknowledged nothing is told."""
-        told: list[Sequence[Removed]] = []
-        decentrl = MongoDecentrl(self.links[0], self.clock, self.caps, aftermath=Aftermath(told.append))
+        told: list[Sequence[RemovedMessage]] = []
+        decentrl = MongoDecentrlStore(
+            self.links[0], self.clock, self.caps, late_commits=LateCommitReporter(told.append)
+        )
         event = self.an_event()
         await decentrl.deliver(self.guard(), event)
         await self.lost(
@@ -172,18 +177,18 @@ class DoubtTests(FaultCase):
         """It is not called a repetition, as if it had been done; once it is undone it may come."""
         guard, event = self.guard(), self.an_event()
         undone = Deferred[None]()
-        undo = Guarded.undo
+        undo = MongoGuardedCommand.undo
 
-        async def later(guarded: Guarded[Any], transaction: Any) -> Any:
+        async def later(guarded: MongoGuardedCommand[Any], transaction: Any) -> Any:
             await undone
             return await undo(guarded, transaction)
 
-        self.patch(Guarded, "undo", later)
+        self.patch(MongoGuardedCommand, "undo", later)
         with self.impatiently(), self.servers.failpoint("commitTransaction", **DONE_OR_NOT):
             await self.assertFailure(self.decentrl.deliver(guard, event), StoreUnavailable)
         await self.assertFailure(self.decentrl.deliver(guard, event), StoreUnavailable)
         undone.callback(None)
-        await until(lambda: self.links[0].answers and not self.links[0].doubtful)
+        await wait_until(lambda: self.links[0].answers and not self.links[0].has_uncertain_commits)
         await self.decentrl.deliver(guard, event)
         await self.assertFailure(self.decentrl.deliver(guard, event), DuplicateNonce)
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
@@ -191,9 +196,11 @@ class DoubtTests(FaultCase):
     async def test_somebody_elses(self) -> None:
         """What another node has done with the same nonce meanwhile is not undone."""
         guard, event = self.guard(), self.an_event()
-        doubtful = Guarded(guard, Delivering(event, self.caps, NOON), NOON, b"another token")
+        has_uncertain_commits = MongoGuardedCommand(
+            guard, MongoDeliverCommand(event, self.caps, NOON), NOON, b"another token"
+        )
         await self.decentrl.deliver(guard, event)
-        await self.links[0].transact("undo", doubtful.undo)
+        await self.links[0].transact("undo", has_uncertain_commits.undo)
         await self.assertFailure(self.decentrl.deliver(guard, event), DuplicateNonce)
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
 
@@ -225,7 +232,7 @@ class RetryTests(FaultCase):
             begun = [self.decentrl.deliver(self.guard(), self.an_event()) for _ in range(600)]
             results: list[Any] = await DeferredList(begun, consumeErrors=True)
         self.assertEqual({result.type for _, result in results}, {StoreUnavailable})
-        await until(lambda: self.links[0].answers)
+        await wait_until(lambda: self.links[0].answers)
         await self.decentrl.deliver(self.guard(), self.an_event())
         self.assertEqual(self.miscounted(), [])
 
@@ -265,7 +272,7 @@ class SizeTests(FaultCase):
 
     async def test_document(self) -> None:
         """What is over what a server takes is refused before it is sent, with its nonce."""
-        large = "x" * (LARGEST_SLICE + 1)
+        large = "x" * (MAX_PAGE_BYTES + 1)
         stored = StoredEvent("large", BOB, ALICE, large, (), 1.0)
         for write in (
             lambda guard: self.decentrl.save_events(guard, ALICE, [self.kept_event(), stored]),
@@ -281,16 +288,20 @@ class SizeTests(FaultCase):
         """Events that do not go into one message together are kept together."""
         events = [replace(self.kept_event("tag"), payload="x" * 9_000_000) for _ in range(3)]
         await self.decentrl.save_events(self.guard(), ALICE, events)
-        self.assertEqual((await self.decentrl.events(ALICE, EventFilter(("tag",)), Slice(2, 1))).items, (events[2],))
+        self.assertEqual(
+            (await self.decentrl.events(ALICE, EventFilter(("tag",)), PageRequest(2, 1))).items, (events[2],)
+        )
         self.assertEqual(self.miscounted(), [])
 
     async def test_many_events(self) -> None:
         """Nor is their number, within a command, or that of new tags."""
         events = [self.kept_event(at=number, sender=ALICE) for number in range(5_001)]
         await self.decentrl.save_events(self.guard(), ALICE, events)
-        self.assertEqual((await self.decentrl.events(ALICE, EventFilter(), Slice(5_000, 9))).items, (events[-1],))
+        self.assertEqual(
+            (await self.decentrl.events(ALICE, EventFilter(), PageRequest(5_000, 9))).items, (events[-1],)
+        )
         await self.decentrl.update_tags(self.guard(), ALICE, [(event.id, ("new",)) for event in events])
-        found = await self.decentrl.events(ALICE, EventFilter(("new",)), Slice(0, 1))
+        found = await self.decentrl.events(ALICE, EventFilter(("new",)), PageRequest(0, 1))
         self.assertEqual(found.total, 5_001)
         self.assertEqual(self.miscounted(), [])
 

@@ -8,16 +8,16 @@ from typing import Any
 from twisted.internet.defer import DeferredList
 
 from mediatord.errors import RateLimited
-from mediatord.interfaces.decentrl import EventFilter, PublicEvent, PublicFilter, Slice, StoredEvent
+from mediatord.store.interfaces.decentrl import EventFilter, PageRequest, PublicEvent, PublicEventFilter, StoredEvent
 from tests.store.builders import ALICE, BOB
-from tests.store.mongo_decentrl_case import MongoDecentrlCase
+from tests.store.mongo_decentrl_test_case import MongoDecentrlTestCase
 
 CAROL = "did:example:carol"
 STEP = 7
 LENGTH = 120
 
 
-class LongListTests(MongoDecentrlCase):
+class LongListTests(MongoDecentrlTestCase):
     """Lists of many steps, whose events often have the same time."""
 
     step = STEP
@@ -48,7 +48,7 @@ class LongListTests(MongoDecentrlCase):
             and not (wanted.unprocessed_only and event.sender_did == ALICE)
         ]
 
-    async def ids(self, wanted: EventFilter, part: Slice, node: int = 0) -> tuple[list[str], int]:
+    async def ids(self, wanted: EventFilter, part: PageRequest, node: int = 0) -> tuple[list[str], int]:
         found = await self.everywhere[node].events(ALICE, wanted, part)
         return [event.id for event in found.items], found.total
 
@@ -68,7 +68,7 @@ class LongListTests(MongoDecentrlCase):
             expected = self.expected(wanted)
             self.assertGreater(len(expected), STEP, wanted)
             for _ in range(12):
-                part = Slice(self.draw.randrange(len(expected) + 5), self.draw.choice([1, 3, STEP, 20, 200]))
+                part = PageRequest(self.draw.randrange(len(expected) + 5), self.draw.choice([1, 3, STEP, 20, 200]))
                 found = await self.ids(wanted, part)
                 self.assertEqual(found, (expected[part.offset :][: part.limit], len(expected)), (wanted, part))
 
@@ -76,10 +76,10 @@ class LongListTests(MongoDecentrlCase):
         """Page after page gives each event once, from either end."""
         wanted = EventFilter(("x", "y"))
         expected = self.expected(wanted)
-        pages = [await self.ids(wanted, Slice(offset, 5)) for offset in range(0, len(expected), 5)]
+        pages = [await self.ids(wanted, PageRequest(offset, 5)) for offset in range(0, len(expected), 5)]
         self.assertEqual([id for ids, _ in pages for id in ids], expected)
         for offset in reversed(range(0, len(expected), 5)):
-            self.assertEqual((await self.ids(wanted, Slice(offset, 5)))[0], expected[offset:][:5])
+            self.assertEqual((await self.ids(wanted, PageRequest(offset, 5)))[0], expected[offset:][:5])
 
     async def test_newest_first(self) -> None:
         """Public events are no different in the other direction."""
@@ -91,11 +91,17 @@ class LongListTests(MongoDecentrlCase):
             await self.decentrl.publish(self.guard(), ALICE, event)
         expected = [event.id for event in sorted(reversed(events), key=lambda event: -event.timestamp)]
         for wanted, ids in (
-            (PublicFilter(), expected),
-            (PublicFilter(("odd",)), [id for id in expected if int(id.split()[1]) % 2]),
-            (PublicFilter(after=2, before=7), expected[12:48]),
+            (PublicEventFilter(), expected),
+            (PublicEventFilter(("odd",)), [id for id in expected if int(id.split()[1]) % 2]),
+            (PublicEventFilter(after=2, before=7), expected[12:48]),
         ):
-            for part in (Slice(0, 3), Slice(25, 4), Slice(17, 99), Slice(3, 20), Slice(99, 9)):
+            for part in (
+                PageRequest(0, 3),
+                PageRequest(25, 4),
+                PageRequest(17, 99),
+                PageRequest(3, 20),
+                PageRequest(99, 9),
+            ):
                 found = await self.decentrl.public_events(ALICE, wanted, part)
                 self.assertEqual([event.id for event in found.items], ids[part.offset :][: part.limit])
                 self.assertEqual(found.total, len(ids))
@@ -104,26 +110,26 @@ class LongListTests(MongoDecentrlCase):
         """What another node changes is seen at once."""
         wanted = EventFilter(("x",))
         expected = self.expected(wanted)
-        self.assertEqual(await self.ids(wanted, Slice(10, 5)), (expected[10:15], len(expected)))
+        self.assertEqual(await self.ids(wanted, PageRequest(10, 5)), (expected[10:15], len(expected)))
         first = self.kept_event("x", at=-1.0)
         await self.everywhere[1].save_events(self.guard(), ALICE, [first])
         expected.insert(0, first.id)
-        self.assertEqual(await self.ids(wanted, Slice(10, 5)), (expected[10:15], len(expected)))
+        self.assertEqual(await self.ids(wanted, PageRequest(10, 5)), (expected[10:15], len(expected)))
         await self.everywhere[1].update_tags(self.guard(), ALICE, [(expected[3], ())])
         del expected[3]
-        self.assertEqual(await self.ids(wanted, Slice(10, 5)), (expected[10:15], len(expected)))
+        self.assertEqual(await self.ids(wanted, PageRequest(10, 5)), (expected[10:15], len(expected)))
 
     async def test_many_at_once(self) -> None:
         """Of one owner not too many long lists are walked along at the same time; what is known needs no walk."""
         labels = [EventFilter(("x",), after=float(number)) for number in range(8)]
-        begun = [self.decentrl.events(ALICE, wanted, Slice(20, 5)) for wanted in labels]
+        begun = [self.decentrl.events(ALICE, wanted, PageRequest(20, 5)) for wanted in labels]
         results: list[Any] = await DeferredList(begun, consumeErrors=True)
         known = next(wanted for wanted, (done, _) in zip(labels, results, strict=True) if done)
         refused = [result for done, result in results if not done]
         self.assertIn(len(refused), range(1, 5))
         self.assertEqual({(one.type, one.value.retry_after) for one in refused}, {(RateLimited, 1)})
-        begun = [self.decentrl.events(ALICE, known, Slice(20, 5)) for _ in range(8)]
+        begun = [self.decentrl.events(ALICE, known, PageRequest(20, 5)) for _ in range(8)]
         self.assertEqual([done for done, _ in await DeferredList(begun, consumeErrors=True)], [True] * 8)
         for wanted in labels:
             expected = self.expected(wanted)
-            self.assertEqual(await self.ids(wanted, Slice(20, 5)), (expected[20:25], len(expected)))
+            self.assertEqual(await self.ids(wanted, PageRequest(20, 5)), (expected[20:25], len(expected)))

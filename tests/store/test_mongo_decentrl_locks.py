@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.mongo.decentrl_locks import Locks
+from mediatord.store.mongo.driver.executor import KeyedMutex
 
 
 class LockTests(SynchronousTestCase):
@@ -15,7 +15,7 @@ class LockTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.locks = Locks(self.clock)
+        self.locks = KeyedMutex(self.clock)
         self.begun: list[str] = []
         self.ends: dict[str, Deferred[str]] = {}
 
@@ -27,7 +27,7 @@ class LockTests(SynchronousTestCase):
             self.begun.append(name)
             return await self.ends[name]
 
-        return Deferred.fromCoroutine(self.locks.holding(key, work, deadline))
+        return Deferred.fromCoroutine(self.locks.run_exclusive(key, work, deadline))
 
     def test_in_order(self) -> None:
         """Who comes first goes first, and the others wait until then."""
@@ -83,7 +83,7 @@ class LockTests(SynchronousTestCase):
             raise StoreUnavailable()
 
         self.enter("first")
-        asked = [Deferred.fromCoroutine(self.locks.holding(b"key", fail, 60.0)) for _ in range(5000)]
+        asked = [Deferred.fromCoroutine(self.locks.run_exclusive(b"key", fail, 60.0)) for _ in range(5000)]
         self.ends["first"].callback("")
         outcomes = self.successResultOf(DeferredList(asked, consumeErrors=True))
         self.assertEqual({done for done, _ in outcomes}, {False})

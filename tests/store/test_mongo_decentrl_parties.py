@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mediatord.interfaces.decentrl import ContractRequest, PublicEvent
+from mediatord.store.interfaces.decentrl import ContractRequest, PublicEvent
 from tests.store.builders import ALICE, BOB, HOUR, NOON
-from tests.store.mongo_decentrl_case import MongoDecentrlCase
+from tests.store.mongo_decentrl_test_case import MongoDecentrlTestCase
 
 CAROL = "did:example:carol"
 
 
-class PruneTests(MongoDecentrlCase):
+class PruneTests(MongoDecentrlTestCase):
     """What `prune` drops of registrations and parties."""
 
     async def prune(self, seconds: float = 0.0) -> tuple[int, list[str]]:

@@ -9,21 +9,21 @@ from typing import Any
 from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.errors import TooLarge
-from mediatord.interfaces import Window
-from mediatord.interfaces.decentrl import (
-    LARGEST_SLICE,
-    Caps,
+from mediatord.store.interfaces.decentrl import (
+    MAX_PAGE_BYTES,
     ContractFilter,
     ContractRequest,
+    DecentrlQuotas,
     EventFilter,
+    PageRequest,
     PendingEvent,
     PublicEvent,
-    PublicFilter,
-    Slice,
+    PublicEventFilter,
     StoredEvent,
 )
+from mediatord.store.interfaces.messages import ArrivalWindow
 from tests.store.builders import ALICE, BOB, HOUR, NOON
-from tests.store.mongo_decentrl_case import MongoDecentrlCase
+from tests.store.mongo_decentrl_test_case import MongoDecentrlTestCase
 
 # How many others there are, and how much each of them and ALICE has of everything.
 OTHERS = 12
@@ -36,12 +36,12 @@ TAGS = tuple([f"tag {number}" for number in range(400)])
 
 PEER = "did:peer:1"
 CAROL = "did:example:carol"
-PART = Slice(1, 2)
+PART = PageRequest(1, 2)
 
 Ask = Callable[[], Deferred[Any]]
 
 
-class PlanCase(MongoDecentrlCase):
+class PlanCase(MongoDecentrlTestCase):
     """What the server says of itself."""
 
     async def profile(self, ask: Ask) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ class PlanTests(PlanCase):
                 "find_pending": lambda: decentrl.find_pending(mine),
             }
         )
-        for window in (Window(NOON, NOON + 2), Window(NOON, NOON + 2, "a")):
+        for window in (ArrivalWindow(NOON, NOON + 2), ArrivalWindow(NOON, NOON + 2, "a")):
             arrived = partial(decentrl.arrived_pending, [ALICE], window, limit=10)
             await self.look_at_little({"arrived_pending": arrived}, documents=0)
 
@@ -145,11 +145,11 @@ class PlanTests(PlanCase):
             {
                 str(wanted): lambda wanted=wanted: decentrl.public_events(ALICE, wanted, PART)  # type: ignore[misc]
                 for wanted in (
-                    PublicFilter(),
-                    PublicFilter(("x",)),
-                    PublicFilter(channel_id="channel 1"),
-                    PublicFilter(("x",), channel_id="channel 1"),
-                    PublicFilter(after=1, before=3),
+                    PublicEventFilter(),
+                    PublicEventFilter(("x",)),
+                    PublicEventFilter(channel_id="channel 1"),
+                    PublicEventFilter(("x",), channel_id="channel 1"),
+                    PublicEventFilter(after=1, before=3),
                 )
             }
         )
@@ -179,12 +179,12 @@ class PlanTests(PlanCase):
 class MemoryTests(PlanCase):
     """No more is in memory at once than an answer may have, or a little more."""
 
-    caps = Caps(pending_bytes=4 * LARGEST_SLICE)
+    caps = DecentrlQuotas(pending_bytes=4 * MAX_PAGE_BYTES)
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
         await self.agree(ALICE, PEER)
-        self.events = [self.an_event(ALICE, PEER, "x" * (LARGEST_SLICE // 2 - 1_000)) for _ in range(5)]
+        self.events = [self.an_event(ALICE, PEER, "x" * (MAX_PAGE_BYTES // 2 - 1_000)) for _ in range(5)]
         for event in self.events:
             await self.decentrl.deliver(self.guard(), event)
 
@@ -196,13 +196,13 @@ class MemoryTests(PlanCase):
         """Of events that are too much together, only those are read that fit, and one batch more."""
         ids = [event.id for event in self.events]
         sent = await self.sent(lambda: self.decentrl.find_pending(ids))
-        self.assertLess(sent, 2.1 * LARGEST_SLICE)
+        self.assertLess(sent, 2.1 * MAX_PAGE_BYTES)
         found = await self.decentrl.find_pending(ids)
         self.assertEqual([event.id for event in found], ids[:2])
 
     async def test_too_large(self) -> None:
         """What is refused for its size is not read."""
-        part = Slice(0, 5)
+        part = PageRequest(0, 5)
         sent = await self.sent(lambda: self.assertFailure(self.decentrl.pending_events(ALICE, None, part), TooLarge))
         self.assertLess(sent, 10_000)
 
@@ -240,4 +240,4 @@ class LongListPlanTests(PlanCase):
         self.assertLessEqual(documents, 3 * len(rare))
 
     def page(self, wanted: EventFilter, offset: int) -> Ask:
-        return lambda: self.decentrl.events(ALICE, wanted, Slice(offset, 2))
+        return lambda: self.decentrl.events(ALICE, wanted, PageRequest(offset, 2))

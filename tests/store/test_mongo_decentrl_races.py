@@ -9,40 +9,40 @@ from typing import Any
 from twisted.internet.defer import Deferred, DeferredList
 
 from mediatord.errors import DuplicateNonce, MediatorError, OverQuota
-from mediatord.interfaces.decentrl import (
-    LARGEST_SLICE,
-    Caps,
+from mediatord.store.interfaces.decentrl import (
+    MAX_PAGE_BYTES,
+    CommandGuard,
     Contract,
     ContractFilter,
     ContractRequest,
+    DecentrlQuotas,
     EventFilter,
-    Guard,
+    PageRequest,
     PublicEvent,
-    PublicFilter,
-    Slice,
+    PublicEventFilter,
 )
-from mediatord.store.mongo.decentrl import MongoDecentrl
+from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
 from tests.store.builders import ALICE, BOB, HOUR, NOON
-from tests.store.mongo_decentrl_case import MongoDecentrlCase
+from tests.store.mongo_decentrl_test_case import MongoDecentrlTestCase
 
-ALL = Slice(0, 1000)
+ALL = PageRequest(0, 1000)
 # Commands of each node.
 EACH = 8
 
-Write = Callable[[MongoDecentrl], Deferred[Any]]
+Write = Callable[[MongoDecentrlStore], Deferred[Any]]
 
 
-class RaceTests(MongoDecentrlCase):
+class RaceTests(MongoDecentrlTestCase):
     """Three nodes, none of which knows what the others do."""
 
     nodes = 3
-    caps = Caps(
+    caps = DecentrlQuotas(
         requests=7,
         requests_of_one=5,
         contracts=11,
         contracts_with_one=9,
         pending=10,
-        pending_bytes=LARGEST_SLICE,
+        pending_bytes=MAX_PAGE_BYTES,
         stored=9,
         stored_bytes=1000,
     )
@@ -66,7 +66,7 @@ class RaceTests(MongoDecentrlCase):
     async def test_pending_bytes(self) -> None:
         """Nor more bytes of them."""
         await self.agree()
-        payload = "x" * (LARGEST_SLICE // 4)
+        payload = "x" * (MAX_PAGE_BYTES // 4)
         outcomes = await self.race(
             *[lambda node: node.deliver(self.guard(), self.an_event(payload=payload)) for _ in range(6)]
         )
@@ -90,7 +90,7 @@ class RaceTests(MongoDecentrlCase):
     async def test_same_contract(self) -> None:
         """The same contract that comes everywhere at once is kept once."""
 
-        def save(node: MongoDecentrl) -> Deferred[None]:
+        def save(node: MongoDecentrlStore) -> Deferred[None]:
             id = f"contract {next(self.numbers)}"
             return node.save_contract(self.guard(), Contract(id, ALICE, BOB, NOON + HOUR, b"same", b"{}"))
 
@@ -124,15 +124,15 @@ class RaceTests(MongoDecentrlCase):
     async def test_archive(self) -> None:
         """No more is stored and published than may be together, and what is taken back makes room once."""
 
-        def publish(node: MongoDecentrl) -> Deferred[None]:
+        def publish(node: MongoDecentrlStore) -> Deferred[None]:
             return node.publish(self.guard(), ALICE, PublicEvent(f"p{next(self.numbers)}", "x", ("t",), 1.0, ""))
 
-        def save(node: MongoDecentrl) -> Deferred[None]:
+        def save(node: MongoDecentrlStore) -> Deferred[None]:
             return node.save_events(self.guard(), ALICE, [self.kept_event("t"), self.kept_event()])
 
         outcomes = await self.race(*[publish, save] * EACH)
         stored = await self.decentrl.events(ALICE, EventFilter(), ALL)
-        public = await self.decentrl.public_events(ALICE, PublicFilter(), ALL)
+        public = await self.decentrl.public_events(ALICE, PublicEventFilter(), ALL)
         kept = stored.total + public.total
         self.assertIn(kept, (8, 9))
         self.assertEqual(outcomes[None] + outcomes[OverQuota], 2 * EACH)
@@ -174,7 +174,7 @@ class RaceTests(MongoDecentrlCase):
         """Of commands with the same nonce one is carried out, wherever they come."""
         await self.agree()
         for number in range(5):
-            guard = Guard(b"the same %d" % number, NOON + HOUR)
+            guard = CommandGuard(b"the same %d" % number, NOON + HOUR)
             outcomes = await self.race(
                 *[lambda node, guard=guard: node.deliver(guard, self.an_event()) for _ in range(6)]
             )
@@ -185,7 +185,7 @@ class RaceTests(MongoDecentrlCase):
     async def test_first_comes_first(self) -> None:
         """Of those that come to the same node it is the first."""
         for number in range(5):
-            guard = Guard(b"the same %d" % number, NOON + HOUR)
+            guard = CommandGuard(b"the same %d" % number, NOON + HOUR)
             begun = [self.decentrl.admit(guard) for _ in range(12)]
             outcomes = [done for done, _ in await DeferredList(begun, consumeErrors=True)]
             self.assertEqual(outcomes, [True] + [False] * 11)

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mediatord.interfaces import Payload
+from mediatord.store.interfaces.messages import Payload
 from mediatord.store.mongo.store import MongoStore
-from tests.store.mongo import ALICE, CLOCK, INBOX, MongoCase
+from tests.store.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase
 
 # Milliseconds from which on the server writes a command into its log, and what it does so from otherwise.
 _EVERYTHING, _USUAL = -1, 100
 
 
-class DurabilityTests(MongoCase):
+class DurabilityTests(MongoTestCase):
     """As the server itself says what it was asked."""
 
     async def test_journal_and_majority(self) -> None:
@@ -34,7 +34,7 @@ class DurabilityTests(MongoCase):
     async def everything(self, store: MongoStore) -> None:
         """One by one, whatever adds and removes messages."""
         await self.put(store, "acknowledged", "removed")
-        await store.deposit(INBOX, [Payload("expired", b"", "json")], expires_at=CLOCK.seconds())
+        await store.enqueue(INBOX, [Payload("expired", b"", "json")], expires_at=CLOCK.seconds())
         await store.acknowledge(ALICE, ["acknowledged"])
         await store.remove(["removed"])
         (expired,) = await store.expire(10)

@@ -6,25 +6,25 @@ from typing import Any
 
 from twisted.internet.defer import gatherResults
 
+from mediatord.backup.mongo_import import open_mongodb_target
+from mediatord.backup.records import AccountRecord, MessageRecord, RecipientRecord, StoreRecord
+from mediatord.backup.records import PendingEventRecord as PendingRecord
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Books, Ledger, Payload, QueueLimits
-from mediatord.interfaces.decentrl import Contract, Guard, PendingEvent
-from mediatord.store.batches import Bounds
-from mediatord.store.mongo import books
+from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
+from mediatord.store.interfaces.messages import MessageLedger, Payload, QueueLimits, StoreLedger
+from mediatord.store.message_operations import BatchLimits
+from mediatord.store.mongo import ledger
 from mediatord.store.mongo import store as store_module
 from mediatord.store.mongo.store import MongoStore
-from mediatord.transfer.mongo_target import writing_mongodb
-from mediatord.transfer.records import Account, Message, Recipient, Record
-from mediatord.transfer.records import PendingEvent as PendingRecord
 from tests.store.builders import BOB
-from tests.store.mongo import ALICE, CLOCK, INBOX, MongoCase, begin, until
-from tests.store.mongo_recording import restore
+from tests.store.mongo_snapshot import restore_snapshot
+from tests.store.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
 
 NO_MAJORITY = {"code": 64, "errmsg": "no"}
 OTHER = "did:key:z6MkOther"
 
 
-class LedgerCase(MongoCase):
+class LedgerCase(MongoTestCase):
     """What its pages say."""
 
     def pages(self) -> list[str]:
@@ -34,7 +34,7 @@ class LedgerCase(MongoCase):
     async def check(self, store: MongoStore, **expected: int) -> None:
         """What became of messages; nothing is unaccounted for."""
         found = (await store.ledger()).didcomm
-        self.assertEqual(found, Ledger(**expected))
+        self.assertEqual(found, MessageLedger(**expected))
         self.assertEqual(found.difference, 0)
 
 
@@ -45,7 +45,7 @@ class TogetherTests(LedgerCase):
         """Whoever looks, and whenever, sees all of what was done and nothing of what was not."""
         stores = [await self.a_store(QueueLimits(max_messages=30)) for _ in range(3)]
         await self.register(stores[0], OTHER)
-        seen: list[Ledger] = []
+        seen: list[MessageLedger] = []
         writing = True
 
         async def write(store: MongoStore, number: int) -> None:
@@ -58,9 +58,9 @@ class TogetherTests(LedgerCase):
             while writing:
                 seen.append((await store.ledger()).didcomm)
 
-        looking = [begin(look(store)) for store in stores[:2]]
+        looking = [start_mongod(look(store)) for store in stores[:2]]
         for _ in range(2):
-            await gatherResults([begin(write(store, number)) for number, store in enumerate(stores)])
+            await gatherResults([start_mongod(write(store, number)) for number, store in enumerate(stores)])
             self.documents["messages"].count_documents({})
             for store in stores:
                 await store.acknowledge(ALICE, self.kept())
@@ -74,7 +74,7 @@ class TogetherTests(LedgerCase):
 
     async def test_in_nobodys_way(self) -> None:
         """No two transactions that are under way at the same time note anything on the same page."""
-        self.patch(store_module, "_BOUNDS", Bounds(batch=1))
+        self.patch(store_module, "_BATCH_BOUNDS", BatchLimits(batch=1))
         store = await self.a_store()
         dids = [f"did:key:z6Mk{number}" for number in range(12)]
         await self.register(store, *dids)
@@ -91,7 +91,7 @@ class TogetherTests(LedgerCase):
 
     async def test_more_than_can_be_counted(self) -> None:
         """Of very many messages it is not said how many there are, but what became of the others."""
-        self.patch(books, "_COUNTED", 3)
+        self.patch(ledger, "_COUNT_LIMIT", 3)
         store = await self.a_store()
         await self.put(store, "a", "b", "c")
         await self.check(store, accepted=3, waiting=3)
@@ -99,7 +99,7 @@ class TogetherTests(LedgerCase):
         await store.acknowledge(ALICE, ["a"])
         await self.put(store, "e")
         found = (await store.ledger()).didcomm
-        self.assertEqual((found, found.difference), (Ledger(accepted=5, acknowledged=1, waiting=None), None))
+        self.assertEqual((found, found.difference), (MessageLedger(accepted=5, acknowledged=1, waiting=None), None))
 
     async def test_takes_too_long(self) -> None:
         """Nor if they cannot be counted in time."""
@@ -107,7 +107,7 @@ class TogetherTests(LedgerCase):
         await self.put(store, "a")
         with self.servers.failpoint("aggregate", errorCode=50, times=1):
             found = await store.ledger()
-        self.assertEqual(found, Books(Ledger(accepted=1, waiting=None), Ledger(waiting=None)))
+        self.assertEqual(found, StoreLedger(MessageLedger(accepted=1, waiting=None), MessageLedger(waiting=None)))
         await self.check(store, accepted=1, waiting=1)
 
 
@@ -120,7 +120,7 @@ class DoubtTests(LedgerCase):
                 await asked()
 
     async def settled(self) -> None:
-        await until(lambda: not self.server.doubtful)
+        await wait_until(lambda: not self.server.has_uncertain_commits)
 
     async def a_doubtful_store(self, **limits: Any) -> MongoStore:
         self.server = self.a_server()
@@ -131,7 +131,7 @@ class DoubtTests(LedgerCase):
         store = await self.a_doubtful_store(max_messages=2, max_bytes=100)
         await self.put(store, "a", "b")
         await self.in_doubt(
-            lambda: store.deposit(
+            lambda: store.enqueue(
                 INBOX,
                 [Payload("c", b"x", "json"), Payload("large", b"x" * 101, "json")],
                 expires_at=CLOCK.seconds() + 60,
@@ -144,7 +144,7 @@ class DoubtTests(LedgerCase):
         """What was acknowledged or has expired is counted once."""
         store = await self.a_doubtful_store()
         await self.put(store, "a", "b")
-        await store.deposit(INBOX, [Payload("old", b"x", "json")], expires_at=CLOCK.seconds() - 1)
+        await store.enqueue(INBOX, [Payload("old", b"x", "json")], expires_at=CLOCK.seconds() - 1)
         await self.in_doubt(lambda: store.acknowledge(ALICE, ["a", "x"]))
         await self.in_doubt(lambda: store.expire(9))
         await self.settled()
@@ -165,15 +165,17 @@ class DoubtTests(LedgerCase):
     async def test_events(self) -> None:
         """Likewise of events."""
         decentrl, later = (store := await self.a_doubtful_store()).decentrl, CLOCK.seconds() + 3600
-        await decentrl.save_contract(Guard(b"1", later), Contract("contract", ALICE, BOB, later, b"digest", b"text"))
+        await decentrl.save_contract(
+            CommandGuard(b"1", later), Contract("contract", ALICE, BOB, later, b"digest", b"text")
+        )
         for id in "ab":
-            await decentrl.deliver(Guard(id.encode(), later), PendingEvent(id, ALICE, BOB, "payload", 1.0))
+            await decentrl.deliver(CommandGuard(id.encode(), later), PendingEvent(id, ALICE, BOB, "payload", 1.0))
         late = PendingEvent("c", ALICE, BOB, "payload", 1.0)
-        await self.in_doubt(lambda: decentrl.deliver(Guard(b"c", later), late))
-        await self.in_doubt(lambda: decentrl.acknowledge_events(Guard(b"2", later), ALICE, ["a"]))
+        await self.in_doubt(lambda: decentrl.deliver(CommandGuard(b"c", later), late))
+        await self.in_doubt(lambda: decentrl.acknowledge_events(CommandGuard(b"2", later), ALICE, ["a"]))
         await self.settled()
         found = (await store.ledger()).decentrl
-        self.assertEqual(found, Ledger(accepted=3, acknowledged=1, withdrawn=1, waiting=1))
+        self.assertEqual(found, MessageLedger(accepted=3, acknowledged=1, withdrawn=1, waiting=1))
 
 
 class CarriedTests(LedgerCase):
@@ -199,7 +201,7 @@ class CarriedTests(LedgerCase):
             await store.close()
             self.documents["ledger"].update_many({"owner": {"$exists": True}}, {"$set": {"owner": "dead"}})
         live = [await self.an_open_server() for _ in range(3)]
-        await gatherResults([begin(books.carry_forward(server)) for server in live])
+        await gatherResults([start_mongod(ledger.carry_forward(server)) for server in live])
         store = await self.a_store()
         await self.put(store, "x")
         await store.prune()
@@ -222,16 +224,18 @@ class OpeningTests(LedgerCase):
 
     async def test_older(self) -> None:
         """In a database of the version before, what waits was accepted."""
-        restore(self.documents, version=1)
+        restore_snapshot(self.documents, version=1)
         store = await self.a_store()
         found = await store.ledger()
-        self.assertEqual(found, Books(Ledger(accepted=2, waiting=2), Ledger(accepted=1, waiting=1)))
+        self.assertEqual(
+            found, StoreLedger(MessageLedger(accepted=2, waiting=2), MessageLedger(accepted=1, waiting=1))
+        )
         await store.acknowledge(ALICE, ["m"])
         await self.check(store, accepted=2, acknowledged=1, waiting=1)
 
     async def test_beside_an_older_node(self) -> None:
         """As long as a process runs that notes nothing, it is not known what waits; then the books are opened."""
-        restore(self.documents, version=1)
+        restore_snapshot(self.documents, version=1)
         self.documents["owners"].insert_one({"_id": "older", "since": None, "user": ""})
         self.documents["nodes"].insert_one({"_id": "older", "name": "n", "address": "", "seal": b"", "identity": b""})
         self.documents["nodes"].update_one({"_id": "older"}, [{"$set": {"until": {"$add": ["$$NOW", 3_600_000]}}}])
@@ -256,13 +260,13 @@ class OpeningTests(LedgerCase):
 
     async def test_imported(self) -> None:
         """What was imported was accepted, and is not what a first look finds."""
-        message = Message(
+        message = MessageRecord(
             id="m", account=1, recipient=1, form="json", payload=b"x", received_at=1.0, expires_at=4e9, due_at=None,
             arrived_at=1.0, pushes=0,
         )  # fmt: skip
         records = [
-            Account(number=1, did=ALICE, created_at=1.0, draft03=False),
-            Recipient(number=1, account=1, did=INBOX, place=1),
+            AccountRecord(number=1, did=ALICE, created_at=1.0, draft03=False),
+            RecipientRecord(number=1, account=1, did=INBOX, place=1),
             *[message.model_copy(update={"id": f"m{number}"}) for number in range(3)],
             PendingRecord(id="e", recipient=ALICE, sender=BOB, received_at=1.0, payload="x"),
         ]
@@ -270,10 +274,12 @@ class OpeningTests(LedgerCase):
         self.documents["messages"].delete_one({"_id": "m1"})
         store = await self.a_store()
         found = await store.ledger()
-        self.assertEqual(found, Books(Ledger(accepted=3, waiting=2), Ledger(accepted=1, waiting=1)))
+        self.assertEqual(
+            found, StoreLedger(MessageLedger(accepted=3, waiting=2), MessageLedger(accepted=1, waiting=1))
+        )
 
-    def load(self, records: list[Record]) -> None:
-        with writing_mongodb(self.servers.uri(self.database), stopped=False) as target:
+    def load(self, records: list[StoreRecord]) -> None:
+        with open_mongodb_target(self.servers.uri(self.database), stopped=False) as target:
             target.begin("archive")
             target.write(1, records)
             target.finish()

@@ -11,16 +11,16 @@ from twisted.internet.defer import gatherResults
 from twisted.protocols.portforward import ProxyFactory, ProxyServer
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.mongo import link
-from mediatord.store.mongo import server as server_module
-from mediatord.store.mongo.requests import updating
-from mediatord.store.mongo.uri import read_uri
-from tests.mongod import Credentials, ReplicaSet
-from tests.store.mongo import ALICE, BACK, CLOCK, INBOX, MongoCase, begin, until
+from mediatord.store.mongo.driver import client as server_module
+from mediatord.store.mongo.driver import connection_pool
+from mediatord.store.mongo.driver.commands import build_updates
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from tests.replica_set import Credentials, ReplicaSet
+from tests.store.mongo_test_case import ALICE, BACK, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
 
 reactor: Any = _reactor
 
-BEATING = updating("things", [{"q": {"_id": 1}, "u": {"$set": {"there": True}}, "upsert": True}])
+BEATING = build_updates("things", [{"q": {"_id": 1}, "u": {"$set": {"there": True}}, "upsert": True}])
 
 
 class CutOnce(ProxyServer):
@@ -44,7 +44,7 @@ def guarded_server() -> ReplicaSet:
     return servers
 
 
-class GuardedTests(MongoCase):
+class GuardedTests(MongoTestCase):
     """A server that wants to know who we are."""
 
     patience = None
@@ -54,17 +54,17 @@ class GuardedTests(MongoCase):
 
     async def test_cut_while_authenticating(self) -> None:
         """A connection that is not answered before it can be used is given up for another one."""
-        self.patch(link, "_READY", 0.3)
+        self.patch(connection_pool, "_READY_TIMEOUT", 0.3)
         host = self.servers.hosts[0]
         proxy: Any = ProxyFactory("127.0.0.1", int(host.rpartition(":")[2]))
         proxy.protocol, proxy.used_up, proxy.noisy = CutOnce, False, False
         port = reactor.listenTCP(0, proxy, interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         uri = self.servers.uri(self.database).replace(host, f"127.0.0.1:{port.getHost().port}")
-        connections = link.Link(read_uri(uri), CLOCK, size=1)
+        connections = connection_pool.PrimaryConnectionPool(parse_mongo_uri(uri), CLOCK, size=1)
         self.addCleanup(connections.stop)
         connections.start()
-        await until(lambda: connections.connected)
+        await wait_until(lambda: connections.connected)
         self.assertTrue(proxy.used_up)
 
     async def test_revoked(self) -> None:
@@ -82,17 +82,17 @@ class GuardedTests(MongoCase):
         await server.write("write", BEATING)
         admin.command("dropUser", "revoked")
         dropped = self.count_drops(server)
-        refused = [begin(server.write("write", BEATING)) for _ in range(20)]
+        refused = [start_mongod(server.write("write", BEATING)) for _ in range(20)]
         for one in refused:
             with self.assertRaises(StoreUnavailable):
                 await one
-        await until(lambda: not server.answers)
+        await wait_until(lambda: not server.answers)
         self.assertEqual(dropped, [])
         admin.command("createUser", "revoked", **create)
         self.addCleanup(admin.command, "dropUser", "revoked")
-        await until(lambda: server.answers, BACK)
-        await gatherResults([begin(server.find("read", "things", {})) for _ in range(20)])
-        await gatherResults([begin(server.write("write", BEATING)) for _ in range(20)])
+        await wait_until(lambda: server.answers, BACK)
+        await gatherResults([start_mongod(server.find("read", "things", {})) for _ in range(20)])
+        await gatherResults([start_mongod(server.write("write", BEATING)) for _ in range(20)])
         self.assertEqual((self.states, len(dropped)), ([True, False, True], 1))
 
     async def test_not_allowed(self) -> None:
@@ -101,28 +101,28 @@ class GuardedTests(MongoCase):
         self.servers.client.admin.command("createUser", "limited", pwd="p", roles=roles, mechanisms=["SCRAM-SHA-1"])
         self.addCleanup(self.servers.client.admin.command, "dropUser", "limited")
         server = await self.an_open_server(uri=self.servers.uri(self.database, credentials="limited:p"))
-        await until(lambda: len(server._link._protocols()) == 3)
-        before, dropped = server._link._protocols(), self.count_drops(server)
+        await wait_until(lambda: len(server._pool._protocols()) == 3)
+        before, dropped = server._pool._protocols(), self.count_drops(server)
         for _ in range(3):
             with self.assertRaises(StoreUnavailable):
                 await server.command("refused", {"replSetGetConfig": 1}, database="admin", limited=False)
         await server.write("write", BEATING)
-        self.assertEqual((server._link._protocols(), dropped, self.states), (before, [], [True]))
+        self.assertEqual((server._pool._protocols(), dropped, self.states), (before, [], [True]))
 
-    def count_drops(self, server: server_module.Server) -> list[None]:
+    def count_drops(self, server: server_module.ReplicaSetClient) -> list[None]:
         """Notes when all connections are given up."""
         dropped: list[None] = []
-        drop = server._link.drop
+        drop = server._pool.drop
 
         def note() -> None:
             dropped.append(None)
             drop()
 
-        self.patch(server._link, "drop", note)
+        self.patch(server._pool, "drop", note)
         return dropped
 
 
-class LaneTests(MongoCase):
+class LaneTests(MongoTestCase):
     """Reads that take long."""
 
     async def test_writes_go_on(self) -> None:

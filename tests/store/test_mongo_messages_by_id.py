@@ -7,14 +7,14 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from mediatord.interfaces import QueueLimits
-from mediatord.interfaces.decentrl import LARGEST_SLICE
-from tests.store.mongo import ALICE, MongoCase
+from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES
+from mediatord.store.interfaces.messages import QueueLimits
+from tests.store.mongo_test_case import ALICE, MongoTestCase
 
-LIMITS = QueueLimits(max_messages=100, max_bytes=4 * LARGEST_SLICE)
+LIMITS = QueueLimits(max_messages=100, max_bytes=4 * MAX_PAGE_BYTES)
 
 
-class FindTests(MongoCase):
+class FindTests(MongoTestCase):
     async def commands(self, ask: Callable[[], Deferred[Any]]) -> list[str]:
         """What a server was told, in our collections."""
         self.documents.command("profile", 2)
@@ -58,7 +58,7 @@ class FindTests(MongoCase):
         store = await self.a_store(LIMITS)
         long = "did:example:" + "x" * 40_000
         await store.move(ALICE, long)
-        largest = LARGEST_SLICE - 2_048
+        largest = MAX_PAGE_BYTES - 2_048
         await self.put(store, "a", data=b"x" * largest)
         await self.put(store, "b")
         for id, size in (("a", largest), ("b", 7)):

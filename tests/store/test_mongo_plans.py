@@ -8,11 +8,10 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
 
-from mediatord.ids import new_message_id
-from mediatord.interfaces import Cohort, Deposit, Window
-from mediatord.store.mongo import backlog, books, marks, sizes
-from tests.store.builders import ALICE, HOUR, NOON, PromptClock, a_payload
-from tests.store.mongo import MongoCase, begin
+from mediatord.store.interfaces.messages import AgeBucket, ArrivalWindow, EnqueueRequest, new_stored_message_id
+from mediatord.store.mongo import ledger, message_queues, queue_statistics
+from tests.store.builders import ALICE, HOUR, NOON, ImmediateClock, make_payload
+from tests.store.mongo_test_case import MongoTestCase, start_mongod
 
 # How many other accounts there are, and how many messages wait for each recipient DID.
 OTHERS = 12
@@ -27,12 +26,12 @@ def mine(number: int) -> str:
     return f"did:key:{ALICE}-{number}"
 
 
-class PlanTests(MongoCase):
+class PlanTests(MongoTestCase):
     """Nothing is read from end to end, and nothing takes longer for what waits for others or behind."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         super().setUp()
-        self.clock = PromptClock()
+        self.clock = ImmediateClock()
         self.store = await self.a_store(clock=self.clock)
         accounts = [ALICE, *(f"did:example:{number}" for number in range(OTHERS))]
         await gatherResults([Deferred.fromCoroutine(self.settle(account)) for account in accounts])
@@ -46,9 +45,11 @@ class PlanTests(MongoCase):
         await store.update(account, [(did, "add") for did in dids], max_recipients=9)
         ids = [f"{account} {number:03}" for number in range(WAITING)]
         for number, did in enumerate(dids):
-            payloads = tuple(a_payload(id) for id in ids[number::2])
-            late = (a_payload(f"{did} late"),)
-            await store.deposit_all([Deposit(did, payloads, NOON + HOUR), Deposit(did, late, NOON + HOUR, NOON + 60)])
+            payloads = tuple(make_payload(id) for id in ids[number::2])
+            late = (make_payload(f"{did} late"),)
+            await store.enqueue_all(
+                [EnqueueRequest(did, payloads, NOON + HOUR), EnqueueRequest(did, late, NOON + HOUR, NOON + 60)]
+            )
         await store.mark_delivered(ids[::5], node=account)
 
     async def looked_at(self, ask: Ask) -> tuple[int, int]:
@@ -81,7 +82,7 @@ class PlanTests(MongoCase):
             fetch=lambda: store.fetch(ALICE, None, limit=2, max_bytes=1000),
             fetch_one=lambda: store.fetch(ALICE, mine(0), limit=2, max_bytes=1000),
             find=lambda: store.find([f"{ALICE} 001", f"{ALICE} 002"]),
-            deposit=lambda: self.put(store, "new-1", "new-2", to=mine(0)),
+            enqueue=lambda: self.put(store, "new-1", "new-2", to=mine(0)),
             mark_delivered=lambda: store.mark_delivered([f"{ALICE} 001", f"{ALICE} 002"], node="x"),
             mark_pending=lambda: store.mark_pending([f"{ALICE} 001", f"{ALICE} 002"]),
             acknowledge=lambda: store.acknowledge(ALICE, [f"{ALICE} 001"]),
@@ -122,7 +123,7 @@ class PlanTests(MongoCase):
 
     async def test_arrived(self) -> None:
         """Of what came lately only keys are read, and none of others."""
-        first, rest = Window(NOON, NOON + 1), Window(NOON, NOON + 1, f"{ALICE} 001")
+        first, rest = ArrivalWindow(NOON, NOON + 1), ArrivalWindow(NOON, NOON + 1, f"{ALICE} 001")
         await self.look(KEYS, 1, arrived=lambda: self.store.arrived([ALICE], first, limit=2))
         await self.look(KEYS, 1, arrived=lambda: self.store.arrived([ALICE], rest, limit=2))
 
@@ -138,7 +139,7 @@ class PlanTests(MongoCase):
         """What waits is counted by keys alone, and not at all where it is too much."""
         messages = self.documents["messages"].count_documents({})
         await self.look(messages + KEYS, DOCUMENTS, ledger=self.store.ledger)
-        self.patch(books, "_COUNTED", messages - 1)
+        self.patch(ledger, "_COUNT_LIMIT", messages - 1)
         await self.look(KEYS, DOCUMENTS, ledger=self.store.ledger)
 
     async def test_accounts(self) -> None:
@@ -168,12 +169,12 @@ class PlanTests(MongoCase):
         await store.grant(account)
         await store.update(account, [(mine(7), "add"), (mine(8), "add")], max_recipients=9)
         for delayed in (100, 300):
-            late = tuple(a_payload(f"late {delayed} {number}") for number in range(delayed // 2))
-            await store.deposit(mine(7), late, expires_at=NOON + HOUR, due_at=NOON + 60)
-            other = tuple(a_payload(f"other {delayed} {number}") for number in range(delayed // 2))
-            await store.deposit(mine(8), other, expires_at=NOON + HOUR, due_at=NOON + 60)
-            fresh = (a_payload(f"fresh {delayed} 1"), a_payload(f"fresh {delayed} 2"))
-            await store.deposit(mine(8), fresh, expires_at=NOON + HOUR)
+            late = tuple(make_payload(f"late {delayed} {number}") for number in range(delayed // 2))
+            await store.enqueue(mine(7), late, expires_at=NOON + HOUR, due_at=NOON + 60)
+            other = tuple(make_payload(f"other {delayed} {number}") for number in range(delayed // 2))
+            await store.enqueue(mine(8), other, expires_at=NOON + HOUR, due_at=NOON + 60)
+            fresh = (make_payload(f"fresh {delayed} 1"), make_payload(f"fresh {delayed} 2"))
+            await store.enqueue(mine(8), fresh, expires_at=NOON + HOUR)
             await self.look(KEYS, DOCUMENTS, fetch=lambda: store.fetch(account, None, limit=2, max_bytes=1000))
             found = await store.fetch(account, None, limit=2, max_bytes=1000)
             self.assertEqual([one.id for one in found], ["fresh 100 1", "fresh 100 2"])
@@ -183,8 +184,8 @@ class PlanTests(MongoCase):
     async def test_due(self) -> None:
         """Of what is due and was not handed out yet, only what is fetched is read."""
         store = self.store
-        late = tuple(a_payload(f"late {number}") for number in range(100))
-        await store.deposit(mine(0), late, expires_at=NOON + HOUR, due_at=NOON + 60)
+        late = tuple(make_payload(f"late {number}") for number in range(100))
+        await store.enqueue(mine(0), late, expires_at=NOON + HOUR, due_at=NOON + 60)
         self.clock.advance(60)
         await self.look(
             2 * 100 + 2 * KEYS,
@@ -195,21 +196,21 @@ class PlanTests(MongoCase):
 
     async def test_many_sizes(self) -> None:
         """Of very many queues some are looked at, and of very many messages some counted."""
-        self.patch(sizes, "_LOOKED_AT", 5)
-        self.patch(sizes, "_COUNTED", 9)
+        self.patch(queue_statistics, "_MAX_RANKED_QUEUES", 5)
+        self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
         before = self.counted_by_the_server()
         largest, rest = await self.store.queue_sizes(2)
         self.assertEqual(len(largest), 2)
         self.assertIn(rest + sum(number for _, number in largest), (before, self.counted_by_the_server()))
         await self.look(2 * 5 + 4 + 9, 2 * 5 + 4, queue_sizes=lambda: self.store.queue_sizes(2))
         await self.look(9, 0, queue_sizes=lambda: self.store.queue_sizes(0))
-        self.patch(books, "_COUNTED", 9)
+        self.patch(ledger, "_COUNT_LIMIT", 9)
         pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "owners"))
         await self.look(2 * 5 + 4 + 9, 2 * 5 + 4 + pages, statistics=lambda: self.store.statistics(2))
 
     async def test_all_that_waits(self) -> None:
         """Of what waits the first is read, and of queues the counters, of only so many; the rest is not said."""
-        self.patch(sizes, "_COUNTED", 9)
+        self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
         queues = 2 * (OTHERS + 1)
         known = await self.store.waiting()
         self.assertEqual(known.recipients, queues)
@@ -217,7 +218,7 @@ class PlanTests(MongoCase):
         namespace = f"{self.documents.name}.recipients"
         with self.servers.failpoint("aggregate", errorCode=50, namespace=namespace):  # it would be late
             self.assertEqual(await self.store.waiting(), replace(known, bytes=None, recipients=None))
-        self.patch(sizes, "_SUMMED", 5)
+        self.patch(queue_statistics, "_MAX_SUMMED_QUEUES", 5)
         unknown = await self.store.waiting()
         self.assertEqual((unknown.bytes, unknown.recipients), (None, None))
         self.assertEqual(unknown.oldest_received_at, known.oldest_received_at)
@@ -225,18 +226,18 @@ class PlanTests(MongoCase):
 
     async def test_backlog(self) -> None:
         """Of each age so many keys are counted, and of few messages the bytes; of each queue the first is read."""
-        self.patch(sizes, "_COUNTED", 9)
-        self.patch(books, "_COUNTED", 9)
-        self.patch(backlog, "_COUNTED", 9)
-        self.patch(backlog, "_WEIGHED", 5)
-        aged = tuple(a_payload(new_message_id(NOON - 10)) for _ in "ab")
-        await self.store.deposit(mine(0), aged, expires_at=NOON + HOUR)
+        self.patch(queue_statistics, "_COHORT_COUNT_LIMIT", 9)
+        self.patch(ledger, "_COUNT_LIMIT", 9)
+        self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
+        self.patch(queue_statistics, "_COHORT_SIZE_LIMIT", 5)
+        aged = tuple(make_payload(new_stored_message_id(NOON - 10)) for _ in "ab")
+        await self.store.enqueue(mine(0), aged, expires_at=NOON + HOUR)
         size = sum(len(payload.data) for payload in aged)
         bounds = [NOON, NOON - 5]
         # All that was there before has ids that come after those of any time.
         before = self.counted_by_the_server()
         cohorts = (await self.store.backlog(bounds, 0)).cohorts
-        self.assertEqual(cohorts[1:], (Cohort(0, 0), Cohort(2, size)))
+        self.assertEqual(cohorts[1:], (AgeBucket(0, 0), AgeBucket(2, size)))
         self.assertIsNone(cohorts[0].bytes)
         self.assertIn(cohorts[0].messages + 2, (before, self.counted_by_the_server()))
         ages = 2 * (9 + 3) + 2 * 3
@@ -262,7 +263,7 @@ class PlanTests(MongoCase):
 
     async def test_open(self) -> None:
         """Nor does opening it look at more than what was delivered by nodes that are gone."""
-        self.patch(marks, "_AT_A_TIME", 20)
+        self.patch(message_queues, "_RELEASE_BATCH", 20)
         boots, delivered = OTHERS + 1, (OTHERS + 1) * WAITING // 5
         for more in (100, 400):
             self.documents["messages"].insert_many(
@@ -277,4 +278,6 @@ class PlanTests(MongoCase):
     async def test_who_delivered(self) -> None:
         """Of all that was delivered, a key is read for every node."""
         server = await self.an_open_server()
-        await self.look(OTHERS + 3, 0, delivered_by=lambda: begin(marks.delivered_by(server)))
+        await self.look(
+            OTHERS + 3, 0, delivered_by=lambda: start_mongod(message_queues.list_delivering_boots(server))
+        )

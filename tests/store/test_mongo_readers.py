@@ -6,13 +6,13 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList, gatherResults
 
-from tests.store.mongo import ALICE, MongoCase
+from tests.store.mongo_test_case import ALICE, MongoTestCase
 
 BOB = "did:example:bob"
 SLOW: dict[str, Any] = {"blockConnection": True, "blockTimeMS": 1_500}
 
 
-class ReaderTests(MongoCase):
+class ReaderTests(MongoTestCase):
     """A status asks for what writing never does, which the server can be told to be slow with."""
 
     async def test_writing(self) -> None:

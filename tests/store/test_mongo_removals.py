@@ -7,9 +7,9 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.store.known_senders import PROBATION, KnownSenders
-from mediatord.store.mongo import removals
-from mediatord.store.mongo.transaction import Transaction
+from mediatord.store.fair_share import PROBATION_SECONDS, KnownSenders
+from mediatord.store.mongo import removal
+from mediatord.store.mongo.driver.transactions import Transaction
 
 RECIPIENTS, MESSAGES = 40, 10
 
@@ -57,16 +57,16 @@ class SendersTests(SynchronousTestCase):
             noted.append((name, updates))
             return []
 
-        self.patch(removals, "updating", note)
+        self.patch(removal, "build_updates", note)
         documents = [
             {"recipient": Id(number), "sender": 1 + place}
             for place in range(MESSAGES)
             for number in range(RECIPIENTS)
         ]
         self.patch(Id, "compared", 0)
-        works = [(0.0, documents), (float(PROBATION), documents[:RECIPIENTS])]
+        works = [(0.0, documents), (float(PROBATION_SECONDS), documents[:RECIPIENTS])]
         self.successResultOf(
-            Deferred.fromCoroutine(removals._note_senders(cast(Transaction, transaction), cast(Any, works)))
+            Deferred.fromCoroutine(removal._record_senders(cast(Transaction, transaction), cast(Any, works)))
         )
         self.assertLessEqual(Id.compared, 2 * (len(documents) + 2 * RECIPIENTS))
         ((_, updates),) = noted

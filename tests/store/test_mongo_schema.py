@@ -8,30 +8,32 @@ from pymongo.errors import OperationFailure
 from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Books, Ledger, Payload, StoreRefused
-from mediatord.interfaces.decentrl import ContractFilter, EventFilter, PublicFilter, Slice
-from mediatord.store.mongo import cluster_schema, collections, decentrl_schema
+from mediatord.store.interfaces.decentrl import ContractFilter, EventFilter, PageRequest, PublicEventFilter
+from mediatord.store.interfaces.messages import MessageLedger, Payload, StoreLedger
+from mediatord.store.interfaces.store import StoreUnusable
+from mediatord.store.mongo import schema
 from mediatord.store.mongo import schema as schema_module
-from mediatord.store.mongo.operations import Operations
-from mediatord.store.mongo.requests import Request, updating
-from mediatord.store.mongo.schema import Collection, Index, Migration, Schema
-from mediatord.store.mongo.server import Server
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.commands import MongoCommand, build_updates
+from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.schema import CollectionSpec, IndexSpec, MongoMigration, MongoSchema
 from mediatord.store.mongo.store import MongoStore
-from tests.mongod import ReplicaSet, fresh_database
-from tests.store.mongo import ALICE, CLOCK, INBOX, MongoCase, guarded_server, until
-from tests.store.mongo_recording import RECORDED, WALLET, restore
+from tests.mongod import fresh_database
+from tests.replica_set import ReplicaSet
+from tests.store.mongo_snapshot import RECORDED, WALLET, restore_snapshot
+from tests.store.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, authenticated_server, wait_until
 
-ALL = (*collections.COLLECTIONS, *decentrl_schema.COLLECTIONS, *cluster_schema.COLLECTIONS)
-THINGS = Collection(
+ALL = (*schema.DIDCOMM_COLLECTIONS, *schema.DECENTRL_COLLECTIONS, *schema.CLUSTER_COLLECTIONS)
+THINGS = CollectionSpec(
     "things",
     (
-        Index("thing_name", {"name": 1, "place": -1}, unique=True, partial={"place": {"$gt": 1}}),
-        Index("thing_end", {"end": 1}, expire_after=60),
+        IndexSpec("thing_name", {"name": 1, "place": -1}, unique=True, partial={"place": {"$gt": 1}}),
+        IndexSpec("thing_end", {"end": 1}, expire_after=60),
     ),
 )
 
 
-class SchemaCase(MongoCase):
+class SchemaCase(MongoTestCase):
     """An entirely new database."""
 
     def setUp(self) -> None:
@@ -68,7 +70,7 @@ class IndexTests(SchemaCase):
 
     async def prepare(self) -> None:
         server = self.a_server()
-        await server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+        await server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     async def test_new(self) -> None:
@@ -120,14 +122,14 @@ class IndexTests(SchemaCase):
         server = self.a_server()
         try:
             first = self.elsewhere(self.make_thing_name)
-            await until(lambda: self.building() == 1)
-            server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
-            await until(lambda: self.building() == 2)
+            await wait_until(lambda: self.building() == 1)
+            server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+            await wait_until(lambda: self.building() == 2)
             self.assertFalse(server.answers)
         finally:
             self.servers.client.admin.command({**hang, "mode": "off"})
         await first
-        await until(lambda: server.answers)
+        await wait_until(lambda: server.answers)
         self.assertEqual(self.indexes("things"), self.EXPECTED)
         self.assertTrue(any("building indexes of things: thing_name, thing_end" in line for line in self.said))
 
@@ -139,9 +141,9 @@ class IndexTests(SchemaCase):
         self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
         try:
             other = self.elsewhere(self.documents["things"].create_index, [("place", 1)], name="thing_name")
-            await until(lambda: self.building() == 1)
-            opened = self.a_server().open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
-            await until(lambda: any("thing_name is made anew" in line for line in self.said))
+            await wait_until(lambda: self.building() == 1)
+            opened = self.a_server().open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+            await wait_until(lambda: any("thing_name is made anew" in line for line in self.said))
         finally:
             self.servers.client.admin.command({**hang, "mode": "off"})
         await self.assertFailure(other, OperationFailure)
@@ -151,14 +153,14 @@ class IndexTests(SchemaCase):
     async def test_longer_than_anybody_waits(self) -> None:
         """One that takes longer than a start waits goes on, and the next start waits for the same."""
         self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
-        patience = self.patch(schema_module, "_SLOW", 1.0)
+        patience = self.patch(schema_module, "_BUILD_TIMEOUT", 1.0)
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
         self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
         builds: list[Any] = []
         try:
             for _ in range(2):
                 with self.assertRaises(StoreUnavailable):
-                    await self.a_server().open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+                    await self.a_server().open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
                 builds += [one["buildUUID"] for one in self.described() if "buildUUID" in one]
         finally:
             self.servers.client.admin.command({**hang, "mode": "off"})
@@ -174,8 +176,8 @@ class IndexTests(SchemaCase):
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
         self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
         try:
-            opened = self.a_server().open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
-            await until(lambda: self.building() == 1)
+            opened = self.a_server().open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+            await wait_until(lambda: self.building() == 1)
             self.assertIn("thing_end", [one.get("name") for one in self.described()])
         finally:
             self.servers.client.admin.command({**hang, "mode": "off"})
@@ -215,33 +217,33 @@ class IndexTests(SchemaCase):
         servers = [self.a_server() for _ in range(5)]
         self.documents["things"].create_index([("name", 1)], name="thing_name")
         await gatherResults(
-            [server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK)) for server in servers]
+            [server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK)) for server in servers]
         )
         self.assertEqual(self.indexes("things"), self.EXPECTED)
 
     async def test_no_answer(self) -> None:
         """A server that is asked what there is and says nothing is not waited for."""
-        self.patch(schema_module, "_QUICK", 0.3)
+        self.patch(schema_module, "_COMMAND_TIMEOUT", 0.3)
         server, begun = self.a_server(), CLOCK.seconds()
         with self.servers.failpoint("listIndexes", blockConnection=True, blockTimeMS=3_000):
             with self.assertRaises(StoreUnavailable):
-                await server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+                await server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
             self.assertLess(CLOCK.seconds() - begun, 2.5)
 
     async def test_cannot_be_made(self) -> None:
         """Documents that a unique index does not allow prevent the start, and it is said where they are."""
         self.documents["things"].insert_many([{"name": 1, "place": 2}, {"name": 1, "place": 2}])
         server = self.a_server()
-        with self.assertRaisesRegex(StoreRefused, "the index thing_name of the MongoDB collection things"):
-            await server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
+        with self.assertRaisesRegex(StoreUnusable, "the index thing_name of the MongoDB collection things"):
+            await server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
         self.assertFalse(server.answers)
 
 
-class AuthorizationTests(MongoCase):
+class AuthorizationTests(MongoTestCase):
     """As a user who may read and write, and nothing else."""
 
     def choose_servers(self) -> ReplicaSet:
-        return guarded_server()
+        return authenticated_server()
 
     def uri(self, user: str) -> str:
         """That of a new user."""
@@ -290,44 +292,46 @@ class QuorumTests(SchemaCase):
         away = next(number for number in range(3) if number != self.servers.primary())
         await self.elsewhere(self.servers.kill, away)
         server = self.a_server()
-        server.open(lambda operations: Schema([THINGS]).prepare(operations, CLOCK))
-        await until(lambda: server.answers, 30.0)
+        server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+        await wait_until(lambda: server.answers, 30.0)
         self.assertEqual(set(self.indexes("things")), {"thing_name", "thing_end"})
 
 
-async def _name_places(operations: Operations, deadline: float) -> None:
+async def _name_places(operations: OperationExecutor, deadline: float) -> None:
     await operations.write(
-        updating("recipients", [{"q": {}, "u": {"$set": {"place": "here"}}, "multi": True}]), deadline
+        build_updates("recipients", [{"q": {}, "u": {"$set": {"place": "here"}}, "multi": True}]), deadline
     )
 
 
-async def _count_places(operations: Operations, deadline: float) -> None:
-    await operations.write(updating("counts", [{"q": {"_id": 1}, "u": {"$inc": {"n": 1}}, "upsert": True}]), deadline)
+async def _count_places(operations: OperationExecutor, deadline: float) -> None:
+    await operations.write(
+        build_updates("counts", [{"q": {"_id": 1}, "u": {"$inc": {"n": 1}}, "upsert": True}]), deadline
+    )
 
 
-NAMED = Migration(_name_places, readable_from=3)
-COUNTED = Migration(_count_places, readable_from=4)
+NAMED = MongoMigration(_name_places, readable_from=3)
+COUNTED = MongoMigration(_count_places, readable_from=4)
 
 
 class UpgradeTests(SchemaCase):
     """A version that has another index, and one that knows nothing of it, at the same time."""
 
-    OTHERS = Collection("things", (Index("thing_name", {"name": 1}), THINGS.indexes[1]))
+    OTHERS = CollectionSpec("things", (IndexSpec("thing_name", {"name": 1}), THINGS.indexes[1]))
 
     def setUp(self) -> None:
         super().setUp()
         self.migrating: Deferred[None] = Deferred()
         self.migrate: Deferred[None] = Deferred()
 
-    async def take_time(self, operations: Operations, deadline: float) -> None:
+    async def take_time(self, operations: OperationExecutor, deadline: float) -> None:
         self.migrating.callback(None)
         await self.migrate
 
-    def open(self, schema: Schema) -> Deferred[None]:
+    def open(self, schema: MongoSchema) -> Deferred[None]:
         return self.a_server().open(lambda operations: schema.prepare(operations, CLOCK))
 
-    def newer(self, readable_from: int = 1) -> Schema:
-        return Schema([self.OTHERS], [Migration(self.take_time, readable_from)])
+    def newer(self, readable_from: int = 1) -> MongoSchema:
+        return MongoSchema([self.OTHERS], [MongoMigration(self.take_time, readable_from)])
 
     def assert_newer(self) -> None:
         self.assertEqual(self.indexes("things")["thing_name"], {"key": [("name", 1)]})
@@ -335,11 +339,11 @@ class UpgradeTests(SchemaCase):
 
     async def test_while_it_migrates(self) -> None:
         """The older leaves alone what is different, and makes what it misses."""
-        await self.open(Schema([THINGS]))
+        await self.open(MongoSchema([THINGS]))
         newer = self.open(self.newer())
         await self.migrating
         self.documents["things"].drop_index("thing_end")
-        await self.open(Schema([THINGS]))
+        await self.open(MongoSchema([THINGS]))
         self.assertEqual(self.indexes("things")["thing_name"], {"key": [("name", 1)]})
         self.assertIn("thing_end", self.indexes("things"))
         self.migrate.callback(None)
@@ -363,15 +367,15 @@ class UpgradeTests(SchemaCase):
             self.migrating = Deferred()
             self.documents["schema"].delete_many({})
             self.documents["things"].drop()
-            await gatherResults([self.open(schema) for schema in (Schema([THINGS]), self.newer())[::order]])
+            await gatherResults([self.open(schema) for schema in (MongoSchema([THINGS]), self.newer())[::order]])
             self.assert_newer()
 
     async def test_too_new(self) -> None:
         """One that is being brought to a version that the older must not use is not used by it."""
         newer = self.open(self.newer(readable_from=2))
         await self.migrating
-        with self.assertRaisesRegex(StoreRefused, "its schema is version 2, this mediatord knows 1 at most"):
-            await self.open(Schema([THINGS]))
+        with self.assertRaisesRegex(StoreUnusable, "its schema is version 2, this mediatord knows 1 at most"):
+            await self.open(MongoSchema([THINGS]))
         self.migrate.callback(None)
         await newer
 
@@ -411,7 +415,7 @@ class VersionTests(SchemaCase):
         for version in RECORDED:
             for collection in self.documents.list_collection_names():
                 self.documents.drop_collection(collection)
-            restore(self.documents, version)
+            restore_snapshot(self.documents, version)
             store = await self.a_store(migrations=(NAMED,))
             await self.check_recorded(store)
             await store.close()
@@ -427,12 +431,14 @@ class VersionTests(SchemaCase):
         self.assertFalse(await store.claim(b"nonce", CLOCK.seconds() + 1))
         self.assertEqual(await store.recall_did("did:peer:4z"), "did:peer:4z:long")
         self.assertEqual(await store.queue_sizes(1), ([("did:example:wallet", 1)], 2))
-        self.assertEqual((await store.decentrl.pending_events(WALLET, None, Slice())).items[0].payload, "payload")
-        self.assertEqual((await store.decentrl.contract_requests(WALLET, Slice())).total, 1)
-        self.assertEqual((await store.decentrl.contracts(WALLET, ContractFilter(), Slice())).total, 1)
-        self.assertEqual((await store.decentrl.events(WALLET, EventFilter(tags=("tag",)), Slice())).total, 1)
-        self.assertEqual((await store.decentrl.public_events(WALLET, PublicFilter(), Slice())).total, 1)
-        books = Books(Ledger(accepted=2, waiting=2), Ledger(accepted=1, waiting=1))
+        self.assertEqual(
+            (await store.decentrl.pending_events(WALLET, None, PageRequest())).items[0].payload, "payload"
+        )
+        self.assertEqual((await store.decentrl.contract_requests(WALLET, PageRequest())).total, 1)
+        self.assertEqual((await store.decentrl.contracts(WALLET, ContractFilter(), PageRequest())).total, 1)
+        self.assertEqual((await store.decentrl.events(WALLET, EventFilter(tags=("tag",)), PageRequest())).total, 1)
+        self.assertEqual((await store.decentrl.public_events(WALLET, PublicEventFilter(), PageRequest())).total, 1)
+        books = StoreLedger(MessageLedger(accepted=2, waiting=2), MessageLedger(accepted=1, waiting=1))
         self.assertEqual(await store.ledger(), books)
 
     async def test_other_forms(self) -> None:
@@ -442,7 +448,7 @@ class VersionTests(SchemaCase):
         for account, recipient in (("did:web:a", "did:example:some"), ("did:web:b", "did:example:more")):
             await store.grant(account)
             await store.update(account, [(recipient, "add")], max_recipients=9)
-        await store.deposit("did:example:some", [Payload("a", b"{}", "json")], expires_at=4_102_444_800.0)
+        await store.enqueue("did:example:some", [Payload("a", b"{}", "json")], expires_at=4_102_444_800.0)
         await store.close()
         accounts = self.documents["accounts"]
         accounts.update_one({"did": "did:web:a"}, {"$set": {"did": "did:web:Wallet.example%3A443"}})
@@ -466,8 +472,8 @@ class VersionTests(SchemaCase):
         newer = await self.a_store(migrations=(NAMED, COUNTED))
         await newer.close()
         self.documents["messages"].drop_index("message_expiry")
-        server: Server = self.a_server()
-        with self.assertRaisesRegex(StoreRefused, "its schema is version 5, this mediatord knows 3 at most"):
+        server: ReplicaSetClient = self.a_server()
+        with self.assertRaisesRegex(StoreUnusable, "its schema is version 5, this mediatord knows 3 at most"):
             await self.a_store(server=server)
         self.assertFalse(server.answers)
         self.assertNotIn("message_expiry", self.indexes("messages"))
@@ -487,8 +493,8 @@ class VersionTests(SchemaCase):
         """Migrations may use any command."""
         done: list[Any] = []
 
-        async def ask(operations: Operations, deadline: float) -> None:
-            done.append(await operations.command(Request({"count": "messages"}), deadline))
+        async def ask(operations: OperationExecutor, deadline: float) -> None:
+            done.append(await operations.command(MongoCommand({"count": "messages"}), deadline))
 
-        await self.a_store(migrations=(Migration(ask, readable_from=1),))
+        await self.a_store(migrations=(MongoMigration(ask, readable_from=1),))
         self.assertEqual([one["n"] for one in done], [0])

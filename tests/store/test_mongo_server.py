@@ -10,30 +10,39 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
-from mediatord.deadline import one_request
+from mediatord.clock import request_scope
 from mediatord.errors import RecipientUnknown, StoreUnavailable, TooLarge
-from mediatord.interfaces import Payload, StoreRefused
-from mediatord.store.batches import unobserved
-from mediatord.store.mongo import inspection
-from mediatord.store.mongo.cursors import aggregating
-from mediatord.store.mongo.requests import LARGEST_DOCUMENT, Request, encoded
-from mediatord.store.mongo.server import Duplicate, Kept, Server, Transaction, inserting, updating
-from mediatord.store.mongo.uri import read_uri
-from tests.mongod import ReplicaSet
-from tests.mongod_process import Directory, Mongod
+from mediatord.store.interfaces.messages import Payload
+from mediatord.store.interfaces.store import StoreUnusable
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo.driver import server_monitor
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.commands import (
+    MAX_DOCUMENT_BYTES,
+    MongoCommand,
+    build_aggregate,
+    build_inserts,
+    build_updates,
+    encode_document,
+)
+from mediatord.store.mongo.driver.errors import CommitWithError, DuplicateKeyError
+from mediatord.store.mongo.driver.transactions import Transaction
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from tests.mongod_process import Mongod, TemporaryDataDirectory
+from tests.replica_set import ReplicaSet
 from tests.store.builders import HOUR
-from tests.store.mongo import (
+from tests.store.mongo_test_case import (
     ALICE,
     AT_MOST,
     BACK,
     CLOCK,
     INBOX,
     HostClock,
-    MongoCase,
-    begin,
-    guarded_server,
-    opened,
-    until,
+    MongoTestCase,
+    authenticated_server,
+    open_store,
+    start_mongod,
+    wait_until,
 )
 
 NOT_PRIMARY = (91, 189, 10107, 11600, 11602, 13435, 13436)
@@ -43,12 +52,12 @@ CANARY = "Tremendously-secret"
 BLOCKED_MS = 4_500
 
 
-def adding(number: int) -> list[Request]:
+def adding(number: int) -> list[MongoCommand]:
     """Something that may be written twice."""
-    return updating("things", [{"q": {"_id": number}, "u": {"$set": {"there": True}}, "upsert": True}])
+    return build_updates("things", [{"q": {"_id": number}, "u": {"$set": {"there": True}}, "upsert": True}])
 
 
-class ServerCase(MongoCase):
+class ServerCase(MongoTestCase):
     """An open server."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
@@ -68,7 +77,7 @@ class ServerCase(MongoCase):
 
     def fails_at_once(self, work: Coroutine[Any, Any, Any]) -> None:
         """See it fail without waiting for anything."""
-        self.failureResultOf(begin(work), StoreUnavailable)
+        self.failureResultOf(start_mongod(work), StoreUnavailable)
 
 
 class CommandTests(ServerCase):
@@ -102,7 +111,7 @@ class CommandTests(ServerCase):
 
     async def test_cursor_lost(self) -> None:
         """A long answer of which the server loses the rest is asked for from the beginning."""
-        await self.server.write("write", inserting("things", [{"_id": number} for number in range(2500)]))
+        await self.server.write("write", build_inserts("things", [{"_id": number} for number in range(2500)]))
         with self.servers.failpoint("getMore", errorCode=43, times=1):
             self.assertEqual(len(await self.server.find("read", "things", {})), 2500)
 
@@ -116,9 +125,9 @@ class CommandTests(ServerCase):
         """An answer that does not come in time is not waited for, and the server is still asked other things."""
         with self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS):
             with self.impatiently():
-                slow = begin(self.server.find("read", "things", {}))
+                slow = start_mongod(self.server.find("read", "things", {}))
             slow.addErrback(
-                lambda failure: failure.trap(StoreUnavailable) and begin(self.server.write("w", adding(1)))
+                lambda failure: failure.trap(StoreUnavailable) and start_mongod(self.server.write("w", adding(1)))
             )
             begun = CLOCK.seconds()
             await slow
@@ -130,22 +139,22 @@ class CommandTests(ServerCase):
         """A document that no server would take is refused before it is sent."""
         largest: dict[str, Any] = {
             "_id": 1,
-            "data": b"x" * (LARGEST_DOCUMENT - len(encoded({"_id": 1, "data": b""}))),
+            "data": b"x" * (MAX_DOCUMENT_BYTES - len(encode_document({"_id": 1, "data": b""}))),
         }
-        await self.server.write("write", inserting("things", [largest]))
+        await self.server.write("write", build_inserts("things", [largest]))
         for excess in (1, 1_000_000):
             with self.assertRaises(TooLarge):
-                inserting("things", [{**largest, "_id": 2, "data": largest["data"] + b"x" * excess}])
+                build_inserts("things", [{**largest, "_id": 2, "data": largest["data"] + b"x" * excess}])
         self.assertEqual(self.things(), [1])
 
     async def test_large_and_small(self) -> None:
         """Answers of many megabytes and many small ones come whole, each to its question."""
         documents = [{"_id": number, "data": bytes([number]) * 3_000_000} for number in range(8)]
         for one in documents:
-            await self.server.write("write", inserting("things", [one]))
-        large = begin(self.server.find("read", "things", {}, sort={"_id": 1}))
+            await self.server.write("write", build_inserts("things", [one]))
+        large = start_mongod(self.server.find("read", "things", {}, sort={"_id": 1}))
         small = [
-            begin(self.server.find("read", "things", {"_id": number % 8}, projection={"_id": 1}))
+            start_mongod(self.server.find("read", "things", {"_id": number % 8}, projection={"_id": 1}))
             for number in range(100)
         ]
         self.assertEqual([await one for one in small], [[{"_id": number % 8}] for number in range(100)])
@@ -159,13 +168,13 @@ class CommandTests(ServerCase):
     async def test_says_nothing(self) -> None:
         """Whatever fails, nothing is logged of what was asked and answered."""
         document = {"_id": CANARY, "data": CANARY}
-        await self.server.write("write", inserting("things", [document]))
-        with self.assertRaises(Duplicate):
-            await self.server.write("write", inserting("things", [document]))
+        await self.server.write("write", build_inserts("things", [document]))
+        with self.assertRaises(DuplicateKeyError):
+            await self.server.write("write", build_inserts("things", [document]))
         await self.test_refused()
         await self.test_unstorable()
         with self.servers.failpoint("insert", "find", errorCode=8, closeConnection=False, times=2):
-            await self.fails(self.server.write("write", inserting("things", [{**document, "_id": 2}])))
+            await self.fails(self.server.write("write", build_inserts("things", [{**document, "_id": 2}])))
             await self.fails(self.server.find("read", "things", document))
         await self.server.close()
         self.assertNotIn(CANARY, "\n".join(self.said))
@@ -173,7 +182,7 @@ class CommandTests(ServerCase):
 
     async def test_close(self) -> None:
         """What was begun is finished, and later nothing can be asked."""
-        begun = begin(self.server.write("write", adding(1)))
+        begun = start_mongod(self.server.write("write", adding(1)))
         await self.server.close()
         self.successResultOf(begun)
         self.fails_at_once(self.server.find("read", "things", {}))
@@ -183,7 +192,7 @@ class CommandTests(ServerCase):
         """What is never answered ends before the close does."""
         blocked = self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS)
         with blocked, self.impatiently():
-            asked = begin(self.server.find("read", "things", {}))
+            asked = start_mongod(self.server.find("read", "things", {}))
             begun = CLOCK.seconds()
             await self.server.close()
             self.assertLess(CLOCK.seconds() - begun, AT_MOST)
@@ -195,15 +204,15 @@ class TransactionTests(ServerCase):
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
-        await self.server.write("write", inserting("things", [{"_id": 0, "number": 0}]))
+        await self.server.write("write", build_inserts("things", [{"_id": 0, "number": 0}]))
         self.attempts = 0
 
     async def count(self, transaction: Transaction) -> int:
         """Count one more, reading first and writing in the end."""
         self.attempts += 1
         (found,) = await transaction.find("things", {"_id": 0})
-        transaction.later(inserting("things", [{"_id": found["number"] + 1}]))
-        transaction.later(updating("things", [{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
+        transaction.write_at_end(build_inserts("things", [{"_id": found["number"] + 1}]))
+        transaction.write_at_end(build_updates("things", [{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
         return int(found["number"])
 
     def counted(self) -> int:
@@ -224,7 +233,7 @@ class TransactionTests(ServerCase):
             self.assertEqual(await transaction.find("things", {"_id": 1}), [{"_id": 1, "a": 2}])
             self.assertEqual(await transaction.delete("things", {"_id": 0}, {"_id": 9}), 1)
             self.assertEqual(self.things(), [0])
-            return await transaction.query(aggregating("things", [{"$match": {}}]))
+            return await transaction.query(build_aggregate("things", [{"$match": {}}]))
 
         self.assertEqual(await self.server.transact("work", work), [{"_id": 1, "a": 2}])
         self.assertEqual(self.things(), [1])
@@ -238,7 +247,7 @@ class TransactionTests(ServerCase):
 
         async def keep(transaction: Transaction) -> None:
             await transaction.insert("things", [{"_id": 2}])
-            raise Kept(RecipientUnknown())
+            raise CommitWithError(RecipientUnknown())
 
         for work in (refuse, keep):
             with self.assertRaises(RecipientUnknown):
@@ -249,10 +258,10 @@ class TransactionTests(ServerCase):
         """What a unique index has already is told with its name, and nothing is written."""
 
         async def work(transaction: Transaction) -> None:
-            transaction.later(updating("things", [{"q": {"_id": 0}, "u": {"$set": {"number": 9}}}]))
-            transaction.later(inserting("things", [{"_id": 0}]))
+            transaction.write_at_end(build_updates("things", [{"q": {"_id": 0}, "u": {"$set": {"number": 9}}}]))
+            transaction.write_at_end(build_inserts("things", [{"_id": 0}]))
 
-        with self.assertRaises(Duplicate) as caught:
+        with self.assertRaises(DuplicateKeyError) as caught:
             await self.server.transact("work", work)
         self.assertEqual((caught.exception.collection, caught.exception.index), ("things", "_id_"))
         self.assertEqual(self.counted(), 0)
@@ -285,7 +294,7 @@ class TransactionTests(ServerCase):
 
     async def test_conflicts(self) -> None:
         """Many at once that are all in each other's way are all done."""
-        counting = [begin(self.server.transact("count", self.count)) for _ in range(30)]
+        counting = [start_mongod(self.server.transact("count", self.count)) for _ in range(30)]
         self.assertEqual(sorted([await one for one in counting]), list(range(30)))
         self.assertEqual(self.counted(), 30)
 
@@ -319,11 +328,11 @@ class TransactionTests(ServerCase):
             await transaction.update("things", {"q": {"_id": 0}, "u": {"$inc": {"number": 1}}})
             await Deferred[None]()
 
-        self.server.belong_to("boot 1")
-        left = begin(self.server.transact("work", leave))
+        self.server.set_session_owner("boot 1")
+        left = start_mongod(self.server.transact("work", leave))
         left.addErrback(lambda _: None)
         other = await self.an_open_server()
-        await until(lambda: self._in_the_way())
+        await wait_until(lambda: self._in_the_way())
         await other.end_sessions("boot 1")
         await other.transact("count", self.count)
         self.assertEqual(self.counted(), 1)
@@ -339,7 +348,7 @@ class DoubtTests(ServerCase):
     """Nobody knows whether it was done, and it was said to have failed: so it is undone."""
 
     async def insert(self, transaction: Transaction) -> None:
-        transaction.later(inserting("things", [{"_id": 1}]))
+        transaction.write_at_end(build_inserts("things", [{"_id": 1}]))
 
     async def undo(self, transaction: Transaction) -> None:
         await transaction.delete("things", {"_id": 1})
@@ -350,7 +359,7 @@ class DoubtTests(ServerCase):
             with self.impatiently():
                 await self.fails(self.server.transact("insert", self.insert, undo=self.undo))
             self.assertEqual(self.things(), [1])
-        await until(lambda: not self.things())
+        await wait_until(lambda: not self.things())
         await self.server.transact("insert", self.insert)
 
     async def test_commit_blocked(self) -> None:
@@ -358,7 +367,7 @@ class DoubtTests(ServerCase):
         with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=2_000, times=1):
             with self.impatiently():
                 await self.fails(self.server.transact("insert", self.insert, undo=self.undo))
-            await until(lambda: not self.server.doubtful)
+            await wait_until(lambda: not self.server.has_uncertain_commits)
         self.assertEqual(self.things(), [])
         await self.server.transact("insert", self.insert)
         self.assertEqual(self.things(), [1])
@@ -377,14 +386,14 @@ class AwayTests(ServerCase):
         await self.elsewhere(go, 0)
         try:
             await self.fails(self.server.write("write", adding(1)))
-            await until(lambda: not self.server.answers)
+            await wait_until(lambda: not self.server.answers)
             self.fails_at_once(self.server.write("write", adding(1)))
             self.fails_at_once(self.server.transact("work", self.read))
         finally:
             await self.elsewhere(come, 0)
         # Since there is a primary again, which is not up to us.
         await self.elsewhere(self.servers.primary)
-        took = await until(lambda: self.server.answers, BACK)
+        took = await wait_until(lambda: self.server.answers, BACK)
         await self.server.write("write", adding(2))
         self.assertEqual(self.states, [True, False, True], f"after {took:.1f} s")
         self.assertIn(2, self.things())
@@ -407,15 +416,18 @@ class AwayTests(ServerCase):
     async def test_frozen_and_set_back(self) -> None:
         """All that was asked, and waits for its turn, fails in time though the clock of this host is set back."""
         clock = HostClock()
-        server = Server(
-            read_uri(self.servers.uri(self.database)), cast(Any, clock), observe=unobserved, on_up=self.states.append
+        server = ReplicaSetClient(
+            parse_mongo_uri(self.servers.uri(self.database)),
+            cast(Any, clock),
+            observe=ignore_observation,
+            on_up=self.states.append,
         )
         self.addCleanup(server.close)
         store = await self.a_store(clock=cast(Any, clock), server=server)
         await self.elsewhere(self.servers.freeze, 0)
         try:
             asked: list[Deferred[Any]] = [
-                store.deposit(INBOX, [Payload("a", b"payload", "json")], expires_at=clock.seconds() + HOUR),
+                store.enqueue(INBOX, [Payload("a", b"payload", "json")], expires_at=clock.seconds() + HOUR),
                 store.fetch(ALICE, None, limit=1, max_bytes=1),
                 store.fetch(ALICE, None, limit=1, max_bytes=1),
                 store.account(ALICE),
@@ -423,13 +435,13 @@ class AwayTests(ServerCase):
             ]
             await deferLater(CLOCK, 0.3)
             clock.ahead = -HOUR
-            await gatherResults([begin(self.fails(one)) for one in asked])
-            await until(lambda: not server.answers)
+            await gatherResults([start_mongod(self.fails(one)) for one in asked])
+            await wait_until(lambda: not server.answers)
         finally:
             await self.elsewhere(self.servers.thaw, 0)
-        await until(lambda: server.answers)
+        await wait_until(lambda: server.answers)
         self.assertIsNotNone(await store.account(ALICE))
-        with one_request(cast(Any, clock)):
+        with request_scope(cast(Any, clock)):
             self.assertEqual(await store.owner(INBOX), ALICE)
 
     async def test_counted(self) -> None:
@@ -463,8 +475,8 @@ class AwayTests(ServerCase):
         """Closing waits for nobody who is not there."""
         await self.elsewhere(self.servers.kill, 0)
         try:
-            asked = [begin(self.server.write("write", adding(number))) for number in range(20)]
-            await until(lambda: True)
+            asked = [start_mongod(self.server.write("write", adding(number))) for number in range(20)]
+            await wait_until(lambda: True)
             begun = CLOCK.seconds()
             await self.server.close()
             self.assertLess(CLOCK.seconds() - begun, AT_MOST)
@@ -474,12 +486,12 @@ class AwayTests(ServerCase):
             await self.elsewhere(self.servers.start, 0)
 
 
-class OpeningTests(MongoCase):
+class OpeningTests(MongoTestCase):
     """Servers that are not what they should be."""
 
     async def test_version(self) -> None:
         """One of a version that was not tested is used, and said to be one, once."""
-        self.patch(inspection, "NEWEST_TESTED", (5, 0))
+        self.patch(server_monitor, "NEWEST_TESTED_VERSION", (5, 0))
         server = self.a_server()
         for _ in range(2):
             await server.open()
@@ -494,17 +506,17 @@ class OpeningTests(MongoCase):
 
     async def test_alone(self) -> None:
         """One without a replica set has no transactions, and there is no point in waiting for them."""
-        directory = Directory()
+        directory = TemporaryDataDirectory()
         self.addCleanup(directory.close)
         alone = Mongod(directory.path / "0", [])
         await self.elsewhere(alone.start)
         self.addCleanup(alone.kill)
         server = self.a_server(uri=f"mongodb://127.0.0.1:{alone.port}/test")
-        with self.assertRaisesRegex(StoreRefused, f"127.0.0.1:{alone.port} is not a member of a replica set"):
+        with self.assertRaisesRegex(StoreUnusable, f"127.0.0.1:{alone.port} is not a member of a replica set"):
             await server.open()
 
 
-class CredentialTests(MongoCase):
+class CredentialTests(MongoTestCase):
     """A server that does not take everybody."""
 
     patience = None
@@ -512,7 +524,7 @@ class CredentialTests(MongoCase):
     PASSWORD = "p4ss-w0rd"
 
     def choose_servers(self) -> ReplicaSet:
-        return guarded_server()
+        return authenticated_server()
 
     async def test_wrong_password(self) -> None:
         """It is said once, without secrets; when the password is changed at the server there is no restart."""
@@ -535,7 +547,7 @@ class CredentialTests(MongoCase):
                 await server.open()
                 await server.write("write", adding(1))
                 break
-        server.belong_to("boot")
+        server.set_session_owner("boot")
         await server.transact("work", lambda t: t.insert("things", [{"_id": 2}]))
         await server.end_sessions("boot")
         self.assertNotIn(self.PASSWORD, "\n".join(self.said))
@@ -544,4 +556,4 @@ class CredentialTests(MongoCase):
 @cache
 def lonely_server() -> ReplicaSet:
     """One for those tests that end it and start it again."""
-    return opened(ReplicaSet())
+    return open_store(ReplicaSet())

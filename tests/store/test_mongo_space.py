@@ -8,22 +8,22 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import QueueLimits
-from mediatord.interfaces.decentrl import Caps, Contract, Guard
-from mediatord.interfaces.store import Fault
-from mediatord.store.disk_space import SpaceLimits
+from mediatord.store.interfaces.decentrl import CommandGuard, Contract, DecentrlQuotas
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import StoreFault
 from mediatord.store.mongo.space_quota import CHECK_INTERVAL, SpaceQuota
 from mediatord.store.mongo.store import MongoStore
-from tests.store.mongo import ALICE, CLOCK, INBOX, SOMETIME, MongoCase, until
+from mediatord.store.quotas import SpaceLimits
+from tests.store.mongo_test_case import ALICE, CLOCK, INBOX, SOMETIME, MongoTestCase, wait_until
 
 BOB = "did:example:bob"
 QUOTA = 4_000_000
 
 
-class SpaceCase(MongoCase):
+class SpaceCase(MongoTestCase):
     """:ivar faults: what was reported."""
 
-    faults: list[tuple[Fault, bool]]
+    faults: list[tuple[StoreFault, bool]]
 
     async def limited_store(self, limits: SpaceLimits) -> MongoStore:
         """An open store with these limits."""
@@ -32,7 +32,7 @@ class SpaceCase(MongoCase):
             self.a_server(),
             CLOCK,
             QueueLimits(max_messages=10_000, max_bytes=1 << 30),
-            caps=Caps(),
+            caps=DecentrlQuotas(),
             space_limits=limits,
             on_fault=lambda fault, present: self.faults.append((fault, present)),
         )
@@ -79,10 +79,12 @@ class QuotaTests(SpaceCase):
             store.move(ALICE, BOB),
             store.remember_did("did:peer:4short", "did:peer:4long"),
             store.update(ALICE, [("did:example:more", "add")], max_recipients=9),
-            store.decentrl.save_contract(Guard(b"1", tomorrow), Contract("c", None, BOB, tomorrow, b"c", b"{}")),
+            store.decentrl.save_contract(
+                CommandGuard(b"1", tomorrow), Contract("c", None, BOB, tomorrow, b"c", b"{}")
+            ),
             store.ping(),
         )
-        await store.decentrl.admit(Guard(b"2", tomorrow))
+        await store.decentrl.admit(CommandGuard(b"2", tomorrow))
         found = await store.fetch(ALICE, None, limit=number, max_bytes=1 << 30)
         self.assertEqual([message.id for message in found], [f"m{each}" for each in range(number)])
         self.assertTrue(await store.claim(b"nonce", CLOCK.seconds() + 9))
@@ -101,9 +103,9 @@ class QuotaTests(SpaceCase):
     async def test_asks_by_itself(self) -> None:
         """Soon after the store is open, and again and again."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
-        await until(lambda: bool(store.trouble), SOMETIME)
+        await wait_until(lambda: bool(store.trouble), SOMETIME)
         store.space_quota.limits = SpaceLimits()
-        await until(lambda: not store.trouble, CHECK_INTERVAL + SOMETIME)
+        await wait_until(lambda: not store.trouble, CHECK_INTERVAL + SOMETIME)
         self.assertEqual(self.faults, [("full", True), ("full", False)])
 
 
@@ -113,7 +115,7 @@ class DiskTests(SpaceCase):
     async def test_little_left(self) -> None:
         """The same, when less is left than there is to be."""
         store = await self.limited_store(SpaceLimits(min_free_bytes=1 << 60))
-        await until(lambda: bool(store.trouble), SOMETIME)
+        await wait_until(lambda: bool(store.trouble), SOMETIME)
         await self.unavailable(store.grant(ALICE), store.ping())
 
     async def test_enough_left(self) -> None:
@@ -133,7 +135,7 @@ class RefusedTests(SpaceCase):
     async def check(self, code: int) -> tuple[MongoStore, list[str]]:
         """Check while the server answers with this code once. :return: and what is logged."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
-        await until(lambda: bool(store.trouble), SOMETIME)
+        await wait_until(lambda: bool(store.trouble), SOMETIME)
         self.said.clear()
         with self.servers.failpoint("dbStats", times=1, errorCode=code):
             await store.space_quota.check()
@@ -161,7 +163,7 @@ class RefusedTests(SpaceCase):
     async def test_away(self) -> None:
         """Nobody is told that what waits can be read."""
         store = await self.limited_store(SpaceLimits(max_bytes=1))
-        await until(lambda: bool(store.trouble), SOMETIME)
+        await wait_until(lambda: bool(store.trouble), SOMETIME)
         await store.close()
         self.assertEqual(store.trouble, "")
 

@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
-from mediatord.store.mongo.tls import MemberTLS
-from mediatord.store.mongo.uri import MongoURIRefused, read_uri
-from tests.authority import Authority
+from mediatord.store.mongo.driver.tls import ReplicaSetTLS
+from mediatord.store.mongo.driver.uri import InvalidMongoURI, parse_mongo_uri
+from tests.certificate_authority import CertificateAuthority
 
 ALWAYS = "w=majority&journal=true"
 SECRET = "s3cret"
@@ -17,21 +17,21 @@ SECRET = "s3cret"
 
 def refusal(text: str) -> str:
     """The one line for the operator."""
-    with pytest.raises(MongoURIRefused) as caught:
-        read_uri(text)
+    with pytest.raises(InvalidMongoURI) as caught:
+        parse_mongo_uri(text)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
     """One for all tests, with its certificate in a file."""
-    return Authority(tmp_path_factory.mktemp("authority"))
+    return CertificateAuthority(tmp_path_factory.mktemp("authority"))
 
 
 def test_what_is_not_said_is_made_safe() -> None:
     """Writes wait for a majority and its journal. Nothing about reads: txmongo asks the primary only then."""
-    address = read_uri("mongodb://db.example/mediatord")
+    address = parse_mongo_uri("mongodb://db.example/mediatord")
     assert address.uri == f"mongodb://db.example:27017/mediatord?{ALWAYS}"
     assert (address.hosts, address.database) == ("db.example:27017", "mediatord")
     assert address.ssl_context_factory is None
@@ -44,23 +44,23 @@ def test_what_may_be_said() -> None:
         "mongodb://DB1:27018,db2,10.0.0.3:27019/m?replicaset=rs0&w=majority&journal=true"
         "&readPreference=primary&retryWrites=true&retryReads=true&tls=false&ssl=false"
     )
-    address = read_uri(uri)
+    address = parse_mongo_uri(uri)
     assert address.uri == f"mongodb://{address.hosts}/m?{ALWAYS}&replicaSet=rs0"
     assert address.hosts == "db1:27018,db2:27017,10.0.0.3:27019"
 
 
 def test_credentials_authenticate() -> None:
     """They are for the database of the path unless authSource names another; the mechanism is the one there is."""
-    address = read_uri("mongodb://u%40x:p%2B%3A%2F%C3%BC@h/m")
+    address = parse_mongo_uri("mongodb://u%40x:p%2B%3A%2F%C3%BC@h/m")
     assert address.uri == (
         f"mongodb://u%40x:p%2B%3A%2F%C3%BC@h:27017/m?{ALWAYS}&authMechanism=SCRAM-SHA-1&authSource=m"
     )
-    assert "authSource=admin" in read_uri("mongodb://u:p@h/m?authSource=admin&authMechanism=SCRAM-SHA-1").uri
+    assert "authSource=admin" in parse_mongo_uri("mongodb://u:p@h/m?authSource=admin&authMechanism=SCRAM-SHA-1").uri
 
 
 def test_nothing_secret_is_represented() -> None:
     """An address may end up in a traceback."""
-    assert SECRET not in repr(read_uri(f"mongodb://u:{SECRET}@h/m"))
+    assert SECRET not in repr(parse_mongo_uri(f"mongodb://u:{SECRET}@h/m"))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_nothing_secret_is_represented() -> None:
 def test_refused(uri: str, text: str) -> None:
     """What would skip authentication or TLS, lose data, or silently do nothing."""
     if not text:
-        assert read_uri(uri)
+        assert parse_mongo_uri(uri)
         return
     found = refusal(uri)
     assert text in found
@@ -150,24 +150,24 @@ def test_no_part_of_a_password_is_ever_shown(sign: str) -> None:
         f"{SECRET}{sign}",
     ):
         try:
-            address = read_uri(f"mongodb://u:{password}@h/m")
-        except MongoURIRefused as error:
+            address = parse_mongo_uri(f"mongodb://u:{password}@h/m")
+        except InvalidMongoURI as error:
             assert SECRET not in str(error)
         else:
             assert f":{quote(password, safe='')}@" in address.uri
-        found = read_uri(f"mongodb://u:{quote(password, safe='')}@h/m")
+        found = parse_mongo_uri(f"mongodb://u:{quote(password, safe='')}@h/m")
         assert f":{quote(password, safe='')}@" in found.uri
 
 
-def test_tls_is_built(authority: Authority) -> None:
+def test_tls_is_built(authority: CertificateAuthority) -> None:
     """`ssl` is another word for it. Nothing of it is left to the URI, where txmongo passes over it."""
     for switch in ("tls=true", "ssl=true", "tls=true&ssl=true"):
-        address = read_uri(f"mongodb://db.example/m?{switch}&tlsCAFile={quote(str(authority.path))}")
-        assert isinstance(address.ssl_context_factory, MemberTLS)
+        address = parse_mongo_uri(f"mongodb://db.example/m?{switch}&tlsCAFile={quote(str(authority.path))}")
+        assert isinstance(address.ssl_context_factory, ReplicaSetTLS)
         assert address.uri == f"mongodb://db.example:27017/m?{ALWAYS}"
 
 
-def test_the_authority_has_to_be_there(authority: Authority, tmp_path: Path) -> None:
+def test_the_authority_has_to_be_there(authority: CertificateAuthority, tmp_path: Path) -> None:
     """A file that cannot be read, or has no certificate, is not the same as none."""
     assert refusal(f"mongodb://h/m?tls=true&tlsCAFile={tmp_path}/none") == (
         f"tlsCAFile: {tmp_path}/none: No such file or directory"
@@ -177,7 +177,7 @@ def test_the_authority_has_to_be_there(authority: Authority, tmp_path: Path) -> 
     assert refusal(f"mongodb://h/m?tls=true&tlsCAFile={empty}") == "tlsCAFile: expected certificates in PEM"
 
 
-def test_our_certificate_has_to_be_whole(authority: Authority, tmp_path: Path) -> None:
+def test_our_certificate_has_to_be_whole(authority: CertificateAuthority, tmp_path: Path) -> None:
     """With its own private key."""
     ours, other = authority.issue("ours"), authority.issue("other")
     marker = b"-----BEGIN PRIVATE KEY"
@@ -192,14 +192,14 @@ def test_our_certificate_has_to_be_whole(authority: Authority, tmp_path: Path) -
         assert found == f"tlsCertificateKeyFile: {text}"
 
 
-def test_x509_is_our_certificate(authority: Authority) -> None:
+def test_x509_is_our_certificate(authority: CertificateAuthority) -> None:
     """Its subject is the user, unless the URI names it; txmongo gets no credentials, which it would misread."""
     certificate = authority.issue("node", organisation="Mediators, Inc.")
     tls = f"tls=true&tlsCAFile={authority.path}&tlsCertificateKeyFile={certificate}&authMechanism=MONGODB-X509"
-    address = read_uri(f"mongodb://h/m?{tls}")
+    address = parse_mongo_uri(f"mongodb://h/m?{tls}")
     assert address.x509_user == r"CN=node,O=Mediators\, Inc."
     assert address.uri == f"mongodb://h:27017/m?{ALWAYS}"
-    named = read_uri(f"mongodb://{quote('CN=x,O=y')}@h/m?{tls}&authSource=$external")
+    named = parse_mongo_uri(f"mongodb://{quote('CN=x,O=y')}@h/m?{tls}&authSource=$external")
     assert named.x509_user == "CN=x,O=y"
     assert named.uri == address.uri
 
@@ -208,7 +208,9 @@ def test_x509_is_our_certificate(authority: Authority) -> None:
     ("credentials", "more", "text"),
     [("u:p@", "", "expected no password"), ("", "&authSource=admin", "expected authSource=$external, or none")],
 )
-def test_x509_and_passwords_exclude_each_other(credentials: str, more: str, text: str, authority: Authority) -> None:
+def test_x509_and_passwords_exclude_each_other(
+    credentials: str, more: str, text: str, authority: CertificateAuthority
+) -> None:
     """Only one of them can be meant."""
     certificate = authority.issue("node")
     tls = f"tls=true&tlsCertificateKeyFile={certificate}&authMechanism=MONGODB-X509"

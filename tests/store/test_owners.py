@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.store.owners import Owners
+from mediatord.store.caches import OwnerCache
 
 
 class OwnerTests(SynchronousTestCase):
@@ -14,7 +14,7 @@ class OwnerTests(SynchronousTestCase):
     def test_lifetime(self) -> None:
         """Where others may change it, an answer is good for a while only."""
         clock = Clock()
-        owners: Owners[str] = Owners(now=clock.seconds, lifetime=2.0)
+        owners: OwnerCache[str] = OwnerCache(now=clock.seconds, lifetime=2.0)
         owners.keep("did:x", "alice", owners.age)
         clock.advance(1.5)
         self.assertEqual(owners.get("did:x"), "alice")
@@ -25,13 +25,13 @@ class OwnerTests(SynchronousTestCase):
 
     def test_nothing_is_kept(self) -> None:
         """Where it must not be remembered at all it is not."""
-        owners: Owners[str] = Owners(0)
+        owners: OwnerCache[str] = OwnerCache(0)
         owners.keep("did:x", "alice", owners.age)
         self.assertIsNone(owners.get("did:x"))
 
     def test_least_recently_used_goes(self) -> None:
         """Who was asked for last stays."""
-        owners: Owners[str] = Owners(2)
+        owners: OwnerCache[str] = OwnerCache(2)
         for did in ("did:a", "did:b"):
             owners.keep(did, "alice", owners.age)
         owners.get("did:a")

@@ -10,15 +10,15 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.store.batches import unobserved
-from mediatord.store.sql_accounts import account, grant
-from mediatord.store.sqlite_file import Runners, SQLiteFile, Tuning
-from tests.store.builders import ALICE, BOB, NOON, InPlace, PromptClock, a_path
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.sqlite.account_queries import get_account, grant_account
+from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
+from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, InlineRunner, make_database_path
 
 
 def granting(did: str) -> Callable[[Connection], Any]:
     """An operation that gives an account to a DID."""
-    return lambda connection: grant(connection, did, NOON)
+    return lambda connection: grant_account(connection, did, NOON)
 
 
 class RefusedRollback:
@@ -48,13 +48,15 @@ class RollbackTests(SynchronousTestCase):
     """A ROLLBACK that fails once, a few times, always."""
 
     def setUp(self) -> None:
-        runners = Runners(InPlace(), InPlace(), InPlace(), InPlace())
-        self.file = SQLiteFile(a_path(self), PromptClock(), runners, unobserved, Tuning())
+        runners = SQLiteRunners(InlineRunner(), InlineRunner(), InlineRunner(), InlineRunner())
+        self.file = SQLiteExecutor(
+            make_database_path(self), ImmediateClock(), runners, ignore_observation, SQLiteTuning()
+        )
         self.successResultOf(self.file.open())
         self.addCleanup(lambda: self.successResultOf(self.file.close()))
 
     def granted(self, did: str) -> bool:
-        return self.successResultOf(self.file.read("read", lambda c: account(c, did))) is not None
+        return self.successResultOf(self.file.read("read", lambda c: get_account(c, did))) is not None
 
     def test_write(self) -> None:
         """What comes next is written, what was half done is not, however often the ROLLBACK fails."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.store.sqlite_bookmarks import Bookmarks, Shelfmarks
+from mediatord.store.caches import PageCursorCache, PageCursors
 
 
 class BookmarkTests(SynchronousTestCase):
@@ -12,7 +12,7 @@ class BookmarkTests(SynchronousTestCase):
 
     def test_nearest(self) -> None:
         """The last bookmark that is not behind an offset is found; there is none at the beginning."""
-        bookmarks = Bookmarks(1)
+        bookmarks = PageCursors(1)
         self.assertEqual(bookmarks.before(5), (0, None))
         for offset in (20, 10, 30, 10):
             bookmarks.add(offset, (float(offset), offset))
@@ -22,7 +22,7 @@ class BookmarkTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """However far somebody reads, there are not more and more of them, and the last one stays."""
-        bookmarks = Bookmarks(1)
+        bookmarks = PageCursors(1)
         for offset in range(1, 1000):
             bookmarks.add(offset, (0.0, offset))
             self.assertEqual(bookmarks.before(10_000), (offset, (0.0, offset)))
@@ -32,15 +32,15 @@ class BookmarkTests(SynchronousTestCase):
 
     def test_editions(self) -> None:
         """Another edition of a list begins without bookmarks, and so does a list that was not read for long."""
-        shelfmarks = Shelfmarks(capacity=2)
-        first = shelfmarks.of("a", 1)
-        self.assertIs(shelfmarks.of("a", 1), first)
-        self.assertIsNot(shelfmarks.of("a", 2), first)
-        again = shelfmarks.of("a", 2)
-        shelfmarks.of("b", 1)
-        self.assertIs(shelfmarks.of("a", 2), again)
-        shelfmarks.of("c", 1)
-        self.assertIs(shelfmarks.of("a", 2), again)
-        shelfmarks.of("b", 1)
-        shelfmarks.of("c", 1)
-        self.assertIsNot(shelfmarks.of("a", 2), again)
+        page_cursors = PageCursorCache(capacity=2)
+        first = page_cursors.of("a", 1)
+        self.assertIs(page_cursors.of("a", 1), first)
+        self.assertIsNot(page_cursors.of("a", 2), first)
+        again = page_cursors.of("a", 2)
+        page_cursors.of("b", 1)
+        self.assertIs(page_cursors.of("a", 2), again)
+        page_cursors.of("c", 1)
+        self.assertIs(page_cursors.of("a", 2), again)
+        page_cursors.of("b", 1)
+        page_cursors.of("c", 1)
+        self.assertIsNot(page_cursors.of("a", 2), again)

@@ -11,23 +11,42 @@ from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.interfaces import Ledger, QueueLimits, Removed
-from mediatord.interfaces.decentrl import Caps, PendingEvent
-from mediatord.store import checkpoints, known_queues, sql_accounts, sql_digests, sql_ledger, sql_messages, sqlite
-from mediatord.store.batches import Batches, Bounds, unobserved
-from mediatord.store.database import connect, open_database
-from mediatord.store.group_commit import Outcome, Work, commit_together
-from mediatord.store.known_queues import KnownQueues, StoreConnection
-from mediatord.store.known_senders import KnownSenders
-from mediatord.store.shares import Usage
-from mediatord.store.sql_deposits import Depositing, Marking, Removing
-from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import Runners
-from mediatord.store.standings import Standing
-from mediatord.store.threads import ConnectionThread
-from tests.store.builders import ALICE, BOB, HOUR, NOON, InPlace, PromptClock, a_path, a_payload
-from tests.store.commits import CommitCase
-from tests.store.orders import Orders
+from mediatord.store.fair_share import KnownSenders, SenderUsage
+from mediatord.store.interfaces.decentrl import DecentrlQuotas, PendingEvent
+from mediatord.store.interfaces.messages import MessageLedger, QueueLimits, RemovedMessage
+from mediatord.store.message_operations import BatchLimits, ignore_observation
+from mediatord.store.sqlite import (
+    account_queries,
+    executor,
+    message_queries,
+    message_writes,
+    queue_accounting,
+    sqlite_store,
+)
+from mediatord.store.sqlite.database_file import connect, open_database
+from mediatord.store.sqlite.executor import SQLiteRunners
+from mediatord.store.sqlite.group_commit import (
+    ConnectionThread,
+    OperationBatcher,
+    OperationOutcome,
+    SQLOperation,
+    commit_batch,
+)
+from mediatord.store.sqlite.message_writes import EnqueueOperation, MarkDeliveredOperation, RemoveOperation
+from mediatord.store.sqlite.queue_accounting import EvictionState, QueueCache, StoreConnection
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
+from tests.store.builders import (
+    ALICE,
+    BOB,
+    HOUR,
+    NOON,
+    ImmediateClock,
+    InlineRunner,
+    make_database_path,
+    make_payload,
+)
+from tests.store.commit_test_case import CommitTestCase
+from tests.store.sqlite_operations import SQLiteOperations
 
 T = TypeVar("T")
 
@@ -39,31 +58,33 @@ class CostCase(SynchronousTestCase):
     """A connection that writes, two accounts with some recipients, and what it is told by SQL."""
 
     def setUp(self) -> None:
-        self.path = a_path(self)
+        self.path = make_database_path(self)
         self.connection = open_database(self.path)
         self.addCleanup(self.connection.close)
         for account in (ALICE, BOB):
-            sql_accounts.grant(self.connection, account, NOON)
-        sql_accounts.update(self.connection, ALICE, [(did, "add") for did in DIDS], 99)
+            account_queries.grant_account(self.connection, account, NOON)
+        account_queries.update_recipients(self.connection, ALICE, [(did, "add") for did in DIDS], 99)
         self.number = 0
 
-    def deposits(self, number: int, size: int = 10, limits: QueueLimits = LIMITS) -> list[Work]:
+    def deposits(self, number: int, size: int = 10, limits: QueueLimits = LIMITS) -> list[SQLOperation]:
         """So many, for the recipients in turn."""
-        works: list[Work] = []
+        works: list[SQLOperation] = []
         for _ in range(number):
             self.number += 1
-            payload = a_payload(f"{self.number:032d}", b"%d" % self.number + b"x" * size)
-            order = sql_messages.Deposit(DIDS[self.number % len(DIDS)], (payload,), NOON, NOON + HOUR, None)
-            works.append(Depositing(order, limits))
+            payload = make_payload(f"{self.number:032d}", b"%d" % self.number + b"x" * size)
+            order = message_writes.TimedEnqueueRequest(
+                DIDS[self.number % len(DIDS)], (payload,), NOON, NOON + HOUR, None
+            )
+            works.append(EnqueueOperation(order, limits))
         return works
 
-    def commit(self, works: Sequence[Work]) -> list[Any]:
+    def commit(self, works: Sequence[SQLOperation]) -> list[Any]:
         """What they answer."""
-        outcomes = commit_together(self.connection, works)
+        outcomes = commit_batch(self.connection, works)
         self.assertEqual([outcome.cause or outcome.error for outcome in outcomes], [None] * len(works))
         return [outcome.value for outcome in outcomes]
 
-    def statements(self, works: Sequence[Work]) -> int:
+    def statements(self, works: Sequence[SQLOperation]) -> int:
         """How many it takes; what a trigger does is told as a comment."""
         told: list[str] = []
         self.connection.set_trace_callback(told.append)
@@ -85,10 +106,10 @@ class SizeTests(CostCase):
         """A DID is stored once, of an account and of a recipient; all else about it is small."""
         dids = [f"did:example:{number:03d}{'x' * 7_900}" for number in range(100)]
         before = self.pages()
-        sql_accounts.update(self.connection, ALICE, [(did, "add") for did in dids], 999)
+        account_queries.update_recipients(self.connection, ALICE, [(did, "add") for did in dids], 999)
         registered = self.pages()
         for did in dids:
-            sql_accounts.grant(self.connection, did, NOON)
+            account_queries.grant_account(self.connection, did, NOON)
         for taken in (registered - before, self.pages() - registered):
             self.assertLess(taken, 1.1 * sum(map(len, dids)))
 
@@ -105,34 +126,38 @@ class StatementTests(CostCase):
     def test_unknown_queues(self) -> None:
         """Those that are not known are looked up together; one more says, once, that their account is used."""
         self.assertEqual(self.statements(self.deposits(32)), 8)
-        known_queues.forget_queues(self.connection)
+        queue_accounting.clear_queue_cache(self.connection)
         self.assertEqual(self.statements(self.deposits(32)), 7)
 
     def test_removals(self) -> None:
         """A batch of acknowledgements: the same, with a look for the messages and a delete."""
         ids = [f"{number:032d}" for number in range(1, 65)]
         self.commit(self.deposits(65))
-        self.assertEqual(self.statements([Removing([id], ALICE, NOON) for id in ids[:32]]), 7)
+        self.assertEqual(self.statements([RemoveOperation([id], ALICE, NOON) for id in ids[:32]]), 7)
         # All but one recipient have nothing left.
-        self.assertEqual(self.statements([Removing([id], ALICE, NOON) for id in ids[32:]]), 8)
+        self.assertEqual(self.statements([RemoveOperation([id], ALICE, NOON) for id in ids[32:]]), 8)
 
     def test_removals_from_known_senders(self) -> None:
         """Whom it is an acknowledgement of takes one look and one write a batch, and nothing when it is known."""
         for number, (more, now) in enumerate(((2, NOON), (0, NOON + HOUR / 2), (1, NOON + HOUR), (0, NOON + HOUR))):
             works = self.deposits(32)
             for work in works:
-                assert isinstance(work, Depositing)
+                assert isinstance(work, EnqueueOperation)
                 work.order.origin = 5 << 32 | 7
             self.commit(works)
             ids = [f"{32 * number + place:032d}" for place in range(1, 33)]
-            self.assertEqual(self.statements([Removing([id], ALICE, now) for id in ids]), 8 + more, number)
+            self.assertEqual(self.statements([RemoveOperation([id], ALICE, now) for id in ids]), 8 + more, number)
 
     def test_mixed(self) -> None:
         """Deposits, acknowledgements and marks that take turns share their statements."""
         self.commit(self.deposits(96))
-        works: list[Work] = []
-        for place, deposit in enumerate(self.deposits(32)):
-            works += [deposit, Removing([f"{place + 1:032d}"], ALICE, NOON), Marking([f"{place + 60:032d}"], "")]
+        works: list[SQLOperation] = []
+        for place, enqueue in enumerate(self.deposits(32)):
+            works += [
+                enqueue,
+                RemoveOperation([f"{place + 1:032d}"], ALICE, NOON),
+                MarkDeliveredOperation([f"{place + 60:032d}"], ""),
+            ]
         self.assertEqual(self.statements(works), 9)
         (count,) = self.connection.execute(
             "SELECT count(*) FROM message WHERE delivered = 1 AND pushes = 1"
@@ -142,33 +167,33 @@ class StatementTests(CostCase):
     def test_expiry(self) -> None:
         """So does what expires, however much of it there is."""
         self.commit(self.deposits(64))
-        asked = [lambda c: sql_messages.expire(c, NOON + HOUR, 60, 1 << 30)]
+        asked = [lambda c: message_writes.expire_messages(c, NOON + HOUR, 60, 1 << 30)]
         self.assertEqual(self.statements(asked), 8)
 
     def test_one_ledger(self) -> None:
         """However many kinds of operations a batch has, what they count is written once for both halves."""
         self.commit(self.deposits(64))
-        orders = Orders(Caps())
+        orders = SQLiteOperations(DecentrlQuotas())
         self.commit(orders.settled())
-        works: list[Work] = [lambda c: sql_messages.expire(c, NOON + HOUR, 1, 1 << 30)]
-        for place, deposit in enumerate(self.deposits(8)):
+        works: list[SQLOperation] = [lambda c: message_writes.expire_messages(c, NOON + HOUR, 1, 1 << 30)]
+        for place, enqueue in enumerate(self.deposits(8)):
             event = PendingEvent(f"e{place}", ALICE, BOB, "", NOON)
-            works += [deposit, orders.deliver(event), Removing([f"{place + 40:032d}"], ALICE, NOON)]
+            works += [enqueue, orders.deliver(event), RemoveOperation([f"{place + 40:032d}"], ALICE, NOON)]
             works.append(orders.acknowledge(ALICE, [f"e{place}"]))
         told: list[str] = []
         self.connection.set_trace_callback(told.append)
         self.commit(works)
         self.connection.set_trace_callback(None)
         self.assertEqual(len([statement for statement in told if "INTO ledger" in statement]), 1)
-        books = sql_ledger.ledger(self.connection)
-        self.assertEqual(books.didcomm, Ledger(accepted=72, acknowledged=8, expired=1, waiting=63))
-        self.assertEqual(books.decentrl, Ledger(accepted=8, acknowledged=8))
+        books = queue_accounting.read_ledger(self.connection)
+        self.assertEqual(books.didcomm, MessageLedger(accepted=72, acknowledged=8, expired=1, waiting=63))
+        self.assertEqual(books.decentrl, MessageLedger(accepted=8, acknowledged=8))
 
 
 class PageTests(CostCase):
     """A commit writes the pages that it has changed."""
 
-    def pages(self, works: Sequence[Work]) -> int:
+    def pages(self, works: Sequence[SQLOperation]) -> int:
         """How many that are."""
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.commit(works)
@@ -202,7 +227,7 @@ class KnownQueueTests(CostCase):
         other = connect(self.path)
         self.addCleanup(other.close)
         other.execute("BEGIN IMMEDIATE")
-        self.assertEqual(len(sql_messages.purge(other, [first.messages[0].id])), 1)
+        self.assertEqual(len(message_writes.purge_messages(other, [first.messages[0].id])), 1)
         other.execute("COMMIT")
         self.number += len(DIDS) - 1
         (third,) = self.commit(self.deposits(1, limits=self.limits))
@@ -216,12 +241,12 @@ class KnownQueueTests(CostCase):
         self.commit(self.deposits(8))
 
         def hand_over(connection: Connection) -> None:
-            sql_accounts.update(connection, ALICE, [(did, "remove") for did in DIDS], 99)
-            sql_accounts.update(connection, BOB, [(did, "add") for did in DIDS], 99)
+            account_queries.update_recipients(connection, ALICE, [(did, "remove") for did in DIDS], 99)
+            account_queries.update_recipients(connection, BOB, [(did, "add") for did in DIDS], 99)
 
         self.commit([hand_over])
-        deposited = self.commit(self.deposits(8))
-        self.assertEqual({message.account for one in deposited for message in one.messages}, {BOB})
+        enqueued = self.commit(self.deposits(8))
+        self.assertEqual({message.account for one in enqueued for message in one.messages}, {BOB})
         queues = self.connection.execute("SELECT account_id, sum(messages) FROM queue GROUP BY 1").fetchall()
         self.assertEqual(queues, [(1, 8), (2, 8)])
 
@@ -232,7 +257,7 @@ class KnownQueueTests(CostCase):
         def fail(_connection: Connection) -> None:
             raise RuntimeError
 
-        outcomes = commit_together(self.connection, [*self.deposits(8), fail])
+        outcomes = commit_batch(self.connection, [*self.deposits(8), fail])
         self.assertEqual([outcome.error is None for outcome in outcomes], [True] * 8 + [False])
         self.commit(self.deposits(8))
         known = self.connection.known if isinstance(self.connection, StoreConnection) else None
@@ -242,25 +267,25 @@ class KnownQueueTests(CostCase):
 
     def test_few_standings(self) -> None:
         """Of few queues it is remembered who has how much, and what was asked for last stays."""
-        self.patch(known_queues, "STANDINGS", 2)
-        known = KnownQueues()
+        self.patch(queue_accounting, "STANDINGS", 2)
+        known = QueueCache()
         queues = list(known.find(self.connection, DIDS[:3]).values())
         for place in (0, 1, 0, 2):
-            known.keep_standing(queues[place], Standing(Usage(QueueLimits(), frozenset())))
+            known.keep_eviction_state(queues[place], EvictionState(SenderUsage(QueueLimits(), frozenset())))
         self.assertEqual([queue.standing is None for queue in queues], [False, True, False])
 
     def test_few_senders(self) -> None:
         """Of few queues it stays in memory whom they have acknowledged; of the others it is in the database."""
-        self.patch(known_queues, "SENDERS", 3)
+        self.patch(queue_accounting, "SENDERS", 3)
         for more, now in (0, NOON), (len(DIDS), NOON + HOUR):
             works = self.deposits(len(DIDS))
             for work in works:
-                assert isinstance(work, Depositing)
+                assert isinstance(work, EnqueueOperation)
                 work.order.origin = 5 << 32 | 7
             self.commit(works)
             # The first recipient is asked for last.
             places = [*range(2, len(DIDS) + 1), 1]
-            self.commit([Removing([f"{more + place:032d}"], ALICE, now) for place in places])
+            self.commit([RemoveOperation([f"{more + place:032d}"], ALICE, now) for place in places])
             known = self.connection.known if isinstance(self.connection, StoreConnection) else None
             assert known is not None
             queues = list(known.find(self.connection, [DIDS[place % len(DIDS)] for place in places]).values())
@@ -270,7 +295,7 @@ class KnownQueueTests(CostCase):
 
     def test_bounded(self) -> None:
         """Two generations are remembered; who is asked for stays."""
-        known = KnownQueues(generation=3)
+        known = QueueCache(generation=3)
         for did in DIDS:
             known.find(self.connection, [did])
             known.find(self.connection, DIDS[:1])
@@ -282,10 +307,10 @@ class KnownQueueTests(CostCase):
         self.assertEqual(len(told), 1)
 
 
-class SliceTests(CommitCase):
+class SliceTests(CommitTestCase):
     """Nobody can write while a transaction is under way, so a long one is made of short ones."""
 
-    def expire(self, number: int, size: int, limit: int) -> tuple[list[Removed], int]:
+    def expire(self, number: int, size: int, limit: int) -> tuple[list[RemovedMessage], int]:
         """What expires, and in how many transactions."""
         for first in range(0, number, 100):
             names = [f"m{place}" for place in range(first, min(first + 100, number))]
@@ -299,12 +324,12 @@ class SliceTests(CommitCase):
         """So many messages in one transaction, whatever was asked for."""
         removed, commits = self.expire(500, 10, 500)
         self.assertEqual([one.id for one in removed], [f"m{place}" for place in range(500)])
-        self.assertEqual(commits, -(-500 // sqlite.EXPIRED_AT_A_TIME))
-        self.assertLessEqual(sqlite.EXPIRED_AT_A_TIME, 64)
+        self.assertEqual(commits, -(-500 // sqlite_store.EXPIRY_BATCH_MESSAGES))
+        self.assertLessEqual(sqlite_store.EXPIRY_BATCH_MESSAGES, 64)
 
     def test_by_bytes(self) -> None:
         """And so many bytes, but always one message."""
-        removed, commits = self.expire(4, sqlite.EXPIRED_BYTES // 2 + 1, 3)
+        removed, commits = self.expire(4, sqlite_store.EXPIRY_BATCH_BYTES // 2 + 1, 3)
         self.assertEqual((len(removed), commits), (3, 3))
 
     def test_others_write_between(self) -> None:
@@ -324,11 +349,11 @@ class SliceTests(CommitCase):
 
     def test_digests(self) -> None:
         """Digests of an account are compared a few recipients at a time."""
-        self.patch(sql_digests, "COMPARED_AT_A_TIME", 1)
+        self.patch(message_queries, "COMPARED_AT_A_TIME", 1)
         self.done(self.store.update(ALICE, [(did, "add") for did in DIDS], max_recipients=99))
         for place, did in enumerate(DIDS):
             self.done(self.put(f"m{place}", to=did))
-        wanted = [sha256(a_payload(f"m{place}").data).hexdigest() for place in (6, 1)]
+        wanted = [sha256(make_payload(f"m{place}").data).hexdigest() for place in (6, 1)]
         before = self.reader.hops
         acknowledged = self.store.acknowledge(ALICE, wanted)
         for _ in range(9):
@@ -379,15 +404,17 @@ class GatheringTests(SynchronousTestCase):
         self.clock = Turns()
         self.runner = Slow()
         thread = ConnectionThread(self.runner)
-        thread.open(lambda: open_database(a_path(self)))
+        thread.open(lambda: open_database(make_database_path(self)))
         self.runner.finish()
         self.sizes: list[int] = []
-        self.batches = Batches(thread, self.perform, self.clock, unobserved, Bounds(), gather=0.01)
+        self.batches = OperationBatcher(
+            thread, self.perform, self.clock, ignore_observation, BatchLimits(), max_delay=0.01
+        )
         self.batches.start()
 
-    def perform(self, connection: Connection, works: Sequence[Work]) -> list[Outcome]:
+    def perform(self, connection: Connection, works: Sequence[SQLOperation]) -> list[OperationOutcome]:
         self.sizes.append(len(works))
-        return [Outcome() for _ in works]
+        return [OperationOutcome() for _ in works]
 
     def ask(self, number: int) -> None:
         for _ in range(number):
@@ -457,9 +484,9 @@ class ReuseTests(SynchronousTestCase):
 
     def test_reuse(self) -> None:
         """Something is committed behind every checkpoint, and the log does not grow all the same."""
-        self.patch(checkpoints, "REUSE_BYTES", 100_000)
-        clock, path, survey = PromptClock(), a_path(self), Afterwards()
-        runners = Runners(InPlace(), InPlace(), survey, InPlace())
+        self.patch(executor, "REUSE_BYTES", 100_000)
+        clock, path, survey = ImmediateClock(), make_database_path(self), Afterwards()
+        runners = SQLiteRunners(InlineRunner(), InlineRunner(), survey, InlineRunner())
         store = SQLiteStore(path, clock, QueueLimits(), runners)
         self.successResultOf(store.open())
         survey.then = lambda: store.remember_did("b", "y" * 10_000)
@@ -482,8 +509,10 @@ class KnownAccountTests(SynchronousTestCase):
 
     def store(self, *, shared: bool = False) -> SQLiteStore:
         """With Alice and Bob; what it looks up is noted."""
-        runners = Runners(InPlace(), InPlace(), InPlace(), InPlace())
-        store = SQLiteStore(a_path(self), PromptClock(), LIMITS, runners, shared=shared, observe=self.note)
+        runners = SQLiteRunners(InlineRunner(), InlineRunner(), InlineRunner(), InlineRunner())
+        store = SQLiteStore(
+            make_database_path(self), ImmediateClock(), LIMITS, runners, shared=shared, observe=self.note
+        )
         self.successResultOf(store.open())
         self.addCleanup(store.close)
         for did in (ALICE, BOB):

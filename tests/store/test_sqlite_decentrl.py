@@ -18,28 +18,36 @@ from mediatord.errors import (
     StoreUnavailable,
     UnauthorizedCommand,
 )
-from mediatord.interfaces.decentrl import (
-    Caps,
+from mediatord.store.caches import PageCursorCache
+from mediatord.store.interfaces.decentrl import (
+    CommandGuard,
     ContractRequest,
+    DecentrlQuotas,
     EventFilter,
-    Guard,
+    PageRequest,
     PendingEvent,
     PublicEvent,
-    Slice,
     StoredEvent,
 )
-from mediatord.store import sql_archive, sql_pending
-from mediatord.store.group_commit import Work, commit_together
-from mediatord.store.sql_search import Reading
-from mediatord.store.sqlite_bookmarks import Shelfmarks
+from mediatord.store.sqlite import decentrl_queries, event_queries
+from mediatord.store.sqlite.event_search import PageReadOptions
+from mediatord.store.sqlite.group_commit import SQLOperation, commit_batch
 from tests.store.builders import ALICE, BOB, HOUR, NOON
-from tests.store.commits import CommitCase, commits_in_log
-from tests.store.draws import Draw
-from tests.store.orders import CAROL, Orders, a_contract, all_kept, answers, in_memory, miscounted
+from tests.store.commit_test_case import CommitTestCase, count_wal_commits
+from tests.store.random_commands import RandomCommands
+from tests.store.sqlite_operations import (
+    CAROL,
+    SQLiteOperations,
+    create_memory_database,
+    find_miscounts,
+    make_contract,
+    read_all_rows,
+    resolve_results,
+)
 
 STRANGER = "did:example:stranger"
-ALL = Slice(0, 1000)
-SMALL = Caps(
+ALL = PageRequest(0, 1000)
+SMALL = DecentrlQuotas(
     requests=3,
     requests_of_one=2,
     contracts=4,
@@ -59,28 +67,30 @@ class BatchTests(SynchronousTestCase):
     @given(data=st.data())
     def test_together_as_one_by_one(self, data: st.DataObject) -> None:
         """What becomes of commands, and what is kept, is the same whether they come one by one or all at once."""
-        orders = Orders(SMALL, MOST_NONCES)
-        draw = Draw(data, orders)
+        orders = SQLiteOperations(SMALL, MOST_NONCES)
+        draw = RandomCommands(data, orders)
         commands = [draw.command() for _ in range(data.draw(st.integers(2, 14)))]
-        with closing(in_memory()) as alone, closing(in_memory()) as together:
+        with closing(create_memory_database()) as alone, closing(create_memory_database()) as together:
             settled = orders.settled()
             for connection in (alone, together):
-                self.assertEqual(answers(commit_together(connection, settled)), [(None, None)] * len(settled))
-            one_by_one = [commit_together(alone, [command])[0] for command in commands]
-            self.assertEqual(answers(commit_together(together, commands)), answers(one_by_one))
-            self.assertEqual(all_kept(together), all_kept(alone))
-            self.assertEqual(miscounted(together), [])
+                self.assertEqual(resolve_results(commit_batch(connection, settled)), [(None, None)] * len(settled))
+            one_by_one = [commit_batch(alone, [command])[0] for command in commands]
+            self.assertEqual(resolve_results(commit_batch(together, commands)), resolve_results(one_by_one))
+            self.assertEqual(read_all_rows(together), read_all_rows(alone))
+            self.assertEqual(find_miscounts(together), [])
 
     def test_deliveries(self) -> None:
         """In a run of deliveries each has its own outcome, and a cap is reached in the middle of it."""
-        orders = Orders(SMALL)
+        orders = SQLiteOperations(SMALL)
 
-        def deliver(id: str, to: str = ALICE, sender: str = BOB, size: int = 0, guard: Guard | None = None) -> Work:
+        def deliver(
+            id: str, to: str = ALICE, sender: str = BOB, size: int = 0, guard: CommandGuard | None = None
+        ) -> SQLOperation:
             return orders.deliver(PendingEvent(id, to, sender, "x" * size, NOON), guard)
 
-        with closing(in_memory()) as connection:
-            commit_together(connection, orders.settled())
-            outcomes = commit_together(
+        with closing(create_memory_database()) as connection:
+            commit_batch(connection, orders.settled())
+            outcomes = commit_batch(
                 connection,
                 [
                     deliver("a", size=25, guard=orders.guard(nonce=b"same")),
@@ -97,7 +107,7 @@ class BatchTests(SynchronousTestCase):
                 ],
             )
             self.assertEqual(
-                [error for _, error in answers(outcomes)],
+                [error for _, error in resolve_results(outcomes)],
                 [
                     None,
                     DuplicateNonce,
@@ -117,42 +127,44 @@ class BatchTests(SynchronousTestCase):
 
     def test_registered_on_the_way(self) -> None:
         """A registration counts for the commands after it in the same batch, and not for those before."""
-        orders = Orders(SMALL)
-        with closing(in_memory()) as connection:
-            outcomes = commit_together(
+        orders = SQLiteOperations(SMALL)
+        with closing(create_memory_database()) as connection:
+            outcomes = commit_batch(
                 connection,
                 [
                     orders.admit(orders.guard(CAROL)),
-                    orders.contract(a_contract("r", None, CAROL)),
+                    orders.contract(make_contract("r", None, CAROL)),
                     orders.admit(orders.guard(CAROL, CAROL)),
                 ],
             )
-            self.assertEqual([error for _, error in answers(outcomes)], [UnauthorizedCommand, None, None])
+            self.assertEqual([error for _, error in resolve_results(outcomes)], [UnauthorizedCommand, None, None])
 
     def test_contract_on_the_way(self) -> None:
         """So does a contract, among commands of other kinds."""
-        orders = Orders(SMALL)
-        with closing(in_memory()) as connection:
-            outcomes = commit_together(
+        orders = SQLiteOperations(SMALL)
+        with closing(create_memory_database()) as connection:
+            outcomes = commit_batch(
                 connection,
                 [
                     orders.deliver(PendingEvent("a", ALICE, BOB, "", NOON)),
                     orders.save(ALICE, []),
-                    orders.contract(a_contract("c", ALICE, BOB)),
+                    orders.contract(make_contract("c", ALICE, BOB)),
                     orders.save(ALICE, []),
                     orders.deliver(PendingEvent("b", ALICE, BOB, "", NOON)),
                 ],
             )
-            self.assertEqual([error for _, error in answers(outcomes)], [ContractNotFound, None, None, None, None])
+            self.assertEqual(
+                [error for _, error in resolve_results(outcomes)], [ContractNotFound, None, None, None, None]
+            )
 
     def test_order(self) -> None:
         """What commands do to the same things they do in their order, whatever stands between them."""
-        orders = Orders(SMALL)
+        orders = SQLiteOperations(SMALL)
         waiting = PendingEvent("p", ALICE, BOB, "", NOON)
         kept, public = StoredEvent("e", BOB, ALICE, "", ("old",), 1.0), PublicEvent("x", "", (), 1.0, "")
-        with closing(in_memory()) as connection:
-            commit_together(connection, orders.settled())
-            outcomes = commit_together(
+        with closing(create_memory_database()) as connection:
+            commit_batch(connection, orders.settled())
+            outcomes = commit_batch(
                 connection,
                 [
                     orders.acknowledge_requests(ALICE, ["q"]),
@@ -170,7 +182,7 @@ class BatchTests(SynchronousTestCase):
                     orders.unpublish(ALICE, "x"),
                 ],
             )
-            self.assertEqual([error for _, error in answers(outcomes)], [None] * 13)
+            self.assertEqual([error for _, error in resolve_results(outcomes)], [None] * 13)
             self.assertEqual([len(outcomes[place].value) for place in (5, 10)], [0, 1])
             for table, number in (("contract_request", 0), ("pending_event", 0), ("public_event", 0)):
                 self.assertEqual(connection.execute(f"SELECT count(*) FROM {table}").fetchone(), (number,))
@@ -179,41 +191,43 @@ class BatchTests(SynchronousTestCase):
 
     def test_large_batch(self) -> None:
         """More commands than fit in one statement are no fewer."""
-        orders = Orders(Caps())
+        orders = SQLiteOperations(DecentrlQuotas())
         people = [f"did:example:{number}" for number in range(150)]
-        with closing(in_memory()) as connection:
-            commit_together(connection, [orders.contract(a_contract(f"r{did}", None, did)) for did in people])
-            commit_together(connection, [orders.contract(a_contract(f"c{did}", did, ALICE)) for did in people])
+        with closing(create_memory_database()) as connection:
+            commit_batch(connection, [orders.contract(make_contract(f"r{did}", None, did)) for did in people])
+            commit_batch(connection, [orders.contract(make_contract(f"c{did}", did, ALICE)) for did in people])
             deliveries = [
                 orders.deliver(PendingEvent(f"p{did}", did, ALICE, did, NOON), orders.guard(None, did))
                 for did in people
             ]
-            self.assertEqual(answers(commit_together(connection, deliveries)), [(None, None)] * 150)
+            self.assertEqual(resolve_results(commit_batch(connection, deliveries)), [(None, None)] * 150)
             saved = [
                 orders.save(did, [StoredEvent(f"e{did}", did, ALICE, did, (did,), 1.0)], orders.guard(did))
                 for did in people
             ]
-            self.assertEqual(answers(commit_together(connection, saved)), [(None, None)] * 150)
+            self.assertEqual(resolve_results(commit_batch(connection, saved)), [(None, None)] * 150)
             for did in people:
-                found = sql_pending.pending_events(connection, did, ALICE, ALL)
+                found = decentrl_queries.find_pending_page(connection, did, ALICE, ALL)
                 self.assertEqual([event.payload for event in found.items], [did])
-                stored = sql_archive.events(connection, did, EventFilter((did,)), Reading(ALL, Shelfmarks()))
+                stored = event_queries.find_stored_events(
+                    connection, did, EventFilter((did,)), PageReadOptions(ALL, PageCursorCache())
+                )
                 assert stored is not None
                 self.assertEqual([event.payload for event in stored.items], [did])
 
 
-class CommandCommitTests(CommitCase):
+class CommandCommitTests(CommitTestCase):
     """Commands of the whole store."""
 
-    def guard(self, nonce: bytes, sender: str | None = None) -> Guard:
-        return Guard(nonce, NOON + HOUR, sender)
+    def guard(self, nonce: bytes, sender: str | None = None) -> CommandGuard:
+        return CommandGuard(nonce, NOON + HOUR, sender)
 
     def test_one_commit(self) -> None:
         """Commands of one turn share a commit with each other and with the other half, the refused ones too."""
-        decentrl, before = self.store.decentrl, commits_in_log(self.path)
+        decentrl, before = self.store.decentrl, count_wal_commits(self.path)
         asked: list[Deferred[Any]] = [
-            decentrl.save_contract(self.guard(b"1"), a_contract("r", None, ALICE)),
-            decentrl.save_contract(self.guard(b"2", ALICE), a_contract("c", ALICE, BOB)),
+            decentrl.save_contract(self.guard(b"1"), make_contract("r", None, ALICE)),
+            decentrl.save_contract(self.guard(b"2", ALICE), make_contract("c", ALICE, BOB)),
             decentrl.deliver(self.guard(b"3"), PendingEvent("p", ALICE, BOB, "payload", NOON)),
             decentrl.admit(self.guard(b"4", ALICE)),
             self.put("m"),
@@ -225,23 +239,23 @@ class CommandCommitTests(CommitCase):
             self.successResultOf(one)
         self.failureResultOf(refused, ContractNotFound)
         self.failureResultOf(again, DuplicateNonce)
-        self.assertEqual(commits_in_log(self.path) - before, 1)
+        self.assertEqual(count_wal_commits(self.path) - before, 1)
 
     def test_refusal_is_durable(self) -> None:
         """That a command was refused is committed before it is told, so that its nonce stays claimed."""
-        before = commits_in_log(self.path)
+        before = count_wal_commits(self.path)
         self.writer.hold()
         refused = self.store.decentrl.admit(self.guard(b"1", ALICE))
         self.turn()
         self.assertNoResult(refused)
         self.writer.let_go()
         self.failureResultOf(refused, UnauthorizedCommand)
-        self.assertEqual(commits_in_log(self.path) - before, 1)
+        self.assertEqual(count_wal_commits(self.path) - before, 1)
 
     def test_bad_apple(self) -> None:
         """A command that the database refuses fails alone and claims no nonce; the others do not notice."""
         decentrl = self.store.decentrl
-        self.done(decentrl.save_contract(self.guard(b"1"), a_contract("c", ALICE, BOB)))
+        self.done(decentrl.save_contract(self.guard(b"1"), make_contract("c", ALICE, BOB)))
         ids = ["a", "b", "a", "c"]
         asked = [
             decentrl.deliver(self.guard(b"n%d" % number), PendingEvent(id, ALICE, BOB, "", NOON))
@@ -260,7 +274,7 @@ class CommandCommitTests(CommitCase):
         """Small pages are read together, of the largest ones no two (so that they are not in memory together)."""
         for limit, hops in ((10, 1), (1000, 5)):
             before = self.reader.hops
-            asked = [self.store.decentrl.events(ALICE, EventFilter(), Slice(0, limit)) for _ in range(5)]
+            asked = [self.store.decentrl.events(ALICE, EventFilter(), PageRequest(0, limit)) for _ in range(5)]
             for _ in asked:
                 self.turn()
             for one in asked:

@@ -13,14 +13,19 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import NotEnrolled, StoreUnavailable
-from mediatord.interfaces import Account, QueueLimits
-from mediatord.store import (
-    open_store,
+from mediatord.store.factory import build_store
+from mediatord.store.interfaces.accounts import Account
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.sqlite.database_file import (
+    DatabaseUnusable,
+    connect,
+    migrate_schema,
+    open_database,
+    read_schema_steps,
 )
-from mediatord.store.database import DatabaseRefused, connect, migrate, open_database, schema_steps
-from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import Tuning
-from tests.store.builders import ALICE, BOB, NOON, PromptClock, a_path, a_payload, a_sqlite_store
+from mediatord.store.sqlite.executor import SQLiteTuning
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
+from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 
 INBOX = "did:key:z6MkInbox"
 
@@ -30,22 +35,22 @@ class RestartTests(TestCase):
 
     async def test_everything_stays(self) -> None:
         """Accounts, registrations, queues, delays, nonces and long forms outlive the process."""
-        clock, path = PromptClock(), a_path(self)
-        store = a_sqlite_store(clock, path)
+        clock, path = ImmediateClock(), make_database_path(self)
+        store = make_sqlite_store(clock, path)
         await store.open()
         await store.grant(ALICE)
         await store.grant("did:example:old")
         await store.move("did:example:old", BOB)
         await store.mark_draft03(BOB)
         await store.update(ALICE, [(INBOX, "add"), ("did:z", "add"), ("did:a", "add")], max_recipients=9)
-        await store.deposit(INBOX, [a_payload("a"), a_payload("b", b"\x00", "base64")], expires_at=NOON + 60)
-        await store.deposit("did:z", [a_payload("late")], expires_at=NOON + 60, due_at=NOON + 30)
+        await store.enqueue(INBOX, [make_payload("a"), make_payload("b", b"\x00", "base64")], expires_at=NOON + 60)
+        await store.enqueue("did:z", [make_payload("late")], expires_at=NOON + 60, due_at=NOON + 30)
         await store.claim(b"key", NOON + 60)
         await store.remember_did("short", "long")
         before = await store.fetch(ALICE, None, limit=9, max_bytes=999)
         await store.close()
 
-        store = a_sqlite_store(clock, path)
+        store = make_sqlite_store(clock, path)
         await store.open()
         self.assertEqual(await store.fetch(ALICE, None, limit=9, max_bytes=999), before)
         self.assertEqual(await store.account(BOB), Account(BOB, NOON, draft03=True))
@@ -60,12 +65,12 @@ class RestartTests(TestCase):
 
     async def test_delivered_is_pending_again(self) -> None:
         """After a restart every `delivered` message is pending, and how often it was pushed is still known."""
-        clock, path = PromptClock(), a_path(self)
-        store = a_sqlite_store(clock, path)
+        clock, path = ImmediateClock(), make_database_path(self)
+        store = make_sqlite_store(clock, path)
         await store.open()
         await store.grant(ALICE)
         await store.update(ALICE, [(INBOX, "add")], max_recipients=9)
-        await store.deposit(INBOX, [a_payload("a")], expires_at=NOON + 60)
+        await store.enqueue(INBOX, [make_payload("a")], expires_at=NOON + 60)
         await store.mark_delivered(["a"])
         await store.close()
         await store.open()
@@ -79,12 +84,12 @@ class OpeningTests(SynchronousTestCase):
     """Which files are made, taken and refused."""
 
     def setUp(self) -> None:
-        self.path = a_path(self)
+        self.path = make_database_path(self)
 
     def refusal(self, path: Path) -> str:
         """The one line that is logged when this file is refused."""
         with capturedLogs() as events:
-            self.failureResultOf(a_sqlite_store(PromptClock(), path).open(), StoreUnavailable)
+            self.failureResultOf(make_sqlite_store(ImmediateClock(), path).open(), StoreUnavailable)
         (event,) = (event for event in events if event.get("event") == "store.refused")
         text = formatEvent(event)
         self.assertNotIn("\n", text)
@@ -93,7 +98,7 @@ class OpeningTests(SynchronousTestCase):
     def test_private(self) -> None:
         """Only the owner can read the database and the files beside it, whatever the umask."""
         self.addCleanup(os.umask, os.umask(0))
-        store = a_sqlite_store(PromptClock(), self.path)
+        store = make_sqlite_store(ImmediateClock(), self.path)
         self.successResultOf(store.open())
         modes = {path.name: S_IMODE(path.stat().st_mode) for path in self.path.parent.iterdir()}
         self.successResultOf(store.close())
@@ -102,7 +107,7 @@ class OpeningTests(SynchronousTestCase):
     def test_empty_file(self) -> None:
         """An empty file, such as a crash while it was made leaves, is filled."""
         self.path.touch()
-        store = a_sqlite_store(PromptClock(), self.path)
+        store = make_sqlite_store(ImmediateClock(), self.path)
         self.successResultOf(store.open())
         self.successResultOf(store.ping())
         self.successResultOf(store.close())
@@ -114,7 +119,7 @@ class OpeningTests(SynchronousTestCase):
         before = self.path.read_bytes()
         self.assertEqual(
             self.refusal(self.path),
-            f"cannot open the store: its schema is version 99, this mediatord knows {len(schema_steps())} at most",
+            f"cannot open the store: its schema is version 99, this mediatord knows {len(read_schema_steps())} at most",
         )
         self.assertEqual(self.path.read_bytes(), before)
 
@@ -139,7 +144,7 @@ class OpeningTests(SynchronousTestCase):
     def test_opens_after_refusal(self) -> None:
         """The same store opens once the cause is gone."""
         self.path.write_text("Dear diary, " * 100)
-        store = a_sqlite_store(PromptClock(), self.path)
+        store = make_sqlite_store(ImmediateClock(), self.path)
         self.failureResultOf(store.open(), StoreUnavailable)
         self.failureResultOf(store.ping(), StoreUnavailable)
         self.path.unlink()
@@ -149,18 +154,18 @@ class OpeningTests(SynchronousTestCase):
 
     def test_upgrade(self) -> None:
         """An older database gets just the steps that it lacks, and a step that fails leaves it as it was."""
-        latest = len(schema_steps())
+        latest = len(read_schema_steps())
         further = "CREATE TABLE extra (x TEXT); INSERT INTO extra VALUES ('a;b');"
         with closing(open_database(self.path)) as connection:
             with self.assertRaises(sqlite3.OperationalError):
-                migrate(connection, [*schema_steps(), further, "CREATE TABLE extra (y TEXT);"])
+                migrate_schema(connection, [*read_schema_steps(), further, "CREATE TABLE extra (y TEXT);"])
             self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (latest,))
-            migrate(connection, [*schema_steps(), further])
-            migrate(connection, [*schema_steps(), further])
+            migrate_schema(connection, [*read_schema_steps(), further])
+            migrate_schema(connection, [*read_schema_steps(), further])
             self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (latest + 1,))
             self.assertEqual(connection.execute("SELECT x FROM extra").fetchall(), [("a;b",)])
-            with self.assertRaises(DatabaseRefused):
-                migrate(connection, schema_steps())
+            with self.assertRaises(DatabaseUnusable):
+                migrate_schema(connection, read_schema_steps())
 
 
 class BackendTests(SynchronousTestCase):
@@ -174,11 +179,11 @@ class BackendTests(SynchronousTestCase):
             ("sqlite", "backend sqlite needs a path"),
         ):
             with self.assertRaisesRegex(ValueError, f"^{re.escape(text)}$"):
-                open_store(backend, PromptClock(), QueueLimits())
+                build_store(backend, ImmediateClock(), QueueLimits())
 
     def test_memory(self) -> None:
         """The memory backend needs nothing but a clock."""
-        store = open_store("memory", PromptClock(), QueueLimits())
+        store = build_store("memory", ImmediateClock(), QueueLimits())
         self.successResultOf(store.open())
         self.successResultOf(store.ping())
 
@@ -187,13 +192,13 @@ class CheckpointTests(SynchronousTestCase):
     """Emptying the write-ahead log (measured reasons in the module checkpoints)."""
 
     def setUp(self) -> None:
-        self.clock = PromptClock()
-        self.path = a_path(self)
+        self.clock = ImmediateClock()
+        self.path = make_database_path(self)
         self.log = self.path.with_name(self.path.name + "-wal")
         self.observed: list[str] = []
 
-    def open(self, tuning: Tuning) -> SQLiteStore:
-        store = a_sqlite_store(
+    def open(self, tuning: SQLiteTuning) -> SQLiteStore:
+        store = make_sqlite_store(
             self.clock, self.path, tuning=tuning, observe=lambda operation, seconds: self.observed.append(operation)
         )
         self.successResultOf(store.open())
@@ -209,7 +214,7 @@ class CheckpointTests(SynchronousTestCase):
 
     def test_soon_after_a_commit(self) -> None:
         """Half a second after a commit it is in the database; without a commit nothing is done."""
-        store = self.open(Tuning())
+        store = self.open(SQLiteTuning())
         self.successResultOf(store.remember_did("a", "long"))
         self.assertEqual(self.in_database(), [])
         self.clock.advance(0.5)
@@ -222,7 +227,7 @@ class CheckpointTests(SynchronousTestCase):
 
     def test_log_is_capped(self) -> None:
         """A log that a reader kept from being reused is emptied once it is over the cap and nobody reads."""
-        store = self.open(Tuning(wal_cap_bytes=100_000))
+        store = self.open(SQLiteTuning(wal_cap_bytes=100_000))
         with closing(connect(self.path)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM did_document").fetchall()

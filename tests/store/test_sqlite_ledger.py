@@ -14,22 +14,22 @@ import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import QueueFull
-from mediatord.interfaces import Books, Deposit, Ledger, QueueLimits
-from mediatord.store import sql_ledger, sql_messages
-from mediatord.store.books import ENTRIES
-from mediatord.store.database import open_database
-from mediatord.store.group_commit import Work, commit_together
-from mediatord.store.sql_deposits import Depositing
-from mediatord.store.sql_messages import Deposit as Order
-from tests.store.builders import NOON, a_path, a_payload
-from tests.store.commits import INBOX, CommitCase, commits_in_log
-from tests.store.orders import miscounted
+from mediatord.store.interfaces.messages import EnqueueRequest, MessageLedger, QueueLimits, StoreLedger
+from mediatord.store.message_operations import LEDGER_ENTRIES
+from mediatord.store.sqlite import message_writes, queue_accounting
+from mediatord.store.sqlite.database_file import open_database
+from mediatord.store.sqlite.group_commit import SQLOperation, commit_batch
+from mediatord.store.sqlite.message_writes import EnqueueOperation
+from mediatord.store.sqlite.message_writes import TimedEnqueueRequest as Order
+from tests.store.builders import NOON, make_database_path, make_payload
+from tests.store.commit_test_case import INBOX, CommitTestCase, count_wal_commits
+from tests.store.sqlite_operations import find_miscounts
 
 DEATHS = 4
 SENDER = 0x0001_0001
 
 
-class ReadingTests(CommitCase):
+class ReadingTests(CommitTestCase):
     """What is asked every minute."""
 
     def test_holds_nobody_up(self) -> None:
@@ -37,18 +37,18 @@ class ReadingTests(CommitCase):
         self.done(self.put("a", "b"))
         self.writer.hold()
         self.reader.hold()
-        self.assertEqual(self.done(self.store.ledger()).didcomm, Ledger(accepted=2, waiting=2))
+        self.assertEqual(self.done(self.store.ledger()).didcomm, MessageLedger(accepted=2, waiting=2))
         self.reader.let_go()
 
     def test_too_many_to_be_counted(self) -> None:
         """Then it is not known what waits, nor that all is well; exactly so many are counted."""
         self.done(self.put("a", "b", "c"))
         with closing(open_database(self.path)) as connection:
-            books = sql_ledger.ledger(connection, most=2)
-            self.assertEqual(books.didcomm, Ledger(accepted=3, waiting=None))
+            books = queue_accounting.read_ledger(connection, most=2)
+            self.assertEqual(books.didcomm, MessageLedger(accepted=3, waiting=None))
             self.assertIsNone(books.didcomm.difference)
-            self.assertEqual(books.decentrl, Ledger())
-            self.assertEqual(sql_ledger.ledger(connection, most=3).didcomm.difference, 0)
+            self.assertEqual(books.decentrl, MessageLedger())
+            self.assertEqual(queue_accounting.read_ledger(connection, most=3).didcomm.difference, 0)
 
     def test_rows_are_counted(self) -> None:
         """What is missing, or there and was never accepted, shows as a difference."""
@@ -58,7 +58,7 @@ class ReadingTests(CommitCase):
         self.assertEqual(self.done(self.store.ledger()).didcomm.difference, 1)
 
 
-class WritingTests(CommitCase):
+class WritingTests(CommitTestCase):
     """It changes with the messages or not at all."""
 
     limits = QueueLimits(max_messages=4, when_full="refuse", share=0.5)
@@ -70,42 +70,44 @@ class WritingTests(CommitCase):
             raise RuntimeError
 
         with closing(open_database(self.path)) as connection:
-            works: list[Work] = [self.a_work("a"), fail, self.a_work("b"), self.a_work("a")]
-            outcomes = commit_together(connection, works)
+            works: list[SQLOperation] = [self.a_work("a"), fail, self.a_work("b"), self.a_work("a")]
+            outcomes = commit_batch(connection, works)
             self.assertEqual([outcome.error is None for outcome in outcomes], [True, False, True, False])
-            self.assertEqual(sql_ledger.ledger(connection).didcomm, Ledger(accepted=2, waiting=2))
+            self.assertEqual(queue_accounting.read_ledger(connection).didcomm, MessageLedger(accepted=2, waiting=2))
 
     def test_outside_of_batches(self) -> None:
         """A transaction that was begun by hand writes it at once, whatever the connection has done before."""
         with closing(open_database(self.path)) as connection:
-            commit_together(connection, [self.a_work("a"), self.a_work("b")])
+            commit_batch(connection, [self.a_work("a"), self.a_work("b")])
             connection.execute("BEGIN IMMEDIATE")
-            sql_messages.purge(connection, ["a"])
+            message_writes.purge_messages(connection, ["a"])
             connection.execute("COMMIT")
-            self.assertEqual(sql_ledger.ledger(connection).didcomm, Ledger(accepted=2, removed=1, waiting=1))
+            self.assertEqual(
+                queue_accounting.read_ledger(connection).didcomm, MessageLedger(accepted=2, removed=1, waiting=1)
+            )
 
-    def a_work(self, id: str) -> Depositing:
-        return Depositing(Order(INBOX, (a_payload(id),), NOON, NOON + 60, None), self.limits)
+    def a_work(self, id: str) -> EnqueueOperation:
+        return EnqueueOperation(Order(INBOX, (make_payload(id),), NOON, NOON + 60, None), self.limits)
 
     def test_refusals_disturb_nobody(self) -> None:
         """What is refused in a batch, alone or with others, does not undo it."""
         self.done(self.put("a", "b"))
-        before = commits_in_log(self.path)
-        one = Deposit(INBOX, (a_payload("c"),), NOON + 60, origin=SENDER)
-        more = [Deposit(INBOX, (a_payload(id),), NOON + 60, origin=SENDER) for id in "defg"]
-        refused = self.store.deposit_all(more)
-        stored = self.store.deposit_each([one])
-        also_refused = self.store.deposit_all(more[:3])
+        before = count_wal_commits(self.path)
+        one = EnqueueRequest(INBOX, (make_payload("c"),), NOON + 60, origin=SENDER)
+        more = [EnqueueRequest(INBOX, (make_payload(id),), NOON + 60, origin=SENDER) for id in "defg"]
+        refused = self.store.enqueue_all(more)
+        stored = self.store.enqueue_each([one])
+        also_refused = self.store.enqueue_all(more[:3])
         alone = self.put("h", "i", "j")
         self.turn()
-        self.assertEqual(commits_in_log(self.path) - before, 1)
+        self.assertEqual(count_wal_commits(self.path) - before, 1)
         self.failureResultOf(refused, QueueFull)
         self.failureResultOf(also_refused, QueueFull)
         self.failureResultOf(alone, QueueFull)
         self.successResultOf(stored)
         self.assertEqual(self.stored(), ["a", "b", "c"])
         books = self.done(self.store.ledger())
-        self.assertEqual(books, Books(Ledger(accepted=3, waiting=3)))
+        self.assertEqual(books, StoreLedger(MessageLedger(accepted=3, waiting=3)))
 
 
 @pytest.mark.system
@@ -114,7 +116,7 @@ class KillTests(SynchronousTestCase):
 
     def test_killed_again_and_again(self) -> None:
         """Nothing is unaccounted for after any of them, and what was told has happened."""
-        self.path, seed = a_path(self), SystemRandom().randrange(1 << 32)
+        self.path, seed = make_database_path(self), SystemRandom().randrange(1 << 32)
         told: Counter[tuple[str, str]] = Counter()
         random = Random(seed)
         for death in range(DEATHS):
@@ -122,20 +124,20 @@ class KillTests(SynchronousTestCase):
                 half, entry, number = line.split()
                 told[half, entry] += int(number)
             with closing(open_database(self.path)) as connection:
-                self.assertEqual(miscounted(connection), [], f"seed {seed}")
-                books = sql_ledger.ledger(connection)
+                self.assertEqual(find_miscounts(connection), [], f"seed {seed}")
+                books = queue_accounting.read_ledger(connection)
             self.reconcile("didcomm", books.didcomm, told, seed)
             self.reconcile("decentrl", books.decentrl, told, seed)
 
-    def reconcile(self, half: str, ledger: Ledger, told: Counter[tuple[str, str]], seed: int) -> None:
+    def reconcile(self, half: str, ledger: MessageLedger, told: Counter[tuple[str, str]], seed: int) -> None:
         self.assertEqual(ledger.difference, 0, f"{half}, seed {seed}")
         self.assertGreater(ledger.acknowledged, 0, f"{half}, seed {seed}")
-        for entry in ENTRIES:
+        for entry in LEDGER_ENTRIES:
             self.assertGreaterEqual(getattr(ledger, entry), told[half, entry], f"{half} {entry}, seed {seed}")
 
     def churn(self, seed: str, lines: int) -> list[str]:
         """What a process has told until it was killed, after so many lines."""
-        command = [sys.executable, "-m", "tests.store.churner", str(self.path), seed]
+        command = [sys.executable, "-m", "tests.store.churn_process", str(self.path), seed]
         child = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         with child.stdout:

@@ -14,35 +14,35 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
-from mediatord.interfaces.decentrl import (
-    Caps,
+from mediatord.store.caches import PageCursorCache
+from mediatord.store.interfaces.decentrl import (
+    CommandGuard,
+    DecentrlQuotas,
     EventFilter,
-    Guard,
+    PageRequest,
     PendingEvent,
     PublicEvent,
-    PublicFilter,
-    Slice,
+    PublicEventFilter,
     StoredEvent,
 )
-from mediatord.store import sql_archive, sql_channels, sql_pending
-from mediatord.store.database import connect
-from mediatord.store.group_commit import commit_together
-from mediatord.store.sql_rows import BYTES_AT_A_TIME
-from mediatord.store.sql_search import Reading
-from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_bookmarks import Shelfmarks
-from tests.store.builders import ALICE, BOB, HOUR, NOON, PromptClock, a_path, a_sqlite_store
-from tests.store.orders import Orders, a_contract, answers, in_memory
+from mediatord.store.sqlite import decentrl_queries, event_queries
+from mediatord.store.sqlite.bulk_sql import BYTES_PER_READ
+from mediatord.store.sqlite.database_file import connect
+from mediatord.store.sqlite.event_search import PageReadOptions
+from mediatord.store.sqlite.group_commit import commit_batch
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
+from tests.store.builders import ALICE, BOB, HOUR, NOON, ImmediateClock, make_database_path, make_sqlite_store
+from tests.store.sqlite_operations import SQLiteOperations, create_memory_database, make_contract, resolve_results
 
-ALL = Slice(0, 1000)
+ALL = PageRequest(0, 1000)
 
 
 class PageTests(TestCase):
     """Long lists of events, page after page."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        self.clock = PromptClock()
-        self.path = a_path(self)
+        self.clock = ImmediateClock()
+        self.path = make_database_path(self)
         self.observed: list[str] = []
         self.store = await self.open()
         self.numbers = count()
@@ -50,15 +50,15 @@ class PageTests(TestCase):
 
     async def open(self) -> SQLiteStore:
         """Another process that has the same file open."""
-        store = a_sqlite_store(
+        store = make_sqlite_store(
             self.clock, self.path, observe=lambda operation, seconds: self.observed.append(operation)
         )
         await store.open()
         self.addCleanup(store.close)
         return store
 
-    def guard(self) -> Guard:
-        return Guard(b"nonce %d" % next(self.numbers), NOON + HOUR)
+    def guard(self) -> CommandGuard:
+        return CommandGuard(b"nonce %d" % next(self.numbers), NOON + HOUR)
 
     def event(self, number: int) -> StoredEvent:
         """Every second one is tagged `even`, every third `third`."""
@@ -69,7 +69,7 @@ class PageTests(TestCase):
         await (store or self.store).decentrl.save_events(self.guard(), ALICE, events)
 
     async def ids(self, wanted: EventFilter, offset: int, limit: int, store: SQLiteStore | None = None) -> list[str]:
-        found = await (store or self.store).decentrl.events(ALICE, wanted, Slice(offset, limit))
+        found = await (store or self.store).decentrl.events(ALICE, wanted, PageRequest(offset, limit))
         return [event.id for event in found.items]
 
     def edition(self) -> int:
@@ -96,11 +96,11 @@ class PageTests(TestCase):
         for number in range(100):
             event = PublicEvent(f"x{number}", "", ("even",) if number % 2 == 0 else (), float(number // 7), "")
             await self.store.decentrl.publish(self.guard(), ALICE, event)
-        for wanted in (PublicFilter(), PublicFilter(("even",)), PublicFilter(after=3.0, before=11.0)):
+        for wanted in (PublicEventFilter(), PublicEventFilter(("even",)), PublicEventFilter(after=3.0, before=11.0)):
             found = await self.store.decentrl.public_events(ALICE, wanted, ALL)
             everything = [event.id for event in found.items]
             for offset in (*range(0, 100, 9), 99, 50, 0):
-                part = await self.store.decentrl.public_events(ALICE, wanted, Slice(offset, 9))
+                part = await self.store.decentrl.public_events(ALICE, wanted, PageRequest(offset, 9))
                 self.assertEqual([event.id for event in part.items], everything[offset : offset + 9])
 
     async def test_changed_in_between(self) -> None:
@@ -118,21 +118,21 @@ class PageTests(TestCase):
             self.assertEqual(len(after), len(before) + 5)
             for offset in range(0, 200, 10):
                 self.assertEqual(await self.ids(wanted, offset, 10, store), after[offset : offset + 10])
-        found = await self.store.decentrl.events(ALICE, wanted, Slice(0, 1))
+        found = await self.store.decentrl.events(ALICE, wanted, PageRequest(0, 1))
         self.assertEqual(found.total, len(before) + 5)
 
     async def test_every_change_is_seen(self) -> None:
         """Each kind of change of another process makes a total another one, and begins another edition."""
         other = await self.open()
-        wanted, public = EventFilter(after=1.0, before=2.0), PublicFilter(after=1.0, before=2.0)
+        wanted, public = EventFilter(after=1.0, before=2.0), PublicEventFilter(after=1.0, before=2.0)
         tagged = EventFilter(("even", "third"), after=1.0)
 
         async def totals() -> list[int]:
             decentrl = self.store.decentrl
-            stored = [(await decentrl.events(ALICE, one, Slice(0, 1))).total for one in (wanted, tagged)]
-            return [*stored, (await decentrl.public_events(ALICE, public, Slice(0, 1))).total]
+            stored = [(await decentrl.events(ALICE, one, PageRequest(0, 1))).total for one in (wanted, tagged)]
+            return [*stored, (await decentrl.public_events(ALICE, public, PageRequest(0, 1))).total]
 
-        async def change(ask: Callable[[Guard], Deferred[None]], *differences: int) -> None:
+        async def change(ask: Callable[[CommandGuard], Deferred[None]], *differences: int) -> None:
             before, edition = await totals(), self.edition()
             await ask(self.guard())
             self.assertEqual(await totals(), [a + b for a, b in zip(before, differences, strict=True)])
@@ -157,9 +157,11 @@ class PageTests(TestCase):
             for wanted in (EventFilter(), EventFilter(("even", "third")), EventFilter(after=1.0, before=40.0)):
                 everything = await self.ids(wanted, 0, 1000)
                 for offset in range(0, len(everything), 7):
-                    shelfmarks = Shelfmarks()
-                    for part in (Slice(offset, 9), Slice(offset + 9, 5), Slice(offset + 14, 5)):
-                        found = sql_archive.events(connection, ALICE, wanted, Reading(part, shelfmarks))
+                    page_cursors = PageCursorCache()
+                    for part in (PageRequest(offset, 9), PageRequest(offset + 9, 5), PageRequest(offset + 14, 5)):
+                        found = event_queries.find_stored_events(
+                            connection, ALICE, wanted, PageReadOptions(part, page_cursors)
+                        )
                         assert found is not None
                         expected = everything[part.offset : part.offset + part.limit]
                         self.assertEqual([event.id for event in found.items], expected)
@@ -167,12 +169,12 @@ class PageTests(TestCase):
     async def test_other_file(self) -> None:
         """Nor does it matter what was in another file of the same name, however much it was like this one."""
         wanted = EventFilter(after=5.0, before=10.0)
-        before = await self.store.decentrl.events(ALICE, wanted, Slice(30, 5))
+        before = await self.store.decentrl.events(ALICE, wanted, PageRequest(30, 5))
         await self.store.close()
         self.path.unlink()
         await self.store.open()
         await self.save(*(replace(self.event(number), timestamp=float(number)) for number in range(300)))
-        found = await self.store.decentrl.events(ALICE, wanted, Slice(0, 5))
+        found = await self.store.decentrl.events(ALICE, wanted, PageRequest(0, 5))
         self.assertEqual((before.total, found.total), (42, 6))
         self.assertEqual([event.id for event in found.items], ["e5", "e6", "e7", "e8", "e9"])
 
@@ -181,10 +183,13 @@ class PageTests(TestCase):
         statements: list[str] = []
         with closing(connect(self.path)) as connection:
             connection.set_trace_callback(statements.append)
-            shelfmarks = Shelfmarks()
+            page_cursors = PageCursorCache()
             for offset in (0, 10, 20, 30, 40):
-                sql_archive.events(
-                    connection, ALICE, EventFilter(("even", "third")), Reading(Slice(offset, 10), shelfmarks)
+                event_queries.find_stored_events(
+                    connection,
+                    ALICE,
+                    EventFilter(("even", "third")),
+                    PageReadOptions(PageRequest(offset, 10), page_cursors),
                 )
         skipped = [re.search(r"LIMIT (\d+) OFFSET (\d+)", statement) for statement in statements]
         self.assertEqual([found.groups() for found in skipped if found], [("10", "0")] * 5)
@@ -220,14 +225,14 @@ class PageTests(TestCase):
             (EventFilter(("even",), after=1e6 + 20_000), 20_001, True),
         ):
             for again in (False, True):
-                found = await self.store.decentrl.events(ALICE, wanted, Slice(0, 0))
+                found = await self.store.decentrl.events(ALICE, wanted, PageRequest(0, 0))
                 self.assertEqual(found.total, total)
                 self.assertEqual("events_patiently" in self.observed, long and not again, wanted)
                 self.observed.clear()
 
     async def test_large_payloads(self) -> None:
         """A page of much more than is read at a time comes whole, in parts."""
-        sizes = [BYTES_AT_A_TIME + 1, 10, BYTES_AT_A_TIME // 2, BYTES_AT_A_TIME // 2, 10, 0]
+        sizes = [BYTES_PER_READ + 1, 10, BYTES_PER_READ // 2, BYTES_PER_READ // 2, 10, 0]
         large = [
             StoredEvent(f"large {number}", ALICE, ALICE, chr(97 + number) * size, (), 1e6)
             for number, size in enumerate(sizes)
@@ -236,7 +241,9 @@ class PageTests(TestCase):
         statements: list[str] = []
         with closing(connect(self.path)) as connection:
             connection.set_trace_callback(statements.append)
-            found = sql_archive.events(connection, ALICE, EventFilter(after=1e6), Reading(ALL, Shelfmarks()))
+            found = event_queries.find_stored_events(
+                connection, ALICE, EventFilter(after=1e6), PageReadOptions(ALL, PageCursorCache())
+            )
         assert found is not None
         self.assertEqual(found.items, tuple(large))
         self.assertEqual(len([statement for statement in statements if "group_concat(payload" in statement]), 3)
@@ -245,22 +252,26 @@ class PageTests(TestCase):
     @settings(max_examples=200, deadline=None)
     def test_times(self, time: float) -> None:
         """Times come back to the last bit, whatever they are."""
-        with closing(in_memory()) as connection:
-            orders = Orders(Caps())
+        with closing(create_memory_database()) as connection:
+            orders = SQLiteOperations(DecentrlQuotas())
             commands = [
-                orders.contract(a_contract("c", ALICE, BOB)),
+                orders.contract(make_contract("c", ALICE, BOB)),
                 orders.deliver(PendingEvent("p", ALICE, BOB, "", time)),
                 orders.save(ALICE, [StoredEvent("e", ALICE, BOB, "", (), time)]),
                 orders.publish(ALICE, PublicEvent("x", "", (), time, "")),
             ]
-            self.assertEqual(answers(commit_together(connection, commands)), [(None, None)] * 4)
-            reading = Reading(ALL, Shelfmarks())
-            stored = sql_archive.events(connection, ALICE, EventFilter(after=time, before=time), reading)
-            public = sql_channels.public_events(connection, ALICE, PublicFilter(after=time, before=time), reading)
-            pending = sql_pending.pending_events(connection, ALICE, None, ALL)
+            self.assertEqual(resolve_results(commit_batch(connection, commands)), [(None, None)] * 4)
+            reading = PageReadOptions(ALL, PageCursorCache())
+            stored = event_queries.find_stored_events(
+                connection, ALICE, EventFilter(after=time, before=time), reading
+            )
+            public = event_queries.find_public_events(
+                connection, ALICE, PublicEventFilter(after=time, before=time), reading
+            )
+            pending = decentrl_queries.find_pending_page(connection, ALICE, None, ALL)
             assert stored is not None and public is not None
             times = [stored.items[0].timestamp, public.items[0].timestamp, pending.items[0].received_at]
             self.assertEqual(times, [time] * 3)
             self.assertTrue(all(map(isfinite, times)))
-            (removed,) = sql_pending.acknowledge(connection, ALICE, ["p"])
+            (removed,) = decentrl_queries.acknowledge_events(connection, ALICE, ["p"])
             self.assertEqual(removed.received_at, time)

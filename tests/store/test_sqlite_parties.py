@@ -11,48 +11,66 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import TestCase
 
 from mediatord.errors import DuplicateNonce, MediatorError
-from mediatord.interfaces import KEPT_BEYOND
-from mediatord.interfaces.decentrl import (
-    Caps,
+from mediatord.store.interfaces.decentrl import (
+    CommandGuard,
     ContractFilter,
     ContractRequest,
+    DecentrlQuotas,
     EventFilter,
-    Guard,
+    PageRequest,
     PendingEvent,
     PublicEvent,
-    PublicFilter,
-    Slice,
+    PublicEventFilter,
     StoredEvent,
 )
-from mediatord.store import sql_nonces
-from mediatord.store.database import connect
-from mediatord.store.group_commit import commit_together
-from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import Tuning
-from tests.store.builders import ALICE, BOB, HOUR, NOON, PromptClock, a_path, a_payload, a_sqlite_store
-from tests.store.orders import CAROL, PEOPLE, Orders, a_contract, in_memory, miscounted
+from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
+from mediatord.store.sqlite import coordination_queries
+from mediatord.store.sqlite.database_file import connect
+from mediatord.store.sqlite.executor import SQLiteTuning
+from mediatord.store.sqlite.group_commit import commit_batch
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
+from tests.store.builders import (
+    ALICE,
+    BOB,
+    HOUR,
+    NOON,
+    ImmediateClock,
+    make_database_path,
+    make_payload,
+    make_sqlite_store,
+)
+from tests.store.sqlite_operations import (
+    CAROL,
+    PEOPLE,
+    SQLiteOperations,
+    create_memory_database,
+    find_miscounts,
+    make_contract,
+)
 
 STRANGER = "did:example:stranger"
-ALL = Slice(0, 1000)
+ALL = PageRequest(0, 1000)
 
 
 class PartyTests(TestCase):
     """Which DIDs are given a number, and for how long."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        self.clock = PromptClock()
-        self.path = a_path(self)
-        self.store = a_sqlite_store(self.clock, self.path, caps=Caps(contracts=3))
+        self.clock = ImmediateClock()
+        self.path = make_database_path(self)
+        self.store = make_sqlite_store(self.clock, self.path, caps=DecentrlQuotas(contracts=3))
         await self.store.open()
         self.addCleanup(self.store.close)
         self.numbers = count()
 
-    def guard(self, sender: str | None = None, recipient: str | None = None) -> Guard:
-        return Guard(b"nonce %d" % next(self.numbers), NOON + 9 * HOUR, sender, recipient)
+    def guard(self, sender: str | None = None, recipient: str | None = None) -> CommandGuard:
+        return CommandGuard(b"nonce %d" % next(self.numbers), NOON + 9 * HOUR, sender, recipient)
 
     async def enlist(self, did: str, ttl: float) -> None:
         until = self.clock.seconds() + ttl
-        await self.store.decentrl.save_contract(self.guard(), a_contract(f"r{next(self.numbers)}", None, did, until))
+        await self.store.decentrl.save_contract(
+            self.guard(), make_contract(f"r{next(self.numbers)}", None, did, until)
+        )
 
     def parties(self) -> dict[str, int]:
         with closing(connect(self.path)) as connection:
@@ -80,8 +98,8 @@ class PartyTests(TestCase):
             await self.enlist(did, 10)
         await self.enlist("did:example:registered", HOUR)
         decentrl = self.store.decentrl
-        await decentrl.save_contract(self.guard(), a_contract("c", ALICE, "did:example:peer"))
-        await decentrl.save_contract(self.guard(), a_contract("d", BOB, ALICE))
+        await decentrl.save_contract(self.guard(), make_contract("c", ALICE, "did:example:peer"))
+        await decentrl.save_contract(self.guard(), make_contract("d", BOB, ALICE))
         await decentrl.deliver(self.guard(), PendingEvent("p", BOB, ALICE, "payload", NOON))
         await decentrl.save_events(self.guard(), CAROL, [StoredEvent("e", CAROL, CAROL, "payload", (), 1.0)])
         self.clock.advance(10)
@@ -91,7 +109,7 @@ class PartyTests(TestCase):
         self.assertEqual(set(before) - set(after), {"did:example:empty"})
         with closing(connect(self.path)) as connection:
             self.assertEqual(connection.execute("SELECT count(*) FROM contract WHERE owner_id = 0").fetchone(), (1,))
-            self.assertEqual(miscounted(connection), [])
+            self.assertEqual(find_miscounts(connection), [])
         found = await decentrl.pending_events(BOB, ALICE, ALL)
         self.assertEqual([event.sender_did for event in found.items], [ALICE])
 
@@ -100,11 +118,11 @@ class PartyTests(TestCase):
         decentrl = self.store.decentrl
         await self.enlist(BOB, 10)
         await self.enlist(ALICE, HOUR)
-        await decentrl.save_contract(self.guard(), a_contract("c", ALICE, BOB, NOON + 10))
+        await decentrl.save_contract(self.guard(), make_contract("c", ALICE, BOB, NOON + 10))
         await decentrl.deliver(self.guard(), PendingEvent("p", ALICE, BOB, "payload", NOON))
         self.clock.advance(10)
         for number in range(3):
-            await decentrl.save_contract(self.guard(), a_contract(f"c{number}", ALICE, f"did:example:{number}"))
+            await decentrl.save_contract(self.guard(), make_contract(f"c{number}", ALICE, f"did:example:{number}"))
         await self.store.prune()
         self.assertNotIn(BOB, self.parties())
         for sender in (None, BOB):
@@ -115,11 +133,11 @@ class PartyTests(TestCase):
         """Peers of contracts that made room go with them."""
         await self.enlist(ALICE, HOUR)
         for number in range(9):
-            expired = a_contract(f"c{number}", ALICE, f"did:example:{number}", NOON - 1)
+            expired = make_contract(f"c{number}", ALICE, f"did:example:{number}", NOON - 1)
             await self.store.decentrl.save_contract(self.guard(), expired)
         self.assertEqual(list(self.parties()), [ALICE, *(f"did:example:{number}" for number in (6, 7, 8))])
-        await self.store.decentrl.save_contract(self.guard(), a_contract("self", ALICE, ALICE, NOON - 1))
-        await self.store.decentrl.save_contract(self.guard(), a_contract("last", ALICE, BOB, NOON - 1))
+        await self.store.decentrl.save_contract(self.guard(), make_contract("self", ALICE, ALICE, NOON - 1))
+        await self.store.decentrl.save_contract(self.guard(), make_contract("last", ALICE, BOB, NOON - 1))
         self.assertEqual(set(self.parties()), {ALICE, BOB, "did:example:8"})
 
     async def test_numbers_are_not_given_again(self) -> None:
@@ -143,13 +161,13 @@ class PartyTests(TestCase):
 
     async def test_many_registrations_go(self) -> None:
         """However many have expired, all of them go."""
-        orders = Orders(Caps(), 10_000)
+        orders = SQLiteOperations(DecentrlQuotas(), 10_000)
         many = [
-            orders.contract(a_contract(f"r{number}", None, f"did:example:{number}", NOON + 10))
+            orders.contract(make_contract(f"r{number}", None, f"did:example:{number}", NOON + 10))
             for number in range(2500)
         ]
         with closing(connect(self.path)) as connection:
-            commit_together(connection, many)
+            commit_batch(connection, many)
         self.clock.advance(10)
         await self.store.prune()
         self.assertEqual(self.parties(), {})
@@ -160,24 +178,24 @@ class QueueSizeTests(TestCase):
 
     async def test_sum_is_the_largest(self) -> None:
         """A DID that has most in all comes first, though others have more in either half."""
-        clock = PromptClock()
-        store = a_sqlite_store(clock, a_path(self))
+        clock = ImmediateClock()
+        store = make_sqlite_store(clock, make_database_path(self))
         await store.open()
         self.addCleanup(store.close)
         numbers = count()
 
         async def wait(did: str, messages: int, events: int) -> None:
             for _ in range(messages):
-                await store.deposit(did, [a_payload(f"m{next(numbers)}")], expires_at=NOON + HOUR)
+                await store.enqueue(did, [make_payload(f"m{next(numbers)}")], expires_at=NOON + HOUR)
             for _ in range(events):
-                guard = Guard(b"%d" % next(numbers), NOON + HOUR)
+                guard = CommandGuard(b"%d" % next(numbers), NOON + HOUR)
                 await store.decentrl.deliver(guard, PendingEvent(f"p{next(numbers)}", did, STRANGER, "", NOON))
 
         await store.grant(ALICE)
         for did in ("both", "message", "pending", "other message", "other pending"):
-            guard = Guard(b"%d" % next(numbers), NOON + HOUR)
+            guard = CommandGuard(b"%d" % next(numbers), NOON + HOUR)
             await store.update(ALICE, [(did, "add")], max_recipients=9)
-            await store.decentrl.save_contract(guard, a_contract(f"c{next(numbers)}", did, STRANGER))
+            await store.decentrl.save_contract(guard, make_contract(f"c{next(numbers)}", did, STRANGER))
         await wait("message", 3, 0)
         await wait("pending", 0, 3)
         await wait("both", 2, 2)
@@ -195,28 +213,28 @@ class NonceTests(TestCase):
 
     async def test_prune_in_slices(self) -> None:
         """Pruning takes many small transactions, so that others write in between, and counts what all of them did."""
-        clock, path, observed = PromptClock(), a_path(self), list[str]()
-        tuning = Tuning(max_nonces=11_000)
-        store = a_sqlite_store(
+        clock, path, observed = ImmediateClock(), make_database_path(self), list[str]()
+        tuning = SQLiteTuning(max_nonces=11_000)
+        store = make_sqlite_store(
             clock, path, tuning=tuning, observe=lambda operation, seconds: observed.append(operation)
         )
         await store.open()
         self.addCleanup(store.close)
         claims = [
-            sql_nonces.Claim(b"%d" % number, NOON + (200 if number % 5 == 0 else 10), NOON)
+            coordination_queries.NonceClaim(b"%d" % number, NOON + (200 if number % 5 == 0 else 10), NOON)
             for number in range(11_000)
         ]
         with closing(connect(path)) as connection:
-            self.assertEqual(sql_nonces.claim_all(connection, claims, 11_000), [True] * 11_000)
+            self.assertEqual(coordination_queries.claim_nonces(connection, claims, 11_000), [True] * 11_000)
         self.assertEqual(await store.prune(), 0)
-        clock.advance(10 + KEPT_BEYOND)
+        clock.advance(10 + NONCE_GRACE_SECONDS)
         observed.clear()
         self.assertEqual(await store.prune(), 8_800)
         self.assertGreaterEqual(observed.count("commit"), 3)
         self.assertFalse(await store.claim(b"5", NOON + 999))
         self.assertTrue(await store.claim(b"6", NOON + 999))
         with closing(connect(path)) as connection:
-            self.assertEqual(miscounted(connection), [])
+            self.assertEqual(find_miscounts(connection), [])
             self.assertEqual(connection.execute("SELECT count(*) FROM nonce").fetchone(), (2_201,))
 
     @given(
@@ -233,29 +251,31 @@ class NonceTests(TestCase):
     @settings(max_examples=200, deadline=None)
     def test_claims_together(self, batches: list[list[tuple[int, float, float]]]) -> None:
         """Claims in one batch have the same outcomes as one by one, and leave the same behind."""
-        with closing(in_memory()) as alone, closing(in_memory()) as together:
+        with closing(create_memory_database()) as alone, closing(create_memory_database()) as together:
             for number, batch in enumerate(batches):
                 now = NOON + 2 * number
-                claims = [sql_nonces.Claim(bytes([key]), now + ttl, now, share) for key, ttl, share in batch]
-                one_by_one = [sql_nonces.claim_all(alone, [claim], 4)[0] for claim in claims]
-                at_once = sql_nonces.claim_all(together, claims, 4)
+                claims = [
+                    coordination_queries.NonceClaim(bytes([key]), now + ttl, now, share) for key, ttl, share in batch
+                ]
+                one_by_one = [coordination_queries.claim_nonces(alone, [claim], 4)[0] for claim in claims]
+                at_once = coordination_queries.claim_nonces(together, claims, 4)
                 self.assertEqual([repr(one) for one in at_once], [repr(one) for one in one_by_one])
                 kept = [
                     connection.execute("SELECT key, until FROM nonce ORDER BY place").fetchall()
                     for connection in (alone, together)
                 ]
                 self.assertEqual(kept[0], kept[1])
-                self.assertEqual(miscounted(together), [])
+                self.assertEqual(find_miscounts(together), [])
 
     async def test_other_process(self) -> None:
         """What one process has claimed is claimed for the other one, alone and in a batch of commands."""
-        clock, path = PromptClock(), a_path(self)
-        stores = [a_sqlite_store(clock, path) for _ in range(2)]
+        clock, path = ImmediateClock(), make_database_path(self)
+        stores = [make_sqlite_store(clock, path) for _ in range(2)]
         for store in stores:
             await store.open()
             self.addCleanup(store.close)
         self.assertTrue(await stores[0].claim(b"a", NOON + 9))
-        await stores[1].decentrl.admit(Guard(b"b", NOON + 9))
+        await stores[1].decentrl.admit(CommandGuard(b"b", NOON + 9))
         self.assertFalse(await stores[1].claim(b"a", NOON + 9))
         self.assertFalse(await stores[0].claim(b"b", NOON + 9))
 
@@ -265,13 +285,13 @@ class RestartTests(TestCase):
 
     async def test_everything_stays(self) -> None:
         """All of the Decentrl half outlives the process, as it was."""
-        clock, path = PromptClock(), a_path(self)
-        store = a_sqlite_store(clock, path)
+        clock, path = ImmediateClock(), make_database_path(self)
+        store = make_sqlite_store(clock, path)
         await store.open()
-        guards = (Guard(b"%d" % number, NOON + HOUR) for number in count())
+        guards = (CommandGuard(b"%d" % number, NOON + HOUR) for number in count())
         decentrl = store.decentrl
-        await decentrl.save_contract(next(guards), a_contract("r", None, ALICE))
-        await decentrl.save_contract(next(guards), a_contract("c", ALICE, BOB))
+        await decentrl.save_contract(next(guards), make_contract("r", None, ALICE))
+        await decentrl.save_contract(next(guards), make_contract("c", ALICE, BOB))
         await decentrl.request_contract(next(guards), ContractRequest("q", STRANGER, ALICE, "request", "key"))
         await decentrl.deliver(next(guards), PendingEvent("p", ALICE, BOB, "payload", NOON))
         await decentrl.save_events(
@@ -280,12 +300,12 @@ class RestartTests(TestCase):
         await decentrl.publish(next(guards), ALICE, PublicEvent("x", "event", ("x",), 2.5, "signature", "blog"))
         before = await self.everything(store)
         await store.close()
-        store = a_sqlite_store(clock, path)
+        store = make_sqlite_store(clock, path)
         await store.open()
         self.addCleanup(store.close)
         self.assertEqual(await self.everything(store), before)
         with self.assertRaises(DuplicateNonce):
-            await store.decentrl.admit(Guard(b"0", NOON + HOUR))
+            await store.decentrl.admit(CommandGuard(b"0", NOON + HOUR))
 
     async def everything(self, store: SQLiteStore) -> list[Any]:
         decentrl = store.decentrl
@@ -295,6 +315,6 @@ class RestartTests(TestCase):
             await decentrl.contract_requests(ALICE, ALL),
             await decentrl.pending_events(ALICE, None, ALL),
             await decentrl.events(ALICE, EventFilter(("x",), BOB, unprocessed_only=True), ALL),
-            await decentrl.public_events(ALICE, PublicFilter(("x",), channel_id="blog"), ALL),
+            await decentrl.public_events(ALICE, PublicEventFilter(("x",), channel_id="blog"), ALL),
             await store.queue_sizes(9),
         ]

@@ -8,42 +8,42 @@ from itertools import count
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.interfaces.decentrl import (
-    Caps,
+from mediatord.store.caches import PageCursorCache
+from mediatord.store.interfaces.decentrl import (
     ContractFilter,
     ContractRequest,
+    DecentrlQuotas,
     EventFilter,
+    PageRequest,
     PendingEvent,
     PublicEvent,
-    PublicFilter,
-    Slice,
+    PublicEventFilter,
     StoredEvent,
 )
-from mediatord.store import sql_archive, sql_channels, sql_contracts, sql_nonces, sql_pending, sql_requests
-from mediatord.store.database import open_database
-from mediatord.store.group_commit import Work, commit_together
-from mediatord.store.sql_search import Reading
-from mediatord.store.sqlite_bookmarks import Shelfmarks
-from tests.store.builders import ALICE, BOB, HOUR, NOON, a_path
-from tests.store.orders import CAROL, Orders, a_contract, answers
+from mediatord.store.sqlite import coordination_queries, decentrl_queries, event_queries
+from mediatord.store.sqlite.database_file import open_database
+from mediatord.store.sqlite.event_search import PageReadOptions
+from mediatord.store.sqlite.group_commit import SQLOperation, commit_batch
+from tests.store.builders import ALICE, BOB, HOUR, NOON, make_database_path
+from tests.store.sqlite_operations import CAROL, SQLiteOperations, make_contract, resolve_results
 
 STRANGER = "did:example:stranger"
-ALL = Slice(0, 1000)
+ALL = PageRequest(0, 1000)
 
 
 class PlanTests(SynchronousTestCase):
     """That no statement grows with what is kept, but where that is said."""
 
     def setUp(self) -> None:
-        self.connection = open_database(a_path(self))
+        self.connection = open_database(make_database_path(self))
         self.addCleanup(self.connection.close)
-        self.orders = Orders(Caps())
+        self.orders = SQLiteOperations(DecentrlQuotas())
         self.numbers = count()
         self.do(*self.orders.settled())
 
-    def do(self, *commands: Work) -> None:
-        outcomes = commit_together(self.connection, commands)
-        self.assertEqual([error for _, error in answers(outcomes)], [None] * len(commands))
+    def do(self, *commands: SQLOperation) -> None:
+        outcomes = commit_batch(self.connection, commands)
+        self.assertEqual([error for _, error in resolve_results(outcomes)], [None] * len(commands))
 
     def plans(self, use: Callable[[], object]) -> list[str]:
         """How SQLite goes about all that this asks of it."""
@@ -75,8 +75,8 @@ class PlanTests(SynchronousTestCase):
         public = [PublicEvent(f"x{number}", "e", ("x", "y"), float(number), "s", "blog") for number in range(3)]
         self.do(
             orders.admit(orders.guard(ALICE, BOB)),
-            orders.contract(a_contract("again", None, ALICE)),
-            orders.contract(a_contract("c", ALICE, BOB), orders.guard(ALICE)),
+            orders.contract(make_contract("again", None, ALICE)),
+            orders.contract(make_contract("c", ALICE, BOB), orders.guard(ALICE)),
             orders.request(ContractRequest("q", STRANGER, ALICE, "", ""), orders.guard(None, ALICE)),
             orders.deliver(PendingEvent("p", ALICE, BOB, "", NOON), orders.guard(None, ALICE)),
             orders.deliver(PendingEvent("p2", ALICE, CAROL, "", NOON), orders.guard(None, ALICE)),
@@ -87,12 +87,12 @@ class PlanTests(SynchronousTestCase):
             *(orders.publish(ALICE, one, orders.guard(ALICE)) for one in public),
             orders.unpublish(ALICE, "x1", orders.guard(ALICE)),
         )
-        sql_requests.acknowledge(connection, ALICE, ["q"])
-        sql_contracts.registered_until(connection, ALICE)
-        sql_nonces.claim_all(connection, [sql_nonces.Claim(b"a", NOON + 1, NOON)] * 2, 2)
-        sql_nonces.release(connection, b"a")
-        sql_nonces.prune(connection, NOON, 0)
-        sql_contracts.drop_expired_registrations(connection, NOON + 2 * HOUR)
+        decentrl_queries.acknowledge_requests(connection, ALICE, ["q"])
+        decentrl_queries.get_registration_expiry(connection, ALICE)
+        coordination_queries.claim_nonces(connection, [coordination_queries.NonceClaim(b"a", NOON + 1, NOON)] * 2, 2)
+        coordination_queries.release_nonce(connection, b"a")
+        coordination_queries.prune_nonces(connection, NOON, 0)
+        decentrl_queries.drop_expired_registrations(connection, NOON + 2 * HOUR)
 
     def test_commands(self) -> None:
         """No command reads more rows than it has to do with."""
@@ -106,18 +106,18 @@ class PlanTests(SynchronousTestCase):
 
         def use() -> None:
             for wanted in (ContractFilter(), ContractFilter(expires_after=1.0, expires_before=NOON)):
-                sql_contracts.contracts(self.connection, ALICE, wanted, ALL)
-            sql_requests.requests(self.connection, BOB, ALL)
+                decentrl_queries.find_contracts(self.connection, ALICE, wanted, ALL)
+            decentrl_queries.find_contract_requests(self.connection, BOB, ALL)
             for sender in (None, BOB):
-                sql_pending.pending_events(self.connection, ALICE, sender, ALL)
+                decentrl_queries.find_pending_page(self.connection, ALICE, sender, ALL)
 
         plans = self.plans(use)
         self.assertEqual(self.scans(plans), set())
         self.assertIn("SEARCH pending_event USING COVERING INDEX pending_event_of_recipient (recipient_id=?)", plans)
 
-    def search(self, wanted: EventFilter, part: Slice = ALL) -> list[str]:
-        reading = Reading(part, Shelfmarks())
-        return self.plans(lambda: sql_archive.events(self.connection, ALICE, wanted, reading))
+    def search(self, wanted: EventFilter, part: PageRequest = ALL) -> list[str]:
+        reading = PageReadOptions(part, PageCursorCache())
+        return self.plans(lambda: event_queries.find_stored_events(self.connection, ALICE, wanted, reading))
 
     def test_one_label(self) -> None:
         """A page of what one thing is asked for is a range of one index, in its order, and its total is looked up."""
@@ -128,7 +128,7 @@ class PlanTests(SynchronousTestCase):
             EventFilter(participant=BOB),
             EventFilter(unprocessed_only=True),
         ):
-            for part in (Slice(0, 1), Slice(1, 1), Slice(0, 9)):
+            for part in (PageRequest(0, 1), PageRequest(1, 1), PageRequest(0, 9)):
                 plans = self.search(wanted, part)
                 self.assertEqual(self.scans(plans), set())
                 ranges = [plan for plan in plans if re.search("labelled|SEARCH d", plan)]
@@ -145,13 +145,13 @@ class PlanTests(SynchronousTestCase):
     def test_reading_on(self) -> None:
         """Who reads on begins where the page before has ended, in the same index, from either end and with bounds."""
         self.use_everything()
-        shelfmarks = Shelfmarks()
+        page_cursors = PageCursorCache()
 
         def use() -> None:
             for offset in (0, 1):
-                reading = Reading(Slice(offset, 1), shelfmarks)
-                sql_archive.events(self.connection, ALICE, EventFilter(after=-1.0, before=9.0), reading)
-                sql_channels.public_events(self.connection, ALICE, PublicFilter((), -1.0, 9.0), reading)
+                reading = PageReadOptions(PageRequest(offset, 1), page_cursors)
+                event_queries.find_stored_events(self.connection, ALICE, EventFilter(after=-1.0, before=9.0), reading)
+                event_queries.find_public_events(self.connection, ALICE, PublicEventFilter((), -1.0, 9.0), reading)
 
         plans = self.plans(use)
         self.assertEqual(self.scans(plans), set())
@@ -176,10 +176,12 @@ class PlanTests(SynchronousTestCase):
 
         def use() -> None:
             for wanted in (
-                PublicFilter(),
-                PublicFilter(("x",), 0.0, 9.0),
-                PublicFilter(("x", "y"), None, None, "blog"),
+                PublicEventFilter(),
+                PublicEventFilter(("x",), 0.0, 9.0),
+                PublicEventFilter(("x", "y"), None, None, "blog"),
             ):
-                sql_channels.public_events(self.connection, ALICE, wanted, Reading(Slice(1, 1), Shelfmarks()))
+                event_queries.find_public_events(
+                    self.connection, ALICE, wanted, PageReadOptions(PageRequest(1, 1), PageCursorCache())
+                )
 
         self.assertEqual(self.scans(self.plans(use)), set())

@@ -15,17 +15,27 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import ReplayMemoryFull, StoreUnavailable
-from mediatord.interfaces.decentrl import EventFilter, Slice
-from mediatord.store.database import connect, migrate, open_database, schema_steps
-from mediatord.store.group_commit import commit_together
-from mediatord.store.sqlite import SQLiteStore
-from mediatord.store.sqlite_file import Tuning
-from tests.store import hammer
-from tests.store.builders import ALICE, BOB, HOUR, NOON, Held, PromptClock, a_path, a_payload, a_sqlite_store
+from mediatord.store.interfaces.decentrl import EventFilter, PageRequest
+from mediatord.store.sqlite.database_file import connect, migrate_schema, open_database, read_schema_steps
+from mediatord.store.sqlite.executor import SQLiteTuning
+from mediatord.store.sqlite.group_commit import commit_batch
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
+from tests.store import stress_process
+from tests.store.builders import (
+    ALICE,
+    BOB,
+    HOUR,
+    NOON,
+    HoldableRunner,
+    ImmediateClock,
+    make_database_path,
+    make_payload,
+    make_sqlite_store,
+)
 from tests.store.contract.decentrl_base import an_event
-from tests.store.earlier import register_as_before
-from tests.store.hammer import INBOX
-from tests.store.orders import Orders, answers, miscounted
+from tests.store.old_schema import register_in_old_schema
+from tests.store.sqlite_operations import SQLiteOperations, find_miscounts, resolve_results
+from tests.store.stress_process import INBOX
 
 PROCESSES = ("a", "b", "c")
 PATIENCE = 0.05
@@ -37,20 +47,20 @@ class HammerTests(SynchronousTestCase):
 
     def prepare(self) -> Path:
         """A database of the version before this, with accounts and a DID that takes contract requests."""
-        path = a_path(self)
+        path = make_database_path(self)
         path.touch()
-        orders = Orders(hammer.CAPS)
+        orders = SQLiteOperations(stress_process.CAPS)
         with closing(connect(path)) as connection:
-            migrate(connection, schema_steps()[:-1])
+            migrate_schema(connection, read_schema_steps()[:-1])
             for did, registered in ((ALICE, [INBOX]), (BOB, [])):
-                register_as_before(connection, did, *registered)
-            outcomes = commit_together(connection, orders.settled())
-            self.assertEqual({error for _, error in answers(outcomes)}, {None})
+                register_in_old_schema(connection, did, *registered)
+            outcomes = commit_batch(connection, orders.settled())
+            self.assertEqual({error for _, error in resolve_results(outcomes)}, {None})
         return path
 
-    def hammer(self, path: Path) -> Counter[tuple[str, Any]]:
+    def stress_worker(self, path: Path) -> Counter[tuple[str, Any]]:
         """What all of them together say they have done; how often each."""
-        command = [sys.executable, "-m", "tests.store.hammer", str(path)]
+        command = [sys.executable, "-m", "tests.store.stress_process", str(path)]
         children = [
             subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for name in PROCESSES
@@ -68,10 +78,10 @@ class HammerTests(SynchronousTestCase):
     def test_it_all_reconciles(self) -> None:
         """Nothing is lost, nothing is there twice, and nowhere is more than there may be."""
         path = self.prepare()
-        done = self.hammer(path)
+        done = self.stress_worker(path)
         with closing(open_database(path)) as connection:
             left = [id for (id,) in connection.execute("SELECT id FROM message")]
-            self.assertEqual(miscounted(connection), [])
+            self.assertEqual(find_miscounts(connection), [])
             self.assertEqual(connection.execute("PRAGMA integrity_check").fetchall(), [("ok",)])
             self.assertEqual(connection.execute("PRAGMA foreign_key_check").fetchall(), [])
             counted = connection.execute("SELECT sum(messages) FROM queue").fetchone()
@@ -80,13 +90,13 @@ class HammerTests(SynchronousTestCase):
         def told(what: str) -> list[Any]:
             return sorted(item for kind, item in done.elements() if kind == what)
 
-        self.assertEqual(len(told("deposited")), 3 * hammer.ROUNDS * len(PROCESSES))
+        self.assertEqual(len(told("deposited")), 3 * stress_process.ROUNDS * len(PROCESSES))
         self.assertEqual(told("deposited"), sorted([*told("evicted"), *told("acknowledged"), *left]))
-        self.assertLessEqual(max(told("waiting")), hammer.LIMITS.max_messages)
-        self.assertEqual(told("claimed"), list(range(hammer.NONCES)))
-        self.assertEqual(len(told("registered")), hammer.MOST_RECIPIENTS)
-        self.assertEqual(len(told("requested")), hammer.CAPS.requests)
-        self.assertEqual(len(told("taken")), hammer.TAKEN)
+        self.assertLessEqual(max(told("waiting")), stress_process.LIMITS.max_messages)
+        self.assertEqual(told("claimed"), list(range(stress_process.NONCES)))
+        self.assertEqual(len(told("registered")), stress_process.MOST_RECIPIENTS)
+        self.assertEqual(len(told("requested")), stress_process.CAPS.requests)
+        self.assertEqual(len(told("taken")), stress_process.TAKEN)
         self.assertEqual(len(told("joined")), 1)
 
 
@@ -94,9 +104,9 @@ class SharedTests(TestCase):
     """What one process does is seen by another as soon as it is done."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        self.clock, self.path = PromptClock(), a_path(self)
-        tuning = Tuning(max_nonces=5)
-        self.stores = [a_sqlite_store(self.clock, self.path, shared=True, tuning=tuning) for _ in range(2)]
+        self.clock, self.path = ImmediateClock(), make_database_path(self)
+        tuning = SQLiteTuning(max_nonces=5)
+        self.stores = [make_sqlite_store(self.clock, self.path, shared=True, tuning=tuning) for _ in range(2)]
         for store in self.stores:
             await store.open()
         await self.stores[0].grant(ALICE)
@@ -122,12 +132,14 @@ class SharedTests(TestCase):
     async def test_pages(self) -> None:
         """Pages that were read begin where they ought to after another process has changed the list."""
         ours, theirs = self.stores
-        orders = Orders(hammer.CAPS)
+        orders = SQLiteOperations(stress_process.CAPS)
         events = [an_event(f"e{number}", at=float(number)) for number in range(40)]
         await theirs.decentrl.save_events(orders.guard(), ALICE, events[1:])
 
         async def pages() -> list[str]:
-            found = [await ours.decentrl.events(ALICE, EventFilter(), Slice(offset, 7)) for offset in range(0, 42, 7)]
+            found = [
+                await ours.decentrl.events(ALICE, EventFilter(), PageRequest(offset, 7)) for offset in range(0, 42, 7)
+            ]
             self.assertEqual({page.total for page in found}, {len(events)})
             return [event.id for page in found for event in page.items]
 
@@ -137,7 +149,7 @@ class SharedTests(TestCase):
         await theirs.decentrl.save_events(orders.guard(), ALICE, [first])
         self.assertEqual(await pages(), [event.id for event in events])
         await theirs.decentrl.update_tags(orders.guard(), ALICE, [("e3", ("x",))])
-        found = await ours.decentrl.events(ALICE, EventFilter(tags=("x",)), Slice(0, 9))
+        found = await ours.decentrl.events(ALICE, EventFilter(tags=("x",)), PageRequest(0, 9))
         self.assertEqual([event.id for event in found.items], ["e3"])
         self.assertEqual(await pages(), [event.id for event in events])
 
@@ -155,7 +167,7 @@ class SharedTests(TestCase):
         """Messages have one order, whichever process accepted them."""
         await self.stores[0].update(ALICE, [(INBOX, "add")], max_recipients=9)
         for number in range(6):
-            await self.stores[number % 2].deposit(INBOX, [a_payload(f"m{number}")], expires_at=NOON + HOUR)
+            await self.stores[number % 2].enqueue(INBOX, [make_payload(f"m{number}")], expires_at=NOON + HOUR)
         for store in self.stores:
             found = await store.fetch(ALICE, None, limit=9, max_bytes=9999)
             self.assertEqual([message.id for message in found], [f"m{number}" for number in range(6)])
@@ -165,7 +177,7 @@ class LockTests(SynchronousTestCase):
     """Waiting for another process that writes."""
 
     def setUp(self) -> None:
-        self.clock, self.path, self.writer = PromptClock(), a_path(self), Held()
+        self.clock, self.path, self.writer = ImmediateClock(), make_database_path(self), HoldableRunner()
         self.store = self.a_store()
         self.successResultOf(self.store.open())
         self.addCleanup(lambda: self.successResultOf(self.store.close()))
@@ -173,7 +185,9 @@ class LockTests(SynchronousTestCase):
         self.addCleanup(self.other.close)
 
     def a_store(self) -> SQLiteStore:
-        return a_sqlite_store(self.clock, self.path, shared=True, write=self.writer, tuning=Tuning(patience=PATIENCE))
+        return make_sqlite_store(
+            self.clock, self.path, shared=True, write=self.writer, tuning=SQLiteTuning(patience=PATIENCE)
+        )
 
     def refused(self, *asked: Deferred[Any]) -> None:
         for one in asked:

@@ -10,22 +10,17 @@ from hashlib import sha256
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import QueueFull
-from mediatord.interfaces import Node, QueueLimits, Window
-from mediatord.store import (
-    sql_accounts,
-    sql_allowances,
-    sql_arrivals,
-    sql_backlog,
-    sql_cluster,
-    sql_deposits,
-    sql_digests,
-    sql_ledger,
-    sql_messages,
-    sql_nonces,
-    sql_queues,
+from mediatord.store.interfaces.cluster import ClusterNode
+from mediatord.store.interfaces.messages import ArrivalWindow, QueueLimits
+from mediatord.store.sqlite import (
+    account_queries,
+    coordination_queries,
+    message_queries,
+    message_writes,
+    queue_accounting,
 )
-from mediatord.store.database import open_database
-from tests.store.builders import ALICE, BOB, NOON, a_path, a_payload
+from mediatord.store.sqlite.database_file import open_database
+from tests.store.builders import ALICE, BOB, NOON, make_database_path, make_payload
 
 INBOX = "did:key:z6MkInbox"
 
@@ -36,7 +31,7 @@ class PlanTests(SynchronousTestCase):
     def test_no_scans(self) -> None:
         """Each statement finds its rows by an index; but for a few with reasons."""
         statements: list[str] = []
-        with closing(open_database(a_path(self))) as connection:
+        with closing(open_database(make_database_path(self))) as connection:
             connection.set_trace_callback(statements.append)
             self.use_everything(connection)
             connection.set_trace_callback(None)
@@ -91,60 +86,64 @@ class PlanTests(SynchronousTestCase):
         self.assertIn("SEARCH m USING INDEX message_delayed (account_id=? AND due_at>? AND due_at<?)", plans)
 
     def use_everything(self, connection: sqlite3.Connection) -> None:
-        sql_accounts.grant(connection, ALICE, NOON)
-        sql_accounts.mark_draft03(connection, ALICE)
-        sql_accounts.update(connection, ALICE, [(INBOX, "add"), ("did:b", "add"), ("did:b", "remove")], 9)
-        sql_accounts.owner(connection, INBOX)
-        sql_accounts.recipients(connection, ALICE, 0, 9)
-        sql_accounts.remember_did(connection, "short", "long")
-        sql_accounts.recall_did(connection, "short")
+        account_queries.grant_account(connection, ALICE, NOON)
+        account_queries.mark_draft03(connection, ALICE)
+        account_queries.update_recipients(
+            connection, ALICE, [(INBOX, "add"), ("did:b", "add"), ("did:b", "remove")], 9
+        )
+        account_queries.find_owner(connection, INBOX)
+        account_queries.list_recipients(connection, ALICE, 0, 9)
+        account_queries.remember_did(connection, "short", "long")
+        account_queries.recall_did(connection, "short")
         evicting, refusing = QueueLimits(3, share=0.5), QueueLimits(4, when_full="refuse", share=0.9)
         for id in "abcd":
-            sql_messages.deposit(connection, evicting, self.an_order(id))
+            message_writes.enqueue(connection, evicting, self.an_order(id))
         with self.assertRaises(QueueFull):
-            sql_messages.deposit(connection, refusing, self.an_order("e"))
-        sql_messages.mark_delivered(connection, ["b"])
-        sql_messages.mark_pending(connection, ["b"])
+            message_writes.enqueue(connection, refusing, self.an_order("e"))
+        message_writes.mark_delivered(connection, ["b"])
+        message_writes.mark_pending(connection, ["b"])
         for did in (None, INBOX):
-            sql_queues.fetch(connection, ALICE, did, NOON + 10, 9, 999)
-            sql_queues.status(connection, ALICE, did, NOON + 10)
-        sql_queues.next_due(connection, NOON)
-        sql_queues.take_due(connection, NOON + 10, 9)
-        sql_queues.queue_sizes(connection, 9)
-        sql_queues.waiting(connection)
-        sql_backlog.backlog(connection, [NOON, NOON - 5], 9)
-        sql_digests.find(connection, ALICE, [sha256(b"x").digest()], -1)
-        sql_deposits.Removing(["b"], ALICE, NOON)(connection)
-        sql_messages.purge(connection, ["c"])
-        sql_ledger.ledger(connection)
-        sql_messages.expire(connection, NOON + 60, 9, 999)
-        sql_accounts.move(connection, ALICE, BOB)
-        sql_nonces.claim_all(connection, [sql_nonces.Claim(key, NOON + 9, NOON) for key in (b"a", b"a", b"b")], 1)
-        sql_nonces.release(connection, b"b")
-        sql_nonces.prune(connection, NOON + 60, 0)
-        sql_nonces.ping(connection)
-        sql_nonces.pong(connection)
+            message_queries.fetch_messages(connection, ALICE, did, NOON + 10, 9, 999)
+            message_queries.get_queue_status(connection, ALICE, did, NOON + 10)
+        message_queries.find_next_due(connection, NOON)
+        message_queries.take_due_messages(connection, NOON + 10, 9)
+        message_queries.find_largest_queues(connection, 9)
+        message_queries.sum_queues(connection)
+        message_queries.collect_backlog(connection, [NOON, NOON - 5], 9)
+        message_queries.find_by_digest(connection, ALICE, [sha256(b"x").digest()], -1)
+        message_writes.RemoveOperation(["b"], ALICE, NOON)(connection)
+        message_writes.purge_messages(connection, ["c"])
+        queue_accounting.read_ledger(connection)
+        message_writes.expire_messages(connection, NOON + 60, 9, 999)
+        account_queries.move_account(connection, ALICE, BOB)
+        coordination_queries.claim_nonces(
+            connection, [coordination_queries.NonceClaim(key, NOON + 9, NOON) for key in (b"a", b"a", b"b")], 1
+        )
+        coordination_queries.release_nonce(connection, b"b")
+        coordination_queries.prune_nonces(connection, NOON + 60, 0)
+        coordination_queries.write_ping(connection)
+        coordination_queries.read_ping(connection)
         self.use_cluster(connection)
 
-    def an_order(self, id: str) -> sql_messages.Deposit:
-        return sql_messages.Deposit(INBOX, [a_payload(id)], NOON, NOON + 60, NOON + 5, 0x0002_0001)
+    def an_order(self, id: str) -> message_writes.TimedEnqueueRequest:
+        return message_writes.TimedEnqueueRequest(INBOX, [make_payload(id)], NOON, NOON + 60, NOON + 5, 0x0002_0001)
 
     def use_cluster(self, connection: sqlite3.Connection) -> None:
-        sql_cluster.release_lost(connection, NOON)
-        sql_cluster.join(connection, Node("a", "A", "", b""), NOON + 9, NOON)
-        sql_cluster.renew(connection, "A", NOON + 9, NOON)
-        sql_cluster.nodes(connection, NOON)
-        sql_cluster.lapsed(connection, NOON)
-        sql_cluster.announce(connection, "A", [ALICE])
-        sql_cluster.whereabouts(connection, [ALICE], NOON)
-        sql_cluster.withdraw(connection, "A", [ALICE])
-        sql_cluster.hold(connection, "turn", "A", NOON + 9, NOON)
-        sql_cluster.drop(connection, "A", NOON + 9)
-        sql_allowances.take(connection, b"key", 1, 2, 60.0, NOON)
-        sql_allowances.put_back(connection, b"key", 1)
-        sql_allowances.prune(connection, NOON, None)
-        window = Window(NOON, NOON + 9)
-        sql_arrivals.find(connection, ["a"], NOON)
-        sql_arrivals.find_pending(connection, ["a"])
-        sql_arrivals.arrived(connection, [ALICE], window, 9)
-        sql_arrivals.arrived_pending(connection, [ALICE], window, 9)
+        coordination_queries.release_lost_deliveries(connection, NOON)
+        coordination_queries.join_node(connection, ClusterNode("a", "A", "", b""), NOON + 9, NOON)
+        coordination_queries.renew_node(connection, "A", NOON + 9, NOON)
+        coordination_queries.list_nodes(connection, NOON)
+        coordination_queries.list_lapsed_nodes(connection, NOON)
+        coordination_queries.add_presence(connection, "A", [ALICE])
+        coordination_queries.find_presence(connection, [ALICE], NOON)
+        coordination_queries.remove_presence(connection, "A", [ALICE])
+        coordination_queries.acquire_lease(connection, "turn", "A", NOON + 9, NOON)
+        coordination_queries.drop_node(connection, "A", NOON + 9)
+        coordination_queries.take_quota(connection, b"key", 1, 2, 60.0, NOON)
+        coordination_queries.return_quota(connection, b"key", 1)
+        coordination_queries.prune_quotas(connection, NOON, None)
+        window = ArrivalWindow(NOON, NOON + 9)
+        message_queries.find_messages(connection, ["a"], NOON)
+        message_queries.find_pending_events(connection, ["a"])
+        message_queries.find_arrivals(connection, [ALICE], window, 9)
+        message_queries.find_pending_arrivals(connection, [ALICE], window, 9)

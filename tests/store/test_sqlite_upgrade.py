@@ -8,23 +8,23 @@ from hashlib import sha256
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.interfaces import Books, Ledger, QueueLimits
-from mediatord.interfaces.decentrl import Caps, StoredEvent
-from mediatord.store.database import connect, migrate, schema_steps
-from mediatord.store.group_commit import commit_together
-from mediatord.store.sql_parties import change_holding, find_party
-from mediatord.store.sql_queue_counts import count_in
-from mediatord.store.sql_rows import key_of
-from tests.store.builders import ALICE, BOB, NOON, PromptClock, a_path, a_payload, a_sqlite_store
-from tests.store.earlier import register_as_before
-from tests.store.orders import Orders, all_kept, answers, miscounted
+from mediatord.store.interfaces.decentrl import DecentrlQuotas, StoredEvent
+from mediatord.store.interfaces.messages import MessageLedger, QueueLimits, StoreLedger
+from mediatord.store.sqlite.bulk_sql import hash_did
+from mediatord.store.sqlite.database_file import connect, migrate_schema, read_schema_steps
+from mediatord.store.sqlite.decentrl_queries import change_party_usage, find_party
+from mediatord.store.sqlite.group_commit import commit_batch
+from mediatord.store.sqlite.queue_accounting import add_queue_counts
+from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
+from tests.store.old_schema import register_in_old_schema
+from tests.store.sqlite_operations import SQLiteOperations, find_miscounts, read_all_rows, resolve_results
 
 INBOX = "did:key:z6MkInbox"
 
 
 def insert_as_before(connection: sqlite3.Connection, *ids: str) -> None:
     """Messages for the only recipient of the only account, as versions before the fourth have inserted them."""
-    for payload in map(a_payload, ids):
+    for payload in map(make_payload, ids):
         digest = sha256(payload.data).digest()
         head = int.from_bytes(digest[:8], "big", signed=True)
         connection.execute(
@@ -47,26 +47,26 @@ def insert_event_as_before(connection: sqlite3.Connection) -> None:
         INSERT INTO pending_event (id, recipient_id, sender_key, sender_did, received_at, size, payload)
         VALUES ('p', ?, ?, ?, ?, 5, 'event')
         """,
-        (party.id, key_of(BOB), BOB, repr(NOON)),
+        (party.id, hash_did(BOB), BOB, repr(NOON)),
     )
-    change_holding(connection, party.id, pending=1, pending_bytes=5)
+    change_party_usage(connection, party.id, pending=1, pending_bytes=5)
 
 
 class UpgradeTests(SynchronousTestCase):
     """What earlier versions have kept is all there."""
 
     def setUp(self) -> None:
-        self.path = a_path(self)
+        self.path = make_database_path(self)
 
     def test_upgrade_from_version_1(self) -> None:
         """What version 1 has kept is all there now: accounts, messages, and nonces that are claimed."""
         self.path.touch()
         with closing(connect(self.path)) as connection:
-            migrate(connection, schema_steps()[:1])
-            register_as_before(connection, ALICE, INBOX)
+            migrate_schema(connection, read_schema_steps()[:1])
+            register_in_old_schema(connection, ALICE, INBOX)
             insert_as_before(connection, "a")
             connection.execute("INSERT INTO nonce (key, until) VALUES (?, ?), (?, ?)", (b"x", NOON + 9, b"y", NOON))
-        store = a_sqlite_store(PromptClock(), self.path)
+        store = make_sqlite_store(ImmediateClock(), self.path)
         self.successResultOf(store.open())
         fetched = self.successResultOf(store.fetch(ALICE, None, limit=9, max_bytes=999))
         self.assertEqual([message.id for message in fetched], ["a"])
@@ -78,17 +78,17 @@ class UpgradeTests(SynchronousTestCase):
     def test_upgrade_from_version_2(self) -> None:
         """So is what version 2 has kept; what it had delivered is pending, and can be delivered by a node."""
         self.path.touch()
-        orders = Orders(Caps())
+        orders = SQLiteOperations(DecentrlQuotas())
         with closing(connect(self.path)) as connection:
-            migrate(connection, schema_steps()[:2])
-            register_as_before(connection, ALICE, INBOX)
+            migrate_schema(connection, read_schema_steps()[:2])
+            register_in_old_schema(connection, ALICE, INBOX)
             insert_as_before(connection, "a", "b")
             connection.execute("UPDATE message SET delivered = 1, pushes = 1 WHERE id = 'a'")
             commands = [*orders.settled(), orders.save(ALICE, [StoredEvent("s", ALICE, ALICE, "kept", ("x",), 1.0)])]
-            self.assertEqual({error for _, error in answers(commit_together(connection, commands))}, {None})
+            self.assertEqual({error for _, error in resolve_results(commit_batch(connection, commands))}, {None})
             insert_event_as_before(connection)
-            kept = all_kept(connection)
-        store = a_sqlite_store(PromptClock(), self.path)
+            kept = read_all_rows(connection)
+        store = make_sqlite_store(ImmediateClock(), self.path)
         self.successResultOf(store.open())
         fetched = self.successResultOf(store.fetch(ALICE, None, limit=9, max_bytes=999))
         self.assertEqual([(message.id, message.status) for message in fetched], [("a", "pending"), ("b", "pending")])
@@ -97,19 +97,19 @@ class UpgradeTests(SynchronousTestCase):
         self.assertEqual([one.pushes for one in self.successResultOf(store.remove(["a", "b"]))], [1, 1])
         self.successResultOf(store.close())
         with closing(connect(self.path)) as connection:
-            self.assertEqual((all_kept(connection), miscounted(connection)), (kept, []))
+            self.assertEqual((read_all_rows(connection), find_miscounts(connection)), (kept, []))
 
     def test_upgrade_from_version_3(self) -> None:
         """Messages that were counted by triggers are counted all the same, and found by account and by digest."""
         self.path.touch()
         with closing(connect(self.path)) as connection:
-            migrate(connection, schema_steps()[:3])
-            register_as_before(connection, ALICE, INBOX)
+            migrate_schema(connection, read_schema_steps()[:3])
+            register_in_old_schema(connection, ALICE, INBOX)
             insert_as_before(connection, *"abc")
-        store = a_sqlite_store(PromptClock(), self.path)
+        store = make_sqlite_store(ImmediateClock(), self.path)
         self.successResultOf(store.open())
-        self.successResultOf(store.deposit(INBOX, [a_payload("d")], expires_at=NOON + 60))
-        digest = sha256(a_payload("b").data).hexdigest()
+        self.successResultOf(store.enqueue(INBOX, [make_payload("d")], expires_at=NOON + 60))
+        digest = sha256(make_payload("b").data).hexdigest()
         removed = self.successResultOf(store.acknowledge(ALICE, ["a", digest]))
         self.assertEqual([one.id for one in removed], ["a", "b"])
         fetched = self.successResultOf(store.fetch(ALICE, None, limit=9, max_bytes=999))
@@ -121,34 +121,36 @@ class UpgradeTests(SynchronousTestCase):
     def test_upgrade_from_version_4(self) -> None:
         """What waits has been accepted as far as the ledger knows, and is of nobody known."""
         self.path.touch()
-        orders = Orders(Caps())
+        orders = SQLiteOperations(DecentrlQuotas())
         with closing(connect(self.path)) as connection:
-            migrate(connection, schema_steps()[:4])
-            register_as_before(connection, ALICE, INBOX)
+            migrate_schema(connection, read_schema_steps()[:4])
+            register_in_old_schema(connection, ALICE, INBOX)
             insert_as_before(connection, *"abc")
-            count_in(connection, [(1, 1, 3, 3 * len(a_payload("a").data))])
-            self.assertEqual({error for _, error in answers(commit_together(connection, orders.settled()))}, {None})
+            add_queue_counts(connection, [(1, 1, 3, 3 * len(make_payload("a").data))])
+            self.assertEqual(
+                {error for _, error in resolve_results(commit_batch(connection, orders.settled()))}, {None}
+            )
             insert_event_as_before(connection)
-        store = a_sqlite_store(PromptClock(), self.path, QueueLimits(max_messages=4, share=0.5))
+        store = make_sqlite_store(ImmediateClock(), self.path, QueueLimits(max_messages=4, share=0.5))
         self.successResultOf(store.open())
-        books = Books(Ledger(accepted=3, waiting=3), Ledger(accepted=1, waiting=1))
+        books = StoreLedger(MessageLedger(accepted=3, waiting=3), MessageLedger(accepted=1, waiting=1))
         self.assertEqual(self.successResultOf(store.ledger()), books)
         for id in "defg":
-            self.successResultOf(store.deposit(INBOX, [a_payload(id)], expires_at=NOON + 60, origin=0x0001_0001))
+            self.successResultOf(store.enqueue(INBOX, [make_payload(id)], expires_at=NOON + 60, origin=0x0001_0001))
         fetched = self.successResultOf(store.fetch(ALICE, None, limit=9, max_bytes=999))
         self.assertEqual([message.id for message in fetched], [*"bcfg"])
         self.successResultOf(store.close())
         with closing(connect(self.path)) as connection:
-            self.assertEqual(miscounted(connection), [])
+            self.assertEqual(find_miscounts(connection), [])
 
     def test_upgrade_from_version_5(self) -> None:
         """Recipients are found by all names of their DIDs, of which each has one owner: who registered one first."""
         self.path.touch()
         with closing(connect(self.path)) as connection:
-            migrate(connection, schema_steps()[:5])
-            register_as_before(connection, ALICE, INBOX, "did:web:A.example#key-1")
-            register_as_before(connection, BOB, INBOX + "#key-1", "did:example:bob")
-        store = a_sqlite_store(PromptClock(), self.path)
+            migrate_schema(connection, read_schema_steps()[:5])
+            register_in_old_schema(connection, ALICE, INBOX, "did:web:A.example#key-1")
+            register_in_old_schema(connection, BOB, INBOX + "#key-1", "did:example:bob")
+        store = make_sqlite_store(ImmediateClock(), self.path)
         self.successResultOf(store.open())
         for name, owner in (
             (INBOX + "#key-2", ALICE),
@@ -170,17 +172,17 @@ class UpgradeTests(SynchronousTestCase):
         wallet, other = "did:web:wallet.example", "did:web:Other.example"
         self.path.touch()
         with closing(connect(self.path)) as connection:
-            migrate(connection, schema_steps()[:5])
-            register_as_before(connection, "did:web:Wallet.example%3A443", INBOX)
-            register_as_before(connection, wallet, "did:example:more")
-            register_as_before(connection, other)
+            migrate_schema(connection, read_schema_steps()[:5])
+            register_in_old_schema(connection, "did:web:Wallet.example%3A443", INBOX)
+            register_in_old_schema(connection, wallet, "did:example:more")
+            register_in_old_schema(connection, other)
             insert_as_before(connection, "a")
             connection.execute("UPDATE message SET account_id = 2, recipient_id = 2")
-            count_in(connection, [(2, 2, 1, len(a_payload("a").data))])
+            add_queue_counts(connection, [(2, 2, 1, len(make_payload("a").data))])
             retired = ("did:web:Gone.example", "did:web:gone.example", "did:web:OTHER.example")
             connection.executemany("INSERT INTO retired VALUES (?)", [(did,) for did in retired])
             connection.execute("INSERT INTO did_document VALUES ('did:web:Gone.example', 'long')")
-        store = a_sqlite_store(PromptClock(), self.path)
+        store = make_sqlite_store(ImmediateClock(), self.path)
         self.successResultOf(store.open())
         self.assertEqual(self.successResultOf(store.account_usage()).accounts, 2)
         for name in (INBOX, "did:example:more"):

@@ -16,12 +16,12 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import QueueLimits
-from mediatord.store import open_store
-from mediatord.store.database import connect, connect_for_reading
-from mediatord.store.threads import ThreadRunner
-from tests.store.builders import ALICE, HOUR, a_path, a_payload
-from tests.store.depositor import INBOX
+from mediatord.store.factory import build_store
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.sqlite.database_file import connect, connect_reader
+from mediatord.store.sqlite.group_commit import ThreadRunner
+from tests.store.builders import ALICE, HOUR, make_database_path, make_payload
+from tests.store.enqueue_process import INBOX
 
 LINES = 100
 
@@ -34,10 +34,10 @@ class ThreadTests(TestCase):
     """Real threads between open and close."""
 
     def setUp(self) -> None:
-        self.path = a_path(self)
+        self.path = make_database_path(self)
         self.clock = IReactorTime(reactor)
         self.observed: Counter[str] = Counter()
-        self.store = open_store(
+        self.store = build_store(
             "sqlite", self.clock, QueueLimits(), path=self.path, observe=lambda name, _: self.observed.update([name])
         )
 
@@ -55,7 +55,7 @@ class ThreadTests(TestCase):
         await self.open()
         before = self.observed["commit"]
         names = [f"m{number}" for number in range(300)]
-        await gatherResults([self.store.deposit(INBOX, [a_payload(id)], expires_at=self.expiry()) for id in names])
+        await gatherResults([self.store.enqueue(INBOX, [make_payload(id)], expires_at=self.expiry()) for id in names])
         found = await self.store.fetch(ALICE, None, limit=1000, max_bytes=1 << 20)
         self.assertEqual([message.id for message in found], names)
         self.assertLessEqual(self.observed["commit"] - before, 3)
@@ -67,7 +67,7 @@ class ThreadTests(TestCase):
         self.assertEqual(len(store_threads()), 4)
         await self.store.close()
         self.assertEqual(store_threads(), set())
-        refused = open_store("sqlite", self.clock, QueueLimits(), path=self.path / "not a directory")
+        refused = build_store("sqlite", self.clock, QueueLimits(), path=self.path / "not a directory")
         with self.assertRaises(StoreUnavailable):
             await refused.open()
         self.assertEqual(store_threads(), set())
@@ -88,7 +88,7 @@ class ThreadTests(TestCase):
         await self.open()
         with closing(connect(self.path)) as other:
             other.execute("BEGIN IMMEDIATE")
-            writing = self.store.deposit(INBOX, [a_payload("a")], expires_at=self.expiry())
+            writing = self.store.enqueue(INBOX, [make_payload("a")], expires_at=self.expiry())
             self.assertEqual((await self.store.status(ALICE, None)).message_count, 0)
             self.assertEqual((await self.store.recipients(ALICE, offset=0, limit=9))[1], 1)
             self.assertNoResult(writing)
@@ -100,12 +100,12 @@ class ThreadTests(TestCase):
         """Close waits for what was accepted, in all threads."""
         await self.open()
         asked = [
-            self.store.deposit(INBOX, [a_payload(f"m{number}")], expires_at=self.expiry()) for number in range(50)
+            self.store.enqueue(INBOX, [make_payload(f"m{number}")], expires_at=self.expiry()) for number in range(50)
         ]
         owner = self.store.owner(INBOX)
         await self.store.close()
-        for deposited in asked:
-            self.successResultOf(deposited)
+        for enqueued in asked:
+            self.successResultOf(enqueued)
         self.assertEqual(self.successResultOf(owner), ALICE)
 
 
@@ -115,8 +115,8 @@ class KillTests(SynchronousTestCase):
 
     def test_kill(self) -> None:
         """What was accepted before the process was killed is stored, and nothing is stored by half."""
-        path = a_path(self)
-        command = [sys.executable, "-m", "tests.store.depositor", str(path)]
+        path = make_database_path(self)
+        command = [sys.executable, "-m", "tests.store.enqueue_process", str(path)]
         child = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         with child.stdout:
@@ -126,7 +126,7 @@ class KillTests(SynchronousTestCase):
         child.wait()
         accepted = {id for line in lines if line.endswith("\n") for id in line.split()}
         self.assertGreaterEqual(len(accepted), 3 * LINES)
-        with closing(connect_for_reading(path)) as connection:
+        with closing(connect_reader(path)) as connection:
             stored = [id for (id,) in connection.execute("SELECT id FROM message")]
             counted = connection.execute("SELECT sum(messages) FROM queue").fetchone()
             self.assertEqual(connection.execute("PRAGMA integrity_check").fetchall(), [("ok",)])

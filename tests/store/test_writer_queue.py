@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.store.database import connect, open_database
-from mediatord.store.writer_queue import WriterQueue
-from tests.store.builders import a_path
+from mediatord.store.sqlite.database_file import connect, open_database
+from mediatord.store.sqlite.locks import WriteTicketLock
+from tests.store.builders import make_database_path
 
 PROCESSES = ("a", "b", "c")
 ROWS = 240
@@ -23,10 +23,10 @@ class FairnessTests(SynchronousTestCase):
 
     def test_nobody_is_overtaken(self) -> None:
         """A process that has just written does not write again before those which were waiting."""
-        path = a_path(self)
+        path = make_database_path(self)
         with closing(open_database(path)) as connection:
             connection.execute("CREATE TABLE written (place INTEGER PRIMARY KEY, name TEXT)")
-        command = [sys.executable, "-m", "tests.store.fairness", str(path)]
+        command = [sys.executable, "-m", "tests.store.fairness_process", str(path)]
         children = [
             subprocess.Popen([*command, name, str(ROWS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for name in PROCESSES
@@ -59,13 +59,13 @@ class LineTests(SynchronousTestCase):
     """Waiting in line, and what ends it."""
 
     def setUp(self) -> None:
-        self.path = a_path(self)
-        self.queue = WriterQueue(self.path)
+        self.path = make_database_path(self)
+        self.queue = WriteTicketLock(self.path)
         self.addCleanup(self.queue.close)
 
     def another(self, program: str) -> subprocess.Popen[str]:
         """Another process with a queue of its own, once it has printed a line."""
-        begun = "import sys; from pathlib import Path; from mediatord.store.writer_queue import WriterQueue; "
+        begun = "import sys; from pathlib import Path; from mediatord.store.sqlite.locks import WriterQueue; "
         child = subprocess.Popen(
             [sys.executable, "-c", f"{begun}queue = WriterQueue(Path(sys.argv[1])); {program}", str(self.path)],
             stdin=subprocess.PIPE,
@@ -108,7 +108,7 @@ class LineTests(SynchronousTestCase):
 
     def test_no_file(self) -> None:
         """Where there can be no file nobody waits in line."""
-        queue = WriterQueue(self.path / "deeper" / "database")
+        queue = WriteTicketLock(self.path / "deeper" / "database")
         self.assertGreater(queue.enter(9), 0)
         queue.leave()
         queue.close()

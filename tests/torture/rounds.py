@@ -10,12 +10,12 @@ from typing import Any
 
 from twisted.internet.threads import deferToThread
 
-from mediatord.interfaces import Books, Ledger
-from tests.integration.ledger import Balance
-from tests.torture.books import disagreements, since
-from tests.torture.events import Events
-from tests.torture.kinds import KINDS, Kind, Scene
-from tests.torture.stage import Stage, StoreName
+from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
+from tests.integration.delivery_ledger import LedgerBalance
+from tests.torture.daemon_fixture import DaemonFixture, StoreName
+from tests.torture.event_load import EventLoad
+from tests.torture.faults import KINDS, FaultContext, FaultKind
+from tests.torture.ledger_checks import find_ledger_mismatches, subtract_ledger
 
 # To each wallet, and of Decentrl to one.
 LETTERS: dict[StoreName, tuple[int, int]] = {"sqlite": (40, 120), "mongodb": (20, 60), "memory": (40, 120)}
@@ -23,7 +23,7 @@ EVENTS = (5, 20)
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class FaultRound:
     """What is to happen. :param number: decides, with the seed, about all that chance has a part in."""
 
     number: int
@@ -37,7 +37,7 @@ class Round:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RoundOutcome:
     """
     What came of one round, both halves together.
 
@@ -78,7 +78,7 @@ class Outcome:
     def values(self) -> dict[str, Any]:
         return asdict(self)
 
-    def enter(self, half: str, balance: Balance) -> None:
+    def enter(self, half: str, balance: LedgerBalance) -> None:
         """What clients know."""
         self.posts += balance.posts
         self.accepted += balance.accepted
@@ -93,20 +93,22 @@ class Outcome:
         if balance.owed:
             self.complaints.append(f"{half}: {balance}")
 
-    def compare(self, half: str, balance: Balance, before: Ledger, after: Ledger, *, withdraws: bool) -> None:
+    def compare(
+        self, half: str, balance: LedgerBalance, before: MessageLedger, after: MessageLedger, *, withdraws: bool
+    ) -> None:
         """What the store knows."""
-        entered = since(before, after)
+        entered = subtract_ledger(before, after)
         self.acknowledged += entered.acknowledged
         self.expired += entered.expired
         self.evicted += entered.evicted
         self.withdrawn += entered.withdrawn
         if after.difference is not None:
             self.difference = (self.difference or 0) + abs(after.difference)
-        wrong = disagreements(balance, after, entered, withdraws=withdraws)
+        wrong = find_ledger_mismatches(balance, after, entered, withdraws=withdraws)
         self.complaints += [f"{half}: {complaint}" for complaint in wrong]
 
 
-def plan(seed: int, stores: Sequence[StoreName], kinds: Sequence[str]) -> Iterator[Round]:
+def plan_rounds(seed: int, stores: Sequence[StoreName], kinds: Sequence[str]) -> Iterator[FaultRound]:
     """
     Rounds without end: every kind on every store as often as the others, in any order.
 
@@ -117,16 +119,16 @@ def plan(seed: int, stores: Sequence[StoreName], kinds: Sequence[str]) -> Iterat
     number = 0
     while True:
         for store, kind in random.Random(f"{seed}//{number}").sample(pairs, len(pairs)):
-            yield Round(number, store, kind, seed)
+            yield FaultRound(number, store, kind, seed)
             number += 1
 
 
-def remains(seed: int, number: int) -> str:
+def failed_round_directory(seed: int, number: int) -> str:
     """The directory that is left of a round that failed."""
     return f"seed-{seed}-round-{number}"
 
 
-async def play(stage: Stage, this: Round) -> Outcome:
+async def run_round(stage: DaemonFixture, this: FaultRound) -> RoundOutcome:
     """
     Play one round on a stage.
 
@@ -138,9 +140,9 @@ async def play(stage: Stage, this: Round) -> Outcome:
         await kind.prepare(stage)
     before = await deferToThread(stage.books)
     load = stage.load(str(this.number), chance.randrange(*LETTERS[this.store]))
-    events = Events(stage.friends, [f"{this.number}-{one}" for one in range(chance.randrange(*EVENTS))])
+    events = EventLoad(stage.friends, [f"{this.number}-{one}" for one in range(chance.randrange(*EVENTS))])
     recipients = stage.recipients(load.ledger, stage.relay.entrance(stage.daemon.port) if kind.relayed else None)
-    scene = Scene(stage, chance, load, recipients)
+    scene = FaultContext(stage, chance, load, recipients)
     # In every other round all waits for wallets that come later.
     if kind.relayed or chance.random() < 0.5:
         for recipient in recipients:
@@ -152,20 +154,20 @@ async def play(stage: Stage, this: Round) -> Outcome:
     try:
         await _strike(kind, scene, events)
     finally:
-        load.couriers.stop()
+        load.senders.stop()
         events.stop()
         for recipient in scene.recipients:
             await recipient.stop()
-    outcome = Outcome(this.number, this.store, this.kind, marks=scene.marks)
+    outcome = RoundOutcome(this.number, this.store, this.kind, marks=scene.marks)
     after = await deferToThread(stage.books)
     _close(outcome, (load.ledger.balance(await deferToThread(stage.left)), events.balance()), before, after)
     outcome.seconds = time.monotonic() - began
     return outcome
 
 
-async def _strike(kind: Kind, scene: Scene, events: Events) -> None:
+async def _strike(kind: FaultKind, scene: FaultContext, events: EventLoad) -> None:
     await kind.strike(scene)
-    await deferToThread(scene.load.couriers.join)
+    await deferToThread(scene.load.senders.join)
     await deferToThread(events.join)
     await scene.stage.recovered()
     for recipient in scene.recipients:
@@ -173,7 +175,12 @@ async def _strike(kind: Kind, scene: Scene, events: Events) -> None:
     await deferToThread(events.settle)
 
 
-def _close(outcome: Outcome, balances: tuple[Balance, Balance], before: Books | None, after: Books | None) -> None:
+def _close(
+    outcome: RoundOutcome,
+    balances: tuple[LedgerBalance, LedgerBalance],
+    before: StoreLedger | None,
+    after: StoreLedger | None,
+) -> None:
     withdraws = outcome.store == "mongodb"
     for half, balance in zip(("didcomm", "decentrl"), balances, strict=True):
         outcome.enter(half, balance)

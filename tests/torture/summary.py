@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tests.torture.rounds import Outcome
+from tests.torture.rounds import RoundOutcome
 
 _SUMS = (
     *("posts", "accepted", "refused", "cut", "delivered", "acknowledged", "expired", "evicted", "withdrawn"),
@@ -16,9 +16,9 @@ COLUMNS = ("kind", "store", "faults", *_SUMS, "difference", "slowest", "seconds"
 Row = dict[str, Any]
 
 
-def rows(outcomes: Iterable[Outcome]) -> list[Row]:
+def summary_rows(outcomes: Iterable[RoundOutcome]) -> list[Row]:
     """By kind and store; the last one is of all."""
-    by_name: dict[tuple[str, str], list[Outcome]] = {}
+    by_name: dict[tuple[str, str], list[RoundOutcome]] = {}
     for outcome in outcomes:
         by_name.setdefault((outcome.kind, outcome.store), []).append(outcome)
     everything = [outcome for some in by_name.values() for outcome in some]
@@ -26,7 +26,7 @@ def rows(outcomes: Iterable[Outcome]) -> list[Row]:
     return [*found, _row("all", "", everything)]
 
 
-def table(found: Sequence[Row]) -> str:
+def format_summary(found: Sequence[Row]) -> str:
     """For people; the two times are seconds, the slowest answer and all rounds together."""
     lines = [COLUMNS, *[[_text(row[column]) for column in COLUMNS] for row in found]]
     widths = [max(len(line[place]) for line in lines) for place in range(len(COLUMNS))]
@@ -42,7 +42,7 @@ def _placed(line: Sequence[str], widths: Sequence[int]) -> Iterable[tuple[int, s
     return ((place, cell, widths[place]) for place, cell in enumerate(line))
 
 
-def _row(kind: str, store: str, outcomes: Sequence[Outcome]) -> Row:
+def _row(kind: str, store: str, outcomes: Sequence[RoundOutcome]) -> Row:
     differences = [outcome.difference for outcome in outcomes if outcome.difference is not None]
     return {
         "kind": kind,

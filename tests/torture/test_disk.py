@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.disk import Dial
-from tests.torture.scribe import REFUSED, WELL
-from tests.torture.tape import Found, Tape
+from tests.torture.commit_recorder import REFUSED, WELL
+from tests.torture.disk_trace import DiskState, DiskTrace
+from tests.torture.faulty_disk import DiskControl
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,13 +23,13 @@ def promised(directory: Path, until: int, syncs: str) -> list[int]:
     """What a scribe has said was committed when it was killed, which is after this number."""
     for name in ("data", "base"):
         (directory / name).mkdir()
-    Dial.make(directory / "dial")
-    Tape.blank(directory / "tape")
+    DiskControl.make(directory / "dial")
+    DiskTrace.blank(directory / "tape")
     with contextlib.closing(sqlite3.connect(directory / "data" / "db")) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("CREATE TABLE number (number INTEGER PRIMARY KEY, ballast BLOB NOT NULL) STRICT")
     shutil.copy(directory / "data" / "db", directory / "base")
-    command = [sys.executable, "-m", "tests.torture.scribe", str(directory), syncs]
+    command = [sys.executable, "-m", "tests.torture.commit_recorder", str(directory), syncs]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as scribe:
         assert scribe.stdout is not None
         said = []
@@ -44,7 +44,7 @@ def found(directory: Path, seed: int, kept: float) -> list[int]:
     """What is in the database after a power cut, if that can be read at all."""
     after = directory / f"after-{seed}-{kept}"
     after.mkdir()
-    Found(directory / "base", directory / "tape", random.Random(seed), kept).replace(after)
+    DiskState(directory / "base", directory / "tape", random.Random(seed), kept).replace(after)
     with contextlib.closing(sqlite3.connect(after / "db")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         return [number for (number,) in connection.execute("SELECT number FROM number ORDER BY number")]

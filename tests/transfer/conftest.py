@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mediatord.config import load
+from mediatord.config.file import load_config
 from tests.test_cli import Capture, call
-from tests.transfer.contents import put
+from tests.transfer.store_contents import add_account
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def made(tmp_path: Path, capsys: Capture) -> Path:
     given = yaml.safe_load(path.read_text())
     given["cluster"]["secret_file"], given["admin"]["token_file"] = "secret", "token"
     path.write_text(yaml.safe_dump(given))
-    put(load(path).storage.sqlite.path, "did:a")
+    add_account(load_config(path).storage.sqlite.path, "did:a")
     capsys.readouterr()
     return path
 

@@ -16,35 +16,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.transfer.archive import check_archive, write_archive
-from mediatord.transfer.errors import ArchiveRefused, TransferError
-from mediatord.transfer.records import (
-    KINDS,
-    Account,
-    Contract,
-    LongForm,
-    Message,
-    Nonce,
-    PendingEvent,
-    PublicEvent,
-    Recipient,
-    Record,
-    Registration,
-    Retired,
-    StoredEvent,
-    decode,
-    encode,
+from mediatord.backup.archive import verify_archive, write_archive
+from mediatord.backup.records import (
+    RECORD_KINDS,
+    AccountRecord,
+    BackupError,
+    ContractRecord,
+    InvalidArchiveError,
+    LongFormRecord,
+    MessageRecord,
+    NonceRecord,
+    PendingEventRecord,
+    PublicEventRecord,
+    RecipientRecord,
+    RegistrationRecord,
+    RetiredDIDRecord,
+    StoredEventRecord,
+    StoreRecord,
+    decode_record,
+    encode_record,
 )
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 times = st.floats(allow_nan=False)
-somebody = st.builds(Account, number=st.just(1), did=texts, created_at=times, draft03=st.booleans())
+somebody = st.builds(AccountRecord, number=st.just(1), did=texts, created_at=times, draft03=st.booleans())
 records = st.one_of(
     somebody,
-    st.builds(Retired, did=texts),
-    st.builds(Recipient, number=st.just(1), account=st.just(1), did=texts, place=st.none() | st.integers(1, 99)),
+    st.builds(RetiredDIDRecord, did=texts),
     st.builds(
-        Message,
+        RecipientRecord, number=st.just(1), account=st.just(1), did=texts, place=st.none() | st.integers(1, 99)
+    ),
+    st.builds(
+        MessageRecord,
         id=texts,
         account=st.just(1),
         recipient=st.just(1),
@@ -56,13 +59,15 @@ records = st.one_of(
         pushes=st.integers(0, 9),
         payload=st.binary(max_size=50),
     ),
-    st.builds(LongForm, short=texts, long=texts),
-    st.builds(Nonce, key=st.binary(max_size=20), until=times),
-    st.builds(Registration, id=texts, did=texts, expires_at=times, digest=st.binary(), text=st.binary()),
-    st.builds(Contract, id=texts, owner=texts, peer=texts, expires_at=times, digest=st.binary(), text=st.binary()),
-    st.builds(PendingEvent, id=texts, recipient=texts, sender=texts, received_at=times, payload=texts),
+    st.builds(LongFormRecord, short=texts, long=texts),
+    st.builds(NonceRecord, key=st.binary(max_size=20), until=times),
+    st.builds(RegistrationRecord, id=texts, did=texts, expires_at=times, digest=st.binary(), text=st.binary()),
     st.builds(
-        StoredEvent,
+        ContractRecord, id=texts, owner=texts, peer=texts, expires_at=times, digest=st.binary(), text=st.binary()
+    ),
+    st.builds(PendingEventRecord, id=texts, recipient=texts, sender=texts, received_at=times, payload=texts),
+    st.builds(
+        StoredEventRecord,
         id=texts,
         owner=texts,
         sender=texts,
@@ -74,7 +79,7 @@ records = st.one_of(
         payload=texts,
     ),
     st.builds(
-        PublicEvent,
+        PublicEventRecord,
         id=texts,
         publisher=texts,
         timestamp=times,
@@ -85,10 +90,10 @@ records = st.one_of(
     ),
 )
 
-SOME: list[Record] = [
-    Account(number=1, did="did:a", created_at=1.5, draft03=True),
-    Recipient(number=1, account=1, did="did:key:z", place=None),
-    Message(
+SOME: list[StoreRecord] = [
+    AccountRecord(number=1, did="did:a", created_at=1.5, draft03=True),
+    RecipientRecord(number=1, account=1, did="did:key:z", place=None),
+    MessageRecord(
         id="m",
         account=1,
         recipient=1,
@@ -100,7 +105,7 @@ SOME: list[Record] = [
         pushes=3,
         payload=b"\xff\x00payload",
     ),
-    Nonce(key=b"\xfe", until=3.0),
+    NonceRecord(key=b"\xfe", until=3.0),
 ]
 
 
@@ -113,19 +118,19 @@ def archive(tmp_path: Path) -> Path:
 
 
 @given(records)
-def test_a_record_is_a_line(record: Record) -> None:
+def test_a_record_is_a_line(record: StoreRecord) -> None:
     """Any text, any bytes, any time, exactly."""
-    line = encode(record)
-    assert line.count(b"\n") == 1 and decode(line) == record
+    line = encode_record(record)
+    assert line.count(b"\n") == 1 and decode_record(line) == record
     assert json.loads(line)["kind"] == record.kind
 
 
 def test_what_is_written_is_read(archive: Path) -> None:
     """In its order, with its numbers, from anywhere on; readable by its owner only."""
-    read = check_archive(archive)
+    read = verify_archive(archive)
     assert [record for record, _ in read.records()] == SOME
     assert [record for record, _ in read.records(after=2)] == SOME[2:]
-    assert read.total == 4 and list(read.counts) == list(KINDS) and read.counts["message"] == 1
+    assert read.total == 4 and list(read.counts) == list(RECORD_KINDS) and read.counts["message"] == 1
     assert stat.S_IMODE(archive.stat().st_mode) == 0o600
     assert [path.name for path in archive.parent.iterdir()] == ["a.gz"]
 
@@ -133,7 +138,7 @@ def test_what_is_written_is_read(archive: Path) -> None:
 def test_nothing_is_written_over(archive: Path) -> None:
     """What is there stays; what fails on its way leaves nothing."""
     before = archive.read_bytes()
-    with pytest.raises(TransferError, match="is not overwritten"):
+    with pytest.raises(BackupError, match="is not overwritten"):
         write_archive(archive, "sqlite", [])
     assert archive.read_bytes() == before
 
@@ -152,7 +157,7 @@ def test_after_a_kill_it_is_begun_anew(archive: Path) -> None:
     draft.write_bytes(b"left over" * 10_000)
     draft.chmod(0o644)
     write_archive(archive.with_name("b.gz"), "sqlite", SOME)
-    assert check_archive(archive.with_name("b.gz")).total == 4
+    assert verify_archive(archive.with_name("b.gz")).total == 4
     assert stat.S_IMODE(archive.with_name("b.gz").stat().st_mode) == 0o600 and not draft.exists()
 
 
@@ -161,8 +166,8 @@ def test_every_torn_one_is_refused(archive: Path) -> None:
     whole = archive.read_bytes()
     for length in range(len(whole)):
         archive.write_bytes(whole[:length])
-        with pytest.raises(ArchiveRefused, match="cannot be used"):
-            check_archive(archive)
+        with pytest.raises(InvalidArchiveError, match="cannot be used"):
+            verify_archive(archive)
 
 
 def test_every_altered_one_is_refused(archive: Path) -> None:
@@ -175,8 +180,8 @@ def test_every_altered_one_is_refused(archive: Path) -> None:
             altered[place] ^= 1 << bit
             archive.write_bytes(altered)
             try:
-                found = [record for record, _ in check_archive(archive).records()]
-            except ArchiveRefused as error:
+                found = [record for record, _ in verify_archive(archive).records()]
+            except InvalidArchiveError as error:
                 assert "\n" not in str(error)
             else:
                 assert found == SOME
@@ -191,7 +196,7 @@ def lines_of(path: Path) -> list[bytes]:
 def forged(path: Path, lines: list[bytes]) -> Path:
     """An archive with these lines, whose trailer says so."""
     header, *middle, _ = lines
-    counted = {kind: [line for line in middle if json.loads(line).get("kind") == kind] for kind in KINDS}
+    counted = {kind: [line for line in middle if json.loads(line).get("kind") == kind] for kind in RECORD_KINDS}
     counts = {
         kind: {"count": len(some), "sha256": sha256(b"".join(some)).hexdigest()} for kind, some in counted.items()
     }
@@ -204,7 +209,7 @@ def forged(path: Path, lines: list[bytes]) -> Path:
 def test_what_contradicts_itself_is_refused(archive: Path) -> None:
     """Made by somebody who can count: wrong order, wrong numbers, wrong fields, no records at all."""
     header, account, recipient, message, nonce, end = lines_of(archive)
-    check_archive(forged(archive, [header, account, recipient, message, nonce, end]))
+    verify_archive(forged(archive, [header, account, recipient, message, nonce, end]))
     for middle in (
         [recipient, account],
         [account, account],
@@ -222,8 +227,8 @@ def test_what_contradicts_itself_is_refused(archive: Path) -> None:
         [b"\xff\xfe\n"],
         [b"\n"],
     ):
-        with pytest.raises(ArchiveRefused) as caught:
-            check_archive(forged_badly(archive, [header, *middle, end]))
+        with pytest.raises(InvalidArchiveError) as caught:
+            verify_archive(forged_badly(archive, [header, *middle, end]))
         assert "\n" not in str(caught.value)
 
 
@@ -255,11 +260,11 @@ def test_what_is_none_is_refused(tmp_path: Path, content: bytes, said: str) -> N
     """Whatever it is instead, packed or not."""
     path = tmp_path / "x"
     path.write_bytes(gzip.compress(content))
-    with pytest.raises(ArchiveRefused, match=said):
-        check_archive(path)
+    with pytest.raises(InvalidArchiveError, match=said):
+        verify_archive(path)
     path.write_bytes(content)
-    with pytest.raises(ArchiveRefused, match="no archive of mediatord"):
-        check_archive(path)
+    with pytest.raises(InvalidArchiveError, match="no archive of mediatord"):
+        verify_archive(path)
 
 
 def test_nothing_follows_the_trailer(archive: Path) -> None:
@@ -267,28 +272,28 @@ def test_nothing_follows_the_trailer(archive: Path) -> None:
     whole = archive.read_bytes()
     for more in (b"garbage", gzip.compress(b"x\n"), whole):
         archive.write_bytes(whole + more)
-        with pytest.raises(ArchiveRefused):
-            check_archive(archive)
+        with pytest.raises(InvalidArchiveError):
+            verify_archive(archive)
 
 
 def test_one_that_changes_while_it_is_read(archive: Path, tmp_path: Path) -> None:
     """It was looked at before, but is another one by now."""
-    read = check_archive(archive)
+    read = verify_archive(archive)
     other = tmp_path / "b.gz"
-    write_archive(other, "mongodb", [*SOME, Nonce(key=b"more", until=1.0)])
+    write_archive(other, "mongodb", [*SOME, NonceRecord(key=b"more", until=1.0)])
     other.replace(archive)
-    with pytest.raises(ArchiveRefused, match="has changed"):
+    with pytest.raises(InvalidArchiveError, match="has changed"):
         list(read.records())
 
 
 def test_content_that_changes_while_it_is_read(archive: Path) -> None:
     """Though its trailer is the same: what was checked is what is used."""
-    read = check_archive(archive)
+    read = verify_archive(archive)
     header, account, recipient, message, nonce, end = lines_of(archive)
-    other = encode(SOME[2].model_copy(update={"payload": b"another"}))
+    other = encode_record(SOME[2].model_copy(update={"payload": b"another"}))
     archive.write_bytes(gzip.compress(b"".join([header, account, recipient, other, nonce, end])))
     for after in (0, 3):
-        with pytest.raises(ArchiveRefused, match="has changed"):
+        with pytest.raises(InvalidArchiveError, match="has changed"):
             list(read.records(after))
 
 
@@ -297,14 +302,14 @@ def test_what_is_refused_is_not_repeated_at_length(said: str, archive: Path) -> 
     """A line stays one that can be read, and has nothing of a payload."""
     header, *more = lines_of(archive)
     archive.write_bytes(gzip.compress(header.replace(b'"version":1', b'"version":' + said.encode())))
-    with pytest.raises(ArchiveRefused) as version:
-        check_archive(archive)
+    with pytest.raises(InvalidArchiveError) as version:
+        verify_archive(archive)
     archive.write_bytes(gzip.compress(header + b'{"kind":' + said.encode() + b"}\n"))
-    with pytest.raises(ArchiveRefused) as kind:
-        check_archive(archive)
+    with pytest.raises(InvalidArchiveError) as kind:
+        verify_archive(archive)
     archive.write_bytes(gzip.compress(header + b'{"kind":"retired","did":"d","' + b"x" * 9999 + b'":1}\n'))
-    with pytest.raises(ArchiveRefused) as field:
-        check_archive(archive)
+    with pytest.raises(InvalidArchiveError) as field:
+        verify_archive(archive)
     assert all(len(str(one.value)) < len(str(archive)) + 150 for one in (version, kind, field))
 
 
@@ -314,14 +319,14 @@ def test_a_draft_of_somebody_else(archive: Path) -> None:
     precious.write_text("precious")
     draft = archive.with_name(".b.gz.draft")
     os.link(precious, draft)
-    with pytest.raises(TransferError, match="was made by somebody else"):
+    with pytest.raises(BackupError, match="was made by somebody else"):
         write_archive(archive.with_name("b.gz"), "sqlite", SOME)
     assert precious.read_text() == "precious"
     draft.unlink()
     if os.geteuid() == 0:  # who alone can give it away
         draft.touch()
         os.chown(draft, 12345, 12345)
-        with pytest.raises(TransferError, match="was made by somebody else"):
+        with pytest.raises(BackupError, match="was made by somebody else"):
             write_archive(archive.with_name("b.gz"), "sqlite", SOME)
         assert draft.read_bytes() == b""
 
@@ -329,8 +334,8 @@ def test_a_draft_of_somebody_else(archive: Path) -> None:
 def test_no_room(archive: Path) -> None:
     """It is said for what, and nothing is left."""
     script = (
-        "import resource, sys; from pathlib import Path; from mediatord.transfer.archive import write_archive; "
-        "from mediatord.transfer.records import Nonce; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); "
+        "import resource, sys; from pathlib import Path; from mediatord.backup.archive import write_archive; "
+        "from mediatord.backup.records import Nonce; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); "
         "write_archive(Path(sys.argv[1]), 'sqlite', [Nonce(key=b'', until=1.0)])"
     )
     command = [sys.executable, "-B", "-c", script, str(archive.with_name("b.gz"))]

@@ -14,19 +14,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mediatord.config import load
-from mediatord.store import database
-from mediatord.store.database import prepare_database, schema_steps
-from mediatord.store.sole_use import SoleUse
-from mediatord.transfer import sqlite_source
-from mediatord.transfer.archive import write_archive
-from mediatord.transfer.backing import copy_sqlite
-from mediatord.transfer.errors import TransferError
-from mediatord.transfer.records import Account
-from mediatord.transfer.sqlite_target import refuse_kept
+from mediatord.backup import sqlite_export
+from mediatord.backup.archive import write_archive
+from mediatord.backup.backup_file import copy_sqlite_store
+from mediatord.backup.records import AccountRecord, BackupError
+from mediatord.backup.sqlite_import import require_empty_database
+from mediatord.config.file import load_config
+from mediatord.store.sqlite import database_file
+from mediatord.store.sqlite.database_file import ExclusiveStoreLock, prepare_database, read_schema_steps
 from tests.mongod import fresh_database, shared_replica_set
 from tests.test_cli import Capture, call, one_line
-from tests.transfer.contents import put, tree
+from tests.transfer.store_contents import add_account, read_tree
 
 
 def test_there_and_back(made: Path, saved: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -77,9 +75,9 @@ def test_what_is_only_in_the_write_ahead_log(tmp_path: Path) -> None:
         writer.execute("BEGIN IMMEDIATE")
         writer.execute(insert, ("did:begun",))
         assert b"did:committed" not in path.read_bytes()
-        assert copy_sqlite(path, tmp_path / "copy")["account"] == 1
+        assert copy_sqlite_store(path, tmp_path / "copy")["account"] == 1
         writer.execute("COMMIT")
-        assert copy_sqlite(path, tmp_path / "another")["account"] == 2
+        assert copy_sqlite_store(path, tmp_path / "another")["account"] == 2
     with closing(sqlite3.connect(tmp_path / "copy")) as connection:
         assert connection.execute("SELECT did FROM account").fetchall() == [("did:committed",)]
     assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o600
@@ -90,7 +88,7 @@ def test_the_ledger_goes_along(tmp_path: Path) -> None:
     path, numbers = tmp_path / "s.sqlite3", "SELECT accepted, expired, removed FROM ledger WHERE half = 'decentrl'"
     with closing(prepare_database(path)) as writer:
         writer.execute("UPDATE ledger SET accepted = 3, expired = 2, removed = 1 WHERE half = 'decentrl'")
-        copy_sqlite(path, tmp_path / "copy")
+        copy_sqlite_store(path, tmp_path / "copy")
     with closing(sqlite3.connect(tmp_path / "copy")) as connection:
         assert connection.execute(numbers).fetchall() == [(3, 2, 1)]
 
@@ -99,11 +97,11 @@ def test_a_backup_of_an_earlier_version(
     made: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was saved before an upgrade can be brought back after it, with all that is kept since."""
-    path, backup, new = load(made).storage.sqlite.path, tmp_path / "old.tar", tmp_path / "new"
+    path, backup, new = load_config(made).storage.sqlite.path, tmp_path / "old.tar", tmp_path / "new"
     path.unlink()
     with monkeypatch.context() as earlier:
-        for module in (database, sqlite_source):
-            earlier.setattr(module, "schema_steps", lambda steps=schema_steps()[:4]: steps)  # noqa: B008
+        for module in (database_file, sqlite_export):
+            earlier.setattr(module, "read_schema_steps", lambda steps=read_schema_steps()[:4]: steps)  # noqa: B008
         with closing(prepare_database(path)) as writer:
             writer.execute("INSERT INTO account (did, created_at) VALUES ('did:old', 1.0)")
         assert call("backup", "--config", str(made), "--to", str(backup)) == 0
@@ -128,34 +126,34 @@ def test_another_file_is_in_the_way(name: str, saved: Path, tmp_path: Path, caps
     new = tmp_path / "new"
     new.mkdir()
     (new / name).write_text("public_url: http://127.0.0.1:9999\n")
-    before = tree(new)
+    before = read_tree(new)
     assert call("restore", "--from", str(saved), "--dir", str(new)) == 1
     assert f"{new / name} is there already and differs" in one_line(capsys)
-    assert tree(new) == before
+    assert read_tree(new) == before
 
 
 def test_a_store_is_in_the_way(saved: Path, tmp_path: Path, capsys: Capture) -> None:
     """With anything in it; an empty one is replaced."""
     new = tmp_path / "new"
     new.mkdir()
-    put(new / "mediator.sqlite3", "did:b")
-    before = tree(new)
+    add_account(new / "mediator.sqlite3", "did:b")
+    before = read_tree(new)
     assert call("restore", "--from", str(saved), "--dir", str(new)) == 1
     assert "is not empty (1 accounts)" in one_line(capsys)
-    assert {name: content for name, content in tree(new).items() if "lock" not in name} == before
+    assert {name: content for name, content in read_tree(new).items() if "lock" not in name} == before
     (new / "mediator.sqlite3").unlink()
     prepare_database(new / "mediator.sqlite3").close()
-    refuse_kept(new / "mediator.sqlite3")
+    require_empty_database(new / "mediator.sqlite3")
     assert call("restore", "--from", str(saved), "--dir", str(new)) == 0
-    with pytest.raises(TransferError, match="1 accounts"):
-        refuse_kept(new / "mediator.sqlite3")
+    with pytest.raises(BackupError, match="1 accounts"):
+        require_empty_database(new / "mediator.sqlite3")
 
 
 def test_a_daemon_is_in_the_way(saved: Path, tmp_path: Path, capsys: Capture) -> None:
     """One that runs on the database, even if nothing is in that."""
     new = tmp_path / "new"
     new.mkdir()
-    daemon = SoleUse(new / "mediator.sqlite3")
+    daemon = ExclusiveStoreLock(new / "mediator.sqlite3")
     daemon.take()
     for command in ("restore", "import"):
         arguments = {"restore": ["--dir", str(new)], "import": ["--config", str(new / "mediator.yaml")]}[command]
@@ -194,13 +192,13 @@ def test_killed_before_its_end(saved: Path, tmp_path: Path) -> None:
     """Whatever of it is there is the same, and the rest follows."""
     new = tmp_path / "new"
     assert call("restore", "--from", str(saved), "--dir", str(new)) == 0
-    whole = tree(new)
+    whole = read_tree(new)
     for name in ("mediator.yaml", "keys.jwks"):
         (new / name).unlink()
     (new / ".log.key.restore").write_text("left over")
     assert call("restore", "--from", str(saved), "--dir", str(new)) == 0
     (new / ".log.key.restore").unlink(missing_ok=True)
-    assert tree(new) == whole
+    assert read_tree(new) == whole
 
 
 def test_with_mongodb(made: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -211,7 +209,7 @@ def test_with_mongodb(made: Path, tmp_path: Path, capsys: Capture) -> None:
         given["storage"] = {"backend": "mongodb", "mongodb": {"uri": servers.uri(name)}}
         made.write_text(yaml.safe_dump(given))
         archive, saved = tmp_path / "a.gz", tmp_path / "b.tar"
-        write_archive(archive, "sqlite", [Account(number=1, did="did:a", created_at=1.0, draft03=False)])
+        write_archive(archive, "sqlite", [AccountRecord(number=1, did="did:a", created_at=1.0, draft03=False)])
         assert call("import", "--config", str(made), "--from", str(archive)) == 0
         assert call("backup", "--config", str(made), "--to", str(saved)) == 0
         capsys.readouterr()
@@ -221,7 +219,7 @@ def test_with_mongodb(made: Path, tmp_path: Path, capsys: Capture) -> None:
         servers.client.drop_database(name)
         assert call("restore", "--from", str(saved), "--dir", str(tmp_path / "new")) == 0
         assert [one["did"] for one in servers.client[name]["accounts"].find()] == ["did:a"]
-        assert load(tmp_path / "new" / "mediator.yaml").storage.mongodb.uri == servers.uri(name)
+        assert load_config(tmp_path / "new" / "mediator.yaml").storage.mongodb.uri == servers.uri(name)
         assert sorted(os.listdir(tmp_path / "new")) == ["keys.jwks", "log.key", "mediator.yaml", "secret", "token"]
 
 

@@ -10,19 +10,19 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from mediatord.interfaces import IStore, Payload, QueueLimits
+from mediatord.backup.archive import import_archive, verify_archive, write_archive
+from mediatord.backup.mongo_export import open_mongodb_source
+from mediatord.backup.mongo_import import open_mongodb_target
+from mediatord.backup.records import StoreRecord
+from mediatord.backup.sqlite_export import open_sqlite_source
+from mediatord.backup.sqlite_import import open_sqlite_target
+from mediatord.store.interfaces.messages import Payload, QueueLimits
+from mediatord.store.interfaces.store import IStore
 from mediatord.store.mongo.store import MongoStore
-from mediatord.transfer.archive import check_archive, write_archive
-from mediatord.transfer.importing import import_archive
-from mediatord.transfer.mongo_source import reading_mongodb
-from mediatord.transfer.mongo_target import writing_mongodb
-from mediatord.transfer.records import Record
-from mediatord.transfer.sqlite_source import reading_sqlite
-from mediatord.transfer.sqlite_target import writing_sqlite
 from tests.mongod import fresh_database
-from tests.store.builders import a_sqlite_store
-from tests.store.mongo import CLOCK, MongoCase, begin
-from tests.transfer.village import INBOXES, WALLETS, Village, answers, empty
+from tests.store.builders import make_sqlite_store
+from tests.store.mongo_test_case import CLOCK, MongoTestCase, start_mongod
+from tests.transfer.populated_store import INBOXES, WALLETS, StorePopulator, acknowledge_everything, query_everything
 
 ROUNDS = 60
 
@@ -30,28 +30,28 @@ ROUNDS = 60
 class Place:
     """Where a store is."""
 
-    def __init__(self, case: MongoCase, where: Path | str) -> None:
+    def __init__(self, case: MongoTestCase, where: Path | str) -> None:
         self._case = case
         self._where = where
 
     def source(self, *, offline: bool = False) -> Any:
         """To be exported."""
         if isinstance(self._where, Path):
-            return reading_sqlite(self._where)
-        return reading_mongodb(self._uri(), offline=offline, stopped=False)
+            return open_sqlite_source(self._where)
+        return open_mongodb_source(self._uri(), offline=offline, stopped=False)
 
     def target(self) -> Any:
         """To be imported into."""
         return (
-            writing_sqlite(self._where)
+            open_sqlite_target(self._where)
             if isinstance(self._where, Path)
-            else writing_mongodb(self._uri(), stopped=False)
+            else open_mongodb_target(self._uri(), stopped=False)
         )
 
     async def opened(self) -> IStore:
         """By a daemon."""
         if isinstance(self._where, Path):
-            store: IStore = a_sqlite_store(CLOCK, self._where)
+            store: IStore = make_sqlite_store(CLOCK, self._where)
         else:
             store = MongoStore(self._case.a_server(self._uri()), CLOCK, QueueLimits())
         await store.open()
@@ -62,7 +62,7 @@ class Place:
         return self._case.servers.uri(self._where)
 
 
-class BetweenStoresTests(MongoCase):
+class BetweenStoresTests(MongoTestCase):
     """Each with a real server."""
 
     def setUp(self) -> None:
@@ -82,13 +82,13 @@ class BetweenStoresTests(MongoCase):
     async def filled(self, place: Place) -> dict[str, Any]:
         """Fill a store; its answers, once it has been opened anew."""
         store = await place.opened()
-        await Village(store, Random(7), CLOCK.seconds()).fill(ROUNDS)
+        await StorePopulator(store, Random(7), CLOCK.seconds()).fill(ROUNDS)
         await store.close()
         return await self.asked(place)
 
     async def asked(self, place: Place) -> dict[str, Any]:
         store = await place.opened()
-        told = await answers(store)
+        told = await query_everything(store)
         await store.close()
         return told
 
@@ -100,7 +100,7 @@ class BetweenStoresTests(MongoCase):
             self.assertEqual(counts, store.counts())
         self.assertTrue(all(counts.values()), counts)
         with target.target() as store:
-            self.assertTrue(import_archive(check_archive(archive, accept=store.accept), store).is_equal)
+            self.assertTrue(import_archive(verify_archive(archive, accept=store.accept), store).is_equal)
         return archive
 
     async def round_trip(self, one: Place, other: Place, back: Place) -> None:
@@ -121,13 +121,13 @@ class BetweenStoresTests(MongoCase):
         self.assertTrue(await store.claim(b"another", CLOCK.seconds() + 60))
         owners = {inbox: await store.owner(inbox) for inbox in INBOXES}
         inbox, owner = next((inbox, owner) for inbox, owner in owners.items() if owner is not None)
-        await store.deposit(inbox, [Payload("zz-last", b"x", "json")], expires_at=CLOCK.seconds() + 60)
+        await store.enqueue(inbox, [Payload("zz-last", b"x", "json")], expires_at=CLOCK.seconds() + 60)
         found = await store.fetch(owner, None, limit=10_000, max_bytes=1 << 40)
         self.assertEqual(found[-1].id, "zz-last")
         await store.update(owner, [("did:key:z6MkLast", "add")], max_recipients=1000)
         registered, number = await store.recipients(owner, offset=0, limit=1000)
         self.assertEqual((registered[-1], number), ("did:key:z6MkLast", len(registered)))
-        await empty(store)
+        await acknowledge_everything(store)
         for wallet in WALLETS:
             self.assertEqual((await store.status(wallet, None)).message_count, 0)
         _, left = await store.queue_sizes(0)
@@ -136,20 +136,20 @@ class BetweenStoresTests(MongoCase):
 
     def test_sqlite_mongodb_sqlite(self) -> Deferred[None]:
         """There and back: the same records, the same answers."""
-        return begin(self.round_trip(self.sqlite("a"), self.mongodb(), self.sqlite("b")))
+        return start_mongod(self.round_trip(self.sqlite("a"), self.mongodb(), self.sqlite("b")))
 
     def test_mongodb_sqlite_mongodb(self) -> Deferred[None]:
         """There and back from the other side."""
-        return begin(self.round_trip(self.mongodb(), self.sqlite("a"), self.mongodb()))
+        return start_mongod(self.round_trip(self.mongodb(), self.sqlite("a"), self.mongodb()))
 
     def test_sqlite_sqlite(self) -> Deferred[None]:
         """To the same backend."""
-        return begin(self.round_trip(self.sqlite("a"), self.sqlite("b"), self.sqlite("c")))
+        return start_mongod(self.round_trip(self.sqlite("a"), self.sqlite("b"), self.sqlite("c")))
 
     def test_mongodb_mongodb(self) -> Deferred[None]:
         """Likewise."""
-        return begin(self.round_trip(self.mongodb(), self.mongodb(), self.mongodb()))
+        return start_mongod(self.round_trip(self.mongodb(), self.mongodb(), self.mongodb()))
 
 
-def records_of(path: Path) -> list[Record]:
-    return [record for record, _ in check_archive(path).records()]
+def records_of(path: Path) -> list[StoreRecord]:
+    return [record for record, _ in verify_archive(path).records()]

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from mediatord.transfer.bundle import check_bundle, reading, write_bundle
-from mediatord.transfer.draft import new_file
-from mediatord.transfer.errors import ArchiveRefused
-from mediatord.transfer.records import KINDS
+from mediatord.backup.archive import create_file_atomically
+from mediatord.backup.backup_file import open_backup_file, verify_backup_file, write_backup_file
+from mediatord.backup.records import RECORD_KINDS, InvalidArchiveError
 from tests.test_cli import Capture, call, one_line
-from tests.transfer.contents import tree
+from tests.transfer.store_contents import read_tree
 
 
 @pytest.fixture
@@ -28,20 +27,20 @@ def small(tmp_path: Path) -> Path:
     for name in ("mediator.yaml", "keys.jwks", "store.records.gz"):
         (tmp_path / name).write_bytes(name.encode())
     path = tmp_path / "small.tar"
-    with new_file(path) as file:
+    with create_file_atomically(path) as file:
         names = ("mediator.yaml", "keys.jwks", "store.records.gz")
-        write_bundle(file, "mongodb", counts(), {name: tmp_path / name for name in names})
+        write_backup_file(file, "mongodb", counts(), {name: tmp_path / name for name in names})
     return path
 
 
 def counts() -> dict[str, int]:
     """Of nothing."""
-    return dict.fromkeys(KINDS, 0)
+    return dict.fromkeys(RECORD_KINDS, 0)
 
 
 def contents(path: Path) -> list[tuple[Any, bytes]]:
     """All that a backup says."""
-    with reading(path) as (manifest, members):
+    with open_backup_file(path) as (manifest, members):
         return [(member, content.read(1 << 20)) for member, content in members]
 
 
@@ -50,8 +49,8 @@ def test_every_torn_one_is_refused(small: Path) -> None:
     whole = small.read_bytes()
     for length in [*range(0, len(whole.rstrip(b"\0")), 7), len(whole.rstrip(b"\0")) - 1]:
         small.write_bytes(whole[:length])
-        with pytest.raises(ArchiveRefused, match="cannot be used") as caught:
-            check_bundle(small)
+        with pytest.raises(InvalidArchiveError, match="cannot be used") as caught:
+            verify_backup_file(small)
         assert "\n" not in str(caught.value)
 
 
@@ -66,8 +65,8 @@ def test_every_altered_one_is_refused(small: Path) -> None:
         altered[place] ^= 1 << random.randrange(8)
         small.write_bytes(altered)
         try:
-            check_bundle(small)
-        except ArchiveRefused as error:
+            verify_backup_file(small)
+        except InvalidArchiveError as error:
             assert "\n" not in str(error)
             refused += 1
         else:
@@ -157,11 +156,11 @@ def test_what_is_forged_is_refused(
     change: Callable[[dict[str, Any], list[Any]], None], small: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """In one line, and nothing is written."""
-    before = tree(tmp_path)
+    before = read_tree(tmp_path)
     forged(small, change)
     assert call("restore", "--from", str(small), "--dir", str(tmp_path / "new")) == 1
     assert "small.tar cannot be used: " in one_line(capsys)
-    assert {**tree(tmp_path), "small.tar": b""} == {**before, "small.tar": b""}
+    assert {**read_tree(tmp_path), "small.tar": b""} == {**before, "small.tar": b""}
     assert not (tmp_path / "new").exists()
 
 
@@ -186,8 +185,8 @@ def test_headers_of_headers_are_not_read(kind: bytes, tmp_path: Path) -> None:
     header.type, header.size = kind, 1 << 33
     path = tmp_path / "x.tar"
     path.write_bytes(header.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
-    with pytest.raises(ArchiveRefused, match="something else than plain files"):
-        check_bundle(path)
+    with pytest.raises(InvalidArchiveError, match="something else than plain files"):
+        verify_backup_file(path)
 
 
 def test_a_store_that_is_not_what_the_manifest_counts(saved: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -205,4 +204,4 @@ def test_a_store_that_is_not_what_the_manifest_counts(saved: Path, tmp_path: Pat
     forged(saved, other)
     assert call("restore", "--from", str(saved), "--dir", str(tmp_path / "new")) == 1
     one_line(capsys)
-    assert set(tree(tmp_path / "new")) <= {"mediator.sqlite3.lock"}
+    assert set(read_tree(tmp_path / "new")) <= {"mediator.sqlite3.lock"}

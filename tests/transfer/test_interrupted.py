@@ -13,23 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from mediatord.cli.transfer import source_of
-from mediatord.config import load
-from mediatord.transfer.archive import check_archive, write_archive
-from mediatord.transfer.records import Account, Message, Nonce, Recipient, Record
+from mediatord.backup.archive import verify_archive, write_archive
+from mediatord.backup.records import AccountRecord, MessageRecord, NonceRecord, RecipientRecord, StoreRecord
+from mediatord.cli.backup import open_record_source
+from mediatord.config.file import load_config
 from tests.mongod import fresh_database, shared_replica_set
 from tests.test_cli import Capture, call, one_line
 
 MESSAGES = 2_600
 
 
-def some_records() -> Iterator[Record]:
+def some_records() -> Iterator[StoreRecord]:
     """More than are written at a time."""
-    yield Account(number=1, did="did:a", created_at=1.0, draft03=False, seen_at=2.0)
+    yield AccountRecord(number=1, did="did:a", created_at=1.0, draft03=False, seen_at=2.0)
     for number in (1, 2):
-        yield Recipient(number=number, account=1, did=f"did:key:{number}", place=number)
+        yield RecipientRecord(number=number, account=1, did=f"did:key:{number}", place=number)
     for number in range(MESSAGES):
-        yield Message(
+        yield MessageRecord(
             id=f"{number:08d}",
             account=1,
             recipient=1 + number % 2,
@@ -41,7 +41,7 @@ def some_records() -> Iterator[Record]:
             pushes=0,
             payload=b"x" * (number % 50),
         )
-    yield Nonce(key=b"nonce", until=2.0)
+    yield NonceRecord(key=b"nonce", until=2.0)
 
 
 @pytest.fixture(params=["sqlite", "mongodb"])
@@ -57,13 +57,13 @@ def config(request: pytest.FixtureRequest, tmp_path: Path, capsys: Capture) -> I
     with fresh_database(servers) as name:
         text = path.read_text().replace("backend: sqlite", "backend: mongodb")
         path.write_text(text.replace("mongodb://127.0.0.1:27017/mediatord", servers.uri(name)))
-        assert load(path).storage.mongodb.uri == servers.uri(name)
+        assert load_config(path).storage.mongodb.uri == servers.uri(name)
         yield path
 
 
 def killed(archive: Path, config: Path, place: str, times: int) -> None:
     arguments = [str(archive), str(config), place, str(times)]
-    ended = subprocess.run([sys.executable, "-m", "tests.transfer.interrupted", *arguments], check=False)
+    ended = subprocess.run([sys.executable, "-m", "tests.transfer.import_killer", *arguments], check=False)
     assert ended.returncode == -signal.SIGKILL
 
 
@@ -78,9 +78,9 @@ def test_killed_and_continued(config: Path, tmp_path: Path, capsys: Capture) -> 
     told = json.loads(capsys.readouterr().out)
     assert told["equal"] and told["store"]["message"] == MESSAGES
     again = tmp_path / "b.gz"
-    with source_of(load(config)) as store:
+    with open_record_source(load_config(config)) as store:
         write_archive(again, store.backend, store.records())
-    assert [one for one, _ in check_archive(again).records()] == list(some_records())
+    assert [one for one, _ in verify_archive(again).records()] == list(some_records())
     counted(config)
     assert call("import", "--config", str(config), "--from", str(archive)) == 1
     assert "is not empty (1 accounts, 2 recipient DIDs, 2600 messages, 1 nonces)" in one_line(capsys)
@@ -89,7 +89,7 @@ def test_killed_and_continued(config: Path, tmp_path: Path, capsys: Capture) -> 
 def counted(config: Path) -> None:
     """Derived numbers are those of each record once."""
     sizes = [sum(number % 50 for number in range(MESSAGES) if number % 2 == rest) for rest in (0, 1)]
-    storage = load(config).storage
+    storage = load_config(config).storage
     if storage.backend == "sqlite":
         with closing(sqlite3.connect(storage.sqlite.path)) as connection:
             queues = connection.execute("SELECT messages, bytes FROM queue ORDER BY recipient_id").fetchall()

@@ -17,11 +17,18 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.transfer.archive import check_archive
-from mediatord.transfer.records import Message
+from mediatord.backup.archive import verify_archive
+from mediatord.backup.records import MessageRecord
 from tests.integration.cluster import fresh_storage
 from tests.integration.daemon import Daemon
-from tests.integration.traffic import ROOMY, Senders, drained, enrolled, letters, prepared
+from tests.integration.message_load import (
+    ROOMY,
+    LoadSenders,
+    drain_queue,
+    enrol_wallet,
+    prepare_daemon,
+    prepare_forwards,
+)
 from tests.mongod import shared_replica_set
 
 reactor: Any = _reactor
@@ -35,7 +42,7 @@ class LiveTests(TestCase):
     def setUp(self) -> None:
         self.folder = Path(mkdtemp(prefix="mediatord-live-"))
         self.addCleanup(rmtree, self.folder)
-        self.daemon = prepared({**ROOMY, **self.storage()})
+        self.daemon = prepare_daemon({**ROOMY, **self.storage()})
         self.addCleanup(self.daemon.clean)
 
     def storage(self) -> dict[str, Any]:
@@ -45,8 +52,8 @@ class LiveTests(TestCase):
     async def test_a_backup_under_load(self) -> None:
         """Restored elsewhere, it has every letter that was accepted before; those acknowledged since come again."""
         self.daemon.start()
-        bob = await enrolled(self.daemon, reactor)
-        senders = Senders(self.daemon.port, letters(bob, "letter", LETTERS))
+        bob = await enrol_wallet(self.daemon, reactor)
+        senders = LoadSenders(self.daemon.port, prepare_forwards(bob, "letter", LETTERS))
         senders.start()
         await deferToThread(senders.wait_for_answers, BEFORE)
         promised = set(senders.markers(202))
@@ -56,14 +63,14 @@ class LiveTests(TestCase):
         await self.run_("export", "--config", str(self.daemon.config), "--to", str(archive), "--json")
         await deferToThread(senders.join)
         self.assertEqual(len(senders.markers(202)), LETTERS)
-        read = check_archive(archive)
-        waiting = [record for record, _ in read.records() if isinstance(record, Message)]
+        read = verify_archive(archive)
+        waiting = [record for record, _ in read.records() if isinstance(record, MessageRecord)]
         self.assertTrue(len(promised) <= told["records"]["message"] <= len(waiting) <= LETTERS)
-        self.assertEqual(set(await drained(bob)), set(senders.markers(202)))
+        self.assertEqual(set(await drain_queue(bob)), set(senders.markers(202)))
         self.daemon.stop()
         self.make_room()
         with self.restored(backup) as daemon:
-            found = await drained(bob)
+            found = await drain_queue(bob)
             self.assertLessEqual(promised, set(found))
             self.assertEqual(len(found), told["records"]["message"])
             self.assertEqual([ids for ids in found.values() if len(ids) > 1], [])

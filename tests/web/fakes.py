@@ -7,28 +7,32 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
 
-from mediatord.decentrl.exchange import Reply as DecentrlReply
-from mediatord.didcomm.exchange import Origin, Reply
-from mediatord.presence import Session
+from mediatord.decentrl.context import DecentrlReply
+from mediatord.delivery.connections import WebSocketSession
+from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
 
 
 class FakeDIDComm:
     """A DIDComm half that answers with the length of the body."""
 
     def __init__(self) -> None:
-        self.received: list[tuple[bytes, Origin]] = []
-        self.answer: Callable[[bytes], Any] = lambda body: succeed(Reply(200, b"%d" % len(body), "text/x-test"))
+        self.received: list[tuple[bytes, MessageOrigin]] = []
+        self.answer: Callable[[bytes], Any] = lambda body: succeed(
+            DIDCommReply(200, b"%d" % len(body), "text/x-test")
+        )
         self.mediator = self
-        self.short_way = self
+        self.forward_fast_path = self
 
-    def take(self, raw: bytes, peer: str, answer: Callable[[Reply], None], otherwise: Callable[[], None]) -> bool:
+    def take(
+        self, raw: bytes, peer: str, answer: Callable[[DIDCommReply], None], fallback: Callable[[], None]
+    ) -> bool:
         """Nothing takes the short way."""
         return False
 
-    async def receive(self, raw: bytes, origin: Origin) -> Reply:
+    async def receive(self, raw: bytes, origin: MessageOrigin) -> DIDCommReply:
         """Note and answer."""
         self.received.append((raw, origin))
-        reply: Reply = await self.answer(raw)
+        reply: DIDCommReply = await self.answer(raw)
         return reply
 
 
@@ -42,8 +46,8 @@ class FakeDecentrl:
     def __init__(self) -> None:
         self.received: list[tuple[bytes, str]] = []
         self.queried: list[tuple[str, Mapping[bytes, Sequence[bytes]], str]] = []
-        self.talks: list[FakeTalk] = []
-        self.opened: Callable[[FakeTalk], None] = lambda talk: None
+        self.talks: list[FakeDecentrlSocketProtocol] = []
+        self.opened: Callable[[FakeDecentrlSocketProtocol], None] = lambda talk: None
         self.answer: Callable[[bytes], Any] = lambda body: succeed(DecentrlReply(200, b'{"n":%d}' % len(body)))
         self.page: Callable[[str], Any] = lambda did: succeed(DecentrlReply(200, b"{}"))
         self.mediator = self
@@ -60,13 +64,13 @@ class FakeDecentrl:
         reply: DecentrlReply = await self.page(did)
         return reply
 
-    def converse(self, session: Session) -> FakeTalk:
+    def converse(self, session: WebSocketSession) -> FakeDecentrlSocketProtocol:
         """Begin a conversation."""
-        self.talks.append(FakeTalk(session, lambda talk: self.opened(talk)))
+        self.talks.append(FakeDecentrlSocketProtocol(session, lambda talk: self.opened(talk)))
         return self.talks[-1]
 
 
-class FakeTalk:
+class FakeDecentrlSocketProtocol:
     """
     A conversation that notes what it is told.
 
@@ -74,7 +78,7 @@ class FakeTalk:
     :ivar answer: fires when a message has been served.
     """
 
-    def __init__(self, session: Session, opened: Callable[[FakeTalk], None]) -> None:
+    def __init__(self, session: WebSocketSession, opened: Callable[[FakeDecentrlSocketProtocol], None]) -> None:
         self._opened = opened
         self.session = session
         self.told: list[Any] = []

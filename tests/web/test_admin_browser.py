@@ -18,10 +18,10 @@ from twisted.logger import Logger
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import RateLimited, RecipientUnknown, StoreUnavailable, Undecryptable
-from mediatord.interfaces import Payload
-from tests.browser import PHONE_LIGHT, VIEW_PARAMETERS, VIEWS, Browser, View, chromium
-from tests.web.admin_premises import TOKEN, AdminPremises
-from tests.web.premises import written
+from mediatord.store.interfaces.messages import Payload
+from tests.browser import PHONE_LIGHT, VIEW_PARAMETERS, VIEWS, Browser, Viewport, chromium
+from tests.web.in_memory_admin_site import TOKEN, InMemoryAdminSite
+from tests.web.in_memory_site import encode_request
 
 USER = ("operator", TOKEN)
 # Rather long, and with what has no business on a page.
@@ -40,9 +40,9 @@ class Hour:
     def __init__(self) -> None:
         self.case = SynchronousTestCase("run")
 
-    def house(self) -> AdminPremises:
+    def in_memory(self) -> InMemoryAdminSite:
         """It is the same each time that it is made."""
-        house = AdminPremises(self.case, log={"dids": "plain"})
+        in_memory = InMemoryAdminSite(self.case, log={"dids": "plain"})
         for day, state, verdict in (
             ("2027-01-13", "good", "The books close and nothing stands out."),
             (
@@ -52,15 +52,15 @@ class Hour:
             ),
         ):
             summary = f'{{"state": "{state}", "verdict": "{verdict}"}}'
-            folder = house.a_report(day, summary__json=summary, traffic__csv="hour,messages\n0,12\n")
-            os.utime(folder / "index.html", (house.clock.seconds() - 20_000,) * 2)
-        self._fill(house)
-        self._go_wrong(house)
-        house.clock.advance(3)
-        return house
+            folder = in_memory.a_report(day, summary__json=summary, traffic__csv="hour,messages\n0,12\n")
+            os.utime(folder / "index.html", (in_memory.clock.seconds() - 20_000,) * 2)
+        self._fill(in_memory)
+        self._go_wrong(in_memory)
+        in_memory.clock.advance(3)
+        return in_memory
 
-    def _fill(self, house: AdminPremises) -> None:
-        metrics, store = house.base.journal.metrics, house.store
+    def _fill(self, in_memory: InMemoryAdminSite) -> None:
+        metrics, store = in_memory.base.recorder.metrics, in_memory.store
         self.case.successResultOf(store.grant("did:example:all"))
         for did in DIDS:
             self.case.successResultOf(store.update("did:example:all", [(did, "add")], max_recipients=99))
@@ -68,14 +68,14 @@ class Hour:
             metrics.forwarded.inc(turn * 37 % 101)
             metrics.delivered.inc(turn * 37 % 97)
             metrics.expired.inc(turn % 90 == 0)
-            now = house.clock.seconds()
+            now = in_memory.clock.seconds()
             if turn % 4 == 0:
                 payload = Payload(f"{turn}", b"x" * (turn * 991 % 40_000), "json")
                 did = DIDS[turn * 7 % 17 % len(DIDS)]
-                self.case.successResultOf(store.deposit(did, [payload], expires_at=now + 1e6))
-            house.clock.advance(2_000 if turn < 20 else 10)
+                self.case.successResultOf(store.enqueue(did, [payload], expires_at=now + 1e6))
+            in_memory.clock.advance(2_000 if turn < 20 else 10)
 
-    def _go_wrong(self, house: AdminPremises) -> None:
+    def _go_wrong(self, in_memory: InMemoryAdminSite) -> None:
         for protocol, fault, times in (
             ("didcomm", Undecryptable(), 3),
             ("didcomm", RecipientUnknown(), 1_204),
@@ -83,16 +83,16 @@ class Hour:
             ("didcomm", StoreUnavailable(), 2),
         ):
             for _ in range(times):
-                house.base.journal.turned_away(protocol, "192.0.2.1", 0, fault)  # type: ignore[arg-type]  # one of them
-            house.clock.advance(30)
+                in_memory.base.recorder.record_early_rejection(protocol, "192.0.2.1", 0, fault)  # type: ignore[arg-type]  # one of them
+            in_memory.clock.advance(30)
         log = Logger("mediatord.store")
         log.warn("MongoDB does not answer: {why}", why="connection refused <b>by</b> 10.0.0.17:27017")
         log.error("cannot open the store: disk I/O error")
-        Logger("mediatord.workers.crew").warn("worker m-2 (process 4711) was killed by SIGKILL")
+        Logger("mediatord.workers.worker_pool").warn("worker m-2 (process 4711) was killed by SIGKILL")
 
 
 @contextmanager
-def served(house: AdminPremises) -> Iterator[str]:
+def served(in_memory: InMemoryAdminSite) -> Iterator[str]:
     """The URL under which a browser sees the site of a house, whose bytes are handed on as they are."""
     busy = threading.Lock()
 
@@ -100,7 +100,7 @@ def served(house: AdminPremises) -> Iterator[str]:
         def do_GET(self) -> None:
             headers = {name: value for name, value in self.headers.items() if name.lower() == "authorization"}
             with busy:
-                answer = house.raw(written("GET", self.path, None, headers))
+                answer = in_memory.raw(encode_request("GET", self.path, None, headers))
             self.wfile.write(answer)
             self.close_connection = True
 
@@ -122,7 +122,7 @@ def served(house: AdminPremises) -> Iterator[str]:
 def url() -> Iterator[str]:
     hour = Hour()
     try:
-        with served(hour.house()) as url:
+        with served(hour.in_memory()) as url:
             yield url
     finally:
         hour.case.doCleanups()
@@ -135,7 +135,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("view", VIEW_PARAMETERS)
-def test_it_looks_right(browser: Browser, url: str, view: View) -> None:
+def test_it_looks_right(browser: Browser, url: str, view: Viewport) -> None:
     """No script runs, nothing comes from elsewhere, all is there to be read, and nothing is wider than the page."""
     with browser.visit(f"{url}/admin", view, credentials=USER) as visit:
         assert visit.response is not None and visit.response.status == 200
@@ -156,11 +156,11 @@ def test_it_looks_right(browser: Browser, url: str, view: View) -> None:
 @pytest.mark.exhaustive
 def test_the_schemes_differ(browser: Browser, url: str) -> None:
     """Whoever likes it dark has it dark."""
-    grounds = set()
+    fuzz_mediator = set()
     for view in VIEWS:
         with browser.visit(f"{url}/admin?refresh=0", view, credentials=USER) as visit:
-            grounds.add((view.scheme, visit.page.evaluate("getComputedStyle(document.body).backgroundColor")))
-    assert len(grounds) == 2
+            fuzz_mediator.add((view.scheme, visit.page.evaluate("getComputedStyle(document.body).backgroundColor")))
+    assert len(fuzz_mediator) == 2
 
 
 def test_without_the_token(browser: Browser, url: str) -> None:

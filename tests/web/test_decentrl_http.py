@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.decentrl.exchange import Reply, refusal
+from mediatord.decentrl.context import DecentrlReply, build_error_reply
 from mediatord.errors import InvalidSignature, OverQuota
-from mediatord.protocol.didcomm.message import PLAIN_TYPE
-from tests.house import PEER
+from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE
+from tests.in_memory_mediator import PEER
 from tests.web.fakes import FakeDecentrl
-from tests.web.premises import ENCRYPTED, Answered, Premises, responses, written
+from tests.web.in_memory_site import ENCRYPTED, HTTPResponse, InMemorySite, encode_request, parse_responses
 from tests.web.test_websocket import PLENTY
 
 # A header that no library sends takes a request past the short way, to twisted.web.
@@ -28,27 +28,27 @@ class DecentrlTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.half = FakeDecentrl()
-        self.premises = Premises(self, talker=self.half, **{"limits": PLENTY, **self.settings})
+        self.site_fixture = InMemorySite(self, talker=self.half, **{"limits": PLENTY, **self.settings})
 
-    def command(self, body: bytes = b"{}", /, **headers: str) -> Answered:
+    def command(self, body: bytes = b"{}", /, **headers: str) -> HTTPResponse:
         """The response to a command."""
-        return self.premises.request("POST", "/", body, {"Content-Type": "application/json", **headers})
+        return self.site_fixture.request("POST", "/", body, {"Content-Type": "application/json", **headers})
 
-    def replying(self, reply: Reply) -> None:
+    def replying(self, reply: DecentrlReply) -> None:
         """Have every command answered like this."""
         self.half.answer = lambda body: succeed(reply)
 
-    def hanging(self) -> Deferred[Reply]:
+    def hanging(self) -> Deferred[DecentrlReply]:
         """Have the next command answered when this fires."""
-        late: Deferred[Reply] = Deferred()
+        late: Deferred[DecentrlReply] = Deferred()
         self.half.answer = lambda body: late
         return late
 
-    def get(self, path: str, method: str = "GET") -> Answered:
+    def get(self, path: str, method: str = "GET") -> HTTPResponse:
         """The response to a GET."""
-        return self.premises.request(method, path)
+        return self.site_fixture.request(method, path)
 
-    def is_error(self, response: Answered, status: int, code: str) -> None:
+    def is_error(self, response: HTTPResponse, status: int, code: str) -> None:
         """It is a refusal as DCTRL-0004 11.1 has it, which a page of any origin may read."""
         self.assertEqual((response.status, response.json), (status, {"type": "ERROR", "code": code}))
         self.assertEqual(response.headers["content-type"], "application/json")
@@ -56,7 +56,7 @@ class DecentrlTestCase(SynchronousTestCase):
 
     def turned_away(self) -> list[tuple[str, str]]:
         """Protocols and codes of the requests that the event log tells of."""
-        return [(event["proto"], event["code"]) for event in self.premises.events("req.done")]
+        return [(event["proto"], event["code"]) for event in self.site_fixture.events("req.done")]
 
 
 class CommandTests(DecentrlTestCase):
@@ -71,7 +71,7 @@ class CommandTests(DecentrlTestCase):
                 self.assertEqual(self.command(body, **{"Content-Type": label}, **way).status, 200)
                 self.assertEqual(self.half.received, [(body, PEER)], label)
         self.half.received = []
-        self.assertEqual(self.premises.request("POST", "/", body).status, 200)
+        self.assertEqual(self.site_fixture.request("POST", "/", body).status, 200)
         self.assertEqual(len(self.half.received), 1)
 
     def test_envelopes(self) -> None:
@@ -87,13 +87,17 @@ class CommandTests(DecentrlTestCase):
 
     def test_not_at_the_other_address(self) -> None:
         """`/didcomm` never takes commands."""
-        response = self.premises.request("POST", "/didcomm", b"{}", {"Content-Type": "application/json"})
+        response = self.site_fixture.request("POST", "/didcomm", b"{}", {"Content-Type": "application/json"})
         self.assertEqual(response.json["body"]["code"], "e.p.msg")
         self.assertEqual(self.half.received, [])
 
     def test_replies(self) -> None:
         """Status and body are the half's, as JSON; who may come again is told when, in a way that a page can read."""
-        for reply in (Reply(200, b'{"type":"SUCCESS"}'), refusal(InvalidSignature()), refusal(OverQuota())):
+        for reply in (
+            DecentrlReply(200, b'{"type":"SUCCESS"}'),
+            build_error_reply(InvalidSignature()),
+            build_error_reply(OverQuota()),
+        ):
             self.replying(reply)
             for way in BOTH_WAYS:
                 response = self.command(**way)
@@ -107,7 +111,7 @@ class CommandTests(DecentrlTestCase):
     def test_who_pays(self) -> None:
         """The client behind a trusted proxy; of an IPv6 address the host it belongs to."""
         for way in BOTH_WAYS:
-            for peer, forwarded, payer in (
+            for peer, forwarded, rate_limit_key in (
                 ("192.0.2.9", None, "192.0.2.9"),
                 ("192.0.2.9", "203.0.113.1", "192.0.2.9"),
                 ("198.51.100.1", "203.0.113.1", "203.0.113.1"),
@@ -116,32 +120,32 @@ class CommandTests(DecentrlTestCase):
                 ("2001:db8::1:2", None, "2001:db8::"),
             ):
                 headers = {**way, **({"X-Forwarded-For": forwarded} if forwarded else {})}
-                self.premises.request("POST", "/", b"{}", headers, peer)
-                self.premises.request("GET", f"/public/{DID}", None, headers, peer)
-                self.assertEqual(self.half.received.pop()[1], payer)
-                self.assertEqual(self.half.queried.pop()[2], payer)
+                self.site_fixture.request("POST", "/", b"{}", headers, peer)
+                self.site_fixture.request("GET", f"/public/{DID}", None, headers, peer)
+                self.assertEqual(self.half.received.pop()[1], rate_limit_key)
+                self.assertEqual(self.half.queried.pop()[2], rate_limit_key)
 
     def test_a_chunked_body(self) -> None:
         """Chunks make one command."""
-        line = self.premises.line()
+        line = self.site_fixture.line()
         line.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{\n\r\n1\r\n}\r\n0\r\n\r\n")
-        self.assertEqual([one.json for one in responses(line.taken())], [{"n": 3}])
+        self.assertEqual([one.json for one in parse_responses(line.taken())], [{"n": 3}])
         self.assertEqual([raw for raw, _ in self.half.received], [b"{\n}"])
 
     def test_the_deadline(self) -> None:
         """After ten seconds the answer is 503; the connection serves the next, and the late reply goes nowhere."""
         for way in BOTH_WAYS:
             late = self.hanging()
-            line = self.premises.line()
-            line.feed(written("POST", "/", b"{}", way))
-            self.premises.clock.advance(10)
-            (response,) = responses(line.taken())
+            line = self.site_fixture.line()
+            line.feed(encode_request("POST", "/", b"{}", way))
+            self.site_fixture.clock.advance(10)
+            (response,) = parse_responses(line.taken())
             self.is_error(response, 503, "UNAVAILABLE")
             self.assertEqual(response.headers["retry-after"], "5")
-            late.callback(Reply(200, b"{}"))
+            late.callback(DecentrlReply(200, b"{}"))
             self.assertEqual(line.taken(), b"")
-            line.feed(written("GET", "/did"))
-            self.assertEqual([one.status for one in responses(line.taken())], [200])
+            line.feed(encode_request("GET", "/did"))
+            self.assertEqual([one.status for one in parse_responses(line.taken())], [200])
 
     def test_a_fault_of_ours(self) -> None:
         """500 with nothing of what went wrong."""
@@ -153,7 +157,7 @@ class CommandTests(DecentrlTestCase):
 
     def test_while_the_daemon_stops(self) -> None:
         """503 with Retry-After, told as Decentrl's; no command is begun."""
-        self.premises.base.gate.stopService()
+        self.site_fixture.base.gate.stopService()
         for response in (self.command(), self.command(**DETOUR), self.get(f"/public/{DID}")):
             self.is_error(response, 503, "UNAVAILABLE")
             self.assertEqual(response.headers["retry-after"], "5")
@@ -200,7 +204,7 @@ class PublicTests(DecentrlTestCase):
 
     def test_replies(self) -> None:
         """As for commands; HEAD has the headers alone."""
-        self.half.page = lambda did: succeed(Reply(429, b'{"type":"ERROR"}', 7))
+        self.half.page = lambda did: succeed(DecentrlReply(429, b'{"type":"ERROR"}', 7))
         for method, body in (("GET", b'{"type":"ERROR"}'), ("HEAD", b"")):
             response = self.get(f"/public/{DID}", method)
             self.assertEqual((response.status, response.body), (429, body))
@@ -212,22 +216,22 @@ class PublicTests(DecentrlTestCase):
     def test_the_deadline(self) -> None:
         """A store that hangs is 503."""
         self.half.page = lambda did: Deferred()
-        line = self.premises.line()
-        line.feed(written("GET", f"/public/{DID}"))
-        self.premises.clock.advance(10)
-        (response,) = responses(line.taken())
+        line = self.site_fixture.line()
+        line.feed(encode_request("GET", f"/public/{DID}"))
+        self.site_fixture.clock.advance(10)
+        (response,) = parse_responses(line.taken())
         self.is_error(response, 503, "UNAVAILABLE")
 
 
 class SizeTests(DecentrlTestCase):
     settings: ClassVar[dict[str, Any]] = {"limits": {**PLENTY, "max_message_bytes": 5000}}
 
-    def refused(self, path: str, label: str | None, *, method: str = "POST") -> Answered:
+    def refused(self, path: str, label: str | None, *, method: str = "POST") -> HTTPResponse:
         """The answer to a body that is announced too long."""
-        line = self.premises.line()
+        line = self.site_fixture.line()
         headers = {"Content-Length": "5001", **({"Content-Type": label} if label is not None else {})}
-        line.feed(written(method, path, None, headers))
-        (response,) = responses(line.taken())
+        line.feed(encode_request(method, path, None, headers))
+        (response,) = parse_responses(line.taken())
         self.assertEqual((response.status, response.headers["connection"]), (413, "close"))
         self.assertEqual(response.headers["access-control-allow-origin"], "*")
         return response
@@ -251,18 +255,18 @@ class SizeTests(DecentrlTestCase):
             ("/", "Application/DIDComm+Encrypted; a=b"),
         ):
             response = self.refused(path, label)
-            self.assertEqual(response.headers["content-type"], PLAIN_TYPE)
+            self.assertEqual(response.headers["content-type"], PLAINTEXT_MEDIA_TYPE)
             self.assertEqual(response.json["body"]["code"], "e.p.me.res.storage.message_too_big")
         self.assertEqual(set(self.turned_away()), {("didcomm", "e.p.me.res.storage.message_too_big")})
 
     def test_chunks(self) -> None:
         """The form is the same when it turns out only later."""
-        line = self.premises.line()
+        line = self.site_fixture.line()
         line.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
         line.feed(b"1388\r\n%b\r\n" % (b" " * 5000))
         self.assertEqual(line.taken(), b"")
         line.feed(b"1\r\n \r\n")
-        (response,) = responses(line.taken())
+        (response,) = parse_responses(line.taken())
         self.is_error(response, 413, "PAYLOAD_TOO_LARGE")
         self.assertEqual(self.half.received, [])
 
@@ -276,22 +280,22 @@ class RealTests(SynchronousTestCase):
     """The same addresses with the real half behind them."""
 
     def setUp(self) -> None:
-        self.premises = Premises(self, limits=PLENTY)
+        self.site_fixture = InMemorySite(self, limits=PLENTY)
 
     def test_what_is_no_command(self) -> None:
         """400, whichever way it came."""
         for way in BOTH_WAYS:
-            response = self.premises.request("POST", "/", b"hello", {"Content-Type": "application/json", **way})
+            response = self.site_fixture.request("POST", "/", b"hello", {"Content-Type": "application/json", **way})
             self.assertEqual((response.status, response.json), (400, {"type": "ERROR", "code": "INVALID_COMMAND"}))
 
     def test_what_is_no_did(self) -> None:
         """400 for a path without one, or with bytes that are none (reference 10.3)."""
         for path in ("/public", "/public/", "/public/x", "/public/did:decentrl:%ff", "/public/%20did:a:b"):
-            response = self.premises.request("GET", path)
+            response = self.site_fixture.request("GET", path)
             self.assertEqual((response.status, response.json), (400, {"type": "ERROR", "code": "INVALID_COMMAND"}))
 
     def test_nobody_we_know(self) -> None:
         """200 without events: who is registered is nobody's business (reference 10.3)."""
-        response = self.premises.request("GET", "/public/did:example:a")
+        response = self.site_fixture.request("GET", "/public/did:example:a")
         self.assertEqual((response.status, response.json["publisher_did"]), (200, "did:example:a"))
         self.assertEqual(response.json["events"], [])

@@ -13,13 +13,13 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from mediatord.delivery.connections import WebSocketSession
 from mediatord.errors import ShuttingDown
-from mediatord.presence import Session
-from mediatord.web.websocket import MAX_WAITING
-from tests.house import PING, Guest, sealed_forward
-from tests.web.fakes import FakeDecentrl, FakeTalk
-from tests.web.premises import BINARY, CLOSE, TEXT, Premises, Visitor, framed
-from tests.web.premises import PING as PING_FRAME
+from mediatord.http.websocket import MAX_QUEUED_MESSAGES
+from tests.in_memory_mediator import PING, InMemoryWallet, pack_forward
+from tests.web.fakes import FakeDecentrl, FakeDecentrlSocketProtocol
+from tests.web.in_memory_site import BINARY, CLOSE, TEXT, InMemorySite, InMemoryWebSocketClient, encode_masked_frame
+from tests.web.in_memory_site import PING as PING_FRAME
 from tests.web.test_websocket import GARBAGE, PLENTY
 
 LOCAL = "127.0.0.1"
@@ -27,13 +27,13 @@ HELLO = b'{"type":"AUTHENTICATE"}'
 FAILED = b'{"type":"AUTH_FAILED","code":"NOT_REGISTERED"}'
 
 
-def said(session: Session, frame: bytes) -> Deferred[None]:
+def said(session: WebSocketSession, frame: bytes) -> Deferred[None]:
     """Say something."""
     session.send(frame)
     return succeed(None)
 
 
-def refused(session: Session) -> Deferred[None]:
+def refused(session: WebSocketSession) -> Deferred[None]:
     """Say no, and goodbye."""
     session.send(FAILED)
     session.close(4007, "NOT_REGISTERED")
@@ -47,13 +47,13 @@ class TalkTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.half = FakeDecentrl()
-        self.premises = Premises(self, talker=self.half, **{"limits": PLENTY, **self.settings})
-        self.bob = Guest(self.premises).enrol()
+        self.site_fixture = InMemorySite(self, talker=self.half, **{"limits": PLENTY, **self.settings})
+        self.bob = InMemoryWallet(self.site_fixture).enrol()
 
-    def visitor(self, path: str = "/ws") -> tuple[Visitor, FakeTalk]:
+    def websocket_client(self, path: str = "/ws") -> tuple[InMemoryWebSocketClient, FakeDecentrlSocketProtocol]:
         """An open socket and our side of it."""
-        visitor = self.premises.visitor(path)
-        return visitor, self.half.talks[-1]
+        websocket_client = self.site_fixture.websocket_client(path)
+        return websocket_client, self.half.talks[-1]
 
     def ping(self, thread: str = "t") -> bytes:
         """A message of Bob's that is answered."""
@@ -67,69 +67,69 @@ class TalkTestCase(SynchronousTestCase):
 class FirstMessageTests(TalkTestCase):
     def test_messages_are_handed_on(self) -> None:
         """From the opening on, each message as it came, text or binary, whole (DCTRL-0004 10.2)."""
-        visitor, talk = self.visitor()
+        websocket_client, talk = self.websocket_client()
         self.assertEqual(talk.told, ["begin"])
-        visitor.send(HELLO)
-        visitor.send(b"\xff\x00", BINARY)
-        visitor.send(b"", TEXT)
-        visitor.send(b'{"type":', final=False)
-        visitor.send(b"alive?", PING_FRAME)
-        visitor.send(b'"PONG"}', 0)
+        websocket_client.send(HELLO)
+        websocket_client.send(b"\xff\x00", BINARY)
+        websocket_client.send(b"", TEXT)
+        websocket_client.send(b'{"type":', final=False)
+        websocket_client.send(b"alive?", PING_FRAME)
+        websocket_client.send(b'"PONG"}', 0)
         expected = [(HELLO, False), (b"\xff\x00", True), (b"", False), (b'{"type":"PONG"}', False)]
         self.assertEqual(talk.told, ["begin", *expected])
-        self.assertEqual([opcode for opcode, _ in visitor.frames()], [10])
+        self.assertEqual([opcode for opcode, _ in websocket_client.frames()], [10])
 
     def test_spellings_of_the_path(self) -> None:
         """A closing slash, a query or an encoded letter make no difference."""
         for path in ("/ws/", "/ws?a=b", "/%77s"):
-            self.visitor(path)[0].send(HELLO)
+            self.websocket_client(path)[0].send(HELLO)
             self.assertEqual(self.half.talks[-1].told, ["begin", (HELLO, False)])
         self.assertEqual(len(self.half.talks), 3)
 
     def test_an_envelope_first(self) -> None:
         """The socket is DIDComm's from then on, whatever follows (contract section 3)."""
-        visitor, talk = self.visitor()
-        visitor.send(self.ping("one"), BINARY)
+        websocket_client, talk = self.websocket_client()
+        websocket_client.send(self.ping("one"), BINARY)
         self.assertEqual(talk.told, ["begin", "end"])
-        self.assertEqual(self.threads(visitor.texts()), ["one"])
-        visitor.send(self.ping("two"))
-        self.assertEqual(self.threads(visitor.texts()), ["two"])
-        visitor.send(HELLO)
-        (report,) = visitor.texts()
+        self.assertEqual(self.threads(websocket_client.texts()), ["one"])
+        websocket_client.send(self.ping("two"))
+        self.assertEqual(self.threads(websocket_client.texts()), ["two"])
+        websocket_client.send(HELLO)
+        (report,) = websocket_client.texts()
         self.assertEqual(json.loads(report)["body"]["code"], "e.p.msg")
-        visitor.line.hang_up()
+        websocket_client.line.hang_up()
         self.assertEqual(talk.told, ["begin", "end"])
 
     def test_an_envelope_that_does_not_open(self) -> None:
         """It is one by its look."""
-        visitor, talk = self.visitor()
-        visitor.send(GARBAGE)
-        (report,) = visitor.texts()
+        websocket_client, talk = self.websocket_client()
+        websocket_client.send(GARBAGE)
+        (report,) = websocket_client.texts()
         self.assertEqual(json.loads(report)["body"]["code"], "e.p.trust.crypto")
         self.assertEqual(talk.told, ["begin", "end"])
 
     def test_an_envelope_later(self) -> None:
         """Only the first message decides."""
-        visitor, talk = self.visitor()
-        visitor.send(b"hello")
+        websocket_client, talk = self.websocket_client()
+        websocket_client.send(b"hello")
         raw = self.ping()
-        visitor.send(raw)
+        websocket_client.send(raw)
         self.assertEqual(talk.told, ["begin", (b"hello", False), (raw, False)])
-        self.assertEqual(visitor.frames(), [])
+        self.assertEqual(websocket_client.frames(), [])
 
     def test_other_addresses(self) -> None:
         """At `/didcomm` and `/` there is nobody who speaks Decentrl."""
         for path in ("/didcomm", "/didcomm/", "/"):
-            visitor = self.premises.visitor(path)
-            visitor.send(HELLO)
-            (report,) = visitor.texts()
+            websocket_client = self.site_fixture.websocket_client(path)
+            websocket_client.send(HELLO)
+            (report,) = websocket_client.texts()
             self.assertEqual(json.loads(report)["body"]["code"], "e.p.msg")
         self.assertEqual(self.half.talks, [])
 
     def test_handshakes_that_are_none(self) -> None:
         """Nothing begins with them, so there is nothing to end."""
         for headers in ({"Sec-WebSocket-Version": "99"}, {"Sec-WebSocket-Key": "short"}):
-            _, response, _ = self.premises.upgrade("/ws", **headers)
+            _, response, _ = self.site_fixture.upgrade("/ws", **headers)
             self.assertEqual(response.status, 400)
         self.assertEqual([talk.told for talk in self.half.talks], [])
 
@@ -142,78 +142,84 @@ class FirstMessageTests(TalkTestCase):
             ("/didcomm", None, "didcomm"),
             ("/didcomm", HELLO, "didcomm"),
         ):
-            visitor = self.premises.visitor(path)
+            websocket_client = self.site_fixture.websocket_client(path)
             if frame is not None:
-                visitor.send(frame)
-            visitor.line.hang_up()
-            self.assertEqual(self.premises.events("conn.close")[-1]["proto"], protocol)
+                websocket_client.send(frame)
+            websocket_client.line.hang_up()
+            self.assertEqual(self.site_fixture.events("conn.close")[-1]["proto"], protocol)
 
 
 class AnswerTests(TalkTestCase):
     def test_a_refusal_and_a_goodbye(self) -> None:
         """What is said in the same turn as the closing comes first, and nothing comes after (DCTRL-0004 10.2)."""
-        visitor, talk = self.visitor()
+        websocket_client, talk = self.websocket_client()
         self.assertTrue(talk.session.send(FAILED))
         talk.session.close(4007, "NOT_REGISTERED")
         self.assertFalse(talk.session.send(b"too late"))
-        (refusal, goodbye) = visitor.frames()
+        (refusal, goodbye) = websocket_client.frames()
         self.assertEqual(refusal, (TEXT, FAILED))
         self.assertEqual(goodbye, (CLOSE, (4007).to_bytes(2, "big") + b"NOT_REGISTERED"))
-        visitor.send((4007).to_bytes(2, "big"), CLOSE)
-        self.premises.settle()
-        self.assertTrue(visitor.line.lost)
+        websocket_client.send((4007).to_bytes(2, "big"), CLOSE)
+        self.site_fixture.settle()
+        self.assertTrue(websocket_client.line.lost)
         self.assertEqual(talk.told, ["begin", "end"])
-        (closed,) = self.premises.events("conn.close")
+        (closed,) = self.site_fixture.events("conn.close")
         self.assertEqual((closed["ws_code"], closed["reason"], closed["n_out"]), (4007, "us", 1))
 
     def test_every_close_code(self) -> None:
         """Those of DCTRL-0004 10.3 and those for faults of ours."""
         for code in (*range(4001, 4008), 1011, 1013):
-            visitor, talk = self.visitor()
+            websocket_client, talk = self.websocket_client()
             talk.session.send(FAILED)
             talk.session.close(code, "X")
-            self.assertEqual(visitor.close_code(), code)
+            self.assertEqual(websocket_client.close_code(), code)
 
     def test_a_peer_that_does_not_say_goodbye(self) -> None:
         """It is cut off, and then the conversation is over."""
-        visitor, talk = self.visitor()
+        websocket_client, talk = self.websocket_client()
         talk.session.close(4001, "AUTH_TIMEOUT")
         self.assertEqual(talk.told, ["begin"])
-        self.premises.clock.pump([1] * 4)
-        self.premises.settle()
-        self.assertTrue(visitor.line.lost)
+        self.site_fixture.clock.pump([1] * 4)
+        self.site_fixture.settle()
+        self.assertTrue(websocket_client.line.lost)
         self.assertEqual(talk.told, ["begin", "end"])
 
     def test_one_after_the_other(self) -> None:
         """A message is heard when the one before it has been served."""
-        visitor, talk = self.visitor()
+        websocket_client, talk = self.websocket_client()
         first: Deferred[None] = Deferred()
         talk.answer = lambda frame: first if frame == b"one" else said(talk.session, frame)
-        visitor.line.feed(framed(b"one") + framed(b"two") + framed(b"three"))
+        websocket_client.line.feed(
+            encode_masked_frame(b"one") + encode_masked_frame(b"two") + encode_masked_frame(b"three")
+        )
         self.assertEqual(talk.told, ["begin", (b"one", False)])
-        self.assertEqual(visitor.frames(), [])
+        self.assertEqual(websocket_client.frames(), [])
         first.callback(None)
-        self.assertEqual(visitor.texts(), [b"two", b"three"])
+        self.assertEqual(websocket_client.texts(), [b"two", b"three"])
 
     def test_what_waits_behind_a_goodbye(self) -> None:
         """It is not heard, whether it came with the last message or later."""
-        visitor, talk = self.visitor()
+        websocket_client, talk = self.websocket_client()
         first: Deferred[None] = Deferred()
         talk.answer = lambda frame: first
-        visitor.line.feed(framed(HELLO) + framed(b"two") + framed(b"three"))
+        websocket_client.line.feed(
+            encode_masked_frame(HELLO) + encode_masked_frame(b"two") + encode_masked_frame(b"three")
+        )
         talk.session.close(4002, "INVALID_MESSAGE")
         first.callback(None)
-        visitor.send(b"four")
+        websocket_client.send(b"four")
         self.assertEqual(talk.told, ["begin", (HELLO, False)])
-        self.assertEqual(visitor.close_code(), 4002)
+        self.assertEqual(websocket_client.close_code(), 4002)
 
     def test_a_peer_that_leaves(self) -> None:
         """What it said last is not heard any more: nobody is there to be told anything."""
-        visitor, talk = self.visitor()
+        websocket_client, talk = self.websocket_client()
         first: Deferred[None] = Deferred()
         talk.answer = lambda frame: first
-        visitor.line.feed(framed(HELLO) + framed(b"two") + framed(b"\x03\xe8", CLOSE))
-        self.premises.settle()
+        websocket_client.line.feed(
+            encode_masked_frame(HELLO) + encode_masked_frame(b"two") + encode_masked_frame(b"\x03\xe8", CLOSE)
+        )
+        self.site_fixture.settle()
         self.assertEqual(talk.told, ["begin", (HELLO, False), "end"])
         first.callback(None)
         self.assertFalse(talk.session.send(b"gone"))
@@ -221,21 +227,23 @@ class AnswerTests(TalkTestCase):
 
     def test_envelopes_of_a_peer_that_leaves(self) -> None:
         """They are taken: a sender of forwards may say what it has to, close and leave."""
-        visitor, _ = self.visitor()
-        forwards = [framed(sealed_forward(self.premises, self.bob.did, self.bob.letter())) for _ in range(3)]
-        visitor.line.feed(b"".join(forwards) + framed(b"\x03\xe8", CLOSE))
-        visitor.line.hang_up()
+        websocket_client, _ = self.websocket_client()
+        forwards = [
+            encode_masked_frame(pack_forward(self.site_fixture, self.bob.did, self.bob.letter())) for _ in range(3)
+        ]
+        websocket_client.line.feed(b"".join(forwards) + encode_masked_frame(b"\x03\xe8", CLOSE))
+        websocket_client.line.hang_up()
         self.assertEqual(self.bob.waiting(), 3)
 
     def test_a_fault_of_ours(self) -> None:
         """The socket stays as it is, and the next message is heard."""
-        visitor, talk = self.visitor()
+        websocket_client, talk = self.websocket_client()
         talk.answer = lambda frame: fail(ZeroDivisionError("secret"))
-        visitor.send(HELLO)
+        websocket_client.send(HELLO)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         talk.answer = lambda frame: said(talk.session, frame)
-        visitor.send(b"again")
-        self.assertEqual(visitor.texts(), [b"again"])
+        websocket_client.send(b"again")
+        self.assertEqual(websocket_client.texts(), [b"again"])
 
 
 class LifeTests(TalkTestCase):
@@ -243,71 +251,73 @@ class LifeTests(TalkTestCase):
 
     def test_draining(self) -> None:
         """A socket that has not authenticated is closed with 1001 like all others."""
-        visitor, talk = self.visitor()
-        stopped = self.premises.base.connections.stopService()
+        websocket_client, talk = self.websocket_client()
+        stopped = self.site_fixture.base.connections.stopService()
         self.assertNoResult(stopped)
-        self.assertEqual(visitor.frames(), [(CLOSE, (1001).to_bytes(2, "big") + b"going away")])
-        visitor.send((1001).to_bytes(2, "big"), CLOSE)
-        self.premises.settle()
+        self.assertEqual(websocket_client.frames(), [(CLOSE, (1001).to_bytes(2, "big") + b"going away")])
+        websocket_client.send((1001).to_bytes(2, "big"), CLOSE)
+        self.site_fixture.settle()
         self.successResultOf(stopped)
         self.assertEqual(talk.told, ["begin", "end"])
 
     def test_a_message_while_the_daemon_stops(self) -> None:
         """Who is not served is told to go away."""
-        visitor, talk = self.visitor()
+        websocket_client, talk = self.websocket_client()
         talk.answer = lambda frame: fail(ShuttingDown())
-        visitor.line.feed(framed(HELLO) + framed(b"two"))
-        self.assertEqual(visitor.close_code(), 1001)
+        websocket_client.line.feed(encode_masked_frame(HELLO) + encode_masked_frame(b"two"))
+        self.assertEqual(websocket_client.close_code(), 1001)
         self.assertEqual(talk.told, ["begin", (HELLO, False)])
 
     def test_one_socket_too_many(self) -> None:
         """429 in the form of the address; the log tells whose it was."""
-        self.visitor()
+        self.websocket_client()
         for path, protocol, code in (
             ("/ws", "decentrl", "RATE_LIMITED"),
             ("/", "decentrl", "RATE_LIMITED"),
             ("/didcomm", "didcomm", "e.m.req.rate-limited"),
         ):
-            _, response, _ = self.premises.upgrade(path)
+            _, response, _ = self.site_fixture.upgrade(path)
             self.assertEqual((response.status, response.headers["retry-after"]), (429, "5"))
             self.assertEqual(response.headers["access-control-allow-origin"], "*")
             if protocol == "decentrl":
                 self.assertEqual(response.json, {"type": "ERROR", "code": "RATE_LIMITED"})
-            told = self.premises.events("req.done")[-1]
+            told = self.site_fixture.events("req.done")[-1]
             self.assertEqual((told["proto"], told["code"]), (protocol, code))
 
     def test_one_socket_too_late(self) -> None:
         """503 while the daemon stops."""
-        self.premises.base.connections.stopService()
-        _, response, _ = self.premises.upgrade("/ws")
+        self.site_fixture.base.connections.stopService()
+        _, response, _ = self.site_fixture.upgrade("/ws")
         self.assertEqual((response.status, response.json), (503, {"type": "ERROR", "code": "UNAVAILABLE"}))
         self.assertEqual(response.headers["retry-after"], "5")
-        told = self.premises.events("req.done")[-1]
+        told = self.site_fixture.events("req.done")[-1]
         self.assertEqual((told["proto"], told["code"]), ("decentrl", "UNAVAILABLE"))
 
     def test_a_flood(self) -> None:
         """While a message is served, only so many are read ahead."""
-        visitor, talk = self.visitor()
+        websocket_client, talk = self.websocket_client()
         first: Deferred[None] = Deferred()
         talk.answer = lambda frame: first
         for number in range(30):
-            visitor.send(b"%d" % number)
-        self.assertEqual(visitor.line.producerState, "paused")
-        self.assertGreaterEqual(visitor.line.unread, (30 - 1 - MAX_WAITING) * len(framed(b"1")))
+            websocket_client.send(b"%d" % number)
+        self.assertEqual(websocket_client.line.producerState, "paused")
+        self.assertGreaterEqual(
+            websocket_client.line.unread, (30 - 1 - MAX_QUEUED_MESSAGES) * len(encode_masked_frame(b"1"))
+        )
         first.callback(None)
-        self.premises.settle()
+        self.site_fixture.settle()
         self.assertEqual([frame for frame, _ in talk.told[1:]], [b"%d" % number for number in range(30)])
 
     def test_a_socket_that_left_is_forgotten(self) -> None:
         """Neither the conversation nor anything else keeps it."""
-        visitor, talk = self.visitor()
-        session = weakref.ref(visitor.line.protocol)
-        visitor.send(HELLO)
-        visitor.line.hang_up()
+        websocket_client, talk = self.websocket_client()
+        session = weakref.ref(websocket_client.line.protocol)
+        websocket_client.send(HELLO)
+        websocket_client.line.hang_up()
         self.half.talks.clear()
-        del visitor, talk
+        del websocket_client, talk
         # Autobahn keeps an hour-glass for each socket, which runs out.
-        self.premises.clock.advance(3600)
+        self.site_fixture.clock.advance(3600)
         gc.collect()
         self.assertIsNone(session())
 
@@ -316,39 +326,39 @@ class RealTests(SynchronousTestCase):
     """The same with the real half behind it."""
 
     def setUp(self) -> None:
-        self.premises = Premises(self, limits=PLENTY)
+        self.site_fixture = InMemorySite(self, limits=PLENTY)
 
-    def refused(self, visitor: Visitor, code: int, name: str) -> None:
+    def refused(self, websocket_client: InMemoryWebSocketClient, code: int, name: str) -> None:
         """The socket was told why, and closed."""
-        refusal, goodbye = visitor.frames()
+        refusal, goodbye = websocket_client.frames()
         self.assertEqual((refusal[0], json.loads(refusal[1])), (TEXT, {"type": "AUTH_FAILED", "code": name}))
         self.assertEqual((goodbye[0], goodbye[1][:2]), (CLOSE, code.to_bytes(2, "big")))
-        self.assertEqual(self.premises.events("conn.auth")[-1]["code"], name)
+        self.assertEqual(self.site_fixture.events("conn.auth")[-1]["code"], name)
 
     def test_nothing_in_ten_seconds(self) -> None:
         """Too late, exactly then."""
-        visitor = self.premises.visitor("/ws")
-        self.premises.clock.advance(9.9)
-        self.assertEqual(visitor.frames(), [])
-        self.premises.clock.advance(0.1)
-        self.refused(visitor, 4001, "AUTH_TIMEOUT")
+        websocket_client = self.site_fixture.websocket_client("/ws")
+        self.site_fixture.clock.advance(9.9)
+        self.assertEqual(websocket_client.frames(), [])
+        self.site_fixture.clock.advance(0.1)
+        self.refused(websocket_client, 4001, "AUTH_TIMEOUT")
 
     def test_what_is_no_authentication(self) -> None:
         """Text that is none, and bytes."""
         for frame, opcode in ((b"hello", TEXT), (b"{}", TEXT), (b"{}", BINARY), (b"\xff", TEXT), (b"", TEXT)):
-            visitor = self.premises.visitor("/ws")
-            visitor.send(frame, opcode)
-            self.refused(visitor, 4002, "INVALID_MESSAGE")
+            websocket_client = self.site_fixture.websocket_client("/ws")
+            websocket_client.send(frame, opcode)
+            self.refused(websocket_client, 4002, "INVALID_MESSAGE")
 
     def test_an_envelope(self) -> None:
         """It is answered, and nobody asks for an authentication any more."""
-        bob = Guest(self.premises).enrol()
-        visitor = self.premises.visitor("/ws")
-        visitor.send(bob.pack(PING, id="t"))
-        self.assertEqual([bob.open(frame).message.thid for frame in visitor.texts()], ["t"])
-        self.premises.clock.advance(11)
-        self.assertEqual(visitor.frames(), [])
-        self.assertFalse(visitor.line.lost)
+        bob = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.site_fixture.websocket_client("/ws")
+        websocket_client.send(bob.pack(PING, id="t"))
+        self.assertEqual([bob.open(frame).message.thid for frame in websocket_client.texts()], ["t"])
+        self.site_fixture.clock.advance(11)
+        self.assertEqual(websocket_client.frames(), [])
+        self.assertFalse(websocket_client.line.lost)
 
 
 class Client(WebSocketClientProtocol):
@@ -380,12 +390,12 @@ class ClientTests(TestCase):
 
     def setUp(self) -> None:
         self.half = FakeDecentrl()
-        self.premises = Premises(self, talker=self.half, limits=PLENTY)
+        self.site_fixture = InMemorySite(self, talker=self.half, limits=PLENTY)
         reactor: Any = _reactor
-        self.port = reactor.listenTCP(0, self.premises.site, interface=LOCAL)
+        self.port = reactor.listenTCP(0, self.site_fixture.site, interface=LOCAL)
         self.addCleanup(self.port.stopListening)
         self.gone: Deferred[None] = Deferred()
-        self.premises.base.connections.on_close(lambda session: self.gone.callback(None))
+        self.site_fixture.base.connections.on_close(lambda session: self.gone.callback(None))
 
     async def client(self, first: bytes | None = None) -> Client:
         """A client that has connected and says this as soon as it may."""
@@ -400,7 +410,7 @@ class ClientTests(TestCase):
     async def test_a_refusal_arrives(self) -> None:
         """The failure message, then the code, though both are sent in one turn (DCTRL-0004 10.2)."""
 
-        def opened(talk: FakeTalk) -> None:
+        def opened(talk: FakeDecentrlSocketProtocol) -> None:
             talk.answer = lambda frame: refused(talk.session)
 
         self.half.opened = opened
@@ -410,10 +420,10 @@ class ClientTests(TestCase):
 
     async def test_going_away(self) -> None:
         """A client that has said nothing yet is told when the daemon stops."""
-        opened: Deferred[FakeTalk] = Deferred()
+        opened: Deferred[FakeDecentrlSocketProtocol] = Deferred()
         self.half.opened = opened.callback
         client = await self.client()
         await opened
-        stopped = self.premises.base.connections.stopService()
+        stopped = self.site_fixture.base.connections.stopService()
         self.assertEqual(await client.over, [(True, 1001, "going away")])
         await stopped

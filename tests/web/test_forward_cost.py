@@ -13,9 +13,9 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.interfaces import Deposit, Deposited, StoredMessage
-from mediatord.wiring import build_site
-from tests.house import NOW, Guest, House, sealed_forward
+from mediatord.app.http_sites import build_site
+from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, StoredMessage
+from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack_forward
 
 # Functions of Python that are called for one message: 93 when this was written, about 330 without the short way.
 MOST_CALLS = 100
@@ -28,12 +28,12 @@ class Store:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def deposit_each(self, deposits: Sequence[Deposit], early: Any) -> Deferred[list[Deposited]]:
+    def enqueue_each(self, deposits: Sequence[EnqueueRequest], early: Any) -> Deferred[list[EnqueueResult]]:
         """All of them."""
         self.asked.append(len(deposits))
-        return succeed([Deposited((self._stored(one),), ()) for one in deposits])
+        return succeed([EnqueueResult((self._stored(one),), ()) for one in deposits])
 
-    def _stored(self, one: Deposit) -> StoredMessage:
+    def _stored(self, one: EnqueueRequest) -> StoredMessage:
         (payload,) = one.payloads
         return StoredMessage(
             id=payload.id,
@@ -48,24 +48,26 @@ class Store:
 
 class ForwardCostTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.house = House(self, limits={"ip_per_minute": 1_000}, listen=["tcp:0"])
-        self.bob = Guest(self.house).enrol()
-        self.site = build_site(self.house.base, self.house.half, self.house.decentrl, self.house.config)
+        self.in_memory = InMemoryMediator(self, limits={"ip_per_minute": 1_000}, listen=["tcp:0"])
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+        self.site = build_site(
+            self.in_memory.base, self.in_memory.half, self.in_memory.decentrl, self.in_memory.config
+        )
         self.store = Store()
-        self.patch(self.house.store, "deposit_each", self.store.deposit_each)
+        self.patch(self.in_memory.store, "enqueue_each", self.store.enqueue_each)
         self.lines = [StringTransport() for _ in range(TOGETHER)]
         self.channels: list[Any] = [self.site.buildProtocol(line.getPeer()) for line in self.lines]
         for channel, line in zip(self.channels, self.lines, strict=True):
             channel.makeConnection(line)
 
-        raw = sealed_forward(self.house, self.bob.did, self.bob.letter())
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
         self.request = b"POST /didcomm HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
 
     def post(self) -> None:
         """One forward on each connection, all in one turn of the reactor."""
         for channel in self.channels:
             channel.dataReceived(self.request)
-        self.house.clock.advance(0)
+        self.in_memory.clock.advance(0)
 
     def test_what_comes_in_one_turn_is_stored_together(self) -> None:
         """One question to the store, whatever the number, and one write for each answer."""
@@ -83,16 +85,18 @@ class ForwardCostTests(SynchronousTestCase):
 
     def test_two_lines(self) -> None:
         """And nothing else in the event log."""
-        self.house.clock.advance(0)
-        before = [len(self.house.events(name)) for name in ("msg.accept", "req.done")]
+        self.in_memory.clock.advance(0)
+        before = [len(self.in_memory.events(name)) for name in ("msg.accept", "req.done")]
         whole = self._lines()
         self.post()
-        after = [len(self.house.events(name)) for name in ("msg.accept", "req.done")]
+        after = [len(self.in_memory.events(name)) for name in ("msg.accept", "req.done")]
         self.assertEqual([b - a for a, b in zip(before, after, strict=True)], [TOGETHER] * 2)
         self.assertEqual(self._lines() - whole, 2 * TOGETHER)
 
     def _lines(self) -> int:
-        return sum(path.read_bytes().count(b"\n") for path in self.house.config.log.directory.glob("events*.jsonl"))
+        return sum(
+            path.read_bytes().count(b"\n") for path in self.in_memory.config.log.directory.glob("events*.jsonl")
+        )
 
 
 def counted(work: Callable[[], object]) -> dict[str, int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mediatord.wallet.mediation import read_delivery
-from mediatord.wallet.packing import Opened
-from tests.web.premises import PING, PONG, Visitor
+from mediatord.wallet.didcomm_mediation import read_delivery
+from mediatord.wallet.didcomm_messages import OpenedMessage
+from tests.web.in_memory_site import PING, PONG, InMemoryWebSocketClient
 from tests.web.test_websocket import SocketTestCase
 
 # Seconds between two pings of a socket.
@@ -28,34 +28,34 @@ class HalfOpenTests(SocketTestCase):
 
     def die_at(self, age: int) -> None:
         """:param age: seconds that the socket is well for."""
-        visitor = self.premises.visitor()
-        self.go_live(visitor)
+        websocket_client = self.site_fixture.websocket_client()
+        self.go_live(websocket_client)
         for _ in range(age):
-            self.premises.clock.advance(1)
-            self.answer_pings(visitor)
+            self.site_fixture.clock.advance(1)
+            self.answer_pings(websocket_client)
         self.forward(self.bob)
-        (frame,) = visitor.texts()
+        (frame,) = websocket_client.texts()
         pushed = self.delivered(frame).id
         self.assertEqual(self.pending(), 0)
-        self.premises.clock.pump([1] * (2 * PING_INTERVAL))
-        self.premises.settle()
+        self.site_fixture.clock.pump([1] * (2 * PING_INTERVAL))
+        self.site_fixture.settle()
         self.assertEqual(self.pending(), 1)
         (fetched,) = self.bob.fetch()
         self.assertEqual(fetched.id, pushed)
         self.assertEqual(self.ids_on_another_socket(), [pushed])
 
-    def answer_pings(self, visitor: Visitor) -> None:
-        for opcode, payload in visitor.frames():
+    def answer_pings(self, websocket_client: InMemoryWebSocketClient) -> None:
+        for opcode, payload in websocket_client.frames():
             self.assertEqual(opcode, PING)
-            visitor.send(payload, PONG)
+            websocket_client.send(payload, PONG)
 
     def pending(self) -> float:
-        return self.premises.counter("mediator_messages_stored_total")
+        return self.site_fixture.counter("mediator_messages_stored_total")
 
     def ids_on_another_socket(self) -> list[str]:
         """What is delivered to Bob when he comes back, at his request."""
-        visitor = self.premises.visitor()
-        self.go_live(visitor)
-        visitor.send(self.bob.pack("https://didcomm.org/messagepickup/3.0/delivery-request", {"limit": 10}))
-        opened: list[Opened] = [self.bob.open(frame) for frame in visitor.texts()]
+        websocket_client = self.site_fixture.websocket_client()
+        self.go_live(websocket_client)
+        websocket_client.send(self.bob.pack("https://didcomm.org/messagepickup/3.0/delivery-request", {"limit": 10}))
+        opened: list[OpenedMessage] = [self.bob.open(frame) for frame in websocket_client.texts()]
         return [one.id for answer in opened for one in read_delivery(answer.message)]

@@ -17,10 +17,10 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface import implementer
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Payload
-from mediatord.web.site import MediatorSite
-from tests.house import MP, PING, Guest, sealed_forward
-from tests.web.premises import ENCRYPTED, Answered, Premises, responses, written
+from mediatord.http.site import MediatorSite
+from mediatord.store.interfaces.messages import Payload
+from tests.in_memory_mediator import MP, PING, InMemoryWallet, pack_forward
+from tests.web.in_memory_site import ENCRYPTED, HTTPResponse, InMemorySite, encode_request, parse_responses
 from tests.web.test_websocket import PLENTY, Held
 
 LOCAL = "127.0.0.1"
@@ -36,23 +36,23 @@ class HTTPTestCase(SynchronousTestCase):
     settings: ClassVar[dict[str, Any]] = {}
 
     def setUp(self) -> None:
-        self.premises = Premises(self, **{"limits": PLENTY, **self.settings})
-        self.bob = Guest(self.premises).enrol()
+        self.site_fixture = InMemorySite(self, **{"limits": PLENTY, **self.settings})
+        self.bob = InMemoryWallet(self.site_fixture).enrol()
 
-    def get(self, path: str, peer: str = LOCAL, **headers: str) -> Answered:
+    def get(self, path: str, peer: str = LOCAL, **headers: str) -> HTTPResponse:
         """The response to a GET."""
-        return self.premises.request("GET", path, None, headers, peer)
+        return self.site_fixture.request("GET", path, None, headers, peer)
 
     def forwarded(self, text: str = "hello") -> bytes:
         """A forward to Bob."""
-        return sealed_forward(self.premises, self.bob.did, self.bob.letter(text))
+        return pack_forward(self.site_fixture, self.bob.did, self.bob.letter(text))
 
 
 class MessageTests(HTTPTestCase):
     def test_a_forward_is_taken_at_every_address(self) -> None:
         """202, no body and no Content-Type, at /didcomm, /didcomm/ and / (reference 3.1, D4)."""
         for path in MESSAGE_PATHS:
-            response = self.premises.post(self.forwarded(), path)
+            response = self.site_fixture.post(self.forwarded(), path)
             self.assertEqual((response.status, response.body), (202, b""))
             self.assertNotIn("content-type", response.headers)
             self.assertEqual(response.headers["content-length"], "0")
@@ -61,7 +61,7 @@ class MessageTests(HTTPTestCase):
     def test_a_request_is_answered(self) -> None:
         """200, packed, and exactly the media type that clients compare with (reference 3.1, D5)."""
         for path in MESSAGE_PATHS:
-            response = self.premises.post(self.bob.pack(PING, return_route="all"), path)
+            response = self.site_fixture.post(self.bob.pack(PING, return_route="all"), path)
             self.assertEqual(response.status, 200)
             self.assertEqual(response.headers["content-type"], "application/didcomm-encrypted+json")
             self.assertEqual(self.bob.open(response.body).message.type.key[2], "pingresponse")
@@ -80,8 +80,8 @@ class MessageTests(HTTPTestCase):
             "image/png",
             "",
         ):
-            self.assertEqual(self.premises.post(self.forwarded(), **{"Content-Type": label}).status, 202, label)
-        bare = self.premises.request("POST", "/didcomm", self.forwarded())
+            self.assertEqual(self.site_fixture.post(self.forwarded(), **{"Content-Type": label}).status, 202, label)
+        bare = self.site_fixture.request("POST", "/didcomm", self.forwarded())
         self.assertEqual(bare.status, 202)
         self.assertEqual(self.bob.waiting(), 11)
 
@@ -96,25 +96,25 @@ class MessageTests(HTTPTestCase):
             ("multipart/form-data; boundary=x", 415),
             ("application/didcomm-encrypted+jsonx", 415),
         ):
-            response = self.premises.post(b"hello", **{"Content-Type": label})
+            response = self.site_fixture.post(b"hello", **{"Content-Type": label})
             self.assertEqual((response.status, response.json["body"]["code"]), (status, "e.p.msg"), label)
             self.assertEqual(response.headers["content-type"], "application/didcomm-plain+json")
 
     def test_a_refusal_is_packed_for_whom_it_concerns(self) -> None:
         """A 400 with an encrypted report to an authenticated sender (reference section 11, row 5)."""
         raw = self.bob.pack("https://didcomm.org/routing/2.0/forward", {"next": "did:example:x"}, attachments=[{}])
-        response = self.premises.post(raw)
+        response = self.site_fixture.post(raw)
         self.assertEqual((response.status, response.headers["content-type"]), (400, ENCRYPTED.decode()))
         self.assertEqual(self.bob.open(response.body).body["code"], "e.p.me.res.not-found")
 
     def test_an_empty_body(self) -> None:
         """No bytes are no envelope."""
-        self.assertEqual(self.premises.post(b"").status, 400)
-        self.assertEqual(self.premises.request("POST", "/didcomm").status, 400)
+        self.assertEqual(self.site_fixture.post(b"").status, 400)
+        self.assertEqual(self.site_fixture.request("POST", "/didcomm").status, 400)
 
     def test_a_chunked_body(self) -> None:
         """Chunks make one body, wherever they end."""
-        line = self.premises.line()
+        line = self.site_fixture.line()
         line.feed(b"POST /didcomm HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
         raw = self.forwarded()
         for start in range(0, len(raw), 700):
@@ -122,72 +122,76 @@ class MessageTests(HTTPTestCase):
             line.feed(b"%x;note=1\r\n%b\r\n" % (len(piece), piece))
         self.assertEqual(line.taken(), b"")
         line.feed(b"0\r\nTrailer: x\r\n\r\n")
-        self.assertEqual([one.status for one in responses(line.taken())], [202])
+        self.assertEqual([one.status for one in parse_responses(line.taken())], [202])
 
     def test_go_on(self) -> None:
         """A client that asks before sending its body is told to go on (RFC 9110 section 10.1.1)."""
-        line = self.premises.line()
+        line = self.site_fixture.line()
         raw = self.forwarded()
-        head = written("POST", "/didcomm", raw, {"Expect": "100-continue"})[: -len(raw)]
+        head = encode_request("POST", "/didcomm", raw, {"Expect": "100-continue"})[: -len(raw)]
         line.feed(head)
         self.assertEqual(line.taken(), b"HTTP/1.1 100 Continue\r\n\r\n")
         line.feed(raw)
-        self.assertEqual([one.status for one in responses(line.taken())], [202])
+        self.assertEqual([one.status for one in parse_responses(line.taken())], [202])
 
     def test_pipelined_requests(self) -> None:
         """Requests in one go on one connection are answered in order (RFC 9112 section 9.3.2)."""
-        line = self.premises.line()
+        line = self.site_fixture.line()
         threads = [f"t{number}" for number in range(5)]
-        with Held(self.premises, "claim") as held:
+        with Held(self.site_fixture, "claim") as held:
             for thread in threads:
-                line.feed(written("POST", "/didcomm", self.bob.pack(PING, id=thread, return_route="all")))
-            line.feed(written("GET", "/did"))
+                line.feed(encode_request("POST", "/didcomm", self.bob.pack(PING, id=thread, return_route="all")))
+            line.feed(encode_request("GET", "/did"))
             self.assertEqual(line.taken(), b"")
             held.release_all()
-        *answers, did = responses(line.taken())
+        *answers, did = parse_responses(line.taken())
         self.assertEqual([self.bob.open(answer.body).message.thid for answer in answers], threads)
-        self.assertEqual(did.body.decode(), self.premises.did)
+        self.assertEqual(did.body.decode(), self.site_fixture.did)
         self.assertFalse(line.lost)
 
     def test_http_1_0(self) -> None:
         """An old client gets its answer and the end of the connection."""
-        line = self.premises.line()
-        line.feed(written("POST", "/didcomm", self.forwarded()).replace(b"HTTP/1.1", b"HTTP/1.0"))
-        self.premises.settle()
-        self.assertEqual([one.status for one in responses(line.taken().replace(b"HTTP/1.0", b"HTTP/1.1"))], [202])
+        line = self.site_fixture.line()
+        line.feed(encode_request("POST", "/didcomm", self.forwarded()).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        self.site_fixture.settle()
+        self.assertEqual(
+            [one.status for one in parse_responses(line.taken().replace(b"HTTP/1.0", b"HTTP/1.1"))], [202]
+        )
         self.assertTrue(line.lost)
 
     def test_too_many_requests(self) -> None:
         """429 says when to come again (UC-021 AF-2); the address is the one of a client, not of all."""
-        premises = Premises(self, limits={"ip_per_minute": 2})
-        statuses = [premises.post(sealed_forward(premises, "did:x:y", b"{}")) for _ in range(3)]
+        site_fixture = InMemorySite(self, limits={"ip_per_minute": 2})
+        statuses = [site_fixture.post(pack_forward(site_fixture, "did:x:y", b"{}")) for _ in range(3)]
         self.assertEqual([one.status for one in statuses], [400, 400, 429])
         self.assertEqual(statuses[2].headers["retry-after"], "60")
         self.assertEqual(statuses[2].headers["access-control-expose-headers"], "Retry-After")
         self.assertEqual(statuses[2].json["body"]["code"], "e.m.req.rate-limited")
-        other = premises.request("POST", "/didcomm", sealed_forward(premises, "did:x:y", b"{}"), {}, "192.0.2.2")
+        other = site_fixture.request(
+            "POST", "/didcomm", pack_forward(site_fixture, "did:x:y", b"{}"), {}, "192.0.2.2"
+        )
         self.assertEqual(other.status, 400)
 
     def test_a_store_that_is_away(self) -> None:
         """503 with Retry-After, and no 202 (reference section 11, row 17)."""
-        with self.premises.failing("deposit", StoreUnavailable()):
-            response = self.premises.post(self.forwarded())
+        with self.site_fixture.failing("enqueue", StoreUnavailable()):
+            response = self.site_fixture.post(self.forwarded())
         self.assertEqual((response.status, response.headers["retry-after"]), (503, "5"))
         self.assertEqual(self.bob.waiting(), 0)
 
     def test_a_fault_of_ours(self) -> None:
         """500 with a fixed text; the next request is served."""
-        with self.premises.failing("deposit", RuntimeError("boom")):
-            response = self.premises.post(self.forwarded())
+        with self.site_fixture.failing("enqueue", RuntimeError("boom")):
+            response = self.site_fixture.post(self.forwarded())
         self.assertEqual(response.status, 500)
         self.assertNotIn(b"boom", response.body)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.assertEqual(self.premises.post(self.forwarded()).status, 202)
+        self.assertEqual(self.site_fixture.post(self.forwarded()).status, 202)
 
     def test_while_the_daemon_stops(self) -> None:
         """503 with Retry-After: nothing new is begun (reference section 11, row 33)."""
-        self.premises.base.gate.stopService()
-        response = self.premises.post(self.forwarded())
+        self.site_fixture.base.gate.stopService()
+        response = self.site_fixture.post(self.forwarded())
         self.assertEqual((response.status, response.headers["retry-after"]), (503, "5"))
         self.assertEqual(self.bob.waiting(), 0)
 
@@ -195,46 +199,46 @@ class MessageTests(HTTPTestCase):
 class PatienceTests(HTTPTestCase):
     def test_the_deadline(self) -> None:
         """After ten seconds the answer is 503; the work goes on to its end (reference 3.1)."""
-        line = self.premises.line()
-        with Held(self.premises, "deposit") as held:
-            line.feed(written("POST", "/didcomm", self.forwarded()))
-            self.premises.clock.advance(9.9)
+        line = self.site_fixture.line()
+        with Held(self.site_fixture, "enqueue") as held:
+            line.feed(encode_request("POST", "/didcomm", self.forwarded()))
+            self.site_fixture.clock.advance(9.9)
             self.assertEqual(line.taken(), b"")
-            self.premises.clock.advance(0.2)
-            (response,) = responses(line.taken())
+            self.site_fixture.clock.advance(0.2)
+            (response,) = parse_responses(line.taken())
             self.assertEqual((response.status, response.headers["retry-after"]), (503, "5"))
             held.release_all()
         self.assertEqual(line.taken(), b"")
         self.assertEqual(self.bob.waiting(), 1)
-        line.feed(written("GET", "/did"))
-        self.assertEqual([one.status for one in responses(line.taken())], [200])
+        line.feed(encode_request("GET", "/did"))
+        self.assertEqual([one.status for one in parse_responses(line.taken())], [200])
 
     def test_a_client_that_hangs_up(self) -> None:
         """What it asked for is done all the same, and nobody is surprised; no timer stays behind."""
-        timers = len(self.premises.clock.getDelayedCalls())
-        line = self.premises.line()
-        with Held(self.premises, "deposit") as held:
-            line.feed(written("POST", "/didcomm", self.forwarded()))
+        timers = len(self.site_fixture.clock.getDelayedCalls())
+        line = self.site_fixture.line()
+        with Held(self.site_fixture, "enqueue") as held:
+            line.feed(encode_request("POST", "/didcomm", self.forwarded()))
             line.hang_up(cleanly=False)
             held.release_all()
-        self.premises.clock.advance(0)
+        self.site_fixture.clock.advance(0)
         self.assertEqual(self.bob.waiting(), 1)
-        self.assertEqual(len(self.premises.clock.getDelayedCalls()), timers)
+        self.assertEqual(len(self.site_fixture.clock.getDelayedCalls()), timers)
 
     def test_a_client_that_hangs_up_and_a_store_that_never_answers(self) -> None:
         """The deadline passes without anybody to tell it to."""
-        line = self.premises.line()
-        with Held(self.premises, "deposit"):
-            line.feed(written("POST", "/didcomm", self.forwarded()))
+        line = self.site_fixture.line()
+        with Held(self.site_fixture, "enqueue"):
+            line.feed(encode_request("POST", "/didcomm", self.forwarded()))
             line.hang_up()
-            self.premises.clock.advance(11)
+            self.site_fixture.clock.advance(11)
         self.assertEqual(line.taken(), b"")
 
     def test_half_a_request(self) -> None:
         """A body that never comes whole is nothing; its connection is given up after a while."""
-        line = self.premises.line()
-        line.feed(written("POST", "/didcomm", self.forwarded())[:-5])
-        self.premises.clock.pump([1] * 90)
+        line = self.site_fixture.line()
+        line.feed(encode_request("POST", "/didcomm", self.forwarded())[:-5])
+        self.site_fixture.clock.pump([1] * 90)
         self.assertTrue(line.lost)
         self.assertEqual(line.taken(), b"")
         self.assertEqual(self.bob.waiting(), 0)
@@ -242,27 +246,29 @@ class PatienceTests(HTTPTestCase):
     def test_an_answer_takes_as_long_as_its_reader(self) -> None:
         """A client that does not read its answers is not read from either."""
         for _ in range(4):
-            self.premises.post(self.forwarded("x" * 30_000))
-        line = self.premises.line()
+            self.site_fixture.post(self.forwarded("x" * 30_000))
+        line = self.site_fixture.line()
         line.stuck = True
         for _ in range(20):
-            line.feed(written("POST", "/didcomm", self.bob.pack(f"{MP}/delivery-request", {"limit": 9}, **ROUTE)))
+            line.feed(
+                encode_request("POST", "/didcomm", self.bob.pack(f"{MP}/delivery-request", {"limit": 9}, **ROUTE))
+            )
         self.assertLess(line.unsent, 1_000_000)
         self.assertGreater(line.unread, 0)
         line.unstick()
-        self.premises.settle()
-        self.assertEqual([one.status for one in responses(line.taken())], [200] * 20)
+        self.site_fixture.settle()
+        self.assertEqual([one.status for one in parse_responses(line.taken())], [200] * 20)
 
     def test_many_small_requests_for_large_pages(self) -> None:
         """Answers that nobody reads do not pile up, not even to requests that had been read together."""
-        line = self.premises.line()
+        line = self.site_fixture.line()
         line.stuck = True
         for _ in range(10):
-            line.feed(written("GET", "/invitation", None, {"Accept": "text/html"}) * 20)
+            line.feed(encode_request("GET", "/invitation", None, {"Accept": "text/html"}) * 20)
         self.assertLess(line.unsent, 500_000)
         line.unstick()
-        self.premises.settle()
-        self.assertEqual([one.status for one in responses(line.taken())], [200] * 200)
+        self.site_fixture.settle()
+        self.assertEqual([one.status for one in parse_responses(line.taken())], [200] * 200)
 
 
 ROUTE = {"return_route": "all"}
@@ -279,47 +285,47 @@ class SizeTests(HTTPTestCase):
 
     def refused(self, raw: bytes) -> None:
         """The answer is a whole 413, and that nothing more will be said on this connection."""
-        (response,) = responses(raw)
+        (response,) = parse_responses(raw)
         self.assertEqual(response.status, 413)
         self.assertEqual(response.json["body"]["code"], "e.p.me.res.storage.message_too_big")
         self.assertEqual(response.headers["connection"], "close")
         self.assertEqual(response.headers["access-control-allow-origin"], "*")
-        self.assertEqual(self.premises.counter("mediator_rejected_total", reason="too_large"), 1)
+        self.assertEqual(self.site_fixture.counter("mediator_rejected_total", reason="too_large"), 1)
         self.assertEqual(self.bob.waiting(), 0)
 
     def test_exactly_the_limit(self) -> None:
         """`max_message_bytes` themselves are fine, by length or in chunks (reference 3.1)."""
         raw = self.padded(5000)
-        self.assertEqual(self.premises.post(raw).status, 202)
-        line = self.premises.line()
+        self.assertEqual(self.site_fixture.post(raw).status, 202)
+        line = self.site_fixture.line()
         line.feed(b"POST /didcomm HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
         line.feed(b"1388\r\n%b\r\n0\r\n\r\n" % raw)
-        self.assertEqual([one.status for one in responses(line.taken())], [202])
+        self.assertEqual([one.status for one in parse_responses(line.taken())], [202])
 
     def test_by_its_length(self) -> None:
         """413 as soon as the headers are there, before any of the body (reference 3.1)."""
-        line = self.premises.line()
-        line.feed(written("POST", "/didcomm", self.padded(5001))[:-5001])
+        line = self.site_fixture.line()
+        line.feed(encode_request("POST", "/didcomm", self.padded(5001))[:-5001])
         self.refused(line.taken())
-        self.premises.settle()
+        self.site_fixture.settle()
         self.assertTrue(line.half_closed)
 
     def test_a_client_that_asks_first(self) -> None:
         """It is not told to go on."""
-        line = self.premises.line()
-        line.feed(written("POST", "/didcomm", self.padded(5001), {"Expect": "100-continue"})[:-5001])
+        line = self.site_fixture.line()
+        line.feed(encode_request("POST", "/didcomm", self.padded(5001), {"Expect": "100-continue"})[:-5001])
         self.refused(line.taken())
 
     def test_everywhere(self) -> None:
         """The limit is the listener's, whatever the address and the method."""
         for method, path in (("POST", "/"), ("GET", "/health"), ("PUT", "/nowhere")):
-            line = self.premises.line()
-            line.feed(written(method, path, b"x" * 5001)[:-5001])
-            self.assertEqual([one.status for one in responses(line.taken())], [413])
+            line = self.site_fixture.line()
+            line.feed(encode_request(method, path, b"x" * 5001)[:-5001])
+            self.assertEqual([one.status for one in parse_responses(line.taken())], [413])
 
     def test_chunks_that_grow_too_long(self) -> None:
         """413 with the byte that is too much, though nobody said how long it was going to be."""
-        line = self.premises.line()
+        line = self.site_fixture.line()
         line.feed(b"POST /didcomm HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
         line.feed(b"1388\r\n%b\r\n" % self.padded(5000))
         self.assertEqual(line.taken(), b"")
@@ -328,29 +334,29 @@ class SizeTests(HTTPTestCase):
 
     def test_the_rest_is_thrown_away(self) -> None:
         """What still comes is read, so that the client comes to reading the answer, and then it is over."""
-        line = self.premises.line()
-        line.feed(written("POST", "/didcomm", b"x" * 50_000))
+        line = self.site_fixture.line()
+        line.feed(encode_request("POST", "/didcomm", b"x" * 50_000))
         self.refused(line.taken())
-        self.premises.settle()
+        self.site_fixture.settle()
         self.assertTrue(line.lost)
 
     def test_a_client_that_goes_on_and_on(self) -> None:
         """It is cut off after five seconds, or after more bytes than anybody would send by mistake."""
-        slow, fast = self.premises.line(), self.premises.line()
+        slow, fast = self.site_fixture.line(), self.site_fixture.line()
         for line in (slow, fast):
             line.feed(b"POST /didcomm HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n")
         fast.feed(b"x" * 17_000_000)
-        self.premises.settle()
+        self.site_fixture.settle()
         self.assertTrue(fast.lost)
         self.assertFalse(slow.lost)
-        self.premises.clock.advance(5)
-        self.premises.settle()
+        self.site_fixture.clock.advance(5)
+        self.site_fixture.settle()
         self.assertTrue(slow.lost)
 
     def test_a_length_that_is_none(self) -> None:
         """Twisted refuses it before we see it."""
         for length in ("-1", "5e3", "0x10"):
-            line = self.premises.line()
+            line = self.site_fixture.line()
             line.feed(b"POST /didcomm HTTP/1.1\r\nHost: a\r\nContent-Length: %b\r\n\r\n" % length.encode())
             self.assertTrue(line.taken().startswith(b"HTTP/1.1 400 "))
 
@@ -364,13 +370,13 @@ class PageTests(HTTPTestCase):
             response = self.get(path)
             self.assertEqual((response.status, response.headers["content-type"]), (200, "application/json"))
             self.assertEqual(response.json["id"], "did:web:mediator.example")
-            self.assertIn(self.premises.did, response.json["alsoKnownAs"])
+            self.assertIn(self.site_fixture.did, response.json["alsoKnownAs"])
 
     def test_did(self) -> None:
         """`/did` has the did:peer:2, as text and nothing else."""
         response = self.get("/did")
         self.assertEqual(response.headers["content-type"], "text/plain; charset=utf-8")
-        self.assertEqual(response.body.decode(), self.premises.did)
+        self.assertEqual(response.body.decode(), self.site_fixture.did)
 
     def test_invitation_for_programs(self) -> None:
         """JSON by default and when JSON is preferred (reference 7.4)."""
@@ -378,7 +384,7 @@ class PageTests(HTTPTestCase):
             response = self.get("/invitation", **({"Accept": accept} if accept else {}))
             self.assertEqual((response.status, response.headers["content-type"]), (200, "application/json"))
             self.assertEqual(response.json["type"], "https://didcomm.org/out-of-band/2.0/invitation")
-            self.assertEqual(response.json["from"], self.premises.did)
+            self.assertEqual(response.json["from"], self.site_fixture.did)
             self.assertEqual(response.headers["vary"], "Accept")
 
     def test_invitation_for_people(self) -> None:
@@ -409,35 +415,35 @@ class PageTests(HTTPTestCase):
         """200 while the store answers, 503 with a reason when it does not; `mediator_storage_up` follows."""
         response = self.get("/health")
         self.assertEqual((response.status, response.json), (200, {"status": "ok"}))
-        self.assertEqual(self.premises.counter("mediator_storage_up"), 1)
-        self.successResultOf(self.premises.store.close())
+        self.assertEqual(self.site_fixture.counter("mediator_storage_up"), 1)
+        self.successResultOf(self.site_fixture.store.close())
         response = self.get("/health")
         self.assertEqual(response.status, 503)
         self.assertEqual(response.json, {"status": "error", "detail": "store unavailable"})
         self.assertIn("retry-after", response.headers)
-        self.assertEqual(self.premises.counter("mediator_storage_up"), 0)
+        self.assertEqual(self.site_fixture.counter("mediator_storage_up"), 0)
 
     def test_health_while_the_daemon_stops(self) -> None:
         """Not healthy: nobody shall be sent here any more."""
-        self.premises.base.gate.stopService()
+        self.site_fixture.base.gate.stopService()
         response = self.get("/health")
         self.assertEqual((response.status, response.json["detail"]), (503, "stopping"))
 
     def test_health_of_a_store_that_hangs(self) -> None:
         """503 after the deadline."""
-        line = self.premises.line()
-        with Held(self.premises, "ping"):
-            line.feed(written("GET", "/health"))
-            self.premises.clock.advance(10)
-        self.assertEqual([one.status for one in responses(line.taken())], [503])
+        line = self.site_fixture.line()
+        with Held(self.site_fixture, "ping"):
+            line.feed(encode_request("GET", "/health"))
+            self.site_fixture.clock.advance(10)
+        self.assertEqual([one.status for one in parse_responses(line.taken())], [503])
 
     def test_head(self) -> None:
         """The headers of a GET and no body, so that a connection stays in step."""
         for path in PAGES:
-            line = self.premises.line(LOCAL)
-            line.feed(written("HEAD", path) + written("HEAD", path))
-            self.premises.settle()
-            first, second = responses(line.taken(), head=True)
+            line = self.site_fixture.line(LOCAL)
+            line.feed(encode_request("HEAD", path) + encode_request("HEAD", path))
+            self.site_fixture.settle()
+            first, second = parse_responses(line.taken(), head=True)
             self.assertEqual(first.status, 200)
             self.assertGreater(int(first.headers["content-length"]), 0)
             if path != "/metrics":  # which has counted the first one
@@ -452,7 +458,7 @@ class PageTests(HTTPTestCase):
                 "Access-Control-Request-Method": "POST",
                 "Access-Control-Request-Headers": "content-type",
             }
-            response = self.premises.request("OPTIONS", path, None, preflight)
+            response = self.site_fixture.request("OPTIONS", path, None, preflight)
             self.assertEqual((response.status, response.body), (204, b""), path)
             self.assertNotIn("content-length", response.headers)
             self.assertEqual(response.headers["access-control-allow-origin"], "*")
@@ -465,8 +471,8 @@ class PageTests(HTTPTestCase):
             self.get("/did"),
             self.get("/nowhere"),
             self.get("/didcomm"),
-            self.premises.post(b"x"),
-            self.premises.post(self.forwarded()),
+            self.site_fixture.post(b"x"),
+            self.site_fixture.post(self.forwarded()),
             self.get("/metrics", peer="192.0.2.1"),
         ):
             self.assertEqual(response.headers["access-control-allow-origin"], "*")
@@ -489,7 +495,7 @@ class PageTests(HTTPTestCase):
             ("POST", "/ws", {"GET", "OPTIONS"}, error),
             ("BREW", "/invitation", page, error),
         ):
-            response = self.premises.request(method, path)
+            response = self.site_fixture.request(method, path)
             self.assertEqual((response.status, response.body), (405, body), (method, path))
             self.assertEqual(set(response.headers["allow"].split(", ")), allowed)
             self.assertEqual(response.headers.get("content-type"), "application/json" if body else None)
@@ -511,7 +517,7 @@ class PageTests(HTTPTestCase):
             "//ws",
         ):
             for method in ("GET", "POST", "PUT"):
-                response = self.premises.request(method, path, b"" if method == "POST" else None)
+                response = self.site_fixture.request(method, path, b"" if method == "POST" else None)
                 self.assertEqual((response.status, response.headers["content-type"]), (404, "application/json"), path)
                 expected = (
                     {"status": "error", "detail": "not found"}
@@ -563,14 +569,14 @@ class MetricsTests(HTTPTestCase):
 
     def test_queue_sizes(self) -> None:
         """A series for each of the largest queues, the rest summed up; a series vanishes with its queue."""
-        carol = Guest(self.premises).enrol()
+        carol = InMemoryWallet(self.site_fixture).enrol()
         self.assertNotIn(b"mediator_message_queue_size{", self.get("/metrics").body)
         for guest, count in ((self.bob, 3), (carol, 2)):
             for _ in range(count):
-                self.premises.post(sealed_forward(self.premises, guest.did, guest.letter()))
+                self.site_fixture.post(pack_forward(self.site_fixture, guest.did, guest.letter()))
         response = self.get("/metrics")
         self.assertTrue(response.headers["content-type"].startswith("text/plain; version="))
-        bobs, carols = (self.premises.tag(guest.did) for guest in (self.bob, carol))
+        bobs, carols = (self.site_fixture.tag(guest.did) for guest in (self.bob, carol))
         self.assertIn(f'mediator_message_queue_size{{did="{bobs}"}} 3.0\n'.encode(), response.body)
         self.assertIn(b'mediator_message_queue_size{did="other"} 2.0\n', response.body)
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [one.id for one in self.bob.fetch()]})
@@ -586,31 +592,31 @@ class MetricsTests(HTTPTestCase):
 
     def test_figures_of_the_store_agree(self) -> None:
         """Queues, all that waits and the ledger add up in each scrape; what the daemon sends to itself is in them."""
-        own = self.premises.base.own.kin.identity("m").did
-        self.successResultOf(self.premises.store.grant(own))
-        self.successResultOf(self.premises.store.update(own, [(own, "add")], max_recipients=1))
+        own = self.site_fixture.base.own.identities.identity("m").did
+        self.successResultOf(self.site_fixture.store.grant(own))
+        self.successResultOf(self.site_fixture.store.update(own, [(own, "add")], max_recipients=1))
         payload = Payload("own", b"{}", "json")
-        self.successResultOf(self.premises.store.deposit(own, [payload], expires_at=9e9))
+        self.successResultOf(self.site_fixture.store.enqueue(own, [payload], expires_at=9e9))
         # Only one queue has a series here, and this is the largest.
-        self.premises.post(sealed_forward(self.premises, self.bob.did, self.bob.letter()))
+        self.site_fixture.post(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
         for count in range(2, 5):
-            self.premises.post(sealed_forward(self.premises, self.bob.did, self.bob.letter()))
+            self.site_fixture.post(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
             sizes = self.figure("mediator_message_queue_size")
-            self.assertEqual(sizes, {(self.premises.tag(self.bob.did),): count, ("other",): 1})
+            self.assertEqual(sizes, {(self.site_fixture.tag(self.bob.did),): count, ("other",): 1})
             entries = self.figure("mediator_ledger_messages")
             waiting = [value for labels, value in entries.items() if "waiting" in labels]
             self.assertEqual(waiting, [count + 1, 0])
             self.assertEqual(self.figure("mediator_messages_waiting"), {(): count + 1})
-            self.premises.clock.advance(7)
-            now = self.premises.clock.seconds()
+            self.site_fixture.clock.advance(7)
+            now = self.site_fixture.clock.seconds()
             self.assertEqual(self.figure("mediator_store_statistics_timestamp_seconds"), {(): now})
-        with self.premises.failing("statistics", StoreUnavailable()):
-            self.premises.clock.advance(7)
+        with self.site_fixture.failing("statistics", StoreUnavailable()):
+            self.site_fixture.clock.advance(7)
             self.assertEqual(self.figure("mediator_store_statistics_timestamp_seconds"), {(): now})
 
     def test_an_expensive_look_is_not_repeated_at_once(self) -> None:
         """What takes a twentieth of a second or longer is done a twentieth of the time at most."""
-        clock, statistics = self.premises.clock, self.premises.store.statistics
+        clock, statistics = self.site_fixture.clock, self.site_fixture.store.statistics
         looks: list[float] = []
 
         def slow(top: int) -> Any:
@@ -618,7 +624,7 @@ class MetricsTests(HTTPTestCase):
             clock.advance(0.5)
             return statistics(top)
 
-        self.patch(self.premises.store, "statistics", slow)
+        self.patch(self.site_fixture.store, "statistics", slow)
         for _ in range(3):
             self.get("/metrics")
         self.assertEqual(len(looks), 1)
@@ -628,17 +634,17 @@ class MetricsTests(HTTPTestCase):
 
     def test_without_the_store(self) -> None:
         """The metrics are there all the same, and say so."""
-        self.successResultOf(self.premises.store.close())
+        self.successResultOf(self.site_fixture.store.close())
         response = self.get("/metrics")
         self.assertEqual(response.status, 200)
         self.assertIn(b"mediator_storage_up 0.0\n", response.body)
 
     def test_too_many_queues(self) -> None:
         """That they could not be counted in time says nothing of the store; what was known stays."""
-        self.premises.post(sealed_forward(self.premises, self.bob.did, self.bob.letter()))
-        sizes = f'mediator_message_queue_size{{did="{self.premises.tag(self.bob.did)}"}} 1.0\n'.encode()
+        self.site_fixture.post(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
+        sizes = f'mediator_message_queue_size{{did="{self.site_fixture.tag(self.bob.did)}"}} 1.0\n'.encode()
         self.assertIn(sizes, self.get("/metrics").body)
-        with self.premises.failing("statistics", StoreUnavailable()):
+        with self.site_fixture.failing("statistics", StoreUnavailable()):
             response = self.get("/metrics")
         self.assertEqual(response.status, 200)
         self.assertIn(sizes, response.body)
@@ -646,10 +652,10 @@ class MetricsTests(HTTPTestCase):
 
     def test_the_address_of_a_limit(self) -> None:
         """The limit of an address is that of the client behind a trusted proxy."""
-        premises = Premises(self, limits={"ip_per_minute": 1}, trusted_proxies=["198.51.100.0/24"])
+        site_fixture = InMemorySite(self, limits={"ip_per_minute": 1}, trusted_proxies=["198.51.100.0/24"])
         for client, status in (("203.0.113.1", 400), ("203.0.113.2", 400), ("203.0.113.1", 429)):
-            raw = sealed_forward(premises, "did:x:y", b"{}")
-            response = premises.request("POST", "/didcomm", raw, {"X-Forwarded-For": client}, "198.51.100.1")
+            raw = pack_forward(site_fixture, "did:x:y", b"{}")
+            response = site_fixture.request("POST", "/didcomm", raw, {"X-Forwarded-For": client}, "198.51.100.1")
             self.assertEqual(response.status, status)
 
 
@@ -700,8 +706,8 @@ class KernelTests(TestCase):
 
     def setUp(self) -> None:
         reactor: Any = _reactor
-        premises = Premises(self, limits={**PLENTY, "max_message_bytes": 5000})
-        self.server = Server(premises.site)
+        site_fixture = InMemorySite(self, limits={**PLENTY, "max_message_bytes": 5000})
+        self.server = Server(site_fixture.site)
         port = reactor.listenTCP(0, self.server, interface=LOCAL)
         self.addCleanup(port.stopListening)
         self.endpoint = TCP4ClientEndpoint(reactor, LOCAL, port.getHost().port)
@@ -712,15 +718,15 @@ class KernelTests(TestCase):
         await connectProtocol(self.endpoint, client)
         assert client.transport is not None
         client.transport.write(sent)
-        (response,) = responses(await client.over)
+        (response,) = parse_responses(await client.over)
         self.assertEqual(response.status, 413)
         self.assertEqual(response.json["body"]["code"], "e.p.me.res.storage.message_too_big")
         await self.server.over
 
     async def test_the_refusal_arrives_without_the_body(self) -> None:
         """A client that has sent only its headers gets the whole answer."""
-        await self.refusal_of(written("POST", "/didcomm", b"x" * 5001)[:-5001])
+        await self.refusal_of(encode_request("POST", "/didcomm", b"x" * 5001)[:-5001])
 
     async def test_the_refusal_arrives_in_spite_of_the_body(self) -> None:
         """A client that sends megabytes without listening finds a whole answer afterwards, and not a reset."""
-        await self.refusal_of(written("POST", "/didcomm", b"x" * 4_000_000))
+        await self.refusal_of(encode_request("POST", "/didcomm", b"x" * 4_000_000))

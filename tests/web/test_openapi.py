@@ -12,14 +12,13 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import InvalidCommand
-from mediatord.protocol.decentrl.commands import parse_authenticate, parse_command
-from mediatord.web.openapi import OPENAPI, text
-from mediatord.web.schemas import PLAIN_CODES
-from mediatord.wire import DECENTRL_WIRE, SOCKET_WIRE, WIRE
+from mediatord.http.openapi import HTTP_ERROR_CODES, OPENAPI_JSON, render_openapi_document
+from mediatord.protocol.decentrl.commands import parse_authentication_request, parse_command
+from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES, DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
 from tests.protocol.decentrl.samples import CHANNELS, authenticate, command
-from tests.web.premises import Answered, Premises
+from tests.web.in_memory_site import HTTPResponse, InMemorySite
 
-DOCUMENT: dict[str, Any] = json.loads(OPENAPI)
+DOCUMENT: dict[str, Any] = json.loads(OPENAPI_JSON)
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 # Where the document of a did:web is that has a path, behind a proxy that takes the path off: another name of a page.
 ALIASES = {"/did.json"}
@@ -55,8 +54,8 @@ def places(value: Any) -> Iterator[tuple[Any, str | int]]:
 
 
 def test_the_copy_is_up_to_date() -> None:
-    """What is served was written by `python -m mediatord.web.openapi` from the models as they are."""
-    assert OPENAPI.decode() == text()
+    """What is served was written by `python -m mediatord.http.openapi` from the models as they are."""
+    assert OPENAPI_JSON.decode() == render_openapi_document()
 
 
 def test_it_is_openapi() -> None:
@@ -67,19 +66,23 @@ def test_it_is_openapi() -> None:
 
 def test_every_code_is_there() -> None:
     """The codes of each status are those of the daemon's tables, and all of them together are those of an error."""
-    listed: dict[int, set[str]] = {status: {code} for status, code in PLAIN_CODES.items()}
-    for wire in DECENTRL_WIRE.values():
+    listed: dict[int, set[str]] = {status: {code} for status, code in HTTP_ERROR_CODES.items()}
+    for wire in DECENTRL_ERROR_CODES.values():
         listed.setdefault(wire.status, set()).add(wire.code)
     for status, codes in listed.items():
         assert set(SCHEMAS[f"Refused{status}"]["properties"]["code"]["enum"]) == codes
     assert set(SCHEMAS["Error"]["properties"]["code"]["enum"]) == set().union(*listed.values())
-    assert set(SCHEMAS["AuthFailed"]["properties"]["code"]["enum"]) == {wire.code for wire in SOCKET_WIRE.values()}
+    assert set(SCHEMAS["AuthFailed"]["properties"]["code"]["enum"]) == {
+        wire.code for wire in DECENTRL_CLOSE_CODES.values()
+    }
 
 
 def test_every_status_is_there() -> None:
     """Whatever the tables of either protocol answer is listed with the operation that answers it."""
-    decentrl = {str(wire.status) for wire in DECENTRL_WIRE.values()}
-    didcomm = {str(status) for wire in WIRE.values() for status in (wire.status, wire.packed) if status}
+    decentrl = {str(wire.status) for wire in DECENTRL_ERROR_CODES.values()}
+    didcomm = {
+        str(status) for wire in DIDCOMM_ERROR_CODES.values() for status in (wire.status, wire.packed) if status
+    }
     paths = DOCUMENT["paths"]
     assert set(paths["/didcomm"]["post"]["responses"]) == didcomm | {"200", "202"}
     assert set(paths["/"]["post"]["responses"]) == decentrl | didcomm | {"200", "202"}
@@ -114,7 +117,7 @@ def test_schema_and_parser_agree(name: str) -> None:
 
 def test_the_first_frame_of_a_socket() -> None:
     """It has a schema, which is nobody's answer but in the text."""
-    parse_authenticate(json.dumps(authenticate()).encode())
+    parse_authentication_request(json.dumps(authenticate()).encode())
     frame = checker("AuthenticateMessage")
     assert frame.is_valid(authenticate())
     assert not frame.is_valid(authenticate(timestamp="now"))
@@ -124,9 +127,9 @@ class ServedTests(SynchronousTestCase):
     """A mediator, and what it answers to each operation that needs nothing."""
 
     def setUp(self) -> None:
-        self.premises = Premises(self)
+        self.site_fixture = InMemorySite(self)
 
-    def follows(self, response: Answered, path: str, method: str = "get") -> None:
+    def follows(self, response: HTTPResponse, path: str, method: str = "get") -> None:
         """The answer is one of those that the document lists with the operation."""
         listed = DOCUMENT["paths"][path][method]["responses"]
         self.assertIn(str(response.status), listed)
@@ -147,39 +150,39 @@ class ServedTests(SynchronousTestCase):
         """Each GET without parameters is answered as listed; so is one from where metrics are not shown."""
         for path, operations in DOCUMENT["paths"].items():
             if "get" in operations and "{" not in path:
-                self.follows(self.premises.request("GET", path), path)
-        self.follows(self.premises.request("GET", "/metrics", peer="127.0.0.1"), "/metrics")
-        self.follows(self.premises.request("GET", "/invitation", headers={"Accept": "text/html"}), "/invitation")
-        self.follows(self.premises.request("GET", "/?_oob=x"), "/")
+                self.follows(self.site_fixture.request("GET", path), path)
+        self.follows(self.site_fixture.request("GET", "/metrics", peer="127.0.0.1"), "/metrics")
+        self.follows(self.site_fixture.request("GET", "/invitation", headers={"Accept": "text/html"}), "/invitation")
+        self.follows(self.site_fixture.request("GET", "/?_oob=x"), "/")
 
     def test_the_document_itself(self) -> None:
         """It is served as it is kept."""
-        self.assertEqual(self.premises.request("GET", "/openapi.json").body, OPENAPI)
+        self.assertEqual(self.site_fixture.request("GET", "/openapi.json").body, OPENAPI_JSON)
 
     def test_public_channels(self) -> None:
         """Of somebody unknown, and with parameters that make no sense."""
         for query, status in (("", 200), ("?tags=a,b&page_size=7", 200), ("?page=x", 400)):
-            response = self.premises.request("GET", f"/public/did:example:a{query}")
+            response = self.site_fixture.request("GET", f"/public/did:example:a{query}")
             self.assertEqual(response.status, status)
             self.follows(response, "/public/{did}")
 
     def test_refusals(self) -> None:
         """Of what is no message and no command."""
-        self.follows(self.premises.post(b"{}"), "/didcomm", "post")
-        self.follows(self.premises.post(b"{}", "/"), "/", "post")
+        self.follows(self.site_fixture.post(b"{}"), "/didcomm", "post")
+        self.follows(self.site_fixture.post(b"{}", "/"), "/", "post")
         for body in (b"{}", json.dumps(command("QUERY_EVENTS")).encode()):
-            response = self.premises.request("POST", "/", body, {"Content-Type": "application/json"})
+            response = self.site_fixture.request("POST", "/", body, {"Content-Type": "application/json"})
             self.assertIn(response.status, (400, 401))
             self.follows(response, "/", "post")
 
     def test_nothing_is_left_out(self) -> None:
         """Every path that there is stands in the document, and every method but OPTIONS and HEAD."""
-        root = self.premises.site.resource
+        root = self.site_fixture.site.resource
         served = {f"/{name.decode()}" for name in root.listNames()} - ALIASES
         listed = {"/" + path.split("/")[1] for path in DOCUMENT["paths"]} - {"/"}
         self.assertEqual(served, listed)
         for path, operations in DOCUMENT["paths"].items():
-            response = self.premises.request("PUT", path)
+            response = self.site_fixture.request("PUT", path)
             if response.status == 405:
                 allowed = set(response.headers["allow"].lower().split(", ")) - {"options", "head"}
                 self.assertLessEqual(allowed, set(operations))

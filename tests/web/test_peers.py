@@ -4,9 +4,9 @@ from ipaddress import ip_network
 
 import pytest
 
-from mediatord.web.peers import Peers, is_within
+from mediatord.http.client_address import ClientAddressResolver, is_in_networks
 
-TRUSTED = Peers([ip_network("10.0.0.0/8"), ip_network("::1/128")])
+TRUSTED = ClientAddressResolver([ip_network("10.0.0.0/8"), ip_network("::1/128")])
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_client_address(connected: str, forwarded: str | None, client: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("address", "payer"),
+    ("address", "rate_limit_key"),
     [
         ("192.0.2.7", "192.0.2.7"),
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
@@ -44,13 +44,13 @@ def test_client_address(connected: str, forwarded: str | None, client: str) -> N
         ("", ""),
     ],
 )
-def test_who_pays(address: str, payer: str) -> None:
+def test_who_pays(address: str, rate_limit_key: str) -> None:
     """One host has a whole /64 of IPv6 addresses, and pays for all of them."""
-    assert TRUSTED.payer(address, None) == payer
+    assert TRUSTED.rate_limit_key(address, None) == rate_limit_key
 
 
 def test_networks_of_both_families() -> None:
     """An IPv4 address in IPv6 clothes is what it is; a name is nowhere."""
-    assert is_within("::ffff:127.0.0.1", [ip_network("127.0.0.0/8")])
-    assert not is_within("localhost", [ip_network("0.0.0.0/0")])
-    assert not is_within("::1", [ip_network("127.0.0.0/8")])
+    assert is_in_networks("::ffff:127.0.0.1", [ip_network("127.0.0.0/8")])
+    assert not is_in_networks("localhost", [ip_network("0.0.0.0/0")])
+    assert not is_in_networks("::1", [ip_network("127.0.0.0/8")])

@@ -11,9 +11,9 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.citizens import PRIVATE, Citizen
-from tests.house import MP, PING, Guest, sealed_forward
-from tests.web.premises import ENCRYPTED, Premises, framed, written
+from tests.in_memory_identities import PRIVATE, InMemoryIdentity
+from tests.in_memory_mediator import MP, PING, InMemoryWallet, pack_forward
+from tests.web.in_memory_site import ENCRYPTED, InMemorySite, encode_masked_frame, encode_request
 
 PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 LARGE = b"z" * 100_000
@@ -24,8 +24,8 @@ JSON: Any = {"Content-Type": "application/json"}
 
 class RefusalMemoryTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.premises = Premises(self, limits=PLENTY)
-        self.bob = Guest(self.premises).enrol()
+        self.site_fixture = InMemorySite(self, limits=PLENTY)
+        self.bob = InMemoryWallet(self.site_fixture).enrol()
 
     def assert_freed(self, case: Callable[[], object]) -> None:
         """
@@ -50,7 +50,7 @@ class RefusalMemoryTests(SynchronousTestCase):
             gc.enable()
 
     def post(self, body: bytes, path: str = "/didcomm", status: int = 400, **headers: str) -> None:
-        self.assertEqual(self.premises.post(body, path, **headers).status, status)
+        self.assertEqual(self.site_fixture.post(body, path, **headers).status, status)
 
     def test_no_envelope(self) -> None:
         """Neither JSON nor anything else."""
@@ -62,7 +62,7 @@ class RefusalMemoryTests(SynchronousTestCase):
 
     def test_unknown_recipient(self) -> None:
         """On the fast path, as the store refuses it."""
-        raw = sealed_forward(self.premises, "did:example:nobody", self.bob.letter(LARGE.decode()))
+        raw = pack_forward(self.site_fixture, "did:example:nobody", self.bob.letter(LARGE.decode()))
         self.assert_freed(lambda: self.post(raw))
 
     def test_unsupported(self) -> None:
@@ -78,29 +78,29 @@ class RefusalMemoryTests(SynchronousTestCase):
 
     def test_not_enrolled(self) -> None:
         """A request of somebody without an account."""
-        stranger = Guest(self.premises)
+        stranger = InMemoryWallet(self.site_fixture)
         raws = [stranger.pack(f"{MP}/status-request", {"a": LARGE.decode()}) for _ in range(2)]
         self.assert_freed(lambda: self.post(raws.pop(), status=200))
 
     def test_fault(self) -> None:
         """A fault of ours."""
         raw = self.bob.pack(PING, {"a": LARGE.decode()})
-        with self.premises.failing("account", KeyError("x")):
+        with self.site_fixture.failing("account", KeyError("x")):
             self.assert_freed(lambda: self.post(raw, status=500))
         self.flushLoggedErrors(KeyError)
 
     def test_command(self) -> None:
         """A body that is no command, one that is stale, and one for somebody who is not registered."""
         self.assert_freed(lambda: self.post(LARGE, "/", **JSON))
-        citizen = Citizen(self.premises, "Ann")
-        stale = citizen.command(LARGE.decode(), channel=PRIVATE, to=citizen.did, timestamp=1)
+        new_identity = InMemoryIdentity(self.site_fixture, "Ann")
+        stale = new_identity.command(LARGE.decode(), channel=PRIVATE, to=new_identity.did, timestamp=1)
         self.assert_freed(lambda: self.post(stale, "/", status=401, **JSON))
-        fresh = [citizen.command(LARGE.decode(), channel=PRIVATE, to=citizen.did) for _ in range(2)]
+        fresh = [new_identity.command(LARGE.decode(), channel=PRIVATE, to=new_identity.did) for _ in range(2)]
         self.assert_freed(lambda: self.post(fresh.pop(), "/", status=404, **JSON))
 
     def test_limited(self) -> None:
         """An address over its limit."""
-        self.premises.base.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        self.site_fixture.base.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
         self.assert_freed(lambda: self.post(LARGE, status=429))
 
     def test_general_path(self) -> None:
@@ -110,28 +110,28 @@ class RefusalMemoryTests(SynchronousTestCase):
     def test_unfinished_request(self) -> None:
         """The client leaves in the middle of a body, on either path."""
         for headers in ({"Content-Type": ENCRYPTED.decode()}, {"X-Anything": "1"}):
-            self.assert_freed(partial(self.leave, written("POST", "/didcomm", LARGE, headers)[:-1]))
+            self.assert_freed(partial(self.leave, encode_request("POST", "/didcomm", LARGE, headers)[:-1]))
 
     def leave(self, data: bytes) -> None:
-        line = self.premises.line()
+        line = self.site_fixture.line()
         line.feed(data)
         line.hang_up()
 
     def test_frames(self) -> None:
         """On sockets of either protocol, and when they are gone."""
         for path, payload in (("/didcomm", LARGE), ("/ws", LARGE), ("/didcomm", ENVELOPE), ("/ws", ENVELOPE)):
-            self.assert_freed(partial(self.say, path, framed(payload)))
+            self.assert_freed(partial(self.say, path, encode_masked_frame(payload)))
 
     def test_unfinished_frames(self) -> None:
         """The client leaves in the middle of a frame, or of a message."""
-        for data in (framed(LARGE)[:-1], framed(LARGE, final=False)):
+        for data in (encode_masked_frame(LARGE)[:-1], encode_masked_frame(LARGE, final=False)):
             self.assert_freed(partial(self.say, "/didcomm", data))
 
     def say(self, path: str, data: bytes) -> None:
-        visitor = self.premises.visitor(path)
-        visitor.line.feed(data)
-        self.premises.settle()
-        visitor.line.hang_up()
+        websocket_client = self.site_fixture.websocket_client(path)
+        websocket_client.line.feed(data)
+        self.site_fixture.settle()
+        websocket_client.line.hang_up()
 
 
 def _contents(value: Any) -> list[Any]:

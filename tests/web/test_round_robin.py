@@ -5,8 +5,8 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.web.round_robin import MAX_QUANTA, MAX_SECONDS, RoundRobinScheduler
-from tests.web.premises import PING, PONG, Premises, framed, responses, written
+from mediatord.http.flow_control import MAX_ITERATION_SECONDS, MAX_QUANTA, RoundRobinScheduler
+from tests.web.in_memory_site import PING, PONG, InMemorySite, encode_masked_frame, encode_request, parse_responses
 
 PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 
@@ -50,7 +50,7 @@ class SchedulerTests(SynchronousTestCase):
     def test_slow_quanta(self) -> None:
         """None begins when time is up."""
         steps = iter(range(1000))
-        self.scheduler = RoundRobinScheduler(self.clock, lambda: next(steps) * MAX_SECONDS)
+        self.scheduler = RoundRobinScheduler(self.clock, lambda: next(steps) * MAX_ITERATION_SECONDS)
         self.scheduler.add(Connection(self.scheduler, self.log, "a", 3))
         self.scheduler._run()
         self.assertEqual(len(self.log), 1)
@@ -60,52 +60,54 @@ class FloodTests(SynchronousTestCase):
     """Nothing that is sent in one piece is served in one iteration."""
 
     def setUp(self) -> None:
-        self.premises = Premises(self, limits=PLENTY)
-        self.patch(self.premises.site.scheduler, "_steady", lambda: 0.0)
+        self.site_fixture = InMemorySite(self, limits=PLENTY)
+        self.patch(self.site_fixture.site.scheduler, "_steady", lambda: 0.0)
 
     def served_at_once(self, requests: bytes, number: int) -> int:
         """How many requests are answered before others have their turn; in the end all are."""
-        line = self.premises.line()
+        line = self.site_fixture.line()
         line.protocol.dataReceived(requests * number)
         at_once: int = line.value().count(b"HTTP/1.1 ")
-        self.premises.settle()
-        self.assertEqual(len(responses(line.taken())), number)
+        self.site_fixture.settle()
+        self.assertEqual(len(parse_responses(line.taken())), number)
         self.assertEqual(line.producerState, "producing")
         return at_once
 
     def test_empty_posts(self) -> None:
         """Of either protocol, on the fast path."""
         for path in ("/didcomm", "/"):
-            self.assertLessEqual(self.served_at_once(written("POST", path, b""), 500), 8)
+            self.assertLessEqual(self.served_at_once(encode_request("POST", path, b""), 500), 8)
 
     def test_general_path(self) -> None:
         """Whatever twisted.web serves."""
         for request in (
-            written("OPTIONS", "/"),
-            written("GET", "/nothing"),
-            written("POST", "/didcomm", b"", {"X-Anything": "1"}),
+            encode_request("OPTIONS", "/"),
+            encode_request("GET", "/nothing"),
+            encode_request("POST", "/didcomm", b"", {"X-Anything": "1"}),
         ):
             self.assertLessEqual(self.served_at_once(request, 300), 2)
 
     def test_pings(self) -> None:
         """And every ping is answered, in order."""
-        visitor = self.premises.visitor()
-        visitor.line.protocol.dataReceived(b"".join(framed(b"%d" % n, PING) for n in range(900)))
-        self.assertLess(visitor.line.value().count(b"\x8a"), 50)
-        self.assertEqual(visitor.line.producerState, "paused")
-        self.assertEqual(visitor.frames(), [(PONG, b"%d" % n) for n in range(900)])
-        self.assertEqual(visitor.line.producerState, "producing")
+        websocket_client = self.site_fixture.websocket_client()
+        websocket_client.line.protocol.dataReceived(
+            b"".join(encode_masked_frame(b"%d" % n, PING) for n in range(900))
+        )
+        self.assertLess(websocket_client.line.value().count(b"\x8a"), 50)
+        self.assertEqual(websocket_client.line.producerState, "paused")
+        self.assertEqual(websocket_client.frames(), [(PONG, b"%d" % n) for n in range(900)])
+        self.assertEqual(websocket_client.line.producerState, "producing")
 
     def test_flooded(self) -> None:
         """An address that has used up its requests is told so once, and its connections are closed."""
-        self.premises.base.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
-        for request in (written("POST", "/didcomm", b""), written("OPTIONS", "/")):
-            line = self.premises.line("192.0.2.50")
+        self.site_fixture.base.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        for request in (encode_request("POST", "/didcomm", b""), encode_request("OPTIONS", "/")):
+            line = self.site_fixture.line("192.0.2.50")
             line.feed(request * 1200)
-            self.premises.settle()
-            self.assertEqual([one.status for one in responses(line.taken())][-1], 429)
+            self.site_fixture.settle()
+            self.assertEqual([one.status for one in parse_responses(line.taken())][-1], 429)
             self.assertTrue(line.lost)
-        visitor = self.premises.visitor(peer="192.0.2.51")
-        visitor.send(b"".join([b""]))
-        visitor.line.feed(framed(b"", PING) * 1200)
-        self.assertEqual(visitor.close_code(), 1008)
+        websocket_client = self.site_fixture.websocket_client(peer="192.0.2.51")
+        websocket_client.send(b"".join([b""]))
+        websocket_client.line.feed(encode_masked_frame(b"", PING) * 1200)
+        self.assertEqual(websocket_client.close_code(), 1008)

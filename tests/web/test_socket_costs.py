@@ -14,14 +14,14 @@ from twisted.internet.task import Clock
 from twisted.internet.tcp import Server
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.didcomm.marks import MARK_SECONDS
-from mediatord.outbox import Outbox
-from mediatord.wallet.mediation import read_delivery
-from mediatord.web.direct import send
-from mediatord.web.frames import header
-from mediatord.web.pulse import TURNS, Pulse
-from tests.house import MP, Guest, Reactor, sealed_forward
-from tests.web.premises import PING, PONG, Premises, Visitor, framed
+from mediatord.delivery.send_queue import SendQueue
+from mediatord.didcomm.live_delivery import MARK_DELAY
+from mediatord.http.flow_control import write_immediately
+from mediatord.http.websocket import KEEPALIVE_SLOTS, KeepaliveScheduler
+from mediatord.http.websocket_frames import build_text_header
+from mediatord.wallet.didcomm_mediation import read_delivery
+from tests.in_memory_mediator import MP, InMemoryReactor, InMemoryWallet, pack_forward
+from tests.web.in_memory_site import PING, PONG, InMemorySite, InMemoryWebSocketClient, encode_masked_frame
 
 PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 MANY = 40
@@ -34,26 +34,26 @@ OURS = (
 
 class CostsTestCase(SynchronousTestCase):
     def setUp(self) -> None:
-        self.premises = Premises(self, limits={**PLENTY, "max_connections_per_ip": 10_000})
+        self.site_fixture = InMemorySite(self, limits={**PLENTY, "max_connections_per_ip": 10_000})
 
-    def live(self, guest: Guest) -> Visitor:
+    def live(self, guest: InMemoryWallet) -> InMemoryWebSocketClient:
         """A socket that a guest's messages are pushed to."""
-        visitor = self.premises.visitor()
-        visitor.send(guest.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
-        self.assertEqual(len(visitor.texts()), 1)
-        return visitor
+        websocket_client = self.site_fixture.websocket_client()
+        websocket_client.send(guest.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
+        self.assertEqual(len(websocket_client.texts()), 1)
+        return websocket_client
 
-    def pushed(self, visitor: Visitor, guest: Guest, text: str = "hello") -> str:
+    def pushed(self, websocket_client: InMemoryWebSocketClient, guest: InMemoryWallet, text: str = "hello") -> str:
         """The id of a message that a stranger sends and that comes out of a socket."""
-        self.premises.receive(sealed_forward(self.premises, guest.did, guest.letter(text)))
-        (frame,) = visitor.texts()
+        self.site_fixture.receive(pack_forward(self.site_fixture, guest.did, guest.letter(text)))
+        (frame,) = websocket_client.texts()
         return read_delivery(guest.open(frame).message)[0].id
 
 
 class MemoryTests(CostsTestCase):
     def test_bytes_of_a_live_socket(self) -> None:
         """At rest it takes less than three KiB in our modules and Autobahn's, where it was over ten."""
-        guests = [Guest(self.premises).enrol() for _ in range(MANY)]
+        guests = [InMemoryWallet(self.site_fixture).enrol() for _ in range(MANY)]
         kept = [self.live(guests[0])]
         gc.collect()
         tracemalloc.start()
@@ -74,18 +74,20 @@ class MemoryTests(CostsTestCase):
 
     def test_nothing_of_its_own(self) -> None:
         """What Autobahn keeps of a socket at rest is that of its class, also after fragments and control frames."""
-        guest = Guest(self.premises).enrol()
-        visitor = self.live(guest)
-        own = vars(visitor.line.protocol)
+        guest = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(guest)
+        own = vars(websocket_client.line.protocol)
         self.assertEqual(own, {})
-        visitor.line.feed(framed(b"{", final=False) + framed(b"who", PING) + framed(b"}", 0))
-        self.assertEqual([opcode for opcode, _ in visitor.frames()], [PONG, 1])
+        websocket_client.line.feed(
+            encode_masked_frame(b"{", final=False) + encode_masked_frame(b"who", PING) + encode_masked_frame(b"}", 0)
+        )
+        self.assertEqual([opcode for opcode, _ in websocket_client.frames()], [PONG, 1])
         self.assertEqual(own, {})
         self.assertLess(sys.getsizeof(own), 100)
 
     def test_queues_are_made_when_needed(self) -> None:
         """An empty deque takes more than all the rest of a socket."""
-        outbox = Outbox(lambda frame: None)
+        outbox = SendQueue(lambda frame: None)
         self.assertIsNone(outbox._waiting)
         outbox.pauseProducing()
         outbox.offer(b"x")
@@ -95,13 +97,13 @@ class MemoryTests(CostsTestCase):
 
     def test_dids_are_kept_once(self) -> None:
         """The reader of a socket shares its DID with the tables, and needs no document."""
-        guest = Guest(self.premises).enrol()
-        visitor = self.live(guest)
-        connections = self.premises.base.connections
+        guest = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(guest)
+        connections = self.site_fixture.base.connections
         ((session, reader),) = connections.subscribers(guest.did)
-        self.assertIs(session, visitor.line.protocol)
+        self.assertIs(session, websocket_client.line.protocol)
         self.assertIs(reader.name, next(iter(connections._live)))
-        self.assertIs(reader.name, connections._dids.of(session)[0][0])
+        self.assertIs(reader.name, connections._dids.lookup(session)[0][0])
         self.assertFalse(hasattr(reader, "document"))
         self.assertEqual(reader.kid, guest.identity.agreement.kid)
 
@@ -109,18 +111,18 @@ class MemoryTests(CostsTestCase):
 class TimerTests(CostsTestCase):
     def test_one_for_all(self) -> None:
         """Open sockets have no timers of their own."""
-        self.premises.visitor()
-        before = len(self.premises.clock.getDelayedCalls())
-        visitors = [self.premises.visitor() for _ in range(MANY)]
-        self.assertEqual(len(self.premises.clock.getDelayedCalls()), before)
-        for visitor in visitors:
-            visitor.line.hang_up()
+        self.site_fixture.websocket_client()
+        before = len(self.site_fixture.clock.getDelayedCalls())
+        visitors = [self.site_fixture.websocket_client() for _ in range(MANY)]
+        self.assertEqual(len(self.site_fixture.clock.getDelayedCalls()), before)
+        for websocket_client in visitors:
+            websocket_client.line.hang_up()
 
 
 class PulseTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.clock = Reactor()
-        self.pulse = Pulse(self.clock, 30.0)
+        self.clock = InMemoryReactor()
+        self.pulse = KeepaliveScheduler(self.clock, 30.0)
 
     def test_everybody_once_in_an_interval(self) -> None:
         """Whenever a socket was opened; the first time an interval after that."""
@@ -134,7 +136,7 @@ class PulseTests(SynchronousTestCase):
             first, *_ = heart.beats
             self.assertTrue(29 <= first - heart.opened <= 30)
             gaps = {after - before for before, after in zip(heart.beats, heart.beats[1:], strict=False)}
-            self.assertEqual(gaps, {TURNS})
+            self.assertEqual(gaps, {KEEPALIVE_SLOTS})
 
     def test_many_at_once_are_spread(self) -> None:
         """A thousand that came in the same moment do not hold up everybody else."""
@@ -180,7 +182,7 @@ class PulseTests(SynchronousTestCase):
 class Heart:
     """A socket that notes when it had its turn."""
 
-    def __init__(self, clock: Reactor) -> None:
+    def __init__(self, clock: InMemoryReactor) -> None:
         self.turn = 0
         self.opened = 0.0
         self.beats: list[float] = []
@@ -194,48 +196,48 @@ class Heart:
 class PushTests(CostsTestCase):
     def test_writes(self) -> None:
         """A push is one write, header and all."""
-        guest = Guest(self.premises).enrol()
-        visitor = self.live(guest)
+        guest = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(guest)
         writes: list[bytes] = []
-        real = visitor.line.write
+        real = websocket_client.line.write
 
         def write(data: bytes) -> None:
             writes.append(data)
             real(data)
 
-        self.patch(visitor.line, "write", write)
-        self.pushed(visitor, guest)
+        self.patch(websocket_client.line, "write", write)
+        self.pushed(websocket_client, guest)
         self.assertEqual(len(writes), 1)
 
     def test_marks(self) -> None:
         """A message that is acknowledged soon is never marked as delivered; others are, many in one go."""
-        guest = Guest(self.premises).enrol()
-        visitor = self.live(guest)
+        guest = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(guest)
         marked: list[list[str]] = []
-        store: Any = self.premises.store
+        store: Any = self.site_fixture.store
         real = store.mark_delivered
-        live = self.premises.half.live
+        live = self.site_fixture.half.live
 
         def mark(ids: list[str], *, node: str) -> Any:
             marked.append(list(ids))
             return real(ids, node=node)
 
         self.patch(store, "mark_delivered", mark)
-        quick = self.pushed(visitor, guest)
-        slow = [self.pushed(visitor, guest), self.pushed(visitor, guest)]
-        visitor.send(guest.pack(f"{MP}/messages-received", {"message_id_list": [quick]}))
-        self.assertEqual(len(visitor.texts()), 1)
+        quick = self.pushed(websocket_client, guest)
+        slow = [self.pushed(websocket_client, guest), self.pushed(websocket_client, guest)]
+        websocket_client.send(guest.pack(f"{MP}/messages-received", {"message_id_list": [quick]}))
+        self.assertEqual(len(websocket_client.texts()), 1)
         self.assertEqual(marked, [])
-        self.premises.clock.advance(MARK_SECONDS)
+        self.site_fixture.clock.advance(MARK_DELAY)
         self.assertEqual(marked, [slow])
         self.assertEqual(len(live._marks), 0)
 
     def test_no_status_for_nobody(self) -> None:
         """Who wants no answer to an acknowledgement has none made: the store is asked nothing for it."""
-        guest = Guest(self.premises).enrol()
-        visitor = self.live(guest)
+        guest = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(guest)
         asked: list[str] = []
-        store: Any = self.premises.store
+        store: Any = self.site_fixture.store
         real = store.status
 
         def status(*args: Any) -> Any:
@@ -244,28 +246,28 @@ class PushTests(CostsTestCase):
 
         self.patch(store, "status", status)
         for route in ("none", "all"):
-            ids = {"message_id_list": [self.pushed(visitor, guest)]}
-            visitor.send(guest.pack(f"{MP}/messages-received", ids, return_route=route))
-            self.assertEqual(len(visitor.texts()), len(asked))
+            ids = {"message_id_list": [self.pushed(websocket_client, guest)]}
+            websocket_client.send(guest.pack(f"{MP}/messages-received", ids, return_route=route))
+            self.assertEqual(len(websocket_client.texts()), len(asked))
         self.assertEqual(asked, ["status"])
         self.assertEqual(guest.waiting(), 0)
 
     def test_unmarked_pushes_that_came_to_nothing(self) -> None:
         """They are told of like others, and the store is not asked about what it was never told."""
-        guest = Guest(self.premises).enrol()
-        visitor = self.live(guest)
-        self.pushed(visitor, guest)
-        visitor.line.hang_up()
-        failed = [event for event in self.premises.events("msg.push") if event["ok"] is False]
+        guest = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(guest)
+        self.pushed(websocket_client, guest)
+        websocket_client.line.hang_up()
+        failed = [event for event in self.site_fixture.events("msg.push") if event["ok"] is False]
         self.assertEqual(len(failed), 1)
         self.assertEqual(guest.waiting(), 1)
 
     def test_some_of_them_marked(self) -> None:
         """All are told of once; the store is asked about those alone that it knows to have been pushed."""
-        guest = Guest(self.premises).enrol()
-        visitor = self.live(guest)
+        guest = InMemoryWallet(self.site_fixture).enrol()
+        websocket_client = self.live(guest)
         pending: list[str] = []
-        store: Any = self.premises.store
+        store: Any = self.site_fixture.store
         real = store.mark_pending
 
         def mark_pending(ids: list[str]) -> Any:
@@ -273,12 +275,12 @@ class PushTests(CostsTestCase):
             return real(ids)
 
         self.patch(store, "mark_pending", mark_pending)
-        old = [self.pushed(visitor, guest), self.pushed(visitor, guest)]
-        self.premises.clock.advance(MARK_SECONDS)
-        self.pushed(visitor, guest)
-        visitor.line.hang_up()
+        old = [self.pushed(websocket_client, guest), self.pushed(websocket_client, guest)]
+        self.site_fixture.clock.advance(MARK_DELAY)
+        self.pushed(websocket_client, guest)
+        websocket_client.line.hang_up()
         self.assertEqual(pending, old)
-        failed = [event["msg"] for event in self.premises.events("msg.push") if event["ok"] is False]
+        failed = [event["msg"] for event in self.site_fixture.events("msg.push") if event["ok"] is False]
         self.assertEqual((len(failed), len(set(failed))), (3, 3))
 
 
@@ -296,7 +298,7 @@ class SendTests(SynchronousTestCase):
 
     def test_the_kernel_takes_it_at_once(self) -> None:
         """On a plain TCP connection nothing is left for the reactor to write, and nothing to be asked of epoll."""
-        send(self.transport, header(5) + b"hello")
+        write_immediately(self.transport, build_text_header(5) + b"hello")
         self.assertEqual(self.theirs.recv(100), b"\x81\x05hello")
         self.assertEqual(self.reactor.writers, 0)
 
@@ -306,20 +308,20 @@ class SendTests(SynchronousTestCase):
         for number in range(40):
             piece = bytes([number]) * 100_000
             everything += piece
-            send(self.transport, piece)
+            write_immediately(self.transport, piece)
         self.assertGreater(self.reactor.writers, 0)
         while len(got) < len(everything):
             got += self.theirs.recv(1 << 20)
             self.transport.doWrite()
         self.assertEqual(got, everything)
-        send(self.transport, b"behind")
+        write_immediately(self.transport, b"behind")
         self.assertEqual(self.theirs.recv(100), b"behind")
 
     def test_producers(self) -> None:
         """Who has written more than the kernel and the transport hold is told so, and when there is room again."""
         producer = mock.Mock()
         self.transport.registerProducer(producer, True)
-        send(self.transport, bytes(8_000_000))
+        write_immediately(self.transport, bytes(8_000_000))
         producer.pauseProducing.assert_called_once_with()
         got = 0
         while got < 8_000_000:
@@ -330,22 +332,22 @@ class SendTests(SynchronousTestCase):
     def test_the_end(self) -> None:
         """Once our side is closed nothing goes out, and until then what was to go."""
         self.transport.loseWriteConnection()
-        send(self.transport, b"late")
+        write_immediately(self.transport, b"late")
         self.transport.doWrite()
         self.assertEqual(self.theirs.recv(100), b"late")
-        send(self.transport, b"too late")
+        write_immediately(self.transport, b"too late")
         self.assertEqual(self.theirs.recv(100), b"")
 
     def test_aborted(self) -> None:
         """Nothing goes out, although the socket is closed only in the next turn."""
         self.transport.abortConnection()
-        send(self.transport, b"too late")
+        write_immediately(self.transport, b"too late")
         self.assertRaises(BlockingIOError, self.theirs.recv, 100)
 
     def test_the_peer_is_gone(self) -> None:
         """Left to the reactor to find, with what is to be written."""
         self.theirs.close()
-        send(self.transport, b"hello")
+        write_immediately(self.transport, b"hello")
         self.assertEqual(self.reactor.writers, 1)
 
 

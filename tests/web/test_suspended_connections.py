@@ -16,39 +16,50 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from mediatord.decentrl.exchange import Reply
-from mediatord.service import Listener
-from tests.authority import Authority
-from tests.house import PEER
+from mediatord.decentrl.context import DecentrlReply
+from mediatord.net.listeners import Listener
+from tests.certificate_authority import CertificateAuthority
+from tests.in_memory_mediator import PEER
 from tests.web.fakes import FakeDecentrl
-from tests.web.premises import PING, PONG, Line, Premises, framed, responses, written
+from tests.web.in_memory_site import (
+    PING,
+    PONG,
+    InMemorySite,
+    InMemoryTransport,
+    encode_masked_frame,
+    encode_request,
+    parse_responses,
+)
 from tests.web.test_websocket import OPENING, PLENTY
 
 LOCAL = "127.0.0.1"
 JSON = {"Content-Type": "application/json"}
-COMMAND = written("POST", "/", b"{}", JSON)
+COMMAND = encode_request("POST", "/", b"{}", JSON)
 # The same on the general path.
-DETOUR = written("POST", "/", b"{}", {**JSON, "X-Anything": "1"})
-HEALTH = written("GET", "/health")
-CHUNKED = written("POST", "/", None, {**JSON, "Transfer-Encoding": "chunked"}) + b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"
+DETOUR = encode_request("POST", "/", b"{}", {**JSON, "X-Anything": "1"})
+HEALTH = encode_request("GET", "/health")
+CHUNKED = (
+    encode_request("POST", "/", None, {**JSON, "Transfer-Encoding": "chunked"}) + b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"
+)
 LONG_CHUNKS = (
-    written("POST", "/", None, {**JSON, "Transfer-Encoding": "chunked"}) + b"3e8\r\n%b\r\n" % (b" " * 1000) * 40
+    encode_request("POST", "/", None, {**JSON, "Transfer-Encoding": "chunked"})
+    + b"3e8\r\n%b\r\n" % (b" " * 1000) * 40
 ) + b"0\r\n\r\n"
 PROXY_LINE = b"PROXY TCP4 192.0.2.1 192.0.2.2 50000 443\r\n"
-FRAMES = framed(b"first") + framed(b"second") + framed(b"third")
+FRAMES = encode_masked_frame(b"first") + encode_masked_frame(b"second") + encode_masked_frame(b"third")
 TOLD = [b"first", b"second", b"third"]
 
 
 def padded(size: int) -> bytes:
     """A request of so many bytes, all of them head."""
-    shortest = len(written("GET", "/health", None, {"X-Pad": ""}))
-    return written("GET", "/health", None, {"X-Pad": "x" * (size - shortest)})
+    shortest = len(encode_request("GET", "/health", None, {"X-Pad": ""}))
+    return encode_request("GET", "/health", None, {"X-Pad": "x" * (size - shortest)})
 
 
 class UpgradeTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.talker = FakeDecentrl()
-        self.premises = Premises(self, talker=self.talker, limits=PLENTY)
+        self.site_fixture = InMemorySite(self, talker=self.talker, limits=PLENTY)
 
     def told(self, segments: list[bytes], *, at_once: bool) -> tuple[int, list[bytes]]:
         """
@@ -56,22 +67,22 @@ class UpgradeTests(SynchronousTestCase):
 
         :param at_once: give the segments to the connection though it reads no more, as TLS does.
         """
-        line = self.premises.line()
+        line = self.site_fixture.line()
         for segment in segments:
             if at_once:
                 line.protocol.dataReceived(segment)
             else:
                 line.feed(segment)
-        self.premises.settle()
+        self.site_fixture.settle()
         got = line.taken()
         self.assertEqual(line.producerState, "producing")
         (talk,) = self.talker.talks
         self.talker.talks.clear()
         line.hang_up()
-        self.premises.settle()
-        self.assertEqual(len(self.premises.site.scheduler), 0)
+        self.site_fixture.settle()
+        self.assertEqual(len(self.site_fixture.site.scheduler), 0)
         before = got.partition(b"HTTP/1.1 101 ")[0]
-        return len(responses(before)), [one[0] for one in talk.told if isinstance(one, tuple)]
+        return len(parse_responses(before)), [one[0] for one in talk.told if isinstance(one, tuple)]
 
     def check(self, name: str, number: int, data: bytes, cuts: Any) -> None:
         """Wherever the segments are cut."""
@@ -112,7 +123,7 @@ class UpgradeTests(SynchronousTestCase):
     def test_many_frames(self) -> None:
         """More than is read in one go, and more than a quantum of messages: none is lost, none overtakes another."""
         wanted = [b"%d" % number for number in range(4000)]
-        data = HEALTH * 3 + OPENING + b"".join(map(framed, wanted))
+        data = HEALTH * 3 + OPENING + b"".join(map(encode_masked_frame, wanted))
         for at_once in (False, True):
             self.assertEqual(self.told([data], at_once=at_once), (3, wanted))
 
@@ -121,16 +132,16 @@ class UpgradeTests(SynchronousTestCase):
         for request in (COMMAND, DETOUR, CHUNKED):
             for at_once in (False, True):
                 for cut in range(len(request) - 3, len(request + OPENING + FRAMES), 5):
-                    late: Deferred[Reply] = Deferred()
+                    late: Deferred[DecentrlReply] = Deferred()
                     self.talker.answer = partial(_wait_for, late)
-                    line = self.premises.line()
+                    line = self.site_fixture.line()
                     data = request + OPENING + FRAMES
                     for segment in (data[:cut], data[cut:]):
                         line.protocol.dataReceived(segment) if at_once else line.feed(segment)
-                    self.premises.settle()
+                    self.site_fixture.settle()
                     self.assertEqual(self.talker.talks, [])
-                    late.callback(Reply(200, b"{}"))
-                    self.premises.settle()
+                    late.callback(DecentrlReply(200, b"{}"))
+                    self.site_fixture.settle()
                     (talk,) = self.talker.talks
                     self.talker.talks.clear()
                     self.assertEqual([one[0] for one in talk.told if isinstance(one, tuple)], TOLD)
@@ -141,12 +152,12 @@ class UpgradeTests(SynchronousTestCase):
         for number in (1, 3):
             data = LONG_CHUNKS * number + HEALTH * 3
             for at_once in (False, True):
-                line = self.premises.line()
+                line = self.site_fixture.line()
                 give = line.protocol.dataReceived if at_once else line.feed
                 for cut in range(0, len(data), 9000):
                     give(data[cut : cut + 9000])
-                self.premises.settle()
-                self.assertEqual([one.status for one in responses(line.taken())], [200] * (number + 3))
+                self.site_fixture.settle()
+                self.assertEqual([one.status for one in parse_responses(line.taken())], [200] * (number + 3))
                 line.hang_up()
 
 
@@ -155,87 +166,87 @@ class LossTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.talker = FakeDecentrl()
-        self.premises = Premises(self, talker=self.talker, limits=PLENTY)
-        self.patch(self.premises.site.scheduler, "_steady", lambda: 0.0)
+        self.site_fixture = InMemorySite(self, talker=self.talker, limits=PLENTY)
+        self.patch(self.site_fixture.site.scheduler, "_steady", lambda: 0.0)
 
-    def broken(self, first: bytes, data: bytes) -> Line:
+    def broken(self, first: bytes, data: bytes) -> InMemoryTransport:
         """A connection that is suspended, and breaks."""
-        line = self.premises.line()
+        line = self.site_fixture.line()
         if first:
             line.feed(first)
-            self.premises.settle()
+            self.site_fixture.settle()
         line.protocol.dataReceived(data)
         self.assertEqual(line.producerState, "paused")
-        self.assertEqual(len(self.premises.site.scheduler), 1)
+        self.assertEqual(len(self.site_fixture.site.scheduler), 1)
         line.hang_up(cleanly=False)
         return line
 
     def test_nothing_is_left(self) -> None:
         """No bytes, no place in the queue of the scheduler, none among the connections of the address."""
-        site = self.premises.site
+        site = self.site_fixture.site
         for first, data in (
             (b"", COMMAND * 500),
             (b"", HEALTH * 500),
             (b"", CHUNKED * 500),
-            (OPENING, framed(b"", PING) * 900),
-            (OPENING, framed(b"x") * 900),
-            (HEALTH * 3 + OPENING, framed(b"x") * 900),
+            (OPENING, encode_masked_frame(b"", PING) * 900),
+            (OPENING, encode_masked_frame(b"x") * 900),
+            (HEALTH * 3 + OPENING, encode_masked_frame(b"x") * 900),
         ):
             with self.subTest(first=first[:20], data=data[:20]):
                 line = self.broken(first, data)
                 served = len(self.talker.received), len(line.value())
                 self.assertEqual((len(site.scheduler), site._per_host, len(site.reading)), (0, {}, 0))
-                self.premises.settle()
+                self.site_fixture.settle()
                 self.assertEqual((len(self.talker.received), len(line.value())), served)
                 self.assertEqual(site.read_ahead(), (0, 0))
-                self.assertEqual(len(self.premises.base.connections), 0)
+                self.assertEqual(len(self.site_fixture.base.connections), 0)
                 self.assertEqual(self.held("socket_inboxes"), (0, 0))
                 self.assertEqual(self.held("socket_outboxes"), (0, 0))
                 owner: Any = line.protocol
-                stock = getattr(owner, "_stock", None)
+                stock = getattr(owner, "_standard_channel", None)
                 for kept in (owner, stock):
                     self.assertFalse(getattr(kept, "_ahead", b"") or getattr(kept, "_buffer", b""))
-        self.assertEqual(self.premises.counter("mediator_active_connections"), 0)
+        self.assertEqual(self.site_fixture.counter("mediator_active_connections"), 0)
 
     def held(self, buffer: str) -> tuple[float, float]:
         """What the gauges of a buffer say."""
         return tuple(  # type: ignore[return-value]
-            self.premises.counter(f"mediator_buffer_{kind}", buffer=buffer) for kind in ("entries", "bytes")
+            self.site_fixture.counter(f"mediator_buffer_{kind}", buffer=buffer) for kind in ("entries", "bytes")
         )
 
     def test_flooded_while_the_answer_is_not_read(self) -> None:
         """Nothing more is served on a connection that was turned away, and it ends once its answers are read."""
-        self.premises.base.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        self.site_fixture.base.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
         self.talker.answer = lambda body: _reply(b"x" * 100)
-        line = self.premises.line(PEER)
+        line = self.site_fixture.line(PEER)
         line.stuck = True
         line.feed(COMMAND * 1001)
-        self.premises.settle()
+        self.site_fixture.settle()
         for _ in range(20):
             line.unstick()
             line.stuck = True
-            self.premises.settle()
+            self.site_fixture.settle()
             if line.disconnecting:
                 break
         self.assertTrue(line.disconnecting)
         served = len(self.talker.received)
-        turned_away = self.premises.counter("mediator_rejections_total", reason="rate_limited")
+        turned_away = self.site_fixture.counter("mediator_rejections_total", reason="rate_limited")
         for _ in range(5):
             line.protocol.dataReceived(COMMAND)
-        self.premises.settle()
+        self.site_fixture.settle()
         self.assertEqual(len(self.talker.received), served)
-        self.assertEqual(self.premises.counter("mediator_rejections_total", reason="rate_limited"), turned_away)
+        self.assertEqual(self.site_fixture.counter("mediator_rejections_total", reason="rate_limited"), turned_away)
         line.unstick()
-        self.premises.settle()
+        self.site_fixture.settle()
         self.assertTrue(line.lost)
 
 
-def _wait_for(late: Deferred[Reply], _body: bytes) -> Deferred[Reply]:
+def _wait_for(late: Deferred[DecentrlReply], _body: bytes) -> Deferred[DecentrlReply]:
     return late
 
 
-async def _reply(body: bytes) -> Reply:
-    return Reply(200, body)
+async def _reply(body: bytes) -> DecentrlReply:
+    return DecentrlReply(200, body)
 
 
 class Client(Protocol):
@@ -284,8 +295,8 @@ class KernelTests(TestCase):
     def setUp(self) -> None:
         self.reactor: Any = _reactor
         self.talker = FakeDecentrl()
-        self.premises = Premises(self, talker=self.talker, limits=PLENTY)
-        self.premises.site.scheduler._clock = self.reactor
+        self.site_fixture = InMemorySite(self, talker=self.talker, limits=PLENTY)
+        self.site_fixture.site.scheduler._clock = self.reactor
 
     def listen(self, *, tls: bool, proxied: bool = False) -> int:
         """The port of a listener."""
@@ -293,9 +304,9 @@ class KernelTests(TestCase):
         if tls:
             directory = Path(tempfile.mkdtemp())
             self.addCleanup(shutil.rmtree, directory)
-            both = Authority(directory).issue("here", [LOCAL])
+            both = CertificateAuthority(directory).issue("here", [LOCAL])
             endpoint = f"ssl:0:privateKey={both}:certKey={both}:interface={LOCAL}"
-        listener = Listener(endpoint, self.premises.site, self.reactor)
+        listener = Listener(endpoint, self.site_fixture.site, self.reactor)
         listener.privilegedStartService()
         listener.startService()
         self.addCleanup(listener.stopService)
@@ -319,7 +330,7 @@ class KernelTests(TestCase):
     async def test_upgrade(self) -> None:
         """Requests, a handshake and frames in one go are served in turn, and nothing of it is lost."""
         numbers = [b"%d" % number for number in range(500)]
-        pings = b"".join(framed(one, PING) for one in numbers)
+        pings = b"".join(encode_masked_frame(one, PING) for one in numbers)
         pongs = b"".join(bytes([0x80 | PONG, len(one)]) + one for one in numbers)
         for tls in (False, True):
             port = self.listen(tls=tls)
@@ -329,7 +340,7 @@ class KernelTests(TestCase):
                 wire.write(requests + OPENING + pings)
                 got = await client.found(pongs[-30:], 1)
                 before, _, after = got.partition(b"HTTP/1.1 101 ")
-                self.assertEqual(len(responses(before)), number)
+                self.assertEqual(len(parse_responses(before)), number)
                 self.assertEqual(after.partition(b"\r\n\r\n")[2], pongs)
                 wire.abortConnection()
                 await client.over
@@ -344,21 +355,21 @@ class KernelTests(TestCase):
                 wire.write(first + request * number)
                 wire.loseWriteConnection()
                 with self.subTest(request=request[:30], number=number, first=first):
-                    self.assertEqual(len(responses(await client.over)), number)
+                    self.assertEqual(len(parse_responses(await client.over)), number)
 
     async def test_half_closed_while_one_waits(self) -> None:
         """Also the answer that is made only after that."""
         channels: list[Any] = []
-        build = self.premises.site.buildProtocol
+        build = self.site_fixture.site.buildProtocol
 
         def build_noted(address: object) -> Any:
             channels.append(build(address))
             return channels[-1]
 
-        self.patch(self.premises.site, "buildProtocol", build_noted)
+        self.patch(self.site_fixture.site, "buildProtocol", build_noted)
         port = self.listen(tls=False)
         for request in (COMMAND, DETOUR):
-            late: Deferred[Reply] = Deferred()
+            late: Deferred[DecentrlReply] = Deferred()
 
             self.talker.answer = partial(_wait_for, late)
             client = await self.connect(port, tls=False)
@@ -367,23 +378,23 @@ class KernelTests(TestCase):
             wire.loseWriteConnection()
             while not (channels and channels[-1]._half_closed):
                 await deferLater(self.reactor, 0.01)
-            late.callback(Reply(200, b"{}"))
-            self.assertEqual([one.status for one in responses(await client.over)], [200])
+            late.callback(DecentrlReply(200, b"{}"))
+            self.assertEqual([one.status for one in parse_responses(await client.over)], [200])
         await self.closed()
 
     async def closed(self) -> None:
         """Return when the daemon has no connection any more."""
-        while self.premises.site._per_host:
+        while self.site_fixture.site._per_host:
             await deferLater(self.reactor, 0.01)
 
     async def test_flooded(self) -> None:
         """A client that is turned away is told so, and its connection closed, also behind TLS."""
         for tls in (False, True):
-            self.premises.base.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+            self.site_fixture.base.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
             port = self.listen(tls=tls)
             for requests in (COMMAND * 1200, HEALTH * 1200):
                 client = await self.connect(port, tls=tls)
                 wire: Any = client.transport
                 wire.write(requests)
-                self.assertEqual(responses(await client.over)[-1].status, 429)
+                self.assertEqual(parse_responses(await client.over)[-1].status, 429)
                 await self.closed()

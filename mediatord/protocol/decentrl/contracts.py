@@ -14,17 +14,17 @@ from hashlib import sha256
 from typing import Any
 
 from mediatord.errors import InvalidCommand
-from mediatord.protocol import jsontext
-from mediatord.protocol.decentrl.canonical import canonical, loads
-from mediatord.protocol.decentrl.signing import encode_base64, sign_json, verify_bytes
-from mediatord.protocol.json_source import JSONSource
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.canonical_json import canonicalize, loads
+from mediatord.protocol.decentrl.signatures import encode_base64, sign_json, verify_bytes
+from mediatord.protocol.encoding import JSONSource
 
 _RECIPIENT_ENCRYPTION_KEY = "recipient_encryption_public_key"
 _RECIPIENT_SIGNING_KEY = "recipient_signing_key_id"
 _WRAPPERS = ("communication_contract", "communication_contract_request")
 _SIGNATURES = ("requestor_signature", "signature")
-_TEXTS = ("requestor_did", "recipient_did", "requestor_signing_key_id", "requestor_encryption_public_key")
-_TIMES = ("expires_at", "timestamp")
+_TEXT_MEMBERS = ("requestor_did", "recipient_did", "requestor_signing_key_id", "requestor_encryption_public_key")
+_TIME_MEMBERS = ("expires_at", "timestamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +41,30 @@ class RegistrationRequest:
     source: bytes = field(repr=False, compare=False, default=b"")
 
 
-def full_terms(contract: Mapping[str, Any]) -> dict[str, Any]:
+def select_all_terms(contract: Mapping[str, Any]) -> dict[str, Any]:
     """All of it: what the recipient signs, and reading (a) of what the requestor signs."""
     return dict(contract)
 
 
-def terms_without_recipient_key(contract: Mapping[str, Any]) -> dict[str, Any]:
+def omit_recipient_encryption_key(contract: Mapping[str, Any]) -> dict[str, Any]:
     """Reading (b): all but the recipient's encryption key, which is made later."""
     return {name: term for name, term in contract.items() if name != _RECIPIENT_ENCRYPTION_KEY}
 
 
-def terms_without_recipient_keys(contract: Mapping[str, Any]) -> dict[str, Any]:
+def omit_recipient_keys(contract: Mapping[str, Any]) -> dict[str, Any]:
     """Reading (c): neither the recipient's encryption key nor the name of its signing key."""
     left_out = (_RECIPIENT_ENCRYPTION_KEY, _RECIPIENT_SIGNING_KEY)
     return {name: term for name, term in contract.items() if name not in left_out}
 
 
-Reading = Callable[[Mapping[str, Any]], dict[str, Any]]
+SignedTerms = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 # The likeliest first: only what is refused pays for all of them.
-_OF_A_CONTRACT: tuple[Reading, ...] = (terms_without_recipient_key, full_terms, terms_without_recipient_keys)
-_OF_A_REQUEST: tuple[Reading, ...] = (terms_without_recipient_key, terms_without_recipient_keys)
+_CONTRACT_TERMS: tuple[SignedTerms, ...] = (omit_recipient_encryption_key, select_all_terms, omit_recipient_keys)
+_REQUEST_TERMS: tuple[SignedTerms, ...] = (omit_recipient_encryption_key, omit_recipient_keys)
 
 
-def signatures_hold(signed: Mapping[str, Any], key_of: Callable[[str, str], bytes | None]) -> bool:
+def verify_contract_signatures(signed: Mapping[str, Any], key_of: Callable[[str, str], bytes | None]) -> bool:
     """
     Whether both participants signed a SignedCommunicationContract; never raises.
 
@@ -73,16 +73,16 @@ def signatures_hold(signed: Mapping[str, Any], key_of: Callable[[str, str], byte
     contract = signed.get("communication_contract")
     if not isinstance(contract, Mapping):
         return False
-    requestor = _signing_key(contract, "requestor", key_of)
-    recipient = _signing_key(contract, "recipient", key_of)
+    requestor = _find_signing_key(contract, "requestor", key_of)
+    recipient = _find_signing_key(contract, "recipient", key_of)
     if requestor is None or recipient is None:
         return False
-    return _holds(contract, signed.get("recipient_signature"), recipient, (full_terms,)) and _holds(
-        contract, signed.get("requestor_signature"), requestor, _OF_A_CONTRACT
-    )
+    return _verify_any_terms(
+        contract, signed.get("recipient_signature"), recipient, (select_all_terms,)
+    ) and _verify_any_terms(contract, signed.get("requestor_signature"), requestor, _CONTRACT_TERMS)
 
 
-def contract_digest(signed: Mapping[str, Any]) -> bytes:
+def compute_contract_digest(signed: Mapping[str, Any]) -> bytes:
     """
     SHA-256 of the communication contract in a SignedCommunicationContract, the same however its JSON is written
     (reference 7.4).
@@ -92,12 +92,12 @@ def contract_digest(signed: Mapping[str, Any]) -> bytes:
     :raise InvalidCommand: it has no canonical form.
     """
     try:
-        return sha256(canonical(signed.get("communication_contract"))).digest()
+        return sha256(canonicalize(signed.get("communication_contract"))).digest()
     except ValueError:
         raise InvalidCommand from None
 
 
-def read_registration(plaintext: bytes) -> RegistrationRequest:
+def parse_registration_request(plaintext: bytes) -> RegistrationRequest:
     """
     Read a decrypted request to the mediator: a contract and its signature beside it or among it (reference 7.6).
 
@@ -111,7 +111,7 @@ def read_registration(plaintext: bytes) -> RegistrationRequest:
     flat = {name: member for name, member in document.items() if name not in _SIGNATURES}
     wrapper = next((name for name in _WRAPPERS if name in document), None)
     contract = flat if wrapper is None else document[wrapper]
-    if not isinstance(signature, str) or not isinstance(contract, dict) or not _is_request(contract):
+    if not isinstance(signature, str) or not isinstance(contract, dict) or not _has_request_members(contract):
         raise InvalidCommand
     source = JSONSource(plaintext)
     try:
@@ -121,16 +121,16 @@ def read_registration(plaintext: bytes) -> RegistrationRequest:
     return RegistrationRequest(contract, signature, text)
 
 
-def request_signature_holds(request: RegistrationRequest, key: bytes) -> bool:
+def verify_request_signature(request: RegistrationRequest, key: bytes) -> bool:
     """
     Whether the requestor signed exactly what came, but for what only the recipient can know.
 
     :param key: the requestor's Ed25519 public key.
     """
-    return _holds(request.contract, request.requestor_signature, key, _OF_A_REQUEST)
+    return _verify_any_terms(request.contract, request.requestor_signature, key, _REQUEST_TERMS)
 
 
-def countersign(
+def countersign_contract(
     request: RegistrationRequest, *, mediator_did: str, encryption_key: bytes, seed: bytes
 ) -> dict[str, Any]:
     """
@@ -156,51 +156,55 @@ def countersign(
     }
 
 
-def countersigned_text(request: RegistrationRequest, signed: Mapping[str, Any]) -> bytes:
+def render_countersigned_contract(request: RegistrationRequest, signed: Mapping[str, Any]) -> bytes:
     """
     What :func:`countersign` has made as JSON, in which the requestor's terms are written as they came.
 
     :raise InvalidCommand: more members than any contract has.
     """
     contract, source = signed["communication_contract"], JSONSource(request.source)
-    ours = {name: jsontext.dumps(contract[name]) for name in (_RECIPIENT_SIGNING_KEY, _RECIPIENT_ENCRYPTION_KEY)}
+    ours = {name: encoding.dumps(contract[name]) for name in (_RECIPIENT_SIGNING_KEY, _RECIPIENT_ENCRYPTION_KEY)}
     try:
         text = source.edited(added=ours)
     except ValueError:
         raise InvalidCommand from None
-    return jsontext.dumps({**signed, "communication_contract": jsontext.verbatim(text)})
+    return encoding.dumps({**signed, "communication_contract": encoding.wrap_json_fragment(text)})
 
 
-def sign_request(contract: Mapping[str, Any], seed: bytes) -> str:
+def sign_contract_request(contract: Mapping[str, Any], seed: bytes) -> str:
     """
     The requestor's signature, in the form that our own wallet makes: reading (b).
 
     :raise ValueError: the contract has no canonical form.
     """
-    return sign_json(terms_without_recipient_key(contract), seed)
+    return sign_json(omit_recipient_encryption_key(contract), seed)
 
 
 def sign_contract(contract: Mapping[str, Any], seed: bytes) -> str:
     """
     The recipient's signature.
 
-    :raise ValueError: as :func:`sign_request`.
+    :raise ValueError: as :func:`sign_contract_request`.
     """
-    return sign_json(full_terms(contract), seed)
+    return sign_json(select_all_terms(contract), seed)
 
 
-def _signing_key(contract: Mapping[str, Any], role: str, key_of: Callable[[str, str], bytes | None]) -> bytes | None:
+def _find_signing_key(
+    contract: Mapping[str, Any], role: str, key_of: Callable[[str, str], bytes | None]
+) -> bytes | None:
     did, key_id = contract.get(f"{role}_did"), contract.get(f"{role}_signing_key_id")
     return key_of(did, key_id) if isinstance(did, str) and isinstance(key_id, str) else None
 
 
-def _holds(contract: Mapping[str, Any], signature: object, key: bytes, readings: tuple[Reading, ...]) -> bool:
+def _verify_any_terms(
+    contract: Mapping[str, Any], signature: object, key: bytes, readings: tuple[SignedTerms, ...]
+) -> bool:
     if not isinstance(signature, str):
         return False
     tried = set()
     for reading in readings:
         try:
-            terms = canonical(reading(contract))
+            terms = canonicalize(reading(contract))
         except ValueError:
             return False
         if terms not in tried and verify_bytes(terms, signature, key):
@@ -209,11 +213,11 @@ def _holds(contract: Mapping[str, Any], signature: object, key: bytes, readings:
     return False
 
 
-def _is_request(contract: Mapping[str, Any]) -> bool:
-    texts = [contract.get(name) for name in _TEXTS]
+def _has_request_members(contract: Mapping[str, Any]) -> bool:
+    texts = [contract.get(name) for name in _TEXT_MEMBERS]
     if _RECIPIENT_SIGNING_KEY in contract:
         texts.append(contract[_RECIPIENT_SIGNING_KEY])
-    times = [contract.get(name) for name in _TIMES]
+    times = [contract.get(name) for name in _TIME_MEMBERS]
     return all(isinstance(text, str) and text for text in texts) and all(
         isinstance(time, (int, float)) and not isinstance(time, bool) for time in times
     )

@@ -1,14 +1,162 @@
-"""DID documents as JSON, with the liberties that released wallets take (reference 8.3, 8.4 and 8.6)."""
+"""
+DIDs: their syntax, and the part of a DID document that a mediator reads (reference section 8).
+
+A document is reduced to the keys usable for key agreement and for signatures, and to its DIDComm services. How one is
+made from a DID is in the siblings of this module: `did_key`, `did_peer`, `did_web`, all reached by `did_methods`.
+
+DID documents as JSON, with the liberties that released wallets take (reference 8.3, 8.4 and 8.6).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from mediatord.errors import SenderUnresolvable
-from mediatord.protocol.didcomm.did import DIDDocument, Endpoint, Service, VerificationMethod, did_of
+from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.keys import Curve, PublicKey
+
+MAX_DID_LENGTH = 8192
+
+# Possessive, so that a long string that fails at its end costs one pass.
+_DID = re.compile(r"did:[a-z0-9]+:(?:[A-Za-z0-9._:-]++|%[0-9A-Fa-f]{2})++")
+# Old generators pad the base64url of their services (reference 8.3), which W3C's grammar does not allow.
+_PADDED_PEER_2 = re.compile(r"did:peer:2[A-Za-z0-9._=-]++")
+_URL_PART = re.compile(r"[/?#]")
+_SHORT_KID_LENGTH = 8
+_MAX_CACHED_LENGTH = 2048
+
+
+class DIDWebLookupRequired(LookupError):
+    """A did:web: its document has to be fetched."""
+
+
+class DIDPeer4LongFormRequired(LookupError):
+    """The short form of a did:peer:4: it resolves only through the long form, if that was ever seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEndpoint:
+    """
+    One place where a service takes messages.
+
+    :param uri: http(s), ws(s), a DID, or `didcomm:transport/queue`; unchecked.
+    :param accept: envelope profiles; empty when not given.
+    :param routing_keys: key ids or DIDs to wrap for, as written; empty when not given.
+    """
+
+    uri: str
+    accept: tuple[str, ...] = ()
+    routing_keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DIDCommService:
+    """
+    A service of type DIDCommMessaging; others are not kept.
+
+    :param id: absolute DID URL.
+    """
+
+    id: str
+    endpoints: tuple[ServiceEndpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationMethod:
+    """
+    A key and its name.
+
+    :param id: absolute DID URL, in the spelling of the current specification.
+    """
+
+    id: str
+    key: PublicKey
+
+
+@dataclass(frozen=True, slots=True)
+class DIDDocument:
+    """
+    What a DID resolved to.
+
+    :param did: the DID in the form that was asked for.
+    :param key_agreement: keys to encrypt for; none of them an Ed25519 or secp256k1 key.
+    :param authentication: keys that sign; none of them an X25519 key.
+    :param also_known_as: other forms of this very DID that follow from its method. What a document merely claims
+        about itself is not kept.
+    """
+
+    did: str
+    key_agreement: tuple[VerificationMethod, ...]
+    authentication: tuple[VerificationMethod, ...]
+    services: tuple[DIDCommService, ...] = ()
+    also_known_as: tuple[str, ...] = ()
+
+    def key_agreement_key(self, kid: str) -> VerificationMethod | None:
+        """The key agreement key that `kid` names in any of the spellings seen in practice (reference 8.6)."""
+        return self._find(kid, self.key_agreement)
+
+    def authentication_key(self, kid: str) -> VerificationMethod | None:
+        """The authentication key that `kid` names in any of the spellings seen in practice (reference 8.6)."""
+        return self._find(kid, self.authentication)
+
+    def http_endpoints(self) -> tuple[ServiceEndpoint, ...]:
+        """Endpoints that a DIDComm v2 message can be POSTed to; a queue or a DID is none (reference 3.4)."""
+        return tuple(
+            endpoint
+            for service in self.services
+            for endpoint in service.endpoints
+            if endpoint.uri.lower().startswith(("http://", "https://"))
+            and (not endpoint.accept or any(profile.startswith("didcomm/v2") for profile in endpoint.accept))
+        )
+
+    def _find(self, kid: str, methods: Iterable[VerificationMethod]) -> VerificationMethod | None:
+        did, mark, fragment = kid.partition("#")
+        if not mark or not fragment or (did != self.did and canonicalize_did(did) != canonicalize_did(self.did)):
+            return None
+        for method in methods:
+            if method.id.partition("#")[2] == fragment:
+                return method
+        return _find_by_key_value(fragment, methods)
+
+
+def _find_by_key_value(fragment: str, methods: Iterable[VerificationMethod]) -> VerificationMethod | None:
+    """The method whose multibase key the fragment is: whole, without its `z`, or the 8 characters after it."""
+    beginnings = []
+    for method in methods:
+        multibase = method.key.multibase()
+        if fragment in (multibase, multibase[1:]):
+            return method
+        if len(fragment) == _SHORT_KID_LENGTH and multibase[1:].startswith(fragment):
+            beginnings.append(method)
+    different = {method.key for method in beginnings}
+    return beginnings[0] if len(different) == 1 else None
+
+
+def strip_did_url(did_url: str) -> str:
+    """The DID of a DID URL: path, query and fragment stripped."""
+    if "#" not in did_url and "/" not in did_url and "?" not in did_url:
+        return did_url
+    return _URL_PART.split(did_url, maxsplit=1)[0]
+
+
+def is_did(text: str) -> bool:
+    """Whether this is a DID of any method, by W3C's grammar, at most 8192 characters; `=` passes in a did:peer:2."""
+    if len(text) > MAX_DID_LENGTH or text.endswith(":"):
+        return False
+    return _is_did_cached(text) if len(text) <= _MAX_CACHED_LENGTH else _is_did(text)
+
+
+def _is_did(text: str) -> bool:
+    return _DID.fullmatch(text) is not None or _PADDED_PEER_2.fullmatch(text) is not None
+
+
+# Who writes to us does so again and again. What is remembered is bounded in number and in size.
+_is_did_cached = lru_cache(maxsize=1024)(_is_did)
 
 MAX_KEYS = 64
 MAX_SERVICES = 64
@@ -33,7 +181,7 @@ _CURVE_OF_TYPE: dict[str, Curve | None] = {
 }
 
 
-def parse_document(did: str, document: Mapping[str, Any]) -> DIDDocument:
+def parse_did_document(did: str, document: Mapping[str, Any]) -> DIDDocument:
     """
     What `document` says about `did`; relative ids are made absolute, members that cannot be read are left out.
 
@@ -43,19 +191,19 @@ def parse_document(did: str, document: Mapping[str, Any]) -> DIDDocument:
     :raise SenderUnresolvable: more than 64 keys, references or services.
     """
     methods: dict[str, Mapping[str, Any]] = {}
-    for method in _objects(document.get("verificationMethod"), MAX_KEYS):
-        name = _absolute(did, method.get("id"))
+    for method in _list_objects(document.get("verificationMethod"), MAX_KEYS):
+        name = _make_absolute(did, method.get("id"))
         if name is not None:
             methods.setdefault(name, method)
     return DIDDocument(
         did,
-        _relationship(did, document.get("keyAgreement"), methods, AGREEMENT_CURVES),
-        _relationship(did, document.get("authentication"), methods, SIGNATURE_CURVES),
+        _parse_relationship(did, document.get("keyAgreement"), methods, AGREEMENT_CURVES),
+        _parse_relationship(did, document.get("authentication"), methods, SIGNATURE_CURVES),
         parse_services(did, document.get("service")),
     )
 
 
-def parse_services(did: str, services: object) -> tuple[Service, ...]:
+def parse_services(did: str, services: object) -> tuple[DIDCommService, ...]:
     """
     The DIDComm services among a list of services. Those without an id are called by their place in the list:
     `#service`, `#service-1` and so on (reference 8.3).
@@ -63,44 +211,44 @@ def parse_services(did: str, services: object) -> tuple[Service, ...]:
     :raise SenderUnresolvable: more than 64.
     """
     found = []
-    for place, service in enumerate(_objects(services, MAX_SERVICES)):
+    for place, service in enumerate(_list_objects(services, MAX_SERVICES)):
         kind = service.get("type")
         if kind != DIDCOMM_MESSAGING and not (isinstance(kind, list) and DIDCOMM_MESSAGING in kind):
             continue
-        name = _absolute(did, service.get("id")) or f"{did}#service{f'-{place}' if place else ''}"
-        found.append(Service(name, tuple(_endpoints(service))))
+        name = _make_absolute(did, service.get("id")) or f"{did}#service{f'-{place}' if place else ''}"
+        found.append(DIDCommService(name, tuple(_parse_endpoints(service))))
     return tuple(found)
 
 
-def _relationship(
+def _parse_relationship(
     did: str, listed: object, methods: Mapping[str, Mapping[str, Any]], curves: frozenset[Curve]
 ) -> tuple[VerificationMethod, ...]:
     """The keys listed for one purpose, by reference or embedded, each id once."""
     found: dict[str, VerificationMethod] = {}
-    for entry in _limited(listed, MAX_KEYS):
+    for entry in _check_list(listed, MAX_KEYS):
         embedded = entry if isinstance(entry, dict) else None
-        name = _absolute(did, embedded.get("id") if embedded is not None else entry)
+        name = _make_absolute(did, embedded.get("id") if embedded is not None else entry)
         if name is None or name in found:
             continue
-        key = _key(embedded if embedded is not None else methods.get(name, {}))
+        key = _parse_key(embedded if embedded is not None else methods.get(name, {}))
         if key is not None and key.curve in curves:
             found[name] = VerificationMethod(name, key)
     return tuple(found.values())
 
 
-def _key(method: Mapping[str, Any]) -> PublicKey | None:
+def _parse_key(method: Mapping[str, Any]) -> PublicKey | None:
     kind = method.get("type")
     if not isinstance(kind, str) or kind not in _CURVE_OF_TYPE:
         return None
     curve = _CURVE_OF_TYPE[kind]
     try:
-        key = _material(method, curve)
+        key = _parse_key_material(method, curve)
     except ValueError:
         return None
     return key if key is not None and curve in (None, key.curve) else None
 
 
-def _material(method: Mapping[str, Any], curve: Curve | None) -> PublicKey | None:
+def _parse_key_material(method: Mapping[str, Any], curve: Curve | None) -> PublicKey | None:
     multibase, jwk, bare = (method.get(f"publicKey{name}") for name in ("Multibase", "Jwk", "Base58"))
     if isinstance(multibase, str):
         return PublicKey.from_multibase(multibase)
@@ -111,41 +259,41 @@ def _material(method: Mapping[str, Any], curve: Curve | None) -> PublicKey | Non
     return None
 
 
-def _endpoints(service: Mapping[str, Any]) -> Iterable[Endpoint]:
+def _parse_endpoints(service: Mapping[str, Any]) -> Iterable[ServiceEndpoint]:
     """One object, an array of them, or (old style) a string with `routingKeys` and `accept` beside it."""
     place = service.get("serviceEndpoint")
-    return islice(_readable_endpoints(service, place), MAX_ENDPOINTS)
+    return islice(_iterate_endpoints(service, place), MAX_ENDPOINTS)
 
 
-def _readable_endpoints(service: Mapping[str, Any], place: object) -> Iterator[Endpoint]:
-    for entry in _limited(place if isinstance(place, list) else [place], MAX_SERVICES):
+def _iterate_endpoints(service: Mapping[str, Any], place: object) -> Iterator[ServiceEndpoint]:
+    for entry in _check_list(place if isinstance(place, list) else [place], MAX_SERVICES):
         # Old style: a string, with what belongs to it beside it.
         members = service if isinstance(entry, str) else entry if isinstance(entry, dict) else {}
         uri = entry if isinstance(entry, str) else members.get("uri")
-        keys = _strings(members.get("routingKeys"))
+        keys = _list_strings(members.get("routingKeys"))
         if isinstance(uri, str) and len(keys) <= MAX_ROUTING_KEYS:
-            yield Endpoint(uri, _strings(members.get("accept")), keys)
+            yield ServiceEndpoint(uri, _list_strings(members.get("accept")), keys)
 
 
-def _absolute(did: str, name: object) -> str | None:
+def _make_absolute(did: str, name: object) -> str | None:
     """The absolute form of an id in the document of `did`; None for what is no id, or one of another DID."""
     if not isinstance(name, str):
         return None
     if name.startswith("#"):
         return did + name
-    return name if did_of(name) == did and "#" in name else None
+    return name if strip_did_url(name) == did and "#" in name else None
 
 
-def _objects(value: object, limit: int) -> list[dict[str, Any]]:
+def _list_objects(value: object, limit: int) -> list[dict[str, Any]]:
     # What is no object keeps its place, so that numbering by place holds.
-    return [entry if isinstance(entry, dict) else {} for entry in _limited(value, limit)]
+    return [entry if isinstance(entry, dict) else {} for entry in _check_list(value, limit)]
 
 
-def _strings(value: object) -> tuple[str, ...]:
+def _list_strings(value: object) -> tuple[str, ...]:
     return tuple(entry for entry in value if isinstance(entry, str)) if isinstance(value, list) else ()
 
 
-def _limited(value: object, limit: int) -> list[Any]:
+def _check_list(value: object, limit: int) -> list[Any]:
     if not isinstance(value, list):
         return []
     if len(value) > limit:

@@ -1,11 +1,323 @@
-"""From a DID to its document, as far as that goes without asking anybody (reference 8.1)."""
+"""
+did:key, whose key is its name (reference 8.2). did:peer:0 is the same with another beginning.
+
+did:peer, whose document is its name: numalgo 0 is one key, 2 a list of keys and services, 4 a whole document behind
+its hash (reference 8.2, 8.3 and 8.4). Numalgo 3 is only a shorter name for a numalgo 2.
+
+did:web: where its document lies, and when to believe it (reference 8.5). The fetching is done elsewhere.
+
+From a DID to its document, as far as that goes without asking anybody (reference 8.1).
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes
+
 from mediatord.errors import SenderUnresolvable, SenderUnsupported
-from mediatord.protocol.didcomm.did import DIDDocument, NeedsNetwork, is_did
-from mediatord.protocol.didcomm.did_key import resolve_key
-from mediatord.protocol.didcomm.did_peer import resolve_peer
+from mediatord.protocol import encoding
+from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.protocol.didcomm.did_document import (
+    AGREEMENT_CURVES,
+    DIDCOMM_MESSAGING,
+    MAX_KEYS,
+    MAX_SERVICES,
+    SIGNATURE_CURVES,
+    DIDDocument,
+    DIDPeer4LongFormRequired,
+    DIDWebLookupRequired,
+    VerificationMethod,
+    is_did,
+    parse_did_document,
+    parse_services,
+)
+from mediatord.protocol.didcomm.keys import PublicKey, convert_ed25519_to_x25519
+
+_KEY_PREFIX = "did:key:"
+
+
+def make_did_key(key: PublicKey) -> str:
+    """The did:key of a key."""
+    return _KEY_PREFIX + key.multibase()
+
+
+def resolve_did_key(did: str) -> DIDDocument:
+    """
+    The document of a did:key.
+
+    :raise SenderUnresolvable: it holds no key of a kind that is read here.
+    """
+    return make_single_key_document(did, did.removeprefix(_KEY_PREFIX))
+
+
+def make_single_key_document(did: str, multibase: str) -> DIDDocument:
+    """
+    The document that one multibase key makes: an Ed25519 key also gives an X25519 one for key agreement, a key on a
+    NIST curve serves both purposes, an X25519 key agreement alone, secp256k1 signatures alone.
+
+    :raise SenderUnresolvable: no key of a kind that is read here.
+    """
+    try:
+        key = PublicKey.from_multibase(multibase)
+        agreement = convert_ed25519_to_x25519(key) if key.curve == "Ed25519" else key
+    except ValueError:
+        raise SenderUnresolvable from None
+    return DIDDocument(
+        did,
+        (_make_verification_method(did, agreement),) if agreement.curve in AGREEMENT_CURVES else (),
+        (_make_verification_method(did, key),) if key.curve in SIGNATURE_CURVES else (),
+    )
+
+
+def _make_verification_method(did: str, key: PublicKey) -> VerificationMethod:
+    return VerificationMethod(f"{did}#{key.multibase()}", key)
+
+
+_PEER_0 = "did:peer:0"
+_PEER_2 = "did:peer:2"
+_PEER_3 = "did:peer:3"
+_PEER_4 = "did:peer:4"
+
+_SHORT_PEER_4 = re.compile(r"did:peer:4zQm[1-9A-HJ-NP-Za-km-z]{44}")
+_SHA2_256_MULTIHASH = b"\x12\x20"
+_JSON_MULTICODEC = b"\x80\x04"
+
+# assertionMethod, capabilityInvocation and capabilityDelegation keys are counted, but there is no use for them here.
+_KEY_PURPOSES = frozenset("EVAID")
+_FULL_NAMES = {"t": "type", "s": "serviceEndpoint", "r": "routingKeys", "a": "accept"}
+_SHORT_NAMES = {full: short for short, full in _FULL_NAMES.items()}
+_SHORT_DIDCOMM_MESSAGING = "dm"
+# A list of services, a service, a list of endpoints, an endpoint: no name that is read lies deeper.
+_SERVICE_DEPTH = 4
+
+
+def make_did_peer_0(key: PublicKey) -> str:
+    """The did:peer:0 of a key."""
+    return _PEER_0 + key.multibase()
+
+
+def make_did_peer_2(keys: Sequence[tuple[str, PublicKey]], services: Sequence[Mapping[str, Any]]) -> str:
+    """
+    The did:peer:2 with these keys, then these services, in this order; the keys are `#key-1`, `#key-2` and so on.
+
+    :param keys: pairs of purpose (`E` key agreement, `V` authentication, or `A`, `I`, `D`) and key.
+    :param services: with full member names, or abbreviated already; each becomes an element of its own.
+    :raise ValueError: another purpose, or a service that JSON cannot express.
+    """
+    if any(purpose not in _KEY_PURPOSES for purpose, _ in keys):
+        raise ValueError("no such purpose")
+    elements = [f".{purpose}{key.multibase()}" for purpose, key in keys]
+    elements += [f".S{encoding.encode_base64url(encoding.dumps(_abbreviate_names(service)))}" for service in services]
+    return _PEER_2 + "".join(elements)
+
+
+def derive_did_peer_3(did: str) -> str:
+    """
+    The short name of a did:peer:2.
+
+    :raise ValueError: it is no did:peer:2.
+    """
+    if not did.startswith(_PEER_2):
+        raise ValueError("not a did:peer:2")
+    return _PEER_3 + _hash_multibase(did.removeprefix(_PEER_2))
+
+
+def make_did_peer_4(document: Mapping[str, Any]) -> tuple[str, str]:
+    """
+    The long and the short form of the did:peer:4 of a document.
+
+    :param document: without `id`, all ids in it relative.
+    """
+    encoded = "z" + encoding.encode_base58(_JSON_MULTICODEC + encoding.dumps(document))
+    short = _PEER_4 + _hash_multibase(encoded)
+    return f"{short}:{encoded}", short
+
+
+def resolve_did_peer(did: str) -> DIDDocument:
+    """
+    The document of a did:peer of numalgo 0, 2 or 4.
+
+    :raise NeedsRecall: the short form of a numalgo 4.
+    :raise SenderUnresolvable: it is malformed.
+    :raise SenderUnsupported: another numalgo.
+    """
+    if did.startswith(_PEER_0):
+        return make_single_key_document(did, did.removeprefix(_PEER_0))
+    if did.startswith(_PEER_2):
+        return _resolve_peer_2(did)
+    if not did.startswith(_PEER_4):
+        raise SenderUnsupported
+    if _SHORT_PEER_4.fullmatch(did):
+        raise DIDPeer4LongFormRequired
+    return _resolve_peer_4(did, did, canonicalize_did(did))
+
+
+def resolve_short_did_peer_4(short: str, long: str) -> DIDDocument:
+    """
+    The document of the short form of a did:peer:4 whose long form was seen before.
+
+    :raise SenderUnresolvable: the two do not belong together, or the long form is malformed.
+    """
+    if canonicalize_did(long) != short:
+        raise SenderUnresolvable
+    return _resolve_peer_4(long, short, long)
+
+
+def _resolve_peer_2(did: str) -> DIDDocument:
+    beginning, *elements = did.removeprefix(_PEER_2).split(".")
+    keys = [element for element in elements if element[:1] in _KEY_PURPOSES]
+    services = [element for element in elements if element[:1] == "S"]
+    if beginning or not keys or len(keys) + len(services) != len(elements) or len(keys) > MAX_KEYS:
+        raise SenderUnresolvable
+    return DIDDocument(
+        did,
+        _parse_peer_2_keys(did, keys, "E", AGREEMENT_CURVES),
+        _parse_peer_2_keys(did, keys, "V", SIGNATURE_CURVES),
+        parse_services(did, _parse_peer_2_services(services)),
+        (derive_did_peer_3(did),),
+    )
+
+
+def _parse_peer_2_keys(
+    did: str, keys: list[str], purpose: str, curves: frozenset[Any]
+) -> tuple[VerificationMethod, ...]:
+    """The keys of one purpose. One of an unknown kind is left out, but its number is not given to another."""
+    found = []
+    for number, element in enumerate(keys, 1):
+        if element[0] != purpose:
+            continue
+        try:
+            key = PublicKey.from_multibase(element[1:])
+        except ValueError:
+            continue
+        if key.curve in curves:
+            found.append(VerificationMethod(f"{did}#key-{number}", key))
+    return tuple(found)
+
+
+def _parse_peer_2_services(elements: list[str]) -> list[Any]:
+    """All services with full member names. An element holds one, or (seen in the wild) an array of any number."""
+    if len(elements) > MAX_SERVICES:
+        raise SenderUnresolvable
+    found: list[Any] = []
+    for element in elements:
+        try:
+            value = encoding.loads(encoding.decode_base64url(element[1:]))
+        except ValueError:
+            raise SenderUnresolvable from None
+        found += value if isinstance(value, list) else [value]
+    expanded: list[Any] = _expand_names(found, _SERVICE_DEPTH)
+    return expanded
+
+
+def _expand_names(value: Any, depth: int) -> Any:
+    if depth == 0:
+        return value
+    if isinstance(value, list):
+        return [_expand_names(entry, depth - 1) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    expanded = {_FULL_NAMES.get(name, name): _expand_names(member, depth - 1) for name, member in value.items()}
+    if expanded.get("type") == _SHORT_DIDCOMM_MESSAGING:
+        expanded["type"] = DIDCOMM_MESSAGING
+    return expanded
+
+
+def _abbreviate_names(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_abbreviate_names(entry) for entry in value]
+    if not isinstance(value, Mapping):
+        return value
+    short = {_SHORT_NAMES.get(name, name): _abbreviate_names(member) for name, member in value.items()}
+    if short.get("t") == DIDCOMM_MESSAGING:
+        short["t"] = _SHORT_DIDCOMM_MESSAGING
+    return short
+
+
+def _resolve_peer_4(long: str, asked: str, other: str) -> DIDDocument:
+    """:param asked: the form that the document is for; `other` is the other one."""
+    hashed, _, encoded = long.removeprefix(_PEER_4).partition(":")
+    if not encoded.startswith("z") or hashed != _hash_multibase(encoded):
+        raise SenderUnresolvable
+    try:
+        data = encoding.decode_base58(encoded[1:])
+        if not data.startswith(_JSON_MULTICODEC):
+            raise SenderUnresolvable
+        document = parse_did_document(asked, encoding.loads_object(data.removeprefix(_JSON_MULTICODEC)))
+    except ValueError:
+        raise SenderUnresolvable from None
+    return DIDDocument(asked, document.key_agreement, document.authentication, document.services, (other,))
+
+
+def _hash_multibase(text: str) -> str:
+    return "z" + encoding.encode_base58(_SHA2_256_MULTIHASH + sha256(text.encode("ascii")).digest())
+
+
+_WEB_PREFIX = "did:web:"
+_HOST_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
+_HOST = re.compile(rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*")
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+_MAX_HOST = 253
+_MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class DIDWebLocation:
+    """
+    Where the document of a did:web lies.
+
+    :param host: a name, or an IPv4 address in some notation; never IPv6.
+    :param url: https.
+    """
+
+    host: str
+    url: str
+
+
+def locate_did_web(did: str) -> DIDWebLocation:
+    """
+    Split on colons, decode each part once; without a path the document is in `.well-known`.
+
+    :param did: a did:web by its syntax.
+    :raise SenderUnresolvable: a host or port that is none, or a path that would leave its place.
+    """
+    authority, *path = [_percent_decode(part) for part in did.removeprefix(_WEB_PREFIX).split(":")]
+    host, colon, port = authority.partition(":")
+    if len(host) > _MAX_HOST or not _HOST.fullmatch(host):
+        raise SenderUnresolvable
+    if colon and (not _PORT.fullmatch(port) or int(port) > _MAX_PORT):
+        raise SenderUnresolvable
+    if any(segment in ("", ".", "..") for segment in path):
+        raise SenderUnresolvable
+    # Encoded again, so that a slash that came as %2F does not become one more segment.
+    segments = "/".join(quote(segment, safe="") for segment in path) or ".well-known"
+    return DIDWebLocation(host, f"https://{authority}/{segments}/did.json")
+
+
+def parse_did_web_document(did: str, raw: bytes) -> DIDDocument:
+    """
+    The document of a did:web from what its host sent.
+
+    :raise SenderUnresolvable: not a JSON object, or the document of another DID.
+    """
+    try:
+        document = encoding.loads_object(raw)
+    except ValueError:
+        raise SenderUnresolvable from None
+    if document.get("id") != did:
+        raise SenderUnresolvable
+    return parse_did_document(did, document)
+
+
+def _percent_decode(part: str) -> str:
+    try:
+        return unquote_to_bytes(part).decode("utf-8")
+    except UnicodeDecodeError:
+        raise SenderUnresolvable from None
 
 
 def resolve_local(did: str) -> DIDDocument:
@@ -21,10 +333,10 @@ def resolve_local(did: str) -> DIDDocument:
         raise SenderUnresolvable
     match did.split(":", 2)[1]:
         case "key":
-            return resolve_key(did)
+            return resolve_did_key(did)
         case "peer":
-            return resolve_peer(did)
+            return resolve_did_peer(did)
         case "web":
-            raise NeedsNetwork
+            raise DIDWebLookupRequired
         case _:
             raise SenderUnsupported

@@ -1,29 +1,72 @@
-"""Routing 2.0: reading a forward, and writing one when mediatord is the sender (reference section 4)."""
+"""
+Routing 2.0: reading a forward, and writing one when mediatord is the sender (reference section 4).
+
+The short way for what nearly all traffic is: an anoncrypt to one of our X25519 keys with one forward in it.
+
+What these mean is decided by :mod:`~mediatord.protocol.didcomm.jwe`, :mod:`~mediatord.protocol.didcomm.jwe`,
+:mod:`~mediatord.protocol.didcomm.message` and :mod:`~mediatord.protocol.didcomm.forward`: the long way. Whatever is
+unusual in any respect, or wrong, is left to them; what is read here, they read in just the same way.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from secrets import token_bytes
+from typing import Any, Literal, NamedTuple, Protocol
 
-from mediatord.errors import BadAttachment, ForwardExpired, LinkedAttachment, NextMissing
-from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.attachments import json_texts
-from mediatord.protocol.didcomm.message import ENCRYPTED_TYPE, Draft, Message
-from mediatord.protocol.json_source import depth
+import orjson
+import pybase64
+from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
+
+from mediatord.errors import BadAttachment, ForwardExpired, LinkedAttachment, MediatorError, NextMissing
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.jwe import MAX_PROTECTED
+from mediatord.protocol.didcomm.jwe_algorithms import (
+    ANONCRYPT,
+    CONTENT_CIPHERS,
+    DecryptFunction,
+    Enc,
+    KeyExchange,
+    build_other_info,
+    compute_apv,
+    derive_kek,
+    load_key_exchange,
+)
+from mediatord.protocol.didcomm.keys import PrivateKey
+from mediatord.protocol.didcomm.message import (
+    ENCRYPTED_MEDIA_TYPE,
+    MAX_ID,
+    Message,
+    OutgoingMessage,
+    extract_attachment_json,
+    parse_time,
+)
+from mediatord.protocol.encoding import (
+    MAX_MEMBERS,
+    MAX_VALUES,
+    check_value_count,
+    decode_base64url,
+    decode_unpadded_base64url,
+    encode_base64url,
+    loads_unique_members,
+    measure_nesting_depth,
+)
 
 FORWARD = "https://didcomm.org/routing/2.0/forward"
 MAX_NEXT = 8192
 # Each is a message of its own and paid for as one; nobody is allowed more than 60 a minute.
 MAX_ATTACHMENTS = 20
 # Objects and arrays within one another in a payload, the outermost counted. An envelope has four.
-MAX_DEPTH = 254
+MAX_PAYLOAD_DEPTH = 254
 
-Opaque = tuple[bytes, Literal["json", "base64"]]
+ForwardPayload = tuple[bytes, Literal["json", "base64"]]
 
 
-class Expiring(Protocol):
-    """What may say when it expires; :class:`Message`."""
+class ExpirationHeaders(Protocol):
+    """What may say when it expires; :class:`MessageRecord`."""
 
     @property
     def expires_time(self) -> float | None: ...
@@ -41,7 +84,7 @@ def read_next(message: Message) -> str:
     raise NextMissing
 
 
-def read_payloads(message: Message, *, encrypted_only: bool = True) -> list[Opaque]:
+def read_payloads(message: Message, *, encrypted_only: bool = True) -> list[ForwardPayload]:
     """
     Every attachment as an opaque payload, in order: bytes, and the form they came in (reference 4.4).
 
@@ -51,7 +94,7 @@ def read_payloads(message: Message, *, encrypted_only: bool = True) -> list[Opaq
     if not message.attachments or len(message.attachments) > MAX_ATTACHMENTS:
         raise BadAttachment
     try:
-        texts = json_texts(message)
+        texts = extract_attachment_json(message)
     except ValueError:
         raise BadAttachment from None
     return [
@@ -60,7 +103,7 @@ def read_payloads(message: Message, *, encrypted_only: bool = True) -> list[Opaq
     ]
 
 
-def read_payload(data: object, text: bytes | None, encrypted_only: bool) -> Opaque:
+def read_payload(data: object, text: bytes | None, encrypted_only: bool) -> ForwardPayload:
     """
     The same for the `data` of one attachment.
 
@@ -84,11 +127,11 @@ def _read_base64(data: Mapping[str, Any], encrypted_only: bool) -> bytes:
     if not isinstance(text, str):
         raise BadAttachment
     try:
-        payload = jsontext.b64_lenient_decode(text)
-        value = jsontext.loads_object(payload)
+        payload = encoding.decode_lenient_base64(text)
+        value = encoding.loads_object(payload)
     except ValueError:
         raise BadAttachment from None
-    if not is_payload(value, payload, encrypted_only) or not _hash_agrees(data.get("hash"), payload):
+    if not is_payload(value, payload, encrypted_only) or not _matches_hash(data.get("hash"), payload):
         raise BadAttachment
     return payload
 
@@ -101,17 +144,19 @@ def is_payload(value: Mapping[str, Any], text: bytes, encrypted_only: bool) -> b
     if encrypted_only and "ciphertext" not in value:
         if "payload" not in value or not ("signatures" in value or "signature" in value):
             return False
-    return text.count(b"{") + text.count(b"[") <= MAX_DEPTH or depth(text) <= MAX_DEPTH
+    return (
+        text.count(b"{") + text.count(b"[") <= MAX_PAYLOAD_DEPTH or measure_nesting_depth(text) <= MAX_PAYLOAD_DEPTH
+    )
 
 
-def _hash_agrees(hash_: object, payload: bytes) -> bool:
+def _matches_hash(hash_: object, payload: bytes) -> bool:
     """Check a hexadecimal sha2-256 multihash; other functions and encodings are not ours to judge."""
     if not isinstance(hash_, str) or len(hash_) != 68 or not hash_.startswith("1220"):
         return True
     return hash_[4:].lower() == hashlib.sha256(payload).hexdigest()
 
 
-def expiry(message: Expiring, now: float, ttl: float) -> float:
+def compute_expiry(message: ExpirationHeaders, now: float, ttl: float) -> float:
     """
     When a forward stops waiting: its own `expires_time`, but never later than the TTL (reference 4.5).
 
@@ -124,7 +169,7 @@ def expiry(message: Expiring, now: float, ttl: float) -> float:
     return min(now + ttl, message.expires_time)
 
 
-def delay(message: Message, longest: float, uniform: Callable[[float, float], float]) -> float:
+def compute_delay(message: Message, longest: float, uniform: Callable[[float, float], float]) -> float:
     """
     Seconds to hold a forward back: `delay_milli`, capped; a negative one is a random part of its size.
 
@@ -137,11 +182,322 @@ def delay(message: Message, longest: float, uniform: Callable[[float, float], fl
     return min(seconds, longest)
 
 
-def forward_of(payload: bytes, next_: str, id_: str) -> Draft:
+def make_forward(payload: bytes, next_: str, id_: str) -> OutgoingMessage:
     """A forward that carries one encrypted payload to `next_` as its one `json` attachment (reference 4.6)."""
-    return Draft(
+    return OutgoingMessage(
         id=id_,
         type=FORWARD,
         body={"next": next_},
-        attachments=[{"id": f"{id_}-0", "media_type": ENCRYPTED_TYPE, "data": {"json": jsontext.verbatim(payload)}}],
+        attachments=[
+            {
+                "id": f"{id_}-0",
+                "media_type": ENCRYPTED_MEDIA_TYPE,
+                "data": {"json": encoding.wrap_json_fragment(payload)},
+            }
+        ],
     )
+
+
+_MAX_CACHED_KIDS = 1024
+_CIPHERTEXT_MEMBER = b'"ciphertext":'
+# Stands for the ciphertext, which is not worth parsing. Nobody knows it, so what has this value is what was replaced.
+_CIPHERTEXT_PLACEHOLDER = secrets.token_hex(16)
+_CIPHERTEXT_PLACEHOLDER_BYTES = _CIPHERTEXT_PLACEHOLDER.encode()
+# The same for the whole payload.
+_PAYLOAD_PLACEHOLDER = secrets.token_hex(16)
+_PAYLOAD_PLACEHOLDER_JSON = orjson.dumps(_PAYLOAD_PLACEHOLDER)
+# Members of a JWE for one recipient. Where there are so many, and each is read, there are no others.
+_GENERAL_MEMBERS, _FLATTENED_MEMBERS = 5, 6
+
+# What the payload looks like where it is the usual envelope: an object with objects in it, and some in these. One
+# object at a time and nothing twice, so that the time it takes is proportional to the length, whatever is there.
+_STRING_PATTERN = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_OBJECT_PATTERN = rb"\{(?:[^\"{}]++|%b)*+\}" % _STRING_PATTERN
+for _ in range(4):
+    _OBJECT_PATTERN = rb"\{(?:[^\"{}]++|%b|%b)*+\}" % (_STRING_PATTERN, _OBJECT_PATTERN)
+_match_json_member = re.compile(rb'"json"[ \t\n\r]*+:[ \t\n\r]*+(%b)' % _OBJECT_PATTERN, re.DOTALL).match
+
+# Bytes of a plaintext from which on it is worth the while to leave the ciphertext in it alone as well.
+_MIN_CUT_SIZE = 4096
+_EPK_SIZE = 32
+_KEY_WRAP_OVERHEAD = 8
+_BASE64URL_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+# By the number of bytes modulo 3: what unpadded base64url may end with, and what makes it a multiple of four.
+_FINAL_CHARACTERS = (_BASE64URL_ALPHABET, "AQgw", "AEIMQUYcgkosw048")
+_FILLERS = ("", "AA", "A")
+
+# What JSON of another shape makes of the code here, and what does not open.
+_FALLBACK_ERRORS = (ValueError, TypeError, LookupError, AttributeError, InvalidUnwrap, MediatorError)
+
+
+class FastForward(NamedTuple):
+    """
+    What a forward says that nobody claims or is proven to have sent.
+
+    :param next: `body.next`.
+    :param payload: to be stored, and the form it came in.
+    :param id: of the message; `thread` is what an answer would refer to.
+    :param expires_time: seconds since the epoch, if it has any.
+    :param kid: our key that it was opened with, as its sender wrote it.
+    """
+
+    next: str
+    payload: bytes
+    form: Literal["json", "base64"]
+    id: str
+    thread: str
+    expires_time: float | None
+    kid: str
+
+    def __repr__(self) -> str:
+        """Nothing of the content."""
+        return f"UsualForward(next={self.next!r}, form={self.form!r})"
+
+
+class FastForwardParser:
+    """
+    Reads usual forwards to us.
+
+    :param keys_for: our private keys that a kid may denote, the likeliest first; as long as it gives the very same
+        object for a kid, that must not change.
+    """
+
+    def __init__(self, find_agreement_keys: Callable[[str], Sequence[PrivateKey]]) -> None:
+        self._find_agreement_keys = find_agreement_keys
+        self._recipient_keys: dict[str, _RecipientKey] = {}
+
+    def read(self, raw: bytes) -> FastForward | None:
+        """None for everything else; never raises. No key is used unless the form is the usual one."""
+        try:
+            return self._read(raw)
+        except _FALLBACK_ERRORS:
+            return None
+
+    def forget(self) -> None:
+        """Hold on to no key, as when some are retired."""
+        self._recipient_keys.clear()
+
+    def _read(self, raw: bytes) -> FastForward | None:
+        start = raw.index(b'"', raw.index(_CIPHERTEXT_MEMBER) + len(_CIPHERTEXT_MEMBER)) + 1
+        end = raw.index(b'"', start)
+        rest = b"".join((raw[:start], _CIPHERTEXT_PLACEHOLDER_BYTES, raw[end:]))
+        if len(rest) > MAX_VALUES:
+            return None
+        jwe = orjson.loads(rest)
+        protected = jwe["protected"]
+        if jwe["ciphertext"] != _CIPHERTEXT_PLACEHOLDER or len(protected) > MAX_PROTECTED:
+            return None
+        (entry,) = jwe["recipients"] if len(jwe) == _GENERAL_MEMBERS else (jwe,)
+        if entry is jwe and len(jwe) != _FLATTENED_MEMBERS:
+            return None
+        text = decode_base64url(protected)
+        shared, more = orjson.loads(text), entry["header"]
+        if orjson.dumps(shared) != text:
+            shared = loads_unique_members(text)
+        header = shared | more
+        own = self._find_recipient_key(header["kid"])
+        if own is None or len(header) != len(shared) + len(more):
+            return None
+        info = own.find_other_info(header)
+        if info is None:
+            return None
+        layout = _JWE_LAYOUTS[header["enc"]]
+        small = layout.decoded(header["epk"]["x"], jwe["tag"], jwe["iv"], entry["encrypted_key"])
+        data = decode_unpadded_base64url(raw[start:end])
+        wrapping, wrapped = derive_kek(own.exchange(small[:_EPK_SIZE]), info), small[layout.key_at]
+        try:
+            cek = aes_key_unwrap(wrapping, wrapped)
+        except InvalidUnwrap:  # as much work as a wrong tag, see envelope.unwrapped
+            cek = token_bytes(len(wrapped) - _KEY_WRAP_OVERHEAD)
+        plaintext = layout.decrypt_raw(cek, small[layout.iv_at], data, small[layout.tag_at], protected.encode())
+        return _parse_forward(plaintext, own.kid)
+
+    def _find_recipient_key(self, kid: str) -> _RecipientKey | None:
+        keys, own = self._find_agreement_keys(kid), self._recipient_keys.get(kid)
+        if own is not None and own.keys is keys:
+            return own
+        if own is not None or len(self._recipient_keys) >= _MAX_CACHED_KIDS:
+            self._recipient_keys.clear()
+        agreeing = [key for key in keys if key.curve == "X25519"]
+        if len(agreeing) != 1:
+            return None
+        own = self._recipient_keys[kid] = _RecipientKey(kid, keys, load_key_exchange(agreeing[0].secret))
+        return own
+
+
+class _RecipientKey:
+    """A name of one of our X25519 keys, and what is the same in all envelopes to it."""
+
+    __slots__ = ("_apv", "_info", "_info_without_apv", "exchange", "keys", "kid")
+
+    def __init__(self, kid: str, keys: Sequence[PrivateKey], exchange: KeyExchange) -> None:
+        digest = compute_apv((kid,))
+        self.kid = kid
+        self.keys = keys
+        self.exchange = exchange
+        self._apv = encode_base64url(digest)
+        self._info = build_other_info(ANONCRYPT, b"", digest)
+        self._info_without_apv = build_other_info(ANONCRYPT, b"", b"")
+
+    def find_other_info(self, header: Mapping[str, Any]) -> bytes | None:
+        """What goes into the key derivation of an anoncrypt on our curve; None for any other header."""
+        epk = header["epk"]
+        if header["alg"] != ANONCRYPT or epk["crv"] != "X25519" or epk["kty"] != "OKP":
+            return None
+        if "crit" in header or "zip" in header or "apu" in header:
+            return None
+        if "apv" not in header:
+            return self._info_without_apv
+        return self._info if header["apv"] == self._apv else None
+
+
+class _JWELayout(NamedTuple):
+    """
+    The small parts of an envelope as base64url without padding: how long each is and what it may end with; what goes
+    behind each, so that they decode together; where each is then, behind the ephemeral key.
+    """
+
+    lengths: tuple[int, ...]
+    ends: tuple[str, ...]
+    fills: tuple[str, ...]
+    tag_at: slice
+    iv_at: slice
+    key_at: slice
+    decrypt_raw: DecryptFunction
+
+    @classmethod
+    def of(cls, enc: Enc) -> _JWELayout:
+        cipher = CONTENT_CIPHERS[enc]
+        sizes = (_EPK_SIZE, cipher.tag_size, cipher.iv_size, cipher.key_size + _KEY_WRAP_OVERHEAD)
+        places, start = [], 0
+        for size in sizes:
+            places.append(slice(start, start + size))
+            start += -(-size // 3) * 3
+        _, tag_at, iv_at, key_at = places
+        lengths = tuple(-(-size * 4 // 3) for size in sizes)
+        ends, fills = (
+            tuple(_FINAL_CHARACTERS[size % 3] for size in sizes),
+            tuple(_FILLERS[size % 3] for size in sizes),
+        )
+        return cls(lengths, ends, fills, tag_at, iv_at, key_at, cipher.decrypt_raw)
+
+    def decoded(self, x: str, tag: str, iv: str, wrapped: str) -> bytes:
+        """:raise ValueError: one of them has another length, or is not strict base64url without padding."""
+        x_end, tag_end, iv_end, wrapped_end = self.ends
+        x_fill, tag_fill, iv_fill, wrapped_fill = self.fills
+        text = "".join((x, x_fill, tag, tag_fill, iv, iv_fill, wrapped, wrapped_fill))
+        if (
+            (len(x), len(tag), len(iv), len(wrapped)) != self.lengths
+            or x[-1] not in x_end
+            or tag[-1] not in tag_end
+            or iv[-1] not in iv_end
+            or wrapped[-1] not in wrapped_end
+            or "+" in text
+            or "/" in text
+        ):
+            raise ValueError("another spelling")
+        return pybase64.b64decode(text, b"-_", validate=True)
+
+
+_JWE_LAYOUTS: dict[Any, _JWELayout] = {enc: _JWELayout.of(enc) for enc in CONTENT_CIPHERS}
+
+
+def _cut_ciphertext(plaintext: bytes) -> tuple[bytes, bytes]:
+    """
+    A message that carries a long envelope with :data:`_CIPHERTEXT_PLACEHOLDER` in place of the ciphertext, and the ciphertext: that
+    it is one string without escapes is easier to see than to read. The message as it is where there is none.
+    """
+    try:
+        start = plaintext.index(b'"', plaintext.index(_CIPHERTEXT_MEMBER) + len(_CIPHERTEXT_MEMBER)) + 1
+        end = plaintext.index(b'"', start)
+        ciphertext = plaintext[start:end]
+        if ciphertext and len(orjson.dumps(ciphertext.decode("ascii"))) == end - start + 2:
+            return b"".join((plaintext[:start], _CIPHERTEXT_PLACEHOLDER_BYTES, plaintext[end:])), ciphertext
+    except ValueError:
+        pass
+    return plaintext, b""
+
+
+class _PayloadCandidate(NamedTuple):
+    """What may be the payload: its text, what that is, and the ciphertext that there is a stand-in for in both."""
+
+    text: bytes
+    envelope: Any
+    ciphertext: bytes
+
+
+def _split_payload(plaintext: bytes) -> tuple[bytes, _PayloadCandidate | None]:
+    """
+    A message with a placeholder for its `json`, and that payload. Where it ends is a guess: most often at the last
+    braces, or after as many objects as an envelope has. It is right if what is around it is a message, with the
+    placeholder in its place.
+
+    :raise ValueError: there is no such guess, or there are more values than are read.
+    """
+    text, ciphertext = (plaintext, b"") if len(plaintext) < _MIN_CUT_SIZE else _cut_ciphertext(plaintext)
+    if len(text) > MAX_VALUES:
+        check_value_count(text)
+    at = text.find(b'"json"')
+    if at < 0:
+        return plaintext, None
+    start, end = text.find(b"{", at), text.rfind(b"}}}", at) + 1
+    try:
+        envelope = orjson.loads(text[start:end])
+    except orjson.JSONDecodeError:
+        start, end = _find_object(text, at)
+        envelope = orjson.loads(text[start:end])
+    around = b"".join((text[:start], _PAYLOAD_PLACEHOLDER_JSON, text[end:]))
+    if around.count(b",") >= MAX_MEMBERS:
+        raise ValueError("many members")
+    return around, _PayloadCandidate(text[start:end], envelope, ciphertext)
+
+
+def _find_object(text: bytes, at: int) -> tuple[int, int]:
+    """:raise ValueError: the value of the member there has not the form of an envelope."""
+    found = _match_json_member(text, at)
+    if found is None:
+        raise ValueError("another layout")
+    return found.span(1)
+
+
+def _check_payload(data: Any, guess: _PayloadCandidate | None) -> ForwardPayload:
+    """
+    The payload of an attachment, if the guess was right.
+
+    :raise ValueError: it was not, or this is no envelope; likewise LookupError and TypeError.
+    """
+    if guess is None:
+        return read_payload(data, None, True)
+    text, envelope, ciphertext = guess
+    if data["json"] != _PAYLOAD_PLACEHOLDER or type(envelope) is not dict or not is_payload(envelope, text, True):
+        raise ValueError("another layout")
+    if not ciphertext:
+        return text, "json"
+    if envelope["ciphertext"] != _CIPHERTEXT_PLACEHOLDER:
+        raise ValueError("another ciphertext")
+    return text.replace(_CIPHERTEXT_PLACEHOLDER_BYTES, ciphertext), "json"
+
+
+def _parse_forward(plaintext: bytes, kid: str) -> FastForward | None:
+    around, guess = _split_payload(plaintext)
+    message = orjson.loads(around)
+    has = message.get
+    id_, next_, attachments = message["id"], message["body"]["next"], message["attachments"]
+    to, thread, expires_time = has("to"), has("thid"), has("expires_time")
+    if message["type"] != FORWARD or "ciphertext" in message or "payload" in message:
+        return None
+    if has("from") is not None or has("delay_milli"):
+        return None
+    if type(id_) is not str or not 0 < len(id_) <= MAX_ID or type(next_) is not str or not 0 < len(next_) <= MAX_NEXT:
+        return None
+    if to is not None and (type(to) is not list or len(to) != 1 or type(to[0]) is not str):
+        return None
+    if type(attachments) is not list:
+        return None
+    (attachment,) = attachments
+    payload, form = _check_payload(attachment["data"], guess)
+    if thread is None or type(thread) is not str or not 0 < len(thread) <= MAX_ID:
+        thread = id_
+    if expires_time is not None:
+        expires_time = parse_time(expires_time)
+    return FastForward(next_, payload, form, id_, thread, expires_time, kid)

@@ -3,33 +3,52 @@ The JWE as it is written: its two serialisations and the rules for its headers (
 
 No key is touched here. Clients write envelopes in many ways, so more is read than is ever emitted (reference D3), but
 nothing that could be understood in two ways.
+
+Opening and sealing envelopes: anoncrypt and authcrypt (reference section 1).
+
+What is emitted has one shape, the one that every client tested can read (reference 1.3); what is accepted is
+described in :mod:`mediatord.protocol.didcomm.jwe`.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Literal
 
+from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
+
 from mediatord.errors import NotAnEnvelope, NotEncrypted, Undecryptable
-from mediatord.protocol.didcomm.content import Enc
-from mediatord.protocol.didcomm.kdf import ANONCRYPT, AUTHCRYPT, apv_of, other_info
-from mediatord.protocol.jsontext import b64url_decode, loads_object, loads_unique
+from mediatord.protocol.didcomm.jwe_algorithms import (
+    ANONCRYPT,
+    AUTHCRYPT,
+    CONTENT_CIPHERS,
+    Enc,
+    EphemeralKey,
+    build_other_info,
+    compute_apv,
+    derive_ephemeral_secret,
+    derive_kek,
+    derive_static_secret,
+)
+from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
+from mediatord.protocol.encoding import decode_base64url, dumps, encode_base64url, loads_object, loads_unique_members
 
 AgreementCurve = Literal["X25519", "P-256", "P-384", "P-521"]
-Header = Mapping[str, Any]
+JOSEHeader = Mapping[str, Any]
 
 _MAX_RECIPIENTS = 100
-_MAX_USUAL = 6_000
+_MAX_CACHED_NAMES = 6_000
 # Ample for a key, an algorithm and three key ids.
 MAX_PROTECTED = 65_536
 _CURVES = frozenset(("X25519", "P-256", "P-384", "P-521"))
 _ENCS = frozenset(("A256CBC-HS512", "A256GCM", "XC20P"))
 # Everything that must be the same for all recipients. Each may have its own epk.
-_COMMON = ("alg", "enc", "apu", "apv", "skid")
+_SHARED_HEADERS = ("alg", "enc", "apu", "apv", "skid")
 # A DID URL with a fragment and without white space. Relative ones say nothing about whose key it is.
 ABSOLUTE_KID = re.compile(r"did:[a-z0-9]+:[!-\"$-~]+#[!-\"$-~]+")
 
@@ -49,10 +68,10 @@ class Envelope:
     """
 
     sender_kid: str | None
-    header: Header = field(repr=False)
+    header: JOSEHeader = field(repr=False)
     info: bytes = field(repr=False)
     wrapped: Mapping[str, tuple[Any, Any]] = field(repr=False)
-    members: Header = field(repr=False)
+    members: JOSEHeader = field(repr=False)
 
     @property
     def kids(self) -> tuple[str, ...]:
@@ -82,10 +101,10 @@ class Envelope:
 
         The tag authenticates the protected header, as text, and the ciphertext; all around them can be rewritten.
         """
-        return sha256(self.members["protected"].encode() + b"." + b64url_decode(self.members.get("tag"))).digest()
+        return sha256(self.members["protected"].encode() + b"." + decode_base64url(self.members.get("tag"))).digest()
 
     @property
-    def without_apv(self) -> bool:
+    def lacks_apv(self) -> bool:
         """Whether nothing binds the list of recipients; such an authcrypt may be draft 03 (reference 1.10)."""
         return "apv" not in self.header
 
@@ -110,37 +129,37 @@ def parse_object(value: dict[str, Any]) -> Envelope:
             raise NotEncrypted
         raise NotAnEnvelope
     try:
-        return _read(value)
+        return _read_jwe(value)
     except ValueError:
         raise Undecryptable from None
 
 
-def _read(value: dict[str, Any]) -> Envelope:
+def _read_jwe(value: dict[str, Any]) -> Envelope:
     if "aad" in value:
         raise ValueError("an aad, which DIDComm has not")
-    protected = _text(value, "protected")
+    protected = _get_text(value, "protected")
     if len(protected) > MAX_PROTECTED:
         raise ValueError("a header that is no header")
-    shared: Header = loads_unique(b64url_decode(protected))
+    shared: JOSEHeader = loads_unique_members(decode_base64url(protected))
     if "unprotected" in value:
-        shared = _merged(shared, value["unprotected"])
-    entries = _recipients(value)
-    header = _merged(shared, entries[0].get("header"))
-    wrapped = {_checked(header): (entries[0].get("encrypted_key"), header["epk"])}
+        shared = _merge_headers(shared, value["unprotected"])
+    entries = _list_recipients(value)
+    header = _merge_headers(shared, entries[0].get("header"))
+    wrapped = {_check_recipient(header): (entries[0].get("encrypted_key"), header["epk"])}
     for entry in entries[1:]:
-        other = _merged(shared, entry.get("header"))
-        wrapped[_checked(other)] = entry.get("encrypted_key"), other["epk"]
+        other = _merge_headers(shared, entry.get("header"))
+        wrapped[_check_recipient(other)] = entry.get("encrypted_key"), other["epk"]
         if header["epk"]["crv"] != other["epk"]["crv"] or any(
-            header.get(name) != other.get(name) for name in _COMMON
+            header.get(name) != other.get(name) for name in _SHARED_HEADERS
         ):
             raise ValueError("recipients that do not share one algorithm")
     if len(wrapped) != len(entries):
         raise ValueError("two keys for one recipient")
-    sender_kid, info = _names(header, tuple(wrapped), len(protected))
+    sender_kid, info = _party_info(header, tuple(wrapped), len(protected))
     return Envelope(sender_kid, header, info, wrapped, value)
 
 
-def _merged(header: Header, more: object) -> Header:
+def _merge_headers(header: JOSEHeader, more: object) -> JOSEHeader:
     """Both headers in one; a name that is in both is an error (RFC 7516 section 4)."""
     if more is None:
         return header
@@ -149,7 +168,7 @@ def _merged(header: Header, more: object) -> Header:
     return {**header, **more}
 
 
-def _recipients(value: dict[str, Any]) -> Sequence[dict[str, Any]]:
+def _list_recipients(value: dict[str, Any]) -> Sequence[dict[str, Any]]:
     if "recipients" not in value:
         return [value]  # flattened: header and encrypted_key are members of the JWE itself
     entries = value["recipients"]
@@ -163,45 +182,45 @@ def _recipients(value: dict[str, Any]) -> Sequence[dict[str, Any]]:
     return entries
 
 
-def _checked(header: Header) -> str:
+def _check_recipient(header: JOSEHeader) -> str:
     """The kid of one recipient, if the header is in order."""
     if "crit" in header or "zip" in header:
         raise ValueError("an extension or compression")
-    if _text(header.get("epk"), "crv") not in _CURVES:
+    if _get_text(header.get("epk"), "crv") not in _CURVES:
         raise ValueError("another curve")
-    return _text(header, "kid")
+    return _get_text(header, "kid")
 
 
-def _names(header: Header, kids: tuple[str, ...], size: int) -> tuple[str | None, bytes]:
+def _party_info(header: JOSEHeader, kids: tuple[str, ...], size: int) -> tuple[str | None, bytes]:
     """The sender, and what goes into the key derivation; `size` is that of the protected header as text."""
-    alg, enc = _text(header, "alg"), _text(header, "enc")
+    alg, enc = _get_text(header, "alg"), _get_text(header, "enc")
     # In an anoncrypt a skid means nothing, whatever it is.
-    skid = _optional_text(header, "skid") if alg == AUTHCRYPT else None
-    read = _usual_names if len(kids) == 1 and len(kids[0]) + size <= _MAX_USUAL else _read_names
-    return read(alg, enc, skid, _optional_text(header, "apu"), _optional_text(header, "apv"), kids)
+    skid = _get_optional_text(header, "skid") if alg == AUTHCRYPT else None
+    read = _cached_party_info if len(kids) == 1 and len(kids[0]) + size <= _MAX_CACHED_NAMES else _read_party_info
+    return read(alg, enc, skid, _get_optional_text(header, "apu"), _get_optional_text(header, "apv"), kids)
 
 
-def _read_names(
+def _read_party_info(
     alg: str, enc: str, skid: str | None, apu: str | None, apv: str | None, kids: tuple[str, ...]
 ) -> tuple[str | None, bytes]:
-    sender = b"" if apu is None else b64url_decode(apu)
-    recipients = b"" if apv is None else b64url_decode(apv)
-    if apv is not None and recipients != apv_of(kids):
+    sender = b"" if apu is None else decode_base64url(apu)
+    recipients = b"" if apv is None else decode_base64url(apv)
+    if apv is not None and recipients != compute_apv(kids):
         raise ValueError("an apv for other recipients")
     if alg == ANONCRYPT and enc in _ENCS:
-        return None, other_info(ANONCRYPT, sender, recipients)
+        return None, build_other_info(ANONCRYPT, sender, recipients)
     # A256GCM only without apv: that is how draft 03 of ECDH-1PU is recognised (reference 1.10).
     if alg != AUTHCRYPT or not (enc == "A256CBC-HS512" or (enc == "A256GCM" and apv is None)):
         raise ValueError("other algorithms")
-    kid = _sender_kid(skid, None if apu is None else sender.decode())
-    return kid, other_info(AUTHCRYPT, sender, recipients)
+    kid = _check_sender_kid(skid, None if apu is None else sender.decode())
+    return kid, build_other_info(AUTHCRYPT, sender, recipients)
 
 
 # Few write to us, and each again and again. What is remembered is bounded in number and in size.
-_usual_names = lru_cache(maxsize=1024)(_read_names)
+_cached_party_info = lru_cache(maxsize=1024)(_read_party_info)
 
 
-def _sender_kid(skid: str | None, apu: str | None) -> str:
+def _check_sender_kid(skid: str | None, apu: str | None) -> str:
     kid = apu if skid is None else skid
     if kid is None or (apu is not None and apu != kid):
         raise ValueError("no sender, or two")
@@ -210,12 +229,158 @@ def _sender_kid(skid: str | None, apu: str | None) -> str:
     return kid
 
 
-def _optional_text(header: Header, name: str) -> str | None:
-    return _text(header, name) if name in header else None
+def _get_optional_text(header: JOSEHeader, name: str) -> str | None:
+    return _get_text(header, name) if name in header else None
 
 
-def _text(members: object, name: str) -> str:
+def _get_text(members: object, name: str) -> str:
     value = members.get(name) if isinstance(members, dict) else None
     if not isinstance(value, str):
         raise ValueError("a member is missing or no text")
     return value
+
+
+ENCRYPTED_MEDIA_TYPE = "application/didcomm-encrypted+json"
+
+# What key wrapping adds to a content-encryption key.
+_KEY_WRAP_OVERHEAD = 8
+# Characters in a key id of the sender.
+_MAX_CACHED_SENDER_KID = 4096
+
+
+def decrypt_envelope(
+    envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | None, *, draft03: bool = False
+) -> bytes:
+    """
+    The plaintext: steps 10 and 11 of reference 1.6.
+
+    Once a kid of ours and all sizes are right, whatever is wrong costs the same operations: a key agreement (two for
+    an authcrypt), an unwrapping, a tag. Only a right tag leads further, to padding. What is told apart by its cost is
+    public: whether a kid is ours, whether a point is on its curve, how long the ciphertext is; and, for a moment, an
+    ephemeral key that came before, whose secret is remembered.
+
+    :param kid: one of `envelope.kids`, as written there.
+    :param key: the key that this kid stands for.
+    :param sender: of an authcrypt, the key of `envelope.sender_kid`; None for an anoncrypt.
+    :param draft03: read an authcrypt without apv as draft 03 of ECDH-1PU, and as that only (reference 1.10).
+    :raise Undecryptable: for whichever reason.
+    """
+    try:
+        return _decrypt(envelope, kid, key, sender, draft03)
+    except ValueError:
+        raise Undecryptable from None
+
+
+def _decrypt(envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | None, draft03: bool) -> bytes:
+    if kid not in envelope.wrapped:
+        raise ValueError("not to this key")
+    encrypted_key, epk = envelope.wrapped[kid]
+    cipher = CONTENT_CIPHERS[envelope.header["enc"]]
+    part = envelope.members.get
+    iv, data, tag = decode_base64url(part("iv")), decode_base64url(part("ciphertext")), decode_base64url(part("tag"))
+    wrapped = decode_base64url(encrypted_key)
+    if len(wrapped) != cipher.key_size + _KEY_WRAP_OVERHEAD:
+        raise ValueError("a wrapped key of the wrong size")
+    secret = derive_ephemeral_secret(key, PublicKey.from_jwk(epk))
+    info_tag = None
+    if envelope.sender_kid is not None:
+        legacy = draft03 and envelope.lacks_apv
+        secret += _derive_sender_secret(envelope, key, sender, legacy)
+        info_tag = None if legacy else tag
+    elif sender is not None:
+        raise ValueError("an anoncrypt has no sender")
+    cek = unwrap_cek(derive_kek(secret, envelope.info, info_tag), wrapped)
+    return cipher.open(cek, iv, data, tag, envelope.members["protected"].encode())
+
+
+def _derive_sender_secret(envelope: Envelope, key: PrivateKey, sender: PublicKey | None, legacy: bool) -> bytes:
+    if sender is None:
+        raise ValueError("an authcrypt needs its sender's key")
+    if envelope.enc != "A256CBC-HS512" and not legacy:
+        raise ValueError("an enc that authcrypt has not")
+    return derive_static_secret(key, sender)
+
+
+def unwrap_cek(wrapping_key: bytes, wrapped: bytes) -> bytes:
+    """
+    The content-encryption key. Where it was wrapped with another key it is one that nobody knows (RFC 7516 11.5), so
+    that such an envelope is as much work as one with a wrong tag, and refused at the same place.
+    """
+    try:
+        return aes_key_unwrap(wrapping_key, wrapped)
+    except InvalidUnwrap:
+        return secrets.token_bytes(len(wrapped) - _KEY_WRAP_OVERHEAD)
+
+
+def encrypt_anoncrypt(
+    plaintext: bytes, recipients: Sequence[tuple[str, PublicKey]], *, enc: Enc = "A256CBC-HS512"
+) -> bytes:
+    """
+    An envelope that says nothing about its sender.
+
+    :param recipients: one or more, as absolute kid and key, all on the same curve.
+    :raise ValueError: no recipient, different curves, or a key that no secret can be agreed with.
+    """
+    return _encrypt(plaintext, None, recipients, enc)
+
+
+def encrypt_authcrypt(
+    plaintext: bytes, sender: tuple[str, PrivateKey], recipients: Sequence[tuple[str, PublicKey]]
+) -> bytes:
+    """
+    An envelope that proves to its recipients who sent it.
+
+    :param sender: absolute kid and key, on the same curve as the recipients.
+    :raise ValueError: as :func:`encrypt_anoncrypt`.
+    """
+    return _encrypt(plaintext, sender, recipients, "A256CBC-HS512")
+
+
+def _encrypt(
+    plaintext: bytes, sender: tuple[str, PrivateKey] | None, recipients: Sequence[tuple[str, PublicKey]], enc: Enc
+) -> bytes:
+    if not recipients:
+        raise ValueError("nobody to seal for")
+    ordered = sorted(recipients, key=lambda recipient: recipient[0])
+    ephemeral = EphemeralKey(ordered[0][1].curve)
+    skid = sender[0] if sender else None
+    frame = _cached_header_frame if len(skid or "") <= _MAX_CACHED_SENDER_KID else _build_header_frame
+    before, after, apu = frame(skid, enc)
+    apv = compute_apv(kid for kid, _ in ordered)
+    protected = encode_base64url(
+        b"".join((before, dumps(ephemeral.jwk), b',"apv":"', encode_base64url(apv).encode(), after))
+    )
+    info = build_other_info(AUTHCRYPT if sender else ANONCRYPT, apu, apv)
+    cipher = CONTENT_CIPHERS[enc]
+    cek = secrets.token_bytes(cipher.key_size)
+    iv, data, tag = cipher.seal(cek, plaintext, protected.encode())
+    entries = []
+    for kid, key in ordered:
+        secret = ephemeral.exchange(key) + (derive_static_secret(sender[1], key) if sender else b"")
+        wrapped = aes_key_wrap(derive_kek(secret, info, tag if sender else None), cek)
+        entries.append({"header": {"kid": kid}, "encrypted_key": encode_base64url(wrapped)})
+    return dumps(
+        {
+            "protected": protected,
+            "recipients": entries,
+            "iv": encode_base64url(iv),
+            "ciphertext": encode_base64url(data),
+            "tag": encode_base64url(tag),
+        }
+    )
+
+
+def _build_header_frame(skid: str | None, enc: Enc) -> tuple[bytes, bytes, bytes]:
+    """The protected header before the ephemeral key and after the apv, which are all that differs, and the apu."""
+    before = (
+        dumps({"typ": ENCRYPTED_MEDIA_TYPE, "alg": ANONCRYPT if skid is None else AUTHCRYPT, "enc": enc})[:-1]
+        + b',"epk":'
+    )
+    if skid is None:
+        return before, b'"}', b""
+    apu = skid.encode()
+    return before, b'",' + dumps({"apu": encode_base64url(apu), "skid": skid})[1:], apu
+
+
+# We are known by few names.
+_cached_header_frame = lru_cache(maxsize=64)(_build_header_frame)

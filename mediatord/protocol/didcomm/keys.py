@@ -2,7 +2,7 @@
 Public and private keys in the three spellings that DID documents use: JWK, multibase and base58 (reference 8.2, 8.6).
 
 A key is a plain value. What is computed with it here is the key agreement (reference 1.4); signatures are made and
-checked by :mod:`mediatord.protocol.didcomm.signed`.
+checked by :mod:`mediatord.protocol.didcomm.json_web_signature`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from nacl import bindings
 
-from mediatord.protocol import base58
-from mediatord.protocol.jsontext import b64url_decode, b64url_encode
+from mediatord.protocol import encoding
+from mediatord.protocol.encoding import decode_base64url, encode_base64url
 
 Curve = Literal["X25519", "Ed25519", "P-256", "P-384", "P-521", "secp256k1"]
 
@@ -69,13 +69,13 @@ class PublicKey:
 
         :raise ValueError: a member is missing or malformed, another kind of key, or a point that is not on the curve.
         """
-        curve = _curve_of(jwk)
+        curve = _read_curve(jwk)
         if _KTY[curve] == "OKP":
-            return cls(curve, b64url_decode(jwk.get("x")))
+            return cls(curve, decode_base64url(jwk.get("x")))
         size = _EC_SIZE[curve]
         # Shorter than RFC 7518 6.2.1.2 wants: Authlib, and with it SICPA's library, drops leading zero octets.
-        x = b64url_decode(jwk.get("x")).rjust(size, b"\0")
-        y = b64url_decode(jwk.get("y")).rjust(size, b"\0")
+        x = decode_base64url(jwk.get("x")).rjust(size, b"\0")
+        y = decode_base64url(jwk.get("y")).rjust(size, b"\0")
         if len(x) != size or len(y) != size:
             raise ValueError("a coordinate of the wrong size")
         return cls._from_point(curve, b"\x04" + x + y)
@@ -89,7 +89,7 @@ class PublicKey:
         """
         if not text.startswith("z"):
             raise ValueError("not a base58btc multibase value")
-        data = _short_base58(text[1:])
+        data = _decode_short_base58(text[1:])
         curve = _CURVE_OF_MULTICODEC.get(data[:2])
         if curve is None:
             raise ValueError("no multicodec of a known kind of key")
@@ -106,7 +106,7 @@ class PublicKey:
 
         :raise ValueError: anything else, or a point that is not on the curve.
         """
-        data = _short_base58(text)
+        data = _decode_short_base58(text)
         return cls._from_point(curve, data) if curve in _EC else cls(curve, data)
 
     @classmethod
@@ -120,10 +120,10 @@ class PublicKey:
     def jwk(self) -> dict[str, str]:
         """`kty`, `crv`, `x` and, on the EC curves, `y`."""
         if self.curve not in _EC:
-            return {"kty": "OKP", "crv": self.curve, "x": b64url_encode(self.raw)}
+            return {"kty": "OKP", "crv": self.curve, "x": encode_base64url(self.raw)}
         size = _EC_SIZE[self.curve]
         x, y = self.raw[1 : 1 + size], self.raw[1 + size :]
-        return {"kty": "EC", "crv": self.curve, "x": b64url_encode(x), "y": b64url_encode(y)}
+        return {"kty": "EC", "crv": self.curve, "x": encode_base64url(x), "y": encode_base64url(y)}
 
     def multibase(self) -> str:
         """The inverse of :meth:`from_multibase`."""
@@ -131,7 +131,7 @@ class PublicKey:
         if self.curve in _EC:
             size = _EC_SIZE[self.curve]
             data = bytes([2 + (self.raw[-1] & 1)]) + self.raw[1 : 1 + size]
-        return "z" + base58.encode(_MULTICODEC[self.curve] + data)
+        return "z" + encoding.encode_base58(_MULTICODEC[self.curve] + data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,11 @@ class PrivateKey:
             return cls(curve, secret, PublicKey(curve, bindings.crypto_scalarmult_base(secret)))
         if curve == "Ed25519":
             return cls(curve, secret, PublicKey(curve, bindings.crypto_sign_seed_keypair(secret)[0]))
-        point = _scalar(curve, secret).public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+        point = (
+            _load_ec_private_key(curve, secret)
+            .public_key()
+            .public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+        )
         return cls(curve, secret, PublicKey(curve, point))
 
     @classmethod
@@ -173,14 +177,14 @@ class PrivateKey:
 
         :raise ValueError: as :meth:`PublicKey.from_jwk`, or the two halves do not belong together.
         """
-        key = cls.from_secret(_curve_of(jwk), b64url_decode(jwk.get("d")))
+        key = cls.from_secret(_read_curve(jwk), decode_base64url(jwk.get("d")))
         if key.public != PublicKey.from_jwk(jwk):
             raise ValueError("not the public half of this private key")
         return key
 
     def jwk(self) -> dict[str, str]:
         """The public members and `d`: a secret."""
-        return {**self.public.jwk(), "d": b64url_encode(self.secret)}
+        return {**self.public.jwk(), "d": encode_base64url(self.secret)}
 
     def exchange(self, peer: PublicKey) -> bytes:
         """
@@ -191,15 +195,15 @@ class PrivateKey:
         if peer.curve != self.curve or self.curve == "Ed25519":
             raise ValueError("keys of different kinds")
         if self.curve == "X25519":
-            return scalar_product(self.secret, peer.raw)
+            return compute_x25519(self.secret, peer.raw)
         try:
             point = ec.EllipticCurvePublicKey.from_encoded_point(_EC[peer.curve], peer.raw)
         except ValueError:
             raise ValueError("not a point on the curve") from None
-        return _scalar(self.curve, self.secret).exchange(ec.ECDH(), point)
+        return _load_ec_private_key(self.curve, self.secret).exchange(ec.ECDH(), point)
 
 
-def scalar_product(secret: bytes, public: bytes) -> bytes:
+def compute_x25519(secret: bytes, public: bytes) -> bytes:
     """
     X25519 on 32 bytes each.
 
@@ -211,7 +215,7 @@ def scalar_product(secret: bytes, public: bytes) -> bytes:
         raise ValueError("a public key of low order") from None
 
 
-def ed25519_to_x25519(key: PublicKey) -> PublicKey:
+def convert_ed25519_to_x25519(key: PublicKey) -> PublicKey:
     """
     The X25519 key that did:key and did:peer:0 derive from an Ed25519 key.
 
@@ -225,9 +229,9 @@ def ed25519_to_x25519(key: PublicKey) -> PublicKey:
         raise ValueError("not a point on the curve") from None
 
 
-def ed25519_to_x25519_private(key: PrivateKey) -> PrivateKey:
+def convert_ed25519_to_x25519_private(key: PrivateKey) -> PrivateKey:
     """
-    The private half of :func:`ed25519_to_x25519`.
+    The private half of :func:`convert_ed25519_to_x25519`.
 
     :raise ValueError: not an Ed25519 key.
     """
@@ -238,20 +242,20 @@ def ed25519_to_x25519_private(key: PrivateKey) -> PrivateKey:
     )
 
 
-def _curve_of(jwk: Mapping[str, object]) -> Curve:
+def _read_curve(jwk: Mapping[str, object]) -> Curve:
     curve: Any = jwk.get("crv")
     if not isinstance(curve, str) or curve not in _KTY or _KTY[curve] != jwk.get("kty"):
         raise ValueError("an unknown kind of key")
     return curve
 
 
-def _short_base58(text: str) -> bytes:
+def _decode_short_base58(text: str) -> bytes:
     if len(text) > _MAX_BASE58:
         raise ValueError("too long for a key")
-    return base58.decode(text)
+    return encoding.decode_base58(text)
 
 
-def _scalar(curve: Curve, secret: bytes) -> ec.EllipticCurvePrivateKey:
+def _load_ec_private_key(curve: Curve, secret: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         return ec.derive_private_key(int.from_bytes(secret, "big"), _EC[curve])
     except ValueError:

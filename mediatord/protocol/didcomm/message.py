@@ -1,4 +1,8 @@
-"""Plaintext messages: their headers, read tolerantly and written strictly (reference section 2)."""
+"""
+Plaintext messages: their headers, read tolerantly and written strictly (reference section 2).
+
+The content of attachments as it was sent (reference 2.2, 4.4).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ from functools import lru_cache
 from typing import Any
 
 from mediatord.errors import BadBody, NotAMessage
-from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.did import did_of, is_did
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
+from mediatord.protocol.encoding import EACH_ITEM, JSONSource
 
-PLAIN_TYPE = "application/didcomm-plain+json"
-ENCRYPTED_TYPE = "application/didcomm-encrypted+json"
+PLAINTEXT_MEDIA_TYPE = "application/didcomm-plain+json"
+ENCRYPTED_MEDIA_TYPE = "application/didcomm-encrypted+json"
 
 _TYPE_URI = re.compile(r"(.*?)([a-z0-9._-]+)/(\d[^/]*)/([a-z0-9._-]+)", re.IGNORECASE | re.DOTALL)
 MAX_ID = 128
@@ -53,10 +58,10 @@ def _parse_type(uri: str) -> MessageType:
     if match is None or match[1].lower() != "https://didcomm.org/":
         return MessageType(uri)
     major = re.match(r"\d{1,4}(?=\.|$)", match[3])
-    return MessageType(uri, _plain(match[2]), int(major[0]) if major else -1, _plain(match[4]))
+    return MessageType(uri, _normalize_name(match[2]), int(major[0]) if major else -1, _normalize_name(match[4]))
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return re.sub(r"[._-]", "", name.lower())
 
 
@@ -109,13 +114,13 @@ def parse_message(raw: bytes) -> Message:
     :raise NotAMessage: no JSON object, or not that of a message.
     """
     try:
-        value = jsontext.loads_object(raw)
+        value = encoding.loads_object(raw)
     except ValueError:
         raise NotAMessage from None
-    return read_message(value, raw)
+    return parse_message_object(value, raw)
 
 
-def read_message(value: Mapping[str, Any], source: bytes) -> Message:
+def parse_message_object(value: Mapping[str, Any], source: bytes) -> Message:
     """
     Read a decrypted message; unknown headers and unreadable optional ones are ignored.
 
@@ -126,7 +131,7 @@ def read_message(value: Mapping[str, Any], source: bytes) -> Message:
     if not (isinstance(id_, str) and 0 < len(id_) <= MAX_ID and isinstance(uri, str)):
         raise NotAMessage
     sender = value.get("from")
-    if not (sender is None or (isinstance(sender, str) and is_did(did_of(sender)))):
+    if not (sender is None or (isinstance(sender, str) and is_did(strip_did_url(sender)))):
         raise NotAMessage
     body = value.get("body")
     delay = value.get("delay_milli")
@@ -136,19 +141,19 @@ def read_message(value: Mapping[str, Any], source: bytes) -> Message:
         body={} if body is None else body if isinstance(body, dict) else None,
         sender=sender,
         to=_read_to(value.get("to")),
-        thid=_text(value.get("thid"), MAX_ID),
-        created_time=read_time(value.get("created_time")),
-        expires_time=read_time(value.get("expires_time")),
-        return_route=_text(value.get("return_route"), MAX_ID),
-        return_route_thread=_text(value.get("return_route_thread"), MAX_ID),
-        from_prior=_text(value.get("from_prior"), 16_384),
+        thid=_optional_text(value.get("thid"), MAX_ID),
+        created_time=parse_time(value.get("created_time")),
+        expires_time=parse_time(value.get("expires_time")),
+        return_route=_optional_text(value.get("return_route"), MAX_ID),
+        return_route_thread=_optional_text(value.get("return_route_thread"), MAX_ID),
+        from_prior=_optional_text(value.get("from_prior"), 16_384),
         delay_milli=delay if isinstance(delay, (int, float)) and not isinstance(delay, bool) else 0,
-        attachments=_objects(value.get("attachments")),
+        attachments=_optional_objects(value.get("attachments")),
         source=source,
     )
 
 
-def _text(value: object, longest: int) -> str | None:
+def _optional_text(value: object, longest: int) -> str | None:
     return value if isinstance(value, str) and 0 < len(value) <= longest else None
 
 
@@ -162,13 +167,13 @@ def _read_to(value: object) -> tuple[str, ...]:
     raise NotAMessage
 
 
-def _objects(value: object) -> tuple[dict[str, Any], ...] | None:
+def _optional_objects(value: object) -> tuple[dict[str, Any], ...] | None:
     if isinstance(value, list) and all(isinstance(one, dict) for one in value):
         return tuple(value)
     return None
 
 
-def read_time(value: object) -> float | None:
+def parse_time(value: object) -> float | None:
     """
     Seconds since the epoch from what clients write: integers, floats, numeric strings, ISO 8601 text.
 
@@ -190,7 +195,7 @@ def read_time(value: object) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class OutgoingMessage:
     """
     A message to be written: what differs between the messages mediatord sends.
 
@@ -207,7 +212,7 @@ class Draft:
 
     def plaintext(self, *, sender: str | None, to: str | None, created_time: int) -> bytes:
         """The message as bytes in the strict form every client reads (reference 2.1, column "Emit")."""
-        value: dict[str, Any] = {"id": self.id, "type": self.type, "typ": PLAIN_TYPE}
+        value: dict[str, Any] = {"id": self.id, "type": self.type, "typ": PLAINTEXT_MEDIA_TYPE}
         if sender is not None:
             value["from"] = sender
         if to is not None:
@@ -222,4 +227,22 @@ class Draft:
         value["body"] = dict(self.body)
         if self.attachments:
             value["attachments"] = list(self.attachments)
-        return jsontext.dumps(value)
+        return encoding.dumps(value)
+
+
+def extract_attachment_json(message: Message) -> list[bytes | None]:
+    """
+    How the sender wrote `data.json` of each attachment; None where an attachment has none.
+
+    :raise ValueError: more members than any message has, or values nested too deep.
+    """
+    attachments = message.attachments or ()
+    if not any(_has_json(one.get("data")) for one in attachments):
+        return [None] * len(attachments)
+    source = JSONSource(message.source)
+    spans = source.find("attachments", EACH_ITEM, "data", "json")
+    return [None if span is None else source.text(span) for span in spans]
+
+
+def _has_json(data: object) -> bool:
+    return isinstance(data, dict) and "json" in data

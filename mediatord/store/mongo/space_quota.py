@@ -11,19 +11,19 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
-from mediatord.faults import Rarely, without_text
-from mediatord.interfaces.store import FAULT_MESSAGES, Fault
-from mediatord.store.disk_space import GROWING_OPERATIONS, SpaceLimits
-from mediatord.store.mongo.operations import Operations
-from mediatord.store.mongo.replies import Refused
-from mediatord.store.mongo.requests import Document, Request
-from mediatord.store.mongo.server import Server
+from mediatord.failure_logging import LogThrottle, redact_failure
+from mediatord.store.interfaces.store import STORE_FAULT_MESSAGES, StoreFault
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.commands import Document, MongoCommand
+from mediatord.store.mongo.driver.errors import MongoCommandError
+from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.quotas import GROWING_OPERATIONS, SpaceLimits
 
 # Seconds between two questions for the size of the database and the free space of its disk.
 CHECK_INTERVAL = 5.0
 # Codes with which a server that does not know `freeStorage` refuses it: BadValue, FailedToParse, InvalidOptions, and
 # that of an unknown field.
-_UNKNOWN_OPTION = frozenset({2, 9, 72, 40415})
+_UNKNOWN_OPTION_CODES = frozenset({2, 9, 72, 40415})
 _UNAUTHORIZED = 13
 
 _log = Logger(namespace="mediatord.store")
@@ -40,24 +40,26 @@ class SpaceQuota:
     :param on_fault: called with `full` when that begins and ends.
     """
 
-    def __init__(self, server: Server, limits: SpaceLimits, on_fault: Callable[[Fault, bool], None]) -> None:
-        self._server = server
+    def __init__(
+        self, client: ReplicaSetClient, limits: SpaceLimits, on_fault: Callable[[StoreFault, bool], None]
+    ) -> None:
+        self._client = client
         self.limits = limits
         self._on_fault = on_fault
         self._is_full = False
-        self._reports_free = True
+        self._supports_free_storage = True
         self._warned = False
-        self._failures = Rarely(server.clock)
-        self._checks = LoopingCall(self._check_patiently)
-        self._checks.clock = server.clock
+        self._failures = LogThrottle(client.clock)
+        self._checks = LoopingCall(self._check_logging_errors)
+        self._checks.clock = client.clock
 
     @property
     def trouble(self) -> str:
         """What is wrong, for the operator; empty when all is well, or the server does not answer."""
-        return FAULT_MESSAGES["full"] if self._is_full and self._server.answers else ""
+        return STORE_FAULT_MESSAGES["full"] if self._is_full and self._client.answers else ""
 
     def start(self) -> None:
-        """Check now, and from now on every :data:`CHECK_INTERVAL`."""
+        """Check now, and from now on every :data:`FILE_CHECK_INTERVAL`."""
         if not self._checks.running:
             self._checks.start(CHECK_INTERVAL)
 
@@ -76,7 +78,7 @@ class SpaceQuota:
 
     async def check(self) -> None:
         """:raise StoreUnavailable: the server does not answer."""
-        stats = await self._server.operate("space", self._stats)
+        stats = await self._client.operate("space", self._stats)
         if stats is None:
             if not self._warned:
                 self._warned = True
@@ -90,7 +92,7 @@ class SpaceQuota:
         # Absent where the storage engine has no files, -1 where the server cannot find out.
         total = max(int(stats.get("fsTotalSize", 0)), 0)
         free = total - int(stats.get("fsUsedSize", 0)) if total else None
-        self._change(self.exceeded(taken=taken, free=free, reusable=reusable, total=total))
+        self._set_full(self.exceeded(taken=taken, free=free, reusable=reusable, total=total))
 
     def exceeded(self, *, taken: int, free: int | None, reusable: int, total: int) -> bool:
         """
@@ -108,36 +110,36 @@ class SpaceQuota:
         halved = replace(self.limits, max_bytes=None, min_free_bytes=self.limits.min_free(total) // 2)
         return halved.exceeded(taken, free, total, was_exceeded=self._is_full)
 
-    async def _stats(self, operations: Operations, deadline: float) -> Document | None:
+    async def _stats(self, executor: OperationExecutor, deadline: float) -> Document | None:
         """What the server says; None if this user may not ask."""
         try:
-            if self._reports_free:
+            if self._supports_free_storage:
                 try:
-                    return await operations.command(Request({"dbStats": 1, "freeStorage": 1}), deadline)
-                except Refused as error:
-                    if error.code not in _UNKNOWN_OPTION:
+                    return await executor.command(MongoCommand({"dbStats": 1, "freeStorage": 1}), deadline)
+                except MongoCommandError as error:
+                    if error.code not in _UNKNOWN_OPTION_CODES:
                         raise
-                    self._reports_free = False
-            return await operations.command(Request({"dbStats": 1}), deadline)
-        except Refused as error:
+                    self._supports_free_storage = False
+            return await executor.command(MongoCommand({"dbStats": 1}), deadline)
+        except MongoCommandError as error:
             if error.code != _UNAUTHORIZED:
                 raise
             return None
 
-    def _check_patiently(self) -> Deferred[None]:
+    def _check_logging_errors(self) -> Deferred[None]:
         return Deferred.fromCoroutine(self.check()).addErrback(self._failed)
 
     def _failed(self, failure: Failure) -> None:
         """No failure may end the loop. Why a server does not answer is logged where it is asked."""
         if not failure.check(StoreUnavailable) and self._failures.count():
-            _log.failure("the space of the database could not be checked", without_text(failure))
+            _log.failure("the space of the database could not be checked", redact_failure(failure))
 
-    def _change(self, is_full: bool) -> None:
+    def _set_full(self, is_full: bool) -> None:
         if is_full == self._is_full:
             return
         self._is_full = is_full
         if is_full:
-            _log.error("{trouble}", event="store.fault", trouble=FAULT_MESSAGES["full"])
+            _log.error("{trouble}", event="store.fault", trouble=STORE_FAULT_MESSAGES["full"])
         else:
-            _log.info("no longer: {trouble}", event="store.fault_over", trouble=FAULT_MESSAGES["full"])
+            _log.info("no longer: {trouble}", event="store.fault_over", trouble=STORE_FAULT_MESSAGES["full"])
         self._on_fault("full", is_full)

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from mediatord.protocol.decentrl.signing import encode_base64
-from mediatord.wallet.decentrl.contracts import Agreement
-from mediatord.wallet.decentrl.identity import public_half
-from mediatord.wallet.decentrl.wallet import Wallet
+from mediatord.protocol.decentrl.signatures import encode_base64
+from mediatord.wallet.decentrl_client import DecentrlWallet
+from mediatord.wallet.decentrl_messages import ConcludedContract, derive_public_key
 from tests.foreign.environments import PROJECT
 
 INSTALLED = PROJECT / ".node-decentrl"
@@ -62,7 +61,7 @@ class EventStores:
             env=environment,
         )
 
-    def open(self, name: str, wallet: Wallet, agreements: Iterable[Agreement]) -> None:
+    def open(self, name: str, wallet: DecentrlWallet, agreements: Iterable[ConcludedContract]) -> None:
         """
         An event store with the identity of a wallet, which has it registered and makes its contracts.
 
@@ -124,13 +123,13 @@ class EventStores:
         return answer["value"]
 
 
-def _keys(wallet: Wallet) -> dict[str, Any]:
+def _keys(wallet: DecentrlWallet) -> dict[str, Any]:
     identity = wallet.identity
     return {
         "signing": {"privateKey": encode_base64(identity.seed), "publicKey": encode_base64(identity.signing_key)},
         "encryption": {
             "privateKey": encode_base64(identity.prekey),
-            "publicKey": encode_base64(public_half(identity.prekey)),
+            "publicKey": encode_base64(derive_public_key(identity.prekey)),
         },
         "storageKey": encode_base64(identity.storage_key),
     }

@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from mediatord.protocol import base58, jsontext
-from mediatord.protocol.decentrl import canonical
-from mediatord.protocol.decentrl.did import parse_did
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl import canonical_json
+from mediatord.protocol.decentrl.did_decentrl import parse_did
 from tests.protocol.decentrl.mutations import ODDITIES
 from tests.protocol.decentrl.samples import ALICE
 
@@ -52,40 +52,40 @@ class CanonicalTarget:
 
     def _json(self, raw: bytes) -> None:
         loose, unique, single = (
-            _or_none(load, raw) for load in (jsontext.loads, jsontext.loads_unique, canonical.loads)
+            _or_none(load, raw) for load in (encoding.loads, encoding.loads_unique_members, canonical_json.loads)
         )
         assert unique is None or unique == loose
         assert single is None or single == unique
         if loose is not None:
-            written = _or_none(jsontext.dumps, loose)
-            assert written is None or jsontext.loads(written) == loose
+            written = _or_none(encoding.dumps, loose)
+            assert written is None or encoding.loads(written) == loose
         if single is None:
             return
         assert json.loads(raw, object_pairs_hook=_all_different) is not None
-        form = canonical.canonical(single)
-        again = canonical.loads(form)
-        assert canonical.canonical(again) == form, "two canonical forms of one value"
+        form = canonical_json.canonicalize(single)
+        again = canonical_json.loads(form)
+        assert canonical_json.canonicalize(again) == form, "two canonical forms of one value"
         spaced = json.dumps(single, indent=1).encode()
-        assert canonical.canonical(canonical.loads(spaced)) == form, "spaces have changed it"
+        assert canonical_json.canonicalize(canonical_json.loads(spaced)) == form, "spaces have changed it"
 
     def _base64(self, raw: bytes) -> None:
-        decoded = _or_none(jsontext.b64url_decode, raw)
-        bare = _or_none(jsontext.b64url_decode_ascii, raw)
+        decoded = _or_none(encoding.decode_base64url, raw)
+        bare = _or_none(encoding.decode_unpadded_base64url, raw)
         assert bare is None or bare == decoded
         if decoded is not None:
             text = raw.decode("latin-1")
-            assert jsontext.b64url_decode(text) == decoded
-            assert jsontext.b64url_encode(decoded) == text.rstrip("="), "two spellings of the same bytes"
+            assert encoding.decode_base64url(text) == decoded
+            assert encoding.encode_base64url(decoded) == text.rstrip("="), "two spellings of the same bytes"
             assert base64.urlsafe_b64decode(raw.rstrip(b"=") + b"==") == decoded
-            assert jsontext.b64_lenient_decode(text) == decoded
-        _or_none(jsontext.b64_lenient_decode, raw.decode("utf-8", "surrogateescape"))
+            assert encoding.decode_lenient_base64(text) == decoded
+        _or_none(encoding.decode_lenient_base64, raw.decode("utf-8", "surrogateescape"))
 
     def _base58(self, raw: bytes) -> None:
         text = raw[:_MAX_BASE58].decode("utf-8", "surrogateescape")
-        decoded = _or_none(base58.decode, text)
+        decoded = _or_none(encoding.decode_base58, text)
         if decoded is not None:
-            assert base58.encode(decoded) == text
-        assert base58.decode(base58.encode(raw[:500])) == raw[:500]
+            assert encoding.encode_base58(decoded) == text
+        assert encoding.decode_base58(encoding.encode_base58(raw[:500])) == raw[:500]
 
     def _did(self, raw: bytes) -> None:
         did = _or_none(parse_did, raw.decode("utf-8", "surrogateescape"))

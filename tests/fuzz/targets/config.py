@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mediatord.config import Config, ConfigError, load
-from mediatord.config.file import examine
-from mediatord.config.template import render
+from mediatord.config.file import ConfigError, examine_config, load_config, render_config
+from mediatord.config.settings import Config
 
 # YAML is read slowly.
 _PART = 1_000
@@ -70,7 +69,7 @@ class ConfigTarget:
         config: Config | None = None
         problems: list[str] = []
         try:
-            config = load(self._path, environ)
+            config = load_config(self._path, environ)
         except ConfigError as error:
             problems = error.problems
             assert problems
@@ -78,13 +77,13 @@ class ConfigTarget:
         assert all(line.startswith((f"{self._path}:", "environment")) for line in problems), problems
         found: Any = None
         with contextlib.suppress(ConfigError):
-            found = examine(self._path, environ)
+            found = examine_config(self._path, environ)
         assert found is None or found.lines() == problems
         assert config is None or (found is not None and found.config == config)
 
     def seeds(self) -> Iterable[bytes]:
         """Parts of the template, and YAML of every kind."""
-        text = render().encode()
+        text = render_config().encode()
         for start in range(0, len(text), _PART):
             yield b"y" + text[start : start + _PART]
         yield from (b"y", b"ylisten: [tcp:8080]\n", b"ylimits: {ip_per_minute: 1, ip_per_minute: 2}\n")

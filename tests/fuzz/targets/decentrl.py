@@ -9,20 +9,19 @@ from collections.abc import Iterable
 
 from twisted.internet.defer import Deferred
 
-from mediatord.decentrl.exchange import Reply
+from mediatord.decentrl.context import DecentrlReply
 from mediatord.errors import InvalidCommand, InvalidMessage
-from mediatord.protocol.decentrl.commands import parse_authenticate, parse_command
-from mediatord.protocol.decentrl.public import sign_event
-from mediatord.protocol.decentrl.signing import sign_json
-from mediatord.wire import SOCKET_WIRE
-from tests.citizens import Citizen, Dialogue
-from tests.fuzz.grounds import DECENTRL_CODES, DECENTRL_STATUSES, Grounds
+from mediatord.protocol.decentrl.commands import parse_authentication_request, parse_command
+from mediatord.protocol.decentrl.signatures import sign_event, sign_json
+from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES
+from tests.fuzz.fuzz_mediator import DECENTRL_CODES, DECENTRL_STATUSES, FuzzMediator
 from tests.fuzz.targets import filled_in
-from tests.house import PEER
+from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity
+from tests.in_memory_mediator import PEER
 from tests.protocol.decentrl import samples
-from tests.web.premises import Premises
+from tests.web.in_memory_site import InMemorySite
 
-_SOCKET_CODES = {row.code for row in SOCKET_WIRE.values()} - {"INTERNAL_ERROR"}
+_SOCKET_CODES = {row.code for row in DECENTRL_CLOSE_CODES.values()} - {"INTERNAL_ERROR"}
 _UNSIGNABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
@@ -46,13 +45,13 @@ class DecentrlTarget:
     most_memory = (3_000_000, 1_000)
 
     def __init__(self) -> None:
-        self._grounds = Grounds(self._move_in)
-        self._premises: Premises = None  # type: ignore[assignment]  # likewise
-        self._alice: Citizen = None  # type: ignore[assignment]  # there is one as soon as there is a mediator
-        self._bob: Citizen = None  # type: ignore[assignment]  # likewise
+        self._grounds = FuzzMediator(self._move_in)
+        self._premises: InMemorySite = None  # type: ignore[assignment]  # likewise
+        self._alice: InMemoryIdentity = None  # type: ignore[assignment]  # there is one as soon as there is a mediator
+        self._bob: InMemoryIdentity = None  # type: ignore[assignment]  # likewise
 
-    def _move_in(self, premises: Premises) -> None:
-        self._alice, self._bob = Citizen(premises, "alice"), Citizen(premises, "bob")
+    def _move_in(self, site_fixture: InMemorySite) -> None:
+        self._alice, self._bob = InMemoryIdentity(site_fixture, "alice"), InMemoryIdentity(site_fixture, "bob")
         for one in (self._alice, self._bob):
             one.register()
         self._alice.befriend(self._bob)
@@ -127,7 +126,7 @@ class DecentrlTarget:
         asked = self._premises.decentrl.mediator.public(did.decode("utf-8", "replace"), arguments, PEER)
         return self._refuses(self._premises.test.successResultOf(Deferred.fromCoroutine(asked)), {200, 400}, None)
 
-    def _refuses(self, reply: Reply, statuses: set[int], type_: str | None) -> bool:
+    def _refuses(self, reply: DecentrlReply, statuses: set[int], type_: str | None) -> bool:
         """Whether it does; and it is one clear answer."""
         assert reply.status in statuses, reply.status
         body = json.loads(reply.body)
@@ -139,11 +138,11 @@ class DecentrlTarget:
 
     def _greet(self, frame: bytes) -> None:
         """Say it first on a socket."""
-        dialogue = Dialogue(self._premises)
+        dialogue = InMemoryDecentrlSocket(self._premises)
         dialogue.say(frame)
         (told,) = dialogue.heard()
         try:
-            parse_authenticate(frame)
+            parse_authentication_request(frame)
         except InvalidMessage:
             assert told == {"type": "AUTH_FAILED", "code": "INVALID_MESSAGE"}, told
         assert told == {"type": "AUTH_SUCCESS"} or told["code"] in _SOCKET_CODES, told

@@ -7,21 +7,30 @@ import json
 from collections.abc import Iterable
 
 from mediatord.errors import SenderUnresolvable, SenderUnsupported
-from mediatord.protocol import jsontext
-from mediatord.protocol.canonical_did import canonical_did
-from mediatord.protocol.didcomm.did import MAX_DID_LENGTH, DIDDocument, NeedsNetwork, NeedsRecall, did_of, is_did
+from mediatord.protocol import encoding
+from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import (
+    MAX_DID_LENGTH,
     MAX_ENDPOINTS,
     MAX_KEYS,
     MAX_ROUTING_KEYS,
     MAX_SERVICES,
-    parse_document,
+    DIDDocument,
+    DIDPeer4LongFormRequired,
+    DIDWebLookupRequired,
+    is_did,
+    parse_did_document,
+    strip_did_url,
 )
-from mediatord.protocol.didcomm.did_methods import resolve_local
-from mediatord.protocol.didcomm.did_peer import make_did_peer_4, resolve_recalled
-from mediatord.protocol.didcomm.did_web import parse_web_document, web_location
+from mediatord.protocol.didcomm.did_methods import (
+    locate_did_web,
+    make_did_peer_4,
+    parse_did_web_document,
+    resolve_local,
+    resolve_short_did_peer_4,
+)
 
-_DECLARED = (SenderUnresolvable, SenderUnsupported, NeedsNetwork, NeedsRecall)
+_DECLARED = (SenderUnresolvable, SenderUnsupported, DIDWebLookupRequired, DIDPeer4LongFormRequired)
 _KEYS = ".Ez6LSqaU49Tn4sboPj9gbrxmcJ7sHF5gu6bzAASfJnh9meXK6.Vz6Mkon3Necd6NkkyfoGoHxid2znGc59LU3K7mubaRcFbLfLX"
 _DIDS = (
     "did:key:z6Mkon3Necd6NkkyfoGoHxid2znGc59LU3K7mubaRcFbLfLX",
@@ -92,7 +101,7 @@ class DIDTarget:
         way, rest = data[:1], data[1:].replace(b"@DID@", b"did:web:a")
         with contextlib.suppress(*_DECLARED):
             if way == b"w":
-                self._check(parse_web_document("did:web:a", rest))
+                self._check(parse_did_web_document("did:web:a", rest))
             elif way in (b"d", b"2", b"4"):
                 self._from_json(way, rest)
             else:
@@ -100,28 +109,28 @@ class DIDTarget:
 
     def _from_json(self, way: bytes, rest: bytes) -> None:
         try:
-            value = jsontext.loads_object(rest)
+            value = encoding.loads_object(rest)
         except ValueError:
             return
         if way == b"d":
-            self._check(parse_document("did:web:a", value))
+            self._check(parse_did_document("did:web:a", value))
         elif way == b"2":
-            encoded = jsontext.b64url_encode(rest)
+            encoded = encoding.encode_base64url(rest)
             self._text(f"did:peer:2{_KEYS}.S{encoded}")
         else:
             try:
                 long, short = make_did_peer_4(value)
             except ValueError:
                 return
-            self._check(resolve_recalled(short, long))
+            self._check(resolve_short_did_peer_4(short, long))
             self._text(long)
 
     def _text(self, text: str) -> None:
-        short = canonical_did(text)
-        assert canonical_did(short) == short
-        assert did_of(did_of(text)) == did_of(text)
+        short = canonicalize_did(text)
+        assert canonicalize_did(short) == short
+        assert strip_did_url(strip_did_url(text)) == strip_did_url(text)
         if text.startswith("did:web:") and is_did(text):
-            location = web_location(text)
+            location = locate_did_web(text)
             assert location.url.startswith("https://") and location.url.endswith("/did.json")
             assert location.url.removeprefix("https://").startswith(location.host)
             assert "/../" not in location.url and "/./" not in location.url and "//" not in location.url[8:]

@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from mediatord.didcomm.exchange import Reply
-from mediatord.protocol.didcomm import signed
-from mediatord.protocol.didcomm.envelope import seal_anoncrypt, seal_authcrypt
-from mediatord.wallet.packing import Unreadable
-from tests.fuzz.grounds import STATUSES, Grounds, problem_code
+from mediatord.didcomm.messages import DIDCommReply
+from mediatord.protocol.didcomm import json_web_signature
+from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt, encrypt_authcrypt
+from mediatord.wallet.didcomm_messages import UnreadableMessage
+from tests.fuzz.fuzz_mediator import STATUSES, FuzzMediator, problem_code
 from tests.fuzz.targets import filled_in
-from tests.house import CM2, CM3, MP, PING, Guest
+from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet
 from tests.protocol.foreign_jwe import Writing
-from tests.web.premises import Premises
+from tests.web.in_memory_site import InMemorySite
 
 PROBLEM = "https://didcomm.org/report-problem/2.0/problem-report"
 FORWARD = "https://didcomm.org/routing/2.0/forward"
@@ -39,11 +39,11 @@ class EnvelopeTarget:
     most_memory = (4_000_000, 600)
 
     def __init__(self) -> None:
-        self._grounds = Grounds(self._move_in)
-        self._guest: Guest = None  # type: ignore[assignment]  # there is one as soon as there is a mediator
+        self._grounds = FuzzMediator(self._move_in)
+        self._guest: InMemoryWallet = None  # type: ignore[assignment]  # there is one as soon as there is a mediator
 
-    def _move_in(self, premises: Premises) -> None:
-        self._guest = Guest(premises).enrol()
+    def _move_in(self, site_fixture: InMemorySite) -> None:
+        self._guest = InMemoryWallet(site_fixture).enrol()
 
     def close(self) -> None:
         """Take the mediator down."""
@@ -51,22 +51,22 @@ class EnvelopeTarget:
 
     def run(self, data: bytes) -> None:
         """Send it, and look at the answer and at what is stored."""
-        premises = self._grounds.enter()
-        method = premises.document.key_agreement[0]
-        words = {b"@MEDIATOR@": premises.did, b"@GUEST@": self._guest.did, b"@KID@": method.id}
+        site_fixture = self._grounds.enter()
+        method = site_fixture.document.key_agreement[0]
+        words = {b"@MEDIATOR@": site_fixture.did, b"@GUEST@": self._guest.did, b"@KID@": method.id}
         way, rest = data[:1], filled_in(data[1:], words)
         raw = self._written(way.lower(), rest)
         if raw is None:
             return
         kept = self._grounds.kept()
-        socket = premises.socket() if way.isupper() else None
-        reply = premises.receive(raw, socket)
+        socket = site_fixture.socket() if way.isupper() else None
+        reply = site_fixture.receive(raw, socket)
         self._grounds.calm()
         if self._refuses(reply):
             assert self._grounds.kept() == kept, "stored, although it was refused"
         if socket is not None:
-            premises.base.connections.closed(socket)
-        premises.clock.advance(0)
+            site_fixture.base.connections.closed(socket)
+        site_fixture.clock.advance(0)
         self._grounds.calm()
 
     def _written(self, way: bytes, rest: bytes) -> bytes | None:
@@ -74,14 +74,14 @@ class EnvelopeTarget:
         to = [(method.id, method.key) for method in document.key_agreement if method.key.curve == "X25519"]
         sender = (self._guest.identity.agreement.kid, self._guest.identity.agreement.private)
         if way == b"a":
-            return seal_anoncrypt(rest, to)
+            return encrypt_anoncrypt(rest, to)
         if way == b"c":
-            return seal_authcrypt(rest, sender, to)
+            return encrypt_authcrypt(rest, sender, to)
         if way == b"n":
-            return seal_anoncrypt(seal_authcrypt(rest, sender, to), to)
+            return encrypt_anoncrypt(encrypt_authcrypt(rest, sender, to), to)
         if way == b"s":
             signing = self._guest.identity.signing
-            return seal_anoncrypt(signed.sign(rest, signing.kid, signing.private), to)
+            return encrypt_anoncrypt(json_web_signature.sign(rest, signing.kid, signing.private), to)
         return self._told(rest, sender, to) if way == b"w" else rest
 
     def _told(self, rest: bytes, sender: Any, to: Any) -> bytes | None:
@@ -102,7 +102,7 @@ class EnvelopeTarget:
         except (ValueError, TypeError, AttributeError, KeyError, LookupError, RecursionError):
             return None
 
-    def _refuses(self, reply: Reply) -> bool:
+    def _refuses(self, reply: DIDCommReply) -> bool:
         """Whether it does; and it is one clear answer."""
         assert reply.status in STATUSES, reply.status
         if reply.status == 202:
@@ -113,7 +113,7 @@ class EnvelopeTarget:
             return True
         try:
             opened = self._guest.open(reply.body)
-        except Unreadable:
+        except UnreadableMessage:
             raise AssertionError("an answer that its recipient cannot read") from None
         return opened.message.type.uri == PROBLEM
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 
 from mediatord.errors import BadBody
-from mediatord.protocol import jsontext
-from mediatord.protocol.didcomm.small import disclosures, read_queries
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.discover_features import parse_queries, select_features
 
 _ALL = [{"feature-type": kind, "match": "*"} for kind in ("protocol", "header", "goal-code", "constraint")]
 
@@ -26,11 +26,11 @@ class FeaturesTarget:
     def run(self, data: bytes) -> None:
         """What is disclosed is what matches, each once."""
         try:
-            queries = read_queries(jsontext.loads_object(data[1:]))
+            queries = parse_queries(encoding.loads_object(data[1:]))
         except (BadBody, ValueError):
             return
-        found = [(feature["feature-type"], feature["id"]) for feature in disclosures(queries, 1000)]
-        everything = disclosures(read_queries({"queries": _ALL}), 1000)
+        found = [(feature["feature-type"], feature["id"]) for feature in select_features(queries, 1000)]
+        everything = select_features(parse_queries({"queries": _ALL}), 1000)
         expected = [
             (feature["feature-type"], feature["id"])
             for feature in everything

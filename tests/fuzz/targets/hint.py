@@ -8,16 +8,21 @@ from collections.abc import Iterable
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from mediatord.cluster.hint import HINTS_PATH, MAX_HINTS, PROBE_PATH, read_hints, read_pushed
-from mediatord.cluster.inbox import probed
-from mediatord.cluster.sealing import HEADERS, Sealing
-from mediatord.cluster.secret import derive
-from mediatord.cluster.serving import Answer, Serving
-from tests.fuzz.grounds import Grounds
-from tests.house import NOW
+from mediatord.cluster.message_authenticator import AUTHENTICATION_HEADERS, MessageAuthenticator, derive_cluster_keys
+from mediatord.cluster.notification_receiver import answer_probe
+from mediatord.cluster.peer_protocol import (
+    MAX_NOTIFICATIONS,
+    NOTIFICATIONS_PATH,
+    PROBE_PATH,
+    decode_notifications,
+    decode_push_result,
+)
+from mediatord.cluster.peer_server import PeerResponse, PeerServer
+from tests.fuzz.fuzz_mediator import FuzzMediator
+from tests.in_memory_mediator import NOW
 
 _OURS, _OTHER = "boot-of-ours", "boot-of-another"
-_KEYS = derive(b"s" * 32)
+_KEYS = derive_cluster_keys(b"s" * 32)
 
 
 class HintTarget:
@@ -29,15 +34,17 @@ class HintTarget:
     most_memory = (500_000, 200)
 
     def __init__(self) -> None:
-        self._grounds = Grounds(lambda premises: None)  # of which only the log is listened to
+        self._grounds = FuzzMediator(lambda site_fixture: None)  # of which only the log is listened to
         self._clock = Clock()
         self._clock.advance(NOW)
-        self._sealing = Sealing(self._clock, _KEYS)
-        uses = {HINTS_PATH: self._hints, PROBE_PATH: probed}
-        self._serving = Serving(self._clock, _OURS, Sealing(self._clock, _KEYS), uses, lambda reason: None)
+        self._authenticator = MessageAuthenticator(self._clock, _KEYS)
+        operations = {NOTIFICATIONS_PATH: self._hints, PROBE_PATH: answer_probe}
+        self._serving = PeerServer(
+            self._clock, _OURS, MessageAuthenticator(self._clock, _KEYS), operations, lambda reason: None
+        )
 
     async def _hints(self, body: bytes) -> bytes:
-        return json.dumps(read_hints(body)).encode("utf-8", "surrogatepass")
+        return json.dumps(decode_notifications(body)).encode("utf-8", "surrogatepass")
 
     def close(self) -> None:
         """Listen no more."""
@@ -48,14 +55,16 @@ class HintTarget:
         self._clock.advance(1)  # so that old nonces are forgotten
         way, rest = data[:1], data[1:]
         if way == b"n":
-            headers = self._sealing.seal_request(self._sealing.stamp(_OTHER, _OURS), "POST", HINTS_PATH, rest)
+            headers = self._authenticator.authenticate_request(
+                self._authenticator.request_id(_OTHER, _OURS), "POST", NOTIFICATIONS_PATH, rest
+            )
             answer = self._serve(headers, rest)
-            assert answer.status in (200, 400) and answer.known and answer.headers
+            assert answer.status in (200, 400) and answer.authenticated and answer.headers
         elif way == b"x":
             lines, _, body = rest.partition(b"\n\n")
             texts = [line.decode("latin-1") for line in lines.split(b"\n")]
-            answer = self._serve(dict(zip(HEADERS, texts, strict=False)), body)
-            assert (answer.status, answer.known, answer.body, dict(answer.headers)) == (401, False, b"{}", {})
+            answer = self._serve(dict(zip(AUTHENTICATION_HEADERS, texts, strict=False)), body)
+            assert (answer.status, answer.authenticated, answer.body, dict(answer.headers)) == (401, False, b"{}", {})
         else:
             self._read(way, rest)
         self._grounds.calm()
@@ -63,15 +72,19 @@ class HintTarget:
     def _read(self, way: bytes, rest: bytes) -> None:
         try:
             found = (
-                read_pushed(rest) if way == b"p" else [name for kind in read_hints(rest).values() for name in kind]
+                decode_push_result(rest)
+                if way == b"p"
+                else [name for kind in decode_notifications(rest).values() for name in kind]
             )
         except ValueError:
             return
-        assert len(found) <= MAX_HINTS
+        assert len(found) <= MAX_NOTIFICATIONS
 
-    def _serve(self, headers: dict[str, str], body: bytes) -> Answer:
-        found: list[Answer] = []
-        Deferred.fromCoroutine(self._serving.serve("POST", HINTS_PATH, headers, body)).addCallback(found.append)
+    def _serve(self, headers: dict[str, str], body: bytes) -> PeerResponse:
+        found: list[PeerResponse] = []
+        Deferred.fromCoroutine(self._serving.serve("POST", NOTIFICATIONS_PATH, headers, body)).addCallback(
+            found.append
+        )
         (answer,) = found
         return answer
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.fuzz.grounds import Grounds
+from tests.fuzz.fuzz_mediator import FuzzMediator
 from tests.fuzz.targets import filled_in
-from tests.web.premises import Line, Premises
+from tests.web.in_memory_site import InMemorySite, InMemoryTransport
 
 # Whatever else there is to say, it is none of these that says it.
 STATUSES = {100, 101, 200, 202, 204, 400, 404, 405, 411, 413, 414, 415, 426, 429, 431, 503}
@@ -43,12 +43,12 @@ class HTTPTarget:
     most_memory = (4_000_000, 300)
 
     def __init__(self) -> None:
-        self._grounds = Grounds(self._move_in, listen=["tcp:0"], metrics={"allow": ["192.0.2.0/24"]})
+        self._grounds = FuzzMediator(self._move_in, listen=["tcp:0"], metrics={"allow": ["192.0.2.0/24"]})
         self._timers = 0
 
-    def _move_in(self, premises: Premises) -> None:
-        premises.settle()
-        self._timers = len(premises.clock.getDelayedCalls())
+    def _move_in(self, site_fixture: InMemorySite) -> None:
+        site_fixture.settle()
+        self._timers = len(site_fixture.clock.getDelayedCalls())
 
     def close(self) -> None:
         """Take the mediator down."""
@@ -56,27 +56,27 @@ class HTTPTarget:
 
     def run(self, data: bytes) -> None:
         """Feed it, and compare the answers."""
-        premises = self._grounds.enter()
-        size, rest = data[:1], filled_in(data[1:], {b"@MEDIATOR@": premises.did})
+        site_fixture = self._grounds.enter()
+        size, rest = data[:1], filled_in(data[1:], {b"@MEDIATOR@": site_fixture.did})
         step = size[0] if size else 1
-        whole = self._talk(premises, [rest])
+        whole = self._talk(site_fixture, [rest])
         pieces = [rest[start : start + step] for start in range(0, len(rest), step)] if step else [rest]
         if len(pieces) <= _MOST_PIECES:
-            other = self._talk(premises, pieces)
+            other = self._talk(site_fixture, pieces)
             assert other == whole, f"{whole} at once, {other} in pieces of {step}"
 
-    def _talk(self, premises: Premises, pieces: list[bytes]) -> list[int]:
+    def _talk(self, site_fixture: InMemorySite, pieces: list[bytes]) -> list[int]:
         """The statuses of the answers on one connection, which leaves nothing behind."""
-        line: Line = premises.line()
+        line: InMemoryTransport = site_fixture.line()
         for piece in pieces:
             line.feed(piece)
-        premises.settle()
+        site_fixture.settle()
         found = statuses(line.taken())
         line.hang_up()
-        premises.settle()
+        site_fixture.settle()
         self._grounds.calm()
         assert set(found) <= STATUSES, found
-        site = premises.site
+        site = site_fixture.site
         assert not site._per_host, "a connection that is still counted"
         assert not site.unread.total and site.read_ahead() == (0, 0), "an answer or a request that is still held"
         return found

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tests.protocol import foreign_jwe
 from tests.protocol.foreign_jwe import Writing
 from tests.protocol.test_envelope import BOB, flattened
-from tests.protocol.test_usual import INNER, KEY, agree, forward, sealed
+from tests.protocol.test_fast_forward_parser import INNER, KEY, agree, forward, sealed
 
 
 class UsualTarget:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.fuzz.grounds import Grounds
+from tests.fuzz.fuzz_mediator import FuzzMediator
 from tests.fuzz.targets import filled_in
-from tests.web.premises import CLOSE, PONG, TEXT, Premises, Visitor
+from tests.web.in_memory_site import CLOSE, PONG, TEXT, InMemorySite, InMemoryWebSocketClient
 
 # RFC 6455 section 7.4, and those of DCTRL-0004.
 CODES = {1000, 1001, 1002, 1003, 1007, 1008, 1009, 1011, 1013, *range(3000, 5000)}
@@ -38,7 +38,7 @@ class WebSocketTarget:
     most_memory = (4_000_000, 300)
 
     def __init__(self) -> None:
-        self._grounds = Grounds(lambda premises: premises.settle(), listen=["tcp:0"])
+        self._grounds = FuzzMediator(lambda site_fixture: site_fixture.settle(), listen=["tcp:0"])
 
     def close(self) -> None:
         """Take the mediator down."""
@@ -46,22 +46,22 @@ class WebSocketTarget:
 
     def run(self, data: bytes) -> None:
         """Feed it, and compare what is said and how it ends."""
-        premises = self._grounds.enter()
+        site_fixture = self._grounds.enter()
         way = data[0] if data else 0
         path, step = ("/ws" if way & 0x80 else "/didcomm"), way & 0x7F
-        rest = filled_in(data[1:], {b"@MEDIATOR@": premises.did})
-        whole = self._talk(premises, path, [rest])
+        rest = filled_in(data[1:], {b"@MEDIATOR@": site_fixture.did})
+        whole = self._talk(site_fixture, path, [rest])
         pieces = [rest[start : start + step] for start in range(0, len(rest), step)] if step else [rest]
         if len(pieces) <= _MOST_PIECES:
-            other = self._talk(premises, path, pieces)
+            other = self._talk(site_fixture, path, pieces)
             assert other == whole, f"{whole} at once, {other} in pieces of {step}"
 
-    def _talk(self, premises: Premises, path: str, pieces: list[bytes]) -> tuple[list[int], int | None]:
+    def _talk(self, site_fixture: InMemorySite, path: str, pieces: list[bytes]) -> tuple[list[int], int | None]:
         """The opcodes of what is answered, and the code at the end; the socket leaves nothing behind."""
-        visitor: Visitor = premises.visitor(path)
+        websocket_client: InMemoryWebSocketClient = site_fixture.websocket_client(path)
         for piece in pieces:
-            visitor.line.feed(piece)
-        frames = visitor.frames()
+            websocket_client.line.feed(piece)
+        frames = websocket_client.frames()
         assert {opcode for opcode, _ in frames} <= {TEXT, CLOSE, PONG}, frames
         code = None
         for opcode, payload in frames:
@@ -69,10 +69,10 @@ class WebSocketTarget:
             if opcode == CLOSE:
                 code = int.from_bytes(payload[:2], "big") if payload else 1000
                 assert code in CODES, code
-        visitor.line.hang_up()
-        premises.settle()
+        websocket_client.line.hang_up()
+        site_fixture.settle()
         self._grounds.calm()
-        assert not premises.site._per_host, "a connection that is still counted"
+        assert not site_fixture.site._per_host, "a connection that is still counted"
         return [opcode for opcode, _ in frames], code
 
     def seeds(self) -> Iterable[bytes]:

@@ -13,16 +13,15 @@ from typing import Any
 
 from opening import OpenAll, Opened, serve  # type: ignore[import-not-found]  # it lies beside this program
 
-from mediatord.protocol.didcomm import envelope as jwe
-from mediatord.protocol.didcomm.forward import read_next, read_payloads
+from mediatord.protocol.didcomm import jwe
+from mediatord.protocol.didcomm.forward import FastForwardParser, read_next, read_payloads
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import parse_message
-from mediatord.protocol.didcomm.usual import UsualForwards
 
 
 def usual(kid: str, private: PrivateKey) -> Callable[[bytes], Opened]:
     keys = {kid: (private,)}
-    forwards = UsualForwards(lambda wanted: keys.get(wanted, ()))
+    forwards = FastForwardParser(lambda wanted: keys.get(wanted, ()))
 
     def open_one(packed: bytes) -> Opened:
         found = forwards.read(packed)
@@ -35,7 +34,7 @@ def usual(kid: str, private: PrivateKey) -> Callable[[bytes], Opened]:
 
 def long(kid: str, private: PrivateKey) -> Callable[[bytes], Opened]:
     def open_one(packed: bytes) -> Opened:
-        message = parse_message(jwe.open_envelope(jwe.parse(packed), kid, private, None))
+        message = parse_message(jwe.decrypt_envelope(jwe.parse(packed), kid, private, None))
         return read_next(message), read_payloads(message)[0][0]
 
     return open_one

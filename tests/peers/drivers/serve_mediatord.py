@@ -20,20 +20,20 @@ from twisted.internet import task
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import serverFromString
 
-from mediatord.config import Config
-from mediatord.didcomm.exchange import ACCEPTED, Origin, Reply
-from mediatord.keyfile import create_keys
-from mediatord.memory import spare_collector
-from mediatord.web.site import MediatorSite
-from mediatord.wiring import build_site
-from mediatord.wiring.base import build_base
-from mediatord.wiring.decentrl import build_decentrl
-from mediatord.wiring.didcomm import build_didcomm
+from mediatord.app.core_services import build_core_services
+from mediatord.app.decentrl import build_decentrl
+from mediatord.app.didcomm import build_didcomm
+from mediatord.app.http_sites import build_site
+from mediatord.config.settings import Config
+from mediatord.didcomm.messages import ACCEPTED, DIDCommReply, MessageOrigin
+from mediatord.http.memory_reclaimer import tune_garbage_collector
+from mediatord.http.site import MediatorSite
+from mediatord.identity.key_file import create_keys
 
 _MAX_BODY, _MAX_PER_HOST = 1_048_576, 1_000_000
 
 
-async def accept(raw: bytes, origin: Origin) -> Reply:
+async def accept(raw: bytes, origin: MessageOrigin) -> DIDCommReply:
     """Take whatever comes."""
     return ACCEPTED
 
@@ -42,7 +42,7 @@ def site(reactor: Any, directory: Path) -> MediatorSite:
     """The daemon's site, in front of :func:`accept`."""
     create_keys(directory / "keys.jwks")
     config = Config.model_validate({"storage": {"backend": "memory"}}).resolved(directory)
-    base = build_base(reactor, config)
+    base = build_core_services(reactor, config)
     front = build_site(base, build_didcomm(base, config), build_decentrl(base, config), config).front
     return MediatorSite(replace(front, receive=accept), _MAX_BODY, _MAX_PER_HOST)
 
@@ -54,7 +54,7 @@ async def serve(reactor: Any, directory: str) -> None:
     sys.stdout.write(json.dumps({"versions": versions, "port": port.getHost().port}) + "\n")
     sys.stdout.flush()
     # As the daemon does once it runs.
-    spare_collector()
+    tune_garbage_collector()
     # Until the benchmark ends the process.
     await Deferred()
 

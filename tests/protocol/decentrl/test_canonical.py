@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mediatord.protocol.decentrl.canonical import canonical, loads, plain_number
+from mediatord.protocol.decentrl.canonical_json import canonicalize, loads, normalize_number
 from tests.protocol.decentrl.javascript import NODE, RECORDED, canonical_by_node, edge_cases, random_texts
 
 ANY_TEXT = st.text(st.characters(categories=None))
@@ -53,14 +53,14 @@ READABLE = st.dictionaries(st.text(), values(st.text(), LEAVES | NUMBERS), max_s
 )  # fmt: skip
 def test_known_answers(text: str, expected: str) -> None:
     """The vectors of reference section 16, and one case for every rule of section 4."""
-    assert canonical(json.loads(text)) == expected.encode()
+    assert canonicalize(json.loads(text)) == expected.encode()
 
 
 def test_lone_surrogates() -> None:
     """Half of a pair is escaped in lower case; two halves beside each other are the character they make."""
-    assert canonical(["\ud800", "\udfffx\udbff"]) == rb'["\ud800","\udfffx\udbff"]'
-    assert canonical({"\ud83d\ude00": "\ud83d\ude00"}) == '{"😀":"😀"}'.encode()
-    assert canonical({"\ue000": 1, "\ud800": 2}) == rb'{"\ud800":2,"' + "\ue000".encode() + b'":1}'
+    assert canonicalize(["\ud800", "\udfffx\udbff"]) == rb'["\ud800","\udfffx\udbff"]'
+    assert canonicalize({"\ud83d\ude00": "\ud83d\ude00"}) == '{"😀":"😀"}'.encode()
+    assert canonicalize({"\ue000": 1, "\ud800": 2}) == rb'{"\ud800":2,"' + "\ue000".encode() + b'":1}'
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_lone_surrogates() -> None:
 )
 def test_bare_values(value: object, expected: bytes) -> None:
     """A value need not be an object."""
-    assert canonical(value) == expected
+    assert canonicalize(value) == expected
 
 
 def test_tuples_are_arrays() -> None:
     """Tuples are written like lists, on either path."""
-    assert canonical({"a": (1, 2)}) == b'{"a":[1,2]}'
-    assert canonical((1.5, (2,))) == b"[1.5,[2]]"
+    assert canonicalize({"a": (1, 2)}) == b'{"a":[1,2]}'
+    assert canonicalize((1.5, (2,))) == b"[1.5,[2]]"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_tuples_are_arrays() -> None:
 def test_what_json_cannot_express(value: object) -> None:
     """ValueError, and no null for what is no number."""
     with pytest.raises(ValueError):
-        canonical(value)
+        canonicalize(value)
 
 
 def test_nested_deeper_than_orjson_writes() -> None:
@@ -106,33 +106,35 @@ def test_nested_deeper_than_orjson_writes() -> None:
     deep: Any = []
     for _ in range(299):
         deep = [deep]
-    assert canonical(deep) == b"[" * 300 + b"]" * 300
+    assert canonicalize(deep) == b"[" * 300 + b"]" * 300
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(ValueError):
-        canonical(endless)
+        canonicalize(endless)
 
 
 @settings(deadline=None)
 @given(ANYTHING)
 def test_both_paths_agree(value: object) -> None:
     """A value is spelled the same beside a fraction, which orjson does not write as JavaScript does, and without."""
-    assert canonical([value, 0.5]) == b"[" + canonical([value])[1:-1] + b",0.5]"
+    assert canonicalize([value, 0.5]) == b"[" + canonicalize([value])[1:-1] + b",0.5]"
 
 
 @settings(deadline=None)
 @given(ORDINARY)
 def test_ordinary_values_as_the_standard_library_writes_them(value: object) -> None:
     """Without fractions, large integers and rare characters in names, json.dumps with sorted keys is the same."""
-    assert canonical(value) == json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    assert (
+        canonicalize(value) == json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    )
 
 
 @settings(deadline=None)
 @given(READABLE)
 def test_round_trip(value: dict[str, object]) -> None:
     """What is canonical is read, is the same number by number, and stays as it is."""
-    text = canonical(value)
-    assert canonical(loads(text)) == text
+    text = canonicalize(value)
+    assert canonicalize(loads(text)) == text
     assert json.loads(text, parse_int=float) == json.loads(json.dumps(value), parse_int=float)
 
 
@@ -140,13 +142,13 @@ def test_round_trip(value: dict[str, object]) -> None:
 @given(READABLE, st.sampled_from([None, 2]), st.booleans())
 def test_spelling_does_not_matter(value: dict[str, object], indent: int | None, escaped: bool) -> None:
     """However an object is written, it has one canonical form."""
-    assert canonical(loads(json.dumps(value, indent=indent, ensure_ascii=escaped).encode())) == canonical(value)
+    assert canonicalize(loads(json.dumps(value, indent=indent, ensure_ascii=escaped).encode())) == canonicalize(value)
 
 
 def test_recorded_answers_of_node() -> None:
     """Hundreds of values whose spelling was recorded from Node: see tests/vectors/README.md."""
     for pair in json.loads(RECORDED.read_bytes()):
-        assert canonical(json.loads(pair["json"])) == pair["canonical"].encode(), pair["json"]
+        assert canonicalize(json.loads(pair["json"])) == pair["canonical"].encode(), pair["json"]
 
 
 @pytest.mark.system
@@ -155,14 +157,14 @@ def test_as_node_does() -> None:
     """Thousands of values, numbers of all exponents among them, are spelled as Node spells them."""
     texts = [*edge_cases(), *random_texts(Random("as Node does"), 6000)]
     for text, expected in zip(texts, canonical_by_node(texts), strict=True):
-        assert canonical(json.loads(text)) == expected.encode(), text
+        assert canonicalize(json.loads(text)) == expected.encode(), text
         assert _read_and_spelled(f'{{"_":{text}}}') in (f'{{"_":{expected}}}', None), text
 
 
 def _read_and_spelled(text: str) -> str | None:
     """By way of loads, which does not read half of a surrogate pair."""
     try:
-        return canonical(loads(text.encode())).decode()
+        return canonicalize(loads(text.encode())).decode()
     except ValueError:
         assert "\\ud" in text
         return None
@@ -247,7 +249,7 @@ def test_characters_that_are_read() -> None:
 )
 def test_plain_number(value: float, expected: float) -> None:
     """The nearest double; an integer where that is whole and fits in 64 bits (reference section 4)."""
-    plain = plain_number(value)
+    plain = normalize_number(value)
     assert plain == expected
     assert type(plain) is type(expected)
 
@@ -256,7 +258,7 @@ def test_plain_number(value: float, expected: float) -> None:
 def test_no_plain_number(value: float) -> None:
     """What JavaScript has no JSON for is a ValueError."""
     with pytest.raises(ValueError):
-        plain_number(value)
+        normalize_number(value)
 
 
 @settings(deadline=None)
@@ -264,8 +266,8 @@ def test_no_plain_number(value: float) -> None:
 def test_plain_numbers_are_spelled_the_same(value: float) -> None:
     """A number and its plain form are the same to those who sign it."""
     try:
-        plain = plain_number(value)
+        plain = normalize_number(value)
     except ValueError:
         assert abs(value) > 1.7e308
     else:
-        assert canonical([plain]) == canonical([value])
+        assert canonicalize([plain]) == canonicalize([value])

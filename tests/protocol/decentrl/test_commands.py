@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from mediatord.errors import InvalidCommand, InvalidMessage
-from mediatord.protocol.decentrl import shapes
-from mediatord.protocol.decentrl.canonical import canonical
-from mediatord.protocol.decentrl.commands import Command, is_envelope, parse_authenticate, parse_command
+from mediatord.protocol.decentrl import commands
+from mediatord.protocol.decentrl.canonical_json import canonicalize
+from mediatord.protocol.decentrl.commands import (
+    DecentrlCommand,
+    is_didcomm_envelope,
+    parse_authentication_request,
+    parse_command,
+)
 from tests.protocol.decentrl.samples import (
     ALICE,
     CHANNELS,
@@ -47,7 +52,7 @@ TOO_LONG = "x" * 1025
 NEITHER: list[Any] = [None, True, [], {}]
 
 
-def parse(document: Any) -> Command:
+def parse(document: Any) -> DecentrlCommand:
     """The command that a document is."""
     return parse_command(json.dumps(document).encode())
 
@@ -114,7 +119,7 @@ def test_an_event_for_another_identity() -> None:
 
 def test_the_models_are_all_there() -> None:
     """Each type has the model that is named after it."""
-    for union, names in ((shapes.DirectPayload, DIRECT), (shapes.PublicPayload, PUBLIC)):
+    for union, names in ((commands.DirectPayload, DIRECT), (commands.PublicPayload, PUBLIC)):
         wanted = {name.title().replace("_", "") for name in names}
         assert {model.__name__ for model in get_args(union)} == wanted
 
@@ -255,9 +260,9 @@ def test_numbers_and_texts_are_not_mistaken_for_each_other(name: str, path: tupl
 def test_a_query_without_anything() -> None:
     """Defaults: no filter, and the first ten (DCTRL-0004 9.1)."""
     given = parse({**command("QUERY_EVENTS"), "payload": {"type": "QUERY_EVENTS"}}).payload
-    assert isinstance(given, shapes.QueryEvents)
+    assert isinstance(given, commands.QueryEvents)
     assert (given.pagination.page, given.pagination.page_size) == (0, 10)
-    assert given.filter == shapes.EventsFilter()
+    assert given.filter == commands.EventsFilter()
     assert given.filter.encrypted_tags == ()
     assert given.filter.participant_did is None
     assert given.filter.unprocessed_only is False
@@ -267,7 +272,7 @@ def test_a_query_without_anything() -> None:
 def test_the_bounds_of_a_page(pagination: dict[str, int]) -> None:
     """The offset of the last page there can be is an integer of 64 bits (reference 9)."""
     given = parse(changed("QUERY_EVENTS", ("pagination",), pagination)).payload
-    assert isinstance(given, shapes.QueryEvents)
+    assert isinstance(given, commands.QueryEvents)
     assert given.pagination.page * given.pagination.page_size < 2**63
     assert given.pagination.model_dump() == pagination
 
@@ -300,7 +305,7 @@ def test_integers_by_another_name() -> None:
         .replace(b'"page": 2, "page_size": 100', b'"page":1.0,"page_size":1e2')
     )
     given = parse_command(raw).payload
-    assert isinstance(given, shapes.QueryEvents)
+    assert isinstance(given, commands.QueryEvents)
     assert repr(given.pagination) == "Pagination(page=1, page_size=100)"
 
 
@@ -371,7 +376,7 @@ def test_what_is_signed() -> None:
     document["payload"] = {"type": "QUERY_EVENTS", "filter": {"new": None}, "é": 1.0}
     document["unsigned"] = 1
     given = parse(document)
-    assert given.signed == canonical({"header": document["header"], "payload": document["payload"]})
+    assert given.signed == canonicalize({"header": document["header"], "payload": document["payload"]})
     assert b'"filter":{"new":null}' in given.signed
     assert given.document == document["payload"]
 
@@ -430,10 +435,10 @@ def test_no_command(raw: bytes) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes(raw: bytes) -> None:
     """Nothing but a refusal comes of noise."""
-    for read, error in ((parse_command, InvalidCommand), (parse_authenticate, InvalidMessage)):
+    for read, error in ((parse_command, InvalidCommand), (parse_authentication_request, InvalidMessage)):
         with pytest.raises(error):
             read(raw)
-    is_envelope(raw)
+    is_didcomm_envelope(raw)
 
 
 COMMANDS = st.sampled_from([*DIRECT, *PUBLIC, "TWO_WAY_PRIVATE"]).map(command)
@@ -448,7 +453,7 @@ def test_any_value_anywhere(document: dict[str, Any], data: st.DataObject) -> No
     with suppress(InvalidCommand):
         given = parse(document)
         signed = {"header": document["header"], "payload": document["payload"]}
-        assert json.loads(given.signed) == json.loads(canonical(signed))
+        assert json.loads(given.signed) == json.loads(canonicalize(signed))
 
 
 @given(COMMANDS, st.data())
@@ -462,11 +467,11 @@ def test_unknown_members_are_passed_over(document: dict[str, Any], data: st.Data
 
 def test_the_authentication_of_a_socket() -> None:
     """What is signed is neither its type nor anything unknown (DCTRL-0004 10.2)."""
-    said = parse_authenticate(json.dumps(authenticate(later=1)).encode())
+    said = parse_authentication_request(json.dumps(authenticate(later=1)).encode())
     assert (said.did, said.signing_key_id, said.timestamp_ms) == (ALICE, f"{ALICE}#signing", 1760000000000)
     assert (said.nonce, said.signature) == (NONCE, SIGNATURE)
     names = ("did", "signing_key_id", "timestamp", "nonce")
-    assert said.signed == canonical({name: authenticate()[name] for name in names})
+    assert said.signed == canonicalize({name: authenticate()[name] for name in names})
     assert SIGNATURE not in repr(said)
 
 
@@ -475,18 +480,18 @@ def test_a_member_of_the_authentication(member: str) -> None:
     """All are required, and of the right kind."""
     for wrong in [*NEITHER, "" if member != "signature" else 1]:
         with pytest.raises(InvalidMessage):
-            parse_authenticate(json.dumps(authenticate(**{member: wrong})).encode())
+            parse_authentication_request(json.dumps(authenticate(**{member: wrong})).encode())
     message = authenticate()
     del message[member]
     with pytest.raises(InvalidMessage):
-        parse_authenticate(json.dumps(message).encode())
+        parse_authentication_request(json.dumps(message).encode())
 
 
 @pytest.mark.parametrize("wrong", [{"type": "PONG"}, {"timestamp": "1760000000000"}, {"nonce": "1"}])
 def test_no_authentication(wrong: dict[str, Any]) -> None:
     """A socket that begins with anything else has failed."""
     with pytest.raises(InvalidMessage):
-        parse_authenticate(json.dumps(authenticate(**wrong)).encode())
+        parse_authentication_request(json.dumps(authenticate(**wrong)).encode())
 
 
 @pytest.mark.parametrize(
@@ -506,4 +511,4 @@ def test_no_authentication(wrong: dict[str, Any]) -> None:
 )
 def test_which_half_a_first_frame_is_for(frame: bytes, envelope: bool) -> None:
     """A JSON object with `protected` is a JWE, and nothing else is."""
-    assert is_envelope(frame) is envelope
+    assert is_didcomm_envelope(frame) is envelope

@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mediatord.errors import InvalidCommand
-from mediatord.protocol import jsontext
+from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.contracts import (
     RegistrationRequest,
-    contract_digest,
-    countersign,
-    full_terms,
-    read_registration,
-    request_signature_holds,
+    compute_contract_digest,
+    countersign_contract,
+    omit_recipient_encryption_key,
+    omit_recipient_keys,
+    parse_registration_request,
+    select_all_terms,
     sign_contract,
-    sign_request,
-    signatures_hold,
-    terms_without_recipient_key,
-    terms_without_recipient_keys,
+    sign_contract_request,
+    verify_contract_signatures,
+    verify_request_signature,
 )
-from mediatord.protocol.decentrl.signing import sign_json
+from mediatord.protocol.decentrl.signatures import sign_json
 from tests.protocol.decentrl.vectors import ALICE, MEDIATOR, VECTORS, agreement_key, secret, signing_key, without
 
 VECTOR = VECTORS["contract"]
@@ -46,7 +46,7 @@ KEYS = {
     (MEDIATOR, f"{MEDIATOR}#signing"): signing_key("mediator"),
 }
 Reading = Callable[[dict[str, Any]], dict[str, Any]]
-READINGS: list[Reading] = [full_terms, terms_without_recipient_key, terms_without_recipient_keys]
+READINGS: list[Reading] = [select_all_terms, omit_recipient_encryption_key, omit_recipient_keys]
 
 
 def key_of(did: str, key_id: str) -> bytes | None:
@@ -65,7 +65,7 @@ def signed_by_both(contract: dict[str, Any], reading: Reading) -> dict[str, Any]
 
 def a_request(**changes: Any) -> bytes:
     """A wrapped request, as our own wallet sends it, with some terms changed."""
-    return jsontext.dumps(
+    return encoding.dumps(
         {"communication_contract": {**REQUEST, **changes}, "requestor_signature": VECTOR["requestor_signature_b"]}
     )
 
@@ -73,32 +73,32 @@ def a_request(**changes: Any) -> bytes:
 def test_known_answers() -> None:
     """The requestor by readings (a) and (b), the recipient, and the digest (reference section 16)."""
     assert sign_contract(CONTRACT, ALICE_SEED) == VECTOR["requestor_signature_a"]
-    assert sign_request(REQUEST, ALICE_SEED) == VECTOR["requestor_signature_b"]
-    assert sign_request(CONTRACT, ALICE_SEED) == VECTOR["requestor_signature_b"]
+    assert sign_contract_request(REQUEST, ALICE_SEED) == VECTOR["requestor_signature_b"]
+    assert sign_contract_request(CONTRACT, ALICE_SEED) == VECTOR["requestor_signature_b"]
     assert sign_contract(CONTRACT, MEDIATOR_SEED) == VECTOR["recipient_signature"]
-    assert contract_digest(SIGNED).hex() == VECTOR["sha256"]
+    assert compute_contract_digest(SIGNED).hex() == VECTOR["sha256"]
 
 
 def test_known_answer_of_a_registration() -> None:
     """The mediator makes of Alice's request what the vectors say (reference section 16)."""
-    request = read_registration(a_request())
-    signed = countersign(
+    request = parse_registration_request(a_request())
+    signed = countersign_contract(
         request,
         mediator_did=MEDIATOR,
         encryption_key=agreement_key("mediator", "ephemeral"),
         seed=MEDIATOR_SEED,
     )
     assert signed == SIGNED
-    assert signatures_hold(signed, key_of)
+    assert verify_contract_signatures(signed, key_of)
 
 
 def test_readings() -> None:
     """What each of the three leaves out; members that are unknown stay (reference 7.2)."""
     contract = {**CONTRACT, "more": [1]}
     first, second = "recipient_encryption_public_key", "recipient_signing_key_id"
-    assert full_terms(contract) == contract
-    assert terms_without_recipient_key(contract) == without(contract, first)
-    assert terms_without_recipient_keys(contract) == without(contract, first, second)
+    assert select_all_terms(contract) == contract
+    assert omit_recipient_encryption_key(contract) == without(contract, first)
+    assert omit_recipient_keys(contract) == without(contract, first, second)
     assert first in contract and second in contract
 
 
@@ -106,7 +106,7 @@ def test_readings() -> None:
 def test_every_reading_holds(reading: Reading) -> None:
     """A requestor may have signed by any of the three, with members that we do not know as well."""
     for contract in (CONTRACT, {**CONTRACT, "more": {"b": 1.5, "a": None}}):
-        assert signatures_hold(signed_by_both(contract, reading), key_of)
+        assert verify_contract_signatures(signed_by_both(contract, reading), key_of)
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -116,7 +116,7 @@ def test_tampering_with_the_terms(reading: Reading, name: str) -> None:
     signed = signed_by_both(CONTRACT, reading)
     for contract in ({**CONTRACT, name: "changed"}, {**CONTRACT, name: 1}, without(CONTRACT, name)):
         if contract != CONTRACT:
-            assert not signatures_hold({**signed, "communication_contract": contract}, lenient_key_of)
+            assert not verify_contract_signatures({**signed, "communication_contract": contract}, lenient_key_of)
 
 
 def lenient_key_of(did: str, key_id: str) -> bytes | None:
@@ -128,7 +128,7 @@ def lenient_key_of(did: str, key_id: str) -> bytes | None:
 def test_the_recipient_signs_everything(reading: Reading) -> None:
     """What a requestor may leave out a recipient may not (reference 7.2)."""
     signature = sign_json(reading(CONTRACT), MEDIATOR_SEED)
-    assert not signatures_hold({**SIGNED, "recipient_signature": signature}, key_of)
+    assert not verify_contract_signatures({**SIGNED, "recipient_signature": signature}, key_of)
 
 
 def test_each_signs_for_itself() -> None:
@@ -137,15 +137,15 @@ def test_each_signs_for_itself() -> None:
         "requestor_signature": SIGNED["recipient_signature"],
         "recipient_signature": SIGNED["requestor_signature"],
     }
-    assert not signatures_hold({**SIGNED, **both}, key_of)
-    assert not signatures_hold({**SIGNED, "requestor_signature": SIGNED["recipient_signature"]}, key_of)
-    assert not signatures_hold({**SIGNED, "recipient_signature": VECTOR["requestor_signature_a"]}, key_of)
+    assert not verify_contract_signatures({**SIGNED, **both}, key_of)
+    assert not verify_contract_signatures({**SIGNED, "requestor_signature": SIGNED["recipient_signature"]}, key_of)
+    assert not verify_contract_signatures({**SIGNED, "recipient_signature": VECTOR["requestor_signature_a"]}, key_of)
 
 
 @pytest.mark.parametrize("known", [ALICE, MEDIATOR])
 def test_a_participant_without_a_key(known: str) -> None:
     """Both keys have to be found."""
-    assert not signatures_hold(SIGNED, lambda did, key_id: key_of(did, key_id) if did == known else None)
+    assert not verify_contract_signatures(SIGNED, lambda did, key_id: key_of(did, key_id) if did == known else None)
 
 
 @pytest.mark.parametrize(
@@ -172,30 +172,32 @@ def test_a_participant_without_a_key(known: str) -> None:
 )
 def test_odd_contracts(signed: dict[str, Any]) -> None:
     """What has not even the shape of a contract is not signed, and no error either."""
-    assert not signatures_hold(signed, key_of)
+    assert not verify_contract_signatures(signed, key_of)
 
 
 def test_any_mapping_will_do() -> None:
     """Contracts are looked at, and never changed."""
     frozen = MappingProxyType({**SIGNED, "communication_contract": MappingProxyType(CONTRACT)})
-    assert signatures_hold(frozen, key_of)
-    assert contract_digest(MappingProxyType(SIGNED)) == contract_digest(SIGNED)
+    assert verify_contract_signatures(frozen, key_of)
+    assert compute_contract_digest(MappingProxyType(SIGNED)) == compute_contract_digest(SIGNED)
 
 
 def test_digest_of_any_spelling() -> None:
     """The same contract has the same digest, however its JSON is written and whatever stands around it."""
     spelled = json.loads(json.dumps(SIGNED, sort_keys=True).replace("1791536000", "1791536e3"))
     signed_otherwise = {**spelled, "requestor_signature": VECTOR["requestor_signature_a"], "more": None}
-    assert contract_digest(signed_otherwise) == contract_digest(SIGNED)
+    assert compute_contract_digest(signed_otherwise) == compute_contract_digest(SIGNED)
     others = [{**CONTRACT, "expires_at": 1791536001}, {**CONTRACT, "more": None}, without(CONTRACT, "timestamp")]
     contracts = [CONTRACT, *others]
-    assert len({contract_digest({**SIGNED, "communication_contract": contract}) for contract in contracts}) == 4
+    assert (
+        len({compute_contract_digest({**SIGNED, "communication_contract": contract}) for contract in contracts}) == 4
+    )
 
 
 def test_no_digest() -> None:
     """What JSON cannot express is no contract."""
     with pytest.raises(InvalidCommand):
-        contract_digest({**SIGNED, "communication_contract": {**CONTRACT, "more": float("nan")}})
+        compute_contract_digest({**SIGNED, "communication_contract": {**CONTRACT, "more": float("nan")}})
 
 
 @pytest.mark.parametrize("signature", ["requestor_signature", "signature"])
@@ -205,13 +207,13 @@ def test_forms_of_a_request(signature: str, wrapper: str | None, left_out: tuple
     """Wrapped under either name or flat, the signature under either name, our key id given or not (reference 7.6)."""
     terms = without(REQUEST, *left_out)
     contract = {wrapper: terms} if wrapper else terms
-    plaintext = jsontext.dumps({**contract, signature: sign_request(terms, ALICE_SEED)})
-    request = read_registration(plaintext)
-    assert request == RegistrationRequest(terms, sign_request(terms, ALICE_SEED))
-    assert request_signature_holds(request, signing_key("alice"))
-    signed = countersign(request, mediator_did=MEDIATOR, encryption_key=b"\5" * 32, seed=MEDIATOR_SEED)
+    plaintext = encoding.dumps({**contract, signature: sign_contract_request(terms, ALICE_SEED)})
+    request = parse_registration_request(plaintext)
+    assert request == RegistrationRequest(terms, sign_contract_request(terms, ALICE_SEED))
+    assert verify_request_signature(request, signing_key("alice"))
+    signed = countersign_contract(request, mediator_did=MEDIATOR, encryption_key=b"\5" * 32, seed=MEDIATOR_SEED)
     assert signed["communication_contract"]["recipient_signing_key_id"] == f"{MEDIATOR}#signing"
-    assert signatures_hold(signed, key_of)
+    assert verify_contract_signatures(signed, key_of)
 
 
 def test_what_is_preferred() -> None:
@@ -219,27 +221,29 @@ def test_what_is_preferred() -> None:
     terms = {**REQUEST, "timestamp": 1}
     both = {"requestor_signature": "one", "signature": "other"}
     wrapped = {"communication_contract_request": REQUEST, "communication_contract": terms, **both}
-    assert read_registration(jsontext.dumps(wrapped)) == RegistrationRequest(terms, "one")
-    assert read_registration(jsontext.dumps({**terms, **both})) == RegistrationRequest(terms, "one")
+    assert parse_registration_request(encoding.dumps(wrapped)) == RegistrationRequest(terms, "one")
+    assert parse_registration_request(encoding.dumps({**terms, **both})) == RegistrationRequest(terms, "one")
 
 
 def test_a_request_by_reading_c() -> None:
     """A requestor that names our signing key need not have signed that (reference 7.2)."""
-    signature = sign_json(terms_without_recipient_keys(REQUEST), ALICE_SEED)
-    assert request_signature_holds(RegistrationRequest(REQUEST, signature), signing_key("alice"))
+    signature = sign_json(omit_recipient_keys(REQUEST), ALICE_SEED)
+    assert verify_request_signature(RegistrationRequest(REQUEST, signature), signing_key("alice"))
 
 
 def test_members_that_are_unknown_are_signed() -> None:
     """What a newer client adds is kept, and was signed."""
     terms = {**REQUEST, "more": [1.5, {"b": 1, "a": "é"}]}
-    plaintext = jsontext.dumps({"communication_contract": terms, "signature": sign_request(terms, ALICE_SEED)})
-    request = read_registration(plaintext)
+    plaintext = encoding.dumps(
+        {"communication_contract": terms, "signature": sign_contract_request(terms, ALICE_SEED)}
+    )
+    request = parse_registration_request(plaintext)
     assert request.contract == terms
-    assert request_signature_holds(request, signing_key("alice"))
-    assert not request_signature_holds(
+    assert verify_request_signature(request, signing_key("alice"))
+    assert not verify_request_signature(
         RegistrationRequest(REQUEST, request.requestor_signature), signing_key("alice")
     )
-    signed = countersign(request, mediator_did=MEDIATOR, encryption_key=b"\5" * 32, seed=MEDIATOR_SEED)
+    signed = countersign_contract(request, mediator_did=MEDIATOR, encryption_key=b"\5" * 32, seed=MEDIATOR_SEED)
     assert signed["communication_contract"]["more"] == terms["more"]
 
 
@@ -247,11 +251,11 @@ def test_a_key_that_is_not_the_requestors_to_give() -> None:
     """An encryption key of ours in a request, or something in its place, is not what was signed, nor what we sign."""
     for stray in ("", None, 5, "AAAA"):
         terms = {**REQUEST, "recipient_encryption_public_key": stray}
-        request = read_registration(
-            jsontext.dumps({"communication_contract": terms, "signature": VECTOR["requestor_signature_b"]})
+        request = parse_registration_request(
+            encoding.dumps({"communication_contract": terms, "signature": VECTOR["requestor_signature_b"]})
         )
-        assert request_signature_holds(request, signing_key("alice"))
-        signed = countersign(
+        assert verify_request_signature(request, signing_key("alice"))
+        signed = countersign_contract(
             request,
             mediator_did=MEDIATOR,
             encryption_key=agreement_key("mediator", "ephemeral"),
@@ -259,15 +263,15 @@ def test_a_key_that_is_not_the_requestors_to_give() -> None:
         )
         assert signed == SIGNED
         everything = RegistrationRequest(terms, sign_json(terms, ALICE_SEED))
-        assert not request_signature_holds(everything, signing_key("alice"))
+        assert not verify_request_signature(everything, signing_key("alice"))
 
 
 @pytest.mark.parametrize("name", REQUEST)
 def test_tampering_with_a_request(name: str) -> None:
     """No term of a request can be changed, except the name of our key, which is not always signed but is checked."""
     request = RegistrationRequest({**REQUEST, name: "changed"}, VECTOR["requestor_signature_b"])
-    assert not request_signature_holds(request, signing_key("alice"))
-    assert not request_signature_holds(RegistrationRequest(REQUEST, request.requestor_signature), b"")
+    assert not verify_request_signature(request, signing_key("alice"))
+    assert not verify_request_signature(RegistrationRequest(REQUEST, request.requestor_signature), b"")
 
 
 @pytest.mark.parametrize("name", [name for name in REQUEST if name != "recipient_signing_key_id"])
@@ -276,11 +280,11 @@ def test_terms_of_the_wrong_shape(name: str, value: object) -> None:
     """Every term has to be there, a text or a number as it should be (reference 7.1)."""
     terms = without(REQUEST, name) if value is ... else {**REQUEST, name: value}
     for plaintext in (
-        jsontext.dumps({"communication_contract": terms, "requestor_signature": "x"}),
-        jsontext.dumps({**terms, "requestor_signature": "x"}),
+        encoding.dumps({"communication_contract": terms, "requestor_signature": "x"}),
+        encoding.dumps({**terms, "requestor_signature": "x"}),
     ):
         with pytest.raises(InvalidCommand):
-            read_registration(plaintext)
+            parse_registration_request(plaintext)
 
 
 @pytest.mark.parametrize(
@@ -303,17 +307,17 @@ def test_terms_of_the_wrong_shape(name: str, value: object) -> None:
         b"\xff",
         b'{"communication_contract":null,"signature":"x"}',
         b'{"communication_contract":[],"signature":"x"}',
-        jsontext.dumps({"communication_contract": REQUEST}),
-        jsontext.dumps({"communication_contract": REQUEST, "requestor_signature": None}),
-        jsontext.dumps({"communication_contract": REQUEST, "requestor_signature": None, "signature": "x"}),
-        jsontext.dumps({"communication_contract": REQUEST, "requestor_signature": 5}),
-        jsontext.dumps({"communication_contract": {**REQUEST, "requestor_signature": "x"}}),
+        encoding.dumps({"communication_contract": REQUEST}),
+        encoding.dumps({"communication_contract": REQUEST, "requestor_signature": None}),
+        encoding.dumps({"communication_contract": REQUEST, "requestor_signature": None, "signature": "x"}),
+        encoding.dumps({"communication_contract": REQUEST, "requestor_signature": 5}),
+        encoding.dumps({"communication_contract": {**REQUEST, "requestor_signature": "x"}}),
     ],
 )
 def test_what_is_no_request(plaintext: bytes) -> None:
     """Anything else is an invalid command, whatever is wrong with it (reference 7.6)."""
     with pytest.raises(InvalidCommand):
-        read_registration(plaintext)
+        parse_registration_request(plaintext)
 
 
 @settings(deadline=None)
@@ -321,13 +325,13 @@ def test_what_is_no_request(plaintext: bytes) -> None:
 def test_whatever_was_encrypted(plaintext: bytes) -> None:
     """Strangers decide what a request decrypts to; it is read or refused."""
     with pytest.raises(InvalidCommand):
-        read_registration(plaintext)
+        parse_registration_request(plaintext)
 
 
 def test_nothing_to_countersign() -> None:
     """A request that JSON cannot express is an invalid command here too."""
     with pytest.raises(InvalidCommand):
-        countersign(
+        countersign_contract(
             RegistrationRequest({**REQUEST, "more": float("nan")}, "x"),
             mediator_did=MEDIATOR,
             encryption_key=b"\5" * 32,
@@ -348,14 +352,14 @@ def test_round_trip(more: dict[str, Any], expires_at: float, reading: Reading) -
     """From a request in JSON to a contract in JSON that verifies, whatever else is in it."""
     terms = {**REQUEST, "expires_at": expires_at, **more}
     wrapped = {"communication_contract": terms, "requestor_signature": sign_json(reading(terms), ALICE_SEED)}
-    request = read_registration(json.dumps(wrapped).encode())
-    assert request_signature_holds(request, signing_key("alice"))
-    signed = countersign(request, mediator_did=MEDIATOR, encryption_key=b"\5" * 32, seed=MEDIATOR_SEED)
+    request = parse_registration_request(json.dumps(wrapped).encode())
+    assert verify_request_signature(request, signing_key("alice"))
+    signed = countersign_contract(request, mediator_did=MEDIATOR, encryption_key=b"\5" * 32, seed=MEDIATOR_SEED)
     received = json.loads(json.dumps(signed))
-    assert signatures_hold(received, key_of)
-    assert contract_digest(received) == contract_digest(signed)
+    assert verify_contract_signatures(received, key_of)
+    assert compute_contract_digest(received) == compute_contract_digest(signed)
 
 
 def test_nothing_is_shown() -> None:
     """Neither terms nor signature are in the representation."""
-    assert repr(read_registration(a_request())) == "RegistrationRequest()"
+    assert repr(parse_registration_request(a_request())) == "RegistrationRequest()"

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mediatord.protocol import base58
-from mediatord.protocol.decentrl.did import (
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.did_decentrl import (
     MAX_DID_LENGTH,
     DecentrlDID,
-    KeyKind,
+    KeyType,
     decode_multibase_key,
-    did_document,
+    encode_multibase_key,
     make_did,
-    mediator_document,
-    multibase_key,
+    make_did_document,
+    make_mediator_document,
     parse_did,
 )
 from tests.protocol.decentrl.vectors import ALICE, MEDIATOR, VECTORS, agreement_key, signing_key
@@ -74,8 +74,8 @@ def test_known_answer_made() -> None:
 def test_keys_of_the_mediator(raw: bool, prefix: str) -> None:
     """The mediator's keys in both forms (reference section 16)."""
     wanted = VECTORS["mediator"]
-    assert multibase_key(signing_key("mediator"), "Ed25519", raw) == wanted[f"{prefix}signing"]
-    assert multibase_key(agreement_key("mediator", "prekey"), "X25519", raw) == wanted[f"{prefix}prekey"]
+    assert encode_multibase_key(signing_key("mediator"), "Ed25519", raw) == wanted[f"{prefix}signing"]
+    assert encode_multibase_key(agreement_key("mediator", "prekey"), "X25519", raw) == wanted[f"{prefix}prekey"]
 
 
 @settings(deadline=None)
@@ -134,11 +134,11 @@ def test_an_empty_alias() -> None:
         a_did(prekey=SIGNING),
         a_did(signing=SIGNING[:-1]),
         a_did(signing=f"{SIGNING}1"),
-        a_did(signing="z" + base58.encode(b"\1" * 31)),
-        a_did(signing="z" + base58.encode(b"\1" * 33)),
-        a_did(signing="z" + base58.encode(b"\1" * 34)),
-        a_did(signing="z" + base58.encode(b"\xed\x01" + b"\1" * 31)),
-        a_did(signing="z" + base58.encode(b"\xed\x01" + b"\1" * 33)),
+        a_did(signing="z" + encoding.encode_base58(b"\1" * 31)),
+        a_did(signing="z" + encoding.encode_base58(b"\1" * 33)),
+        a_did(signing="z" + encoding.encode_base58(b"\1" * 34)),
+        a_did(signing="z" + encoding.encode_base58(b"\xed\x01" + b"\1" * 31)),
+        a_did(signing="z" + encoding.encode_base58(b"\xed\x01" + b"\1" * 33)),
         a_did(signing=SIGNING.replace("k", "0")),
         a_did(signing="z" + "1" * 1000),
         a_did(alias="QUFB" * 500),
@@ -188,16 +188,16 @@ def test_what_makes_no_did(alias: str, signing: bytes, prekey: bytes, mediator: 
 def test_keys_have_one_size(size: int) -> None:
     """Only 32 bytes are a key."""
     with pytest.raises(ValueError, match="^a key of the wrong size$"):
-        multibase_key(bytes(size), "Ed25519", raw=True)
+        encode_multibase_key(bytes(size), "Ed25519", raw=True)
 
 
 @settings(deadline=None)
 @given(KEYS, st.sampled_from(["Ed25519", "X25519"]), st.booleans())
-def test_multibase_round_trip(key: bytes, kind: KeyKind, raw: bool) -> None:
+def test_multibase_round_trip(key: bytes, kind: KeyType, raw: bool) -> None:
     """With prefix or without; the prefix of the other kind is refused."""
-    text = multibase_key(key, kind, raw)
+    text = encode_multibase_key(key, kind, raw)
     assert decode_multibase_key(text, kind) == key
-    other: KeyKind = "X25519" if kind == "Ed25519" else "Ed25519"
+    other: KeyType = "X25519" if kind == "Ed25519" else "Ed25519"
     if raw:
         assert decode_multibase_key(text, other) == key
     else:
@@ -209,7 +209,7 @@ def test_multibase_round_trip(key: bytes, kind: KeyKind, raw: bool) -> None:
 def test_document(did: str) -> None:
     """A did:decentrl resolves to its own parts, keys as they are written in it (reference 2.1)."""
     _, _, _, signing, prekey, _ = did.split(":")
-    assert did_document(parse_did(did)) == {
+    assert make_did_document(parse_did(did)) == {
         "@context": ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"],
         "id": did,
         "controller": did,
@@ -238,8 +238,8 @@ def test_document(did: str) -> None:
 def test_document_of_a_mediator(raw: bool, prefix: str) -> None:
     """A mediator's document is one of the same kind, with a URL for a service (DCTRL-0004 3.2)."""
     keys = signing_key("mediator"), agreement_key("mediator", "prekey")
-    document = mediator_document(MEDIATOR, *keys, "https://mediator.example", raw=raw)
-    alike = did_document(parse_did(ALICE))
+    document = make_mediator_document(MEDIATOR, *keys, "https://mediator.example", raw=raw)
+    alike = make_did_document(parse_did(ALICE))
     assert list(document) == list(alike)
     assert document["id"] == document["controller"] == MEDIATOR
     [signing], [prekey] = document["verificationMethod"], document["keyAgreement"]
@@ -253,8 +253,8 @@ def test_document_of_a_mediator(raw: bool, prefix: str) -> None:
 
 def test_documents_are_not_shared() -> None:
     """What one caller does to a document, another does not see."""
-    did_document(parse_did(ALICE))["@context"].append("x")
-    assert len(did_document(parse_did(ALICE))["@context"]) == 2
+    make_did_document(parse_did(ALICE))["@context"].append("x")
+    assert len(make_did_document(parse_did(ALICE))["@context"]) == 2
 
 
 def test_keys_are_not_shown() -> None:

@@ -15,18 +15,17 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.decentrl.exchange import Reply
+from mediatord.decentrl.context import DecentrlReply
 from mediatord.errors import InvalidCommand, InvalidMessage
-from mediatord.protocol.decentrl.commands import parse_authenticate, parse_command
+from mediatord.protocol.decentrl.commands import parse_authentication_request, parse_command
 from mediatord.protocol.decentrl.contracts import sign_contract
-from mediatord.protocol.decentrl.public import sign_event
-from mediatord.protocol.decentrl.signing import encrypted_tag, sign_json
-from mediatord.wire import SOCKET_WIRE
-from tests.citizens import PRIVATE, PUBLIC, Citizen, Dialogue
-from tests.house import PEER, House
+from mediatord.protocol.decentrl.signatures import make_encrypted_tag, sign_event, sign_json
+from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES
+from tests.in_memory_identities import PRIVATE, PUBLIC, InMemoryDecentrlSocket, InMemoryIdentity
+from tests.in_memory_mediator import PEER, InMemoryMediator
 from tests.integration.daemon import PLENTY
 from tests.protocol.decentrl.mutations import at, places, replaced, spelled, variants, without
-from tests.web.premises import Premises
+from tests.web.in_memory_site import InMemorySite
 
 # Some are, some are almost, some only to Python.
 NUMBERS = (
@@ -77,18 +76,18 @@ class FuzzTestCase(SynchronousTestCase):
     nonces: set[str] = set()
 
     def setUp(self) -> None:
-        self.house = self.build()
-        self.alice, self.bob = Citizen(self.house, "alice"), Citizen(self.house, "bob")
+        self.in_memory = self.build()
+        self.alice, self.bob = InMemoryIdentity(self.in_memory, "alice"), InMemoryIdentity(self.in_memory, "bob")
         for one in (self.alice, self.bob):
             one.register()
         self.alice.befriend(self.bob)
         self.bob.befriend(self.alice)
 
-    def build(self) -> House:
+    def build(self) -> InMemoryMediator:
         """The mediator."""
-        return House(self, **PLENTY, decentrl=ROOM)
+        return InMemoryMediator(self, **PLENTY, decentrl=ROOM)
 
-    def check(self, reply: Reply) -> Reply:
+    def check(self, reply: DecentrlReply) -> DecentrlReply:
         """It is one that the protocol has, and nothing has gone wrong."""
         body = json.loads(reply.body)
         self.assertIn(reply.status, STATUSES, body)
@@ -98,15 +97,15 @@ class FuzzTestCase(SynchronousTestCase):
         self.assertEqual(self.flushLoggedErrors(), [])
         return reply
 
-    def send(self, raw: bytes) -> Reply:
+    def send(self, raw: bytes) -> DecentrlReply:
         """The reply to a body; whatever it is, it is a command or it is not."""
         try:
             parse_command(raw)
         except InvalidCommand:
-            reply = self.check(self.house.obey(raw))
+            reply = self.check(self.in_memory.obey(raw))
             self.assertEqual((reply.status, json.loads(reply.body)["code"]), (400, "INVALID_COMMAND"))
             return reply
-        return self.check(self.house.obey(raw))
+        return self.check(self.in_memory.obey(raw))
 
     def commands(self) -> list[dict[str, Any]]:
         """Every command there is, good, of Alice's."""
@@ -117,7 +116,7 @@ class FuzzTestCase(SynchronousTestCase):
             "contract_id": "contract",
             "timestamp": 1_700_000_000,
             "payload": "c2VhbGVk",
-            "encrypted_tags": [encrypted_tag("chat", alice.seed), "two"],
+            "encrypted_tags": [make_encrypted_tag("chat", alice.seed), "two"],
         }
         pages = {"page": 0, "page_size": 10}
         public = {"event": '{"type":"blog.post"}', "tags": ["blog", "é"], "timestamp": 1_760_000_000.5}
@@ -328,7 +327,7 @@ class BodyTests(FuzzTestCase):
 
     def test_registrations(self) -> None:
         """Every oddity inside a request for registration, encrypted as it should be and signed."""
-        carol = Citizen(self.house, "carol")
+        carol = InMemoryIdentity(self.in_memory, "carol")
         plain = {"communication_contract": carol.terms(carol.mediator), "requestor_signature": ""}
         granted = 0
         for variant in variants(plain):
@@ -344,15 +343,15 @@ class BodyTests(FuzzTestCase):
             command = carol.command({"type": "REQUEST_COMMUNICATION_CONTRACT", **sealed})
             self.assertEqual(self.send(command).status, 400)
 
-    def request(self, citizen: Citizen, terms: dict[str, Any]) -> str:
+    def request(self, new_identity: InMemoryIdentity, terms: dict[str, Any]) -> str:
         try:
-            return citizen.request(terms)
+            return new_identity.request(terms)
         except ValueError:
             return ""
 
-    def sealed(self, citizen: Citizen, plaintext: Any) -> dict[str, Any] | None:
+    def sealed(self, new_identity: InMemoryIdentity, plaintext: Any) -> dict[str, Any] | None:
         try:
-            return citizen.sealed_registration(plaintext)
+            return new_identity.sealed_registration(plaintext)
         except ValueError:
             return None  # our own writer cannot write it
 
@@ -401,7 +400,7 @@ class SocketTests(FuzzTestCase):
 
     def say(self, frame: bytes, *, binary: bool = False) -> str:
         """How a first message is answered."""
-        dialogue = Dialogue(self.house)
+        dialogue = InMemoryDecentrlSocket(self.in_memory)
         dialogue.say(frame, binary=binary)
         (told,) = dialogue.heard()
         self.assertEqual(self.flushLoggedErrors(), [])
@@ -415,7 +414,7 @@ class SocketTests(FuzzTestCase):
 
     def close_code(self, code: str) -> int:
         """What goes with the code."""
-        (close,) = {row.close for row in SOCKET_WIRE.values() if row.code == code}
+        (close,) = {row.close for row in DECENTRL_CLOSE_CODES.values() if row.code == code}
         self.assertIn(close, range(4002, 4008))
         return close
 
@@ -461,7 +460,7 @@ class SocketTests(FuzzTestCase):
         name = data.draw(st.sampled_from(sorted(message)))
         raw = self.signed({**message, name: data.draw(anything)})
         try:
-            parse_authenticate(raw)
+            parse_authentication_request(raw)
         except InvalidMessage:
             self.assertEqual(self.say(raw), "INVALID_MESSAGE")
         else:
@@ -483,15 +482,15 @@ class SocketTests(FuzzTestCase):
 class PublicTests(FuzzTestCase):
     """What readers of public channels ask for."""
 
-    def build(self) -> House:
+    def build(self) -> InMemoryMediator:
         """The mediator with its front door."""
-        self.premises = Premises(self, **PLENTY, decentrl=ROOM)
-        return self.premises
+        self.site_fixture = InMemorySite(self, **PLENTY, decentrl=ROOM)
+        return self.site_fixture
 
     def read(self, did: str, arguments: dict[bytes, list[bytes]]) -> int:
         """The status of a query."""
-        asked = self.house.decentrl.mediator.public(did, arguments, PEER)
-        reply: Reply = self.successResultOf(Deferred.fromCoroutine(asked))
+        asked = self.in_memory.decentrl.mediator.public(did, arguments, PEER)
+        reply: DecentrlReply = self.successResultOf(Deferred.fromCoroutine(asked))
         self.assertIn(reply.status, (200, 400))
         body = json.loads(reply.body)
         expected = {"publisher_did", "events", "pagination"} if reply.status == 200 else {"type", "code"}
@@ -540,7 +539,7 @@ class PublicTests(FuzzTestCase):
     def test_addresses(self, rest: str, is_did: bool) -> None:
         """Any characters that an address may consist of, below the path and behind the question mark."""
         path = f"/public/{self.alice.did}?{rest}" if is_did else f"/public/{rest}"
-        answered = self.premises.request("GET", path)
+        answered = self.site_fixture.request("GET", path)
         self.assertIn(answered.status, (200, 400))
         self.assertEqual(answered.headers["content-type"], "application/json")
         self.assertIsInstance(answered.json, dict)
@@ -552,5 +551,5 @@ class PublicTests(FuzzTestCase):
         """Any bytes, percent-encoded, as a DID and as a tag."""
         escaped = quote(raw, safe="")
         for path in (f"/public/{escaped}", f"/public/did:{escaped}?tags={escaped}&channel_id=x{escaped}"):
-            self.assertIn(self.premises.request("GET", path).status, (200, 400))
+            self.assertIn(self.site_fixture.request("GET", path).status, (200, 400))
         self.assertEqual(self.flushLoggedErrors(), [])

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from twisted.web.http import parse_qs
 
 from mediatord.errors import InvalidCommand
-from mediatord.protocol.decentrl.queries import PublicQuery, read_public_query
+from mediatord.protocol.decentrl.commands import PublicQuery, parse_public_query
 
 
 def read(query: str) -> PublicQuery:
     """As it stands in a URL."""
-    return read_public_query(parse_qs(query.encode(), keep_blank_values=1))
+    return parse_public_query(parse_qs(query.encode(), keep_blank_values=1))
 
 
 def test_nothing_is_asked() -> None:
@@ -99,7 +99,7 @@ def test_several_values(name: str) -> None:
     with pytest.raises(InvalidCommand):
         read(f"{name}=1&{name}=1")
     with pytest.raises(InvalidCommand):
-        read_public_query({name.encode(): []})
+        parse_public_query({name.encode(): []})
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_unknown_parameters() -> None:
 def test_any_query(arguments: Mapping[bytes, Sequence[bytes]]) -> None:
     """Whatever is asked, it is understood or refused."""
     try:
-        asked = read_public_query(arguments)
+        asked = parse_public_query(arguments)
     except InvalidCommand:
         return
     assert 0 <= asked.page * asked.page_size < 2**63

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mediatord.protocol.decentrl.did import multibase_key
-from mediatord.protocol.decentrl.sealing import decode_public_key, new_pair, open_sealed, seal, shared_secret
-from mediatord.protocol.decentrl.signing import decode_base64, encode_base64
+from mediatord.protocol.decentrl.did_decentrl import encode_multibase_key
+from mediatord.protocol.decentrl.encryption import (
+    decode_public_key,
+    decrypt,
+    derive_shared_secret,
+    encrypt,
+    generate_key_pair,
+)
+from mediatord.protocol.decentrl.signatures import decode_base64, encode_base64
 from tests.protocol.decentrl.vectors import VECTORS, agreement_key, secret
 
 SEALED = VECTORS["sealed"]
@@ -29,17 +35,17 @@ LOW_ORDER = [
 def test_known_answer() -> None:
     """Nonce, ciphertext and tag in one piece of base64 (reference section 16)."""
     plaintext = SEALED["plaintext"].encode()
-    assert seal(plaintext, KEY, bytes.fromhex(SEALED["nonce"])) == SEALED["text"]
-    assert open_sealed(SEALED["text"], KEY) == plaintext
+    assert encrypt(plaintext, KEY, bytes.fromhex(SEALED["nonce"])) == SEALED["text"]
+    assert decrypt(SEALED["text"], KEY) == plaintext
 
 
 def test_shared_secrets() -> None:
     """What two keys share is the secret as X25519 has it, from either side (reference section 16)."""
     ephemeral, prekey = secret("alice", "ephemeral"), secret("mediator", "prekey")
     expected = bytes.fromhex(VECTORS["shared_secret"])
-    assert shared_secret(ephemeral, agreement_key("mediator", "prekey")) == expected
-    assert shared_secret(prekey, agreement_key("alice", "ephemeral")) == expected
-    root = shared_secret(ephemeral, agreement_key("mediator", "ephemeral"))
+    assert derive_shared_secret(ephemeral, agreement_key("mediator", "prekey")) == expected
+    assert derive_shared_secret(prekey, agreement_key("alice", "ephemeral")) == expected
+    root = derive_shared_secret(ephemeral, agreement_key("mediator", "ephemeral"))
     assert encode_base64(root) == VECTORS["contract"]["root_secret"]
 
 
@@ -47,15 +53,15 @@ def test_shared_secrets() -> None:
 @given(st.binary(), KEYS)
 def test_round_trip(plaintext: bytes, key: bytes) -> None:
     """What was sealed opens with its key, in whichever spelling of base64."""
-    text = seal(plaintext, key)
+    text = encrypt(plaintext, key)
     assert len(decode_base64(text)) == 12 + len(plaintext) + 16
     for spelled in (text, text.rstrip("="), urlsafe_b64encode(decode_base64(text)).decode()):
-        assert open_sealed(spelled, key) == plaintext
+        assert decrypt(spelled, key) == plaintext
 
 
 def test_nonces_are_fresh() -> None:
     """The same plaintext never looks the same."""
-    assert len({seal(b"x", KEY) for _ in range(100)}) == 100
+    assert len({encrypt(b"x", KEY) for _ in range(100)}) == 100
 
 
 @pytest.mark.parametrize("place", [0, 11, 12, 20, -16, -1])
@@ -64,7 +70,7 @@ def test_tampering(place: int) -> None:
     data = bytearray(decode_base64(SEALED["text"]))
     data[place] ^= 1
     with pytest.raises(ValueError, match="^not sealed with this key$"):
-        open_sealed(encode_base64(bytes(data)), KEY)
+        decrypt(encode_base64(bytes(data)), KEY)
 
 
 @pytest.mark.parametrize(
@@ -73,46 +79,46 @@ def test_tampering(place: int) -> None:
 def test_what_does_not_open(text: str) -> None:
     """Too short, cut off, or not base64."""
     with pytest.raises(ValueError):
-        open_sealed(text, KEY)
+        decrypt(text, KEY)
 
 
 def test_the_wrong_key() -> None:
     """Another key opens nothing; keys of AES with other sizes are no keys here."""
     with pytest.raises(ValueError):
-        open_sealed(SEALED["text"], bytes(32))
+        decrypt(SEALED["text"], bytes(32))
     for size in (0, 16, 24, 31, 33):
         with pytest.raises(ValueError, match="^a key of the wrong size$"):
-            open_sealed(SEALED["text"], bytes(size))
+            decrypt(SEALED["text"], bytes(size))
         with pytest.raises(ValueError, match="^a key of the wrong size$"):
-            seal(b"", bytes(size))
+            encrypt(b"", bytes(size))
 
 
 @pytest.mark.parametrize("size", [0, 8, 11, 13, 16])
 def test_nonces_have_one_size(size: int) -> None:
     """AES-GCM would take others, and what they make would not be opened."""
     with pytest.raises(ValueError, match="^a nonce of the wrong size$"):
-        seal(b"", KEY, bytes(size))
+        encrypt(b"", KEY, bytes(size))
 
 
 def test_new_pairs() -> None:
     """A pair is made afresh, and the two halves belong together."""
-    (mine, my_key), (yours, your_key) = new_pair(), new_pair()
+    (mine, my_key), (yours, your_key) = generate_key_pair(), generate_key_pair()
     assert mine != yours
-    assert shared_secret(mine, your_key) == shared_secret(yours, my_key)
+    assert derive_shared_secret(mine, your_key) == derive_shared_secret(yours, my_key)
 
 
 @pytest.mark.parametrize("public", LOW_ORDER)
 def test_low_order(public: bytes) -> None:
     """A key that shares the same with everyone is refused (reference 5.2)."""
     with pytest.raises(ValueError, match="^a public key of low order$"):
-        shared_secret(secret("mediator", "prekey"), public)
+        derive_shared_secret(secret("mediator", "prekey"), public)
 
 
 @pytest.mark.parametrize(("private", "public"), [(31, 32), (33, 32), (32, 31), (32, 33), (0, 0)])
 def test_sizes(private: int, public: int) -> None:
     """Keys have 32 bytes."""
     with pytest.raises(ValueError, match="^a key of the wrong size$"):
-        shared_secret(b"\2" * private, b"\3" * public)
+        derive_shared_secret(b"\2" * private, b"\3" * public)
 
 
 @settings(deadline=None)
@@ -120,7 +126,7 @@ def test_sizes(private: int, public: int) -> None:
 def test_spellings_of_a_public_key(key: bytes) -> None:
     """Base64 in all its spellings, and multibase with its prefix (reference 5.2)."""
     standard, url = b64encode(key).decode(), urlsafe_b64encode(key).decode()
-    spelled = [standard, standard.rstrip("="), url, url.rstrip("="), multibase_key(key, "X25519")]
+    spelled = [standard, standard.rstrip("="), url, url.rstrip("="), encode_multibase_key(key, "X25519")]
     assert {decode_public_key(text) for text in spelled} == {key}
 
 
@@ -137,8 +143,8 @@ def test_a_public_key_without_its_prefix() -> None:
         "AAAA",
         encode_base64(bytes(31)),
         encode_base64(bytes(33)),
-        multibase_key(bytes(32), "Ed25519"),
-        multibase_key(b"\1" * 32, "X25519")[1:],
+        encode_multibase_key(bytes(32), "Ed25519"),
+        encode_multibase_key(b"\1" * 32, "X25519")[1:],
         "é",
         "z" * 100_000,
     ],

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nacl import bindings
 
-from mediatord.protocol.decentrl.canonical import canonical
-from mediatord.protocol.decentrl.signing import (
+from mediatord.protocol.decentrl.canonical_json import canonicalize
+from mediatord.protocol.decentrl.signatures import (
     decode_base64,
     encode_base64,
-    encrypted_tag,
+    make_encrypted_tag,
     sign_json,
     verify_bytes,
     verify_json,
@@ -40,15 +40,15 @@ def test_known_answers(value: dict[str, Any], signature: str) -> None:
     """A command and the authentication of a socket (reference section 16)."""
     assert sign_json(value, secret("alice", "signing")) == signature
     assert verify_json(value, signature, signing_key("alice"))
-    assert verify_bytes(canonical(value), signature, signing_key("alice"))
+    assert verify_bytes(canonicalize(value), signature, signing_key("alice"))
 
 
 def test_encrypted_tag() -> None:
     """A tag is the signature of its text, not of its JSON (reference 5.3 and section 16)."""
     seed = secret("alice", "signing")
-    assert encrypted_tag(VECTORS["tag"]["tag"], seed) == VECTORS["tag"]["encrypted"]
-    assert encrypted_tag("é", seed) != encrypted_tag("e", seed)
-    assert verify_bytes("é".encode(), encrypted_tag("é", seed), signing_key("alice"))
+    assert make_encrypted_tag(VECTORS["tag"]["tag"], seed) == VECTORS["tag"]["encrypted"]
+    assert make_encrypted_tag("é", seed) != make_encrypted_tag("e", seed)
+    assert verify_bytes("é".encode(), make_encrypted_tag("é", seed), signing_key("alice"))
 
 
 @settings(deadline=None)

@@ -1,56 +1,59 @@
 """
-What every backend promises (the docstrings of `mediatord.interfaces`), as tests that any of them must pass.
+What every backend promises (the docstrings of `mediatord.store.interfaces`), as tests that any of them must pass.
 
-A backend's test cases are `class XTests(MakesX, DepositContract, TestCase)` and so on, one for each mixin, where
+A backend's test cases are `class XTests(MakesX, EnqueueContract, TestCase)` and so on, one for each mixin, where
 `MakesX` has the methods `make_store` and `a_neighbour`, and `pass_time` where leases run on a clock of a server.
 """
 
 from tests.store.contract.accounts import AccountContract, AccountExpiryContract
-from tests.store.contract.allowances import AllowanceContract
-from tests.store.contract.arrivals import ArrivalContract
 from tests.store.contract.backlog import BacklogContract
-from tests.store.contract.cluster import ClusterContract, ClusterIdentityContract, ClusterTurnContract
+from tests.store.contract.base import StoreContract
+from tests.store.contract.cluster import ClusterContract, ClusterIdentityContract, LeaderLeaseContract
+from tests.store.contract.cluster_base import ClusterStoreContract
 from tests.store.contract.cluster_presence import ClusterDeliveryContract, ClusterPresenceContract
 from tests.store.contract.decentrl_archive import DecentrlArchiveCapContract, DecentrlTagContract
-from tests.store.contract.decentrl_arrivals import DecentrlArrivalContract
+from tests.store.contract.decentrl_base import DecentrlContract
 from tests.store.contract.decentrl_contracts import DecentrlCommunicationContract, DecentrlRegistrationContract
+from tests.store.contract.decentrl_event_lookup import DecentrlEventLookupContract
 from tests.store.contract.decentrl_events import DecentrlEventContract, DecentrlFilterContract
 from tests.store.contract.decentrl_guards import DecentrlGuardContract
 from tests.store.contract.decentrl_lifecycle import DecentrlLifecycleContract
 from tests.store.contract.decentrl_pending import DecentrlDeliveryContract, DecentrlPendingContract
 from tests.store.contract.decentrl_public import DecentrlPublicContract
 from tests.store.contract.decentrl_requests import DecentrlRequestContract
-from tests.store.contract.deposits import DepositContract
+from tests.store.contract.enqueue import EnqueueContract
+from tests.store.contract.fair_share import (
+    FairShareContract,
+    FairShareRefusalContract,
+    NoFairShareContract,
+    RefusalContract,
+    SenderReserveContract,
+    SenderReserveRefusalContract,
+)
 from tests.store.contract.ledger import DecentrlLedgerContract, LedgerContract
 from tests.store.contract.lifecycle import LifecycleContract
+from tests.store.contract.message_lookup import MessageLookupContract
+from tests.store.contract.nonce_capacity import NonceCapacityContract
 from tests.store.contract.nonces import NonceContract
 from tests.store.contract.pickup import PickupContract
-from tests.store.contract.shares import (
-    NoShareContract,
-    RankContract,
-    RankRefusalContract,
-    RefusalByShareContract,
-    RefusalContract,
-    ShareContract,
-)
+from tests.store.contract.quotas import QuotaContract
 from tests.store.contract.timing import TimingContract
 
 __all__ = [
     "AccountContract",
     "AccountExpiryContract",
-    "AllowanceContract",
-    "ArrivalContract",
     "BacklogContract",
     "ClusterContract",
     "ClusterDeliveryContract",
     "ClusterIdentityContract",
     "ClusterPresenceContract",
-    "ClusterTurnContract",
+    "ClusterStoreContract",
     "DecentrlArchiveCapContract",
-    "DecentrlArrivalContract",
     "DecentrlCommunicationContract",
+    "DecentrlContract",
     "DecentrlDeliveryContract",
     "DecentrlEventContract",
+    "DecentrlEventLookupContract",
     "DecentrlFilterContract",
     "DecentrlGuardContract",
     "DecentrlLedgerContract",
@@ -60,16 +63,21 @@ __all__ = [
     "DecentrlRegistrationContract",
     "DecentrlRequestContract",
     "DecentrlTagContract",
-    "DepositContract",
+    "EnqueueContract",
+    "FairShareContract",
+    "FairShareRefusalContract",
+    "LeaderLeaseContract",
     "LedgerContract",
     "LifecycleContract",
-    "NoShareContract",
-    "RankContract",
-    "RankRefusalContract",
+    "MessageLookupContract",
+    "NoFairShareContract",
+    "NonceCapacityContract",
     "NonceContract",
     "PickupContract",
-    "RefusalByShareContract",
+    "QuotaContract",
     "RefusalContract",
-    "ShareContract",
+    "SenderReserveContract",
+    "SenderReserveRefusalContract",
+    "StoreContract",
     "TimingContract",
 ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from mediatord.errors import NotEnrolled, RecipientUnknown
-from mediatord.interfaces import Account, Action, ExpiredAccount
-from mediatord.interfaces.decentrl import Contract, Guard
-from mediatord.protocol.didcomm.did_peer import did_peer_3_of
-from mediatord.store.recipient_names import MAX_NAMES
+from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
+from mediatord.store.interfaces.accounts import Account, ExpiredAccount, RecipientUpdateAction
+from mediatord.store.interfaces.decentrl import CommandGuard, Contract
+from mediatord.store.recipient_names import MAX_RECIPIENT_NAMES
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
@@ -16,7 +16,7 @@ _PEER_2 = "did:peer:2.Ez6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc"
 # Each line is one DID.
 EQUIVALENT = (
     (OTHER, f"{OTHER}#key-1", f"{OTHER}/path", f"{OTHER}?query", f"{OTHER};service=a", OTHER.replace("z", "%7A")),
-    (_PEER_2, did_peer_3_of(_PEER_2), f"{_PEER_2}#key-1", f"{did_peer_3_of(_PEER_2)}#key-1"),
+    (_PEER_2, derive_did_peer_3(_PEER_2), f"{_PEER_2}#key-1", f"{derive_did_peer_3(_PEER_2)}#key-1"),
     ("did:peer:4zQmShort", "did:peer:4zQmShort:zLong", "did:peer:4zQmShort:zOther#key-1"),
     ("did:web:wallet.example:a", "did:web:Wallet.EXAMPLE:a", "did:web:wallet.example%3A443:%61#key-1"),
     ("did:example:x-1", "did:example:x%2D1", "did:example:x%2d1?a=b#c"),
@@ -139,8 +139,8 @@ class AccountContract(StoreContract):
         await self.put("a")
         await self.change(ALICE, (INBOX, "remove"))
         await self.register(BOB, INBOX)
-        deposited = await self.put("b", "c", "d")
-        self.assertEqual((deposited.evicted, {message.account for message in deposited.messages}), ((), {BOB}))
+        enqueued = await self.put("b", "c", "d")
+        self.assertEqual((enqueued.evicted, {message.account for message in enqueued.messages}), ((), {BOB}))
         self.assertEqual(await self.waiting(ALICE, INBOX), ["a"])
         self.assertEqual(await self.waiting(BOB, INBOX), ["b", "c", "d"])
         self.assertEqual([gone.account for gone in await self.store.acknowledge(ALICE, ["a", "b"])], [ALICE])
@@ -150,8 +150,8 @@ class AccountContract(StoreContract):
         """Who registers a DID again has what still waited for it, within the same limits."""
         await self.put("a", "b")
         await self.change(ALICE, (INBOX, "remove"), (INBOX, "add"))
-        deposited = await self.put("c", "d")
-        self.assertEqual([gone.id for gone in deposited.evicted], ["a"])
+        enqueued = await self.put("c", "d")
+        self.assertEqual([gone.id for gone in enqueued.evicted], ["a"])
         self.assertEqual(await self.waiting(ALICE, INBOX), ["b", "c", "d"])
 
     async def test_one_owner_by_any_name(self) -> None:
@@ -213,13 +213,13 @@ class AccountContract(StoreContract):
 
     async def test_bounded_spellings(self) -> None:
         """Names of one DID count against the limit like DIDs, and there is a limit for one DID."""
-        names = [f"{OTHER}#{number}" for number in range(MAX_NAMES + 1)]
-        adding: list[tuple[str, Action]] = [(name, "add") for name in names]
+        names = [f"{OTHER}#{number}" for number in range(MAX_RECIPIENT_NAMES + 1)]
+        adding: list[tuple[str, RecipientUpdateAction]] = [(name, "add") for name in names]
         results = await self.change(BOB, *adding[:3], max_recipients=2)
         self.assertEqual(results, ["success", "success", "client_error"])
         results = await self.change(BOB, *adding)
         self.assertEqual(results[-2:], ["success", "client_error"])
-        self.assertEqual((await self.store.recipients(BOB, offset=0, limit=1))[1], MAX_NAMES)
+        self.assertEqual((await self.store.recipients(BOB, offset=0, limit=1))[1], MAX_RECIPIENT_NAMES)
 
     async def test_move(self) -> None:
         """All that an account has goes along to its new DID (reference 2.3)."""
@@ -381,12 +381,12 @@ class AccountExpiryContract(StoreContract):
         until = self.clock.seconds() + DAY
         wallet = "did:example:wallet"
         registration = Contract("r", None, wallet, until, b"1" * 32, text)
-        await self.store.decentrl.save_contract(Guard(b"1", until), registration)
+        await self.store.decentrl.save_contract(CommandGuard(b"1", until), registration)
         await self.store.remember_did("did:peer:4zQm", "did:peer:4zQm:z" + "x" * 5_000)
         usage = await self.store.account_usage()
         self.assertTrue(before.bytes + 10_000 <= usage.bytes < before.bytes + 12_000, usage)
         contract = Contract("c", wallet, BOB, until, b"2" * 32, text)
-        await self.store.decentrl.save_contract(Guard(b"2", until, sender=wallet), contract)
+        await self.store.decentrl.save_contract(CommandGuard(b"2", until, sender=wallet), contract)
         self.assertEqual(await self.store.account_usage(), usage)
 
     async def test_usage(self) -> None:

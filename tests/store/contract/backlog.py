@@ -6,39 +6,44 @@ from collections.abc import Sequence
 
 from twisted.internet.defer import Deferred
 
-from mediatord.ids import new_message_id
-from mediatord.interfaces import Backlog, Cohort, LongQueue, QueueLimits
-from mediatord.interfaces.decentrl import Caps
+from mediatord.store.interfaces.decentrl import DecentrlQuotas
+from mediatord.store.interfaces.messages import (
+    AgeBucket,
+    LargeQueue,
+    QueueBacklog,
+    QueueLimits,
+    new_stored_message_id,
+)
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.base import INBOX, OTHER
 from tests.store.contract.decentrl_base import DecentrlContract
 
-NOTHING = Cohort(0, 0)
+NOTHING = AgeBucket(0, 0)
 
 
 class BacklogContract(DecentrlContract):
     """Promises about what an operator sees of the queues."""
 
     limits = QueueLimits(max_messages=50, max_bytes=100_000)
-    caps = Caps(pending=50)
+    caps = DecentrlQuotas(pending=50)
 
     async def arrive(self, *sizes: int, to: str = INBOX) -> list[str]:
         """Messages of so many bytes, with the ids that the daemon would give them."""
-        ids = [new_message_id(self.clock.seconds()) for _ in sizes]
+        ids = [new_stored_message_id(self.clock.seconds()) for _ in sizes]
         for id, size in zip(ids, sizes, strict=True):
             await self.put(id, to=to, data=b"x" * size)
         return ids
 
-    async def cohorts(self, *ages: float) -> Sequence[Cohort]:
+    async def cohorts(self, *ages: float) -> Sequence[AgeBucket]:
         """Of what is younger than each of these, and of the rest."""
         now = self.clock.seconds()
-        backlog: Backlog = await self.store.backlog([now - age for age in ages], 0)
+        backlog: QueueBacklog = await self.store.backlog([now - age for age in ages], 0)
         return backlog.cohorts
 
     async def test_nothing(self) -> None:
         """An empty store has empty cohorts, and no queues."""
-        self.assertEqual(await self.store.backlog([NOON, NOON - 5], 3), Backlog(0, 0, (NOTHING,) * 3, ()))
-        self.assertEqual(await self.store.backlog([], 0), Backlog(0, 0, (NOTHING,), ()))
+        self.assertEqual(await self.store.backlog([NOON, NOON - 5], 3), QueueBacklog(0, 0, (NOTHING,) * 3, ()))
+        self.assertEqual(await self.store.backlog([], 0), QueueBacklog(0, 0, (NOTHING,), ()))
 
     async def test_ages(self) -> None:
         """Each bound is the first moment of its cohort; what is delayed or has expired counts until it is gone."""
@@ -46,22 +51,22 @@ class BacklogContract(DecentrlContract):
         self.clock.advance(10)
         (acknowledged, _) = await self.arrive(100, 4)
         self.clock.advance(10)
-        await self.put(new_message_id(self.clock.seconds()), data=b"x" * 8, delay=60, ttl=5)
-        self.assertEqual(await self.cohorts(), (Cohort(5, 115),))
-        self.assertEqual(await self.cohorts(5, 15), (Cohort(1, 8), Cohort(2, 104), Cohort(2, 3)))
-        self.assertEqual(await self.cohorts(10, 20), (Cohort(3, 112), Cohort(2, 3), NOTHING))
-        self.assertEqual(await self.cohorts(0, 9.9), (Cohort(1, 8), NOTHING, Cohort(4, 107)))
+        await self.put(new_stored_message_id(self.clock.seconds()), data=b"x" * 8, delay=60, ttl=5)
+        self.assertEqual(await self.cohorts(), (AgeBucket(5, 115),))
+        self.assertEqual(await self.cohorts(5, 15), (AgeBucket(1, 8), AgeBucket(2, 104), AgeBucket(2, 3)))
+        self.assertEqual(await self.cohorts(10, 20), (AgeBucket(3, 112), AgeBucket(2, 3), NOTHING))
+        self.assertEqual(await self.cohorts(0, 9.9), (AgeBucket(1, 8), NOTHING, AgeBucket(4, 107)))
         await self.store.acknowledge(ALICE, [acknowledged])
         self.clock.advance(1000)
-        self.assertEqual(await self.cohorts(60, 1015), (NOTHING, Cohort(2, 12), Cohort(2, 3)))
+        self.assertEqual(await self.cohorts(60, 1015), (NOTHING, AgeBucket(2, 12), AgeBucket(2, 3)))
 
     async def test_events(self) -> None:
         """Events count with the messages."""
         await self.agree("contract")
         await self.arrive(5)
         self.clock.advance(10)
-        await self.send(new_message_id(self.clock.seconds()), payload="é")
-        self.assertEqual(await self.cohorts(5), (Cohort(1, 2), Cohort(1, 5)))
+        await self.send(new_stored_message_id(self.clock.seconds()), payload="é")
+        self.assertEqual(await self.cohorts(5), (AgeBucket(1, 2), AgeBucket(1, 5)))
 
     async def test_largest(self) -> None:
         """The largest queues come first, with their bytes and since when something waits."""
@@ -70,11 +75,11 @@ class BacklogContract(DecentrlContract):
         await self.arrive(5)
         self.clock.advance(10)
         await self.arrive(1, 2, 3, to=OTHER)
-        await self.send(*[new_message_id(self.clock.seconds()) for _ in "ab"], payload="xy")
-        other, alice = LongQueue(OTHER, 3, 6, NOON + 10), LongQueue(ALICE, 2, 4, NOON + 10)
+        await self.send(*[new_stored_message_id(self.clock.seconds()) for _ in "ab"], payload="xy")
+        other, alice = LargeQueue(OTHER, 3, 6, NOON + 10), LargeQueue(ALICE, 2, 4, NOON + 10)
         for top in (1, 2, 3, 9):
             backlog = await self.store.backlog([], top)
-            self.assertEqual(backlog.largest, (other, alice, LongQueue(INBOX, 1, 5, NOON))[:top])
+            self.assertEqual(backlog.largest, (other, alice, LargeQueue(INBOX, 1, 5, NOON))[:top])
             self.assertEqual((backlog.messages, backlog.bytes), (6, 15))
 
     async def test_queue_of_both_halves(self) -> None:
@@ -86,8 +91,8 @@ class BacklogContract(DecentrlContract):
         await self.register(ALICE, ALICE)
         self.clock.advance(10)
         await self.arrive(2, to=ALICE)
-        await self.send(new_message_id(self.clock.seconds()), payload="four")
-        self.assertEqual((await self.store.backlog([], 1)).largest, (LongQueue(ALICE, 3, 7, NOON),))
+        await self.send(new_stored_message_id(self.clock.seconds()), payload="four")
+        self.assertEqual((await self.store.backlog([], 1)).largest, (LargeQueue(ALICE, 3, 7, NOON),))
 
     async def test_figures_of_one_moment(self) -> None:
         """Queues, ages and the ledger add up to the same, while messages come and go in both halves."""
@@ -95,7 +100,7 @@ class BacklogContract(DecentrlContract):
         await self.agree("contract")
         (acknowledged, *_) = await self.arrive(1, 2, 3)
         await self.arrive(4, to=OTHER)
-        await self.send(*[new_message_id(self.clock.seconds()) for _ in "ab"])
+        await self.send(*[new_stored_message_id(self.clock.seconds()) for _ in "ab"])
         await self.store.acknowledge(ALICE, [acknowledged])
         books = await self.store.ledger()
         self.assertEqual((books.didcomm.waiting, books.decentrl.waiting), (3, 2))

@@ -10,16 +10,18 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.trial.unittest import TestCase
 from zope.interface.verify import verifyObject
 
-from mediatord.interfaces import Action, Deposited, IStore, Payload, QueueLimits
-from mediatord.interfaces.decentrl import Caps
-from mediatord.protocol.didcomm.did_peer import did_peer_3_of
-from tests.store.builders import ALICE, BOB, HOUR, PromptClock, a_payload
+from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
+from mediatord.store.interfaces.accounts import RecipientUpdateAction
+from mediatord.store.interfaces.decentrl import DecentrlQuotas
+from mediatord.store.interfaces.messages import EnqueueResult, Payload, QueueLimits
+from mediatord.store.interfaces.store import IStore
+from tests.store.builders import ALICE, BOB, HOUR, ImmediateClock, make_payload
 
 INBOX = "did:key:z6MkInbox"
 OTHER = "did:key:z6MkOther"
 # Two forms of one did:peer, which are one recipient.
 LONG_FORM = "did:peer:2.Ez6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc.SeyJ0IjoiZG0ifQ"
-SHORT_FORM = did_peer_3_of(LONG_FORM)
+SHORT_FORM = derive_did_peer_3(LONG_FORM)
 
 if TYPE_CHECKING:
     Base = TestCase
@@ -31,10 +33,10 @@ class StoreContract(Base):
     """An open store in which ALICE has an account with the recipient DID INBOX, and BOB one without any."""
 
     limits = QueueLimits(max_messages=3, max_bytes=1000)
-    caps = Caps()
+    caps = DecentrlQuotas()
     max_nonces = 1000
 
-    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: Caps, max_nonces: int) -> IStore:
+    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
         """A store that is not open, the same one behind it for the whole of a test."""
         raise NotImplementedError
 
@@ -52,7 +54,7 @@ class StoreContract(Base):
         return succeed(None)
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        self.clock = PromptClock()
+        self.clock = ImmediateClock()
         self.store = self.a_store()
         verifyObject(IStore, self.store)
         await self.store.open()
@@ -67,7 +69,9 @@ class StoreContract(Base):
         results = await self.change(account, *((did, "add") for did in dids))
         self.assertEqual(results, ["success"] * len(dids))
 
-    async def change(self, account: str, *updates: tuple[str, Action], max_recipients: int = 100) -> Sequence[str]:
+    async def change(
+        self, account: str, *updates: tuple[str, RecipientUpdateAction], max_recipients: int = 100
+    ) -> Sequence[str]:
         return await self.store.update(account, updates, max_recipients=max_recipients)
 
     async def put(
@@ -78,17 +82,17 @@ class StoreContract(Base):
         delay: float | None = None,
         data: bytes | None = None,
         origin: int = 0,
-    ) -> Deposited:
+    ) -> EnqueueResult:
         """Deposit payloads with these ids in one go."""
-        payloads = (a_payload(id, data) for id in ids)
+        payloads = (make_payload(id, data) for id in ids)
         return await self.put_payloads(*payloads, to=to, ttl=ttl, delay=delay, origin=origin)
 
     async def put_payloads(
         self, *payloads: Payload, to: str = INBOX, ttl: float = HOUR, delay: float | None = None, origin: int = 0
-    ) -> Deposited:
+    ) -> EnqueueResult:
         now = self.clock.seconds()
         due_at = None if delay is None else now + delay
-        return await self.store.deposit(to, payloads, expires_at=now + ttl, due_at=due_at, origin=origin)
+        return await self.store.enqueue(to, payloads, expires_at=now + ttl, due_at=due_at, origin=origin)
 
     async def waiting(self, account: str = ALICE, recipient_did: str | None = None) -> list[str]:
         """Ids of all that can be fetched."""

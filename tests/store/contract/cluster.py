@@ -8,7 +8,13 @@ from math import inf
 from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import ClusterIdentityDiffers, ClusterRefused, ClusterSecretDiffers, Node, NodeNameTaken
+from mediatord.store.interfaces.cluster import (
+    ClusterIdentityMismatch,
+    ClusterJoinError,
+    ClusterNode,
+    ClusterSecretMismatch,
+    NodeNameTaken,
+)
 from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
 
 
@@ -21,8 +27,8 @@ class ClusterContract(ClusterStoreContract):
         await self.cluster.join(a_node("b", address="unix:/run/b.sock"), LONG)
         await self.neighbour.cluster.join(a_node("a"), LONG)
         expected = [
-            Node("a", "A", "tcp:host=a:port=7070", b"seal"),
-            Node("b", "B", "unix:/run/b.sock", b"seal"),
+            ClusterNode("a", "A", "tcp:host=a:port=7070", b"seal"),
+            ClusterNode("b", "B", "unix:/run/b.sock", b"seal"),
         ]
         for store in (self.store, self.neighbour):
             self.assertEqual(await store.cluster.nodes(), expected)
@@ -113,7 +119,7 @@ class ClusterContract(ClusterStoreContract):
         """Who has another secret than a live node is refused, whatever its name; the secret is in no text."""
         await self.join("a")
         for name in ("a", "b"):
-            with self.assertRaises(ClusterSecretDiffers) as caught:
+            with self.assertRaises(ClusterSecretMismatch) as caught:
                 await self.neighbour.cluster.join(a_node(name, boot="X", seal=b"other"), LONG)
             self.assertNotIn("other", str(caught.exception))
         self.assertEqual(await self.live(), ["A"])
@@ -127,13 +133,13 @@ class ClusterContract(ClusterStoreContract):
         await self.cluster.join(a_node("b", seal=b"third"), LONG)
         self.assertEqual(await self.cluster.nodes(), [a_node("b", seal=b"third")])
 
-    async def refusals(self, asked: Iterable[Deferred[None]]) -> list[type[ClusterRefused]]:
+    async def refusals(self, asked: Iterable[Deferred[None]]) -> list[type[ClusterJoinError]]:
         """How those were refused that were."""
         refused = []
         for joined in asked:
             try:
                 await joined
-            except ClusterRefused as error:
+            except ClusterJoinError as error:
                 refused.append(type(error))
         return refused
 
@@ -155,7 +161,7 @@ class ClusterContract(ClusterStoreContract):
             stores[number % 2].cluster.join(a_node(f"n{number}", seal=b"%d" % (number % 2)), LONG)
             for number in range(6)
         ]
-        self.assertEqual(await self.refusals(asked), [ClusterSecretDiffers] * 3)
+        self.assertEqual(await self.refusals(asked), [ClusterSecretMismatch] * 3)
         self.assertEqual(len({node.seal for node in await self.cluster.nodes()}), 1)
 
     async def test_drop(self) -> None:
@@ -247,9 +253,9 @@ class ClusterIdentityContract(ClusterStoreContract):
         """Who is another mediator than a live node is refused, whatever its name; a wrong secret is worse."""
         await self.cluster.join(a_node("a", identity=b"one"), LONG)
         for name in ("a", "b"):
-            with self.assertRaises(ClusterIdentityDiffers):
+            with self.assertRaises(ClusterIdentityMismatch):
                 await self.neighbour.cluster.join(a_node(name, boot="X", identity=b"two"), LONG)
-        with self.assertRaises(ClusterSecretDiffers):
+        with self.assertRaises(ClusterSecretMismatch):
             await self.neighbour.cluster.join(a_node("b", seal=b"other", identity=b"two"), LONG)
         await self.neighbour.cluster.join(a_node("b", identity=b"one"), LONG)
         self.assertEqual([node.identity for node in await self.cluster.nodes()], [b"one", b"one"])
@@ -270,7 +276,7 @@ class ClusterIdentityContract(ClusterStoreContract):
         self.assertEqual([node.identity for node in await self.cluster.nodes()], [b"three"])
 
 
-class ClusterTurnContract(ClusterStoreContract):
+class LeaderLeaseContract(ClusterStoreContract):
     """Promises of `IClusterStore` about turns."""
 
     async def hold(self, boot: str, turn: str = "sweep", lease: float = LONG) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from twisted.internet.defer import Deferred
 
-from mediatord.interfaces import IClusterStore, IStore, Node
+from mediatord.store.interfaces.cluster import ClusterNode, IClusterStore
+from mediatord.store.interfaces.store import IStore
 from tests.store.contract.base import StoreContract
 
 SEAL = b"seal"
@@ -52,6 +53,6 @@ class ClusterStoreContract(StoreContract):
 
 def a_node(
     name: str, boot: str | None = None, seal: bytes = SEAL, address: str | None = None, identity: bytes = b""
-) -> Node:
+) -> ClusterNode:
     """A node whose boot is its name in capitals unless it is given."""
-    return Node(name, boot or name.upper(), address or f"tcp:host={name}:port=7070", seal, identity)
+    return ClusterNode(name, boot or name.upper(), address or f"tcp:host={name}:port=7070", seal, identity)

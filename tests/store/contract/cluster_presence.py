@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from mediatord.interfaces import Presence
+from mediatord.store.interfaces.cluster import PresenceRecord
 from tests.store.builders import ALICE
 from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
 
@@ -26,7 +26,7 @@ class ClusterPresenceContract(ClusterStoreContract):
         await self.cluster.announce("B", [Y])
         self.assertEqual(await self.where(X, Y, Z), [(X, "A", True), (Y, "A", True), (Y, "B", True)])
         self.assertEqual(await self.where(X), [(X, "A", True)])
-        self.assertEqual(await self.neighbour.cluster.whereabouts([X]), [Presence(X, "A", a_node("a"))])
+        self.assertEqual(await self.neighbour.cluster.whereabouts([X]), [PresenceRecord(X, "A", a_node("a"))])
         self.assertEqual(await self.where(), [])
         self.assertEqual(await self.where(X[:-1], Z, ""), [])
 

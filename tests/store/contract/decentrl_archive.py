@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mediatord.errors import OverQuota
-from mediatord.interfaces.decentrl import Caps, EventFilter, StoredEvent
+from mediatord.store.interfaces.decentrl import DecentrlQuotas, EventFilter, StoredEvent
 from tests.store.builders import ALICE, BOB
 from tests.store.contract.decentrl_base import ALL, CAROL, ODD_TEXTS, DecentrlContract, a_public_event, an_event
 
@@ -90,7 +90,7 @@ class DecentrlTagContract(DecentrlContract):
 class DecentrlArchiveCapContract(DecentrlContract):
     """Promises about how much is kept for its owner and for the public."""
 
-    caps = Caps(stored=4, stored_bytes=20)
+    caps = DecentrlQuotas(stored=4, stored_bytes=20)
 
     async def over_quota(self, *events: StoredEvent) -> None:
         await self.refused(OverQuota, lambda guard: self.decentrl.save_events(guard, ALICE, events))

@@ -10,31 +10,31 @@ from twisted.internet.defer import Deferred
 from zope.interface.verify import verifyObject
 
 from mediatord.errors import MediatorError, TooLarge
-from mediatord.interfaces.decentrl import (
-    LARGEST_SLICE,
+from mediatord.store.interfaces.decentrl import (
+    MAX_PAGE_BYTES,
+    CommandGuard,
     Contract,
     ContractFilter,
     ContractRequest,
     EventFilter,
-    Guard,
     IDecentrlStore,
+    PageRequest,
     PendingEvent,
     PublicEvent,
-    PublicFilter,
-    Slice,
+    PublicEventFilter,
     StoredEvent,
 )
 from tests.store.builders import ALICE, BOB, HOUR
 from tests.store.contract.base import StoreContract
 
 CAROL = "did:example:carol"
-ALL = Slice(0, 1000)
+ALL = PageRequest(0, 1000)
 
 # Texts that a backend may not touch: what JSON can escape, and what only looks alike.
 ODD_TEXTS = ("", "\0", "a\0b", " a ", "é", "e\u0301", "\U0001f680", "%_'\"\\,", "A", "a")
 
 # The first two have as many bytes together as a slice may have; all three have not as many characters.
-LARGE_TEXTS = ("\u20ac" + "x" * (LARGEST_SLICE // 2 - 3), "x" * (LARGEST_SLICE // 2), "x")
+LARGE_TEXTS = ("\u20ac" + "x" * (MAX_PAGE_BYTES // 2 - 3), "x" * (MAX_PAGE_BYTES // 2), "x")
 
 
 def a_contract(
@@ -76,10 +76,10 @@ class DecentrlContract(StoreContract):
         self.numbers = count()
         await self.enlist(ALICE, BOB)
 
-    def guard(self, sender: str | None = None, recipient: str | None = None) -> Guard:
+    def guard(self, sender: str | None = None, recipient: str | None = None) -> CommandGuard:
         """A guard with a nonce that was not there before."""
         nonce = b"nonce %d" % next(self.numbers)
-        return Guard(nonce, self.clock.seconds() + 10 * HOUR, sender, recipient)
+        return CommandGuard(nonce, self.clock.seconds() + 10 * HOUR, sender, recipient)
 
     async def enlist(self, *dids: str, ttl: float = HOUR) -> None:
         """Register DIDs."""
@@ -133,15 +133,15 @@ class DecentrlContract(StoreContract):
         return self.ids(found.items, found.total)
 
     async def public(self, *tags: str, publisher: str = ALICE, **wanted: Any) -> list[str]:
-        found = await self.decentrl.public_events(publisher, PublicFilter(tags, **wanted), ALL)
+        found = await self.decentrl.public_events(publisher, PublicEventFilter(tags, **wanted), ALL)
         return self.ids(found.items, found.total)
 
-    async def too_large(self, ask: Callable[[Slice], Deferred[Any]]) -> None:
+    async def too_large(self, ask: Callable[[PageRequest], Deferred[Any]]) -> None:
         """Of three items with :data:`LARGE_TEXTS` a slice may have any two, but not all."""
-        for part in (Slice(0, 2), Slice(1, 2), Slice(2, 9), Slice(9, 9)):
+        for part in (PageRequest(0, 2), PageRequest(1, 2), PageRequest(2, 9), PageRequest(9, 9)):
             found = await ask(part)
             self.assertEqual((len(found.items), found.total), (len(range(3)[part.offset :][: part.limit]), 3))
-        for part in (ALL, Slice(0, 3)):
+        for part in (ALL, PageRequest(0, 3)):
             with self.assertRaises(TooLarge):
                 await ask(part)
 
@@ -151,7 +151,10 @@ class DecentrlContract(StoreContract):
         return ids
 
     async def refused(
-        self, error: type[MediatorError], ask: Callable[[Guard], Deferred[Any]], guard: Guard | None = None
+        self,
+        error: type[MediatorError],
+        ask: Callable[[CommandGuard], Deferred[Any]],
+        guard: CommandGuard | None = None,
     ) -> None:
         """What is asked for is refused like this, and its nonce stays claimed."""
         guard = guard or self.guard()
@@ -160,13 +163,13 @@ class DecentrlContract(StoreContract):
         self.assertIs(type(caught.exception), error)
         self.assertFalse(await self.store.claim(guard.nonce, guard.until))
 
-    async def slices(self, ask: Callable[[Slice], Deferred[Any]], everything: list[str]) -> None:
+    async def slices(self, ask: Callable[[PageRequest], Deferred[Any]], everything: list[str]) -> None:
         """Every slice is that of all that matches, and every total the same."""
         total = len(everything)
         spots = (0, 1, total - 1, total, total + 1, 1 << 62, 1 << 63, 1 << 64, 10**40)
         for offset in spots:
             for limit in (0, 1, 2, total, 1000):
-                found = await ask(Slice(offset, limit))
+                found = await ask(PageRequest(offset, limit))
                 self.assertEqual([item.id for item in found.items], everything[offset : offset + limit])
                 self.assertEqual(found.total, total)
                 self.assertIsInstance(found.items, tuple)

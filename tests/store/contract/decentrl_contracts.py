@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mediatord.errors import OverQuota
-from mediatord.interfaces.decentrl import Caps, Contract, ContractFilter
+from mediatord.store.interfaces.decentrl import Contract, ContractFilter, DecentrlQuotas
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.decentrl_base import ALL, CAROL, ODD_TEXTS, DecentrlContract, a_contract
 
@@ -13,7 +13,7 @@ from tests.store.contract.decentrl_base import ALL, CAROL, ODD_TEXTS, DecentrlCo
 class DecentrlRegistrationContract(DecentrlContract):
     """Promises about contracts that the mediator owns."""
 
-    caps = Caps(contracts=1, contracts_with_one=2)
+    caps = DecentrlQuotas(contracts=1, contracts_with_one=2)
 
     async def test_registered_until(self) -> None:
         """A DID is registered until its registration expires, exclusively (reference 6.5)."""
@@ -105,7 +105,7 @@ class DecentrlRegistrationContract(DecentrlContract):
 class DecentrlCommunicationContract(DecentrlContract):
     """Promises about contracts that identities own."""
 
-    caps = Caps(contracts=5, contracts_with_one=3)
+    caps = DecentrlQuotas(contracts=5, contracts_with_one=3)
 
     async def test_as_given(self) -> None:
         """A contract comes back as it was saved."""

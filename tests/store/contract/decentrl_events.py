@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces.decentrl import EventFilter, Slice, StoredEvent
+from mediatord.store.interfaces.decentrl import EventFilter, PageRequest, StoredEvent
 from tests.store.builders import ALICE, BOB, HOUR
 from tests.store.contract.decentrl_base import ALL, CAROL, LARGE_TEXTS, ODD_TEXTS, DecentrlContract, an_event
 
@@ -188,7 +188,7 @@ class DecentrlFilterContract(DecentrlContract):
             expected = self.expected(wanted)
             found = await self.decentrl.events(ALICE, wanted, ALL)
             self.assertEqual(([event.id for event in found.items], found.total), (expected, len(expected)))
-            some = await self.decentrl.events(ALICE, wanted, Slice(2, 3))
+            some = await self.decentrl.events(ALICE, wanted, PageRequest(2, 3))
             self.assertEqual(([event.id for event in some.items], some.total), (expected[2:5], len(expected)))
 
     async def test_slices(self) -> None:
@@ -207,6 +207,8 @@ class DecentrlFilterContract(DecentrlContract):
 
     async def test_pages_meet(self) -> None:
         """Page after page gives each event once."""
-        pages = [await self.decentrl.events(ALICE, EventFilter(("x", "y")), Slice(page * 7, 7)) for page in range(5)]
+        pages = [
+            await self.decentrl.events(ALICE, EventFilter(("x", "y")), PageRequest(page * 7, 7)) for page in range(5)
+        ]
         ids = [event.id for page in pages for event in page.items]
         self.assertEqual(ids, self.expected(EventFilter(("x", "y"))))

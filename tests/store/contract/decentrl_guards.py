@@ -16,8 +16,8 @@ from mediatord.errors import (
     StoreUnavailable,
     UnauthorizedCommand,
 )
-from mediatord.interfaces import KEPT_BEYOND
-from mediatord.interfaces.decentrl import Caps, Guard, PendingEvent
+from mediatord.store.interfaces.decentrl import CommandGuard, DecentrlQuotas, PendingEvent
+from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.decentrl_base import (
     CAROL,
@@ -30,9 +30,9 @@ from tests.store.contract.decentrl_base import (
 
 
 class DecentrlGuardContract(DecentrlContract):
-    """Promises of `Guard`, and of `IDecentrlStore.admit`."""
+    """Promises of `CommandGuard`, and of `IDecentrlStore.admit`."""
 
-    caps = Caps(requests=2, requests_of_one=1, contracts=2, contracts_with_one=1, pending=1, stored=1)
+    caps = DecentrlQuotas(requests=2, requests_of_one=1, contracts=2, contracts_with_one=1, pending=1, stored=1)
 
     async def test_admit(self) -> None:
         """Who is registered is admitted, and anybody where nobody has to be."""
@@ -69,13 +69,13 @@ class DecentrlGuardContract(DecentrlContract):
 
     async def test_nonce_until(self) -> None:
         """A nonce may be used again when its time has come, and not before (reference 6.1)."""
-        guard = Guard(b"nonce", NOON + 10)
+        guard = CommandGuard(b"nonce", NOON + 10)
         await self.decentrl.admit(guard)
         self.clock.advance(9)
         await self.refused(DuplicateNonce, self.decentrl.admit, guard)
         self.clock.advance(1)
         await self.decentrl.admit(guard)
-        self.clock.advance(KEPT_BEYOND)
+        self.clock.advance(NONCE_GRACE_SECONDS)
         self.assertEqual(await self.store.prune(), 1)
         await self.decentrl.admit(guard)
 

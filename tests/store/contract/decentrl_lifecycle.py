@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import Window
-from mediatord.interfaces.decentrl import (
+from mediatord.store.interfaces.decentrl import (
     ContractFilter,
     EventFilter,
     IDecentrlStore,
+    PageRequest,
     PendingEvent,
-    PublicFilter,
-    Slice,
+    PublicEventFilter,
 )
+from mediatord.store.interfaces.messages import ArrivalWindow
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.decentrl_base import DecentrlContract, a_contract, a_public_event, a_request, an_event
 
@@ -44,7 +44,7 @@ class DecentrlLifecycleContract(DecentrlContract):
         self.assertIsNone(self.successResultOf(begun))
 
     async def every_call_fails(self, decentrl: IDecentrlStore) -> None:
-        guard, part = self.guard(), Slice()
+        guard, part = self.guard(), PageRequest()
         for asked in (
             decentrl.admit(guard),
             decentrl.registered_until(ALICE),
@@ -56,14 +56,14 @@ class DecentrlLifecycleContract(DecentrlContract):
             decentrl.deliver(guard, PendingEvent("p", ALICE, BOB, "", NOON)),
             decentrl.pending_events(ALICE, None, part),
             decentrl.find_pending(["p"]),
-            decentrl.arrived_pending([ALICE], Window(0, NOON), limit=1),
+            decentrl.arrived_pending([ALICE], ArrivalWindow(0, NOON), limit=1),
             decentrl.acknowledge_events(guard, ALICE, ["p"]),
             decentrl.save_events(guard, ALICE, [an_event("e")]),
             decentrl.events(ALICE, EventFilter(), part),
             decentrl.update_tags(guard, ALICE, [("e", ())]),
             decentrl.publish(guard, ALICE, a_public_event("x")),
             decentrl.unpublish(guard, ALICE, "x"),
-            decentrl.public_events(ALICE, PublicFilter(), part),
+            decentrl.public_events(ALICE, PublicEventFilter(), part),
         ):
             with self.assertRaises(StoreUnavailable):
                 await asked

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mediatord.errors import ContractNotFound, OverQuota, RecipientNotRegistered
-from mediatord.interfaces import Removed, Waiting
-from mediatord.interfaces.decentrl import LARGEST_SLICE, Caps, Guard, PendingEvent
+from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, CommandGuard, DecentrlQuotas, PendingEvent
+from mediatord.store.interfaces.messages import QueueTotals, RemovedMessage
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.base import INBOX
 from tests.store.contract.decentrl_base import ALL, CAROL, LARGE_TEXTS, ODD_TEXTS, DecentrlContract
@@ -13,7 +13,7 @@ from tests.store.contract.decentrl_base import ALL, CAROL, LARGE_TEXTS, ODD_TEXT
 class DecentrlDeliveryContract(DecentrlContract):
     """Promises about who may write to whom, and how much."""
 
-    caps = Caps(pending=3, pending_bytes=20)
+    caps = DecentrlQuotas(pending=3, pending_bytes=20)
 
     async def rejected(self, *, to: str = ALICE, sender: str = BOB, payload: str = "") -> None:
         event = PendingEvent("rejected", to, sender, payload, self.clock.seconds())
@@ -23,7 +23,7 @@ class DecentrlDeliveryContract(DecentrlContract):
         event = PendingEvent("one too many", to, sender, payload, self.clock.seconds())
         await self.refused(OverQuota, lambda guard: self.decentrl.deliver(guard, event))
 
-    async def acknowledge(self, *ids: str, recipient: str = ALICE) -> list[Removed]:
+    async def acknowledge(self, *ids: str, recipient: str = ALICE) -> list[RemovedMessage]:
         return await self.decentrl.acknowledge_events(self.guard(recipient), recipient, ids)
 
     async def test_without_contract(self) -> None:
@@ -137,7 +137,7 @@ class DecentrlDeliveryContract(DecentrlContract):
 class DecentrlPendingContract(DecentrlContract):
     """Promises about events that wait."""
 
-    caps = Caps(pending_bytes=2 * LARGEST_SLICE)
+    caps = DecentrlQuotas(pending_bytes=2 * MAX_PAGE_BYTES)
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
@@ -145,7 +145,7 @@ class DecentrlPendingContract(DecentrlContract):
         await self.agree("alice and carol", peer=CAROL)
         await self.agree("bob and alice", owner=BOB, peer=ALICE)
 
-    async def acknowledge(self, *ids: str, recipient: str = ALICE) -> list[Removed]:
+    async def acknowledge(self, *ids: str, recipient: str = ALICE) -> list[RemovedMessage]:
         return await self.decentrl.acknowledge_events(self.guard(recipient), recipient, ids)
 
     async def test_as_given(self) -> None:
@@ -188,7 +188,9 @@ class DecentrlPendingContract(DecentrlContract):
         self.clock.advance(5)
         await self.send("a", "c", payload="12345")
         gone = await self.acknowledge("a", "unknown", "b", "a", "")
-        self.assertEqual(gone, [Removed("b", ALICE, ALICE, 3, NOON, 0), Removed("a", ALICE, ALICE, 5, NOON + 5, 0)])
+        self.assertEqual(
+            gone, [RemovedMessage("b", ALICE, ALICE, 3, NOON, 0), RemovedMessage("a", ALICE, ALICE, 5, NOON + 5, 0)]
+        )
         self.assertEqual(await self.pending(), ["c"])
         self.assertEqual(await self.pending(sender=CAROL), [])
         self.assertEqual(await self.acknowledge("a", "b"), [])
@@ -214,7 +216,7 @@ class DecentrlPendingContract(DecentrlContract):
         await self.send("a")
         self.clock.advance(2 * HOUR)
         self.assertEqual(await self.pending(), ["a"])
-        await self.decentrl.acknowledge_events(Guard(b"nonce", NOON), ALICE, ["a"])
+        await self.decentrl.acknowledge_events(CommandGuard(b"nonce", NOON), ALICE, ["a"])
         self.assertEqual(await self.pending(), [])
 
     async def test_slices(self) -> None:
@@ -239,7 +241,7 @@ class DecentrlPendingContract(DecentrlContract):
         assert first.oldest_received_at is not None
         self.clock.advance(5)
         await self.put("m", data=b"x" * 7)
-        self.assertEqual(await self.store.waiting(), Waiting(3, 11, 2, first.oldest_received_at))
+        self.assertEqual(await self.store.waiting(), QueueTotals(3, 11, 2, first.oldest_received_at))
         await self.acknowledge("a", "b")
         later = await self.store.waiting()
         self.assertEqual((later.messages, later.bytes, later.recipients), (1, 7, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from mediatord.errors import PublicEventNotFound
-from mediatord.interfaces.decentrl import PublicEvent, PublicFilter, Slice
+from mediatord.store.interfaces.decentrl import PageRequest, PublicEvent, PublicEventFilter
 from tests.store.builders import ALICE, BOB, HOUR
 from tests.store.contract.decentrl_base import (
     ALL,
@@ -34,7 +34,7 @@ class DecentrlPublicContract(DecentrlContract):
         ]
         events.append(PublicEvent("all", "{}", tuple(reversed(ODD_TEXTS)), -1e9 - 1 / 3, ""))
         await self.publish(*events)
-        found = await self.decentrl.public_events(ALICE, PublicFilter(), ALL)
+        found = await self.decentrl.public_events(ALICE, PublicEventFilter(), ALL)
         self.assertEqual((found.items, found.total), (tuple(events), len(events)))
 
     async def test_newest_first(self) -> None:
@@ -124,7 +124,7 @@ class DecentrlPublicContract(DecentrlContract):
         for tags, after, before, channel in product(
             ((), ("x",), ("y", "z", "unknown")), (None, 2.0), (None, 2.0), (None, "blog", "unknown")
         ):
-            wanted = PublicFilter(tags, after, before, channel)
+            wanted = PublicEventFilter(tags, after, before, channel)
             expected = [
                 event.id
                 for event in ordered
@@ -135,14 +135,14 @@ class DecentrlPublicContract(DecentrlContract):
             ]
             found = await self.decentrl.public_events(ALICE, wanted, ALL)
             self.assertEqual(([event.id for event in found.items], found.total), (expected, len(expected)))
-            some = await self.decentrl.public_events(ALICE, wanted, Slice(1, 3))
+            some = await self.decentrl.public_events(ALICE, wanted, PageRequest(1, 3))
             self.assertEqual(([event.id for event in some.items], some.total), (expected[1:4], len(expected)))
 
     async def test_slices(self) -> None:
         """Any slice can be asked for, however far beyond the end, and the total does not depend on it."""
         await self.publish(*(a_public_event(id, "xy"[number % 2]) for number, id in enumerate("abcde")))
         for tags, expected in (((), "edcba"), (("x",), "eca"), (("x", "y"), "edcba"), (("unknown",), "")):
-            wanted = PublicFilter(tags)
+            wanted = PublicEventFilter(tags)
             await self.slices(
                 lambda part, wanted=wanted: self.decentrl.public_events(ALICE, wanted, part),  # type: ignore[misc]
                 list(expected),
@@ -152,7 +152,7 @@ class DecentrlPublicContract(DecentrlContract):
         """Too much at once is refused, so that less can be asked for; tags and signatures do not count."""
         for number, text in enumerate(LARGE_TEXTS):
             await self.publish(a_public_event(f"e{number}", "tag", event=text, at=-number))
-        await self.too_large(lambda part: self.decentrl.public_events(ALICE, PublicFilter(("tag",)), part))
+        await self.too_large(lambda part: self.decentrl.public_events(ALICE, PublicEventFilter(("tag",)), part))
 
     async def test_outlives_the_registration(self) -> None:
         """What was published stays readable when the registration of its publisher has lapsed (reference 10.3)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mediatord.errors import OverQuota
-from mediatord.interfaces.decentrl import Caps, ContractRequest
+from mediatord.store.interfaces.decentrl import ContractRequest, DecentrlQuotas
 from tests.store.builders import ALICE, BOB
 from tests.store.contract.decentrl_base import ALL, CAROL, ODD_TEXTS, DecentrlContract, a_request
 
@@ -11,7 +11,7 @@ from tests.store.contract.decentrl_base import ALL, CAROL, ODD_TEXTS, DecentrlCo
 class DecentrlRequestContract(DecentrlContract):
     """Promises about contract requests."""
 
-    caps = Caps(requests=4, requests_of_one=2)
+    caps = DecentrlQuotas(requests=4, requests_of_one=2)
 
     async def acknowledge(self, *ids: str, recipient: str = ALICE) -> None:
         await self.decentrl.acknowledge_requests(self.guard(recipient), recipient, ids)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hashlib import sha256
 
 from mediatord.errors import ContractNotFound, MediatorError, OverQuota, RecipientUnknown, StoreUnavailable
-from mediatord.interfaces import Books, Deposit, Deposited, Ledger
-from mediatord.interfaces.decentrl import Caps, PendingEvent
-from tests.store.builders import ALICE, BOB, HOUR, NOON, a_payload
+from mediatord.store.interfaces.decentrl import DecentrlQuotas, PendingEvent
+from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, MessageLedger, StoreLedger
+from tests.store.builders import ALICE, BOB, HOUR, NOON, make_payload
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 from tests.store.contract.decentrl_base import DecentrlContract
 
@@ -18,7 +18,7 @@ class LedgerContract(StoreContract):
     async def check(self, **expected: int) -> None:
         """The ledger has these numbers, others are 0, and nothing is unaccounted for."""
         books = await self.store.ledger()
-        self.assertEqual(books, Books(didcomm=Ledger(**expected)))
+        self.assertEqual(books, StoreLedger(didcomm=MessageLedger(**expected)))
         self.assertEqual(books.didcomm.difference, 0)
 
     async def test_empty(self) -> None:
@@ -30,33 +30,33 @@ class LedgerContract(StoreContract):
         await self.register(BOB, OTHER)
         await self.put("a", "b")
         await self.check(accepted=2, waiting=2)
-        await self.store.deposit_all([Deposit(INBOX, (a_payload("c"),), NOON + HOUR)])
-        await self.store.deposit_each([Deposit(OTHER, (a_payload(id),), NOON + HOUR) for id in "de"])
+        await self.store.enqueue_all([EnqueueRequest(INBOX, (make_payload("c"),), NOON + HOUR)])
+        await self.store.enqueue_each([EnqueueRequest(OTHER, (make_payload(id),), NOON + HOUR) for id in "de"])
         await self.check(accepted=5, waiting=5)
 
     async def test_nothing_stored(self) -> None:
         """What was refused was not accepted, nor what had to make room for it removed."""
         await self.put("a", "b", "c")
         await self.put()
-        for deposit in (self.put("d", to=OTHER), self.put("d", "a"), self.put("e", "e")):
+        for enqueue in (self.put("d", to=OTHER), self.put("d", "a"), self.put("e", "e")):
             with self.assertRaises((RecipientUnknown, StoreUnavailable)):
-                await deposit
+                await enqueue
         with self.assertRaises(RecipientUnknown):
-            await self.store.deposit_all(
-                [Deposit(did, (a_payload("f"),), NOON + HOUR) for did in (INBOX, OTHER)],
+            await self.store.enqueue_all(
+                [EnqueueRequest(did, (make_payload("f"),), NOON + HOUR) for did in (INBOX, OTHER)],
             )
         await self.check(accepted=3, waiting=3)
 
     async def test_each_by_itself(self) -> None:
         """Of several deposits those are counted that were stored."""
         deposits = [
-            Deposit(INBOX, (a_payload("a"),), NOON + HOUR),
-            Deposit(OTHER, (a_payload("b"),), NOON + HOUR),
-            Deposit(INBOX, (a_payload("c"), a_payload("c")), NOON + HOUR),
-            Deposit(INBOX, (a_payload("d"),), NOON + HOUR),
+            EnqueueRequest(INBOX, (make_payload("a"),), NOON + HOUR),
+            EnqueueRequest(OTHER, (make_payload("b"),), NOON + HOUR),
+            EnqueueRequest(INBOX, (make_payload("c"), make_payload("c")), NOON + HOUR),
+            EnqueueRequest(INBOX, (make_payload("d"),), NOON + HOUR),
         ]
-        done = await self.store.deposit_each(deposits)
-        self.assertEqual([isinstance(one, Deposited) for one in done], [True, False, False, True])
+        done = await self.store.enqueue_each(deposits)
+        self.assertEqual([isinstance(one, EnqueueResult) for one in done], [True, False, False, True])
         self.assertEqual([isinstance(one, MediatorError) for one in done], [False, True, True, False])
         await self.check(accepted=2, waiting=2)
 
@@ -64,9 +64,10 @@ class LedgerContract(StoreContract):
         """What is told of some deposits before all are done is what all of them come to, and told once."""
         told: list[tuple[int, object]] = []
         deposits = [
-            Deposit(did, (a_payload(id),), NOON + HOUR) for did, id in zip([INBOX, OTHER] * 3, "abcdef", strict=True)
+            EnqueueRequest(did, (make_payload(id),), NOON + HOUR)
+            for did, id in zip([INBOX, OTHER] * 3, "abcdef", strict=True)
         ]
-        done = await self.store.deposit_each(deposits, told.extend)
+        done = await self.store.enqueue_each(deposits, told.extend)
         self.assertEqual(len({place for place, _ in told}), len(told))
         self.assertEqual([(place, done[place]) for place, _ in told], told)
 
@@ -74,7 +75,7 @@ class LedgerContract(StoreContract):
         """What its recipient acknowledges by id or by digest; unknown and foreign ids count nothing."""
         await self.put("a", "b", "c")
         await self.store.acknowledge(BOB, ["a"])
-        await self.store.acknowledge(ALICE, ["a", "a", "nobody", sha256(a_payload("b").data).hexdigest()])
+        await self.store.acknowledge(ALICE, ["a", "a", "nobody", sha256(make_payload("b").data).hexdigest()])
         await self.store.acknowledge(ALICE, ["a"])
         await self.check(accepted=3, acknowledged=2, waiting=1)
 
@@ -103,7 +104,7 @@ class LedgerContract(StoreContract):
 
     async def test_evicted_at_once(self) -> None:
         """What is too large for any queue was accepted and evicted, though it never waited."""
-        await self.put_payloads(a_payload("a"), a_payload("big", b"x" * 1001))
+        await self.put_payloads(make_payload("a"), make_payload("big", b"x" * 1001))
         await self.check(accepted=2, evicted=1, waiting=1)
         await self.put("huge", data=b"x" * 1001)
         await self.check(accepted=3, evicted=2, waiting=1)
@@ -136,14 +137,14 @@ class LedgerContract(StoreContract):
         await neighbour.acknowledge(ALICE, ["b"])
         for store in (self.store, neighbour):
             books = await store.ledger()
-            self.assertEqual(books.didcomm, Ledger(accepted=4, acknowledged=1, waiting=3))
+            self.assertEqual(books.didcomm, MessageLedger(accepted=4, acknowledged=1, waiting=3))
         await neighbour.close()
 
 
 class DecentrlLedgerContract(DecentrlContract):
     """Promises of `IMessageStore.ledger` for pending events."""
 
-    caps = Caps(pending=3)
+    caps = DecentrlQuotas(pending=3)
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
@@ -153,7 +154,7 @@ class DecentrlLedgerContract(DecentrlContract):
     async def check(self, **expected: int) -> None:
         """The ledger has these numbers, others are 0, and nothing is unaccounted for."""
         books = await self.store.ledger()
-        self.assertEqual(books, Books(decentrl=Ledger(**expected)))
+        self.assertEqual(books, StoreLedger(decentrl=MessageLedger(**expected)))
         self.assertEqual(books.decentrl.difference, 0)
 
     async def test_accepted(self) -> None:
@@ -199,4 +200,7 @@ class DecentrlLedgerContract(DecentrlContract):
         await self.store.acknowledge(ALICE, ["m"])
         await self.send("a")
         books = await self.store.ledger()
-        self.assertEqual(books, Books(Ledger(accepted=2, acknowledged=1, waiting=1), Ledger(accepted=1, waiting=1)))
+        self.assertEqual(
+            books,
+            StoreLedger(MessageLedger(accepted=2, acknowledged=1, waiting=1), MessageLedger(accepted=1, waiting=1)),
+        )

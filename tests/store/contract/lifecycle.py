@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mediatord.errors import StoreUnavailable
-from mediatord.interfaces import IStore, Window
-from tests.store.builders import ALICE, NOON, a_payload
+from mediatord.store.interfaces.messages import ArrivalWindow
+from mediatord.store.interfaces.store import IStore
+from tests.store.builders import ALICE, NOON, make_payload
 from tests.store.contract.base import INBOX, StoreContract
 
 
@@ -25,7 +26,7 @@ class LifecycleContract(StoreContract):
         """Sizes in bytes, those of messages among them; or nobody counts them."""
         await self.store.grant(ALICE)
         await self.store.update(ALICE, [(INBOX, "add")], max_recipients=9)
-        await self.store.deposit(INBOX, [a_payload("a")], expires_at=NOON + 60)
+        await self.store.enqueue(INBOX, [make_payload("a")], expires_at=NOON + 60)
         sizes = await self.store.table_sizes()
         self.assertTrue(all(size >= 0 for size in sizes.values()))
         if self.sizes_are_exact:
@@ -44,7 +45,7 @@ class LifecycleContract(StoreContract):
 
     async def test_close_finishes(self) -> None:
         """What was begun before close is done."""
-        begun = self.store.deposit(INBOX, [a_payload("a")], expires_at=NOON + 60)
+        begun = self.store.enqueue(INBOX, [make_payload("a")], expires_at=NOON + 60)
         await self.store.close()
         self.assertEqual([message.id for message in self.successResultOf(begun).messages], ["a"])
 
@@ -52,11 +53,11 @@ class LifecycleContract(StoreContract):
         for asked in (
             store.ping(),
             store.table_sizes(),
-            store.deposit(INBOX, [a_payload("a")], expires_at=NOON),
+            store.enqueue(INBOX, [make_payload("a")], expires_at=NOON),
             store.fetch(ALICE, None, limit=1, max_bytes=1),
             store.status(ALICE, None),
             store.find(["a"]),
-            store.arrived([ALICE], Window(0, NOON), limit=1),
+            store.arrived([ALICE], ArrivalWindow(0, NOON), limit=1),
             store.mark_delivered(["a"]),
             store.mark_pending(["a"]),
             store.acknowledge(ALICE, ["a"]),

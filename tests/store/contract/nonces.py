@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from mediatord.interfaces import CLOCKS_APART, KEPT_BEYOND
+from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW
+from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from tests.store.builders import NOON
-from tests.store.contract.full_memory import FullMemoryContract
+from tests.store.contract.nonce_capacity import NonceCapacityContract
 
 
-class NonceContract(FullMemoryContract):
+class NonceContract(NonceCapacityContract):
     """Promises of `INonceCache`."""
 
     async def test_claim_once(self) -> None:
@@ -34,20 +35,20 @@ class NonceContract(FullMemoryContract):
         """What may be forgotten is forgotten and counted; the rest stays."""
         await self.claims(b"a", b"b", ttl=10)
         await self.claims(b"c", ttl=20)
-        self.clock.advance(9 + KEPT_BEYOND)
+        self.clock.advance(9 + NONCE_GRACE_SECONDS)
         self.assertEqual(await self.store.prune(), 0)
         self.clock.advance(1)
         self.assertEqual(await self.store.prune(), 2)
         self.assertEqual(await self.store.prune(), 0)
-        self.clock.advance(-KEPT_BEYOND)
+        self.clock.advance(-NONCE_GRACE_SECONDS)
         self.assertEqual(await self.claims(b"c", b"a"), [False, True])
 
     async def test_pruned_by_another_clock(self) -> None:
         """What is pruned by a clock that is ahead, and asked for by one that is behind, is not new too early."""
         await self.claims(b"a", ttl=300)
-        self.clock.advance(299 + 2 * CLOCKS_APART)
+        self.clock.advance(299 + 2 * MAX_CLOCK_SKEW)
         self.assertEqual(await self.store.prune(), 0)
-        self.clock.advance(-2 * CLOCKS_APART)
+        self.clock.advance(-2 * MAX_CLOCK_SKEW)
         self.assertEqual(await self.claims(b"a"), [False])
 
     async def test_released_and_pruned_make_room(self) -> None:
@@ -55,7 +56,7 @@ class NonceContract(FullMemoryContract):
         await self.claims(b"1", b"2", b"3", ttl=1000)
         await self.claims(b"4", b"5", ttl=5)
         await self.store.release(b"3")
-        self.clock.advance(5 + KEPT_BEYOND)
+        self.clock.advance(5 + NONCE_GRACE_SECONDS)
         self.assertEqual(await self.store.prune(), 2)
         await self.claims(b"6", b"7", b"8")
         self.assertEqual(await self.claims(b"1", b"2", b"6", b"7", b"8"), [False] * 5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from mediatord.interfaces import QueueStatus, Removed, Waiting
+from mediatord.store.interfaces.messages import QueueStatus, QueueTotals, RemovedMessage
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
@@ -77,7 +77,9 @@ class PickupContract(StoreContract):
         await self.put("a", "b", "c", data=b"1234")
         await self.store.mark_delivered(["a", "a"])
         removed = await self.store.acknowledge(ALICE, ["c", "a", "a", "unknown", ""])
-        self.assertEqual(removed, [Removed("a", INBOX, ALICE, 4, NOON, 1), Removed("c", INBOX, ALICE, 4, NOON, 0)])
+        self.assertEqual(
+            removed, [RemovedMessage("a", INBOX, ALICE, 4, NOON, 1), RemovedMessage("c", INBOX, ALICE, 4, NOON, 0)]
+        )
         self.assertEqual(await self.waiting(), ["b"])
         self.assertEqual(await self.count(), (1, 4))
         self.assertEqual(await self.store.acknowledge(ALICE, ["c", "a"]), [])
@@ -155,18 +157,18 @@ class PickupContract(StoreContract):
 
     async def test_waiting(self) -> None:
         """All that waits for anybody, also what is delayed or has expired, until it is gone."""
-        self.assertEqual(await self.store.waiting(), Waiting(0, 0, 0, None))
+        self.assertEqual(await self.store.waiting(), QueueTotals(0, 0, 0, None))
         await self.register(BOB, OTHER)
         await self.put("a", "b", data=b"x" * 10)
         self.clock.advance(5)
         await self.put("c", data=b"x" * 7, to=OTHER)
-        self.assertEqual(await self.store.waiting(), Waiting(3, 27, 2, NOON))
+        self.assertEqual(await self.store.waiting(), QueueTotals(3, 27, 2, NOON))
         await self.store.acknowledge(ALICE, ["a"])
-        self.assertEqual(await self.store.waiting(), Waiting(2, 17, 2, NOON))
+        self.assertEqual(await self.store.waiting(), QueueTotals(2, 17, 2, NOON))
         await self.store.acknowledge(ALICE, ["b"])
-        self.assertEqual(await self.store.waiting(), Waiting(1, 7, 1, NOON + 5))
+        self.assertEqual(await self.store.waiting(), QueueTotals(1, 7, 1, NOON + 5))
         await self.store.acknowledge(BOB, ["c"])
-        self.assertEqual(await self.store.waiting(), Waiting(0, 0, 0, None))
+        self.assertEqual(await self.store.waiting(), QueueTotals(0, 0, 0, None))
 
     async def test_queue_sizes_of_a_did_that_changed_hands(self) -> None:
         """A DID appears once, with all that waits for it, whoever has it now."""

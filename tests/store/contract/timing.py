@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mediatord.interfaces import QueueLimits, QueueStatus, Removed
+from mediatord.store.interfaces.messages import QueueLimits, QueueStatus, RemovedMessage
 from tests.store.builders import ALICE, HOUR, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
@@ -36,8 +36,8 @@ class TimingContract(StoreContract):
         self.assertEqual(
             removed,
             [
-                Removed("first", INBOX, ALICE, 3, NOON, 0, "ttl"),
-                Removed("second", INBOX, ALICE, 3, NOON, 1, "ttl"),
+                RemovedMessage("first", INBOX, ALICE, 3, NOON, 0, "ttl"),
+                RemovedMessage("second", INBOX, ALICE, 3, NOON, 1, "ttl"),
             ],
         )
         self.assertEqual([gone.id for gone in await self.store.expire(2)], ["mid"])

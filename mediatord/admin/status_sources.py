@@ -1,0 +1,342 @@
+"""
+What was counted in the last hour, in slots of ten seconds.
+
+What went wrong lately: requests that were refused or failed, and warnings of our own.
+
+The reports of the nightly analysis, as files: one directory a day, with a page and its tables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent
+from zope.interface import implementer
+
+from mediatord.protocol import encoding
+
+# Seconds of a slot, and how many are kept: an hour and the slot that is not over yet.
+SLOT_SECONDS = 10
+_SLOTS_PER_MINUTE, _SLOTS_PER_HOUR = 60 // SLOT_SECONDS, 3600 // SLOT_SECONDS
+# What is shown, and which counters it is the sum of (:meth:`~mediatord.observability.metrics.Metrics.totals`).
+TRAFFIC_COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "accepted": ("forwarded",),
+    "delivered": ("delivered",),
+    "refused": ("requests_rejected",),
+    "failed": ("requests_failed",),
+    "requests": ("requests_accepted", "requests_rejected", "requests_failed"),
+    "stored": ("stored",),
+    "expired": ("expired",),
+    "evicted": ("evicted",),
+}
+
+# Number of the slot since the epoch, and what was counted in it, in the order of FLOWS.
+TrafficSlot = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficRate:
+    """
+    How much there was of something.
+
+    :param minute: in the last minute, like `hour`.
+    :param per_second: of the last minute and the last hour, or as long as the daemon has been there.
+    :param by_minute: of the last hour, oldest first.
+    """
+
+    minute: int
+    hour: int
+    per_second: tuple[float, float]
+    by_minute: tuple[int, ...]
+
+
+class TrafficHistory:
+    """
+    Notes by how much the counters of this process grow.
+
+    :param totals: the counters as they are.
+    """
+
+    def __init__(self, clock: IReactorTime, totals: Callable[[], Mapping[str, int]]) -> None:
+        self._clock = clock
+        self._totals = totals
+        self._last = self._counts()
+        self._slots: dict[int, list[int]] = {}
+
+    def sample(self) -> None:
+        """Put what was counted since the last time into the present slot."""
+        counts, last = self._counts(), self._last
+        self._last = counts
+        present = int(self._clock.seconds()) // SLOT_SECONDS
+        # When the clock was set, what was counted at times that have not come yet is forgotten.
+        self._slots = {
+            slot: grown for slot, grown in self._slots.items() if present - _SLOTS_PER_HOUR < slot <= present
+        }
+        grown = [now - before for now, before in zip(counts, last, strict=True)]
+        if any(grown):
+            earlier = self._slots.get(present, [0] * len(grown))
+            self._slots[present] = [one + more for one, more in zip(earlier, grown, strict=True)]
+
+    def slots(self) -> list[TrafficSlot]:
+        """Those in which anything was counted, up to now."""
+        self.sample()
+        return [[slot, *grown] for slot, grown in self._slots.items()]
+
+    def totals(self) -> dict[str, int]:
+        """Since the start of the process, as of the last sample."""
+        return dict(zip(TRAFFIC_COUNTERS, self._last, strict=True))
+
+    def _counts(self) -> list[int]:
+        totals = self._totals()
+        return [sum([totals[name] for name in names]) for names in TRAFFIC_COUNTERS.values()]
+
+
+def compute_traffic(processes: Iterable[Sequence[TrafficSlot]], now: float, uptime: float) -> dict[str, TrafficRate]:
+    """
+    What all processes have counted.
+
+    :param uptime: seconds that the longest of them has been there.
+    """
+    present = int(now) // SLOT_SECONDS
+    sums = [[0] * _SLOTS_PER_HOUR for _ in TRAFFIC_COUNTERS]
+    for slot, *grown in [slot for slots in processes for slot in slots]:
+        age = present - slot
+        if 0 <= age < _SLOTS_PER_HOUR:
+            for series, more in zip(sums, grown, strict=True):
+                series[_SLOTS_PER_HOUR - 1 - age] += more
+    # The present slot has only begun.
+    begun = now - present * SLOT_SECONDS
+    spans = [
+        max(1.0, min(uptime, (number - 1) * SLOT_SECONDS + begun)) for number in (_SLOTS_PER_MINUTE, _SLOTS_PER_HOUR)
+    ]
+    return {name: _compute_rate(series, spans) for name, series in zip(TRAFFIC_COUNTERS, sums, strict=True)}
+
+
+def _compute_rate(series: Sequence[int], spans: Sequence[float]) -> TrafficRate:
+    minutes = tuple(
+        [sum(series[start : start + _SLOTS_PER_MINUTE]) for start in range(0, _SLOTS_PER_HOUR, _SLOTS_PER_MINUTE)]
+    )
+    minute, hour = minutes[-1], sum(minutes)
+    return TrafficRate(minute, hour, (minute / spans[0], hour / spans[1]), minutes)
+
+
+ProblemSource = Literal["request", "output"]
+
+# Kinds of trouble that are kept of each source, those that occurred last.
+MAX_PROBLEMS = 50
+# Characters of a line.
+_MAX_LINE_LENGTH = 300
+_OWN_NAMESPACE = "mediatord"
+_REPORTED_LEVELS = (LogLevel.warn, LogLevel.error, LogLevel.critical)
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSummary:
+    """
+    Something that has occurred, perhaps often.
+
+    :param kind: name of the situation in words, or the level of a line.
+    :param where: `didcomm` or `decentrl`, or the part of the daemon that wrote the line.
+    :param text: what the peer was told, as a code; or the line, when it was last written.
+    :param count: how often, since `first`.
+    """
+
+    source: ProblemSource
+    kind: str
+    where: str
+    text: str
+    count: int
+    first: float
+    last: float
+
+
+@implementer(ILogObserver)
+class RecentProblems:
+    """Keeps a few of each source, and of each what is needed to tell of it; nothing that a peer has written."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._kept: dict[ProblemSource, OrderedDict[tuple[str, ...], ProblemSummary]] = {
+            "request": OrderedDict(),
+            "output": OrderedDict(),
+        }
+
+    def refused(self, protocol: str, situation: str, code: str) -> None:
+        """A request was refused, or failed; signature of :attr:`mediatord.observability.event_recorder.EventRecorder.on_refusal`."""
+        self._note((protocol, situation, code), "request", situation, protocol, code)
+
+    def __call__(self, event: LogEvent) -> None:
+        """A line was logged. Of what others than mediatord write, it is said that it is there."""
+        level = event.get("log_level")
+        if level not in _REPORTED_LEVELS:
+            return
+        namespace = str(event.get("log_namespace", ""))
+        # The workers' own lines, which are their own troubles.
+        if "worker" in event and event.get("log_format") == "{worker}: {text}":
+            return
+        if namespace.partition(".")[0] != _OWN_NAMESPACE or event.get("log_format") is None:
+            self._note((level.name, namespace), "output", level.name, namespace, "see the standard output")
+            return
+        text = formatEvent(event)[:_MAX_LINE_LENGTH]
+        where = namespace.partition(".")[2] or namespace
+        self._note((level.name, namespace, str(event["log_format"])), "output", level.name, where, text)
+
+    def told(self) -> list[dict[str, Any]]:
+        """All of it as plain values, for :func:`merged`."""
+        return [asdict(one) for kept in self._kept.values() for one in kept.values()]
+
+    def _note(self, key: tuple[str, ...], source: ProblemSource, kind: str, where: str, text: str) -> None:
+        now, kept = self._clock.seconds(), self._kept[source]
+        before = kept.pop(key, None)
+        first, count = (now, 0) if before is None else (before.first, before.count)
+        kept[key] = ProblemSummary(source, kind, where, text, count + 1, first, now)
+        if len(kept) > MAX_PROBLEMS:
+            kept.popitem(last=False)
+
+
+def merge_problems(processes: Iterable[Iterable[Mapping[str, Any]]], source: ProblemSource) -> list[ProblemSummary]:
+    """
+    What several processes tell, the latest first; requests that were refused for the same reason as one.
+
+    :param processes: what :meth:`Troubles.told` gave in each.
+    """
+    found: dict[tuple[str, str, str], ProblemSummary] = {}
+    for told in processes:
+        for values in told:
+            one = ProblemSummary(**values)
+            if one.source == source:
+                key = one.kind, one.where, one.text
+                found[key] = _combine_problems(found[key], one) if key in found else one
+    return sorted(found.values(), key=lambda one: one.last, reverse=True)[:MAX_PROBLEMS]
+
+
+def _combine_problems(one: ProblemSummary, other: ProblemSummary) -> ProblemSummary:
+    return replace(
+        one,
+        count=one.count + other.count,
+        first=min(one.first, other.first),
+        last=max(one.last, other.last),
+    )
+
+
+REPORT_INDEX = "index.html"
+_SUMMARY_FILE = "summary.json"
+# Days that are listed, and bytes of a summary that are read.
+_MAX_LISTED_REPORTS = 14
+_MAX_SUMMARY_BYTES = 262_144
+_DAY_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_FILE_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}(\.[a-z]{3,4})")
+_CONTENT_TYPES = {
+    ".html": b"text/html; charset=utf-8",
+    ".csv": b"text/csv; charset=utf-8",
+    ".json": b"application/json",
+}
+_REPORT_STATES = ("good", "warn", "bad")
+# A FIFO would be waited for, and a link may lead anywhere.
+_SAFE_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisReport:
+    """
+    :param day: as in its path.
+    :param written_at: seconds since the epoch.
+    :param state: `good`, `warn` or `bad`; empty if it does not say.
+    :param verdict: a sentence; empty likewise.
+    """
+
+    day: str
+    written_at: float
+    state: str = ""
+    verdict: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisReportFile:
+    """:param file: open, to be closed by whoever has it."""
+
+    file: IO[bytes]
+    size: int
+    content_type: bytes
+
+
+class ReportDirectory:
+    """:param directory: what is below is served, but for what is neither a plain file nor of a type that is known."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def latest(self) -> list[AnalysisReport]:
+        """The last ones that there are, latest first; none if the directory cannot be read."""
+        days: list[str] = []
+        with suppress(OSError), os.scandir(self._directory) as entries:
+            days = sorted((entry.name for entry in entries if _is_day(entry.name)), reverse=True)
+        found = (self._report(day) for day in days[: 2 * _MAX_LISTED_REPORTS])
+        return [report for report in found if report is not None][:_MAX_LISTED_REPORTS]
+
+    def open(self, day: str, name: str) -> AnalysisReportFile | None:
+        """A file of the report of a day; None if there is none that may be seen."""
+        named = _FILE_NAME_PATTERN.fullmatch(name)
+        if not _is_day(day) or named is None or named[1] not in _CONTENT_TYPES:
+            return None
+        try:
+            with _open_directory(self._directory) as base, _open_directory(day, os.O_NOFOLLOW, base) as folder:
+                descriptor = os.open(name, _SAFE_OPEN_FLAGS, dir_fd=folder)
+        except OSError:
+            return None
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            return None
+        return AnalysisReportFile(os.fdopen(descriptor, "rb"), status.st_size, _CONTENT_TYPES[named[1]])
+
+    def _report(self, day: str) -> AnalysisReport | None:
+        page = self.open(day, REPORT_INDEX)
+        if page is None:
+            return None
+        with page.file:
+            written_at = os.fstat(page.file.fileno()).st_mtime
+        return AnalysisReport(day, written_at, *self._verdict(day))
+
+    def _verdict(self, day: str) -> tuple[str, str]:
+        summary = self.open(day, _SUMMARY_FILE)
+        if summary is None:
+            return "", ""
+        with summary.file:
+            raw = summary.file.read(_MAX_SUMMARY_BYTES)
+        try:
+            said = encoding.loads_object(raw)
+        except ValueError:
+            return "", ""
+        state, verdict = said.get("state"), said.get("verdict")
+        return (state if state in _REPORT_STATES else "", verdict[:500] if isinstance(verdict, str) else "")
+
+
+def _is_day(name: str) -> bool:
+    if not _DAY_PATTERN.fullmatch(name):
+        return False
+    try:
+        date.fromisoformat(name)
+    except ValueError:
+        return False
+    return True
+
+
+@contextmanager
+def _open_directory(name: Path | str, flags: int = 0, inside: int | None = None) -> Iterator[int]:
+    """:raise OSError: it is none, or cannot be opened."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags, dir_fd=inside)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,471 @@
+"""
+Documents of records, and what has to be counted for them.
+
+Accounts and recipients get ids that are made from their numbers: no driver makes such, as those begin with the time.
+Likewise the place in the order of arrival is made from that in the archive, and comes before those that servers give.
+
+Writing a MongoDB store, in transactions, each of which says how far the import is.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from bson import ObjectId, Timestamp, encode
+from pymongo import UpdateOne
+from pymongo.client_session import ClientSession
+from pymongo.errors import BulkWriteError
+
+from mediatord.backup.mongo_export import (
+    SCHEMA_READABLE_FROM,
+    SCHEMA_VERSION_WRITTEN,
+    MongoDatabase,
+    MongoDocument,
+    MongoRecordSource,
+    check_mongodb_schema,
+    connect_to_mongodb,
+    find_stale_owners,
+    require_unused_database,
+)
+from mediatord.backup.records import (
+    AccountRecord,
+    BackupError,
+    ContractRecord,
+    ContractRequestRecord,
+    InvalidArchiveError,
+    LongFormRecord,
+    MessageRecord,
+    NonceRecord,
+    PendingEventRecord,
+    PublicEventRecord,
+    RecipientRecord,
+    RecordCounts,
+    RegistrationRecord,
+    RetiredDIDRecord,
+    StoredEventRecord,
+    StoreRecord,
+    require_empty_counts,
+    resolve_seen_at,
+)
+from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
+from mediatord.store.interfaces import decentrl
+from mediatord.store.mongo import schema
+from mediatord.store.mongo.decentrl_events import build_public_event as public_document
+from mediatord.store.mongo.decentrl_events import build_public_payload as public_payload
+from mediatord.store.mongo.decentrl_events import build_stored_event as stored_document
+from mediatord.store.mongo.decentrl_events import build_stored_payload as stored_payload
+from mediatord.store.mongo.decentrl_parties import make_party_key, sum_utf8_sizes
+from mediatord.store.mongo.driver.commands import MAX_DOCUMENT_BYTES
+from mediatord.store.mongo.ledger_entries import CARRIED_FORWARD_ID, LEDGER
+from mediatord.store.mongo.schema import (
+    ACCOUNTS,
+    DIDCOMM_COLLECTIONS,
+    IMPORT_MARKER,
+    LONG_FORM_DIDS,
+    MESSAGES,
+    NONCES,
+    RECIPIENTS,
+    RETIRED_DIDS,
+)
+from mediatord.store.recipient_names import import_names
+
+# Whose claims these were is not known.
+_EMPTY_CLAIM_TOKEN = bytes(12)
+_COUNTERS = ("contracts", "requests", "pending", "pending_bytes", "stored", "published", "archive_bytes")
+_EMPTY_COUNTERS = ("contracts", "requests", "pending", "stored", "published")
+
+
+@dataclass(eq=False, slots=True)
+class ImportBatch:
+    """
+    What some records come to.
+
+    :ivar documents: to be inserted, by collection.
+    :ivar accounts: by number: how many recipients more, and the last place.
+    :ivar recipients: by number: how many messages and bytes more.
+    :ivar parties: by DID: how much more of what is counted, and `get_registration_expiry`.
+    """
+
+    documents: dict[str, list[MongoDocument]] = field(default_factory=dict)
+    accounts: dict[int, list[int]] = field(default_factory=dict)
+    recipients: dict[int, list[int]] = field(default_factory=dict)
+    parties: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def insert(self, collection: str, document: MongoDocument) -> None:
+        self.documents.setdefault(collection, []).append(document)
+
+    def count(self, did: str, **more: int) -> None:
+        """More of what is kept for a party."""
+        party = self.parties.setdefault(did, {})
+        for name, number in more.items():
+            party[name] = party.get(name, 0) + number
+
+    def register(self, did: str, until: float) -> None:
+        """A party is registered, for this long at least."""
+        party = self.parties.setdefault(did, {})
+        party["registered_until"] = max(party.get("registered_until", 0.0), until)
+
+
+def make_import_batch(first: int, records: Sequence[StoreRecord]) -> ImportBatch:
+    """:param first: place of the first one in the archive, from 1."""
+    load = ImportBatch()
+    for place, record in enumerate(records, first):
+        add: Callable[[ImportBatch, Any, Timestamp], None] = _RECORD_ADDERS[record.kind]
+        add(load, record, Timestamp(1, place))
+    return load
+
+
+def make_object_id(number: int) -> ObjectId:
+    """That of an account or a recipient."""
+    return ObjectId(number.to_bytes(12, "big"))
+
+
+def make_party_update(did: str, more: Mapping[str, Any]) -> list[MongoDocument]:
+    """The pipeline that counts more for a party, which may not be there yet; see `decentrl_parties.Party.values`."""
+    values: MongoDocument = {name: {"$add": [{"$ifNull": [f"${name}", 0]}, more.get(name, 0)]} for name in _COUNTERS}
+    until = {"$max": [{"$ifNull": ["$registered_until", 0.0]}, more.get("registered_until", 0.0)]}
+    edition = ObjectId() if "archive_bytes" in more or "registered_until" in more else None
+    values |= {
+        "did": {"$literal": did},
+        "registered_until": until,
+        "edition": edition or {"$ifNull": ["$edition", None]},
+    }
+    empty = {"$eq": [{"$add": [f"${name}" for name in _EMPTY_COUNTERS]}, 0]}
+    marks = {
+        "waited_for": {"$cond": [{"$gt": ["$pending", 0]}, True, "$$REMOVE"]},
+        "unused": {"$cond": [empty, True, "$$REMOVE"]},
+    }
+    return [{"$set": values}, {"$set": marks}]
+
+
+def _add_account(load: ImportBatch, one: AccountRecord, place: Timestamp) -> None:
+    did = canonicalize_did(one.did)
+    document = {"did": did, "created_at": one.created_at, "draft03": one.draft03, "recipients": 0, "places": 0}
+    document["seen_at"] = resolve_seen_at(one)
+    if one.fresh:
+        document["fresh"] = True
+    load.insert(ACCOUNTS, {"_id": make_object_id(one.number), **document})
+
+
+def _add_retired_did(load: ImportBatch, one: RetiredDIDRecord, place: Timestamp) -> None:
+    load.insert(RETIRED_DIDS, {"_id": canonicalize_did(one.did)})
+
+
+def _add_recipient(load: ImportBatch, one: RecipientRecord, place: Timestamp) -> None:
+    names = import_names(one.did, one.place, one.names)
+    document: MongoDocument = {
+        "_id": make_object_id(one.number),
+        "account": make_object_id(one.account),
+        "did": names.did,
+    }
+    document |= {"did_digest": compute_did_digest(names.did), "messages": 0, "bytes": 0}
+    if names:
+        document |= {name: value for name, value in (("registered", names.place), ("names", names.stored)) if value}
+        counted = load.accounts.setdefault(one.account, [0, 0])
+        counted[0] += len(names)
+        counted[1] = max(counted[1], names.last)
+    load.insert(RECIPIENTS, document)
+
+
+def _add_message(load: ImportBatch, one: MessageRecord, place: Timestamp) -> None:
+    document: MongoDocument = {
+        "_id": one.id,
+        "recipient": make_object_id(one.recipient),
+        "account": make_object_id(one.account),
+        "seq": place,
+        "form": one.form,
+        "size": len(one.payload),
+        "received_at": one.received_at,
+        "expires_at": one.expires_at,
+        "pushes": one.pushes,
+        "digest": sha256(one.payload).digest(),
+        "payload": one.payload,
+    }
+    if one.arrived_at is not None:
+        document["arrived_at"] = one.arrived_at
+    elif one.due_at is not None:
+        document["due_at"] = one.due_at
+        if one.due_at < one.expires_at:
+            document["wakes_at"] = one.due_at
+    load.insert(MESSAGES, document)
+    counted = load.recipients.setdefault(one.recipient, [0, 0])
+    counted[0] += 1
+    counted[1] += len(one.payload)
+
+
+def _add_long_form(load: ImportBatch, one: LongFormRecord, place: Timestamp) -> None:
+    load.insert(LONG_FORM_DIDS, {"_id": canonicalize_did(one.short), "long": one.long})
+
+
+def _add_nonce(load: ImportBatch, one: NonceRecord, place: Timestamp) -> None:
+    load.insert(NONCES, {"_id": one.key, "seq": place, "until": one.until, "token": _EMPTY_CLAIM_TOKEN})
+
+
+def _add_registration(load: ImportBatch, one: RegistrationRecord, place: Timestamp) -> None:
+    document = {"_id": one.id, "party": make_party_key(one.did), "until": one.expires_at}
+    load.insert(schema.REGISTRATIONS, {**document, "digest": one.digest, "text": one.text})
+    load.register(one.did, one.expires_at)
+
+
+def _add_contract(load: ImportBatch, one: ContractRecord, place: Timestamp) -> None:
+    document = {
+        "_id": one.id,
+        "party": make_party_key(one.owner),
+        "peer": make_party_key(one.peer),
+        "peer_did": one.peer,
+        "until": one.expires_at,
+        "digest": one.digest,
+        "text": one.text,
+        "seq": place,
+    }
+    load.insert(schema.CONTRACTS.name, document)
+    load.count(one.owner, contracts=1)
+
+
+def _add_contract_request(load: ImportBatch, one: ContractRequestRecord, place: Timestamp) -> None:
+    document = {
+        "_id": one.id,
+        "party": make_party_key(one.recipient),
+        "sender": make_party_key(one.sender),
+        "sender_did": one.sender,
+        "text": one.request,
+        "public_key": one.public_key,
+        "seq": place,
+    }
+    load.insert(schema.CONTRACT_REQUESTS.name, document)
+    load.count(one.recipient, requests=1)
+
+
+def _add_pending_event(load: ImportBatch, one: PendingEventRecord, place: Timestamp) -> None:
+    size = sum_utf8_sizes(one.payload)
+    document = {
+        "_id": one.id,
+        "party": make_party_key(one.recipient),
+        "recipient_did": one.recipient,
+        "sender": make_party_key(one.sender),
+        "sender_did": one.sender,
+        "received_at": one.received_at,
+        "size": size,
+        "payload": one.payload,
+        "seq": place,
+    }
+    load.insert(schema.PENDING_EVENTS.name, document)
+    load.count(one.recipient, pending=1, pending_bytes=size)
+
+
+def _add_stored_event(load: ImportBatch, one: StoredEventRecord, place: Timestamp) -> None:
+    event = decentrl.StoredEvent(
+        one.id, one.sender, one.recipient, one.payload, one.tags, one.timestamp, one.contract_id
+    )
+    document = stored_document(event, make_party_key(one.owner), processed=one.processed) | {"seq": place}
+    load.insert(schema.STORED_EVENTS.name, document)
+    load.insert(schema.STORED_EVENTS.payloads, stored_payload(event))
+    load.count(one.owner, stored=1, archive_bytes=document["size"] + document["tags_size"])
+
+
+def _add_public_event(load: ImportBatch, one: PublicEventRecord, place: Timestamp) -> None:
+    event = decentrl.PublicEvent(one.id, one.event, one.tags, one.timestamp, one.signature, one.channel_id)
+    document = public_document(event, make_party_key(one.publisher)) | {"seq": place}
+    load.insert(schema.PUBLIC_EVENTS.name, document)
+    load.insert(schema.PUBLIC_EVENTS.payloads, public_payload(event))
+    load.count(one.publisher, published=1, archive_bytes=document["size"] + document["tags_size"])
+
+
+_RECORD_ADDERS: Mapping[str, Callable[[ImportBatch, Any, Timestamp], None]] = {
+    "account": _add_account,
+    "retired": _add_retired_did,
+    "recipient": _add_recipient,
+    "message": _add_message,
+    "long_form": _add_long_form,
+    "nonce": _add_nonce,
+    "registration": _add_registration,
+    "contract": _add_contract,
+    "contract_request": _add_contract_request,
+    "pending_event": _add_pending_event,
+    "stored_event": _add_stored_event,
+    "public_event": _add_public_event,
+}
+
+_ALL_COLLECTIONS = (*DIDCOMM_COLLECTIONS, *schema.DECENTRL_COLLECTIONS, *schema.CLUSTER_COLLECTIONS)
+_SCHEMA_COLLECTION = "schema"
+_DUPLICATE_KEY_CODE = 11000
+# Records with more than this are made to documents to see how large those are.
+_SIZE_CHECK_BYTES = 8_000_000
+# Bytes around each text, and once more for what it is looked up by.
+_TEXT_OVERHEAD_BYTES = 64
+
+
+class MongoRecordTarget:
+    """
+    :param session: in which all is written, so that whoever goes on can end what is left open in it.
+    :param known: of the daemons that have left an entry, those who are dead.
+    :ivar _owner: this process among those that import the same: the last one to begin.
+    """
+
+    def __init__(self, database: MongoDatabase, session: ClientSession, known: frozenset[str]) -> None:
+        self._database = database
+        self._session = session
+        self._known = known
+        self._owner = secrets.token_hex(12)
+
+    def accept(self, record: StoreRecord) -> None:
+        values = [value if isinstance(value, tuple) else (value,) for _, value in record]
+        texts = [one for some in values for one in some if isinstance(one, str | bytes)]
+        if (
+            sum([len(one) * 4 + _TEXT_OVERHEAD_BYTES for one in texts]) <= _SIZE_CHECK_BYTES
+        ):  # no character has more bytes
+            return
+        documents = [one for some in make_import_batch(1, [record]).documents.values() for one in some]
+        if any(len(encode(one)) > MAX_DOCUMENT_BYTES for one in documents):
+            raise InvalidArchiveError(f"a record of kind {record.kind} is larger than MongoDB takes (16 MiB)")
+
+    def begin(self, archive: str) -> int:
+        mark = check_mongodb_schema(self._database).get(IMPORT_MARKER)
+        if mark is not None:
+            return self._go_on(mark, archive)
+        require_unused_database(self._database, self._known)
+        self._make_indexes()
+        require_empty_counts(f"the MongoDB database {self._database.name}", self.counts())
+        importing = {"archive": archive, "owner": self._owner, "session": self._session_id, "done": 0}
+        change = {
+            "$set": {
+                IMPORT_MARKER: importing,
+                "version": SCHEMA_VERSION_WRITTEN,
+                "readable_from": SCHEMA_READABLE_FROM,
+            }
+        }
+        unmarked = {"_id": _SCHEMA_COLLECTION, IMPORT_MARKER: {"$exists": False}}
+        # Two that begin at the same time: one finds the document of the other in its way.
+        self._database[_SCHEMA_COLLECTION].update_one(unmarked, change, upsert=True)
+        try:
+            # Somebody who had looked before may have begun to write.
+            require_unused_database(self._database, self._known)
+            require_empty_counts(f"the MongoDB database {self._database.name}", self.counts())
+        except BackupError:
+            self._unmark()
+            raise
+        return 0
+
+    def write(self, first: int, records: Sequence[StoreRecord]) -> None:
+        load = make_import_batch(first, records)
+
+        def write(session: ClientSession) -> None:
+            self._advance(session, first - 1, len(records))
+            require_unused_database(self._database, self._known)
+            for collection, documents in load.documents.items():
+                self._insert(session, collection, documents)
+            self._database[LEDGER].update_one(
+                {"_id": CARRIED_FORWARD_ID}, _make_ledger_update(load.documents), session=session, upsert=True
+            )
+            self._update(session, ACCOUNTS, load.accounts, _make_account_update)
+            self._update(session, RECIPIENTS, load.recipients, _make_recipient_update)
+            parties = [
+                UpdateOne({"_id": make_party_key(did)}, make_party_update(did, more), upsert=True)
+                for did, more in load.parties.items()
+            ]
+            if parties:
+                self._database[schema.PARTIES].bulk_write(parties, session=session)
+
+        self._session.with_transaction(write)
+
+    def counts(self) -> RecordCounts:
+        return MongoRecordSource(self._database).counts()
+
+    def finish(self) -> None:
+        require_unused_database(self._database, self._known)
+        self._unmark()
+
+    @property
+    def _session_id(self) -> Any:
+        return self._session.session_id["id"]
+
+    def _go_on(self, mark: MongoDocument, archive: str) -> int:
+        if mark["archive"] != archive:
+            raise BackupError(
+                f"an import of another archive into the MongoDB database {self._database.name} was not finished: "
+                "run that again, or drop the database to give it up"
+            )
+        require_unused_database(self._database, self._known)
+        # It may have been killed inside a transaction, which would be in the way for a minute.
+        self._database.command("killSessions", [{"id": mark["session"]}])
+        ours = {"$set": {f"{IMPORT_MARKER}.owner": self._owner, f"{IMPORT_MARKER}.session": self._session_id}}
+        found = self._database[_SCHEMA_COLLECTION].find_one_and_update(
+            {"_id": _SCHEMA_COLLECTION, f"{IMPORT_MARKER}.archive": archive}, ours, return_document=True
+        )
+        if found is None:
+            raise BackupError("another import of this archive has just finished")
+        return int(found[IMPORT_MARKER]["done"])
+
+    def _unmark(self) -> None:
+        mine = {"_id": _SCHEMA_COLLECTION, f"{IMPORT_MARKER}.owner": self._owner}
+        if not self._database[_SCHEMA_COLLECTION].update_one(mine, {"$unset": {IMPORT_MARKER: 1}}).matched_count:
+            raise BackupError("another process has taken over this import")
+
+    def _advance(self, session: ClientSession, done: int, more: int) -> None:
+        """:raise TransferError: another process does what we were about to do."""
+        ours = {"_id": _SCHEMA_COLLECTION, f"{IMPORT_MARKER}.owner": self._owner, f"{IMPORT_MARKER}.done": done}
+        change = {"$set": {f"{IMPORT_MARKER}.done": done + more}}
+        if not self._database[_SCHEMA_COLLECTION].update_one(ours, change, session=session).matched_count:
+            raise BackupError("another process has taken over this import")
+
+    def _update(self, session: ClientSession, collection: str, counted: dict[int, list[int]], change: Any) -> None:
+        updates = [UpdateOne({"_id": make_object_id(number)}, change(more)) for number, more in counted.items()]
+        if updates and self._database[collection].bulk_write(updates, session=session).matched_count < len(updates):
+            raise BackupError(
+                f"the archive contradicts itself: something belongs to one of {collection} that is not there"
+            )
+
+    def _insert(self, session: ClientSession, collection: str, documents: list[MongoDocument]) -> None:
+        """:raise ArchiveRefused: a DID would have two owners."""
+        try:
+            self._database[collection].insert_many(documents, session=session)
+        except BulkWriteError as error:
+            codes = {one["code"] for one in (error.details or {}).get("writeErrors", ())}
+            if collection == RECIPIENTS and codes == {_DUPLICATE_KEY_CODE}:
+                raise InvalidArchiveError("a recipient is another name of a DID that is registered") from None
+            if collection in (ACCOUNTS, RETIRED_DIDS) and codes == {_DUPLICATE_KEY_CODE}:
+                raise InvalidArchiveError(f"one of {collection} has another form of a DID that is there") from None
+            raise
+
+    def _make_indexes(self) -> None:
+        there = set(self._database.list_collection_names())
+        for collection in _ALL_COLLECTIONS:
+            if collection.name not in there:
+                self._database.create_collection(collection.name)
+            if collection.indexes:
+                indexes = [{**index.definition(), "name": index.name} for index in collection.indexes]
+                self._database.command("createIndexes", collection.name, indexes=indexes)
+
+
+@contextmanager
+def open_mongodb_target(uri: str, *, stopped: bool) -> Iterator[MongoRecordTarget]:
+    """
+    An import into a database, which daemons refuse meanwhile.
+
+    :param stopped: no daemon runs, although one seems to have been killed.
+    :raise TransferError: it cannot be reached, or does not do what it is asked for.
+    """
+    with connect_to_mongodb(uri) as database, database.client.start_session() as session:
+        yield MongoRecordTarget(database, session, find_stale_owners(database) if stopped else frozenset())
+
+
+def _make_account_update(more: list[int]) -> MongoDocument:
+    return {"$inc": {"recipients": more[0]}, "$max": {"places": more[1]}}
+
+
+def _make_ledger_update(documents: dict[str, list[MongoDocument]]) -> MongoDocument:
+    """What waits was accepted, as its new store sees it; nobody else keeps the ledger meanwhile."""
+    more = {
+        "didcomm.accepted": len(documents.get(MESSAGES, ())),
+        "decentrl.accepted": len(documents.get(schema.PENDING_EVENTS.name, ())),
+    }
+    return {"$inc": more, "$set": {"settled": True}}
+
+
+def _make_recipient_update(more: list[int]) -> MongoDocument:
+    return {"$inc": {"messages": more[0], "bytes": more[1]}, "$set": {"waited_for": True}}

@@ -1,0 +1,499 @@
+"""
+What `mediatord init` writes, and to whom it belongs.
+
+`mediatord init`.
+
+What a configuration names, looked at before the daemon needs it: files, directories, keys, certificates.
+
+`mediatord check-config`.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shlex
+import sqlite3
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+from pydantic import ValidationError
+
+from mediatord.admin.site import read_admin_token
+from mediatord.app.core_services import get_log_key_path
+from mediatord.app.lifecycle import check_setting_combinations
+from mediatord.app.reload import load_identity
+from mediatord.cli.console import LOCAL_URL, config_option, json_option, print_result
+from mediatord.cluster.message_authenticator import read_cluster_keys
+from mediatord.config.file import KeyPart, render_config
+from mediatord.config.settings import Config
+from mediatord.errors import StartupError
+from mediatord.identity.encrypted_file import make_passphrase_source
+from mediatord.identity.key_file import create_keys, load_keys
+from mediatord.net.listeners import ListenerCertificate, find_certificate_files
+from mediatord.observability.pseudonym_keys import create_pseudonym_key, read_pseudonym_keys
+from mediatord.private_file import PrivateFileError
+from mediatord.store.sqlite.database_file import APPLICATION_ID, describe_database_loss, read_schema_steps
+
+# Where the daemon of the system has its files, and whose it is.
+SYSTEM = Path("/etc/mediatord")
+STATE, LOGS = Path("/var/lib/mediatord"), Path("/var/log/mediatord")
+USER = "mediatord"
+
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
+# A proxy on this machine, which says whom it speaks for.
+_LOCAL_PROXY = ("127.0.0.0/8", "::1/128")
+
+
+class SetupError(Exception):
+    """There is something in the way; the text is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileOwner:
+    """Whom the daemon of the system runs as."""
+
+    user: int
+    group: int
+
+
+def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]:
+    """
+    Write mediator.yaml, keys.jwks and log.key; the configuration, with its paths resolved, and where it is.
+
+    In the directory of the system's daemon, its state and logs are where those of daemons are, and it can read what
+    root has written. log.key is left to the daemon, as it is among the files that it writes.
+
+    :raise ValueError: `public_url` cannot be used; nothing was written.
+    :raise SetupError: one of the files is there already; nothing was written.
+    :raise PrivateFileError: a file with keys could not be written.
+    :raise OSError: the configuration could not be written.
+    """
+    config = _make_default_config(public_url)
+    if is_system_directory(directory):
+        config = _use_system_paths(config)
+    path = directory / "mediator.yaml"
+    keys, tag_key = directory / config.identity.keys, directory / "log.key"
+    made = (keys,) if config.log.key_file else (keys, tag_key)
+    for file in (path, *made):
+        if file.exists():
+            raise SetupError(f"{file} is there already and is not overwritten")
+    owner = system_owner() if is_system_directory(directory) and os.geteuid() == 0 else None
+    _create_directory(directory, owner)
+    create_keys(keys)
+    if tag_key in made:
+        create_pseudonym_key(tag_key)
+    if owner is not None:
+        os.chown(keys, owner.user, owner.group)
+    # Last: where it is, everything is. It may come to hold the password of a database.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w", encoding="utf-8") as written:
+        written.write(render_config(config))
+        if owner is not None:
+            os.fchown(written.fileno(), 0, owner.group)
+    return config.resolved(directory.absolute()), path
+
+
+def _create_directory(directory: Path, owner: FileOwner | None) -> None:
+    """As a directory that the daemon can read in, unless it is there."""
+    if directory.exists():
+        return
+    directory.mkdir(mode=0o750, parents=True)
+    if owner is not None:
+        os.chown(directory, 0, owner.group)
+
+
+def is_system_directory(directory: Path) -> bool:
+    """Whether it is that of the system's daemon."""
+    return directory.resolve() == SYSTEM
+
+
+def system_owner() -> FileOwner | None:
+    """Whom the daemon of the system runs as, if there is such a user already."""
+    try:
+        return FileOwner(pwd.getpwnam(USER).pw_uid, grp.getgrnam(USER).gr_gid)
+    except KeyError:
+        return None
+
+
+def _make_default_config(public_url: str) -> Config:
+    """
+    The defaults for this URL. Who names a port of this very machine means to listen there; behind https:// there is
+    mostly a proxy on the same machine.
+    """
+    try:
+        config = Config(public_url=public_url)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+    parts = urlsplit(config.public_url)
+    if parts.scheme == "https":
+        return Config.model_validate({"public_url": public_url, "trusted_proxies": _LOCAL_PROXY})
+    if parts.hostname in _LOOPBACK_HOSTS:
+        return Config(public_url=public_url, listen=(f"tcp:{parts.port or 80}:interface=127.0.0.1",))
+    return config
+
+
+def _use_system_paths(config: Config) -> Config:
+    sqlite = config.storage.sqlite.model_copy(update={"path": STATE / config.storage.sqlite.path})
+    storage = config.storage.model_copy(update={"sqlite": sqlite})
+    log = config.log.model_copy(update={"directory": LOGS, "key_file": STATE / "log.key"})
+    return config.model_copy(update={"storage": storage, "log": log})
+
+
+# What to do, and the commands for it.
+SetupStep = tuple[str, tuple[str, ...]]
+
+_CERTIFICATE_DIRECTORY = "/etc/letsencrypt/live"
+_TEST_CERTIFICATE_FILE = "tls.pem"
+_UNIT_FILE = "mediatord.service"
+_UNIT_PLACES = (Path("/etc/systemd/system"), Path("/usr/lib/systemd/system"), Path("/lib/systemd/system"))
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    default=".",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to write; made if it is not there. Default: here.",
+)
+@click.option("--public-url", default=LOCAL_URL, metavar="URL", show_default=True, help="What DIDs will name.")
+@json_option
+def init(directory: Path, public_url: str, as_json: bool) -> None:
+    """
+    Write mediator.yaml and fresh keys. Overwrites nothing.
+
+    With an http:// URL of this machine the mediator listens there; with any other one on 127.0.0.1:8080, where a
+    proxy reaches it. In /etc/mediatord state and logs are set to be in /var/lib/mediatord and /var/log/mediatord,
+    and the files belong to the user mediatord if there is one.
+    """
+    from mediatord.app.core_services import get_log_key_path
+    from mediatord.cli.keys import read_identity
+
+    try:
+        config, path = write_initial_files(directory, public_url)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--public-url") from None
+    identity = read_identity(config)
+    steps = list(list_next_steps(config, path))
+    written = {"config": str(path), "keys": str(config.identity.keys), "log_key": str(get_log_key_path(config))}
+    value = {
+        **written,
+        "did": identity.did,
+        "web_did": identity.web_did,
+        "listen": list(config.listen),
+        "next": [{"what": what, "commands": list(commands)} for what, commands in steps],
+    }
+    made = f"{path} and keys.jwks" if config.log.key_file else f"{path}, keys.jwks and log.key"
+    text = f"wrote {made}\n\n{identity.did}\n{identity.web_did}\n\nnext:\n{_format_steps(steps)}"
+    print_result(as_json, value, text)
+
+
+def list_next_steps(config: Config, path: Path) -> Iterator[SetupStep]:
+    """What is left to be done, in order, for a fresh configuration. :param path: where that is."""
+    from mediatord.cli.run import find_program_name
+
+    system = is_system_directory(path.parent)
+    if system:
+        yield from _list_user_steps()
+    if urlsplit(config.public_url).scheme == "https":
+        yield from _list_tls_steps(config, path)
+    typed = shlex.quote(str(path))
+    yield "look whether everything is right", (f"{find_program_name()} check-config --config {typed}",)
+    if system:
+        yield (
+            "start it, now and at every start of the system",
+            (*_list_unit_commands(), "systemctl enable --now mediatord.service"),
+        )
+    else:
+        yield "start it, until Ctrl-C", (f"{find_program_name()} run --config {typed}",)
+    what = "see how it is, and let two wallets talk" + ("" if system else ", in another terminal")
+    inside, trusting = _make_local_url(config), ""
+    if _is_local_https(config):
+        inside, trusting = config.public_url, f" --ca {shlex.quote(str(path.with_name(_TEST_CERTIFICATE_FILE)))}"
+    yield (
+        what,
+        (
+            f"{find_program_name()} status --url {inside}{trusting}",
+            f"{find_program_name()} demo --url {config.public_url}{trusting}",
+        ),
+    )
+
+
+def find_installed_units() -> Path:
+    """Where pip puts the units of systemd, which is no place where systemd looks."""
+    return Path(sys.prefix, "share/mediatord/systemd")
+
+
+def _list_unit_commands() -> Iterator[str]:
+    if (
+        not any((place / _UNIT_FILE).exists() for place in _UNIT_PLACES)
+        and (find_installed_units() / _UNIT_FILE).exists()
+    ):
+        yield f"cp {shlex.quote(str(find_installed_units()))}/mediatord.* {_UNIT_PLACES[0]}/"
+
+
+def _is_local_https(config: Config) -> bool:
+    parts = urlsplit(config.public_url)
+    return parts.scheme == "https" and parts.hostname in ("localhost", "127.0.0.1")
+
+
+def _list_user_steps() -> Iterator[SetupStep]:
+
+    if system_owner() is None:
+        yield (
+            "make its user, to whom files and directories belong",
+            (
+                f"useradd --system --home-dir {STATE} --shell /usr/sbin/nologin {USER}",
+                f"install -d -o {USER} -g {USER} -m 700 {STATE}",
+                f"install -d -o {USER} -g {USER} -m 750 {LOGS}",
+                f"chown {USER}:{USER} {SYSTEM}/keys.jwks",
+                f"chown root:{USER} {SYSTEM} {SYSTEM}/mediator.yaml",
+            ),
+        )
+
+
+def _list_tls_steps(config: Config, path: Path) -> Iterator[SetupStep]:
+
+    parts = urlsplit(config.public_url)
+    host, port = parts.hostname or "", parts.port or 443
+    if _is_local_https(config):
+        yield from _list_test_certificate_steps(host, port, path)
+        return
+    proxied = f"have a proxy answer at {config.public_url} and pass everything on to {_make_local_url(config)}, WebSockets included"
+    if is_system_directory(path.parent):
+        # The system's daemon may neither open a port below 1024 nor read there.
+        yield proxied, ()
+        return
+    files = f"{_CERTIFICATE_DIRECTORY}/{host}"
+    chain = f"certKey={files}/cert.pem:extraCertChain={files}/chain.pem"
+    yield (
+        f"{proxied}; or let the mediator do it itself, by this line in {path}",
+        (f'listen: ["ssl:{port}:privateKey={files}/privkey.pem:{chain}"]',),
+    )
+
+
+def _list_test_certificate_steps(host: str, port: int, path: Path) -> Iterator[SetupStep]:
+    """With a certificate that nobody else believes."""
+    key, certificate = path.absolute().with_name("tls.key"), path.absolute().with_name(_TEST_CERTIFICATE_FILE)
+    name = f"IP:{host}" if host[0].isdigit() else f"DNS:{host}"
+    yield (
+        "make a certificate for trying out",
+        (
+            f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj /CN={host} "
+            f"-addext subjectAltName={name} -keyout {shlex.quote(str(key))} -out {shlex.quote(str(certificate))}",
+        ),
+    )
+    endpoint = f"ssl:{port}:interface=127.0.0.1:privateKey={key}:certKey={certificate}"
+    yield f"let the mediator show it, by this line in {path}", (f'listen: ["{endpoint}"]',)
+
+
+def _make_local_url(config: Config) -> str:
+    """What reaches it from this machine."""
+    return f"http://127.0.0.1:{config.listen[0].split(':')[1]}"
+
+
+def _format_steps(steps: list[SetupStep]) -> str:
+    lines = []
+    for number, (what, commands) in enumerate(steps, start=1):
+        lines += [f"  {number}. {what}{':' if commands else ''}", *(f"     {command}" for command in commands)]
+    return "\n".join(lines)
+
+
+# The key that names it, and what is the matter.
+KeyPath = tuple[KeyPart, ...]
+Finding = tuple[KeyPath, str]
+
+
+def check_environment(config: Config, path: Path) -> Iterator[Finding]:
+    """
+    All that would keep the daemon of this configuration from starting, or from working later.
+
+    :param path: where that is written.
+    """
+    try:
+        check_setting_combinations(config)
+    except StartupError as error:
+        yield ("cluster", "listen"), str(error)
+    yield from _check_keys(config)
+    yield from _check_log(config)
+    yield from _check_store(config)
+    if urlsplit(config.storage.mongodb.uri).password and path.stat().st_mode & 0o004:
+        yield ("storage", "mongodb", "uri"), f"everybody may read the password in {path}; type: chmod o= {path}"
+    for key, endpoint in _list_endpoints(config):
+        yield from ((key, text) for text in _check_tls_files(endpoint))
+    if config.cluster.listen is not None and config.cluster.secret_file is not None:
+        yield from _check_secret_file(("cluster", "secret_file"), config.cluster.secret_file, read_cluster_keys)
+    if config.admin.listen is not None and config.admin.token_file is not None:
+        yield from _check_secret_file(("admin", "token_file"), config.admin.token_file, read_admin_token)
+
+
+def _check_secret_file(key: KeyPath, path: Path, read: Callable[[Path], object]) -> Iterator[Finding]:
+    try:
+        read(path)
+    except PrivateFileError as error:
+        yield key, str(error)
+
+
+def _check_keys(config: Config) -> Iterator[Finding]:
+    try:
+        load_keys(config.identity.keys, make_passphrase_source(config.identity.passphrase_file))
+    except PrivateFileError as error:
+        yield ("identity", "keys"), str(error)
+        return
+    try:
+        load_identity(config)
+    except StartupError as error:
+        yield ("identity",), str(error)
+
+
+def _check_log(config: Config) -> Iterator[Finding]:
+    path = get_log_key_path(config)
+    named = ("identity", "keys") if config.log.key_file is None else ("log", "key_file")
+    if path.exists():
+        yield from _check_secret_file(named, path, read_pseudonym_keys)
+    elif not path.parent.is_dir():
+        yield named, f"{path.parent} is not there; type: install -d -m 700 {path.parent}"
+    elif (reason := _explain_unwritable(path.parent)) is not None:
+        yield named, f"{path} is not there and cannot be made: {reason}"
+    if (reason := _explain_unwritable(config.log.directory)) is not None:
+        yield ("log", "directory"), reason
+
+
+def _check_store(config: Config) -> Iterator[Finding]:
+    if config.storage.backend == "sqlite":
+        path = config.storage.sqlite.path
+        yield from ((("storage", "sqlite", "path"), text) for text in _check_database(path, config.log.directory))
+    elif config.storage.backend == "mongodb":
+        yield from ((("storage", "mongodb", "uri"), text) for text in _check_mongodb(config.storage.mongodb.uri))
+
+
+def _check_database(path: Path, logs: Path) -> Iterator[str]:
+    if not path.parent.is_dir():
+        yield f"{path.parent} is not there; type: install -d -m 700 {path.parent}"
+    elif (reason := _explain_unwritable(path.parent)) is not None:
+        yield reason
+    elif loss := describe_database_loss(path, logs):
+        yield f"{path} cannot be used: {loss}"
+    elif path.exists():
+        if not os.access(path, os.R_OK | os.W_OK):
+            yield f"{path} cannot be read and written by this user"
+            return
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                yield from _check_schema(path, connection)
+        except sqlite3.Error as error:
+            yield f"{path} cannot be used: {error}"
+
+
+def _check_schema(path: Path, connection: sqlite3.Connection) -> Iterator[str]:
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if tables and application != APPLICATION_ID:
+        yield f"{path} is a database of another program"
+    elif version > len(read_schema_steps()):
+        yield f"{path} is of a newer mediatord: its schema is version {version}, this one knows {len(read_schema_steps())}"
+
+
+def _check_mongodb(uri: str) -> Iterator[str]:
+    try:
+        import txmongo  # noqa: F401  looked for only
+    except ImportError:
+        yield 'storage.backend mongodb needs pip install "mediatord[mongodb]"'
+        return
+    from mediatord.store.mongo.driver.uri import parse_mongo_uri
+
+    try:
+        parse_mongo_uri(uri)
+    except ValueError as error:
+        yield str(error)
+
+
+def _list_endpoints(config: Config) -> Iterator[Finding]:
+    yield from ((("listen", place), endpoint) for place, endpoint in enumerate(config.listen))
+    if config.admin.listen is not None:
+        yield ("admin", "listen"), config.admin.listen
+
+
+def _check_tls_files(endpoint: str) -> Iterator[str]:
+    """What is the matter with the files of an `ssl:` endpoint."""
+    if not endpoint.startswith("ssl:"):
+        return
+    unreadable = False
+    for name, path in find_certificate_files(endpoint).items():
+        try:
+            with path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+        except OSError as error:
+            unreadable = True
+            yield f"{name}: {path}: {error.strerror}"
+            continue
+        if name == "privateKey" and stat.S_IMODE(mode) & 0o007:
+            yield f"{name}: {path} is open to everybody; type: chmod o= {path}"
+    if unreadable:
+        return
+    try:
+        expiry = ListenerCertificate(endpoint, None).expiry
+    except Exception:  # the texts of OpenSSL are lists of its functions
+        yield "key and certificate cannot be used, or do not belong together"
+        return
+    if expiry <= datetime.now(UTC):
+        yield f"the certificate has expired on {expiry:%Y-%m-%d}"
+
+
+def _explain_unwritable(directory: Path) -> str | None:
+    """Why this user cannot make files there; None if it can, or can make the directory."""
+    there = directory
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        return f"{there} is no directory"
+    if not os.access(there, os.W_OK | os.X_OK):
+        what = "cannot be written to" if there == directory else f"is not there, and {there} cannot be written to,"
+        return f"{directory} {what} by this user"
+    return None
+
+
+@click.command("check-config")
+@config_option
+@json_option
+def check_config(path: Path, as_json: bool) -> int:
+    """
+    Say what is wrong with a configuration, one line each.
+
+    The files that it names are looked at as well, as the user who types this: keys, certificates, the database,
+    directories. Nothing is changed and nobody is connected to. Exits with 2 if the configuration cannot be used, with
+    1 if only what it names is not right.
+    """
+    from mediatord.config.file import ConfigProblem, examine_config
+
+    draft = examine_config(path)
+    around: list[ConfigProblem] = []
+    if draft.config is not None:
+        # What is said of a default that stands in for a mistake would be about nothing that anybody wrote.
+        found = [(where, text) for where, text in check_environment(draft.config, path) if not draft.is_wrong(where)]
+        around = [draft.problem(where, text) for where, text in found]
+    lines = draft.lines(around)
+    if as_json:
+        _print_json(path, lines)
+    else:
+        for line in lines:
+            click.echo(line, err=True)
+        if not lines:
+            click.echo(f"{path}: ok")
+    return 2 if draft.problems else 1 if around else 0
+
+
+def _print_json(path: Path, lines: list[str]) -> None:
+    from mediatord.cli.console import print_result
+
+    print_result(True, {"file": str(path), "ok": not lines, "problems": lines}, "")

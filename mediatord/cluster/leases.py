@@ -1,0 +1,261 @@
+"""
+What only one of several nodes does at a time, whichever it is.
+
+A process that works alone on a store which others could share: it keeps others away, and is kept away by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Any
+
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from mediatord.cluster.membership import STANDALONE_NODE_NAME, describe_clock_difference, list_node_names
+from mediatord.cluster.node_health import NodeHealth
+from mediatord.errors import StoreUnavailable
+from mediatord.failure_logging import redact_failure
+from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.store.interfaces.cluster import (
+    ClockSkewError,
+    ClusterJoinError,
+    ClusterNode,
+    ClusterSecretMismatch,
+    IClusterStore,
+    NodeNameTaken,
+)
+from mediatord.store.interfaces.store import IStore, StoreUnusable
+
+HOUSEKEEPING = "housekeeping"
+
+# Seconds for which a turn is held, and after which it is asked for again at the earliest.
+LEADER_LEASE = 10.0
+LEADER_RENEWAL_INTERVAL = 3.0
+
+
+class LeaderLease:
+    """
+    A turn as one node sees it.
+
+    It is held for as long as this node keeps asking whether it is, and is anybody's :data:`LEASE` seconds after that.
+
+    :param boot: of this node.
+    """
+
+    def __init__(self, clock: IReactorTime, store: IClusterStore, boot: str, lease_name: str = HOUSEKEEPING) -> None:
+        self._clock = clock
+        self._store = store
+        self._boot = boot
+        self._lease_name = lease_name
+        self._renewed_at = float("-inf")
+        self._held_until = float("-inf")
+
+    async def is_leader(self) -> bool:
+        """
+        Whether it is this node's turn now.
+
+        :raise StoreUnavailable: that is not known.
+        """
+        asked_at = self._clock.seconds()
+        if not 0 <= asked_at - self._renewed_at < LEADER_RENEWAL_INTERVAL:
+            is_held = await self._store.hold(self._lease_name, self._boot, LEADER_LEASE)
+            # Another one may have it as soon as the store's lease is over, which began when it was asked or later.
+            self._held_until = asked_at + LEADER_LEASE if is_held else asked_at
+            self._renewed_at = asked_at
+        return self._clock.seconds() < self._held_until
+
+
+_log = Logger()
+
+# Seconds: how long it counts as live after it was last heard of, and how often it says that it is. Who finds another
+# one looks so often whether it still is.
+EXCLUSIVE_LEASE = 3.0
+EXCLUSIVE_RENEWAL_INTERVAL = 1.0
+EXCLUSIVE_POLL_INTERVAL = 0.25
+# Seconds in which those whose leases ended while nobody could reach the store have come back.
+REJOIN_GRACE_PERIOD = 2.0
+
+
+class ExclusiveStoreLease(Service):
+    """
+    Notes that this process works on the store, from when it is opened until this stops.
+
+    All that work alone have the same name in the store, and no node of a cluster has their seal: so the store itself
+    lets none of them in beside another or beside a cluster, whoever is first.
+
+    :param node: this process.
+    :param gate: where requests wait until it is known whether this process may serve them.
+    :param standing: told whether its clock can be relied on.
+    :param give_up: ends the daemon with a line for the operator.
+    """
+
+    name = "lone node"
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        store: IStore,
+        node: ClusterNode,
+        gate: RequestGate,
+        node_health: NodeHealth,
+        give_up: Callable[[str], None],
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._cluster: IClusterStore = store.cluster
+        self._entry = ClusterNode(STANDALONE_NODE_NAME, node.boot, node.name, b"")
+        self._gate = gate
+        self._node_health = node_health
+        self._give_up = give_up
+        self._is_stopping = False
+        self._renewal: Deferred[Any] | None = None
+
+    def open(self) -> Deferred[None]:
+        """
+        Open the store, once nobody else works on it.
+
+        :raise StoreUnavailable: as :meth:`~mediatord.store.interfaces.store.IStore.open`.
+        :raise StoreRefused: others work on it.
+        """
+        return Deferred.fromCoroutine(self._open())
+
+    def stopService(self) -> Deferred[None]:
+        """Leave, so that the next one need not wait; what was pushed and not acknowledged is pending again."""
+        super().stopService()
+        self._is_stopping = True
+        if self._renewal is not None:
+            self._renewal.cancel()
+        return Deferred.fromCoroutine(self._release())
+
+    async def _open(self) -> None:
+        try:
+            await self._store.open()
+        except StoreUnavailable:
+            # What was begun and never ended may be in the way of opening as well.
+            await self._drop_lapsed_nodes(after=REJOIN_GRACE_PERIOD)
+            raise
+        with _hold_requests(self._gate):
+            if await self._list_lapsed_nodes():
+                await self._sleep(REJOIN_GRACE_PERIOD)
+            await self._acquire()
+        await self._drop_lapsed_nodes()
+        self._renewal = Deferred.fromCoroutine(self._keep_renewing())
+        self._renewal.addErrback(lambda failure: failure.trap(CancelledError))
+
+    async def _acquire(self) -> None:
+        """Join as soon as whoever is there proves to be gone: one whose lease ends was not renewed."""
+        until = self._clock.seconds() + EXCLUSIVE_LEASE + EXCLUSIVE_RENEWAL_INTERVAL
+        while True:
+            if self._is_stopping:
+                raise StoreUnavailable  # or will be, in a moment
+            try:
+                await self._cluster.join(self._entry, EXCLUSIVE_LEASE)
+                return
+            except NodeNameTaken as taken:
+                if self._clock.seconds() > until:
+                    raise StoreUnusable(describe_exclusive_holder(taken.holder)) from None
+            except ClockSkewError as refused:
+                raise StoreUnusable(describe_clock_difference(refused)) from None
+            except ClusterSecretMismatch:
+                raise StoreUnusable(await self._describe_cluster_conflict()) from None
+            await self._sleep(EXCLUSIVE_POLL_INTERVAL)
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await self._sleep(EXCLUSIVE_RENEWAL_INTERVAL)
+            try:
+                refusal = await self._renew()
+            except StoreUnavailable:
+                continue
+            except CancelledError:
+                raise
+            except Exception:
+                _log.failure("renewing the lease failed", redact_failure())
+                continue
+            if refusal:
+                self._give_up(refusal)
+                return
+
+    async def _renew(self) -> str:
+        """Why others have its place; empty when it has."""
+        try:
+            if not await self._cluster.renew(self._entry.boot, EXCLUSIVE_LEASE):
+                await self._cluster.join(self._entry, EXCLUSIVE_LEASE)
+            self._node_health.joined()
+        except ClockSkewError as refused:
+            self._node_health.clock_differs(refused)
+        except NodeNameTaken as taken:
+            return describe_exclusive_holder(taken.holder)
+        except ClusterJoinError:
+            return await self._describe_cluster_conflict()
+        return ""
+
+    async def _describe_cluster_conflict(self) -> str:
+        names = await list_node_names(self._cluster)
+        return f"cluster.listen: null, but nodes of a cluster work on this database: {names}"
+
+    async def _drop_lapsed_nodes(self, *, after: float = 0.0) -> None:
+        if after and await self._list_lapsed_nodes():
+            await self._sleep(after)
+        for boot in await self._list_lapsed_nodes():
+            await self._cluster.drop(boot)
+
+    async def _list_lapsed_nodes(self) -> list[str]:
+        return [boot for boot in await self._cluster.lapsed() if boot != self._entry.boot]
+
+    async def _release(self) -> None:
+        if self._renewal is None:
+            return
+        try:
+            await self._cluster.drop(self._entry.boot, until=inf)
+        except StoreUnavailable:
+            _log.warn("the store was not available for leaving it; who comes next waits until the lease is over")
+
+    def _sleep(self, seconds: float) -> Deferred[None]:
+        return deferLater(self._clock, seconds, lambda: None)
+
+
+def open_shared_store(clock: IReactorTime, store: IStore, gate: RequestGate) -> Deferred[None]:
+    """
+    Open a store for one of several, once nobody works on it alone.
+
+    :param gate: as for :class:`ExclusiveStoreLease`.
+    :raise StoreUnavailable: as :meth:`~mediatord.store.interfaces.store.IStore.open`.
+    :raise StoreRefused: somebody does.
+    """
+    return Deferred.fromCoroutine(_open_when_not_exclusive(clock, store, gate))
+
+
+async def _open_when_not_exclusive(clock: IReactorTime, store: IStore, gate: RequestGate) -> None:
+    await store.open()
+    until = clock.seconds() + EXCLUSIVE_LEASE + EXCLUSIVE_RENEWAL_INTERVAL
+    with _hold_requests(gate):
+        while exclusive := [one for one in await store.cluster.nodes() if one.name == STANDALONE_NODE_NAME]:
+            if clock.seconds() > until:
+                raise StoreUnusable(describe_exclusive_holder(exclusive[0]))
+            await deferLater(clock, EXCLUSIVE_POLL_INTERVAL, lambda: None)
+
+
+@contextmanager
+def _hold_requests(gate: RequestGate) -> Iterator[None]:
+    """Requests wait; unless others work on the store, which is when they wait for the end of this process."""
+    gate.hold()
+    try:
+        yield
+    except StoreUnusable:
+        raise
+    except BaseException:
+        gate.release()
+        raise
+    gate.release()
+
+
+def describe_exclusive_holder(exclusive: ClusterNode) -> str:
+    """Why nobody else may work on its database, in a line."""
+    return f"node {exclusive.address} works on this database alone: nodes can share it if each has a cluster.listen"

@@ -1,0 +1,215 @@
+"""The Decentrl half as the transports see it: a command in, a reply out (DCTRL-0004, reference section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.logger import Logger
+
+from mediatord.decentrl.authentication import CommandAuthenticator
+from mediatord.decentrl.context import CommandRequest, DecentrlContext, DecentrlReply, build_error_reply
+from mediatord.decentrl.contracts import ContractHandler, RegistrationHandler
+from mediatord.decentrl.events import PendingEventHandler, PublicEventHandler, StoredEventHandler
+from mediatord.errors import (
+    DuplicateNonce,
+    InternalFault,
+    MediatorError,
+    RateLimited,
+    StoreUnavailable,
+    UnauthorizedCommand,
+)
+from mediatord.failure_logging import redact_failure, release_traceback
+from mediatord.observability.event_recorder import RequestRecord
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.commands import DecentrlCommand, parse_command
+from mediatord.ratelimit.access_control import AccessList
+from mediatord.ratelimit.rate_limiter import RateLimiter, compute_request_cost
+
+_log = Logger()
+
+CommandFunction = Callable[[CommandRequest, Any], Awaitable[dict[str, Any]]]
+
+PUBLIC_QUERY = "GET_PUBLIC"
+# What reaches others than the sender; everything else is a registered identity's own business.
+_OUTGOING_COMMANDS = frozenset(
+    {"TWO_WAY_PRIVATE", "REQUEST_COMMUNICATION_CONTRACT", "COMMUNICATION_CONTRACT_RESPONSE"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandHandlers:
+    """The use cases that commands are dispatched to, and the list of those who are not served."""
+
+    registration: RegistrationHandler
+    contracts: ContractHandler
+    delivery: PendingEventHandler
+    archive: StoredEventHandler
+    channels: PublicEventHandler
+    access: AccessList
+
+
+class DecentrlDispatcher:
+    """Receives commands."""
+
+    def __init__(
+        self,
+        context: DecentrlContext,
+        admission: RateLimiter,
+        authentication: CommandAuthenticator,
+        handlers: CommandHandlers,
+    ) -> None:
+        self._context = context
+        self._admission = admission
+        self._authentication = authentication
+        self._access = handlers.access
+        self._channels = handlers.channels
+        self._registration = handlers.registration
+        self._contracts = handlers.contracts
+        self._handlers: dict[str, CommandFunction] = {
+            "TWO_WAY_PRIVATE": handlers.delivery.deliver,
+            "REQUEST_COMMUNICATION_CONTRACT": self._request_contract,
+            "COMMUNICATION_CONTRACT_RESPONSE": handlers.contracts.respond,
+            "QUERY_PENDING_COMMUNICATION_CONTRACT_REQUESTS": handlers.contracts.query_requests,
+            "ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS": handlers.contracts.acknowledge_requests,
+            "SAVE_COMMUNICATION_CONTRACT": handlers.contracts.save,
+            "QUERY_COMMUNICATION_CONTRACTS": handlers.contracts.query,
+            "QUERY_PENDING_EVENTS": handlers.delivery.query,
+            "ACKNOWLEDGE_PENDING_EVENTS": handlers.delivery.acknowledge,
+            "SAVE_EVENTS": handlers.archive.save,
+            "QUERY_EVENTS": handlers.archive.query,
+            "UPDATE_EVENT_TAGS": handlers.archive.update_tags,
+            "PUBLISH_PUBLIC_EVENT": handlers.channels.publish,
+            "DELETE_PUBLIC_EVENT": handlers.channels.delete,
+        }
+
+    async def receive(self, raw: bytes, peer: str) -> DecentrlReply:
+        """
+        Take one command; never raises. A reply of success means that whatever it asked for is durable.
+
+        :param peer: who pays, as an address.
+        """
+        record = self._context.recorder.begin("decentrl", peer, len(raw))
+        command_request: CommandRequest | None = None
+        command: DecentrlCommand | None = None
+        memory, size = self._admission.memory, len(raw)
+        has_memory = memory.take(peer, size)
+        try:
+            if not has_memory:
+                await memory.wait(peer, size)
+                has_memory = True
+            await self._admission.check_before_read(peer, len(raw))
+            await self._admission.command(peer, len(raw))
+            command = self._parse(raw, peer)
+            command_request = await self._authenticate(command, record, peer)
+            body = {"type": "SUCCESS", **await self._carry_out(command_request, peer, len(raw))}
+            reply = DecentrlReply(200, encoding.dumps(body))
+        except MediatorError as error:
+            release_traceback(error)
+            reply = build_error_reply(error)
+        except Exception as error:
+            _log.failure("serving a command failed", redact_failure())
+            release_traceback(error)
+            reply = build_error_reply(InternalFault())
+        finally:
+            if has_memory:
+                memory.refund(peer, size)
+        self._finish_record(
+            record, reply, command.name if command else None, command_request.sender if command_request else None
+        )
+        return reply
+
+    async def public(self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> DecentrlReply:
+        """`GET /public/:did`; never raises."""
+        record = self._context.recorder.begin("decentrl", peer, 0)
+        try:
+            await self._admission.reader(peer)
+            reply = DecentrlReply(200, encoding.dumps(await self._channels.read(did, arguments)))
+        except MediatorError as error:
+            release_traceback(error)
+            reply = build_error_reply(error)
+        except Exception as error:
+            _log.failure("reading a public channel failed", redact_failure())
+            release_traceback(error)
+            reply = build_error_reply(InternalFault())
+        self._finish_record(record, reply, PUBLIC_QUERY, None)
+        return reply
+
+    def _parse(self, raw: bytes, peer: str) -> DecentrlCommand:
+        try:
+            return parse_command(raw)
+        except MediatorError:
+            self._admission.charge_failure(peer, len(raw))
+            raise
+
+    async def _authenticate(self, command: DecentrlCommand, record: RequestRecord, peer: str) -> CommandRequest:
+        try:
+            command_request = await self._authentication.authenticate(command, record.request, peer)
+            if self._access.denies(command_request.sender):
+                await self._deny(command_request)
+            return command_request
+        except (StoreUnavailable, RateLimited):
+            raise
+        except MediatorError as error:
+            if isinstance(error, DuplicateNonce):
+                # It is forged: whose it is said to be is not who sent it.
+                self._context.recorder.record_replay("decentrl", None, error)
+            self._admission.charge_failure(peer, record.size)
+            raise
+
+    async def _deny(self, command_request: CommandRequest) -> None:
+        """:raise UnauthorizedCommand: always, or what is to be said before."""
+        if command_request.command.name == "REQUEST_COMMUNICATION_CONTRACT":
+            self._context.recorder.denied(command_request.sender, "policy", "decentrl")
+        await self._context.refuse(command_request.guard(), UnauthorizedCommand())
+
+    async def _carry_out(self, command_request: CommandRequest, peer: str, size: int) -> dict[str, Any]:
+        """Charge, then do it. Who repeats the command of somebody else pays for that, not who wrote it."""
+        outgoing = command_request.command.name in _OUTGOING_COMMANDS
+        cost = 1 if outgoing else compute_request_cost(size)
+        await self._charge(command_request, peer, size, cost, outgoing=outgoing)
+        try:
+            return await self._handlers[command_request.command.name](
+                command_request, command_request.command.payload
+            )
+        except DuplicateNonce as error:
+            self._admission.refund(command_request.sender, peer, outgoing=outgoing, cost=cost)
+            self._context.recorder.record_replay("decentrl", command_request.sender, error)
+            if not outgoing:
+                self._admission.charge_failure(peer, size)
+            raise
+        except (StoreUnavailable, RateLimited):
+            raise
+        except MediatorError:
+            if not outgoing:
+                self._admission.charge_failure(peer, size)
+            raise
+
+    async def _charge(
+        self, command_request: CommandRequest, peer: str, size: int, cost: int, *, outgoing: bool
+    ) -> None:
+        """:raise RateLimited: the address or the sender is over its limit; the address has paid for the attempt."""
+        if outgoing:
+            await self._admission.charge_anonymous(peer, compute_request_cost(size))
+            await self._admission.sender(command_request.sender, None, peer)
+            return
+        try:
+            await self._admission.account(command_request.sender, peer, cost)
+        except RateLimited:
+            # It was read and proven for nothing, and need not be the identity itself that sends it.
+            self._admission.charge_failure(peer, size)
+            raise
+
+    async def _request_contract(self, command_request: CommandRequest, request: Any) -> dict[str, Any]:
+        """To the mediator it is a registration."""
+        if self._context.key_directory.owns(command_request.command.recipient_did):
+            return await self._registration.register(command_request, request)
+        return await self._contracts.request(command_request, request)
+
+    def _finish_record(
+        self, record: RequestRecord, reply: DecentrlReply, kind: str | None, sender: str | None
+    ) -> None:
+        self._context.recorder.end(
+            record, status=reply.status, fault=reply.fault, kind=kind, sender=sender, session=None
+        )

@@ -1,0 +1,200 @@
+"""One Decentrl socket: authentication, pings, and nothing else from its side (DCTRL-0004 section 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from mediatord.decentrl.authentication import CommandAuthenticator, hash_nonce
+from mediatord.delivery.connections import ConnectionManager, WebSocketSession
+from mediatord.errors import (
+    AuthTimeout,
+    DuplicateNonce,
+    InternalFault,
+    InvalidMessage,
+    MediatorError,
+    RateLimited,
+    StoreUnavailable,
+    UnauthorizedCommand,
+)
+from mediatord.failure_logging import redact_failure, release_traceback
+from mediatord.observability.event_recorder import EventRecorder, RequestRecord
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.commands import AuthenticationRequest, parse_authentication_request
+from mediatord.protocol.error_codes import get_decentrl_close_code
+from mediatord.ratelimit.access_control import AccessList
+from mediatord.ratelimit.rate_limiter import RateLimiter
+from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.store.interfaces.store import IStore
+
+_log = Logger()
+
+AUTH_TIMEOUT = 10.0
+PING_INTERVAL = 30.0
+
+_AUTHENTICATE = "AUTHENTICATE"
+_AUTH_SUCCESS_FRAME = encoding.dumps({"type": "AUTH_SUCCESS"})
+
+
+@dataclass(frozen=True, slots=True)
+class DecentrlSocketContext:
+    """
+    What every Decentrl socket works with.
+
+    :param read_backlog: notes what waits for a DID when a socket is for it; None where there are no other nodes.
+    """
+
+    clock: IReactorTime
+    store: IStore
+    gate: RequestGate
+    connections: ConnectionManager[None]
+    admission: RateLimiter
+    authentication: CommandAuthenticator
+    recorder: EventRecorder
+    access: AccessList
+    read_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None = None
+
+
+class DecentrlSocketProtocol:
+    """
+    A socket until it is gone.
+
+    Its first message has to be an AUTHENTICATE, within ten seconds. From then on it gets pings and what comes for its
+    DID; whatever it says is ignored, PONG included: a peer that is gone is found out by the pings of the WebSocket
+    itself.
+    """
+
+    def __init__(self, session: WebSocketSession, context: DecentrlSocketContext) -> None:
+        self._session = session
+        self._context = context
+        self._timer: IDelayedCall | None = None
+        self._has_first_frame = False
+
+    def begin(self) -> None:
+        """The socket is open."""
+        self._timer = self._context.clock.callLater(AUTH_TIMEOUT, self._time_out)
+
+    def end(self) -> None:
+        """The socket is gone, or is none of Decentrl's."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def hear(self, frame: bytes, binary: bool) -> None:
+        """
+        One message from the other side.
+
+        :param binary: whether it came as a binary message, which none of the protocol's is.
+        :raise ShuttingDown: the daemon is stopping.
+        """
+        if not self._has_first_frame:
+            self._has_first_frame = True
+            self.end()
+            await self._context.gate.run_request(lambda: self._begin_to_serve(frame, binary))
+
+    async def _begin_to_serve(self, frame: bytes, binary: bool) -> None:
+        record = self._context.recorder.begin("decentrl", self._session.client, len(frame))
+        try:
+            did = await self._authenticate(frame, binary)
+            # What comes before this is what the other side asks for first; what comes after it is pushed.
+            await self._context.connections.announce_subscription(self._session, did)
+            if self._context.read_backlog is not None:
+                await self._context.read_backlog(self._session, did)
+        except MediatorError as error:
+            release_traceback(error)
+            self._fail(record, type(error))
+        except Exception as error:
+            _log.failure("authenticating a socket failed", redact_failure())
+            release_traceback(error)
+            self._fail(record, InternalFault)
+        else:
+            self._succeed(did)
+            self._finish_record(record, 200, did)
+
+    async def _authenticate(self, frame: bytes, binary: bool) -> str:
+        """
+        The DID that the socket is for, in the order of DCTRL-0004 10.2.
+
+        :raise MediatorError: one of :data:`mediatord.protocol.error_codes.DECENTRL_CLOSE_CODES`.
+        """
+        context, peer = self._context, self._session.client
+        await context.admission.check_before_read(peer, len(frame))
+        try:
+            message = self._read(frame, binary)
+            claimed = await context.store.claim(
+                hash_nonce(b"socket", message.did, message.nonce), context.authentication.until(message.timestamp_ms)
+            )
+            if not claimed:
+                context.recorder.record_replay("decentrl", message.did, DuplicateNonce())
+                raise DuplicateNonce
+            if (
+                context.access.denies(message.did)
+                or await context.store.decentrl.registered_until(message.did) is None
+            ):
+                raise UnauthorizedCommand
+        except (StoreUnavailable, RateLimited):
+            raise
+        except MediatorError:
+            context.admission.charge_failure(peer, len(frame))
+            raise
+        await context.admission.account(message.did, peer)
+        return message.did
+
+    def _read(self, frame: bytes, binary: bool) -> AuthenticationRequest:
+        if binary:
+            raise InvalidMessage
+        message = parse_authentication_request(frame)
+        self._context.authentication.check_time(message.timestamp_ms)
+        self._context.authentication.check_signature(
+            message.did, message.signing_key_id, message.signed, message.signature
+        )
+        return message
+
+    def _succeed(self, did: str) -> None:
+        if self._session not in self._context.connections:
+            return  # it has gone meanwhile
+        self._session.send(_AUTH_SUCCESS_FRAME)
+        known = self._context.connections.subscribe(self._session, did, None)
+        # Other nodes knew a moment ago, and will again.
+        known.addErrback(lambda failure: failure.trap(StoreUnavailable))
+        self._context.recorder.record_connection_authenticated("decentrl", self._session.name, did)
+        self._timer = self._context.clock.callLater(PING_INTERVAL, self._ping)
+
+    def _fail(self, record: RequestRecord, fault: type[MediatorError]) -> None:
+        wire = get_decentrl_close_code(fault)
+        self._session.send(encoding.dumps({"type": "AUTH_FAILED", "code": wire.code}))
+        self._session.close(wire.close, wire.code)
+        self._context.recorder.record_authentication_failure(self._session.name, wire.code)
+        self._finish_record(record, wire.status, None, fault, wire.code)
+
+    def _finish_record(
+        self,
+        record: RequestRecord,
+        status: int,
+        did: str | None,
+        fault: type[MediatorError] | None = None,
+        code: str | None = None,
+    ) -> None:
+        self._context.recorder.end(
+            record,
+            status=status,
+            fault=fault,
+            kind=_AUTHENTICATE,
+            sender=did,
+            session=self._session.name,
+            code=code,
+        )
+
+    def _time_out(self) -> None:
+        self._timer = None
+        self._has_first_frame = True
+        self._fail(self._context.recorder.begin("decentrl", self._session.client, 0), AuthTimeout)
+
+    def _ping(self) -> None:
+        self._timer = None
+        now_ms = int(self._context.clock.seconds() * 1000)
+        self._session.send(encoding.dumps({"type": "PING", "timestamp": now_ms}))
+        self._timer = self._context.clock.callLater(PING_INTERVAL, self._ping)

@@ -1,0 +1,348 @@
+"""
+Delivery to an HTTP endpoint of the account when no socket is there (reference 4.7), and replies by POST (3.3).
+
+Which way an answer goes: back on the connection, to the sender's own endpoint, or nowhere (reference 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredSemaphore
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from mediatord.clock import outside_request
+from mediatord.didcomm.messages import (
+    ACCEPTED,
+    AuthcryptSender,
+    DIDCommReply,
+    ForwardWrapper,
+    MessageOrigin,
+    MessagePacker,
+    WrapError,
+)
+from mediatord.errors import MediatorError
+from mediatord.failure_logging import redact_failure
+from mediatord.net.did_resolver import IDIDResolver
+from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError, OutboundResponse
+from mediatord.observability.event_recorder import EventRecorder
+from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.protocol.didcomm.did_document import DIDDocument, ServiceEndpoint, strip_did_url
+from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE, Message, OutgoingMessage
+from mediatord.ratelimit.access_control import AccessList
+from mediatord.store.interfaces.messages import IMessageStore, StoredMessage
+
+_log = Logger()
+
+MAX_ATTEMPTS = 5
+INITIAL_BACKOFF = 1.0
+MAX_BACKOFF = 60.0
+POST_TIMEOUT = 10.0
+# POSTs of messages under way at the same time, and likewise of replies.
+MAX_CONCURRENT_POSTS = 100
+# What may wait for its next attempt; what comes on top just waits in the queue.
+MAX_PENDING_PER_ACCOUNT = 100
+MAX_PENDING_BYTES_PER_ACCOUNT = 8_388_608
+MAX_PENDING_BYTES = 67_108_864
+# A reply goes where a stranger wants it to go: to few places, for a short time, and few at once.
+MAX_REPLIES_PER_PEER = 4
+MAX_REPLY_TARGETS = 2
+REPLY_TIMEOUT = 5.0
+_ENCRYPTED_MEDIA_TYPE = ENCRYPTED_MEDIA_TYPE.encode("ascii")
+
+
+class IOutboundPoster(Protocol):
+    """The guarded way out, see :class:`mediatord.net.outbound_http.OutboundHTTPClient`."""
+
+    async def post(self, url: str, body: bytes, content_type: bytes, *, timeout: float) -> OutboundResponse:
+        """POST and fire with the response."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFailoverSettings:
+    """
+    :param source: where endpoints come from: nowhere, from `endpoints`, or from that and the account's document.
+    :param endpoints: account DID to an http(s) URL, or to the DID of another mediator.
+    :param own_uris: our own service URIs: never POSTed to.
+    :param access: whose list says of whom nothing is delivered.
+    """
+
+    source: Literal["none", "configured", "account-did"] = "none"
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    own_uris: frozenset[str] = frozenset()
+    access: AccessList = field(default_factory=AccessList)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointTarget:
+    """A URL, and whom to wrap for before POSTing there."""
+
+    url: str
+    routing_keys: tuple[str, ...] = ()
+
+
+class EndpointResolver:
+    """
+    Finds where an account, or the sender of a request, can be POSTed to.
+
+    :param owns: whether a DID is one of ours.
+    """
+
+    def __init__(
+        self, resolver: IDIDResolver, settings: EndpointFailoverSettings, owns: Callable[[str], bool]
+    ) -> None:
+        self._resolver = resolver
+        self._settings = settings
+        self._owns = owns
+
+    @property
+    def active(self) -> bool:
+        """Whether accounts are delivered to by POST at all."""
+        return self._settings.source != "none"
+
+    def resolve_document(self, document: DIDDocument) -> list[EndpointTarget]:
+        """The http(s) endpoints of a document that are not ours, in its order of preference."""
+        return [
+            EndpointTarget(endpoint.uri, endpoint.routing_keys)
+            for endpoint in document.http_endpoints()
+            if not self._is_ours(endpoint.uri)
+        ]
+
+    async def resolve_account(self, account: str) -> list[EndpointTarget]:
+        """Where the mail of an account may be POSTed to, best first; empty when nowhere."""
+        if self._settings.access.denies(account):
+            return []
+        endpoints: Sequence[ServiceEndpoint] = ()
+        configured = self._settings.endpoints.get(account)
+        if configured is not None:
+            endpoints = [ServiceEndpoint(configured)]
+        elif self._settings.source == "account-did":
+            document = await self._resolve(account)
+            services = document.services if document else ()
+            endpoints = [endpoint for service in services for endpoint in service.endpoints]
+        targets: list[EndpointTarget] = []
+        for endpoint in endpoints:
+            targets += await self._follow(endpoint)
+        return targets
+
+    async def _follow(self, endpoint: ServiceEndpoint) -> list[EndpointTarget]:
+        uri = endpoint.uri
+        if uri.startswith(("http://", "https://")):
+            return [] if self._is_ours(uri) else [EndpointTarget(uri, endpoint.routing_keys)]
+        if not uri.startswith("did:") or self._owns(strip_did_url(uri)):
+            return []
+        # One hop only: the document of a mediator names real transports (Routing 2.0, "Using a DID as an endpoint").
+        document = await self._resolve(strip_did_url(uri))
+        if document is None:
+            return []
+        return [
+            EndpointTarget(target.url, (strip_did_url(uri), *endpoint.routing_keys))
+            for target in self.resolve_document(document)
+        ]
+
+    async def _resolve(self, did: str) -> DIDDocument | None:
+        try:
+            return await self._resolver.resolve(did)
+        except MediatorError:
+            return None
+
+    def _is_ours(self, uri: str) -> bool:
+        return uri.rstrip("/") in self._settings.own_uris
+
+
+class EndpointDelivery:
+    """
+    POSTs queued messages to the endpoints of their accounts, with retries; the queue keeps them until a 2xx.
+
+    What comes while too much is under way just waits in the queue.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        store: IMessageStore,
+        targets: EndpointResolver,
+        forward_wrapper: ForwardWrapper,
+        post: IOutboundPoster,
+        recorder: EventRecorder,
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._targets = targets
+        self._forward_wrapper = forward_wrapper
+        self._post = post
+        self._recorder = recorder
+        self._under_way: set[Deferred[None]] = set()
+        self._ending: set[Deferred[None]] = set()
+        self._slots = DeferredSemaphore(MAX_CONCURRENT_POSTS)
+        self._waiting: dict[str, tuple[int, int]] = {}
+        self._held = 0
+        self._replies_for: dict[str, int] = {}
+
+    def enqueue(self, message: StoredMessage) -> None:
+        """Begin delivering a stored message, unless too much of its account waits for that already."""
+        if not self._targets.active:
+            return
+        size, account = len(message.payload), message.account
+        waiting, held = self._waiting.get(account, (0, 0))
+        room = (
+            waiting < MAX_PENDING_PER_ACCOUNT
+            and held + size <= MAX_PENDING_BYTES_PER_ACCOUNT
+            and self._held + size <= MAX_PENDING_BYTES
+        )
+        if not room:
+            return
+        self._waiting[account] = waiting + 1, held + size
+        self._held += size
+        self._begin(self._deliver(message))
+
+    def _release_pending(self, message: StoredMessage) -> None:
+        size = len(message.payload)
+        waiting, held = self._waiting[message.account]
+        self._held -= size
+        if waiting > 1:
+            self._waiting[message.account] = waiting - 1, held - size
+        else:
+            del self._waiting[message.account]
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Messages on their way to endpoints or waiting for it, and their bytes."""
+        return sum(waiting for waiting, _ in self._waiting.values()), self._held
+
+    def can_reply(self, peer: str) -> bool:
+        """Whether one more reply may be under way for somebody at this address."""
+        return (
+            self._replies_for.get(peer, 0) < MAX_REPLIES_PER_PEER
+            and sum(self._replies_for.values()) < MAX_CONCURRENT_POSTS
+        )
+
+    def reply(self, document: DIDDocument, body: bytes, peer: str) -> None:
+        """Begin to POST a packed reply to an endpoint of a document; one round, never queued."""
+        self._replies_for[peer] = self._replies_for.get(peer, 0) + 1
+        self._begin(self._reply(document, body, peer))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        with outside_request():
+            begun: Deferred[None] = Deferred.fromCoroutine(work)
+        self._under_way.add(begun)
+        begun.addErrback(lambda failure: failure.trap(CancelledError))
+        begun.addErrback(lambda failure: _log.failure("delivery to an endpoint failed", redact_failure(failure)))
+        begun.addBoth(lambda _: self._under_way.discard(begun))
+
+    def stop(self) -> Deferred[Any]:
+        """Give up what is under way, and still queued; fires when what was taken is removed and acknowledged."""
+        for work in tuple(self._under_way):
+            work.cancel()
+        return DeferredList(list(self._ending))
+
+    async def _deliver(self, message: StoredMessage) -> None:
+        try:
+            targets = await self._targets.resolve_account(canonicalize_did(message.account))
+            pause = INITIAL_BACKOFF
+            for attempt in range(MAX_ATTEMPTS if targets else 0):
+                if await self._slots.run(self._round, message, targets):
+                    return
+                if attempt < MAX_ATTEMPTS - 1:
+                    # The slot is somebody else's meanwhile: an endpoint that is down holds up nobody.
+                    await deferLater(self._clock, pause, lambda: None)
+                    pause = min(pause * 4, MAX_BACKOFF)
+        finally:
+            self._release_pending(message)
+
+    def _round(self, message: StoredMessage, targets: Sequence[EndpointTarget]) -> Deferred[bool]:
+        return Deferred.fromCoroutine(self._try_each(message, targets))
+
+    async def _try_each(self, message: StoredMessage, targets: Sequence[EndpointTarget]) -> bool:
+        for target in targets:
+            if await self._attempt(message, target):
+                await self._end(message)
+                return True
+        return False
+
+    def _end(self, message: StoredMessage) -> Deferred[None]:
+        """Remove what was taken and tell so; whoever waits for that may give up, and it is done all the same."""
+        told: Deferred[None] = Deferred()
+        ending: Deferred[None] = Deferred.fromCoroutine(self._remove(message))
+        self._ending.add(ending)
+        ending.addErrback(lambda failure: _log.failure("delivery to an endpoint failed", redact_failure(failure)))
+        ending.addBoth(lambda _: self._ending.discard(ending))
+        ending.addBoth(told.callback)
+        return told
+
+    async def _remove(self, message: StoredMessage) -> None:
+        for removed in await self._store.remove([message.id]):
+            self._recorder.acknowledged(removed, "http", "didcomm")
+
+    async def _attempt(self, message: StoredMessage, target: EndpointTarget) -> bool:
+        try:
+            body = await self._forward_wrapper.wrap(message.payload, message.recipient_did, target.routing_keys)
+            response = await self._post.post(target.url, body, _ENCRYPTED_MEDIA_TYPE, timeout=POST_TIMEOUT)
+        except (OutboundRequestError, OutboundAddressError, WrapError):
+            return False
+        return 200 <= response.status < 300
+
+    async def _reply(self, document: DIDDocument, body: bytes, peer: str) -> None:
+        try:
+            for target in self._targets.resolve_document(document)[:MAX_REPLY_TARGETS]:
+                try:
+                    packed = await self._forward_wrapper.wrap(body, document.did, target.routing_keys, peer)
+                    response = await self._post.post(target.url, packed, _ENCRYPTED_MEDIA_TYPE, timeout=REPLY_TIMEOUT)
+                except (OutboundRequestError, OutboundAddressError, WrapError):
+                    continue
+                if 200 <= response.status < 300:
+                    return
+        finally:
+            left = self._replies_for[peer] - 1
+            if left:
+                self._replies_for[peer] = left
+            else:
+                del self._replies_for[peer]
+
+
+ReplyRoute = Literal["connection", "endpoint", "nowhere"]
+
+
+class ReplyRouter:
+    """Sends answers the way that `return_route` and the sender's document ask for."""
+
+    def __init__(self, packer: MessagePacker, targets: EndpointResolver, delivery: EndpointDelivery) -> None:
+        self._packer = packer
+        self._targets = targets
+        self._delivery = delivery
+
+    async def send(
+        self, draft: OutgoingMessage, to: Message, authcrypt_sender: AuthcryptSender, origin: MessageOrigin
+    ) -> DIDCommReply:
+        """What goes back on the connection; an answer that goes elsewhere is on its way when this is done."""
+        reply_route = self._choose_route(to, authcrypt_sender, origin)
+        if reply_route == "nowhere":
+            return ACCEPTED
+        packed = self._packer.pack(draft, authcrypt_sender)
+        if reply_route == "connection":
+            return DIDCommReply(200, packed, ENCRYPTED_MEDIA_TYPE)
+        self._delivery.reply(authcrypt_sender.document, packed, origin.peer)
+        return ACCEPTED
+
+    def is_reply_discarded(self, to: Message, authcrypt_sender: AuthcryptSender, origin: MessageOrigin) -> bool:
+        """Whether nobody would get an answer, so that there is no need to make one."""
+        return self._choose_route(to, authcrypt_sender, origin) == "nowhere"
+
+    def _choose_route(self, to: Message, authcrypt_sender: AuthcryptSender, origin: MessageOrigin) -> ReplyRoute:
+        route = (to.return_route or "").lower()
+        if route == "thread" and to.return_route_thread not in (None, to.thread):
+            route = "none"
+        if route in ("all", "thread"):
+            return "connection"
+        has_endpoint = bool(self._targets.resolve_document(authcrypt_sender.document)) and self._delivery.can_reply(
+            origin.peer
+        )
+        if route == "none":
+            return "endpoint" if has_endpoint else "nowhere"
+        if origin.session is not None or not has_endpoint:
+            return "connection"
+        return "endpoint"

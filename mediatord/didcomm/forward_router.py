@@ -1,0 +1,310 @@
+"""Routing 2.0: a forward is opened, its payloads are stored, then pushed (UC-021 main flow, reference section 4)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from twisted.internet.interfaces import IReactorTime
+
+from mediatord.didcomm.messages import ForwardWrapper, MessageOrigin, MessageUnpacker, UnpackedMessage, WrapError
+from mediatord.errors import (
+    BadAttachment,
+    MediatorError,
+    NotEnrolled,
+    RateLimited,
+    RecipientUnknown,
+    RoutingLoop,
+    StoreUnavailable,
+    TooLarge,
+    Unsupported,
+)
+from mediatord.observability.event_recorder import EventRecorder, RequestRecord
+from mediatord.protocol.canonical_did import canonicalize_did, is_did_peer_3
+from mediatord.protocol.didcomm import jwe
+from mediatord.protocol.didcomm.forward import (
+    MAX_ATTACHMENTS,
+    ForwardPayload,
+    compute_delay,
+    compute_expiry,
+    read_next,
+    read_payloads,
+)
+from mediatord.ratelimit.access_control import AccessList
+from mediatord.ratelimit.rate_limiter import RateLimiter, compute_request_cost
+from mediatord.ratelimit.sender_fingerprint import SenderFingerprint
+from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, Payload, StoredMessage
+from mediatord.store.interfaces.store import IStore
+
+FORWARD_KEY = ("routing", 2, "forward")
+FORWARD_NAME = "routing/2.0/forward"
+MAX_FORWARD_DEPTH = 3
+# Envelopes to ourselves inside one message.
+MAX_INNER_ENVELOPES = 8
+# Forwards whose repetition is noticed.
+MAX_REMEMBERED_FORWARDS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSettings:
+    """
+    :param ttl: seconds a message may wait.
+    :param max_delay: longest `delay_milli` that is honoured, in seconds.
+    :param routing_keys: recipient DID to the keys to wrap for before delivery, told to us out of band.
+    :param rewrap: whether every payload goes into a fresh forward to its recipient.
+    :param registered_senders_only: refuse forwards that no account is proven to have sent.
+    :param encrypted_only: refuse payloads that do not look like an envelope.
+    :param max_payload: bytes of one payload; a queue that is smaller could not keep it.
+    :param access: whose list says of whom no forward is taken, if it is proven to be theirs.
+    """
+
+    ttl: float = 259_200.0
+    max_delay: float = 86_400.0
+    routing_keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rewrap: bool = False
+    registered_senders_only: bool = False
+    encrypted_only: bool = True
+    max_payload: int = 67_108_864
+    access: AccessList = field(default_factory=AccessList)
+
+
+@dataclass(frozen=True, slots=True)
+class _ForwardPlan:
+    """What one forward comes down to once everything about it was checked."""
+
+    recipient: str
+    origin: int
+    payloads: list[ForwardPayload]
+    expires_at: float
+    due_at: float | None
+
+
+@dataclass(slots=True)
+class _NestedForwardState:
+    """
+    How far forwards to ourselves have led, and how many envelopes were opened on the way.
+
+    :param sender: the DID that is proven to have sent the outermost, if any.
+    """
+
+    depth: int = 0
+    opened: int = 0
+    sender: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryCallbacks:
+    """
+    What happens to a message once it is stored.
+
+    :param hand_over: to whoever takes it, and tells whether a socket did.
+    :param wait_for: told when a delayed message becomes due.
+    :param settle: told of messages that are gone.
+    """
+
+    dispatch: Callable[[StoredMessage, Callable[[bool], None]], None]
+    schedule_wakeup: Callable[[float], None]
+    resolve_pushes: Callable[[Iterable[str]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSources:
+    """
+    Where chance comes from.
+
+    :param new_message_id: ids of stored messages: unique, URI-safe.
+    :param uniform: as `random.uniform`.
+    """
+
+    new_message_id: Callable[[], str]
+    uniform: Callable[[float, float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """The rooms that routing works with."""
+
+    clock: IReactorTime
+    store: IStore
+    unpacker: MessageUnpacker
+    forward_wrapper: ForwardWrapper
+    admission: RateLimiter
+    deliveries: DeliveryCallbacks
+    recorder: EventRecorder
+    owns: Callable[[str], bool]
+    origins: SenderFingerprint
+    sources: RandomSources
+
+
+class ForwardRouter:
+    """Takes forwards."""
+
+    def __init__(self, route: ForwardContext, settings: ForwardSettings) -> None:
+        self._route = route
+        self._settings = settings
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    async def forward(self, record: RequestRecord, received: UnpackedMessage, origin: MessageOrigin) -> None:
+        """
+        Store every payload of a forward, then push it; done once that is durable.
+
+        The checks come in the order of reference 4.1, and nothing is stored unless all of them pass.
+        """
+        await self._route.admission.charge_anonymous(origin.peer, compute_request_cost(record.size))
+        plans = await self._plan(received, origin, _NestedForwardState())
+        enqueued = await self._deposit([await self._ready(plan) for plan in plans])
+        for one in enqueued:
+            self.dispatch(record, one, received.sender)
+
+    async def _plan(
+        self, received: UnpackedMessage, origin: MessageOrigin, descent: _NestedForwardState
+    ) -> list[_ForwardPlan]:
+        message = received.message
+        next_ = read_next(message)
+        count = len(message.attachments or ())
+        if not 0 < count <= MAX_ATTACHMENTS:
+            raise BadAttachment
+        did = canonicalize_did(next_)
+        ours = self._route.owns(did)
+        recipient = "" if ours else await self._registered(did)
+        if descent.depth == 0:
+            descent.sender = await self._check_sender(received, origin, count)
+        # One was paid for when it came in, or was opened.
+        await self._route.admission.charge_anonymous(origin.peer, count - 1)
+        now = self._route.clock.seconds()
+        expires_at = compute_expiry(message, now, self._settings.ttl)
+        payloads = read_payloads(message, encrypted_only=self._settings.encrypted_only or ours)
+        if ours:
+            return await self._unwrap(payloads, origin, descent)
+        held = compute_delay(message, self._settings.max_delay, self._route.sources.uniform)
+        party = self._route.origins.of(recipient, origin.peer, descent.sender)
+        return [_ForwardPlan(recipient, party, payloads, expires_at, now + held if held > 0 else None)]
+
+    async def _check_sender(self, received: UnpackedMessage, origin: MessageOrigin, count: int) -> str | None:
+        """Who is charged for it, and has sent it in the eyes of a queue."""
+        if received.sender is not None and self._settings.access.denies(received.sender):
+            raise NotEnrolled
+        # The very same forward again may be somebody else's doing, and is never charged to its sender twice.
+        is_new = self._is_new(received.digest)
+        if is_new:
+            await self._route.admission.sender(received.sender, received.message.sender, origin.peer, count)
+        if self._settings.registered_senders_only:
+            sender = received.sender
+            if sender is None or await self._route.store.account(sender) is None:
+                raise NotEnrolled
+        return received.sender if is_new else None
+
+    @property
+    def remembered(self) -> int:
+        """Forwards whose repetition would be noticed."""
+        return len(self._seen)
+
+    def _is_new(self, digest: bytes) -> bool:
+        if digest in self._seen:
+            return False
+        self._seen[digest] = None
+        if len(self._seen) > MAX_REMEMBERED_FORWARDS:
+            self._seen.popitem(last=False)
+        return True
+
+    async def _registered(self, did: str) -> str:
+        """
+        The recipient DID as it is kept.
+
+        :raise RecipientUnknown: nobody has registered it.
+        """
+        if is_did_peer_3(did):
+            names = await self._route.store.spellings(did)
+            if names:
+                return canonicalize_did(names[0])
+        elif await self._route.store.owner(did) is not None:
+            return did
+        raise RecipientUnknown
+
+    async def _unwrap(
+        self, payloads: list[ForwardPayload], origin: MessageOrigin, descent: _NestedForwardState
+    ) -> list[_ForwardPlan]:
+        """
+        A forward to ourselves, as senders make it when a wallet lists us both as endpoint and as routing key: what
+        it carries are new messages to us (reference 4.3).
+        """
+        if descent.depth >= MAX_FORWARD_DEPTH:
+            raise RoutingLoop
+        descent.opened += len(payloads)
+        if descent.opened > MAX_INNER_ENVELOPES:
+            raise BadAttachment
+        deposits: list[_ForwardPlan] = []
+        for payload, _ in payloads:
+            try:
+                inner = await self._route.unpacker.open(jwe.parse(payload), origin.peer)
+            except (StoreUnavailable, RateLimited):
+                raise
+            except MediatorError:
+                raise BadAttachment from None
+            if inner.message.type.key != FORWARD_KEY:
+                raise Unsupported
+            descent.depth += 1
+            deposits += await self._plan(inner, origin, descent)
+            descent.depth -= 1
+        return deposits
+
+    async def _ready(self, plan: _ForwardPlan) -> EnqueueRequest:
+        """The payloads in the form in which they are stored."""
+        payloads = []
+        for opaque in plan.payloads:
+            data, form = await self._wrapped(opaque, plan.recipient)
+            if len(data) > self._settings.max_payload:
+                raise TooLarge
+            payloads.append(Payload(self._route.sources.new_message_id(), data, form))
+        return EnqueueRequest(plan.recipient, tuple(payloads), plan.expires_at, plan.due_at, plan.origin)
+
+    async def _deposit(self, deposits: Sequence[EnqueueRequest]) -> Sequence[EnqueueResult]:
+        if len(deposits) > 1:
+            return await self._route.store.enqueue_all(deposits)
+        (only,) = deposits
+        return [
+            await self._route.store.enqueue(
+                only.recipient_did,
+                only.payloads,
+                expires_at=only.expires_at,
+                due_at=only.due_at,
+                origin=only.origin,
+            )
+        ]
+
+    def dispatch(self, record: RequestRecord, enqueued: EnqueueResult, sender: str | None) -> None:
+        """
+        Pass on what is durable now: whatever fails from here on, the sender is told so and the message waits.
+
+        :param sender: the DID that is proven to have sent it, if any.
+        """
+        recorder, deliveries = self._route.recorder, self._route.deliveries
+        if enqueued.evicted:
+            for evicted in enqueued.evicted:
+                recorder.evicted(evicted)
+            deliveries.resolve_pushes([evicted.id for evicted in enqueued.evicted])
+        for message in enqueued.messages:
+            tell = partial(self._accepted, record, message, sender)
+            if message.due_at is None:
+                deliveries.dispatch(message, tell)
+            else:
+                tell(False)
+                deliveries.schedule_wakeup(message.due_at)
+
+    def _accepted(self, record: RequestRecord, message: StoredMessage, sender: str | None, pushed: bool) -> None:
+        self._route.recorder.accepted(record.request, message, sender, "live" if pushed else "queue", "didcomm")
+
+    async def _wrapped(self, opaque: ForwardPayload, recipient: str) -> ForwardPayload:
+        data, form = opaque
+        keys = self._settings.routing_keys.get(recipient, ())
+        try:
+            if self._settings.rewrap:
+                data = await self._route.forward_wrapper.rewrap(data, recipient)
+            if keys:
+                data = await self._route.forward_wrapper.wrap(data, recipient, keys)
+        except WrapError:
+            # The payload itself is for the recipient anyway: better delivered without decoration than not at all.
+            return opaque
+        return data, form

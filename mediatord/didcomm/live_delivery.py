@@ -1,0 +1,444 @@
+"""
+A stored message goes to whoever takes it: a socket here, one at another node, or an endpoint of its account.
+
+Having the store mark messages as pushed, when it is worth a write.
+
+Live delivery: pushing to open sockets, and knowing which pushes were never acknowledged (reference 6.3).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from sys import intern
+from typing import Literal
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from mediatord.clock import outside_request
+from mediatord.delivery.connections import (
+    CompactMultiMap,
+    ConnectionManager,
+    TooManySubscriptions,
+    WebSocketSession,
+    send_to_subscribers,
+)
+from mediatord.didcomm.messages import AuthcryptSender, MessagePacker, RecipientKeys
+from mediatord.errors import StoreUnavailable
+from mediatord.failure_logging import redact_failure
+from mediatord.observability.event_recorder import EventRecorder
+from mediatord.protocol.didcomm.message import OutgoingMessage
+from mediatord.protocol.didcomm.message_pickup import DELIVERY, AttachmentFormat, make_delivery_attachment
+from mediatord.store.interfaces.messages import IMessageStore, RemovedMessage, StoredMessage
+
+_log = Logger()
+
+
+class DeliveryDispatcher:
+    """
+    Hands messages over.
+
+    :param push: writes to the sockets of this process; False when none took it.
+    :param elsewhere: has other nodes push; fires with whether a socket took it and never fails. None for one process.
+    :param fail_over: told of a message that no socket took.
+    """
+
+    def __init__(
+        self,
+        push: Callable[[StoredMessage], bool],
+        remote_delivery: Callable[[StoredMessage], Deferred[bool]] | None,
+        fail_over: Callable[[StoredMessage], None],
+    ) -> None:
+        self._push = push
+        self._remote_delivery = remote_delivery
+        self._fail_over = fail_over
+
+    def __call__(self, message: StoredMessage, tell: Callable[[bool], None] | None = None) -> None:
+        """
+        Waits for nothing and never fails; what nobody takes stays in the queue.
+
+        :param tell: told whether a socket took it, as soon as that is known.
+        """
+        pushed = self._push(message)
+        if self._remote_delivery is None:
+            self._done(message, tell, pushed)
+            return
+        # Its recipient may have sockets at several nodes, and all of them get it.
+        taken = self._remote_delivery(message)
+        if pushed:
+            self._done(message, tell, pushed)
+        else:
+            taken.addCallback(lambda there: self._done(message, tell, there))
+            taken.addErrback(lambda failure: _log.failure("handing over a message failed", redact_failure(failure)))
+
+    def _done(self, message: StoredMessage, tell: Callable[[bool], None] | None, pushed: bool) -> None:
+        if tell is not None:
+            tell(pushed)
+        if not pushed:
+            self._fail_over(message)
+
+
+# How long a push may wait to be marked in the store. One that is acknowledged before that is never marked.
+MARK_DELAY = 1.0
+# Pushes that are marked at once when there are so many.
+MARK_BATCH_SIZE = 1000
+
+
+class DeliveryMarker:
+    """
+    Has the store mark messages as delivered.
+
+    The mark is for operators, for counters and for other nodes. Where there are none of those, it waits a little:
+    nearly every push is acknowledged before it would have been worth a write.
+
+    :param write: `mark_delivered` of the store.
+    :param patience: seconds that a mark may wait.
+    """
+
+    def __init__(
+        self, clock: IReactorTime, write: Callable[[Sequence[str]], Deferred[None]], patience: float
+    ) -> None:
+        self._clock = clock
+        self._write = write
+        self._patience = patience
+        self._waiting: dict[str, None] = {}
+        self._timer: IDelayedCall | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, id_: str) -> None:
+        """A message was pushed."""
+        self._waiting[id_] = None
+        if not self._patience or len(self._waiting) >= MARK_BATCH_SIZE:
+            self._flush()
+        elif self._timer is None:
+            self._timer = self._clock.callLater(self._patience, self._flush)
+
+    def cancel_mark(self, id_: str) -> bool:
+        """There is nothing to be marked any more; whether it had been left unmarked so far."""
+        if id_ not in self._waiting:
+            return False
+        del self._waiting[id_]
+        if not self._waiting:
+            self._stop()
+        return True
+
+    def _flush(self) -> None:
+        ids = list(self._waiting)
+        self._waiting.clear()
+        self._stop()
+        with outside_request():
+            log_mark_failure(self._write(ids))
+
+    def _stop(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None
+
+
+def log_mark_failure(done: Deferred[None]) -> None:
+    """The mark is for operators and counters; the message itself is safe without it."""
+
+    def failed(failure: object) -> None:
+        _log.warn("the store did not take a delivery mark")
+
+    done.addErrback(lambda failure: failed(failure) if failure.check(StoreUnavailable) else failure)
+    done.addErrback(lambda failure: _log.failure("marking a delivery failed", redact_failure(failure)))
+
+
+# DIDs of one socket that are remembered as having been seen there.
+MAX_BOUND_DIDS = 256
+# Messages that are remembered as having been pushed here.
+MAX_REMEMBERED_PUSHES = 100_000
+# Pushes that may be neither acknowledged nor overdue; one more, and the oldest is pending again before its time.
+MAX_UNACKNOWLEDGED_PUSHES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDeliveryHooks:
+    """
+    What keeps several nodes from delivering a message twice.
+
+    :param read_backlog: notes what waits for a DID when a socket has subscribed to it.
+    :param record_pickups: lets other nodes know that messages were handed out by pickup.
+    """
+
+    read_backlog: Callable[[WebSocketSession, str], Awaitable[None]]
+    record_pickups: Callable[[Sequence[str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDeliverySettings:
+    """
+    How pushing is done.
+
+    :param timeout: seconds after which an unacknowledged push is pending again.
+    :param form: form of the attachment in a pushed delivery.
+    :param mode: `delivery` pushes a pickup message, `raw` the payload itself.
+    :param by_default: whether a socket is live as soon as an account is known on it.
+    :param node: boot of this node, which pushes are marked with; empty where it is the only one.
+    """
+
+    timeout: float = 60.0
+    form: AttachmentFormat = "as-received"
+    mode: Literal["delivery", "raw"] = "delivery"
+    by_default: bool = False
+    node: str = ""
+
+
+@dataclass(slots=True)
+class _UnacknowledgedPush:
+    """
+    One message on its way.
+
+    :param at: when it was written.
+    :param sessions: to which sockets.
+    """
+
+    at: float
+    recipient_did: str
+    received_at: float
+    sessions: tuple[WebSocketSession, ...]
+
+
+class LiveDelivery:
+    """
+    Pushes messages to the sockets that subscribed to their account.
+
+    Whatever is pushed stays in the store until it is acknowledged (decision D11).
+
+    :param hooks: None where there are no other nodes.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        store: IMessageStore,
+        connections: ConnectionManager[RecipientKeys],
+        packer: MessagePacker,
+        recorder: EventRecorder,
+        settings: LiveDeliverySettings,
+        hooks: ClusterDeliveryHooks | None = None,
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._connections = connections
+        self._packer = packer
+        self._recorder = recorder
+        self._settings = settings
+        self._read_backlog = hooks.read_backlog if hooks else None
+        self._record_pickups = hooks.record_pickups if hooks else None
+        self._pushes: OrderedDict[str, _UnacknowledgedPush] = OrderedDict()
+        # Of several nodes, each has to know what it has pushed itself: others do not count for its sockets.
+        self._pushed: OrderedDict[str, None] = OrderedDict()
+        self._by_session: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
+        self._bound: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
+        self._marks = DeliveryMarker(clock, self._mark, 0.0 if settings.node else MARK_DELAY)
+        connections.on_close(self._session_closed)
+
+    async def bind(self, session: WebSocketSession, recipient: AuthcryptSender) -> None:
+        """
+        A DID proved itself on a socket (reference 3.2), which may have been closed meanwhile.
+
+        :raise StoreUnavailable: other nodes cannot know that the socket is live.
+        """
+        if session not in self._connections:
+            return
+        if not self._bound.has(session, recipient.did) and self._bound.count(session) < MAX_BOUND_DIDS:
+            did = intern(recipient.did)
+            self._bound.put(session, did, None)
+            self._recorder.record_connection_authenticated("didcomm", session.name, did)
+            if self._settings.by_default:
+                with suppress(TooManySubscriptions):
+                    await self.subscribe(session, recipient)
+
+    async def subscribe(self, session: WebSocketSession, recipient: AuthcryptSender) -> None:
+        """
+        Push to this socket what comes for an account; see :meth:`~mediatord.delivery.connections.ConnectionManager.subscribe`.
+
+        :raise TooManyDIDs: nothing comes, since it is live for so many already.
+        :raise StoreUnavailable: what other nodes accept will not be pushed before the store is there again.
+        """
+        await self._connections.subscribe(session, intern(recipient.did), RecipientKeys(recipient))
+        if self._read_backlog is not None:
+            await self._read_backlog(session, recipient.did)
+
+    async def rotate(self, prior: str, recipient: AuthcryptSender, session: WebSocketSession | None) -> None:
+        """
+        An account goes by a new DID (reference 2.3): the socket that said so stays live for it.
+
+        Its other sockets are not; we could not write to them for the new DID before it has spoken there.
+
+        :raise StoreUnavailable: other nodes cannot know.
+        """
+        was_pushed_live = session is not None and self._connections.is_subscribed(session, prior)
+        for other, other_recipient in self._connections.subscribers(prior):
+            if other is not session and other_recipient is not None:  # or it speaks Decentrl
+                self._connections.unsubscribe(other, prior)
+        if session is not None and was_pushed_live:
+            await self._connections.transfer_subscription(
+                session, prior, intern(recipient.did), RecipientKeys(recipient)
+            )
+
+    def push(self, message: StoredMessage) -> bool:
+        """
+        Write a stored message to every socket that subscribed to its account.
+
+        Waits for nothing and never fails: False when no socket took it, and then it just stays in the queue.
+        """
+        return self._push(message, self._connections.subscribers(message.account))
+
+    def push_remote(self, message: StoredMessage, *, by: float = inf) -> bool:
+        """
+        As :meth:`push`, for a message that another node accepted: not to sockets for which it waited already.
+
+        :param by: leaves out sockets that subscribed after this time, too.
+        """
+        return self._push(message, self._connections.subscribers(message.account, by=by, message=message.id))
+
+    def record_pickup(self, ids: Sequence[str]) -> None:
+        """The recipient of these messages has asked for them, and gets them."""
+        if self._record_pickups is not None:
+            self._record_pickups(ids)
+
+    def was_pushed(self, id_: str) -> bool:
+        """
+        Whether a message is on a socket of ours, neither acknowledged nor overdue; of several nodes, whether it ever
+        was, as far as that is remembered, and has not been acknowledged here.
+        """
+        return id_ in self._pushes or id_ in self._pushed
+
+    def _push(self, message: StoredMessage, subscribers: Sequence[tuple[WebSocketSession, RecipientKeys]]) -> bool:
+        accepted_by = send_to_subscribers(subscribers, partial(self._frame, message))
+        if not accepted_by:
+            return False
+        try:
+            self._record_push(message, accepted_by)
+        except Exception:
+            _log.failure("taking note of a push failed", redact_failure())
+        return True
+
+    def _record_push(self, message: StoredMessage, accepted_by: Sequence[WebSocketSession]) -> None:
+        """It is on its way to these sockets."""
+        if self._recorder.is_own(message.recipient_did):
+            # Without a mark: what is left of it expires soon, and nobody is to be told that it came to nothing.
+            self._remember(message.id)
+            return
+        before = self._pushes.pop(message.id, None)  # a late look may find what has just been pushed
+        sessions = tuple({*accepted_by, *before.sessions}) if before else tuple(accepted_by)
+        did = intern(message.recipient_did)
+        self._pushes[message.id] = _UnacknowledgedPush(self._clock.seconds(), did, message.received_at, sessions)
+        for session in accepted_by:
+            self._by_session.put(session, message.id, None)
+        self._limit_pushes()
+        self._recorder.pushed(message, [session.name for session in accepted_by], "live", "didcomm")
+        self._remember(message.id)
+        self._marks.add(message.id)
+
+    def _limit_pushes(self) -> None:
+        """One that pushed to nobody who acknowledges shall not fill the memory."""
+        if len(self._pushes) > MAX_UNACKNOWLEDGED_PUSHES:
+            id_, push = next(iter(self._pushes.items()))
+            self._remove_push(id_)
+            self._requeue_pushes({id_: push})
+
+    @property
+    def unacknowledged_pushes(self) -> int:
+        """Pushes that are neither acknowledged nor overdue."""
+        return len(self._pushes)
+
+    @property
+    def remembered(self) -> int:
+        """Messages that are remembered as having been pushed, where other nodes may ask."""
+        return len(self._pushed)
+
+    def was_pushed_live(self, removed: RemovedMessage, resolved: Collection[str]) -> bool:
+        """
+        Whether a message that was acknowledged had been pushed.
+
+        :param settled: what was pushed here, as :meth:`settle` said; of other nodes only the store knows.
+        """
+        return removed.id in resolved or bool(self._settings.node and removed.pushes)
+
+    def resolve_pushes(self, ids: Iterable[str]) -> set[str]:
+        """Forget the pushes that were acknowledged; those among `ids` that had been pushed."""
+        resolved = set()
+        for id_ in ids:
+            self._pushed.pop(id_, None)
+            self._marks.cancel_mark(id_)
+            if self._remove_push(id_):
+                resolved.add(id_)
+        return resolved
+
+    def requeue_overdue_pushes(self) -> None:
+        """Make pushes pending again that were not acknowledged in time, or are from before the clock was set back."""
+        now = self._clock.seconds()
+        late = {}
+        while self._pushes:
+            id_, push = next(iter(self._pushes.items()))
+            if 0.0 <= now - push.at < self._settings.timeout:
+                break
+            late[id_] = push
+            self._remove_push(id_)
+        self._requeue_pushes(late)
+
+    def _frame(self, message: StoredMessage, recipient: RecipientKeys | None) -> bytes | None:
+        """None for a socket that speaks Decentrl, which may serve the same DID."""
+        if recipient is None:
+            return None
+        if self._settings.mode == "raw":
+            return message.payload
+        attachment = make_delivery_attachment(message.id, message.payload, message.form, self._settings.form)
+        draft = OutgoingMessage(id=self._packer.new_id(), type=DELIVERY, attachments=[attachment])
+        return self._packer.pack(draft, recipient)
+
+    def _session_closed(self, session: WebSocketSession) -> None:
+        self._bound.pop(session)
+        lost = {}
+        for id_, _ in self._by_session.pop(session):
+            push = self._pushes[id_]
+            push.sessions = tuple(one for one in push.sessions if one is not session)
+            if not push.sessions:
+                del self._pushes[id_]
+                lost[id_] = push
+        self._requeue_pushes(lost)
+
+    def _remember(self, id_: str) -> None:
+        if self._settings.node:
+            self._pushed[id_] = None
+            self._pushed.move_to_end(id_)
+            if len(self._pushed) > MAX_REMEMBERED_PUSHES:
+                self._pushed.popitem(last=False)
+
+    def _remove_push(self, id_: str) -> bool:
+        """Whether it was on a socket."""
+        push = self._pushes.pop(id_, None)
+        if push is None:
+            return False
+        for session in push.sessions:
+            self._by_session.discard(session, id_)
+        return True
+
+    def _mark(self, ids: Sequence[str]) -> Deferred[None]:
+        return self._store.mark_delivered(ids, node=self._settings.node)
+
+    def _requeue_pushes(self, pushes: Mapping[str, _UnacknowledgedPush]) -> None:
+        """UC-021 AF-6: what was pushed in vain is in the queue again."""
+        marked: list[str] = []
+        unmarked: list[str] = []
+        for id_ in pushes:
+            (unmarked if self._marks.cancel_mark(id_) else marked).append(id_)
+        self._record_requeued(unmarked, pushes)
+        if marked:
+            log_mark_failure(self._store.mark_pending(marked).addCallback(self._record_requeued, pushes))
+
+    def _record_requeued(self, ids: Iterable[str], pushes: Mapping[str, _UnacknowledgedPush]) -> None:
+        for id_ in ids:
+            self._recorder.record_push_failure(id_, pushes[id_].recipient_did, pushes[id_].received_at)

@@ -1,0 +1,99 @@
+"""Returning memory to the system after large requests, and bounding what waits for the garbage collector."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable
+from time import perf_counter
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+# Buffers of fewer bytes are not counted: they are used again and again.
+LARGE_BUFFER_BYTES = 16_384
+# Bytes of buffers that are freed before free memory is returned to the system, and seconds until that is done.
+TRIM_BYTES = 8_388_608
+TRIM_SECONDS = 2.0
+# Then it is done once more, for what was still in use: a request may take 10 seconds, but few do.
+RETRIM_SECONDS = 5.0
+# Bytes after which the collector looks for reference cycles, however few objects there are.
+COLLECT_BYTES = 33_554_432
+# Part of the time that may be spent on looking for them everywhere.
+_MAX_COLLECTION_TIME_SHARE = 0.02
+
+# A parameter of glibc's mallopt: blocks of so many bytes are mapped one by one, and returned when they are freed. By
+# itself it raises that up to 32 MiB, and keeps such blocks in a heap that a small block above holds in place.
+_M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 262_144
+
+
+def tune_garbage_collector() -> None:
+    """
+    Keep the garbage collector from walking over all that was imported, again and again.
+
+    A message makes many short-lived objects and hardly a cycle; the defaults cost about a tenth of the throughput.
+    What the thresholds count is objects: :class:`MemoryReclaimer` bounds the bytes.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def limit_malloc_mmap_threshold() -> None:
+    """Have the allocator keep no large blocks that are freed, where it is glibc's."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+
+
+def trim_malloc_heap() -> None:
+    """Return free memory to the system, where the allocator is glibc's."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+class MemoryReclaimer:
+    """
+    Returns memory to the system some seconds after large buffers were freed.
+
+    :param collect: runs the collector over this generation and those below.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        collect: Callable[[int], object] = gc.collect,
+        trim: Callable[[], None] = trim_malloc_heap,
+        steady: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._collect = collect
+        self._trim = trim
+        self._monotonic = steady
+        self._to_trim = self._to_collect = self._to_collect_all = 0
+        self._next_full = 0.0
+        self._timer: IDelayedCall | None = None
+
+    def released(self, size: int) -> None:
+        """A buffer of so many bytes is free, or will be at once; those below :data:`LARGE_BUFFER_BYTES` need not be counted."""
+        self._to_trim += size
+        self._to_collect += size
+        if self._to_collect >= COLLECT_BYTES:
+            self._to_collect_all += self._to_collect
+            self._to_collect = 0
+            self._collect(1)
+        if self._to_trim >= TRIM_BYTES and self._timer is None:
+            self._timer = self._clock.callLater(TRIM_SECONDS, self._reclaim)
+
+    def _reclaim(self) -> None:
+        self._timer = None
+        begun = self._monotonic()
+        if self._to_collect_all and begun >= self._next_full:
+            self._to_collect_all = 0
+            self._collect(2)
+            ended = self._monotonic()
+            self._next_full = ended + (ended - begun) / _MAX_COLLECTION_TIME_SHARE
+        more, self._to_trim = self._to_trim >= TRIM_BYTES, 0
+        self._trim()
+        if more or self._to_collect_all:
+            self._timer = self._clock.callLater(RETRIM_SECONDS, self._reclaim)

@@ -1,0 +1,112 @@
+"""What is said on a socket: DIDComm, or Decentrl until the first message shows otherwise (contract section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from mediatord.delivery.connections import WebSocketSession
+from mediatord.didcomm.messages import DIDCommReply, MessageOrigin, is_unreadable
+from mediatord.observability.event_recorder import ProtocolName
+from mediatord.protocol.decentrl.commands import is_didcomm_envelope
+
+ReceiveMessage = Callable[[bytes, MessageOrigin], Awaitable[DIDCommReply]]
+
+MAX_UNDECRYPTABLE = 3
+
+
+class SocketHandler(Protocol):
+    """Our side of one Decentrl socket (DCTRL-0004 section 10)."""
+
+    def begin(self) -> None:
+        """The socket is open."""
+
+    async def hear(self, frame: bytes, binary: bool) -> None:
+        """
+        One message; what there is to say goes to the session.
+
+        :raise ShuttingDown: it was not served.
+        """
+
+    def end(self) -> None:
+        """The socket is gone, or is served as DIDComm after all; nothing more will be heard."""
+
+
+class ProtocolSocketHandler(SocketHandler, Protocol):
+    """
+    What one socket speaks.
+
+    :ivar half: the protocol.
+    """
+
+    half: ProtocolName
+
+
+class DIDCommSocketHandler:
+    """
+    A socket that speaks DIDComm (DIDComm reference 3.2).
+
+    :param answer: sends one frame, sooner or later.
+    """
+
+    __slots__ = ("_answer", "_opaque", "_receive", "_session")
+
+    # Of the class: it is the same for all.
+    half: ProtocolName = "didcomm"
+
+    def __init__(self, receive: ReceiveMessage, session: WebSocketSession, answer: Callable[[bytes], None]) -> None:
+        self._receive = receive
+        self._session = session
+        self._answer = answer
+        self._opaque = 0
+
+    def begin(self) -> None:
+        """Nothing is said before the first message."""
+
+    async def hear(self, frame: bytes, binary: bool) -> None:
+        """One message, text or binary; served also when the socket has gone meanwhile."""
+        reply = await self._receive(frame, MessageOrigin(self._session.client, self._session))
+        if is_unreadable(reply):
+            self._opaque += 1
+            if self._opaque == 1:
+                self._answer(reply.body)
+            elif self._opaque >= MAX_UNDECRYPTABLE:
+                self._session.close(1008, "undecryptable")
+        elif reply.body:
+            self._answer(reply.body)
+
+    def end(self) -> None:
+        """Nothing ends with the socket."""
+
+
+class ProtocolSwitch:
+    """A socket that speaks Decentrl, unless what it says first is an envelope."""
+
+    def __init__(self, decentrl: SocketHandler, didcomm: ProtocolSocketHandler) -> None:
+        self._decentrl = decentrl
+        self._didcomm = didcomm
+        self._heard = False
+        self._ended = False
+        self.half: ProtocolName = "decentrl"
+
+    def begin(self) -> None:
+        """The socket is open."""
+        self._decentrl.begin()
+
+    async def hear(self, frame: bytes, binary: bool) -> None:
+        """One message."""
+        if not self._heard:
+            self._heard = True
+            if is_didcomm_envelope(frame):
+                self.half = "didcomm"
+                self._decentrl.end()
+        if self.half == "didcomm":
+            await self._didcomm.hear(frame, binary)
+        elif not self._ended:
+            await self._decentrl.hear(frame, binary)
+
+    def end(self) -> None:
+        """The socket is gone: nobody is there to authenticate, while what came in envelopes still counts."""
+        if self.half == "decentrl" and not self._ended:
+            self._ended = True
+            self._decentrl.end()

@@ -1,0 +1,248 @@
+"""
+Headers that every answer has.
+
+Coroutine in, HTTP response out.
+
+Handing a body that was POSTed to its half, however the request was read, and putting the reply into HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.server import NOT_DONE_YET, Request
+
+from mediatord.decentrl.context import DecentrlReply as CommandReply
+from mediatord.decentrl.context import build_error_reply as command_refusal
+from mediatord.didcomm.messages import ACCEPTED, DIDCommReply, MessageOrigin
+from mediatord.errors import DeadlineExceeded, InternalFault, MediatorError, RateLimited, ShuttingDown
+from mediatord.failure_logging import redact_failure
+from mediatord.observability.event_recorder import ProtocolName
+from mediatord.protocol import encoding
+from mediatord.protocol.error_codes import get_didcomm_error_code
+
+# Every answer may be read by a page of any origin; what only a preflight asks for is told only there. Browser wallets
+# preflight every message, because of its Content-Type (reference 3.1).
+CORS_HEADERS = [("Access-Control-Allow-Origin", "*")]
+PREFLIGHT_HEADERS = [
+    ("Access-Control-Allow-Methods", "GET, POST, OPTIONS"),
+    ("Access-Control-Allow-Headers", "Content-Type"),
+    ("Access-Control-Max-Age", "86400"),
+]
+EXPOSE_RETRY_AFTER_HEADER = ("Access-Control-Expose-Headers", "Retry-After")
+
+SERVER_NAME = b"mediatord"
+
+_log = Logger()
+
+_RAW_CORS_HEADERS = [(name.encode("ascii"), [value.encode("ascii")]) for name, value in CORS_HEADERS]
+# What Twisted has no words for.
+REASON_PHRASES = {426: b"Upgrade Required", 429: b"Too Many Requests"}
+_RAW_EXPOSE_HEADER = (EXPOSE_RETRY_AFTER_HEADER[0].encode("ascii"), [EXPOSE_RETRY_AFTER_HEADER[1].encode("ascii")])
+
+
+@dataclass(frozen=True, slots=True)
+class HTTPResponse:
+    """
+    An HTTP response.
+
+    :param headers: beyond Content-Type, Content-Length and those that every answer has.
+    :param shared: whether pages of any origin may read it.
+    """
+
+    status: int
+    body: bytes = field(default=b"", repr=False)
+    content_type: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    shared: bool = True
+
+
+def write_response(request: Request, answer: HTTPResponse, unread: HTTPResponse | None = None) -> None:
+    """
+    Send the whole response and finish.
+
+    :param unread: what is sent instead if the client leaves too much unread; without it `answer` is sent anyway.
+    """
+    client: Any = request
+    if unread is not None and not client.has_room(_get_body_size(request, answer)):
+        answer = unread
+    _set_response_head(request, answer)
+    if size := _get_body_size(request, answer):
+        request.write(answer.body)
+        client.response_written(size)
+    request.finish()
+
+
+def _get_body_size(request: Request, answer: HTTPResponse) -> int:
+    return 0 if request.method == b"HEAD" else len(answer.body)
+
+
+def _set_response_head(request: Request, answer: HTTPResponse) -> None:
+    request.setResponseCode(answer.status, REASON_PHRASES.get(answer.status))
+    headers = request.responseHeaders
+    for name, values in _RAW_CORS_HEADERS if answer.shared else ():
+        headers.setRawHeaders(name, values)
+    headers.setRawHeaders(b"Server", [SERVER_NAME])
+    if answer.content_type:
+        headers.setRawHeaders(b"Content-Type", [answer.content_type])
+    else:
+        headers.removeHeader(b"Content-Type")
+        request.defaultContentType = None
+    for name, value in answer.headers:
+        headers.setRawHeaders(name, [value])
+        if name == b"Retry-After":
+            headers.setRawHeaders(*_RAW_EXPOSE_HEADER)
+    if answer.status != 204:  # RFC 9110 section 8.6
+        headers.setRawHeaders(b"Content-Length", [b"%d" % len(answer.body)])
+
+
+def respond_with_deadline(
+    request: Request,
+    work: Awaitable[HTTPResponse],
+    clock: IReactorTime,
+    *,
+    deadline: float,
+    late: HTTPResponse,
+    fault: HTTPResponse,
+    unread: HTTPResponse,
+) -> int:
+    """
+    Finish `request` with what `work` returns.
+
+    :param deadline: seconds after which `late` is answered instead; the work itself goes on to its end.
+    :param fault: the answer when `work` raises.
+    :param unread: the answer when the client leaves too much unread.
+    """
+    gone: list[Failure] = []
+    request.notifyFinish().addErrback(gone.append)
+    finished = False
+
+    def finish(answer: HTTPResponse) -> None:
+        nonlocal finished
+        if not finished and not gone:  # the peer may have left; the work is finished all the same
+            finished = True
+            write_response(request, answer, unread)
+
+    timer = clock.callLater(deadline, finish, late)
+
+    async def answer() -> None:
+        try:
+            outcome = await work
+        except Exception:
+            _log.failure("answering a request failed", redact_failure())
+            outcome = fault
+        if timer.active():
+            timer.cancel()
+        finish(outcome)
+
+    Deferred.fromCoroutine(answer())
+    return NOT_DONE_YET
+
+
+JSON_CONTENT_TYPE = b"application/json"
+
+ReceiveMessage = Callable[[bytes, MessageOrigin], Awaitable[DIDCommReply]]
+ExecuteCommand = Callable[[bytes, str], Awaitable[CommandReply]]
+
+# What clients are seen to label envelopes with, besides the right type (reference 3.1).
+_TOLERATED_MEDIA_TYPES = frozenset(
+    {
+        b"",
+        b"application/didcomm-encrypted+json",
+        b"didcomm-encrypted+json",
+        b"application/didcomm+encrypted",
+        b"application/json",
+        b"application/octet-stream",
+        b"application/x-www-form-urlencoded",
+    }
+)
+
+
+def select_protocol(content_type: bytes) -> ProtocolName:
+    """
+    Which half a body is for, where both are served.
+
+    :param content_type: the header as sent; empty without one.
+    """
+    return "didcomm" if b"didcomm" in _parse_media_type(content_type) else "decentrl"
+
+
+async def respond_to_message(receive: ReceiveMessage, body: bytes, client: str, content_type: bytes) -> HTTPResponse:
+    """
+    Hand a message to the DIDComm half and put its reply into HTTP.
+
+    :param content_type: the header as sent; of what is nothing like an envelope the mediator is told.
+    """
+    has_foreign_content_type = _parse_media_type(content_type) not in _TOLERATED_MEDIA_TYPES
+    try:
+        reply = await receive(body, MessageOrigin(client, None, has_foreign_content_type))
+    except ShuttingDown as error:
+        return build_refusal("didcomm", error)
+    return build_didcomm_response(reply)
+
+
+def build_didcomm_response(reply: DIDCommReply) -> HTTPResponse:
+    """A reply of the DIDComm half as a response."""
+    return HTTPResponse(
+        reply.status, reply.body, reply.media_type.encode("ascii"), build_retry_after(reply.retry_after)
+    )
+
+
+async def respond_to_command(work: Awaitable[CommandReply]) -> HTTPResponse:
+    """Put what the Decentrl half replies into HTTP."""
+    try:
+        return _build_decentrl_response(await work)
+    except ShuttingDown as error:
+        return build_refusal("decentrl", error)
+
+
+def build_refusal(half: ProtocolName, error: MediatorError) -> HTTPResponse:
+    """A refusal of the whole request; in the DIDComm half it is no DIDComm message, but a word for people."""
+    if half == "decentrl":
+        return _build_decentrl_response(command_refusal(error))
+    wire = get_didcomm_error_code(error)
+    body = encoding.dumps({"status": "error", "detail": wire.comment})
+    return HTTPResponse(wire.status, body, JSON_CONTENT_TYPE, build_retry_after(wire.retry_after))
+
+
+def build_error(status: int, code: str, *headers: tuple[bytes, bytes]) -> HTTPResponse:
+    """A refusal that is none of a command, in the shape that those have (DCTRL-0004 11.1)."""
+    return HTTPResponse(status, encoding.dumps({"type": "ERROR", "code": code}), JSON_CONTENT_TYPE, headers)
+
+
+def build_retry_after(seconds: int | None) -> tuple[tuple[bytes, bytes], ...]:
+    """The header that says when to come again, if that is known."""
+    return () if seconds is None else ((b"Retry-After", b"%d" % seconds),)
+
+
+def _build_decentrl_response(reply: CommandReply) -> HTTPResponse:
+    return HTTPResponse(reply.status, reply.body, JSON_CONTENT_TYPE, build_retry_after(reply.retry_after))
+
+
+def _parse_media_type(content_type: bytes) -> bytes:
+    return content_type.partition(b";")[0].strip().lower()
+
+
+# Of what was taken and is answered with nothing else.
+ACCEPTED_RESPONSE = build_didcomm_response(ACCEPTED)
+TIMEOUT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
+    half: build_refusal(half, DeadlineExceeded()) for half in ("didcomm", "decentrl")
+}
+FAULT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
+    half: build_refusal(half, InternalFault()) for half in ("didcomm", "decentrl")
+}
+# In place of an answer, to a client that does not read those it has.
+UNREAD_LIMIT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
+    half: build_refusal(half, RateLimited()) for half in ("didcomm", "decentrl")
+}
+# To an address with too many requests of any kind; what else it has sent on the connection is not served.
+RATE_LIMIT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
+    half: replace(answer, headers=(*answer.headers, (b"Connection", b"close")))
+    for half, answer in UNREAD_LIMIT_RESPONSES.items()
+}

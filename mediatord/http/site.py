@@ -1,0 +1,423 @@
+"""The HTTP site: stock Twisted, with the body capped before it is buffered and no access log."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any, cast
+
+from twisted.internet.interfaces import IProtocol
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
+from twisted.web.http import HTTPChannel, _IdentityTransferDecoder
+from twisted.web.server import Request, Site
+
+from mediatord.decentrl.context import build_error_reply
+from mediatord.errors import RateLimited, TooLarge
+from mediatord.http.fast_path import FastHTTPChannel, serialize_response
+from mediatord.http.flow_control import ConnectionResponseBudget, ResponseBudget
+from mediatord.http.memory_reclaimer import LARGE_BUFFER_BYTES
+from mediatord.http.resources import HTTPContext, RootResource, get_addresses, get_probe_token
+from mediatord.http.responses import (
+    CORS_HEADERS,
+    JSON_CONTENT_TYPE,
+    RATE_LIMIT_RESPONSES,
+    build_error,
+    select_protocol,
+)
+from mediatord.observability.event_recorder import ProtocolName
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.discover_features import PROBLEM_REPORT
+from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE
+from mediatord.protocol.error_codes import DIDCOMM_ERROR_CODES
+
+# A client that is told 413 may go on sending for so long, or so much, before it is cut off.
+_DISCARD_SECONDS = 5.0
+_DISCARD_BYTES = 16_777_216
+# Bytes that are read in one go, and requests that are served, in a quantum of the scheduler. A head is no longer.
+_CHUNK_BYTES = 16_384
+_REQUESTS_PER_QUANTUM = 2
+# How long a request may take to arrive.
+REQUEST_RECEIVE_TIMEOUT = 60.0
+
+
+class BackpressureHTTPChannel(HTTPChannel):
+    """
+    Serves a client no further request while it does not read the answers to those it has sent.
+
+    Twisted's own pauses only what comes next from the network, and only between two requests: answers to requests
+    that are small and many would pile up without end.
+    """
+
+    _began = 0.0
+    _closing = False
+    # What was received behind the piece that is served first; nothing of it is looked at before the next quantum.
+    _ahead = b""
+    _suspended = False
+    # The client has said that it sends nothing more.
+    _half_closed = False
+    _quantum = _REQUESTS_PER_QUANTUM
+
+    def connectionMade(self) -> None:
+        """A client is there."""
+        self.response_budget = ConnectionResponseBudget(cast(Any, self).site.unread)
+        super().connectionMade()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Called with what comes; a request that takes a minute to arrive is given up, however steadily it drips."""
+        if self._closing:  # the transport reads on, and nobody would ever look at what came
+            return
+        if self._suspended:
+            self._ahead += data
+            return
+        now = cast(Any, self).site.clock.seconds()
+        if data or self._ahead:
+            self._began = self._began or now
+        if self._began and now - self._began > REQUEST_RECEIVE_TIMEOUT:
+            cast(Any, self.transport).abortConnection()
+        else:
+            self._read(self._ahead + data if self._ahead else data)
+
+    def _read(self, data: bytes) -> None:
+        """Read a piece, which may be a whole head; the rest in a later quantum."""
+        if self._closing:
+            return
+        self._ahead = data[_CHUNK_BYTES:]
+        super().dataReceived(data[:_CHUNK_BYTES])
+        if cast(Any, self)._closing:
+            return
+        if self._ahead and not self._suspended and isinstance(self._transferDecoder, _IdentityTransferDecoder):
+            # One body, which costs nothing to read.
+            data, self._ahead = self._ahead, b""
+            super().dataReceived(data)
+        if self._ahead:
+            self._suspend()
+
+    def setLineMode(self, extra: bytes = b"") -> None:  # noqa: N802  Twisted's name
+        """Called when a request is answered, with what came behind it; that is before what was not looked at yet."""
+        self.line_mode = 1
+        if self._busyReceiving:
+            super().dataReceived(extra)
+        elif extra:
+            self._began = cast(Any, self).site.clock.seconds()
+            self._read(extra + self._ahead)
+
+    def _suspend(self) -> None:
+        self._suspended = self.paused = True
+        self._networkProducer.pauseProducing()
+        cast(Any, self).site.scheduler.add(self)
+
+    def run_quantum(self) -> None:
+        """Serve some requests, or read some more of one."""
+        self._suspended = False
+        if self._closing or self._waitingForTransport:
+            return
+        self.paused = False
+        self._quantum = _REQUESTS_PER_QUANTUM
+        if not self._handlingRequest:
+            self._networkProducer.resumeProducing()
+        self.dataReceived(b"")
+        self._close_if_done()
+
+    def readConnectionLost(self) -> None:  # noqa: N802  Twisted's name
+        """Called when the client sends nothing more; it waits for its answers."""
+        self._half_closed = True
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        """Close a connection on which no request will come, once all that came are answered."""
+        if not self._half_closed or self._closing or self.transport is None:
+            return
+        if not (self._handlingRequest or self._busyReceiving or self._suspended or self._waitingForTransport):
+            self.loseConnection()
+
+    def headerReceived(self, line: bytes) -> bool:  # noqa: N802  Twisted's name
+        """Called with a header. Digits that Python refuses to read are a mistake like others."""
+        try:
+            is_fine: bool = super().headerReceived(line)
+            return is_fine
+        except ValueError:
+            self._respondToBadRequestAndDisconnect()
+            return False
+
+    def allContentReceived(self) -> None:
+        """Called when a request is there."""
+        self._began = 0.0
+        self._quantum -= 1
+        super().allContentReceived()
+
+    def _respondToBadRequestAndDisconnect(self) -> None:  # noqa: N802  Twisted's name
+        """Called when what came is no HTTP; Twisted would say so in no words at all."""
+        cast(Any, self.transport).write(_BAD_REQUEST_RESPONSE)
+        self.loseConnection()
+
+    def response_written(self, rate_limit_key: str, size: int) -> None:
+        """
+        Called when an answer is written.
+
+        :param size: bytes, which count while the client does not take them.
+        """
+        if self._waitingForTransport:
+            self.response_budget.add(rate_limit_key, size)
+
+    def requestDone(self, request: Any) -> None:  # noqa: N802  Twisted's name
+        """Called when an answer is written."""
+        if self._waitingForTransport:
+            self.paused = True
+            self._networkProducer.pauseProducing()
+        enough = self._quantum <= 0 and (self._buffer or self._dataBuffer or self._ahead) and self.persistent
+        if enough and not self._waitingForTransport:
+            self._suspend()
+        super().requestDone(request)
+        if self._suspended:
+            self._networkProducer.pauseProducing()
+        self._close_if_done()
+
+    def resumeProducing(self) -> None:
+        """The client has read what there was."""
+        self.response_budget.clear()
+        super().resumeProducing()
+        if self._suspended:
+            self._networkProducer.pauseProducing()
+        elif self.paused and not self._waitingForTransport:
+            self.paused = False
+            self.dataReceived(b"")
+        self._close_if_done()
+
+    def take_unparsed_bytes(self) -> bytes:
+        """What has come behind the request that is being answered: it is for whoever gets the connection now."""
+        behind, self._dataBuffer = b"".join(self._dataBuffer), []
+        ahead, self._ahead = self._ahead, b""
+        return behind + cast(bytes, self.clearLineBuffer()) + ahead
+
+    def loseConnection(self) -> None:
+        """Called when nothing more will be said; the client has a while to read what was."""
+        self._closing = True
+        self.setTimeout(cast(Any, self).site.timeOut)
+        # Or TLS would never see that the client closes as well.
+        self._networkProducer.resumeProducing()
+        super().loseConnection()
+
+    def timeoutConnection(self) -> None:  # noqa: N802  Twisted's name
+        """Called when a client was silent too long, or did not read its answer; Twisted would wait for it on."""
+        cast(Any, self.transport).abortConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """The client is gone."""
+        self.response_budget.clear()
+        super().connectionLost(reason)
+        # The channel and its request are a reference cycle.
+        site = cast(Any, self).site
+        site.scheduler.discard(self)
+        site.memory.released(sum(map(len, (*self._dataBuffer, self._ahead))))
+        self._dataBuffer, self._ahead = [], b""
+        self.clearLineBuffer()
+
+
+class SizeLimitedRequest(Request):
+    """
+    A request whose body is refused with 413 as soon as it is known to be too long.
+
+    The refusal goes out at once and the rest of the body is read and thrown away for a while: closing on a client
+    that is still sending would make its kernel discard our answer.
+    """
+
+    _received = 0
+    _refused = False
+
+    def gotLength(self, length: int | None) -> None:
+        """Called once the headers are there."""
+        self.content = BytesIO()
+        if length is not None and length > self._site.max_body:
+            self._refuse()
+
+    def handleContentChunk(self, data: bytes) -> None:
+        """Called with every piece of the body, chunked or not."""
+        self._received += len(data)
+        if self._refused:
+            if self._received > _DISCARD_BYTES:
+                self._transport.abortConnection()
+        elif self._received > self._site.max_body:
+            self._refuse()
+        else:
+            super().handleContentChunk(data)
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """Called once the whole body is there."""
+        self._release()
+        if self._refused:
+            self.channel.loseConnection()
+        elif self._site.front.admits(self._rate_limit_key):
+            super().requestReceived(command, path, version)
+        else:
+            self._reject_rate_limited(path)
+
+    def _reject_rate_limited(self, path: bytes) -> None:
+        """The address sends too much: nothing more is served on this connection."""
+        half: ProtocolName = "didcomm" if path == b"/didcomm" else "decentrl"
+        self._site.front.record_early_rejection(half, self._rate_limit_key, RateLimited())
+        self._transport.write(serialize_response(RATE_LIMIT_RESPONSES[half], int(self._site.clock.seconds())))
+        self.channel.loseConnection()
+
+    def connectionLost(self, reason: Failure) -> None:
+        """The client is gone, perhaps in the middle of the body."""
+        self._release()
+        super().connectionLost(reason)
+
+    def _release(self) -> None:
+        if self._received >= LARGE_BUFFER_BYTES:
+            self._site.memory.released(self._received)
+        self._received = 0
+
+    def has_room(self, size: int) -> bool:
+        """Whether an answer of so many bytes may be written, seeing what its payer has not read yet."""
+        response_budget: ConnectionResponseBudget = cast(Any, self.channel).response_budget
+        return response_budget.has_room(self._rate_limit_key, size)
+
+    def response_written(self, size: int) -> None:
+        """An answer of so many bytes was written."""
+        cast(Any, self.channel).response_written(self._rate_limit_key, size)
+
+    @property
+    def _rate_limit_key(self) -> str:
+        return self._site.front.peers.rate_limit_key(*get_addresses(self), get_probe_token(self))
+
+    @property
+    def _site(self) -> MediatorSite:
+        site: MediatorSite = cast(Any, self.channel).site
+        return site
+
+    @property
+    def _transport(self) -> Any:
+        return self.channel.transport
+
+    def _refuse(self) -> None:
+        self._refused = True
+        self.content = BytesIO()
+        # Or the channel would tell the client to go on.
+        self.requestHeaders.removeHeader(b"Expect")
+        half = self._half()
+        self._site.front.record_early_rejection(half, self._rate_limit_key, TooLarge())
+        transport = self._transport
+        transport.write(_TOO_LARGE_RESPONSES[half])
+        getattr(transport, "loseWriteConnection", transport.loseConnection)()
+        timer = self._site.clock.callLater(_DISCARD_SECONDS, transport.abortConnection)
+        self.notifyFinish().addErrback(lambda _: timer.cancel() if timer.active() else None)
+
+    def _half(self) -> ProtocolName:
+        """Whose client this is, by address or label: the request is not there yet, only its head."""
+        path: bytes = cast(Any, self.channel)._path.partition(b"?")[0]
+        if path == b"/didcomm" or path.startswith(b"/didcomm/"):
+            return "didcomm"
+        return select_protocol(self.getHeader(b"content-type") or b"")
+
+
+def _build_too_large_report() -> bytes:
+    wire = DIDCOMM_ERROR_CODES[TooLarge]
+    report = {"type": PROBLEM_REPORT, "body": {"code": wire.code, "comment": wire.comment}}
+    return encoding.dumps({"id": "too-large", "typ": PLAINTEXT_MEDIA_TYPE, **report})
+
+
+def _build_final_response(status: int, reason: str, content_type: str, body: bytes) -> bytes:
+    """A whole response after which the connection is closed."""
+    headers = [
+        ("Content-Type", content_type),
+        ("Content-Length", str(len(body))),
+        ("Connection", "close"),
+        *CORS_HEADERS,
+    ]
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    return f"HTTP/1.1 {status} {reason}\r\n{lines}\r\n".encode("ascii") + body
+
+
+def _build_too_large_response(content_type: str, body: bytes) -> bytes:
+    return _build_final_response(DIDCOMM_ERROR_CODES[TooLarge].status, "Content Too Large", content_type, body)
+
+
+_BAD_REQUEST_RESPONSE = _build_final_response(
+    400, "Bad Request", JSON_CONTENT_TYPE.decode("ascii"), build_error(400, "BAD_REQUEST").body
+)
+_TOO_LARGE_RESPONSES: dict[ProtocolName, bytes] = {
+    "didcomm": _build_too_large_response(PLAINTEXT_MEDIA_TYPE, _build_too_large_report()),
+    "decentrl": _build_too_large_response(JSON_CONTENT_TYPE.decode("ascii"), build_error_reply(TooLarge()).body),
+}
+
+
+class MediatorSite(Site):
+    """
+    A site without forms and access log: both cost more than all the rest of a request.
+
+    :param max_body: bytes.
+    :param max_per_host: connections of one address that are no sockets, which have a limit of their own.
+    :param max_of_trusted: the same of an address in a community (:class:`~mediatord.http.client_address.ClientAddressResolver`).
+    """
+
+    protocol = BackpressureHTTPChannel  # type: ignore[assignment]  # instead of a proxy that could speak HTTP/2
+    requestFactory = SizeLimitedRequest
+    noisy = False
+
+    def __init__(
+        self, front: HTTPContext, max_body: int, max_per_host: int, max_per_trusted_network: int = 0
+    ) -> None:
+        super().__init__(RootResource(front), reactor=front.clock, parsePOSTFormSubmission=False)
+        self._max_per_host = max_per_host
+        self._max_per_trusted_network = max(max_per_host, max_per_trusted_network)
+        self._per_host: dict[str, int] = {}
+        self.front = front
+        self.clock = front.clock
+        self.scheduler = front.scheduler
+        self.max_body = max_body
+        self.reading: set[FastHTTPChannel] = set()
+        self.memory = front.memory
+        self.unread = ResponseBudget(released=self.memory.released)
+
+    def limit(self, max_body: int, max_per_host: int, max_per_trusted_network: int = 0) -> None:
+        """Go by other limits from now on; what is open already stays open."""
+        self.max_body = max_body
+        self._max_per_host = max_per_host
+        self._max_per_trusted_network = max(max_per_host, max_per_trusted_network)
+
+    def read_ahead(self) -> tuple[int, int]:
+        """Connections with requests that are not complete or not begun, and the bytes of those; on the short way."""
+        self.reading = {channel for channel in self.reading if channel.held}
+        return len(self.reading), sum(channel.held for channel in self.reading)
+
+    def buildProtocol(self, addr: object) -> Any:
+        """An :class:`~mediatord.http.fast_path.FastHTTPChannel`: a connection begins on the short way."""
+        host = self._rate_limit_key(addr)
+        open_ones = self._per_host.get(host, 0)
+        if host and open_ones >= self._max_per_host and open_ones >= self._get_connection_limit(addr):
+            return None
+        self._per_host[host] = open_ones + 1
+        return FastHTTPChannel(self, addr)
+
+    def upgraded(self, connected: str) -> None:
+        """A connection has become a socket."""
+        self._release_connection("" if self.front.peers.trusts(connected) else self.front.peers.host(connected))
+
+    def closed(self, address: object) -> None:
+        """A connection is gone that has not become a socket."""
+        self._release_connection(self._rate_limit_key(address))
+
+    def _rate_limit_key(self, address: object) -> str:
+        """Who pays for a connection; nobody for those of trusted proxies and UNIX sockets."""
+        host = getattr(address, "host", "") or ""
+        return "" if self.front.peers.trusts(host) else self.front.peers.host(host)
+
+    def _get_connection_limit(self, address: object) -> int:
+        host = self.front.peers.client(getattr(address, "host", "") or "", None)
+        return self._max_per_trusted_network if self.front.peers.find_peer_network(host) else self._max_per_host
+
+    def _release_connection(self, host: str) -> None:
+        left = self._per_host.get(host, 0) - 1
+        if left > 0:
+            self._per_host[host] = left
+        else:
+            self._per_host.pop(host, None)
+
+    def build_standard_channel(self, address: object) -> IProtocol | None:
+        """A connection as twisted.web serves it."""
+        channel: IProtocol | None = super().buildProtocol(cast(Any, address))
+        return channel
+
+    def log(self, request: object) -> None:
+        """Nothing: what matters of a request is an event."""

@@ -1,0 +1,151 @@
+"""
+Encryption of a file at rest by a passphrase.
+
+The file is one JSON object: `kdf` is scrypt (RFC 7914) with `n`, `r`, `p` and a `salt`, `cipher` is AES-256-GCM with
+a `nonce`; salt, nonce and `ciphertext` with its tag are base64. Everything but the ciphertext is authenticated, as
+JSON with sorted names and no blanks. Salt and nonce are drawn anew whenever the file is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+from mediatord import private_file
+from mediatord.private_file import PrivateFileError, read_private_file
+
+MIN_PASSPHRASE_BYTES = 12
+_TYPE = "mediatord encrypted file"
+_VERSION = 1
+# 128 MiB and a third of a second. Less would be weak, more could stop a daemon that is to read such a file.
+_SCRYPT_N, _MIN_SCRYPT_N, _MAX_SCRYPT_N = 1 << 17, 1 << 15, 1 << 18
+_SCRYPT_R, _SCRYPT_P, _MAX_SCRYPT_P = 8, 1, 4
+_SALT_BYTES, _NONCE_BYTES, _KEY_BYTES = 16, 12, 32
+_MAX_FILE_BYTES = 1_048_576
+
+PassphraseSource = Callable[[Path], bytes]
+
+
+def is_encrypted(content: bytes) -> bool:
+    """Whether it is the content of an encrypted file."""
+    return _parse_document(content).get("type") == _TYPE
+
+
+def encrypt_content(content: bytes, passphrase: bytes) -> bytes:
+    """The content of an encrypted file with this in it."""
+    header = {
+        "type": _TYPE,
+        "version": _VERSION,
+        "kdf": {
+            "name": "scrypt",
+            "n": _SCRYPT_N,
+            "r": _SCRYPT_R,
+            "p": _SCRYPT_P,
+            "salt": _encode_base64(os.urandom(_SALT_BYTES)),
+        },
+        "cipher": {"name": "AES-256-GCM", "nonce": _encode_base64(os.urandom(_NONCE_BYTES))},
+    }
+    key, nonce = _derive_key(header, passphrase), _decode_base64(header["cipher"], "nonce", _NONCE_BYTES)  # type: ignore[arg-type]  # a dict
+    sealed = AESGCM(key).encrypt(nonce, content, _encode_header(header))
+    return json.dumps({**header, "ciphertext": _encode_base64(sealed)}, indent=1).encode() + b"\n"
+
+
+def decrypt_content(content: bytes, passphrase: bytes, name: object) -> bytes:
+    """
+    What is in the content of an encrypted file.
+
+    :param name: of the file, for the text of the error.
+    :raise PrivateFileError: it is not of the kind that :func:`lock` writes, or the passphrase is another one; or
+        there is no memory to try it.
+    """
+    document = _parse_document(content)
+    try:
+        sealed = _decode_base64(document, "ciphertext", None)
+        header = {member: value for member, value in document.items() if member != "ciphertext"}
+        if header.get("version") != _VERSION or header["cipher"]["name"] != "AES-256-GCM":
+            raise ValueError("not of this kind")
+        key, nonce = _derive_key(header, passphrase), _decode_base64(header["cipher"], "nonce", _NONCE_BYTES)
+    except (KeyError, TypeError, ValueError):
+        raise PrivateFileError(
+            f"{name} is encrypted in a way that is not known here, or with a cost outside 2^15 to 2^18"
+        ) from None
+    try:
+        return AESGCM(key).decrypt(nonce, sealed, _encode_header(header))
+    except InvalidTag:
+        raise PrivateFileError(f"{name} does not open: the passphrase is wrong, or the file was changed") from None
+
+
+def make_passphrase_source(file: Path | None, ask: PassphraseSource | None = None) -> PassphraseSource:
+    """
+    Where the passphrase comes from: a file, or whoever is asked if there is none.
+
+    :param file: mode 0600, or a credential; a line break at its end does not count.
+    :param ask: for the passphrase of a file; raises PrivateFileError if nobody can be asked.
+    """
+
+    def read(of: Path) -> bytes:
+        if file is None or (ask is not None and private_file.is_missing_credential(file)):
+            if ask is None:
+                raise PrivateFileError(f"{of} is encrypted; say where its passphrase is by identity.passphrase_file")
+            return ask(of)
+        return check_passphrase(read_private_file(file).rstrip(b"\r\n"), file)
+
+    return read
+
+
+def check_passphrase(passphrase: bytes, name: object) -> bytes:
+    """:raise PrivateFileError: it is too short to be one."""
+    if len(passphrase) < MIN_PASSPHRASE_BYTES:
+        raise PrivateFileError(
+            f"{name} holds less than {MIN_PASSPHRASE_BYTES} bytes; type: openssl rand -base64 24 > FILE"
+        )
+    return passphrase
+
+
+def _derive_key(header: dict[str, Any], passphrase: bytes) -> bytes:
+    kdf = header["kdf"]
+    n, r, p = kdf["n"], kdf["r"], kdf["p"]
+    fits = all(type(one) is int for one in (n, r, p)) and _MIN_SCRYPT_N <= n <= _MAX_SCRYPT_N and n & (n - 1) == 0
+    if kdf["name"] != "scrypt" or not fits or r != _SCRYPT_R or not 1 <= p <= _MAX_SCRYPT_P:
+        raise ValueError("not of this kind")
+    try:
+        return Scrypt(salt=_decode_base64(kdf, "salt", _SALT_BYTES), length=_KEY_BYTES, n=n, r=r, p=p).derive(
+            passphrase
+        )
+    except MemoryError:
+        raise PrivateFileError(f"scrypt needs {128 * n * r >> 20} MiB of memory, which are not there") from None
+
+
+def _encode_header(header: dict[str, Any]) -> bytes:
+    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _parse_document(content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content) if len(content) <= _MAX_FILE_BYTES else None
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {}
+
+
+def _encode_base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _decode_base64(members: dict[str, Any], name: str, length: int | None) -> bytes:
+    try:
+        value = base64.b64decode(members[name], validate=True)
+    except binascii.Error:
+        raise ValueError("not base64") from None
+    if length is not None and len(value) != length:
+        raise ValueError("of another length")
+    return value

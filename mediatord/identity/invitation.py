@@ -1,0 +1,100 @@
+"""
+The out-of-band 2.0 invitation to ask for mediation: as a message, a URL, a QR code and a page (reference 7.4).
+
+All of it follows from the mediator's DID and its public URL, so that an invitation that was printed once stays the
+one that is served.
+"""
+
+from __future__ import annotations
+
+import uuid
+from base64 import b64encode
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from io import StringIO
+from string import Template
+from typing import Any
+from urllib.parse import urlsplit
+
+import segno
+
+from mediatord.protocol import encoding
+
+_INVITATION_TYPE = "https://didcomm.org/out-of-band/2.0/invitation"
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationPage:
+    """
+    :param body: HTML in UTF-8, complete in itself.
+    :param security_policy: value of its Content-Security-Policy header.
+    """
+
+    body: bytes
+    security_policy: str
+
+
+def build_invitation(did: str) -> dict[str, Any]:
+    """The invitation as a plaintext message; its id follows from the DID."""
+    return {
+        "type": _INVITATION_TYPE,
+        "id": str(uuid.uuid5(uuid.NAMESPACE_URL, did)),
+        "from": did,
+        "body": {"goal_code": "request-mediate", "goal": "RequestMediate", "accept": ["didcomm/v2"]},
+    }
+
+
+def build_invitation_url(public_url: str, did: str) -> str:
+    """The URL form, which wallets scan and browsers open."""
+    return f"{public_url}/invitation?{_build_oob_query(did)}"
+
+
+def build_wallet_url(did: str) -> str:
+    """The same by the scheme that wallets register with the device they are on, for a link in a browser there."""
+    return f"didcomm://?{_build_oob_query(did)}"
+
+
+def render_qr_terminal(text: str) -> str:
+    """A QR code in block characters, two modules a character, light ones drawn: for a dark terminal."""
+    drawn = StringIO()
+    segno.make_qr(text, error="l").terminal(drawn, compact=True)
+    return drawn.getvalue()
+
+
+def render_qr_svg(text: str) -> str:
+    """A QR code as an `svg` element that takes the size of its container; it has no style of its own."""
+    code = segno.make_qr(text, error="l")
+    return code.svg_inline(omitsize=True, light="#fff", svgclass=None, lineclass=None)
+
+
+def render_invitation_page(public_url: str, did: str) -> InvitationPage:
+    """A page for people: what this is, a button, the QR code, link and DID. It runs no script and loads nothing."""
+    template = _load_invitation_template()
+    url = build_invitation_url(public_url, did)
+    body = template.substitute(
+        qr=render_qr_svg(url),
+        url=escape(url),
+        app=escape(build_wallet_url(did)),
+        did=escape(did),
+        host=escape(urlsplit(public_url).netloc),
+        public_url=escape(public_url),
+    )
+    style = template.template.partition("<style>")[2].partition("</style>")[0]
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return InvitationPage(body.encode(), policy)
+
+
+def _build_oob_query(did: str) -> str:
+    return f"_oob={encoding.encode_base64url(encoding.dumps(build_invitation(did)))}"
+
+
+@cache
+def _load_invitation_template() -> Template:
+    return Template(files("mediatord.identity").joinpath("invitation.html").read_text("utf-8"))

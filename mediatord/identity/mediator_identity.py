@@ -1,0 +1,324 @@
+"""
+Who the mediator is: its DIDs, their documents, and the private key behind every name of a key (reference section 9).
+
+The did:peer:2 is the first identity of DIDComm: it holds keys and endpoints itself, and every wallet resolves it. The
+did:web says the same and offers more curves; to Decentrl it is the only one. Former DIDs stay accepted, since wallets
+carry the mediator's DID inside their own: those of former keys as long as these are in the key file, those of another
+public URL as long as the configuration lists them.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from mediatord.errors import MediatorError
+from mediatord.identity.key_file import KeyGeneration, KeySet, NamedKey
+from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.protocol.decentrl.did_decentrl import encode_multibase_key, make_mediator_document
+from mediatord.protocol.didcomm.did_document import (
+    DIDDocument,
+    DIDPeer4LongFormRequired,
+    DIDWebLookupRequired,
+    VerificationMethod,
+)
+from mediatord.protocol.didcomm.did_methods import derive_did_peer_3, make_did_peer_2, resolve_local
+from mediatord.protocol.didcomm.keys import Curve, PrivateKey, PublicKey, convert_ed25519_to_x25519_private
+
+_ACCEPTED_PROFILES = ["didcomm/v2"]
+_NIST_CURVES: tuple[Curve, ...] = ("P-256", "P-384", "P-521")
+_AGREEMENT_CURVES: tuple[Curve, ...] = ("X25519", *_NIST_CURVES)
+# What Decentrl calls the current X25519 and Ed25519 key, whatever the key file does (DCTRL-0004 3.2).
+_PREKEY_NAME, _SIGNING_NAME = "prekey", "signing"
+_SHORT_KID_LENGTH = 8
+
+
+class IdentityError(Exception):
+    """The DIDs and the keys do not fit together; the text is one line for the operator."""
+
+
+class MediatorIdentity:
+    """
+    The mediator's DIDs and keys.
+
+    :param public_url: root of its public addresses, without a slash at its end.
+    :param former_dids: earlier DIDs of this mediator.
+    :param raw_keys: write the keys of the document without multicodec prefix, as some Decentrl clients expect.
+    :raise IdentityError: a former DID has no key agreement key of `keys`.
+    :ivar did: the did:peer:2 of the current keys.
+    :ivar former_peer_dids: those of former keys, latest first.
+    :ivar prepared_dids: those of keys that are to be the current ones: accepted, and told to nobody.
+    :ivar web_did: the did:web.
+    :ivar web_document: its document, to be served as JSON.
+    :ivar decentrl_dids: the did:web and the former ones, which are what Decentrl wallets know it by.
+    """
+
+    def __init__(
+        self, keys: KeySet, public_url: str, former_dids: Iterable[str] = (), *, raw_keys: bool = False
+    ) -> None:
+        self._keys = keys
+        self._raw_keys = raw_keys
+        self._secrets = _index_private_keys(keys)
+        self._agreement_keys_by_kid: dict[str, tuple[PrivateKey, ...]] = {}
+        self._signing_key_by_did: dict[str, NamedKey] = {}
+        self._own: set[str] = set()
+        self.did, *former = _make_peer_dids(keys.generations, public_url)
+        self.former_peer_dids = tuple(former)
+        self.prepared_dids = tuple(_make_peer_dids(keys.prepared_generations, public_url))
+        self.web_did = _make_web_did(public_url)
+        self.web_document = self._document(public_url)
+        for did in (self.did, *former, *self.prepared_dids):
+            self._add(resolve_local(did))
+        self._add_web(self.web_did)
+        root = keys.root
+        self._root_did = make_mediator_peer_did(root.agreement, root.signing, public_url)
+        self.former_dids = tuple(former_dids)
+        webs = [did for did in self.former_dids if self._add_former(did)]
+        self.decentrl_dids = frozenset((self.web_did, *webs))
+
+    @property
+    def digest(self) -> bytes:
+        """
+        The same for processes that are the same mediator, whichever keys they have come to: the DIDs of its oldest
+        keys are, which hold these and the public URL.
+        """
+        return sha256(f"{self._root_did} {self.web_did}".encode()).digest()
+
+    @property
+    def secret(self) -> bytes:
+        """32 bytes that stay the same for as long as the oldest keys are not retired: a secret."""
+        return hmac.digest(self._keys.oldest[1].secret, b"mediatord", "sha256")
+
+    @property
+    def signing_key(self) -> bytes:
+        """The current public Ed25519 key."""
+        return self._current("Ed25519").public.raw
+
+    @property
+    def former_signing_keys(self) -> tuple[bytes, ...]:
+        """Public Ed25519 keys that were current once, latest first: what was signed with them stays signed."""
+        current = self.signing_key
+        return tuple(
+            key.public.raw for _, key in self._keys.keys if key.curve == "Ed25519" and key.public.raw != current
+        )
+
+    @property
+    def signing_seed(self) -> bytes:
+        """The 32 bytes that the current Ed25519 key is made from: a secret."""
+        return self._current("Ed25519").secret
+
+    @property
+    def prekey_public(self) -> bytes:
+        """The current public X25519 key."""
+        return self._current("X25519").public.raw
+
+    @property
+    def prekeys_private(self) -> tuple[bytes, ...]:
+        """All X25519 keys, the current one first, since a request may be encrypted to one that was: secrets."""
+        return tuple(key.secret for _, key in self._keys if key.curve == "X25519")
+
+    def owns(self, did: str) -> bool:
+        """Whether this is a DID of ours, in any of its forms."""
+        return did in self._own or canonicalize_did(did) in self._own
+
+    def routing_did(self, addressed: str) -> str:
+        """
+        The DID to hand out to who has addressed us by one of ours: the did:web, or a did:peer:2 that is to be
+        the current one, is given back, and everybody else is given the current one.
+        """
+        known = {form: did for did in self.prepared_dids for form in (did, derive_did_peer_3(did))}
+        return self.web_did if addressed == self.web_did else known.get(addressed, self.did)
+
+    def find_agreement_keys(self, kid: str) -> tuple[PrivateKey, ...]:
+        """
+        The key agreement keys that a DID URL may mean, in any spelling of reference 8.6, of any DID of ours; the
+        likeliest first. A name of our did:web has had several keys after a rotation.
+        """
+        return self._agreement_keys_by_kid.get(kid, ())
+
+    def find_agreement_key(self, kid: str) -> PrivateKey | None:
+        """The likeliest of them."""
+        return next(iter(self.find_agreement_keys(kid)), None)
+
+    def find_signing_key(self, kid: str) -> NamedKey | None:
+        """
+        The Ed25519 key that authenticates the DID of one of our key agreement keys, with its absolute id; None where
+        the DID has none of ours. Of a did:peer the id is spelled as `kid` is (reference 8.6); others have one
+        spelling.
+        """
+        did, _, fragment = kid.partition("#")
+        agreement, found = self.find_agreement_key(kid), self._signing_key_by_did.get(did)
+        if agreement is None or found is None:
+            return None
+        name, key = found
+        spelled, addressed = key.public.multibase(), agreement.public.multibase()
+        for part in (slice(None), slice(1, None), slice(1, 1 + _SHORT_KID_LENGTH)):
+            if fragment == addressed[part] and did.startswith("did:peer:"):
+                name = spelled[part]
+        return f"{did}#{name}", key
+
+    @property
+    def keys(self) -> KeySet:
+        """All of them: secrets."""
+        return self._keys
+
+    def is_successor_of(self, before: MediatorIdentity) -> bool:
+        """Whether this may be what an earlier identity has become: some of the keys are the same."""
+        return self.digest == before.digest or any(key in before.keys for key in self._keys)
+
+    def find_missing_dids(self, before: MediatorIdentity) -> list[str]:
+        """The DIDs that were accepted by an earlier identity and are not by this one."""
+        names = (before.did, *before.former_peer_dids, *before.prepared_dids, *before.former_dids)
+        return [did for did in names if not self.owns(did)]
+
+    def _current(self, curve: Curve) -> PrivateKey:
+        found = self._keys.first(curve)
+        if found is None:
+            raise IdentityError(f"the key set lacks an {curve} key")
+        return found[1]
+
+    def _document(self, public_url: str) -> dict[str, Any]:
+        """
+        What DCTRL-0004 3.2 has, and after it what DIDComm needs.
+
+        Former signing keys are listed, for no purpose but to verify what is signed already. Former keys for key
+        agreement are not: senders would go on using them.
+        """
+        did = self.web_did
+        document = make_mediator_document(did, self.signing_key, self.prekey_public, public_url, raw=self._raw_keys)
+        former = [found for found in self._keys.keys if found[1].curve == "Ed25519"][1:]
+        document["verificationMethod"] += [self._signing_method(kid, key.public) for kid, key in former]
+        others = [found for curve in _NIST_CURVES if (found := self._keys.first(curve))]
+        document["keyAgreement"] += [_make_json_web_key(did, kid, key.public) for kid, key in others]
+        document["service"] += [
+            {
+                "id": f"{did}#{name}",
+                "type": "DIDCommMessaging",
+                "serviceEndpoint": {"uri": uri, "accept": _ACCEPTED_PROFILES},
+            }
+            for name, uri in _list_services(public_url)
+        ]
+        return {**document, "alsoKnownAs": [self.did, *self.former_peer_dids]}
+
+    def _signing_method(self, kid: str, key: PublicKey) -> dict[str, str]:
+        return {
+            "id": _make_method_id(self.web_did, kid, key),
+            "type": "Ed25519VerificationKey2020",
+            "controller": self.web_did,
+            "publicKeyMultibase": encode_multibase_key(key.raw, "Ed25519", self._raw_keys),
+        }
+
+    def _add_former(self, did: str) -> bool:
+        """Know a former DID; whether it is a did:web."""
+        web = False
+        try:
+            found = self._add(resolve_local(did))
+        except DIDWebLookupRequired:
+            # The document was ours: its key ids are those of the key set.
+            web = found = self._add_web(did)
+        except DIDPeer4LongFormRequired:
+            raise IdentityError(f"former DID {did}: expected the long form of this did:peer:4") from None
+        except MediatorError:
+            raise IdentityError(f"former DID {abbreviate_did(did)} does not resolve") from None
+        if not found:
+            raise IdentityError(f"former DID {abbreviate_did(did)} has no key agreement key of the key set")
+        return web
+
+    def _add_web(self, did: str) -> bool:
+        """By the names of its document, now and while former keys were current, and by those of the key file."""
+        prekeys = [(_PREKEY_NAME, key) for _, key in self._keys if key.curve == "X25519"]
+        named = [*prekeys, *(one for one in self._keys if one[1].curve in _AGREEMENT_CURVES)]
+        methods = [VerificationMethod(f"{did}#{name}", key.public) for name, key in named]
+        signing = VerificationMethod(f"{did}#{_SIGNING_NAME}", self._current("Ed25519").public)
+        return self._add(DIDDocument(did, tuple(methods), (signing,)))
+
+    def _add(self, document: DIDDocument) -> bool:
+        """Know this DID by all its names; whether any of its keys is ours."""
+        ours = [method for method in document.key_agreement if method.key in self._secrets]
+        if not ours:
+            return False
+        signing = [
+            method
+            for method in document.authentication
+            if method.key.curve == "Ed25519" and method.key in self._secrets
+        ]
+        for did in (document.did, *document.also_known_as):
+            self._own |= {did, canonicalize_did(did)}
+            for method in signing[:1]:
+                self._signing_key_by_did[did] = method.id.partition("#")[2], self._secrets[method.key]
+            for fragment, key in _list_spellings(ours):
+                kid, secret = f"{did}#{fragment}", self._secrets[key]
+                there = self._agreement_keys_by_kid.get(kid, ())
+                if secret not in there:
+                    self._agreement_keys_by_kid[kid] = (*there, secret)
+        return True
+
+
+def _index_private_keys(keys: KeySet) -> dict[PublicKey, PrivateKey]:
+    """Every key by its public half, and the X25519 keys that a did:key derives from Ed25519 ones."""
+    found = {}
+    for _, key in keys:
+        found[key.public] = key
+        if key.curve == "Ed25519":
+            derived = convert_ed25519_to_x25519_private(key)
+            found[derived.public] = derived
+    return found
+
+
+def _list_spellings(methods: list[VerificationMethod]) -> Iterator[tuple[str, PublicKey]]:
+    """All fragments that name these keys, exact ones first; 8 characters only if they are not ambiguous."""
+    for method in methods:
+        yield method.id.partition("#")[2], method.key
+    values = {method.key: method.key.multibase() for method in methods}
+    for key, multibase in values.items():
+        yield multibase, key
+        yield multibase[1:], key
+    beginnings = [multibase[1 : 1 + _SHORT_KID_LENGTH] for multibase in values.values()]
+    for key, beginning in zip(values, beginnings, strict=True):
+        if beginnings.count(beginning) == 1:
+            yield beginning, key
+
+
+def _list_services(public_url: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Fragment and URI of the two endpoints, HTTP first: some wallets look no further (reference section 9)."""
+    web_socket = "ws" + public_url.removeprefix("http")
+    return ("didcomm", f"{public_url}/didcomm"), ("didcomm-ws", f"{web_socket}/didcomm")
+
+
+def _make_web_did(public_url: str) -> str:
+    parts = urlsplit(public_url)
+    segments = [quote(unquote(segment), safe="") for segment in parts.path.split("/") if segment]
+    return ":".join(["did:web", quote(parts.netloc, safe=""), *segments])
+
+
+def _make_json_web_key(did: str, kid: str, key: PublicKey) -> dict[str, Any]:
+    """A key under the name that it has in the key file, unless Decentrl has given that to another."""
+    return {
+        "id": _make_method_id(did, kid, key),
+        "type": "JsonWebKey2020",
+        "controller": did,
+        "publicKeyJwk": key.jwk(),
+    }
+
+
+def _make_method_id(did: str, kid: str, key: PublicKey) -> str:
+    return f"{did}#{kid if kid not in (_PREKEY_NAME, _SIGNING_NAME) else key.multibase()}"
+
+
+def _make_peer_dids(generations: Iterable[KeyGeneration], public_url: str) -> list[str]:
+    pairs = [(one.key("X25519"), one.key("Ed25519")) for one in generations]
+    return [make_mediator_peer_did(one.public, other.public, public_url) for one, other in pairs if one and other]
+
+
+def make_mediator_peer_did(agreement: PublicKey, signing: PublicKey, public_url: str) -> str:
+    """The did:peer:2 of an X25519 and an Ed25519 key at a public URL."""
+    services = [{"t": "dm", "s": {"uri": uri, "a": _ACCEPTED_PROFILES}} for _, uri in _list_services(public_url)]
+    return make_did_peer_2([("E", agreement), ("V", signing)], services)
+
+
+def abbreviate_did(did: str) -> str:
+    """As much of a DID as a person needs to tell it from others."""
+    return did if len(did) <= 80 else f"{did[:60]}…"

@@ -1,0 +1,309 @@
+"""
+Finding the document of a DID.
+
+From a DID to its document: by itself, by what the store remembers, or by asking the DID's web host (reference 8).
+
+What needs nobody is computed and kept; the keys of almost every message come out of that cache.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from ipaddress import ip_address
+from typing import Generic, Protocol, TypeVar
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from zope.interface import Interface, implementer
+
+from mediatord.clock import pause_deadline
+from mediatord.errors import RateLimited, SenderUnresolvable
+from mediatord.failure_logging import redact_failure
+from mediatord.net.address_guard import IPNetwork
+from mediatord.net.outbound_http import OutboundError, OutboundResponse
+from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.protocol.didcomm.did_document import DIDDocument, DIDPeer4LongFormRequired, DIDWebLookupRequired
+from mediatord.protocol.didcomm.did_methods import (
+    DIDWebLocation,
+    locate_did_web,
+    parse_did_web_document,
+    resolve_local,
+    resolve_short_did_peer_4,
+)
+
+
+class IDIDResolver(Interface):
+    """Turns a DID into its document."""
+
+    def resolve(did: str, peer: str | None = None) -> Deferred[DIDDocument]:
+        """
+        :param peer: the address on whose behalf this is done, for the limit on network lookups.
+        :raise SenderUnresolvable: it does not resolve.
+        :raise SenderUnsupported: the method is not one of did:key, did:peer 0/2/4, did:web.
+        :raise RateLimited: too many lookups for `peer`.
+        :raise StoreUnavailable: the long form of a did:peer:4 could not be looked up.
+        """
+
+    def keep(did: str) -> Awaitable[None]:
+        """
+        Remember the long form of a did:peer:4 whose holder has proven itself, so that the short form resolves from
+        now on, also after a restart (reference 8.4). Other DIDs need no memory.
+        """
+
+
+_log = Logger()
+
+V = TypeVar("V")
+
+_FETCH_SECONDS = 5.0
+_MAX_DOCUMENT_BYTES = 262_144
+_POSITIVE_TTL = 300.0
+_NEGATIVE_TTL = 30.0
+_MAX_CONCURRENT_FETCHES = 64
+_BUSY_RETRY_SECONDS = 5
+_JSON_TYPES = frozenset((b"", b"application/json"))
+
+
+class LRUCache(Generic[V]):
+    """The values used last, within a number of entries and of bytes; the one unused for longest goes first."""
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self._max_entries = max_entries
+        self._most = self._left = max_bytes
+        self._entries: OrderedDict[str, tuple[V, int]] = OrderedDict()
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many entries there are, and their bytes."""
+        return len(self._entries), self._most - self._left
+
+    def get(self, key: str) -> V | None:
+        """The value, which thereby becomes the one used last."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: str, value: V, size: int) -> None:
+        """:param size: what the entry takes in memory, about, in bytes."""
+        if key in self._entries:
+            self._left += self._entries.pop(key)[1]
+        self._entries[key] = (value, size)
+        self._left -= size
+        while self._entries and (self._left < 0 or len(self._entries) > self._max_entries):
+            _, (_, freed) = self._entries.popitem(last=False)
+            self._left += freed
+
+
+class HTTPGetFunction(Protocol):
+    """:meth:`mediatord.net.outbound_http.OutboundHTTPClient.get`."""
+
+    async def __call__(self, url: str, *, limit: int, timeout: float) -> OutboundResponse:
+        """
+        :param limit: of the body, in bytes.
+        :param timeout: seconds.
+        :raise OutboundError: there is no such response.
+        """
+
+
+class DIDWebResolver:
+    """
+    Documents of did:web. One that was found is kept for 5 minutes, a failure for 30 seconds; everybody who asks
+    while a document is being fetched waits for the same fetch.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        get: HTTPGetFunction,
+        charge: Callable[[str], Awaitable[int]],
+        *,
+        allow_private: Iterable[IPNetwork] = (),
+    ) -> None:
+        """
+        :param charge: a peer address for a fetch; the seconds it has to wait instead, or 0.
+        :param allow_private: networks whose addresses may stand in a DID instead of a name.
+        """
+        self._clock = clock
+        self._get = get
+        self._charge = charge
+        self._allowed = tuple(allow_private)
+        self._known: LRUCache[tuple[float, DIDDocument | None]] = LRUCache(1024, 16_777_216)
+        self._waiting: dict[str, list[Deferred[DIDDocument | None]]] = {}
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many answers are kept, and their bytes."""
+        return self._known.held
+
+    async def resolve(self, did: str, peer: str | None) -> DIDDocument:
+        """
+        :param peer: the address on whose behalf; None is not limited.
+        :raise RateLimited: `peer` has caused too many fetches, or there are too many under way.
+        :raise SenderUnresolvable: there is no such document.
+        """
+        known = self._known.get(did)
+        if known is not None and self._clock.seconds() < known[0]:
+            document = known[1]
+        else:
+            document = await self._fetched(did, peer)
+        if document is None:
+            raise SenderUnresolvable
+        return document
+
+    async def _fetched(self, did: str, peer: str | None) -> DIDDocument | None:
+        if did not in self._waiting:
+            location = self._location(did)
+            await self._admit(peer)
+            if did not in self._waiting:
+                return await self._await_fetch(self._begin(did, location))
+        return await self._await_fetch(self._join(self._waiting[did]))
+
+    async def _await_fetch(self, answer: Deferred[DIDDocument | None]) -> DIDDocument | None:
+        with pause_deadline(self._clock):
+            return await answer
+
+    def _begin(self, did: str, location: DIDWebLocation) -> Deferred[DIDDocument | None]:
+        self._refuse_if_busy()
+        self._waiting[did] = []
+        answer = self._join(self._waiting[did])
+        # On its own (it never fails): that one of those who wait gives up is nothing to the others.
+        Deferred.fromCoroutine(self._fetch_and_notify(did, location))
+        return answer
+
+    @staticmethod
+    def _join(waiting: list[Deferred[DIDDocument | None]]) -> Deferred[DIDDocument | None]:
+        answer: Deferred[DIDDocument | None] = Deferred()
+        waiting.append(answer)
+        return answer
+
+    def _location(self, did: str) -> DIDWebLocation:
+        """Where the document lies; a host that is an address has to be in an allowed network."""
+        location = locate_did_web(did)
+        last = location.host.rpartition(".")[2].lower()
+        if last.isdecimal() or last.startswith("0x"):
+            try:
+                address = ip_address(location.host)
+            except ValueError:
+                raise SenderUnresolvable from None
+            if not any(address in network for network in self._allowed):
+                raise SenderUnresolvable
+        return location
+
+    async def _admit(self, peer: str | None) -> None:
+        self._refuse_if_busy()
+        wait = await self._charge(peer) if peer is not None else 0
+        if wait:
+            raise RateLimited(retry_after=wait)
+
+    def _refuse_if_busy(self) -> None:
+        if len(self._waiting) >= _MAX_CONCURRENT_FETCHES:
+            raise RateLimited(retry_after=_BUSY_RETRY_SECONDS)
+
+    async def _fetch_and_notify(self, did: str, location: DIDWebLocation) -> None:
+        """Fetch, remember the outcome, and give it to all who wait."""
+        try:
+            document = await self._fetch(did, location)
+        except Exception:  # A fault of ours must not leave anybody waiting.
+            _log.failure("did:web lookup failed", redact_failure())
+            document = None
+        lifetime = _NEGATIVE_TTL if document is None else _POSITIVE_TTL
+        size = len(did) if document is None else _estimate_size(document)
+        self._known.put(did, (self._clock.seconds() + lifetime, document), size)
+        for answer in self._waiting.pop(did):
+            answer.callback(document)
+
+    async def _fetch(self, did: str, location: DIDWebLocation) -> DIDDocument | None:
+        try:
+            response = await self._get(location.url, limit=_MAX_DOCUMENT_BYTES, timeout=_FETCH_SECONDS)
+            if response.status != 200 or not _is_json_type(response.content_type):
+                return None
+            return parse_did_web_document(did, response.body)
+        except (OutboundError, SenderUnresolvable):
+            return None
+
+
+@implementer(IDIDResolver)
+class DIDResolver:
+    """
+    Every DID method that is resolved here.
+
+    Besides what :class:`~mediatord.net.did_resolver.IDIDResolver` names, a did:web may fail with
+    :class:`~mediatord.errors.RateLimited` and a did:peer:4 with :class:`~mediatord.errors.StoreUnavailable`.
+    """
+
+    def __init__(
+        self,
+        web: DIDWebResolver,
+        remember: Callable[[str, str], Deferred[None]],
+        recall: Callable[[str], Deferred[str | None]],
+        *,
+        max_entries: int = 4096,
+        max_bytes: int = 33_554_432,
+    ) -> None:
+        """
+        :param remember: `remember_did` of the account store.
+        :param recall: its `recall_did`.
+        :param max_entries: documents kept, `max_bytes` in all.
+        """
+        self._web = web
+        self._remember = remember
+        self._recall = recall
+        self._local: LRUCache[DIDDocument] = LRUCache(max_entries, max_bytes)
+        self._remembered: LRUCache[bool] = LRUCache(max_entries, max_bytes)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many documents and names are kept, and their bytes."""
+        entries, sizes = zip(self._web.held, self._local.held, self._remembered.held, strict=True)
+        return sum(entries), sum(sizes)
+
+    def resolve(self, did: str, peer: str | None = None) -> Deferred[DIDDocument]:
+        """See :class:`~mediatord.net.did_resolver.IDIDResolver`."""
+        document = self._local.get(did)
+        if document is not None:
+            return succeed(document)
+        return Deferred.fromCoroutine(self._resolve(did, peer))
+
+    async def keep(self, did: str) -> None:
+        """See :class:`~mediatord.net.did_resolver.IDIDResolver`."""
+        short = canonicalize_did(did)
+        if not did.startswith(f"{short}:") or self._remembered.get(did):
+            return
+        await self._remember(short, did)
+        self._remembered.put(did, True, len(did))
+
+    async def _resolve(self, did: str, peer: str | None) -> DIDDocument:
+        try:
+            document = resolve_local(did)
+        except DIDWebLookupRequired:
+            return await self._web.resolve(did, peer)
+        except DIDPeer4LongFormRequired:
+            document = await self._resolve_short_form(did)
+        self._local.put(did, document, _estimate_size(document))
+        return document
+
+    async def _resolve_short_form(self, short: str) -> DIDDocument:
+        long = await self._recall(short)
+        if long is None:
+            raise SenderUnresolvable
+        return resolve_short_did_peer_4(short, long)
+
+
+def _estimate_size(document: DIDDocument) -> int:
+    """Bytes, about: the ids dominate, since each repeats the DID."""
+    keys = (*document.key_agreement, *document.authentication)
+    endpoints = [endpoint for service in document.services for endpoint in service.endpoints]
+    strings = [document.did, *document.also_known_as, *(method.id for method in keys)]
+    strings += [service.id for service in document.services]
+    for endpoint in endpoints:
+        strings += [endpoint.uri, *endpoint.accept, *endpoint.routing_keys]
+    return 512 + 512 * len(keys) + sum(64 + len(text) for text in strings)
+
+
+def _is_json_type(content_type: bytes) -> bool:
+    kind = content_type.partition(b";")[0].strip().lower()
+    return kind in _JSON_TYPES or kind.endswith(b"+json")

@@ -1,0 +1,479 @@
+"""
+Connections to strangers: guarded when they are made, metered while they last, and cut off when they linger.
+
+:mod:`mediatord.net.outbound_http` speaks HTTP over them.
+
+The one way mediatord makes an HTTP request to an address that a stranger named: documents of did:web, answers and
+messages for the HTTP endpoints of wallets (reference 3.3, 4.7 and 8.5).
+
+A name is resolved once, every address it resolved to is judged, and the connection is made to one of those very
+addresses; nothing is decided by how a host is written. TLS still checks the name. There are no cookies, no proxies,
+no connections kept for later, and a limit on everything that is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import hyperlink
+from treq.client import HTTPClient
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint, wrapClientTLS
+from twisted.internet.error import ConnectError
+from twisted.internet.interfaces import (
+    IAddress,
+    IConsumer,
+    IDelayedCall,
+    IHostResolution,
+    IProtocol,
+    IProtocolFactory,
+    IResolutionReceiver,
+    IStreamClientEndpoint,
+)
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from twisted.python.failure import Failure
+from twisted.web.client import URI, Agent, BrowserLikePolicyForHTTPS, ResponseDone
+from twisted.web.http import PotentialDataLoss
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
+from zope.interface import implementer
+
+from mediatord.net.address_guard import AddressGuard, IPNetwork
+
+# Status line, headers and chunk sizes: what is read beyond the body.
+_MAX_HEADER_BYTES = 65_536
+_MAX_CONNECT_ATTEMPTS = 4
+_CONNECT_SECONDS = 2.0
+# How long a peer has to answer that we hang up; over TLS it could otherwise keep the socket for ever.
+_CLOSE_SECONDS = 2.0
+
+_MAX_HOST_LENGTH = 253
+# What the platform's resolver takes without complaint, addresses in any notation included.
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?|[0-9A-Fa-f:]+(?:[0-9.]+)?")
+
+
+class OutboundError(Exception):
+    """
+    A request that had no response.
+
+    :param reason: one word of our own; nothing that came from outside.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class OutboundAddressError(OutboundError):
+    """The address is off limits, or no address at all: there is no use in trying again."""
+
+
+class OutboundRequestError(OutboundError):
+    """It could not be reached, or did not answer in a way that can be used."""
+
+
+class GuardedConnector:
+    """Makes connections to addresses that the guard permits, and knows which of them are open."""
+
+    def __init__(self, reactor: Any, guard: AddressGuard, tls: BrowserLikePolicyForHTTPS) -> None:
+        """:param reactor: an IReactorTCP, IReactorTime and IReactorPluggableNameResolver."""
+        self.reactor = reactor
+        self.guard = guard
+        self.tls = tls
+        self._open: set[_MeteredConnection] = set()
+        self._closed: list[Deferred[None]] = []
+
+    def make_endpoint_factory(self, limit: int) -> _GuardedEndpointFactory:
+        """An IAgentEndpointFactory whose connections are cut off after `limit` bytes and a margin for headers."""
+        return _GuardedEndpointFactory(self, limit + _MAX_HEADER_BYTES)
+
+    def opened(self, line: _MeteredConnection) -> None:
+        """Called by a connection that was made."""
+        self._open.add(line)
+
+    def closed(self, line: _MeteredConnection) -> None:
+        """Called by a connection that is gone."""
+        self._open.discard(line)
+        if not self._open:
+            waiting, self._closed = self._closed, []
+            for done in waiting:
+                done.callback(None)
+
+    def close(self) -> Deferred[None]:
+        """Cut off all connections; fires when they are gone."""
+        done: Deferred[None] = Deferred()
+        if not self._open:
+            done.callback(None)
+            return done
+        self._closed.append(done)
+        for line in list(self._open):
+            line.abortConnection()
+        return done
+
+
+@implementer(IAgentEndpointFactory)
+class _GuardedEndpointFactory:
+    def __init__(self, endpoints: GuardedConnector, allowance: int) -> None:
+        self._endpoints = endpoints
+        self._allowance = allowance
+
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:  # noqa: N802  the interface's name
+        return _GuardedEndpoint(self._endpoints, uri, self._allowance)
+
+
+@implementer(IStreamClientEndpoint)
+class _GuardedEndpoint:
+    """Resolves once, judges every address, and connects to those addresses and no others."""
+
+    def __init__(self, endpoints: GuardedConnector, uri: URI, allowance: int) -> None:
+        self._endpoints = endpoints
+        self._uri = uri
+        self._allowance = allowance
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # noqa: N803  the interface's name
+        return Deferred.fromCoroutine(self._connect(protocolFactory))
+
+    async def _connect(self, factory: IProtocolFactory) -> IProtocol:
+        addresses = await self._resolve()
+        if not all(self._endpoints.guard.permits(address.host) for address in addresses):
+            raise OutboundAddressError("AddressOffLimits")
+        metered = _MeteredConnectionFactory(factory, self._endpoints, self._allowance)
+        failure: Exception = OutboundRequestError("NameUnknown")
+        for address in addresses[:_MAX_CONNECT_ATTEMPTS]:
+            try:
+                line = await self._endpoint_at(address).connect(metered)
+            except ConnectError as error:
+                failure = error
+            else:
+                # The Agent talks to its own kind of protocol, not to what it is wrapped in.
+                return cast(_MeteredConnection, line).wrappedProtocol
+        try:
+            raise failure
+        finally:
+            del failure  # or the traceback would lead back to itself
+
+    async def _resolve(self) -> list[Any]:
+        """IPv4Address and IPv6Address values of twisted.internet.address."""
+        name = self._uri.host.decode("ascii")
+        if len(name) > _MAX_HOST_LENGTH or not _HOST_NAME.fullmatch(name):
+            raise OutboundAddressError("NotAHost")
+        found = _ResolutionReceiver()
+        self._endpoints.reactor.nameResolver.resolveHostName(found, name, portNumber=self._uri.port)
+        return await found.complete
+
+    def _endpoint_at(self, address: Any) -> IStreamClientEndpoint:
+        kind = TCP6ClientEndpoint if ":" in address.host else TCP4ClientEndpoint
+        endpoint = kind(self._endpoints.reactor, address.host, self._uri.port, timeout=_CONNECT_SECONDS)
+        if self._uri.scheme != b"https":
+            return endpoint
+        return wrapClientTLS(self._endpoints.tls.creatorForNetloc(self._uri.host, self._uri.port), endpoint)
+
+
+@implementer(IResolutionReceiver)
+class _ResolutionReceiver:
+    def __init__(self) -> None:
+        self.complete: Deferred[list[Any]] = Deferred()
+        self._addresses: list[Any] = []
+
+    def resolutionBegan(self, resolutionInProgress: IHostResolution) -> None:  # noqa: N802, N803
+        """Nothing to prepare; the platform's resolution cannot be cancelled."""
+
+    def addressResolved(self, address: IAddress) -> None:  # noqa: N802
+        self._addresses.append(address)
+
+    def resolutionComplete(self) -> None:  # noqa: N802
+        self.complete.callback(self._addresses)
+
+
+class _MeteredConnection(ProtocolWrapper):
+    """A connection that is cut off when it brings too much, or does not end when we have hung up."""
+
+    factory: _MeteredConnectionFactory
+
+    def __init__(self, factory: _MeteredConnectionFactory, wrapped: IProtocol) -> None:
+        super().__init__(factory, wrapped)
+        self._left = factory.allowance
+        self._abort_timer: IDelayedCall | None = None
+
+    def connectionMade(self) -> None:
+        self.factory.endpoints.opened(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            self.abortConnection()
+        else:
+            super().dataReceived(data)
+
+    def loseConnection(self) -> None:
+        super().loseConnection()
+        if self._abort_timer is None:
+            self._abort_timer = self.factory.endpoints.reactor.callLater(_CLOSE_SECONDS, self.abortConnection)
+
+    def abortConnection(self) -> None:  # noqa: N802  the transport's name
+        cast(Any, self.transport).abortConnection()  # TCP and TLS both have it, ITransport has not
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self._abort_timer is not None and self._abort_timer.active():
+            self._abort_timer.cancel()
+        super().connectionLost(reason)
+        self.factory.endpoints.closed(self)
+
+
+class _MeteredConnectionFactory(WrappingFactory[_MeteredConnection]):
+    protocol = _MeteredConnection
+    noisy = False
+
+    def __init__(self, wrapped: IProtocolFactory, endpoints: GuardedConnector, allowance: int) -> None:
+        super().__init__(wrapped)
+        self.endpoints = endpoints
+        self.allowance = allowance
+
+
+def read_body(response: IResponse, limit: int) -> Deferred[tuple[bytes, bool]]:
+    """The first `limit` bytes of a body, and whether that was all of it; the rest is not waited for."""
+    reader = _BodyReader(limit)
+    response.deliverBody(reader)
+    return reader.finished
+
+
+class _BodyReader(Protocol):
+    def __init__(self, limit: int) -> None:
+        self.finished: Deferred[tuple[bytes, bool]] = Deferred(lambda _: self._hang_up())
+        self._limit = limit
+        self._body = bytearray()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self.finished.called:
+            return
+        self._body += data[: self._limit + 1 - len(self._body)]
+        if len(self._body) > self._limit:
+            self.finished.callback((bytes(self._body[: self._limit]), False))
+            self._hang_up()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self.finished.called:
+            return
+        # Without a length, the end of the connection is the end of the body.
+        if reason.check(ResponseDone, PotentialDataLoss):
+            self.finished.callback((bytes(self._body), True))
+        else:
+            self.finished.errback(reason)
+
+    def _hang_up(self) -> None:
+        if self.transport is not None:
+            self.transport.loseConnection()
+
+
+_MAX_URL_LENGTH = 8192
+_MAX_REDIRECTS = 3
+_MAX_RESPONSE_BYTES = 65_536
+_TEMPORARY_REDIRECT = 307
+_MAX_PORT = 65_535
+# Where two readers could take a URL for two places it is none: no user information, be it empty, no IPv4 address in
+# brackets, no empty label, no port in any but these digits.
+_AUTHORITY = re.compile(r"(?:\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]|[^\[\]:@\\.]+(?:\.[^\[\]:@\\.]+)*\.?)(?::[0-9]{1,5})?")
+_AUTHORITY_END = re.compile(r"[/?#]")
+
+
+@dataclass(frozen=True, slots=True)
+class OutboundResponse:
+    """
+    What came back.
+
+    :param content_type: the header as sent; empty without one.
+    :param body: of an answer to a POST no more than the first 64 KiB.
+    """
+
+    status: int
+    content_type: bytes
+    body: bytes = field(repr=False)
+
+
+class OutboundHTTPClient:
+    """Requests to the addresses of strangers."""
+
+    def __init__(self, reactor: Any, *, allow_private: Iterable[IPNetwork] = (), trust_root: Any = None) -> None:
+        """
+        :param reactor: an IReactorTCP, IReactorTime and IReactorPluggableNameResolver.
+        :param allow_private: networks that may be connected to although they are not public.
+        :param trust_root: an IOpenSSLTrustRoot; None for that of the platform.
+        """
+        self._reactor = reactor
+        tls = BrowserLikePolicyForHTTPS() if trust_root is None else BrowserLikePolicyForHTTPS(trust_root)
+        self._endpoints = GuardedConnector(reactor, AddressGuard(allow_private), tls)
+
+    async def get(self, url: str, *, limit: int, timeout: float) -> OutboundResponse:
+        """
+        GET over https; redirects are not followed.
+
+        :param limit: of the body, in bytes; a larger one is a failure.
+        :param timeout: seconds for everything, from resolving the name to the end of the body.
+        :raise OutboundRefused: not an https URL, or of an address that is off limits; nothing was sent.
+        :raise OutboundFailed: anything else.
+        """
+        target = _parse_target(url, ("https",))
+        headers = {b"Accept": [b"application/did+json, application/did+ld+json, application/json"]}
+        response, _ = await self._exchange(_OutboundRequest(b"GET", target, headers, limit), timeout)
+        return response
+
+    async def post(self, url: str, body: bytes, content_type: bytes, *, timeout: float) -> OutboundResponse:
+        """
+        POST over http or https; at most 3 times a 307 is followed, each time judged anew, never from https to http.
+
+        :param timeout: seconds for everything, redirects included.
+        :raise OutboundRefused: not an http(s) URL, or one (or a redirect to one) of an address that is off limits.
+        :raise OutboundFailed: anything else.
+        """
+        deadline = self._reactor.seconds() + timeout
+        headers = {b"Content-Type": [content_type]}
+        target = _parse_target(url, ("http", "https"))
+        for _ in range(1 + _MAX_REDIRECTS):
+            request = _OutboundRequest(b"POST", target, headers, _MAX_RESPONSE_BYTES, body)
+            response, location = await self._exchange(request, deadline - self._reactor.seconds())
+            if response.status != _TEMPORARY_REDIRECT or location is None:
+                return response
+            target = _resolve_redirect(target, location)
+        raise OutboundRequestError("TooManyRedirects")
+
+    def close(self) -> Deferred[None]:
+        """Cut off what is under way; fires when all connections are gone."""
+        return self._endpoints.close()
+
+    async def _exchange(self, request: _OutboundRequest, timeout: float) -> tuple[OutboundResponse, bytes | None]:
+        talk = Deferred.fromCoroutine(self._send_request(request))
+        try:
+            return await talk.addTimeout(max(0.0, timeout), self._reactor)
+        except OutboundError:
+            raise
+        except Exception as error:  # Whatever a stranger's server can provoke in three libraries is one outcome.
+            raise OutboundRequestError(type(error).__name__) from None
+
+    async def _send_request(self, request: _OutboundRequest) -> tuple[OutboundResponse, bytes | None]:
+        agent = Agent.usingEndpointFactory(self._reactor, self._endpoints.make_endpoint_factory(request.limit))
+        response = await (self._get(agent, request) if request.body is None else self._post(agent, request))
+        body, whole = await read_body(response, request.limit)
+        if not whole and request.method == b"GET":
+            raise OutboundRequestError("TooLong")
+        answer = OutboundResponse(response.code, _get_header(response, b"Content-Type") or b"", body)
+        return answer, _get_header(response, b"Location")
+
+    def _get(self, agent: IAgent, request: _OutboundRequest) -> Deferred[Any]:
+        # A client for each request: no cookie outlives it.
+        client = HTTPClient(_UncompressedAgent(agent))
+        try:
+            return client.request(
+                "GET",
+                request.target.to_text(),
+                headers=Headers(request.headers),
+                allow_redirects=False,
+                unbuffered=True,
+                reactor=self._reactor,
+            )
+        except ValueError:  # a host that no name in the DNS can have
+            raise OutboundAddressError("NotAnAddress") from None
+
+    def _post(self, agent: IAgent, request: _OutboundRequest) -> Deferred[Any]:
+        """Without treq, which has no way to IPv6 addresses and to names with underscores, as endpoints have them."""
+        return agent.request(
+            b"POST",
+            request.target.to_text().encode("ascii"),
+            Headers(request.headers),
+            _BytesProducer(request.body or b""),
+        )
+
+
+@implementer(IAgent)
+class _UncompressedAgent:
+    """
+    Keeps treq from asking for compressed answers, and from unpacking one that comes all the same.
+
+    A stranger's server must not choose how much memory its answer takes.
+    """
+
+    def __init__(self, agent: IAgent) -> None:
+        self._agent = agent
+
+    def request(
+        self,
+        method: bytes,
+        uri: bytes,
+        headers: Headers | None = None,
+        bodyProducer: IBodyProducer | None = None,  # noqa: N803  the interface's name
+    ) -> Deferred[IResponse]:
+        headers = Headers() if headers is None else headers.copy()
+        headers.removeHeader(b"Accept-Encoding")
+        return self._agent.request(method, uri, headers, bodyProducer).addCallback(_drop_content_encoding)
+
+
+def _drop_content_encoding(response: Any) -> Any:
+    response.headers.removeHeader(b"Content-Encoding")
+    return response
+
+
+@dataclass(frozen=True, slots=True)
+class _OutboundRequest:
+    method: bytes
+    target: hyperlink.URL
+    headers: dict[bytes, list[bytes]]
+    limit: int
+    body: bytes | None = field(default=None, repr=False)
+
+
+@implementer(IBodyProducer)
+class _BytesProducer:
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.length = len(body)
+
+    def startProducing(self, consumer: IConsumer) -> Deferred[None]:  # noqa: N802  the interface's name
+        consumer.write(self._body)
+        return succeed(None)
+
+    def stopProducing(self) -> None:
+        """All was written at once."""
+
+    def pauseProducing(self) -> None:
+        """As :meth:`stopProducing`."""
+
+    def resumeProducing(self) -> None:
+        """As :meth:`stopProducing`."""
+
+
+def _get_header(response: IResponse, name: bytes) -> bytes | None:
+    values = response.headers.getRawHeaders(name)
+    return values[0] if values else None
+
+
+def _parse_target(url: str, schemes: tuple[str, ...]) -> hyperlink.URL:
+    """
+    The URL in ASCII and without its fragment.
+
+    :raise OutboundRefused: another scheme, user information, or no URL.
+    """
+    scheme, separator, rest = url.partition("://")
+    if len(url) > _MAX_URL_LENGTH or not url.isprintable() or " " in url:
+        raise OutboundAddressError("NotAnAddress")
+    if not _AUTHORITY.fullmatch(_AUTHORITY_END.split(rest, maxsplit=1)[0]):
+        raise OutboundAddressError("NotAnAddress")
+    try:
+        target = hyperlink.URL.from_text(scheme.lower() + separator + rest)
+        # Asked of ASCII too, this would refuse IPv6 addresses and names with underscores.
+        target = (target if url.isascii() else target.to_uri()).replace(fragment="")
+    except ValueError:
+        raise OutboundAddressError("NotAnAddress") from None
+    if target.scheme not in schemes or target.userinfo or not target.host or not 0 < (target.port or 0) <= _MAX_PORT:
+        raise OutboundAddressError("NotAnAddress")
+    return target
+
+
+def _resolve_redirect(target: hyperlink.URL, location: bytes) -> hyperlink.URL:
+    try:
+        url = target.click(location.decode("ascii")).to_text()
+    except (ValueError, NotImplementedError):  # the latter: `http:` and no slash behind it
+        raise OutboundRequestError("BadRedirect") from None
+    return _parse_target(url, ("https",) if target.scheme == "https" else ("http", "https"))

@@ -1,0 +1,599 @@
+"""
+A file of lines that never raises and never grows without bound, whatever the disk does.
+
+Hands closed log segments to a child process, one at a time (see :mod:`mediatord.observability.segments`).
+
+The event log: one JSON object a line, in rotated segments (analytics contract 4.2).
+
+Lines are collected and go to the file once per reactor turn with one write(2), so that a crash loses at most one
+turn; nothing here waits for the disk to be done. A full disk costs lines, which are counted, never an exception.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from twisted.application.service import Service
+from twisted.internet.error import ProcessDone
+from twisted.internet.interfaces import IDelayedCall, IReactorProcess, IReactorTime
+from twisted.internet.protocol import ProcessProtocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mediatord.observability import segments
+from mediatord.observability.event_schema import (
+    EVENTS,
+    LOG_LEVELS,
+    SCHEMA_VERSION,
+    LogLevel,
+    encode_line,
+    encode_line_head,
+    validate_fields,
+)
+from mediatord.observability.segments import (
+    ReadMarkerError,
+    RetentionLimits,
+    SegmentDirectory,
+    load_expected_read_marker,
+)
+
+_LINE_FEED_BYTE = 10
+
+LogFileState = Literal["closed", "in_place", "moved", "removed"]
+
+
+class BufferedLineFile:
+    """
+    An appending file that takes what it can.
+
+    :ivar pending: bytes not written yet, whole lines but for the first.
+    :ivar size: bytes in the file.
+    :ivar blocked: whether the last attempt failed.
+    :ivar torn: whether the file has the beginning of the first of them.
+    """
+
+    def __init__(self, path: Path, capacity: int) -> None:
+        self._path = path
+        self._capacity = capacity
+        self._descriptor: int | None = None
+        self.pending = bytearray()
+        self.size = 0
+        self.blocked = False
+        self.torn = False
+
+    def open(self) -> None:
+        """:raise OSError: it does not open."""
+        if self._descriptor is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o640)
+            self.size = os.fstat(self._descriptor).st_size
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a file that lines go to."""
+        return self._descriptor is not None
+
+    def find_file(self) -> LogFileState:
+        """Whether what is written still goes to a file of this path."""
+        if self._descriptor is None:
+            return "closed"
+        status = os.fstat(self._descriptor)
+        try:
+            there = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return "moved" if status.st_nlink else "removed"
+        except OSError:  # nobody can tell
+            return "in_place"
+        if (there.st_dev, there.st_ino) == (status.st_dev, status.st_ino):
+            return "in_place"
+        return "moved" if status.st_nlink else "removed"
+
+    def switch_file(self, first: bytes) -> int:
+        """
+        Go on in another file: close this one, and keep whole lines that are not in it, after a first one.
+
+        :return: lines given up, as a part of them is in the file that is left: none or one.
+        """
+        torn = self.torn
+        if torn:
+            del self.pending[: self.pending.find(b"\n") + 1]
+        self.pending[:0] = first
+        self._close()
+        return int(torn)
+
+    def add(self, line: bytes) -> bool:
+        """Keep a line for the next flush; False when there is no room for it."""
+        if len(self.pending) + len(line) > self._capacity:
+            return False
+        self.pending += line
+        return True
+
+    def flush(self) -> bool:
+        """Write what waits; whether all of it went."""
+        try:
+            self.open()
+            while self.pending:
+                written = os.write(self._descriptor, self.pending)  # type: ignore[arg-type]  # open() has set it
+                if written < len(self.pending):
+                    self.torn = self.pending[written - 1] != _LINE_FEED_BYTE
+                del self.pending[:written]
+                self.size += written
+            self.blocked = self.torn = False
+        except OSError:
+            self.blocked = True
+        return not self.blocked
+
+    def close(self) -> int:
+        """Close the file; what could not be written is given up: so many lines, one that is torn included."""
+        given_up = self.pending.count(b"\n")
+        self.pending.clear()
+        self._close()
+        return given_up
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+        self.size = 0
+        self.torn = False
+
+
+class SegmentSealer:
+    """
+    Seals one segment after the other. A failure is logged; the segment then stays as it is until the next start.
+
+    :ivar compress: whether segments are compressed, or only flushed to disk.
+    """
+
+    _log = Logger()
+
+    def __init__(self, reactor: IReactorProcess, compress: bool = True) -> None:
+        self._reactor = reactor
+        self.compress = compress
+        self._waiting: deque[Path] = deque()
+        self._busy = False
+
+    def __call__(self, path: Path) -> None:
+        """Seal this closed segment as soon as those before it are done."""
+        self._waiting.append(path)
+        self._next()
+
+    def _next(self) -> None:
+        if self._busy or not self._waiting:
+            return
+        self._busy = True
+        path = self._waiting.popleft()
+        # -I: the directory of the program, which is this package, must not shadow the standard library.
+        command = [sys.executable, "-I", segments.__file__, str(path), *(["--gzip"] if self.compress else [])]
+        try:
+            self._reactor.spawnProcess(_SealProcessProtocol(self, path), sys.executable, command, env={})
+        except OSError as error:
+            self.ended(path, Failure(error))
+
+    def ended(self, path: Path, reason: Failure) -> None:
+        """A child has ended; called by its protocol."""
+        self._busy = False
+        if not reason.check(ProcessDone):
+            self._log.warn("log segment {name} could not be sealed: {reason}", name=path.name, reason=reason.value)
+        self._next()
+
+
+class _SealProcessProtocol(ProcessProtocol):
+    def __init__(self, sealer: SegmentSealer, path: Path) -> None:
+        self._sealer = sealer
+        self._path = path
+
+    def processEnded(self, reason: Failure) -> None:  # noqa: N802  Twisted's name
+        self._sealer.ended(self._path, reason)
+
+
+_FLUSH_BYTES = 65_536
+_RETRY_SECONDS = 1.0
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogOrigin:
+    """
+    Who writes: the same on every line.
+
+    :param epoch: of the key that tags are made with.
+    :param boot: a random id of this start.
+    """
+
+    node: str
+    version: str
+    epoch: int
+    boot: str = field(default_factory=lambda: secrets.token_hex(6))
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLimits:
+    """
+    :param size: bytes at which a segment is closed.
+    :param retention: which closed segments are deleted.
+    :param buffer: bytes that may wait for a full disk.
+    """
+
+    size: int = 67_108_864
+    retention: RetentionLimits = RetentionLimits()
+    buffer: int = 4_194_304
+
+
+class EventLogObserver(Protocol):
+    """Who counts what becomes of the log, and what the log is about."""
+
+    def totals(self) -> Mapping[str, int]:
+        """Fields of the event `counters`."""
+
+    def lost(self) -> None:
+        """A line was not written."""
+
+    def deleted(self, segments: int, unread: int) -> None:
+        """So many closed segments were deleted, `unread` of them before the analysis had read them."""
+
+    def count_recreated_directory(self) -> None:
+        """The directory had been removed, and was made again."""
+
+
+class EventLogWriter(Service):
+    """
+    Writes events to `events.jsonl` while it runs; implements :class:`~mediatord.observability.event_schema.EventLog`.
+
+    :param level: events below it are not written, `log.*` excepted; nor, once that was above info, is `counters`.
+    :param seal: given every closed segment, to flush it to disk or compress it; nothing by default.
+    :ivar dropped: lines lost since the start.
+    :ivar told: asked for what the event `counters` says at the end of each segment, and told of losses; None for
+        nobody.
+    """
+
+    name = "log"
+    _log = Logger()
+
+    def __init__(
+        self,
+        directory: Path,
+        clock: IReactorTime,
+        origin: LogOrigin,
+        *,
+        limits: SegmentLimits = SegmentLimits(),  # noqa: B008  frozen
+        level: LogLevel = "info",
+        seal: Callable[[Path], None] = lambda path: None,
+    ) -> None:
+        self._clock = clock
+        self._directory = directory
+        self._origin = origin
+        self._limits = limits
+        self._seal = seal
+        self._segments = SegmentDirectory(directory, origin.node, origin.boot)
+        self._sink = BufferedLineFile(self._segments.active, limits.buffer)
+        self._segment = _OpenSegment("", 0)
+        self._heads = _encode_line_heads(origin)
+        self._comparable = True
+        self._write_from(level)
+        self._second, self._prefix = -1, b""
+        self._seq = 0
+        self._unreported: Counter[str] = Counter()
+        self._file_check_due = False
+        self._marker_problem = ""
+        self._flush_call: IDelayedCall | None = None
+        self._hour_call: IDelayedCall | None = None
+        self.dropped = 0
+        self.observer: EventLogObserver | None = None
+
+    def startService(self) -> None:
+        """
+        Begin a segment.
+
+        :raise OSError: the directory cannot be made or written to.
+        """
+        now = self._clock.seconds()
+        left = self._segments.prepare(now)
+        self._prune()
+        self._sink.open()
+        Service.startService(self)
+        self._open_segment()
+        self._wait_for_hour()
+        for path in left:
+            if path.exists():
+                self._seal(path)
+
+    def stopService(self) -> None:
+        """Close the segment and let it reach the disk. It is sealed at the next start."""
+        for call in (self._flush_call, self._hour_call):
+            if call is not None:
+                call.cancel()
+        self._flush_call = self._hour_call = None
+        self._ensure_file()
+        self._sink.flush()
+        self._close_segment()
+        Service.stopService(self)
+
+    def emit(self, event: str, **fields: object) -> None:
+        """
+        Write an event; fields that are None are left out.
+
+        :raise TypeError: an undeclared event or field, or a value of another type: a mistake in the program.
+        """
+        self.write(event, validate_fields(event, fields))
+
+    def write(self, event: str, fields: dict[str, object]) -> None:
+        """Write an event whose fields were made as they have to be: :meth:`EventLog.write`."""
+        if event not in self._written:
+            return
+        if not self.running:
+            self._lost()
+            return
+        self._append(event, fields)
+        if len(self._sink.pending) >= _FLUSH_BYTES and not self._sink.blocked:
+            self._flush()
+        elif self._flush_call is None:
+            self._flush_call = self._clock.callLater(0, self._turn_ended)
+
+    def flush(self) -> None:
+        """As :meth:`EventLog.flush`."""
+        if self._flush_call is not None and not self._sink.blocked:
+            self._flush()
+
+    @property
+    def pending(self) -> int:
+        """Bytes of lines that are not in the file yet."""
+        return len(self._sink.pending)
+
+    @property
+    def segment_lines(self) -> int:
+        """Lines of the present segment."""
+        return self._segment.lines
+
+    def rotate(self, ignored_lines: int = 0) -> bool:
+        """
+        Close the segment and begin the next (full hour, size, SIGUSR1), unless nothing is in it.
+
+        Not while the disk is full. A signal arrives between any two instructions: call this from the reactor.
+
+        :param incidental: so many of its last lines are no reason to close it.
+        :return: whether it was closed, and old segments were deleted.
+        """
+        self._segment.ignored_lines += ignored_lines
+        has_lines = self._segment.lines - self._segment.ignored_lines > 1
+        return bool(self.running) and has_lines and self._begin_next()
+
+    def _begin_next(self) -> bool:
+        """Whether the segment was closed."""
+        self._ensure_file()
+        if not (self._sink.flush() or self._flush_again()):
+            self._retry_later()
+            return False
+        closed = self._close_segment()
+        self._open_segment()
+        if closed is not None:
+            self._prune()
+            self._seal(closed)
+        return closed is not None
+
+    def set_key_epoch(self, epoch: int) -> None:
+        """Tags are made with another key from now on: begin a segment."""
+        self._origin = replace(self._origin, epoch=epoch)
+        self._heads = _encode_line_heads(self._origin)
+        if self.running:
+            self._begin_next()
+
+    def limit(self, limits: SegmentLimits, level: LogLevel) -> None:
+        """Go on with other limits, but for the buffer, and with another level."""
+        self._limits = limits
+        self._write_from(level)
+
+    def _write_from(self, level: LogLevel) -> None:
+        """Once lines were left out because of the level, the counters say more than those that are there."""
+        self._written = {name for name, event in EVENTS.items() if _is_level_enabled(name, event.level, level)}
+        self._comparable = self._comparable and "counters" in self._written
+        if not self._comparable:
+            self._written.discard("counters")
+
+    def _append(self, event: str, fields: Mapping[str, object]) -> None:
+        self._seq += 1
+        now = self._clock.seconds()
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._file_check_due = True
+            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
+        stamp = b"%b.%06dZ" % (self._prefix, (now - second) * 1e6)
+        line = encode_line(self._heads[event] % (stamp, self._seq), fields)
+        if self._sink.add(line):
+            self._segment.lines += 1
+        else:
+            self._lost()
+            self._segment.dropped += 1
+            self._unreported["disk"] += 1
+
+    def _lost(self) -> None:
+        self.dropped += 1
+        if self.observer is not None:
+            self.observer.lost()
+
+    def _give_up(self, lines: int) -> None:
+        """The disk took no more of a segment that is closed now."""
+        self._report_later(lines, "disk")
+        if lines:
+            self._log.warn("{lines} lines of the event log were lost: the disk did not take them", lines=lines)
+
+    def _report_later(self, lines: int, reason: str) -> None:
+        """Count lines that are lost; a line of the log says so as soon as one can be written."""
+        for _ in range(lines):
+            self._lost()
+        if lines:
+            self._unreported[reason] += lines
+
+    def _prune(self) -> None:
+        try:
+            deleted = self._segments.prune(self._limits.retention, self._clock.seconds(), self._read_segments())
+        except OSError as error:
+            self._log.warn("old log segments could not be deleted: {reason}", reason=error.strerror)
+            return
+        if deleted.unread:
+            self._log.error(
+                "{segments} log segments were deleted before the analysis had read them: all were larger than "
+                "log.retention.unread_bytes",
+                segments=deleted.unread,
+            )
+        if deleted.segments and self.observer is not None:
+            self.observer.deleted(deleted.segments, deleted.unread)
+
+    def _read_segments(self) -> frozenset[str] | None:
+        """None if there is no analysis. What it cannot say, it has not read."""
+        problem = ""
+        read: frozenset[str] | None = frozenset()
+        try:
+            read = load_expected_read_marker(self._directory)
+        except ReadMarkerError as error:
+            problem = str(error)
+        if problem != self._marker_problem:
+            self._marker_problem = problem
+            if problem:
+                self._log.warn("log segments are kept as if unread: {problem}", problem=problem)
+        return read
+
+    def _ensure_file(self) -> None:
+        """Go on in a new file, in a new directory if need be, where the one that is written to is no longer there."""
+        self._file_check_due = False
+        state = self._sink.find_file()
+        if state in ("closed", "in_place"):
+            return
+        self._log.warn("{path} was {state} while it was written to", path=str(self._segments.active), state=state)
+        self._make_directory()
+        try:
+            self._segments.rename_stale_file(self._clock.seconds())
+        except OSError as error:
+            self._log.warn("{path} is in the way: {reason}", path=str(self._segments.active), reason=error.strerror)
+            return
+        written = self._segment.lines - self._sink.pending.count(b"\n")
+        self._segment = _OpenSegment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
+        torn = self._sink.switch_file(self._first_line())
+        self._segment.lines = self._sink.pending.count(b"\n")
+        self._segment.seq_first = _find_lowest_seq(self._sink.pending)
+        self._report_later(torn + (written if state == "removed" else 0), "removed")
+
+    def _flush_again(self) -> bool:
+        """After a failure: whether all went once there was a directory again."""
+        return not self._sink.is_open and self._make_directory() and self._sink.flush()
+
+    def _make_directory(self) -> bool:
+        """Whether it was missing, and is there now."""
+        try:
+            made = self._segments.ensure_directory()
+        except OSError:
+            return False
+        if made:
+            self._log.warn("the log directory {path} had been removed and was made again", path=str(self._directory))
+            if self.observer is not None:
+                self.observer.count_recreated_directory()
+        return made
+
+    def _turn_ended(self) -> None:
+        self._flush_call = None
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._file_check_due:
+            self._ensure_file()
+        if not (self._sink.flush() or self._flush_again()):
+            self._retry_later()
+            return
+        if self._unreported:
+            lost, self._unreported = self._unreported, Counter()
+            for reason, lines in lost.items():
+                self._append("log.drop", {"dropped": lines, "reason": reason})
+            self._sink.flush()
+        if self._sink.size >= self._limits.size:
+            self.rotate()
+
+    def _retry_later(self) -> None:
+        self._file_check_due = True
+        if self._flush_call is None:
+            self._flush_call = self._clock.callLater(_RETRY_SECONDS, self._turn_ended)
+
+    def _open_segment(self) -> None:
+        """The first line waits in the buffer until the file can be opened."""
+        self._segment = _OpenSegment(self._segments.next_name(self._clock.seconds()), self._seq + 1)
+        self._append("log.open", self._opening())
+        if not (self._sink.flush() or self._flush_again()):
+            self._retry_later()
+
+    def _first_line(self) -> bytes:
+        """The first line of the segment, which is to stand before lines that wait already."""
+        self._seq += 1
+        now = self._clock.seconds()
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(int(now))).encode()
+        head = self._heads["log.open"] % (b"%b.%06dZ" % (stamp, (now - int(now)) * 1e6), self._seq)
+        return encode_line(head, self._opening())
+
+    def _opening(self) -> dict[str, object]:
+        """Fields of the first line of the segment."""
+        return {"version": self._origin.version, "schema": SCHEMA_VERSION, "segment": self._segment.name}
+
+    def _close_segment(self) -> Path | None:
+        """
+        The closed file; None when it could not be given its name: then it grows on, if it is there at all.
+
+        The last line is missing if the disk is full just now: readers take that for a crash.
+        """
+        segment = self._segment
+        if self.observer is not None and "counters" in self._written:
+            self._append("counters", self.observer.totals())
+        last = {"seq_first": segment.seq_first, "seq_last": self._seq + 1, "lines": segment.lines + 1}
+        self._append("log.close", {**last, "dropped": segment.dropped})
+        self._sink.flush()
+        self._give_up(self._sink.close())
+        try:
+            return self._segments.close(segment.name)
+        except OSError as error:
+            self._log.warn(
+                "log segment {name} could not be closed: {reason}", name=segment.name, reason=error.strerror
+            )
+            return None
+
+    def _wait_for_hour(self) -> None:
+        now = self._clock.seconds()
+        self._hour_call = self._clock.callLater(_SECONDS_PER_HOUR - now % _SECONDS_PER_HOUR, self._hour_struck)
+
+    def _hour_struck(self) -> None:
+        self._wait_for_hour()
+        if not self.rotate():
+            self._prune()
+
+
+@dataclass(slots=True)
+class _OpenSegment:
+    """What the last line of the open segment will say."""
+
+    name: str
+    seq_first: int
+    lines: int = 0
+    dropped: int = 0
+    ignored_lines: int = 0
+
+
+def _encode_line_heads(origin: LogOrigin) -> dict[str, bytes]:
+    return {
+        name: encode_line_head(name, event.level, node=origin.node, boot=origin.boot, epoch=origin.epoch)
+        for name, event in EVENTS.items()
+    }
+
+
+def _find_lowest_seq(lines: bytearray) -> int:
+    """The lowest number of these lines."""
+    return min(int(json.loads(line)["seq"]) for line in lines.splitlines())
+
+
+def _is_level_enabled(name: str, level: LogLevel, threshold: LogLevel) -> bool:
+    return name.startswith("log.") or LOG_LEVELS.index(level) >= LOG_LEVELS.index(threshold)

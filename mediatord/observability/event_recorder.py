@@ -1,0 +1,583 @@
+"""
+What became of messages, told once to the counters of Prometheus and to the event log.
+
+What happened, told once: to the counters of Prometheus and to the event log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from twisted.internet.interfaces import IReactorTime
+
+from mediatord.clock import Stopwatch, start_stopwatch
+from mediatord.errors import MediatorError
+from mediatord.observability.event_schema import EventLog, round_milliseconds
+from mediatord.observability.metrics import Metrics
+from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.protocol.error_codes import (
+    DecentrlErrorCode,
+    DIDCommErrorCode,
+    ErrorOrClass,
+    get_decentrl_error_code,
+    get_didcomm_error_code,
+)
+from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.store.interfaces.accounts import ExpiredAccount
+from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage, StoreLedger
+
+DeliveryPath = Literal["live", "pickup", "poll", "http"]
+AcceptMethod = Literal["live", "queue"]
+ProtocolName = Literal["didcomm", "decentrl"]
+
+# What the books of a store consist of, beside what waits.
+LEDGER_ENTRIES = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
+
+# Messages whose pushes are counted until they are gone, those that were pushed last.
+_MAX_ATTEMPT_COUNTERS = 10_000
+
+
+class MessageLike(Protocol):
+    """
+    A payload on its way to a recipient, in either half.
+
+    :ivar expires_at: None when it waits until it is acknowledged.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def recipient_did(self) -> str: ...
+
+    @property
+    def payload(self) -> Sized: ...
+
+    @property
+    def received_at(self) -> float: ...
+
+    @property
+    def expires_at(self) -> float | None: ...
+
+
+class MessageEventRecorder:
+    """
+    The part of :class:`~mediatord.observability.event_recorder.EventRecorder` that is about messages.
+
+    :param is_own: whether a DID is one of those that the daemon writes to itself with, which is not to be told of.
+    :ivar metrics: the counters; who only counts what has no line may use them directly.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        events: EventLog,
+        metrics: Metrics,
+        pseudonymizer: Pseudonymizer,
+        is_own: Callable[[str], bool] = lambda did: False,
+    ) -> None:
+        self._clock = clock
+        self._events = events
+        self._pseudonymizer = pseudonymizer
+        self._attempts: OrderedDict[str, int] = OrderedDict()
+        self._own: Counter[str] = Counter()
+        self.metrics = metrics
+        self.is_own = is_own
+
+    @property
+    def remembered(self) -> int:
+        """Messages whose pushes are counted."""
+        return len(self._attempts)
+
+    def settle(self) -> None:
+        """What was told is in the log, before those are answered whom it is about."""
+        self._events.flush()
+
+    def tag(self, did: str) -> str:
+        """What stands for a DID in the log."""
+        return self._pseudonymizer.did(did)
+
+    def accepted(
+        self, request: str, message: MessageLike, sender: str | None, method: AcceptMethod, half: ProtocolName
+    ) -> None:
+        """
+        A payload was stored (UC-021 "Logging").
+
+        :param request: id of the request that it came with.
+        :param method: `live` when a socket took it at once, else `queue`.
+        """
+        if self.is_own(message.recipient_did):
+            self._own["accepted"] += 1
+            return
+        expires_at = message.expires_at
+        self.metrics.forwarded.inc()
+        if method == "queue":
+            self.metrics.stored.inc()
+        fields: dict[str, object] = {
+            "msg": self._pseudonymizer.message(message.id),
+            "req": request,
+            "rcpt": self._pseudonymizer.did(message.recipient_did),
+            "proto": half,
+            "size": len(message.payload),
+            "method": method,
+        }
+        if sender is not None:
+            fields["sender"] = self._pseudonymizer.did(sender)
+        if expires_at is not None:
+            fields["ttl_s"] = round(expires_at - message.received_at)
+        self._events.write("msg.accept", fields)
+
+    def pushed(
+        self, message: MessageLike, sessions: Sequence[str | None], path: DeliveryPath, half: ProtocolName
+    ) -> None:
+        """
+        A message was handed over, and stays until it is acknowledged.
+
+        :param sessions: names of the sockets that took it; None where it was asked for without one.
+        """
+        if self.is_own(message.recipient_did):
+            return
+        attempt = self._attempts.pop(message.id, 0) + 1
+        self._attempts[message.id] = attempt
+        if len(self._attempts) > _MAX_ATTEMPT_COUNTERS:
+            self._attempts.popitem(last=False)
+        tag, rcpt = self._pseudonymizer.message(message.id), self._pseudonymizer.did(message.recipient_did)
+        latency_ms = self._age_ms(message.received_at)
+        for session in sessions:
+            fields: dict[str, object] = {
+                "msg": tag,
+                "rcpt": rcpt,
+                "proto": half,
+                "path": path,
+                "attempt": attempt,
+                "latency_ms": latency_ms,
+                "ok": True,
+            }
+            if session is not None:
+                fields["conn"] = session
+            self._events.write("msg.push", fields)
+
+    def record_push_failure(self, id_: str, recipient_did: str, received_at: float) -> None:
+        """A push came to nothing: the message waits in the queue after all (UC-021 AF-6)."""
+        if self.is_own(recipient_did):
+            return
+        self.metrics.stored.inc()
+        self._events.emit(
+            "msg.push",
+            msg=self._pseudonymizer.message(id_),
+            rcpt=self._pseudonymizer.did(recipient_did),
+            proto="didcomm",
+            path="live",
+            attempt=self._attempts.get(id_),
+            latency_ms=self._age_ms(received_at),
+            ok=False,
+        )
+
+    def record_remote_push_failures(self, count: int) -> None:
+        """So many pushes of a node that is gone came to nothing; which ones is not known here."""
+        for _ in range(count):
+            self.metrics.stored.inc()
+            self._events.emit("msg.push", proto="didcomm", path="live", ok=False)
+
+    def acknowledged(self, removed: RemovedMessage, path: DeliveryPath, half: ProtocolName) -> None:
+        """A message was delivered and is gone."""
+        if self.is_own(removed.recipient_did):
+            self._own["acknowledged"] += 1
+            return
+        self._attempts.pop(removed.id, None)
+        self.metrics.delivered.inc()
+        self.metrics.latency(path, max(0.0, self._clock.seconds() - removed.received_at))
+        self._events.write(
+            "msg.ack",
+            {
+                "msg": self._pseudonymizer.message(removed.id),
+                "rcpt": self._pseudonymizer.did(removed.recipient_did),
+                "proto": half,
+                "path": path,
+                "latency_ms": self._age_ms(removed.received_at),
+            },
+        )
+
+    def expired(self, removed: RemovedMessage) -> None:
+        """A message was not fetched in time (UC-021 AF-5)."""
+        if self.is_own(removed.recipient_did):
+            self._own["expired"] += 1
+            return
+        self.metrics.expired.inc()
+        self._lost("msg.expire", removed, "ttl")
+
+    def evicted(self, removed: RemovedMessage) -> None:
+        """A message made room for a newer one (UC-021 AF-4)."""
+        if self.is_own(removed.recipient_did):
+            self._own["evicted"] += 1
+            return
+        self.metrics.evicted.inc()
+        self._lost("msg.evict", removed, removed.reason or "fifo_count")
+
+    def record_purge(self, removed: RemovedMessage, half: ProtocolName) -> None:
+        """The operator has removed a message."""
+        self._lost("msg.remove", removed, "purged", half)
+
+    def update_ledger_metrics(self, books: StoreLedger) -> None:
+        """Have the metrics say what the store's own books say."""
+        for half, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
+            gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
+            self.metrics.ledger.tell(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
+
+    def ledger(self, store: str, books: StoreLedger) -> None:
+        """
+        Log what the store's own books say; and what of it this process did for itself since it was asked before,
+        which has no lines.
+
+        :param store: what stands for it.
+        """
+        own, self._own = self._own, Counter()
+        self._keep("didcomm", store, books.didcomm, own)
+        self._keep("decentrl", store, books.decentrl, Counter())
+
+    def _keep(self, half: ProtocolName, store: str, ledger: MessageLedger, own: Counter[str]) -> None:
+        gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
+        self._events.emit(
+            "ledger",
+            proto=half,
+            store=store,
+            waiting=ledger.waiting,
+            difference=ledger.difference,
+            **{f"all_{name}": number for name, number in gone.items()},
+            **{f"own_{name}": number for name, number in own.items()},
+        )
+
+    def _lost(self, event: str, removed: RemovedMessage, reason: str, half: ProtocolName = "didcomm") -> None:
+        """By itself only the DIDComm half loses messages: what the other one keeps waits until it is acknowledged."""
+        self._attempts.pop(removed.id, None)
+        self._events.emit(
+            event,
+            msg=self._pseudonymizer.message(removed.id),
+            rcpt=self._pseudonymizer.did(removed.recipient_did),
+            proto=half,
+            size=removed.size,
+            age_ms=self._age_ms(removed.received_at),
+            reason=reason,
+            pushes=removed.pushes,
+        )
+
+    def _age_ms(self, since: float) -> int:
+        return max(0, int((self._clock.seconds() - since) * 1000))
+
+
+# A century: what is more says nothing about a clock, and might not fit where the log is read.
+_MAX_AGE_MS = 3_155_760_000_000
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """
+    A request that was begun; not frozen, which would take longer than all of :meth:`Journal.begin`.
+
+    :param began: by a clock that nobody sets.
+    """
+
+    request: str
+    protocol: ProtocolName
+    peer: str
+    size: int
+    began: float
+    crypto: Stopwatch
+
+
+@dataclass(slots=True)
+class _ConnectionRecord:
+    """
+    An open socket.
+
+    :param began: when it was opened, by a clock that nobody sets.
+    :param did: bound to it first; its tag depends on when it is asked for.
+    """
+
+    began: float
+    did: str | None = field(default=None, repr=False)
+
+
+# What is charged by the minute; other limits are called by their settings.
+_PER_MINUTE_LIMITS = frozenset({"did", "ip", "account"})
+
+
+class EventRecorder(MessageEventRecorder):
+    """
+    Counts and logs. No method takes a payload, an envelope or a key.
+
+    What has a line in the log and a counter is counted right before its line is written, one by one: so the counters
+    that stand in the log are those of the lines before (:meth:`Metrics.totals`).
+
+    :ivar steady: seconds since any time, by a clock that nobody sets.
+    :ivar on_refusal: told of requests that were refused or failed: protocol, situation in words, and code.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        events: EventLog,
+        metrics: Metrics,
+        pseudonymizer: Pseudonymizer,
+        steady: Callable[[], float] | None = None,
+        is_own: Callable[[str], bool] = lambda did: False,
+    ) -> None:
+        super().__init__(clock, events, metrics, pseudonymizer, is_own)
+        self.steady = steady or clock.seconds
+        self._since = self.steady()
+        self.on_rejection: Callable[[ProtocolName, str, str], None] = lambda protocol, situation, code: None
+        self._requests = 0
+        self._connections: dict[str, _ConnectionRecord] = {}
+
+    def begin(
+        self, protocol: ProtocolName, peer: str, size: int, watch: Stopwatch | None = None, came: float | None = None
+    ) -> RequestRecord:
+        """
+        A request or frame of `size` bytes came in.
+
+        :param watch: of this request; by default one that those find who work for it.
+        :param came: when, by :attr:`steady`; by default now.
+        """
+        self._requests += 1
+        began = self.steady() if came is None else came
+        return RequestRecord(f"{self._requests:x}", protocol, peer, size, began, watch or start_stopwatch())
+
+    def end(
+        self,
+        request_record: RequestRecord,
+        *,
+        status: int,
+        fault: type[MediatorError] | None,
+        kind: str | None,
+        sender: str | None,
+        session: str | None,
+        code: str | None = None,
+    ) -> None:
+        """
+        It was answered.
+
+        :param kind: name of the message type as it is served; what a peer wrote could be anything.
+        :param code: what the peer was told, where that is not the code of `fault` in the protocol's table.
+        """
+        if request_record.peer == PROBE_CLIENT:
+            return
+        seconds = self.steady() - request_record.began
+        outcome = "failed" if status >= 500 else "accepted" if fault is None else "rejected"
+        self.metrics.request(request_record.protocol, outcome, seconds)
+        if fault is not None:
+            self.metrics.rejected(_error_label(fault))
+        if fault is not None or outcome == "failed":
+            self.on_rejection(request_record.protocol, *_describe_rejection(request_record.protocol, fault, code))
+        code = None if fault is None else code or _find_error_code(request_record.protocol, fault).code
+        self._events.write("req.done", self._done(request_record, seconds, status, code, kind, sender, session))
+
+    def _done(
+        self,
+        request_record: RequestRecord,
+        seconds: float,
+        status: int,
+        code: str | None,
+        kind: str | None,
+        sender: str | None,
+        session: str | None,
+    ) -> dict[str, object]:
+        fields: dict[str, object] = {
+            "req": request_record.request,
+            "proto": request_record.protocol,
+            "status": status,
+            "size": request_record.size,
+            "dur_ms": round_milliseconds(seconds * 1000),
+        }
+        if session is not None:
+            fields["conn"] = session
+        if kind is not None:
+            fields["mtype"] = kind
+        if code is not None:
+            fields["code"] = code
+        if request_record.crypto.seconds:
+            fields["crypto_ms"] = round_milliseconds(request_record.crypto.seconds * 1000)
+        if sender is not None:
+            fields["sender"] = self._pseudonymizer.did(sender)
+        if peer := self._pseudonymizer.peer(request_record.peer):
+            fields["peer"] = peer
+        return fields
+
+    def record_early_rejection(self, protocol: ProtocolName, peer: str, size: int, fault: MediatorError) -> None:
+        """A request was refused before anybody looked at it."""
+        request_record = self.begin(protocol, peer, size)
+        self.end(
+            request_record,
+            status=_find_error_code(protocol, fault).status,
+            fault=type(fault),
+            kind=None,
+            sender=None,
+            session=None,
+        )
+
+    def limited(self, bucket: str, who: str, peer: str, wait: int) -> None:
+        """Somebody is over a limit; signature of :data:`mediatord.ratelimit.rate_limiter.RateLimitCallback`."""
+        self._events.emit(
+            "limit.hit",
+            # An address never stands in a line as it is.
+            who=self._pseudonymizer.did(who)
+            if who.startswith("did:")
+            else self._pseudonymizer.peer(who) or "unknown",
+            limit=f"{bucket}_per_minute" if bucket in _PER_MINUTE_LIMITS else bucket,
+            retry_after_s=wait,
+            peer=self._pseudonymizer.peer(peer) or None,
+        )
+
+    def record_replay(
+        self, protocol: ProtocolName, sender: str | None, fault: MediatorError, *, age_ms: float | None = None
+    ) -> None:
+        """
+        An envelope or command came a second time, or was made at another time than now.
+
+        :param age_ms: milliseconds since it was made, by its own clock; what is absurd is cut off.
+        """
+        self._events.emit(
+            "replay.drop",
+            sender=None if sender is None else self._pseudonymizer.did(sender),
+            code=_find_error_code(protocol, fault).code,
+            age_ms=None if age_ms is None else int(max(-_MAX_AGE_MS, min(_MAX_AGE_MS, age_ms))),
+        )
+
+    def granted(self, did: str, half: ProtocolName) -> None:
+        """A wallet has mediation, or an identity is registered."""
+        if not self.is_own(did):
+            self._events.emit("acct.grant", did=self._pseudonymizer.did(did), proto=half)
+
+    def denied(self, did: str, reason: str, half: ProtocolName) -> None:
+        """A wallet or an identity was refused that; `reason` is one fixed word."""
+        self._events.emit("acct.deny", did=self._pseudonymizer.did(did), proto=half, reason=reason)
+
+    def registered(self, did: str, added: int, removed: int) -> None:
+        """An account changed its recipient DIDs."""
+        if (added or removed) and not self.is_own(did):
+            self._events.emit(
+                "acct.update",
+                did=self._pseudonymizer.did(did),
+                proto="didcomm",
+                reason="recipients",
+                n_added=added,
+                n_removed=removed,
+            )
+
+    def record_account_expired(self, account: ExpiredAccount) -> None:
+        """An account was removed because nobody used it."""
+        self.metrics.record_account_expired(account.reason)
+        self._events.emit(
+            "acct.expire",
+            did=self._pseudonymizer.did(account.did),
+            proto="didcomm",
+            reason=account.reason,
+            n_removed=account.recipients,
+        )
+
+    def moved(self, did: str) -> None:
+        """An account goes by a new DID."""
+        self._events.emit("acct.update", did=self._pseudonymizer.did(did), proto="didcomm", reason="rotated")
+
+    def record_connection_opened(self, name: str, peer: str) -> None:
+        """A socket finished its handshake."""
+        if peer == PROBE_CLIENT:
+            return
+        self._connections[name] = _ConnectionRecord(self.steady())
+        self.metrics.active_connections.inc()
+        self._events.emit("conn.open", conn=name, transport="ws", peer=self._pseudonymizer.peer(peer) or None)
+
+    def record_connection_authenticated(self, protocol: ProtocolName, name: str, did: str) -> None:
+        """A DID proved itself on a socket for the first time."""
+        if self.is_own(did):
+            return
+        connection = self._connections.get(name)
+        if connection is not None:
+            connection.did = connection.did or did
+        self._events.emit("conn.auth", conn=name, did=self._pseudonymizer.did(did), proto=protocol)
+
+    def record_authentication_failure(self, name: str, code: str) -> None:
+        """A Decentrl socket did not authenticate."""
+        self._events.emit("conn.auth", conn=name, proto="decentrl", code=code)
+
+    def record_connection_closed(
+        self,
+        name: str,
+        protocol: ProtocolName,
+        code: int | None,
+        by: Literal["us", "peer"],
+        traffic: tuple[int, ...],
+    ) -> None:
+        """
+        A socket is gone that was opened before.
+
+        :param protocol: what it spoke, or would have.
+        :param code: of the close frame that was sent first; 1006 when there was none.
+        :param by: who began to close.
+        :param traffic: messages in, messages out, bytes in, bytes out.
+        """
+        connection = self._connections.pop(name, None)
+        if connection is None:  # the daemon's own
+            return
+        self.metrics.active_connections.dec()
+        n_in, n_out, bytes_in, bytes_out = traffic
+        self._events.emit(
+            "conn.close",
+            conn=name,
+            did=None if connection.did is None else self._pseudonymizer.did(connection.did),
+            proto=protocol,
+            dur_ms=(self.steady() - connection.began) * 1000,
+            ws_code=code,
+            reason=by,
+            n_in=n_in,
+            n_out=n_out,
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+        )
+
+    def gauge(self, **values: int | float | None) -> None:
+        """The state, once a minute; and what the counters say."""
+        self._events.emit("gauge", **values)
+        self._events.emit("counters", **self.metrics.totals())
+
+    def started(self, version: str) -> None:
+        """The daemon takes work."""
+        self.metrics.reloaded(self._clock.seconds(), True)
+        self._events.emit("proc.start", version=version, reason="start", dur_ms=self._lap_ms())
+
+    def stopped(self, version: str) -> None:
+        """The daemon is stopping."""
+        self._events.emit("proc.stop", version=version, reason="signal", dur_ms=self._lap_ms())
+
+    def reloaded(
+        self, version: str, reason: Literal["ok", "refused", "restart_needed"], seconds: float, *, success: bool
+    ) -> None:
+        """The configuration was read again, in so many seconds. :param success: whether all files could be used."""
+        self.metrics.reloaded(self._clock.seconds(), success)
+        self._events.emit("proc.reload", version=version, reason=reason, dur_ms=seconds * 1000)
+
+    def _lap_ms(self) -> float:
+        """Since it was made, or since this was asked last."""
+        before, self._since = self._since, self.steady()
+        return (self._since - before) * 1000
+
+
+def _find_error_code(protocol: ProtocolName, fault: ErrorOrClass) -> DIDCommErrorCode | DecentrlErrorCode:
+    return get_didcomm_error_code(fault) if protocol == "didcomm" else get_decentrl_error_code(fault)
+
+
+def _describe_rejection(
+    protocol: ProtocolName, fault: type[MediatorError] | None, code: str | None
+) -> tuple[str, str]:
+    """The situation in words, and what the peer was told of it."""
+    if fault is None:
+        return "internal_error", code or ""
+    return _error_label(fault), code or _find_error_code(protocol, fault).code
+
+
+def _error_label(fault: type[MediatorError]) -> str:
+    """The name of a situation as a label: `RecipientUnknown` is `recipient_unknown`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", fault.__name__).lower()

@@ -1,0 +1,378 @@
+"""
+The closed set of log events, declared once (analytics contract: event schema, version 1).
+
+What writes them, the JSON Schema, the documentation and the readers' own schema follow from :data:`EVENTS`. A field
+that does not apply is left out of a line; nothing is null. DIDs, message ids and addresses arrive here as the tags
+that :mod:`mediatord.observability.pseudonyms` makes of them. Payloads, envelopes, keys and signatures have no field.
+
+Log lines as bytes: the constant part of an event is made once, its fields each time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal, Protocol
+
+import orjson
+
+SCHEMA_VERSION = 1
+
+FieldType = Literal["string", "integer", "number", "boolean"]
+LogLevel = Literal["debug", "info", "warn", "error"]
+LOG_LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warn", "error")
+
+_PYTHON_TYPES: dict[FieldType, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (float, int),
+    "boolean": (bool,),
+}
+
+ENVELOPE: dict[str, tuple[FieldType, str]] = {
+    "v": ("integer", "version of this schema"),
+    "ts": ("string", "RFC 3339, UTC, microseconds"),
+    "seq": ("integer", "counts the lines of one boot, dropped ones too: a gap is a loss"),
+    "node": ("string", "configured name of the node"),
+    "boot": ("string", "random id of this start"),
+    "event": ("string", "one of the events below"),
+    "level": ("string", "debug, info, warn or error"),
+    "epoch": ("integer", "epoch of the key that tags are made with"),
+}
+
+# One meaning per name, wherever it appears.
+FIELDS: dict[str, tuple[FieldType, str]] = {
+    "age_ms": ("integer", "milliseconds: how old the message or the timestamp was"),
+    "all_accepted": ("integer", "messages that the store has ever accepted"),
+    "all_acknowledged": ("integer", "of those, acknowledged or taken by an endpoint"),
+    "all_evicted": ("integer", "of those, dropped to make room"),
+    "all_expired": ("integer", "of those, dropped at the end of their time"),
+    "all_removed": ("integer", "of those, removed by the operator"),
+    "all_withdrawn": ("integer", "of those, taken out again as their sender had been refused"),
+    "attempt": ("integer", "how often this process has handed the message over: the first time is 1"),
+    "bytes": ("integer", "bytes of payload in all queues"),
+    "bytes_in": ("integer", "bytes received on the connection"),
+    "bytes_out": ("integer", "bytes sent on the connection"),
+    "code": ("string", "problem or error code; absent when all was well"),
+    "conn": ("string", "random id of a connection"),
+    "connections": ("integer", "open sockets: conn.open less conn.close"),
+    "conns": ("integer", "open sockets of this process"),
+    "crypto_ms": ("number", "milliseconds: the part of dur_ms spent on envelopes, signatures and keys"),
+    "delivered": ("integer", "since the start of the process: msg.ack"),
+    "depth": ("integer", "messages in all queues"),
+    "did": ("string", "tag of an account or sender"),
+    "difference": ("integer", "all_accepted less all that is gone and what waits; anything but 0 is a fault"),
+    "dropped": ("integer", "lines that were not written"),
+    "dur_ms": ("number", "milliseconds: how long it took"),
+    "evicted": ("integer", "since the start of the process: msg.evict"),
+    "expired": ("integer", "since the start of the process: msg.expire"),
+    "fds": ("integer", "open file descriptors of this process"),
+    "forwarded": ("integer", "since the start of the process: msg.accept"),
+    "lag_ms": ("number", "milliseconds: how late the reactor was at worst since the gauge before"),
+    "latency_ms": ("number", "milliseconds since the message was accepted"),
+    "limit": ("string", "which limit"),
+    "lines": ("integer", "lines in the segment, this one included"),
+    "method": ("string", "where an accepted message went: live, queue or http"),
+    "msg": ("string", "tag of the stored message's id"),
+    "mtype": ("string", "DIDComm message type or Decentrl command"),
+    "n_added": ("integer", "recipient DIDs added"),
+    "n_in": ("integer", "messages received on the connection"),
+    "n_out": ("integer", "messages sent on the connection"),
+    "n_removed": ("integer", "recipient DIDs removed"),
+    "ok": ("boolean", "whether it went out; if not, the message waits in the queue"),
+    "oldest_ms": ("integer", "milliseconds: age of the oldest message in all queues"),
+    "own_accepted": ("integer", "messages of the daemon to itself, without lines, since the ledger before"),
+    "own_acknowledged": ("integer", "of the daemon's messages to itself, since the ledger before"),
+    "own_evicted": ("integer", "of the daemon's messages to itself, since the ledger before"),
+    "own_expired": ("integer", "of the daemon's messages to itself, since the ledger before"),
+    "path": ("string", "how it was delivered: live, pickup, poll or http"),
+    "peer": ("string", "keyed hash of the network of the address: /24 or /48"),
+    "proto": ("string", "didcomm or decentrl"),
+    "pushes": ("integer", "how often it was handed over without being acknowledged"),
+    "rcpt": ("string", "tag of the recipient DID"),
+    "rcpts": ("integer", "recipients with waiting messages"),
+    "reason": ("string", "why, as a short fixed word"),
+    "req": ("string", "id of a request, as in the reply"),
+    "requests_accepted": ("integer", "since the start of the process: req.done without code, status below 500"),
+    "requests_failed": ("integer", "since the start of the process: req.done with status 500 or more"),
+    "requests_rejected": ("integer", "since the start of the process: req.done with code, status below 500"),
+    "retry_after_s": ("integer", "seconds until trying again makes sense"),
+    "rss": ("integer", "resident bytes of the process"),
+    "schema": ("integer", "version of this schema"),
+    "segment": ("string", "name that the file will have once closed, without suffix"),
+    "sender": ("string", "tag of the sender DID; absent when anonymous"),
+    "seq_first": ("integer", "seq of the first line"),
+    "seq_last": ("integer", "seq of the last line"),
+    "size": ("integer", "bytes of the payload or body"),
+    "status": ("integer", "HTTP status"),
+    "store": ("string", "what stands for the database, the same at all that share it"),
+    "stored": ("integer", "since the start of the process: msg.accept by queue, and msg.push that is not ok"),
+    "transport": ("string", "ws or http"),
+    "ttl_s": ("integer", "seconds until the message expires"),
+    "version": ("string", "of mediatord"),
+    "waiting": ("integer", "messages that are there, counted one by one; absent where there are too many"),
+    "who": ("string", "keyed tag of what was limited"),
+    "ws_code": ("integer", "close code of the WebSocket"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EventDeclaration:
+    """:param fields: names of the fields it may have, all of them in :data:`FIELDS`."""
+
+    fields: tuple[str, ...]
+    meaning: str
+    level: LogLevel = "info"
+
+
+_MESSAGE_FIELDS = ("msg", "rcpt", "proto", "size", "age_ms", "reason", "pushes")
+_LEDGER_ENTRIES = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
+_ACCOUNT_FIELDS = ("did", "proto", "reason", "n_added", "n_removed")
+
+EVENTS: dict[str, EventDeclaration] = {
+    "log.open": EventDeclaration(("version", "schema", "segment"), "first line of a segment"),
+    "log.close": EventDeclaration(("seq_first", "seq_last", "lines", "dropped"), "last line of a segment"),
+    "log.drop": EventDeclaration(("dropped", "reason"), "lines were lost, now there is room again", "warn"),
+    "proc.start": EventDeclaration(("version", "reason", "dur_ms"), "the daemon has started"),
+    "proc.stop": EventDeclaration(("version", "reason", "dur_ms"), "the daemon is stopping"),
+    "proc.reload": EventDeclaration(("version", "reason", "dur_ms"), "the configuration was read again"),
+    "conn.open": EventDeclaration(("conn", "transport", "peer"), "a connection was accepted"),
+    "conn.auth": EventDeclaration(("conn", "did", "proto", "code"), "a connection was bound to a DID, or was not"),
+    "conn.close": EventDeclaration(
+        ("conn", "did", "proto", "dur_ms", "ws_code", "reason", "n_in", "n_out", "bytes_in", "bytes_out"),
+        "a connection has ended",
+    ),
+    "req.done": EventDeclaration(
+        ("req", "conn", "proto", "mtype", "status", "code", "size", "dur_ms", "crypto_ms", "sender", "peer"),
+        "one HTTP request or WebSocket frame was answered, whichever way",
+    ),
+    "msg.accept": EventDeclaration(
+        ("msg", "req", "sender", "rcpt", "proto", "size", "ttl_s", "method"), "a message was accepted for a recipient"
+    ),
+    "msg.push": EventDeclaration(
+        ("msg", "rcpt", "conn", "proto", "path", "attempt", "latency_ms", "ok"),
+        "a message was handed over, not yet acknowledged",
+    ),
+    "msg.ack": EventDeclaration(
+        ("msg", "rcpt", "proto", "path", "latency_ms"), "a message was acknowledged: delivered"
+    ),
+    "msg.expire": EventDeclaration(_MESSAGE_FIELDS, "a message was dropped at the end of its time", "warn"),
+    "msg.evict": EventDeclaration(_MESSAGE_FIELDS, "a message was dropped to make room", "warn"),
+    "msg.remove": EventDeclaration(_MESSAGE_FIELDS, "a message was removed by its owner or the operator"),
+    "limit.hit": EventDeclaration(("who", "limit", "retry_after_s", "peer"), "somebody is over a limit", "warn"),
+    "replay.drop": EventDeclaration(
+        ("sender", "code", "age_ms"), "a repeated or untimely request was refused", "warn"
+    ),
+    "acct.grant": EventDeclaration(_ACCOUNT_FIELDS, "mediation was granted, or an identity registered"),
+    "acct.deny": EventDeclaration(_ACCOUNT_FIELDS, "mediation or a registration was refused", "warn"),
+    "acct.expire": EventDeclaration(_ACCOUNT_FIELDS, "an account was removed because nobody used it"),
+    "acct.update": EventDeclaration(_ACCOUNT_FIELDS, "recipient DIDs were added or removed"),
+    "gauge": EventDeclaration(
+        ("depth", "bytes", "rcpts", "oldest_ms", "conns", "rss", "fds", "lag_ms"), "the state, once a minute"
+    ),
+    "ledger": EventDeclaration(
+        (
+            "proto",
+            "store",
+            *(f"all_{entry}" for entry in _LEDGER_ENTRIES),
+            "waiting",
+            "difference",
+            *(f"own_{entry}" for entry in _LEDGER_ENTRIES[:4]),
+        ),
+        "the store's own books of one half: at the start, once a minute, and at the end",
+    ),
+    "counters": EventDeclaration(
+        (
+            "forwarded",
+            "stored",
+            "delivered",
+            "expired",
+            "evicted",
+            "requests_accepted",
+            "requests_rejected",
+            "requests_failed",
+            "connections",
+        ),
+        "the counters of Prometheus: once a minute, before each log.close, and at the end",
+    ),
+}
+
+_FIELD_TYPES: dict[str, dict[str, tuple[type, ...]]] = {
+    name: {field: _PYTHON_TYPES[FIELDS[field][0]] for field in event.fields} for name, event in EVENTS.items()
+}
+
+
+class EventLog(Protocol):
+    """What takes events."""
+
+    def emit(self, event: str, **fields: object) -> None:
+        """
+        Write an event; fields that are None are left out.
+
+        :raise TypeError: an undeclared event or field, or a value of another type: a mistake in the program.
+        """
+
+    def write(self, event: str, fields: dict[str, object]) -> None:
+        """
+        As :meth:`emit`, for what happens with every message: nobody looks at the fields again.
+
+        :param fields: as declared, none of them None, and milliseconds as :func:`milliseconds` gives them.
+        """
+
+    def flush(self) -> None:
+        """Have what was written be in the file now, and not at the end of the turn: somebody is to be told of it."""
+
+
+class MemoryEventLog:
+    """
+    Takes events and keeps them, checked like those of the log file.
+
+    :ivar events: (event, fields without None) in order.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    def emit(self, event: str, **fields: object) -> None:
+        """As :meth:`EventLog.emit`."""
+        self.events.append((event, validate_fields(event, fields)))
+
+    def write(self, event: str, fields: dict[str, object]) -> None:
+        """
+        As :meth:`EventLog.write`.
+
+        :raise TypeError: the fields are not as they have to be.
+        """
+        if validate_fields(event, dict(fields)) != fields:
+            raise TypeError(f"{event} has a field without a value, or one that is not rounded")
+        self.events.append((event, fields))
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+
+    def named(self, event: str) -> list[dict[str, object]]:
+        """The fields of every event of this name, in order."""
+        return [fields for name, fields in self.events if name == event]
+
+
+def validate_fields(event: str, fields: dict[str, object]) -> dict[str, object]:
+    """
+    `fields`, without those that have no value, and with numbers rounded.
+
+    :raise TypeError: as :meth:`EventLog.emit`.
+    """
+    # A program has few call sites: what each of them passes is looked at once.
+    shape = (event, *fields, *map(type, fields.values()))
+    changes = _VALIDATED_SHAPES.get(shape)
+    if changes is None:
+        changes = _VALIDATED_SHAPES[shape] = _validate_shape(event, fields)
+    empty, floats = changes
+    for name in floats:
+        fields[name] = round_milliseconds(fields[name])  # type: ignore[arg-type]  # as its shape says
+    for name in empty:
+        del fields[name]
+    return fields
+
+
+def round_milliseconds(value: float) -> float:
+    """
+    Rounded: what is below a microsecond only makes lines longer.
+
+    :raise TypeError: it is infinite, or no number.
+    """
+    if not isfinite(value):
+        raise TypeError("a number that JSON cannot express")
+    return round(value, 3)
+
+
+# By event, names and types: the names that have no value, and those of floats. Bounded by the declarations: only what
+# they allow is kept.
+_VALIDATED_SHAPES: dict[tuple[object, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+
+
+def _validate_shape(event: str, fields: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    kinds = _FIELD_TYPES.get(event)
+    if kinds is None:
+        raise TypeError(f"{event} is not a declared event")
+    for name, value in fields.items():
+        kind = kinds.get(name)
+        if kind is None:
+            raise TypeError(f"{event} has no field {name}")
+        if value is not None and type(value) not in kind:
+            raise TypeError(f"{event}.{name} is a {type(value).__name__}")
+    empty = tuple(name for name, value in fields.items() if value is None)
+    return empty, tuple(name for name, value in fields.items() if type(value) is float)
+
+
+def build_json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of one line of the log."""
+    shared = {name: {"type": kind, "description": meaning} for name, (kind, meaning) in ENVELOPE.items()}
+    lines = []
+    for name, event in EVENTS.items():
+        own = {field: {"type": FIELDS[field][0], "description": FIELDS[field][1]} for field in event.fields}
+        properties = {**shared, "event": {"const": name}, **own}
+        lines.append({"title": name, "description": event.meaning, "properties": properties, "type": "object"})
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mediatord log line",
+        "required": list(ENVELOPE),
+        "oneOf": [{**line, "additionalProperties": False} for line in lines],
+    }
+
+
+def render_json_schema() -> str:
+    """The same as a file."""
+    return json.dumps(build_json_schema(), indent=1) + "\n"
+
+
+def render_event_table() -> str:
+    """All events and their fields as a reStructuredText list table."""
+    rows = ["   * - event\n     - level\n     - fields\n     - meaning"]
+    for name, event in EVENTS.items():
+        fields = ", ".join(f"``{field}``" for field in event.fields)
+        rows.append(f"   * - ``{name}``\n     - {event.level}\n     - {fields}\n     - {event.meaning}")
+    return ".. list-table::\n   :header-rows: 1\n\n" + "\n".join(rows) + "\n"
+
+
+MAX_LINE_BYTES = 4096
+
+
+def encode_line_head(event: str, level: LogLevel, *, node: str, boot: str, epoch: int) -> bytes:
+    """The beginning of every line of this event, with places (`%`) for the time and the number."""
+    fixed = {"node": node, "boot": boot, "event": event, "level": level, "epoch": epoch}
+    tail = json.dumps(fixed, separators=(",", ":"))[1:-1].replace("%", "%%")
+    return b'{"v":%d,"ts":"%%b","seq":%%d,%b' % (SCHEMA_VERSION, tail.encode())
+
+
+def encode_line(head: bytes, fields: Mapping[str, object]) -> bytes:
+    """A line of at most 4096 bytes, in ASCII; texts are cut where that is needed."""
+    if not fields:
+        return head + b"}\n"
+    try:
+        whole = b"%b,%b" % (head, orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)[1:])
+        if len(whole) <= MAX_LINE_BYTES and whole.isascii():
+            return whole
+    except orjson.JSONEncodeError:  # half of a surrogate pair, or a number beyond 64 bits
+        pass
+    return _encode_truncated_line(head, fields)
+
+
+def _encode_truncated_line(head: bytes, fields: Mapping[str, object]) -> bytes:
+    """As :func:`encode_line`, in ASCII, with texts cut until the line is short enough."""
+    whole = b""
+    for longest in (1000, 200, 20):
+        cut = {
+            name: value.encode("utf-8", "replace").decode()[:longest] if isinstance(value, str) else value
+            for name, value in fields.items()
+        }
+        whole = head + b"," + json.dumps(cut, separators=(",", ":")).encode()[1:] + b"\n"
+        if len(whole) <= MAX_LINE_BYTES:
+            break
+    return whole
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_json_schema())

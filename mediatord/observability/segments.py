@@ -1,0 +1,382 @@
+"""
+The read marker: which closed segments of a log directory the nightly analysis has in its tables.
+
+The analysis may not write among the logs. It writes this one file, in a directory that the daemon makes for its
+group, and the daemon deletes no segment that is not named there before it has to. The daemon remembers that there was
+a marker, in a file that only it can write: one that is missing later is not taken for the absence of an analysis.
+
+The files of the event log: one that grows, and closed ones whose names never change.
+
+`events.jsonl` is written to. Closed, it becomes `events-<UTC start>-<node>-<boot>-<n>.jsonl` and later, compressed,
+the same with `.gz`. Nothing is ever appended to a file that was found at start: a line torn by a crash stays the
+last of its segment.
+
+Closes a log segment for good: on disk, and compressed if asked to. Run as a program, at low priority.
+
+It is a process of its own because compressing and waiting for the disk would hold up the reactor. It imports nothing
+of mediatord, so that it starts in no time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+MARKER_DIRECTORY = "analysis"
+MARKER_FILE = "read-segments.json"
+MARKER_SEEN_FILE = "analysis-seen"
+_MARKER_VERSION = 1
+_MARKER_DIRECTORY_MODE = 0o770
+_MARKER_FILE_MODE = 0o644
+_MAX_MARKER_BYTES = 64 << 20
+
+
+class ReadMarkerError(Exception):
+    """There is a marker, and nobody can tell what it says."""
+
+
+def make_read_marker_path(log_directory: Path) -> Path:
+    """Where the marker of a log directory is."""
+    return log_directory / MARKER_DIRECTORY / MARKER_FILE
+
+
+def create_marker_directory(log_directory: Path) -> None:
+    """Let the group of the daemon leave a marker. Nothing is raised: without it segments are only kept for longer."""
+    directory = log_directory / MARKER_DIRECTORY
+    with suppress(OSError):
+        directory.mkdir(exist_ok=True)
+    with suppress(OSError):
+        directory.chmod(_MARKER_DIRECTORY_MODE)
+
+
+def load_expected_read_marker(log_directory: Path) -> frozenset[str] | None:
+    """
+    As :func:`load_read_marker`, for the daemon, which remembers that there is a marker.
+
+    :raise MarkerError: also if there was a marker earlier and it is missing.
+    """
+    path, seen = make_read_marker_path(log_directory), log_directory / MARKER_SEEN_FILE
+    if os.path.lexists(path):
+        with suppress(OSError):
+            seen.touch(mode=_MARKER_FILE_MODE)
+    elif os.path.lexists(seen):
+        raise ReadMarkerError(f"{path}: missing, although {seen} says that there was one")
+    return load_read_marker(log_directory)
+
+
+def load_read_marker(log_directory: Path) -> frozenset[str] | None:
+    """
+    Names, without suffix, of the segments that were read; None if no analysis has ever left a marker.
+
+    :raise MarkerError: it cannot be read, or is no marker.
+    """
+    path = make_read_marker_path(log_directory)
+    try:
+        # Others may write in that directory: no link is followed and no pipe is waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ReadMarkerError(f"{path}: {error.strerror}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_MARKER_BYTES:
+            raise ReadMarkerError(f"{path}: not a read marker")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return _parse_marker(file.read(_MAX_MARKER_BYTES))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise ReadMarkerError(f"{path}: not a read marker") from None
+    finally:
+        os.close(descriptor)
+
+
+def save_read_marker(log_directory: Path, stems: Iterable[str]) -> None:
+    """
+    Replace the marker, whole or not at all.
+
+    :param stems: names, without suffix, of the segments that were read.
+    :raise OSError: it cannot be written.
+    """
+    path = make_read_marker_path(log_directory)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    text = json.dumps({"version": _MARKER_VERSION, "read": sorted(stems)}, indent=0)
+    try:
+        draft.write_text(f"{text}\n", encoding="ascii")
+        # The daemon is another user, whatever the mask of this one.
+        draft.chmod(_MARKER_FILE_MODE)
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def _parse_marker(content: bytes) -> frozenset[str]:
+    marker = json.loads(content)
+    names = marker["read"]
+    if (
+        marker["version"] != _MARKER_VERSION
+        or not isinstance(names, list)
+        or not all(isinstance(name, str) for name in names)
+    ):
+        raise ValueError("another format")
+    return frozenset(names)
+
+
+ACTIVE_SEGMENT_FILE = "events.jsonl"
+_CLOSED_NAME = re.compile(r"(events-[A-Za-z0-9._-]+)\.jsonl(?:\.gz)?")
+_SEGMENT_NAME = re.compile(r"events-[A-Za-z0-9._-]{1,200}")
+_START_TIME = re.compile(r"events-(\d{8}T\d{6}Z)-")
+_MAX_FIRST_LINE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionLimits:
+    """
+    :param keep: the newest closed segments, which age does not delete.
+    :param age: seconds.
+    :param bytes: of all closed segments.
+    :param unread_bytes: of all closed segments, before those go that the analysis has not read.
+    """
+
+    keep: int = 24
+    age: float = 432_000.0
+    bytes: int = 4_294_967_296
+    unread_bytes: int = 8_589_934_592
+
+
+class DeletedSegments(NamedTuple):
+    """Closed segments that were deleted; `unread` of them before the analysis had read them."""
+
+    segments: int = 0
+    unread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _ClosedSegment:
+    """
+    :param size: bytes of its files.
+    :param time: when it began or was written last, whichever is later.
+    """
+
+    name: str
+    paths: Sequence[Path]
+    size: int
+    time: float
+
+    def delete(self) -> bool:
+        """Whether it is gone."""
+        for path in self.paths:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        return not any(path.exists() for path in self.paths)
+
+
+class SegmentDirectory:
+    """
+    The directory of one daemon's event log.
+
+    :param node: stands in the names; letters, digits, dots, hyphens and underscores.
+    :param boot: likewise.
+    """
+
+    def __init__(self, directory: Path, node: str, boot: str) -> None:
+        self._directory = directory
+        self._node = node
+        self._boot = boot
+        self._count = 0
+
+    @property
+    def active(self) -> Path:
+        """The file that grows."""
+        return self._directory / ACTIVE_SEGMENT_FILE
+
+    def next_name(self, now: float) -> str:
+        """The name, without suffix, of a segment that begins now."""
+        self._count += 1
+        return f"events-{_format_time(now)}-{self._node}-{self._boot}-{self._count:06d}"
+
+    def prepare(self, now: float) -> list[Path]:
+        """
+        Make the directory, give what a crash left its closed name, and return closed segments in plain text.
+
+        :raise OSError: the directory cannot be made or written to.
+        """
+        self.ensure_directory()
+        create_marker_directory(self._directory)
+        for draft in self._directory.glob("events-*.tmp"):
+            draft.unlink(missing_ok=True)
+        self.rename_stale_file(now)
+        return sorted(path for path in self._closed_files() if path.suffix == ".jsonl")
+
+    def close(self, name: str) -> Path:
+        """Give the growing file its closed name; another that has it already keeps it."""
+        target = self._directory / f"{name}.jsonl"
+        suffix = 1
+        while target.exists() or target.with_name(target.name + ".gz").exists():
+            suffix += 1
+            target = self._directory / f"{name}-{suffix}.jsonl"
+        self.active.rename(target)
+        return target
+
+    def ensure_directory(self) -> bool:
+        """
+        Whether the directory had to be made.
+
+        :raise OSError: it is not there and cannot be made.
+        """
+        if self._directory.is_dir():
+            return False
+        self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        create_marker_directory(self._directory)
+        return True
+
+    def rename_stale_file(self, now: float) -> None:
+        """
+        Give a growing file that is not ours its closed name, so that nothing is appended to it.
+
+        :raise OSError: it cannot be renamed.
+        """
+        if self.active.exists():
+            self.close(self._left_name(now))
+
+    def prune(self, limits: RetentionLimits, now: float, read: Set[str] | None) -> DeletedSegments:
+        """
+        Delete closed segments that are too old or too many, oldest first, as far as possible.
+
+        Those of this boot are newer than all others, and newer the higher their number, whatever the clock said.
+
+        :param read: names of those that the analysis has read; None: there is no analysis, and all may be deleted.
+        """
+        closed = sorted(self._closed_segments(), key=lambda segment: self._age(segment.name))
+        total = sum(segment.size for segment in closed)
+        young = {segment.name for segment in closed[max(0, len(closed) - limits.keep) :]}
+        deleted = unread = 0
+        left = []
+        for segment in closed:
+            too_old = segment.name not in young and now - segment.time > limits.age
+            may_go = read is None or segment.name in read
+            if may_go and (too_old or total > limits.bytes) and segment.delete():
+                total -= segment.size
+                deleted += 1
+            elif not may_go:
+                left.append(segment)
+        for segment in left:
+            if total <= limits.unread_bytes:
+                break
+            if segment.delete():
+                total -= segment.size
+                unread += 1
+        return DeletedSegments(deleted + unread, unread)
+
+    def _age(self, name: str) -> tuple[bool, str]:
+        """To sort names by, oldest first."""
+        _, ours, number = name.rpartition(f"-{self._node}-{self._boot}-")
+        return (True, number) if ours else (False, name)
+
+    def _closed_segments(self) -> Iterable[_ClosedSegment]:
+        files: dict[str, list[Path]] = {}
+        for path in self._closed_files():
+            files.setdefault(path.name.split(".jsonl")[0], []).append(path)
+        for name, paths in files.items():
+            found = [status for path in paths if (status := _stat_file(path)) is not None]
+            times = [status.st_mtime for status in found]
+            yield _ClosedSegment(
+                name, paths, sum(status.st_size for status in found), max([_parse_start_time(name), *times])
+            )
+
+    def _closed_files(self) -> list[Path]:
+        return [path for path in self._directory.iterdir() if _CLOSED_NAME.fullmatch(path.name)]
+
+    def _left_name(self, now: float) -> str:
+        """What the first line of the file says that its name is to be, or else one made of its age."""
+        try:
+            with self.active.open("rb") as file:
+                name = json.loads(file.readline(_MAX_FIRST_LINE_BYTES))["segment"]
+            if _SEGMENT_NAME.fullmatch(name):
+                return str(name)
+        except (OSError, ValueError, TypeError, KeyError):
+            pass
+        try:
+            written = os.stat(self.active).st_mtime
+        except OSError:
+            written = now
+        return f"events-{_format_time(written)}-{self._node}-unknown-000000"
+
+
+def _format_time(seconds: float) -> str:
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def _parse_start_time(name: str) -> float:
+    """The time in the name of a segment; 0 if there is none."""
+    found = _START_TIME.match(name)
+    try:
+        return datetime.strptime(found[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp() if found else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _stat_file(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:  # compressed or deleted since
+        return None
+
+
+def seal_segment(path: Path, compress: bool) -> None:
+    """
+    Flush `path` to disk; or replace it by `path.gz`, which is there whole or not at all.
+
+    A segment that is gone, because it was the oldest of too many, is no error.
+    """
+    try:
+        source = path.open("rb")
+    except FileNotFoundError:
+        return
+    with source:
+        if compress:
+            _compress_file(path, source)
+        else:
+            os.fsync(source.fileno())
+    if compress:
+        path.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def _compress_file(path, source):  # type: ignore[no-untyped-def]  # the stubs of gzip do not agree with those of shutil
+    draft = path.with_name(path.name + ".gz.tmp")
+    with draft.open("wb") as target:
+        os.fchmod(target.fileno(), os.fstat(source.fileno()).st_mode & 0o777)
+        # No name and no time inside: the same segment always gives the same bytes.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=target, compresslevel=6, mtime=0) as packed:
+            shutil.copyfileobj(source, packed, 1 << 20)
+        target.flush()
+        os.fsync(target.fileno())
+    draft.rename(path.with_name(path.name + ".gz"))
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(OSError):  # a sandbox may not like it
+        os.nice(15)
+    seal_segment(Path(sys.argv[1]), compress="--gzip" in sys.argv[2:])

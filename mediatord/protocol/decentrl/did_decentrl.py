@@ -1,0 +1,174 @@
+"""`did:decentrl`, whose name holds its keys and its mediator, and documents of Decentrl (reference 2 and 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.signatures import decode_base64
+from mediatord.protocol.encoding import encode_base64url
+
+KeyType: TypeAlias = Literal["Ed25519", "X25519"]
+
+MAX_DID_LENGTH = 2048
+
+_METHOD = ["did", "decentrl"]
+_KEY_BYTES = 32
+_MULTICODEC: dict[KeyType, bytes] = {"Ed25519": b"\xed\x01", "X25519": b"\xec\x01"}
+# 34 bytes have 47 digits at most; the `z` before them counts.
+_MAX_KEY_LENGTH = 48
+_CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecentrlDID:
+    """
+    What a did:decentrl says.
+
+    :param did: exactly as it came; DIDs are the same only if they are the same text.
+    :param signing_key: Ed25519, 32 bytes.
+    :param prekey: X25519, 32 bytes.
+    """
+
+    did: str
+    alias: str
+    signing_key: bytes = field(repr=False)
+    prekey: bytes = field(repr=False)
+    mediator_did: str
+
+    @property
+    def signing_key_id(self) -> str:
+        """The one name of its signing key."""
+        return f"{self.did}#signing"
+
+
+@lru_cache(maxsize=4096)
+def parse_did(text: str) -> DecentrlDID:
+    """
+    Read a did:decentrl; base64 in either alphabet, keys with their multicodec prefix or without.
+
+    :raise ValueError: anything else, a DID URL included.
+    """
+    if len(text) > MAX_DID_LENGTH:
+        raise ValueError("too long for a DID")
+    parts = text.split(":")
+    if len(parts) != 6 or parts[:2] != _METHOD:
+        raise ValueError("not a did:decentrl")
+    _, _, alias, signing_key, prekey, mediator = parts
+    mediator_did = _decode_text(mediator)
+    if not mediator_did.startswith("did:"):
+        raise ValueError("the mediator has no DID")
+    return DecentrlDID(
+        text,
+        _decode_text(alias),
+        decode_multibase_key(signing_key, "Ed25519"),
+        decode_multibase_key(prekey, "X25519"),
+        mediator_did,
+    )
+
+
+def make_did(alias: str, signing_key: bytes, prekey: bytes, mediator_did: str, *, raw: bool = False) -> str:
+    """
+    The did:decentrl of two public keys.
+
+    :param raw: as for :func:`encode_multibase_key`.
+    :raise ValueError: no keys, no DID of a mediator, half of a surrogate pair, or too long.
+    """
+    try:
+        names = [encode_base64url(name.encode()) for name in (alias, mediator_did)]
+    except UnicodeEncodeError:
+        raise ValueError("not Unicode") from None
+    keys = [encode_multibase_key(signing_key, "Ed25519", raw), encode_multibase_key(prekey, "X25519", raw)]
+    return parse_did(":".join([*_METHOD, names[0], *keys, names[1]])).did
+
+
+def encode_multibase_key(key: bytes, kind: KeyType, raw: bool = False) -> str:
+    """
+    A public key as `z` and base58btc.
+
+    :param raw: leave out the multicodec prefix, which some readers do not expect (reference section 2).
+    :raise ValueError: not 32 bytes.
+    """
+    if len(key) != _KEY_BYTES:
+        raise ValueError("a key of the wrong size")
+    return "z" + encoding.encode_base58(key if raw else _MULTICODEC[kind] + key)
+
+
+def decode_multibase_key(text: str, kind: KeyType) -> bytes:
+    """
+    The key that :func:`encode_multibase_key` made, either way.
+
+    :raise ValueError: anything else, a key of the other kind included.
+    """
+    if not text.startswith("z") or len(text) > _MAX_KEY_LENGTH:
+        raise ValueError("not a key in multibase")
+    data = encoding.decode_base58(text[1:])
+    if len(data) == _KEY_BYTES:
+        return data
+    prefix = _MULTICODEC[kind]
+    if len(data) != len(prefix) + _KEY_BYTES or not data.startswith(prefix):
+        raise ValueError("not a key of this kind")
+    return data.removeprefix(prefix)
+
+
+def make_did_document(did: DecentrlDID) -> dict[str, Any]:
+    """What a did:decentrl resolves to (reference 2.1)."""
+    _, _, _, signing_key, prekey, _ = did.did.split(":")
+    return _build_document(did.did, signing_key, prekey, did.mediator_did)
+
+
+def make_mediator_document(
+    did: str, signing_key: bytes, prekey: bytes, endpoint: str, *, raw: bool = False
+) -> dict[str, Any]:
+    """
+    The document of a mediator (DCTRL-0004 3.2).
+
+    :param signing_key: public Ed25519 key.
+    :param prekey: public X25519 key.
+    :param endpoint: URL that commands are posted to.
+    :param raw: as for :func:`encode_multibase_key`.
+    :raise ValueError: no keys.
+    """
+    keys = encode_multibase_key(signing_key, "Ed25519", raw), encode_multibase_key(prekey, "X25519", raw)
+    return _build_document(did, *keys, endpoint)
+
+
+def _build_document(did: str, signing_key: str, prekey: str, endpoint: str) -> dict[str, Any]:
+    return {
+        "@context": list(_CONTEXT),
+        "id": did,
+        "controller": did,
+        "verificationMethod": [
+            {
+                "id": f"{did}#signing",
+                "type": "Ed25519VerificationKey2020",
+                "controller": did,
+                "publicKeyMultibase": signing_key,
+            }
+        ],
+        "keyAgreement": [
+            {
+                "id": f"{did}#prekey",
+                "type": "X25519KeyAgreementKey2020",
+                "controller": did,
+                "publicKeyMultibase": prekey,
+            }
+        ],
+        "authentication": [f"{did}#signing"],
+        "service": [
+            {
+                "id": "#mediator-service",
+                "type": "DecentrlMediator",
+                "serviceEndpoint": {"uri": endpoint},
+            }
+        ],
+    }
+
+
+def _decode_text(encoded: str) -> str:
+    try:
+        return decode_base64(encoded).decode()
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None

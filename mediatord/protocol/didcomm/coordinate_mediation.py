@@ -1,0 +1,173 @@
+"""
+Coordinate Mediation 2.0 and 3.0: bodies of requests and answers (reference section 5).
+
+That a recipient DID belongs to the holder of an account: a message of ours, for which there is no standard.
+
+It is made by the recipient DID, for the mediator, and goes as an attachment of the `recipient-update` that adds it
+(docs/protocols.md, "Ownership of recipient DIDs").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mediatord.errors import BadPaginate, BadUpdates
+from mediatord.protocol.canonical_did import canonicalize_did, is_same_did
+from mediatord.protocol.didcomm.did_document import strip_did_url
+from mediatord.protocol.didcomm.message import Message
+
+COORDINATE_MEDIATION = "https://didcomm.org/coordinate-mediation"
+MAX_UPDATES = 1000
+MAX_RECIPIENTS_PER_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MediationVersion:
+    """
+    What a version calls things; everything else is the same in both.
+
+    :param single_routing_did: 2.0 names one routing DID as a string, 3.0 a list of them.
+    """
+
+    version: str
+    update_response: str
+    query_response: str
+    list_member: str
+    has_single_routing_did: bool
+
+    def type(self, name: str) -> str:
+        """Type URI of the message `name` in this version."""
+        return f"{COORDINATE_MEDIATION}/{self.version}/{name}"
+
+
+MEDIATION_VERSIONS = {
+    2: MediationVersion("2.0", "keylist-update-response", "keylist", "keys", True),
+    3: MediationVersion("3.0", "recipient-update-response", "recipient", "dids", False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecipientUpdate:
+    """One entry of an update as it came; either member may be nonsense."""
+
+    recipient_did: str
+    action: str
+
+
+def parse_updates(body: Mapping[str, Any]) -> list[RecipientUpdate]:
+    """
+    The entries of a `recipient-update` or `keylist-update`, in order.
+
+    :raise BadUpdates: `updates` is not a list of objects with two strings, or has more than 1000 entries.
+    """
+    entries = body.get("updates")
+    if not isinstance(entries, list) or len(entries) > MAX_UPDATES:
+        raise BadUpdates
+    updates = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise BadUpdates
+        # Veramo calls the member recipient_key (reference 10.3).
+        did, action = entry.get("recipient_did", entry.get("recipient_key")), entry.get("action")
+        if not (isinstance(did, str) and isinstance(action, str)):
+            raise BadUpdates
+        updates.append(RecipientUpdate(did, action))
+    return updates
+
+
+def make_update_response_body(updates: Sequence[RecipientUpdate], results: Sequence[str]) -> dict[str, Any]:
+    """Body of the answer to an update: one result an entry, same order."""
+    return {
+        "updated": [
+            {"recipient_did": update.recipient_did, "action": update.action, "result": result}
+            for update, result in zip(updates, results, strict=True)
+        ]
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RecipientPage:
+    """A slice of the recipient DIDs."""
+
+    offset: int = 0
+    limit: int = MAX_RECIPIENTS_PER_PAGE
+
+
+def parse_pagination(body: Mapping[str, Any]) -> RecipientPage:
+    """
+    What a query asks for; without `paginate`, everything up to 1000.
+
+    :raise BadPaginate: one member of `paginate` is missing, negative or no integer.
+    """
+    paginate = body.get("paginate")
+    if paginate is None:
+        return RecipientPage()
+    if not isinstance(paginate, dict):
+        raise BadPaginate
+    limit, offset = paginate.get("limit"), paginate.get("offset")
+    for number in (limit, offset):
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**31:
+            raise BadPaginate
+    assert isinstance(limit, int) and isinstance(offset, int)
+    return RecipientPage(offset, min(limit, MAX_RECIPIENTS_PER_PAGE))
+
+
+def make_query_response_body(
+    mediation_version: MediationVersion, dids: Sequence[str], page: RecipientPage, total: int
+) -> dict[str, Any]:
+    """Body of the answer to a query; `pagination` only when something lies outside the slice (reference 5.3)."""
+    body: dict[str, Any] = {mediation_version.list_member: [{"recipient_did": did} for did in dids]}
+    remaining = max(0, total - page.offset - len(dids))
+    if page.offset > 0 or remaining > 0:
+        body["pagination"] = {"count": len(dids), "offset": page.offset, "remaining": remaining}
+    return body
+
+
+def make_grant_body(mediation_version: MediationVersion, routing_did: str) -> dict[str, Any]:
+    """Body of a `mediate-grant`."""
+    return {"routing_did": routing_did if mediation_version.has_single_routing_did else [routing_did]}
+
+
+OWNERSHIP_PROOF = "urn:mediatord:recipient-ownership/1.0/proof"
+# Seconds from when it says it was made, either way, for which it is taken.
+MAX_PROOF_AGE = 300.0
+
+
+def make_ownership_proof_body(account: str, recipient_did: str) -> dict[str, Any]:
+    """Body of a proof. :param recipient_did: as in the update, with a key if it has one there."""
+    return {"account": account, "recipient_did": recipient_did}
+
+
+def verify_ownership_proof(
+    message: Message, sender: str, account: str, now: float, owns: Callable[[str], bool]
+) -> str | None:
+    """
+    The recipient DID that a proof is for; None if it proves nothing.
+
+    :param sender: the DID that is proven to have sent it.
+    :param account: who asks for the update, did:peer:4 in its short form.
+    :param owns: whether a DID is one of ours.
+    """
+    body: Mapping[str, Any] = message.body if isinstance(message.body, dict) else {}
+    recipient, holder, made = body.get("recipient_did"), body.get("account"), message.created_time
+    if message.type.uri != OWNERSHIP_PROOF or not (isinstance(recipient, str) and isinstance(holder, str)):
+        return None
+    if not is_same_did(holder, account) or not is_same_did(recipient, sender):
+        return None
+    if not any(owns(strip_did_url(one)) for one in message.to):
+        return None
+    if made is None or abs(now - made) > MAX_PROOF_AGE or (message.expires_time or now + 1) <= now:
+        return None
+    return recipient
+
+
+def display_recipient_did(recipient_did: str) -> str:
+    """
+    The spelling in which a recipient DID is shown to its account: as it came, but a did:peer:4 short (reference 4.3).
+
+    Whose it is goes by :func:`~mediatord.protocol.canonical_did.canonicalize_did`.
+    """
+    did, hash_, fragment = recipient_did.partition("#")
+    return (canonicalize_did(did) if did.startswith("did:peer:4") else did) + hash_ + fragment

@@ -1,0 +1,231 @@
+"""
+Signed messages and `from_prior` tokens (reference 1.7 and 2.3).
+
+jwcrypto does the cryptography, but for signatures of ours with Ed25519. It never sees a JWS as it came: what is
+handed to it has one signature, an algorithm that fits the key, and each header name once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jwcrypto.common import JWException
+from jwcrypto.jwk import JWK
+from jwcrypto.jws import JWS
+from nacl import bindings
+
+from mediatord.errors import Undecryptable
+from mediatord.protocol.didcomm.jwe import ABSOLUTE_KID
+from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
+from mediatord.protocol.encoding import decode_base64url, dumps, encode_base64url, loads_object, loads_unique_members
+
+SIGNED_MEDIA_TYPE = "application/didcomm-signed+json"
+
+_CURVE_OF_ALG = {"EdDSA": "Ed25519", "ES256": "P-256", "ES256K": "secp256k1"}
+_ALG_OF_CURVE = {curve: alg for alg, curve in _CURVE_OF_ALG.items()}
+_MAX_SIGNATURES = 100
+
+
+def is_jws(value: Mapping[str, Any]) -> bool:
+    """Whether this JSON object means to be a JWS (reference 1.1)."""
+    return "payload" in value and "ciphertext" not in value
+
+
+def get_signer_kid(jws: Mapping[str, Any]) -> str:
+    """
+    Who the first signature claims to be from: an absolute key id, from either header. Nothing is verified yet.
+
+    :raise Undecryptable: there is no such id, both headers name a different one, or this is no JWS.
+    """
+    try:
+        return _parse_signatures(jws)[0].kid
+    except ValueError:
+        raise Undecryptable from None
+
+
+def verify(jws: Mapping[str, Any], kid: str, key: PublicKey) -> bytes:
+    """
+    The payload, once the signature of `kid` is verified; other signatures are not looked at.
+
+    :param key: the key that `kid` stands for: Ed25519, P-256 or secp256k1.
+    :raise Undecryptable: for whichever reason.
+    """
+    try:
+        for signature in _parse_signatures(jws):
+            if signature.kid == kid:
+                return signature.verified(key)
+    except ValueError:
+        pass
+    raise Undecryptable
+
+
+def sign(payload: bytes, kid: str, key: PrivateKey) -> bytes:
+    """
+    A JWS in General form with the kid in the unprotected header, the only one that most clients read.
+
+    :raise ValueError: a curve that nobody verifies with.
+    """
+    header = {"typ": SIGNED_MEDIA_TYPE, "alg": _alg_of_key(key)}
+    protected, encoded, signature = _sign_parts(payload, header, key)
+    entry = {"protected": protected, "signature": signature, "header": {"kid": kid}}
+    return dumps({"payload": encoded, "signatures": [entry]})
+
+
+@dataclass(frozen=True, slots=True)
+class FromPrior:
+    """
+    What a `from_prior` token says: that the DID `iss` goes on as `sub`.
+
+    :param kid: the key of `iss` it is signed with, an absolute key id.
+    :param sub: None at the end of a relationship.
+    :param iat: seconds since the epoch; None if absent.
+    """
+
+    kid: str
+    iss: str
+    sub: str | None
+    iat: float | None
+
+
+def parse_from_prior(token: str) -> FromPrior:
+    """
+    Read a token without verifying it, to learn whose key is needed.
+
+    :raise Undecryptable: not such a token.
+    """
+    try:
+        return _parse_claims(_parse_compact(token))
+    except ValueError:
+        raise Undecryptable from None
+
+
+def verify_from_prior(token: str, key: PublicKey) -> FromPrior:
+    """
+    Read a token and verify it.
+
+    :param key: what :attr:`FromPrior.kid` stands for in `authentication` of :attr:`FromPrior.iss`.
+    :raise Undecryptable: not such a token, or not signed with that key.
+    """
+    try:
+        signature = _parse_compact(token)
+        signature.verified(key)
+        return _parse_claims(signature)
+    except ValueError:
+        raise Undecryptable from None
+
+
+def make_from_prior(prior: FromPrior, key: PrivateKey) -> str:
+    """
+    The token that says this, as a compact JWT.
+
+    :raise ValueError: a curve that nobody verifies with.
+    """
+    claims = {"iss": prior.iss, "sub": prior.sub, "iat": prior.iat}
+    payload = dumps({name: value for name, value in claims.items() if value is not None})
+    protected, encoded, signature = _sign_parts(
+        payload, {"typ": "JWT", "alg": _alg_of_key(key), "kid": prior.kid}, key
+    )
+    return f"{protected}.{encoded}.{signature}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """One signature and what it covers; the base64url texts are well formed."""
+
+    kid: str
+    alg: str
+    protected: str
+    payload: str
+    signature: str
+
+    def verified(self, key: PublicKey) -> bytes:
+        if _CURVE_OF_ALG.get(self.alg) != key.curve:
+            raise ValueError("an algorithm for other keys")
+        token = JWS()
+        token.allowed_algs = list(_CURVE_OF_ALG)
+        try:
+            token.deserialize(f"{self.protected}.{self.payload}.{self.signature}", JWK(**key.jwk()))
+        except JWException:
+            raise ValueError("not signed with this key") from None
+        return decode_base64url(self.payload)
+
+
+def _parse_signatures(jws: Mapping[str, Any]) -> list[_Signature]:
+    entries = jws.get("signatures", [jws])
+    if not isinstance(entries, list) or not 1 <= len(entries) <= _MAX_SIGNATURES:
+        raise ValueError("no list of signatures, or too long a one")
+    return [_parse_signature(jws.get("payload"), entry) for entry in entries]
+
+
+def _parse_signature(payload: object, entry: object) -> _Signature:
+    if not isinstance(entry, dict):
+        raise ValueError("a signature that is not an object")
+    header = {} if entry.get("header") is None else entry["header"]
+    if not isinstance(header, dict):
+        raise ValueError("a header that is not an object")
+    return _parse_parts(
+        _require_text(entry.get("protected")), _require_text(payload), _require_text(entry.get("signature")), header
+    )
+
+
+def _parse_compact(token: str) -> _Signature:
+    parts = token.split(".")
+    if len(parts) != 3:
+        raise ValueError("not three parts")
+    return _parse_parts(parts[0], parts[1], parts[2], {})
+
+
+def _parse_parts(protected: str, payload: str, signature: str, unprotected: dict[str, Any]) -> _Signature:
+    header = loads_unique_members(decode_base64url(protected))
+    # RFC 7515 forbids a name in both headers, but some clients write the kid into both.
+    doubled = header.keys() & unprotected.keys()
+    if doubled - {"kid"} or any(header[name] != unprotected[name] for name in doubled):
+        raise ValueError("two headers that contradict each other")
+    if "crit" in header or "crit" in unprotected:
+        raise ValueError("an extension")
+    kid = _require_text({**unprotected, **header}.get("kid"))
+    if not ABSOLUTE_KID.fullmatch(kid):
+        raise ValueError("a signer that is not an absolute DID URL with a fragment")
+    decode_base64url(payload)
+    decode_base64url(signature)
+    # The compact form, in which it is verified, has no unprotected header: the signature does not cover that anyway.
+    return _Signature(
+        kid, _require_text(header.get("alg")), protected.rstrip("="), payload.rstrip("="), signature.rstrip("=")
+    )
+
+
+def _parse_claims(signature: _Signature) -> FromPrior:
+    claims = loads_object(decode_base64url(signature.payload))
+    sub, iat = claims.get("sub"), claims.get("iat")
+    if isinstance(iat, bool) or not isinstance(iat, int | float | None):
+        raise ValueError("a time that is no number")
+    return FromPrior(
+        signature.kid, _require_text(claims.get("iss")), None if sub is None else _require_text(sub), iat
+    )
+
+
+def _sign_parts(payload: bytes, header: dict[str, str], key: PrivateKey) -> list[str]:
+    if key.curve == "Ed25519":
+        # A tenth of what it costs with jwcrypto: strangers can have it done.
+        protected, encoded = encode_base64url(dumps(header)), encode_base64url(payload)
+        _, secret = bindings.crypto_sign_seed_keypair(key.secret)
+        signature = bindings.crypto_sign(f"{protected}.{encoded}".encode(), secret)[: bindings.crypto_sign_BYTES]
+        return [protected, encoded, encode_base64url(signature)]
+    token = JWS(payload)
+    token.add_signature(JWK(**key.jwk()), alg=header["alg"], protected=dumps(header).decode())
+    compact: str = token.serialize(compact=True)
+    return compact.split(".")
+
+
+def _alg_of_key(key: PrivateKey) -> str:
+    if key.curve not in _ALG_OF_CURVE:
+        raise ValueError("not a curve for signatures")
+    return _ALG_OF_CURVE[key.curve]
+
+
+def _require_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a member is missing or no text")
+    return value

@@ -1,0 +1,117 @@
+"""Where messages wait: the backends behind :class:`~mediatord.store.interfaces.store.IStore`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+
+from mediatord.store.interfaces.decentrl import DecentrlQuotas
+from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
+from mediatord.store.interfaces.store import IStore, StoreFault
+from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.message_operations import OperationObserver, ignore_observation
+from mediatord.store.quotas import SpaceLimits
+from mediatord.store.sqlite.executor import SQLiteRunners
+from mediatord.store.sqlite.group_commit import ThreadRunner
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
+
+
+def build_store(
+    backend: str,
+    reactor: IReactorTime,
+    limits: QueueLimits,
+    *,
+    caps: DecentrlQuotas = DecentrlQuotas(),  # noqa: B008  it is frozen
+    path: Path | None = None,
+    shared: bool = False,
+    create: bool = True,
+    space_limits: SpaceLimits = SpaceLimits(),  # noqa: B008  it is frozen
+    uri: str = "",
+    observe: OperationObserver = ignore_observation,
+    on_up: Callable[[bool], None] = lambda up: None,
+    on_fault: Callable[[StoreFault, bool], None] = lambda fault, present: None,
+    tell: Callable[[Sequence[RemovedMessage]], None] = lambda removed: None,
+    tell_events: Callable[[Sequence[RemovedMessage]], None] = lambda removed: None,
+) -> IStore:
+    """
+    A store of the chosen kind, yet to be opened.
+
+    :param reactor: the clock; for `sqlite` it must also take calls from threads.
+    :param caps: how much the Decentrl half keeps for whom.
+    :param path: the file of the `sqlite` backend; its directory must exist.
+    :param shared: whether other processes work on the same file.
+    :param create: whether to make that file if it is not there.
+    :param space_limits: how much space `sqlite` and `mongodb` may take.
+    :param uri: of the `mongodb` backend.
+    :param observe: told what each operation took; not by `memory`, which takes no time.
+    :param on_up: told by `mongodb` whether it can be reached, when that changes.
+    :param on_fault: told by `sqlite` and `mongodb` of a fault when it begins and ends.
+    :param tell: told by `mongodb` of messages that were removed by what had failed for all that was known.
+    :param tell_events: told the same of events of the Decentrl half.
+    :raise ValueError: the backend is not available, or lacks what it needs; the text is for the operator.
+    """
+    if backend == "memory":
+        return MemoryStore(reactor, limits, caps=caps)
+    if backend == "sqlite":
+        if path is None:
+            raise ValueError("backend sqlite needs a path")
+        threads = IReactorFromThreads(reactor)
+        names = ("write", "read", "survey", "search")
+        runners = SQLiteRunners(*(ThreadRunner(threads, f"mediatord-store-{name}") for name in names))
+        return SQLiteStore(
+            path,
+            reactor,
+            limits,
+            runners,
+            caps=caps,
+            shared=shared,
+            create=create,
+            space_limits=space_limits,
+            observe=observe,
+            on_fault=on_fault,
+        )
+    if backend == "mongodb":
+        return _build_mongodb_store(
+            uri, reactor, limits, caps, space_limits, observe, on_up, on_fault, tell, tell_events
+        )
+    raise ValueError(f"there is no backend {backend!r}; choose memory, sqlite or mongodb")
+
+
+def _build_mongodb_store(
+    uri: str,
+    reactor: IReactorTime,
+    limits: QueueLimits,
+    caps: DecentrlQuotas,
+    space_limits: SpaceLimits,
+    observe: OperationObserver,
+    on_up: Callable[[bool], None],
+    on_fault: Callable[[StoreFault, bool], None],
+    tell: Callable[[Sequence[RemovedMessage]], None],
+    tell_events: Callable[[Sequence[RemovedMessage]], None],
+) -> IStore:
+    try:
+        from mediatord.store.mongo.driver.client import ReplicaSetClient
+        from mediatord.store.mongo.store import MongoStore
+    except ImportError as error:
+        if error.name is None or error.name.startswith("mediatord"):
+            raise
+        raise ValueError('storage.backend mongodb needs pip install "mediatord[mongodb]"') from None
+    from mediatord.store.mongo.driver.uri import parse_mongo_uri
+
+    try:
+        address = parse_mongo_uri(uri)
+    except ValueError as error:
+        raise ValueError(f"storage.mongodb.uri: {error}") from None
+    server = ReplicaSetClient(address, reactor, observe=observe, on_up=on_up)
+    return MongoStore(
+        server,
+        reactor,
+        limits,
+        caps=caps,
+        space_limits=space_limits,
+        on_fault=on_fault,
+        tell=tell,
+        tell_events=tell_events,
+    )

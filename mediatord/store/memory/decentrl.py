@@ -1,0 +1,766 @@
+"""
+The nonces of the memory store.
+
+Items in order, found by what they are labelled with, in memory.
+
+The contracts, registrations and contract requests of the memory store.
+
+The pending, stored and public events of the memory store.
+
+The Decentrl half of the memory store.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, count
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+from twisted.internet.defer import Deferred
+from zope.interface import implementer
+
+from mediatord.errors import (
+    ContractNotFound,
+    DuplicateNonce,
+    MediatorError,
+    OverQuota,
+    PublicEventNotFound,
+    RecipientNotRegistered,
+    ReplayMemoryFull,
+    StoreUnavailable,
+    TooLarge,
+    UnauthorizedCommand,
+)
+from mediatord.store.interfaces.decentrl import (
+    MAX_PAGE_BYTES,
+    CommandGuard,
+    Contract,
+    ContractFilter,
+    ContractRequest,
+    DecentrlQuotas,
+    EventFilter,
+    IDecentrlStore,
+    PageRequest,
+    PendingEvent,
+    PublicEvent,
+    PublicEventFilter,
+    ResultPage,
+    StoredEvent,
+)
+from mediatord.store.interfaces.messages import (
+    AgeBucket,
+    ArrivalWindow,
+    MessageArrival,
+    MessageLedger,
+    QueueTotals,
+    RemovedMessage,
+)
+from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
+from mediatord.store.memory.messages import LOOKED_AT, DeadlineHeap, QueueRanking, sort_arrivals
+from mediatord.store.message_operations import complete_buckets, group_by_age
+
+
+class MemoryNonces:
+    """What was received before, at most so many."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._claims: dict[bytes, float] = {}
+        self._deadlines: DeadlineHeap[bytes] = DeadlineHeap()
+
+    def holds(self, key: bytes, now: float) -> bool:
+        """Whether it is claimed now."""
+        return self._claims.get(key, now) > now
+
+    def claim(self, key: bytes, until: float, now: float, share: float = 1.0) -> bool:
+        """:raise ReplayMemoryFull: there is no room for it."""
+        if self.holds(key, now):
+            return False
+        self.refuse_full(key, share)
+        self.release(key)
+        self._claims[key] = until
+        self._deadlines.add(key, until)
+        return True
+
+    def refuse_full(self, key: bytes, share: float = 1.0) -> None:
+        """:raise ReplayMemoryFull: there is no room for a claim that is none, or none any more."""
+        if key not in self._claims and len(self._claims) >= int(share * self._capacity):
+            raise ReplayMemoryFull
+
+    def release(self, key: bytes) -> None:
+        self._claims.pop(key, None)
+        self._deadlines.discard(key)
+
+    def prune(self, now: float) -> int:
+        pruned = 0
+        while (key := self._deadlines.take(now - NONCE_GRACE_SECONDS)) is not None:
+            del self._claims[key]
+            pruned += 1
+        return pruned
+
+
+ItemLabel = tuple[str, str]
+ItemLabels = frozenset[ItemLabel]
+TimelinePosition = tuple[float, int]
+
+_ANY_LABEL: ItemLabel = ("any", "")
+
+
+class HasID(Protocol):
+    """What has an id."""
+
+    @property
+    def id(self) -> str:
+        """Unique among its kind."""
+
+
+Item = TypeVar("Item", bound=HasID)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineSearch:
+    """
+    What is looked for.
+
+    :param labels: of each of these collections an item has to have at least one.
+    :param after: inclusive, like `before`.
+    """
+
+    labels: tuple[Collection[ItemLabel], ...] = ()
+    after: float | None = None
+    before: float | None = None
+    newest_first: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _TimelineEntry(Generic[Item]):
+    item: Item
+    labels: ItemLabels
+
+
+class Timeline(Generic[Item]):
+    """
+    Items by time, then in order of arrival.
+
+    Each label has a sorted list of places of its own, so that a page of what has one label costs no more than finding
+    its beginning. What has to have several labels is looked for among those that have the rarest of them.
+
+    :param arrivals: what numbers items in order of arrival; its own if it shares none.
+    """
+
+    def __init__(self, arrivals: Iterator[int] | None = None) -> None:
+        self._arrivals = count() if arrivals is None else arrivals
+        self._entries: dict[TimelinePosition, _TimelineEntry[Item]] = {}
+        self._places: dict[ItemLabel, list[TimelinePosition]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, place: TimelinePosition) -> Item:
+        return self._entries[place].item
+
+    def add(self, item: Item, labels: Iterable[ItemLabel], at: float) -> TimelinePosition:
+        """Put it where it belongs, and say where that is."""
+        place = (at, next(self._arrivals))
+        self._entries[place] = _TimelineEntry(item, frozenset(labels))
+        for label in (_ANY_LABEL, *self._entries[place].labels):
+            insort(self._places.setdefault(label, []), place)
+        return place
+
+    def replace(self, place: TimelinePosition, item: Item, labels: Iterable[ItemLabel]) -> None:
+        """Another item with other labels in the same place."""
+        entry = self._entries[place]
+        before, entry.item, entry.labels = entry.labels, item, frozenset(labels)
+        self._unlabel(place, before - entry.labels)
+        for label in entry.labels - before:
+            insort(self._places.setdefault(label, []), place)
+
+    def remove(self, place: TimelinePosition) -> Item:
+        entry = self._entries.pop(place)
+        self._unlabel(place, (_ANY_LABEL, *entry.labels))
+        return entry.item
+
+    def count(self, label: ItemLabel) -> int:
+        """How many have this label."""
+        return len(self._places.get(label, ()))
+
+    def find(self, search: TimelineSearch, part: PageRequest) -> ResultPage[Item]:
+        """A slice of what matches."""
+        places, first, end = self._matching(search)
+        total = end - first
+        if search.newest_first:
+            end = max(first, end - part.offset)
+            found = places[max(first, end - part.limit) : end][::-1]
+        else:
+            first = min(end, first + part.offset)
+            found = places[first : min(end, first + part.limit)]
+        return ResultPage(tuple(self._entries[place].item for place in found), total)
+
+    def _matching(self, search: TimelineSearch) -> tuple[Sequence[TimelinePosition], int, int]:
+        """A sorted list, and which part of it matches."""
+        groups = sorted((frozenset(group) for group in search.labels or ([_ANY_LABEL],)), key=self._rarity)
+        windows = [self._window(label, search) for label in groups[0]]
+        if len(groups) == 1 and len(windows) == 1:
+            return windows[0]
+        matching: Iterable[TimelinePosition] = chain.from_iterable(
+            places[first:end] for places, first, end in windows
+        )
+        for group in groups[1:]:
+            matching = [place for place in matching if not group.isdisjoint(self._entries[place].labels)]
+        found = sorted(set(matching))
+        return found, 0, len(found)
+
+    def _rarity(self, group: ItemLabels) -> int:
+        return sum(self.count(label) for label in group)
+
+    def _window(self, label: ItemLabel, search: TimelineSearch) -> tuple[Sequence[TimelinePosition], int, int]:
+        """The places of a label, and which of them are between the bounds."""
+        places = self._places.get(label, [])
+        first = 0 if search.after is None else bisect_left(places, (search.after, -1))
+        end = len(places) if search.before is None else bisect_left(places, (search.before, inf))
+        return places, first, max(first, end)
+
+    def _unlabel(self, place: TimelinePosition, labels: Iterable[ItemLabel]) -> None:
+        for label in labels:
+            places = self._places[label]
+            del places[bisect_left(places, place)]
+            if not places:
+                del self._places[label]
+
+
+@dataclass(eq=False, slots=True)
+class OwnerTimelines(Generic[Item]):
+    """Items of one kind: each owner's in a timeline of its own, and all of them by id."""
+
+    _arrivals: Iterator[int] = field(default_factory=count)
+    _timelines: dict[str, Timeline[Item]] = field(default_factory=dict)
+    _places: dict[str, tuple[str, TimelinePosition]] = field(default_factory=dict)
+
+    def of(self, owner: str) -> Timeline[Item]:
+        """The timeline of an owner, to be looked at; an empty one if it has nothing."""
+        return self._timelines.get(owner) or Timeline(self._arrivals)
+
+    def check_ids(self, items: Sequence[Item]) -> None:
+        """:raise StoreUnavailable: an id is there already, or twice."""
+        ids = {item.id for item in items}
+        if len(ids) < len(items) or not self._places.keys().isdisjoint(ids):
+            raise StoreUnavailable()
+
+    def add(self, owner: str, item: Item, labels: Iterable[ItemLabel], at: float = 0.0) -> None:
+        """:param at: time to order by; without one items are in order of arrival."""
+        timeline = self._timelines.setdefault(owner, Timeline(self._arrivals))
+        self._places[item.id] = owner, timeline.add(item, labels, at)
+
+    def get(self, owner: str, id: str) -> Item | None:
+        """What an owner has with this id."""
+        holder, place = self._places.get(id, (None, None))
+        return None if place is None or holder != owner else self._timelines[owner][place]
+
+    def first(self) -> Item | None:
+        """What arrived first of all that is there."""
+        owner, place = next(iter(self._places.values()), (None, None))
+        return None if owner is None or place is None else self._timelines[owner][place]
+
+    def newest(self) -> Iterator[Item]:
+        """All that is there, what arrived last first."""
+        return (self._timelines[owner][place] for owner, place in reversed(self._places.values()))
+
+    def find_all(self, ids: Iterable[str]) -> list[Item]:
+        """What is there with these ids, whoever owns it, in order of arrival."""
+        known = [self._places[id] for id in dict.fromkeys(ids) if id in self._places]
+        return [self._timelines[owner][place] for owner, place in sorted(known, key=lambda one: one[1][1])]
+
+    def replace(self, owner: str, item: Item, labels: Iterable[ItemLabel]) -> None:
+        """Put another item in the place of the one that has its id."""
+        _, place = self._places[item.id]
+        self._timelines[owner].replace(place, item, labels)
+
+    def remove(self, owner: str, ids: Iterable[str]) -> list[Item]:
+        """Remove what an owner has with these ids, and say in its order what that was."""
+        mine = sorted(self._places[id][1] for id in set(ids) if self.get(owner, id) is not None)
+        removed = [self._timelines[owner].remove(place) for place in mine]
+        for item in removed:
+            del self._places[item.id]
+        if removed and not self._timelines[owner]:
+            del self._timelines[owner]
+        return removed
+
+
+class MemoryRegistrations:
+    """Contracts that the mediator owns: by the DID that is registered, then by digest."""
+
+    def __init__(self, caps: DecentrlQuotas) -> None:
+        self._most = caps.contracts_with_one
+        self._kept: dict[str, dict[bytes, Contract]] = {}
+
+    def save(self, registration: Contract, now: float) -> None:
+        """Keep it; those that have expired go, and if there are too many the one that expires first."""
+        did = registration.peer_did
+        live = {digest: one for digest, one in self._kept.get(did, {}).items() if one.expires_at > now}
+        if registration.digest in live:
+            return
+        kept = {**live, registration.digest: registration}
+        while len(kept) > self._most:
+            del kept[min(kept, key=lambda digest: kept[digest].expires_at)]
+        self._kept[did] = kept
+
+    def size(self, now: float) -> int:
+        """Bytes of all that have not expired."""
+        return sum(len(one.text) for kept in self._kept.values() for one in kept.values() if one.expires_at > now)
+
+    def until(self, did: str, now: float) -> float | None:
+        """When the last of them expires; None when that has happened."""
+        latest = max((one.expires_at for one in self._kept.get(did, {}).values()), default=now)
+        return latest if latest > now else None
+
+
+class MemoryContracts:
+    """Contracts that identities own."""
+
+    def __init__(self, caps: DecentrlQuotas) -> None:
+        self._caps = caps
+        self._timelines_by_owner: OwnerTimelines[Contract] = OwnerTimelines()
+        self._digests: set[tuple[str, bytes]] = set()
+        self._until: dict[tuple[str, str], float] = {}
+
+    def save(self, owner: str, contract: Contract, now: float) -> None:
+        """:raise OverQuota: it would be one too many, and none has expired that could make room."""
+        if (owner, contract.digest) in self._digests:
+            return
+        mine, peer = self._timelines_by_owner.of(owner), _peer_label(contract.peer_did)
+        self._timelines_by_owner.check_ids([contract])
+        if mine.count(peer) >= self._caps.contracts_with_one:
+            self._make_room(owner, TimelineSearch(([peer],)), now)
+        elif len(mine) >= self._caps.contracts:
+            self._make_room(owner, TimelineSearch(), now)
+        self._timelines_by_owner.add(owner, contract, [peer])
+        self._digests.add((owner, contract.digest))
+        pair = owner, contract.peer_did
+        self._until[pair] = max(contract.expires_at, self._until.get(pair, contract.expires_at))
+
+    def _make_room(self, owner: str, search: TimelineSearch, now: float) -> None:
+        mine = self._timelines_by_owner.of(owner)
+        kept = mine.find(search, PageRequest(0, len(mine))).items
+        oldest = next((one for one in kept if one.expires_at <= now), None)
+        if oldest is None:
+            raise OverQuota()
+        self._timelines_by_owner.remove(owner, [oldest.id])
+        self._digests.discard((owner, oldest.digest))
+
+    def allow(self, owner: str, peer: str, now: float) -> bool:
+        """Whether the owner has a contract with the peer that has not expired."""
+        return self._until.get((owner, peer), now) > now
+
+    def find(self, owner: str, wanted: ContractFilter, part: PageRequest) -> ResultPage[Contract]:
+        mine = self._timelines_by_owner.of(owner)
+        search = (
+            TimelineSearch() if wanted.did in (None, owner) else TimelineSearch(([_peer_label(wanted.did or "")],))
+        )
+        if wanted.expires_after is None and wanted.expires_before is None:
+            return mine.find(search, part)
+        items = [one for one in mine.find(search, PageRequest(0, len(mine))).items if _matches_expiry(one, wanted)]
+        return ResultPage(tuple(items[part.offset : part.offset + part.limit]), len(items))
+
+
+class MemoryContractRequests:
+    """Contract requests, until they are acknowledged."""
+
+    def __init__(self, caps: DecentrlQuotas) -> None:
+        self._caps = caps
+        self._timelines_by_owner: OwnerTimelines[ContractRequest] = OwnerTimelines()
+
+    def add(self, request: ContractRequest) -> None:
+        """:raise OverQuota: too many wait already."""
+        waiting, sender = self._timelines_by_owner.of(request.recipient_did), ("sender", request.sender_did)
+        if len(waiting) >= self._caps.requests or waiting.count(sender) >= self._caps.requests_of_one:
+            raise OverQuota()
+        self._timelines_by_owner.check_ids([request])
+        self._timelines_by_owner.add(request.recipient_did, request, [sender])
+
+    def find(self, recipient: str, part: PageRequest) -> ResultPage[ContractRequest]:
+        return self._timelines_by_owner.of(recipient).find(TimelineSearch(), part)
+
+    def acknowledge(self, recipient: str, ids: Sequence[str]) -> None:
+        self._timelines_by_owner.remove(recipient, ids)
+
+
+def _peer_label(did: str) -> ItemLabel:
+    return "peer", did
+
+
+def _matches_expiry(contract: Contract, wanted: ContractFilter) -> bool:
+    """Whether it does between the bounds."""
+    after, before = wanted.expires_after, wanted.expires_before
+    return (after is None or contract.expires_at >= after) and (before is None or contract.expires_at <= before)
+
+
+# What is unprocessed has each of its labels twice, so that to ask for it is no second thing to look for.
+_LABEL_KINDS = "tag", "participant"
+_UNPROCESSED_LABEL_KINDS = "unprocessed tag", "unprocessed participant"
+_ANY_UNPROCESSED: ItemLabel = ("unprocessed", "")
+
+
+@dataclass(eq=False, slots=True)
+class _OwnerUsage:
+    """How much is kept for one DID."""
+
+    items: int = 0
+    size: int = 0
+
+
+class _OwnerQuota:
+    """
+    How much is kept for whom, and that it is not more than allowed.
+
+    :ivar total: of all.
+    """
+
+    def __init__(self, items: int, size: int) -> None:
+        self._items = items
+        self._size = size
+        self._usage: dict[str, _OwnerUsage] = {}
+        self.total = _OwnerUsage()
+
+    @property
+    def users(self) -> int:
+        """How many it is kept for."""
+        return len(self._usage)
+
+    def size(self, did: str) -> int:
+        """Bytes that are kept for one DID."""
+        return self._usage[did].size if did in self._usage else 0
+
+    def check(self, did: str, items: int, size: int) -> None:
+        """:raise OverQuota: so much more would be too much. What is less than before is never too much."""
+        usage = self._usage.get(did, _OwnerUsage())
+        if items > 0 and usage.items + items > self._items or size > 0 and usage.size + size > self._size:
+            raise OverQuota()
+
+    def take(self, did: str, items: int, size: int) -> None:
+        """Count so much more, or less."""
+        usage = self._usage.setdefault(did, _OwnerUsage())
+        for one in (usage, self.total):
+            one.items += items
+            one.size += size
+        if not usage.items:
+            del self._usage[did]
+
+
+class MemoryPendingEvents:
+    """Events on their way, until they are acknowledged."""
+
+    def __init__(self, caps: DecentrlQuotas, ranking: QueueRanking) -> None:
+        self._room = _OwnerQuota(caps.pending, caps.pending_bytes)
+        self._ranking = ranking
+        self._timelines_by_owner: OwnerTimelines[PendingEvent] = OwnerTimelines()
+        self._ledger: Counter[str] = Counter()
+
+    def add(self, event: PendingEvent) -> None:
+        """:raise OverQuota: too much waits already."""
+        did, size = event.recipient_did, _get_utf8_size(event.payload)
+        self._room.check(did, 1, size)
+        self._timelines_by_owner.check_ids([event])
+        self._timelines_by_owner.add(did, event, [("sender", event.sender_did)])
+        self._room.take(did, 1, size)
+        self._ranking.change(did, 1)
+        self._ledger["accepted"] += 1
+
+    def ledger(self) -> MessageLedger:
+        """What became of all of them."""
+        return MessageLedger(**self._ledger, waiting=len(list(self._timelines_by_owner.newest())))
+
+    def waiting(self) -> QueueTotals:
+        """All of them."""
+        oldest = self._timelines_by_owner.first()
+        return QueueTotals(
+            self._room.total.items, self._room.total.size, self._room.users, oldest.received_at if oldest else None
+        )
+
+    def cohorts(self, bounds: Sequence[float]) -> list[AgeBucket]:
+        """All of them by the time that they came."""
+        found = ((event.received_at, _get_utf8_size(event.payload)) for event in self._timelines_by_owner.newest())
+        total = self._room.total
+        return complete_buckets(group_by_age(found, bounds, LOOKED_AT), total.items, total.size)
+
+    def queue(self, did: str) -> tuple[int, float | None]:
+        """Bytes that wait for a DID, and since when."""
+        oldest = self._timelines_by_owner.of(did).find(TimelineSearch(), PageRequest(0, 1)).items
+        return self._room.size(did), oldest[0].received_at if oldest else None
+
+    def find(self, recipient: str, sender: str | None, part: PageRequest) -> ResultPage[PendingEvent]:
+        search = TimelineSearch() if sender is None else TimelineSearch(([("sender", sender)],))
+        found = self._timelines_by_owner.of(recipient).find(search, part)
+        _check_page_size([event.payload for event in found.items])
+        return found
+
+    def find_by_id(self, ids: Sequence[str]) -> list[PendingEvent]:
+        """Those that wait, in order of arrival."""
+        return _take_fitting(self._timelines_by_owner.find_all(ids))
+
+    def arrived(self, recipients: Sequence[str], window: ArrivalWindow, limit: int) -> list[MessageArrival]:
+        """What came for these in a time."""
+        shelves = [self._timelines_by_owner.of(did) for did in dict.fromkeys(recipients)]
+        found = [
+            MessageArrival(event.id, event.recipient_did, event.received_at)
+            for waiting in shelves
+            for event in waiting.find(TimelineSearch(), PageRequest(0, len(waiting))).items
+            if window.has(event.received_at, event.id)
+        ]
+        return sort_arrivals(found, limit)
+
+    def acknowledge(self, recipient: str, ids: Sequence[str]) -> list[RemovedMessage]:
+        """Those that were there, in order of arrival."""
+        removed = [
+            RemovedMessage(event.id, recipient, recipient, _get_utf8_size(event.payload), event.received_at, 0)
+            for event in self._timelines_by_owner.remove(recipient, ids)
+        ]
+        for one in removed:
+            self._room.take(recipient, -1, -one.size)
+            self._ranking.change(recipient, -1)
+        self._ledger["acknowledged"] += len(removed)
+        return removed
+
+
+class MemoryEventArchive:
+    """What identities keep for themselves and for the public, which share their room."""
+
+    def __init__(self, caps: DecentrlQuotas) -> None:
+        self._room = _OwnerQuota(caps.stored, caps.stored_bytes)
+        self._stored: OwnerTimelines[StoredEvent] = OwnerTimelines()
+        self._public: OwnerTimelines[PublicEvent] = OwnerTimelines()
+
+    def save(self, owner: str, events: Sequence[StoredEvent]) -> None:
+        """:raise OverQuota: they would be too much."""
+        size = sum(_get_utf8_size(event.payload, *event.tags) for event in events)
+        self._room.check(owner, len(events), size)
+        self._stored.check_ids(events)
+        for event in events:
+            self._stored.add(owner, event, _get_labels(event, processed=event.sender_did == owner), event.timestamp)
+        self._room.take(owner, len(events), size)
+
+    def find(self, owner: str, wanted: EventFilter, part: PageRequest) -> ResultPage[StoredEvent]:
+        tag, participant = _UNPROCESSED_LABEL_KINDS if wanted.unprocessed_only else _LABEL_KINDS
+        groups: list[list[ItemLabel]] = []
+        if wanted.tags:
+            groups.append([(tag, one) for one in wanted.tags])
+        if wanted.participant is not None:
+            groups.append([(participant, wanted.participant)])
+        if wanted.unprocessed_only and not groups:
+            groups.append([_ANY_UNPROCESSED])
+        found = self._stored.of(owner).find(TimelineSearch(tuple(groups), wanted.after, wanted.before), part)
+        _check_page_size([event.payload for event in found.items])
+        return found
+
+    def update_tags(self, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]]) -> None:
+        """:raise OverQuota: they would be too much."""
+        found = [(self._stored.get(owner, id), new) for id, new in dict(tags).items()]
+        mine = [(event, new) for event, new in found if event is not None]
+        growth = sum(_get_utf8_size(*new) - _get_utf8_size(*event.tags) for event, new in mine)
+        self._room.check(owner, 0, growth)
+        for event, new in mine:
+            tagged = replace(event, tags=new)
+            self._stored.replace(owner, tagged, _get_labels(tagged, processed=True))
+        self._room.take(owner, 0, growth)
+
+    def publish(self, publisher: str, event: PublicEvent) -> None:
+        """:raise OverQuota: it would be one too many."""
+        size = _get_utf8_size(event.event, *event.tags)
+        self._room.check(publisher, 1, size)
+        self._public.check_ids([event])
+        labels = [("tag", tag) for tag in event.tags]
+        if event.channel_id is not None:
+            labels.append(("channel", event.channel_id))
+        self._public.add(publisher, event, labels, event.timestamp)
+        self._room.take(publisher, 1, size)
+
+    def unpublish(self, publisher: str, event_id: str) -> None:
+        """:raise PublicEventNotFound: the publisher has none with this id."""
+        removed = self._public.remove(publisher, [event_id])
+        if not removed:
+            raise PublicEventNotFound()
+        self._room.take(publisher, -1, -_get_utf8_size(removed[0].event, *removed[0].tags))
+
+    def find_public(self, publisher: str, wanted: PublicEventFilter, part: PageRequest) -> ResultPage[PublicEvent]:
+        groups: list[list[ItemLabel]] = []
+        if wanted.tags:
+            groups.append([("tag", tag) for tag in wanted.tags])
+        if wanted.channel_id is not None:
+            groups.append([("channel", wanted.channel_id)])
+        search = TimelineSearch(tuple(groups), wanted.after, wanted.before, newest_first=True)
+        found = self._public.of(publisher).find(search, part)
+        _check_page_size([event.event for event in found.items])
+        return found
+
+
+def _get_labels(event: StoredEvent, *, processed: bool) -> list[ItemLabel]:
+    """What a stored event is found by."""
+    labels = [] if processed else [_ANY_UNPROCESSED]
+    for tag, participant in (_LABEL_KINDS,) if processed else (_LABEL_KINDS, _UNPROCESSED_LABEL_KINDS):
+        labels += [(tag, one) for one in event.tags]
+        labels += [(participant, event.sender_did), (participant, event.recipient_did)]
+    return labels
+
+
+def _take_fitting(events: Sequence[PendingEvent]) -> list[PendingEvent]:
+    """The first that fit in a slice, but at least one."""
+    sizes = accumulate(_get_utf8_size(event.payload) for event in events)
+    fit = [event for event, size in zip(events, sizes, strict=True) if size <= MAX_PAGE_BYTES]
+    return fit or list(events[:1])
+
+
+def _check_page_size(texts: Sequence[str]) -> None:
+    """:raise TooLarge: they are more than a slice may have."""
+    if _get_utf8_size(*texts) > MAX_PAGE_BYTES:
+        raise TooLarge()
+
+
+def _get_utf8_size(*texts: str) -> int:
+    """Bytes as UTF-8."""
+    return sum(len(text.encode()) for text in texts)
+
+
+T = TypeVar("T")
+
+
+class MemoryDecentrlState:
+    """
+    What is there between open and close.
+
+    :param nonces: those of the whole store, as is the ranking.
+    """
+
+    def __init__(self, caps: DecentrlQuotas, nonces: MemoryNonces, ranking: QueueRanking) -> None:
+        self._nonces = nonces
+        self.registrations = MemoryRegistrations(caps)
+        self.contracts = MemoryContracts(caps)
+        self.requests = MemoryContractRequests(caps)
+        self.pending = MemoryPendingEvents(caps, ranking)
+        self.archive = MemoryEventArchive(caps)
+
+    def guarded(self, guard: CommandGuard, work: Callable[[], T], now: float) -> T:
+        """
+        Claim the nonce and do the work if nothing is against it; the nonce stays claimed unless the store failed.
+
+        :raise MediatorError: what is against it.
+        """
+        if self._nonces.holds(guard.nonce, now):
+            raise DuplicateNonce()
+        self._nonces.refuse_full(guard.nonce, guard.share)
+        try:
+            self._check(guard, now)
+            done = work()
+        except StoreUnavailable:
+            raise
+        except MediatorError:
+            self._nonces.claim(guard.nonce, guard.until, now)
+            raise
+        self._nonces.claim(guard.nonce, guard.until, now)
+        return done
+
+    def save_contract(self, contract: Contract, now: float) -> None:
+        """:raise OverQuota: it would be one too many."""
+        if contract.owner_did is None:
+            self.registrations.save(contract, now)
+        else:
+            self.contracts.save(contract.owner_did, contract, now)
+
+    def deliver(self, event: PendingEvent, now: float) -> None:
+        """
+        :raise ContractNotFound: the recipient owns no contract with the sender that has not expired.
+        :raise OverQuota: too much waits already.
+        """
+        if not self.contracts.allow(event.recipient_did, event.sender_did, now):
+            raise ContractNotFound()
+        self.pending.add(event)
+
+    def _check(self, guard: CommandGuard, now: float) -> None:
+        if guard.sender is not None and self.registrations.until(guard.sender, now) is None:
+            raise UnauthorizedCommand()
+        if guard.recipient is not None and self.registrations.until(guard.recipient, now) is None:
+            raise RecipientNotRegistered()
+
+
+class DecentrlStateAccess(Protocol):
+    """Fires with what the work returns, or fails with what it raises, or because the store is not open."""
+
+    def __call__(self, work: Callable[[MemoryDecentrlState, float], T]) -> Deferred[T]:
+        """Do it now."""
+
+
+@implementer(IDecentrlStore)
+class MemoryDecentrlStore:
+    """Its many methods are those of the interface."""
+
+    def __init__(self, answer: DecentrlStateAccess) -> None:
+        self._answer = answer
+
+    def admit(self, guard: CommandGuard) -> Deferred[None]:
+        return self._guarded(guard, lambda kept, now: None)
+
+    def registered_until(self, did: str) -> Deferred[float | None]:
+        return self._answer(lambda kept, now: kept.registrations.until(did, now))
+
+    def save_contract(self, guard: CommandGuard, contract: Contract) -> Deferred[None]:
+        return self._guarded(guard, lambda kept, now: kept.save_contract(contract, now))
+
+    def contracts(self, owner: str, wanted: ContractFilter, part: PageRequest) -> Deferred[ResultPage[Contract]]:
+        return self._answer(lambda kept, now: kept.contracts.find(owner, wanted, part))
+
+    def request_contract(self, guard: CommandGuard, request: ContractRequest) -> Deferred[None]:
+        return self._guarded(guard, lambda kept, now: kept.requests.add(request))
+
+    def contract_requests(self, recipient: str, part: PageRequest) -> Deferred[ResultPage[ContractRequest]]:
+        return self._answer(lambda kept, now: kept.requests.find(recipient, part))
+
+    def acknowledge_requests(self, guard: CommandGuard, recipient: str, ids: Sequence[str]) -> Deferred[None]:
+        return self._guarded(guard, lambda kept, now: kept.requests.acknowledge(recipient, ids))
+
+    def deliver(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
+        return self._guarded(guard, lambda kept, now: kept.deliver(event, now))
+
+    def pending_events(
+        self, recipient: str, sender: str | None, part: PageRequest
+    ) -> Deferred[ResultPage[PendingEvent]]:
+        return self._answer(lambda kept, now: kept.pending.find(recipient, sender, part))
+
+    def find_pending(self, ids: Sequence[str]) -> Deferred[list[PendingEvent]]:
+        return self._answer(lambda kept, now: kept.pending.find_by_id(ids))
+
+    def arrived_pending(
+        self, recipients: Sequence[str], window: ArrivalWindow, *, limit: int
+    ) -> Deferred[list[MessageArrival]]:
+        return self._answer(lambda kept, now: kept.pending.arrived(recipients, window, limit))
+
+    def acknowledge_events(
+        self, guard: CommandGuard, recipient: str, ids: Sequence[str]
+    ) -> Deferred[list[RemovedMessage]]:
+        return self._guarded(guard, lambda kept, now: kept.pending.acknowledge(recipient, ids))
+
+    def save_events(self, guard: CommandGuard, owner: str, events: Sequence[StoredEvent]) -> Deferred[None]:
+        return self._guarded(guard, lambda kept, now: kept.archive.save(owner, events))
+
+    def events(self, owner: str, wanted: EventFilter, part: PageRequest) -> Deferred[ResultPage[StoredEvent]]:
+        return self._answer(lambda kept, now: kept.archive.find(owner, wanted, part))
+
+    def update_tags(
+        self, guard: CommandGuard, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]]
+    ) -> Deferred[None]:
+        return self._guarded(guard, lambda kept, now: kept.archive.update_tags(owner, tags))
+
+    def publish(self, guard: CommandGuard, publisher: str, event: PublicEvent) -> Deferred[None]:
+        return self._guarded(guard, lambda kept, now: kept.archive.publish(publisher, event))
+
+    def unpublish(self, guard: CommandGuard, publisher: str, event_id: str) -> Deferred[None]:
+        return self._guarded(guard, lambda kept, now: kept.archive.unpublish(publisher, event_id))
+
+    def public_events(
+        self, publisher: str, wanted: PublicEventFilter, part: PageRequest
+    ) -> Deferred[ResultPage[PublicEvent]]:
+        return self._answer(lambda kept, now: kept.archive.find_public(publisher, wanted, part))
+
+    def _guarded(self, guard: CommandGuard, work: Callable[[MemoryDecentrlState, float], T]) -> Deferred[T]:
+        return self._answer(lambda kept, now: kept.guarded(guard, lambda: work(kept, now), now))

@@ -1,0 +1,548 @@
+"""
+The allowances of the memory store.
+
+The cluster side of the memory store, for several daemons in one process.
+
+A store that forgets everything when the process ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
+from zope.interface import implementer
+
+from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
+from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
+from mediatord.store.interfaces.accounts import (
+    Account,
+    AccountUsage,
+    ExpiredAccount,
+    RecipientUpdateAction,
+    RecipientUpdateResult,
+)
+from mediatord.store.interfaces.cluster import (
+    ClusterIdentityMismatch,
+    ClusterJoinError,
+    ClusterNode,
+    ClusterSecretMismatch,
+    IClusterStore,
+    NodeNameTaken,
+    PresenceRecord,
+)
+from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
+from mediatord.store.interfaces.messages import (
+    ArrivalWindow,
+    EarlyResultCallback,
+    EnqueueRequest,
+    EnqueueResult,
+    LargeQueue,
+    MessageArrival,
+    Payload,
+    QueueBacklog,
+    QueueLimits,
+    QueueStatus,
+    QueueTotals,
+    RemovedMessage,
+    StoredMessage,
+    StoreLedger,
+    StoreStatistics,
+)
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.memory.accounts import MemoryAccounts
+from mediatord.store.memory.decentrl import MemoryDecentrlState, MemoryDecentrlStore, MemoryNonces
+from mediatord.store.memory.messages import DeadlineHeap, EntryList, MemoryMessages, RecipientQueue
+from mediatord.store.message_operations import add_queue_totals, build_backlog, enqueue_independently, find_earliest
+from mediatord.store.quotas import QuotaUse, add_quota_use, drop_expired_uses, get_quota_wait, remove_latest_use
+
+
+class MemoryQuotas:
+    """What was taken, by key, for as long as it counts."""
+
+    def __init__(self) -> None:
+        self._lots: dict[bytes, list[QuotaUse]] = {}
+        self._over: DeadlineHeap[bytes] = DeadlineHeap()
+
+    def take(self, key: bytes, amount: int, limit: int, period: float, now: float) -> float:
+        self._forget(now)
+        lots = drop_expired_uses(self._lots.get(key, ()), period, now)
+        wait = get_quota_wait(lots, amount, limit=limit, period=period, now=now)
+        if not wait and amount:
+            self._lots[key] = lots = add_quota_use(lots, amount, period=period, now=now)
+            self._over.add(key, lots[-1][0] + period)
+        return wait
+
+    def put_back(self, key: bytes, amount: int) -> None:
+        lots = remove_latest_use(self._lots.get(key, ()), amount)
+        if lots:
+            self._lots[key] = lots
+        elif self._lots.pop(key, None) is not None:
+            self._over.discard(key)
+
+    def _forget(self, now: float) -> None:
+        while (key := self._over.take(now)) is not None:
+            del self._lots[key]
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeLease:
+    """Until when something is a node's, exclusively."""
+
+    node: ClusterNode
+    until: float
+
+
+class MemoryClusterState:
+    """
+    What is there between open and close.
+
+    :param messages: those of the whole store.
+    """
+
+    def __init__(self, messages: MemoryMessages) -> None:
+        self._messages = messages
+        self._leases: dict[str, _NodeLease] = {}
+        self._present: dict[str, dict[str, None]] = {}
+        self._announced: dict[str, dict[str, None]] = {}
+        self._leader_leases: dict[str, tuple[str, float]] = {}
+        self._pickups: dict[str, float] = {}
+        self.allowances = MemoryQuotas()
+
+    def release_lost(self, now: float) -> None:
+        """What was delivered by nodes that are not live is pending again."""
+        for boot in self._messages.delivering() - {node.boot for node in self.nodes(now)}:
+            self._messages.release(boot)
+
+    def join(self, node: ClusterNode, until: float, now: float) -> None:
+        """
+        :raise ClusterSecretDiffers: another live node has another seal.
+        :raise ClusterIdentityDiffers: another live node has another identity.
+        :raise NodeNameTaken: another boot of the same name is live.
+        """
+        others = [other for other in self.nodes(now) if other.boot != node.boot]
+        if any(other.seal != node.seal for other in others):
+            raise ClusterSecretMismatch()
+        if node.identity and any(other.identity not in (node.identity, b"") for other in others):
+            raise ClusterIdentityMismatch()
+        for other in others:
+            if other.name == node.name:
+                raise NodeNameTaken(other, self._leases[other.boot].until)
+        self._leases[node.boot] = _NodeLease(node, until)
+
+    def renew(self, boot: str, until: float, now: float) -> bool:
+        node = self._live(boot, now)
+        if node is None:
+            return False
+        self._leases[boot] = _NodeLease(node, until)
+        return True
+
+    def drop(self, boot: str, until: float) -> int:
+        lease = self._leases.get(boot)
+        if not boot or (lease is not None and lease.until > until):
+            return 0
+        self._leases.pop(boot, None)
+        self.withdraw(boot, list(self._announced.get(boot, ())))
+        self._leader_leases = {
+            lease_name: held for lease_name, held in self._leader_leases.items() if held[0] != boot
+        }
+        return self._messages.release(boot)
+
+    def nodes(self, now: float) -> list[ClusterNode]:
+        live = [lease.node for lease in self._leases.values() if lease.until > now]
+        return sorted(live, key=lambda node: node.name)
+
+    def lapsed(self, now: float) -> list[str]:
+        known = {*self._leases, *self._announced, *self._messages.delivering()} - {""}
+        return sorted(known - {node.boot for node in self.nodes(now)})
+
+    def announce(self, boot: str, dids: Iterable[str]) -> None:
+        for did in dids:
+            self._present.setdefault(did, {})[boot] = None
+            self._announced.setdefault(boot, {})[did] = None
+
+    def withdraw(self, boot: str, dids: Iterable[str]) -> None:
+        for did in dids:
+            _discard_member(self._present, did, boot)
+            _discard_member(self._announced, boot, did)
+
+    def whereabouts(self, dids: Iterable[str], now: float) -> list[PresenceRecord]:
+        return [
+            PresenceRecord(did, boot, self._live(boot, now))
+            for did in dict.fromkeys(dids)
+            for boot in self._present.get(did, ())
+        ]
+
+    def hold(self, lease_name: str, boot: str, until: float, now: float) -> bool:
+        holder, over = self._leader_leases.get(lease_name, (boot, now))
+        if holder != boot and over > now:
+            return False
+        self._leader_leases[lease_name] = boot, until
+        return True
+
+    def record_pickups(self, ids: Iterable[str], until: float, now: float) -> None:
+        for id_ in ids:
+            self._pickups.pop(id_, None)
+            self._pickups[id_] = until
+        while self._pickups and next(iter(self._pickups.values())) <= now:
+            del self._pickups[next(iter(self._pickups))]
+
+    def picked_up(self, ids: Iterable[str], now: float) -> frozenset[str]:
+        return frozenset(id_ for id_ in ids if self._pickups.get(id_, now) > now)
+
+    def _live(self, boot: str, now: float) -> ClusterNode | None:
+        lease = self._leases.get(boot)
+        return None if lease is None or lease.until <= now else lease.node
+
+
+class ClusterStateAccess(Protocol):
+    """Fires with what the work returns, or fails with what it raises, or because the store is not open."""
+
+    def __call__(self, work: Callable[[MemoryClusterState, float], T]) -> Deferred[T]:
+        """Do it now."""
+
+
+@implementer(IClusterStore)
+class MemoryClusterStore:
+    """Its many methods are those of the interface."""
+
+    def __init__(self, answer: ClusterStateAccess) -> None:
+        self._answer = answer
+
+    def join(self, node: ClusterNode, lease: float) -> Deferred[None]:
+        return self._answer(lambda kept, now: kept.join(node, now + lease, now))
+
+    def renew(self, boot: str, lease: float) -> Deferred[bool]:
+        return self._answer(lambda kept, now: kept.renew(boot, now + lease, now))
+
+    def drop(self, boot: str, *, until: float = 0.0) -> Deferred[int]:
+        return self._answer(lambda kept, now: kept.drop(boot, max(until, now)))
+
+    def nodes(self) -> Deferred[list[ClusterNode]]:
+        return self._answer(lambda kept, now: kept.nodes(now))
+
+    def lapsed(self) -> Deferred[list[str]]:
+        return self._answer(lambda kept, now: kept.lapsed(now))
+
+    def announce(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+        return self._answer(lambda kept, now: kept.announce(boot, dids))
+
+    def withdraw(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+        return self._answer(lambda kept, now: kept.withdraw(boot, dids))
+
+    def whereabouts(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
+        return self._answer(lambda kept, now: kept.whereabouts(dids, now))
+
+    def hold(self, lease_name: str, boot: str, lease: float) -> Deferred[bool]:
+        return self._answer(lambda kept, now: kept.hold(lease_name, boot, now + lease, now))
+
+    def take(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
+        return self._answer(lambda kept, now: kept.allowances.take(key, amount, limit, period, now))
+
+    def put_back(self, key: bytes, amount: int) -> Deferred[None]:
+        return self._answer(lambda kept, now: kept.allowances.put_back(key, amount))
+
+    def record_pickups(self, ids: Sequence[str], period: float) -> Deferred[None]:
+        return self._answer(lambda kept, now: kept.record_pickups(ids, now + period, now))
+
+    def picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
+        return self._answer(lambda kept, now: kept.picked_up(ids, now))
+
+
+def _discard_member(groups: dict[str, dict[str, None]], group: str, member: str) -> None:
+    members = groups.get(group, {})
+    members.pop(member, None)
+    if not members:
+        groups.pop(group, None)
+
+
+@dataclass(slots=True)
+class _MemoryState:
+    """What is there between open and close."""
+
+    messages: MemoryMessages
+    nonces: MemoryNonces
+    decentrl: MemoryDecentrlState
+    cluster: MemoryClusterState
+    accounts: MemoryAccounts = field(default_factory=MemoryAccounts)
+    documents: dict[str, str] = field(default_factory=dict)
+
+    def entry_list(self, account: str, recipient_did: str | None) -> EntryList:
+        """What waits for an account or for one of its recipient DIDs; an empty one if nobody has it."""
+        account_entry = self.accounts.account_entry(account)
+        if account_entry is None:
+            return EntryList()
+        if recipient_did is None:
+            return account_entry.mailbox.entry_list
+        recipient = account_entry.recipients.get(compute_did_digest(recipient_did))
+        did = canonicalize_did(recipient_did) if recipient is None else recipient.did
+        queue = account_entry.mailbox.queues.get(did)
+        return EntryList() if queue is None else queue.entry_list
+
+    def queue_for(self, recipient_did: str) -> RecipientQueue:
+        """:raise RecipientUnknown: nobody has registered it."""
+        recipient = self.accounts.recipient(recipient_did)
+        if recipient is None:
+            raise RecipientUnknown()
+        return recipient.account_entry.mailbox.queue(recipient.did)
+
+    def backlog(self, bounds: Sequence[float], top: int) -> QueueBacklog:
+        """As :meth:`~mediatord.store.interfaces.messages.IMessageStore.backlog`, of both halves."""
+        halves = self.messages, self.decentrl.pending
+        largest = []
+        for did, number in self.messages.ranking.top(max(top, 0))[0]:
+            (size, at), (other_size, other_at) = [half.queue(did) for half in halves]
+            largest.append(LargeQueue(did, number, size + other_size, find_earliest(at, other_at)))
+        totals = [half.waiting() for half in halves]
+        cohorts = [half.cohorts(bounds) for half in halves]
+        found = build_backlog(cohorts, [(total.messages, total.bytes) for total in totals], largest)
+        return replace(found, books=self.books())
+
+    def usage(self, now: float) -> AccountUsage:
+        """As :meth:`~mediatord.store.interfaces.accounts.IAccountStore.account_usage`."""
+        usage, long_forms = self.accounts.usage(), sum(map(len, self.documents.values()))
+        return replace(usage, bytes=usage.bytes + long_forms + self.decentrl.registrations.size(now))
+
+    def books(self) -> StoreLedger:
+        """Of both halves."""
+        return StoreLedger(self.messages.ledger(), self.decentrl.pending.ledger())
+
+
+@implementer(IStore)
+class MemoryStore:
+    """
+    Every Deferred has fired when it is returned. Its many methods are those of the interface.
+
+    Several daemons of one process may open it, each as if it had a process of its own; it forgets everything when the
+    last of them has closed it.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        limits: QueueLimits,
+        *,
+        caps: DecentrlQuotas = DecentrlQuotas(),  # noqa: B008  it is frozen
+        max_nonces: int = 250_000,
+    ) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._caps = caps
+        self._max_nonces = max_nonces
+        self.trouble = ""
+        self._openings = 0
+        self._contents: _MemoryState | None = None
+        self.decentrl: IDecentrlStore = MemoryDecentrlStore(self._answer_decentrl)
+        self.cluster: IClusterStore = MemoryClusterStore(self._answer_cluster)
+
+    def open(self) -> Deferred[None]:
+        """Begin empty, unless somebody else has it open."""
+        self._openings += 1
+        if self._contents is None:
+            self._contents = self._empty()
+        self._contents.cluster.release_lost(self._clock.seconds())
+        return succeed(None)
+
+    def close(self) -> Deferred[None]:
+        self._openings = max(self._openings - 1, 0)
+        if not self._openings:
+            self._contents = None
+        return succeed(None)
+
+    def table_sizes(self) -> Deferred[dict[str, int]]:
+        """Nobody counts them."""
+        return self._answer(lambda contents, now: {})
+
+    def ping(self) -> Deferred[None]:
+        return self._answer(lambda contents, now: None)
+
+    def enqueue(
+        self,
+        recipient_did: str,
+        payloads: Sequence[Payload],
+        *,
+        expires_at: float,
+        due_at: float | None = None,
+        origin: int = 0,
+    ) -> Deferred[EnqueueResult]:
+        enqueued = self.enqueue_all([EnqueueRequest(recipient_did, tuple(payloads), expires_at, due_at, origin)])
+        return enqueued.addCallback(lambda one: one[0])
+
+    def enqueue_each(
+        self, deposits: Sequence[EnqueueRequest], early: EarlyResultCallback | None = None
+    ) -> Deferred[list[EnqueueResult | MediatorError]]:
+        return enqueue_independently(self._clock, self.enqueue, deposits, early)
+
+    def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
+        def enqueue(contents: _MemoryState, now: float) -> list[EnqueueResult]:
+            addressed = [(contents.queue_for(one.recipient_did), one) for one in deposits]
+            contents.messages.check(addressed)
+            for queue, _ in addressed:
+                contents.accounts.mark_used(queue.mailbox.did)
+            return [contents.messages.enqueue(queue, one, now) for queue, one in addressed]
+
+        return self._answer(enqueue)
+
+    def fetch(
+        self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
+    ) -> Deferred[list[StoredMessage]]:
+        return self._answer(
+            lambda contents, now: contents.messages.fetch(
+                contents.entry_list(account, recipient_did), limit=limit, max_bytes=max_bytes
+            )
+        )
+
+    def status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
+        return self._answer(lambda contents, now: contents.entry_list(account, recipient_did).status())
+
+    def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
+        return self._answer(lambda contents, now: contents.messages.find(ids))
+
+    def arrived(
+        self, accounts: Sequence[str], window: ArrivalWindow, *, limit: int
+    ) -> Deferred[list[MessageArrival]]:
+        def arrived(contents: _MemoryState, now: float) -> list[MessageArrival]:
+            holders = [contents.accounts.account_entry(did) for did in dict.fromkeys(accounts)]
+            mailboxes = [account_entry.mailbox for account_entry in holders if account_entry is not None]
+            return contents.messages.arrived(mailboxes, window, limit)
+
+        return self._answer(arrived)
+
+    def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.messages.mark_delivered(ids, node))
+
+    def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
+        return self._answer(lambda contents, now: contents.messages.mark_pending(ids))
+
+    def remove(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
+        return self._answer(lambda contents, now: contents.messages.remove(ids, now))
+
+    def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
+        def acknowledge(contents: _MemoryState, now: float) -> list[RemovedMessage]:
+            account_entry = contents.accounts.account_entry(account)
+            return [] if account_entry is None else contents.messages.acknowledge(account_entry.mailbox, ids, now)
+
+        return self._answer(acknowledge)
+
+    def expire(self, limit: int) -> Deferred[list[RemovedMessage]]:
+        return self._answer(lambda contents, now: contents.messages.expire(now, limit))
+
+    def next_due(self) -> Deferred[float | None]:
+        return self._answer(lambda contents, now: contents.messages.next_due(now))
+
+    def take_due(self, limit: int) -> Deferred[list[StoredMessage]]:
+        return self._answer(lambda contents, now: contents.messages.take_due(now, limit))
+
+    def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
+        return self._answer(lambda contents, now: contents.messages.ranking.top(top))
+
+    def statistics(self, top: int) -> Deferred[StoreStatistics]:
+        def statistics(contents: _MemoryState, now: float) -> StoreStatistics:
+            largest, other = contents.messages.ranking.top(top)
+            return StoreStatistics(tuple(largest), other, contents.books())
+
+        return self._answer(statistics)
+
+    def waiting(self) -> Deferred[QueueTotals]:
+        return self._answer(
+            lambda contents, now: add_queue_totals(contents.messages.waiting(), contents.decentrl.pending.waiting())
+        )
+
+    def ledger(self) -> Deferred[StoreLedger]:
+        return self._answer(lambda contents, now: contents.books())
+
+    def backlog(self, bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
+        return self._answer(lambda contents, now: contents.backlog(bounds, top))
+
+    def account(self, did: str) -> Deferred[Account | None]:
+        def account(contents: _MemoryState, now: float) -> Account | None:
+            account_entry = contents.accounts.account_entry(did)
+            return None if account_entry is None else account_entry.account
+
+        return self._answer(account)
+
+    def grant(self, did: str) -> Deferred[Account]:
+        return self._answer(lambda contents, now: contents.accounts.grant(did, now))
+
+    def touch(self, did: str) -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.accounts.touch(did, now))
+
+    def expire_accounts(
+        self, limit: int, *, unused_before: float | None, idle_before: float | None
+    ) -> Deferred[list[ExpiredAccount]]:
+        return self._answer(lambda contents, now: contents.accounts.expire(limit, unused_before, idle_before))
+
+    def account_usage(self) -> Deferred[AccountUsage]:
+        return self._answer(lambda contents, now: contents.usage(now))
+
+    def mark_draft03(self, did: str) -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.accounts.mark_draft03(did))
+
+    def owner(self, recipient_did: str) -> Deferred[str | None]:
+        def owner(contents: _MemoryState, now: float) -> str | None:
+            recipient = contents.accounts.recipient(recipient_did)
+            return None if recipient is None else recipient.account_entry.account.did
+
+        return self._answer(owner)
+
+    def spellings(self, recipient_did: str) -> Deferred[list[str]]:
+        return self._answer(lambda contents, now: contents.accounts.spellings(recipient_did))
+
+    def held(self) -> tuple[int, int]:
+        return 0, 0
+
+    def update(
+        self, account: str, updates: Sequence[tuple[str, RecipientUpdateAction]], *, max_recipients: int
+    ) -> Deferred[list[RecipientUpdateResult]]:
+        return self._answer(lambda contents, now: contents.accounts.update(account, updates, max_recipients))
+
+    def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
+        return self._answer(lambda contents, now: contents.accounts.recipients(account, offset, limit))
+
+    def move(self, prior: str, new: str) -> Deferred[bool]:
+        return self._answer(lambda contents, now: contents.accounts.move(prior, new))
+
+    def is_retired(self, did: str) -> Deferred[bool]:
+        return self._answer(lambda contents, now: contents.accounts.is_retired(did))
+
+    def remember_did(self, short: str, long: str) -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.documents.update({short: long}))
+
+    def recall_did(self, short: str) -> Deferred[str | None]:
+        return self._answer(lambda contents, now: contents.documents.get(short))
+
+    def claim(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
+        return self._answer(lambda contents, now: contents.nonces.claim(key, until, now, share))
+
+    def release(self, key: bytes) -> Deferred[None]:
+        return self._answer(lambda contents, now: contents.nonces.release(key))
+
+    def prune(self) -> Deferred[int]:
+        return self._answer(lambda contents, now: contents.nonces.prune(now))
+
+    def _empty(self) -> _MemoryState:
+        messages, nonces = MemoryMessages(self._limits), MemoryNonces(self._max_nonces)
+        decentrl = MemoryDecentrlState(self._caps, nonces, messages.ranking)
+        return _MemoryState(messages, nonces, decentrl, MemoryClusterState(messages))
+
+    def _answer_cluster(self, work: Callable[[MemoryClusterState, float], T]) -> Deferred[T]:
+        return self._answer(lambda contents, now: work(contents.cluster, now))
+
+    def _answer_decentrl(self, work: Callable[[MemoryDecentrlState, float], T]) -> Deferred[T]:
+        return self._answer(lambda contents, now: work(contents.decentrl, now))
+
+    def _answer(self, work: Callable[[_MemoryState, float], T]) -> Deferred[T]:
+        if self._contents is None:
+            return fail(StoreUnavailable())
+        now = self._clock.seconds()
+        self._contents.messages.update_visibility(now)
+        try:
+            return succeed(work(self._contents, now))
+        except (MediatorError, ClusterJoinError) as error:
+            return fail(error.with_traceback(None))  # which would keep the callers, and this Deferred with them

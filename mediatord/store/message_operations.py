@@ -1,0 +1,243 @@
+"""
+What becomes of messages, by the names that the ledger has for it.
+
+What waits by age: what the backends have in common.
+
+What waits in the two halves together.
+
+Deposits that have nothing to do with each other, for stores that have no better way to do them together.
+
+What store operations are observed by, and how much may be batched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mediatord.errors import InternalFault, MediatorError
+from mediatord.failure_logging import redact_failure
+from mediatord.store.interfaces.messages import (
+    AgeBucket,
+    EarlyResultCallback,
+    EnqueueRequest,
+    EnqueueResult,
+    LargeQueue,
+    QueueBacklog,
+    QueueTotals,
+    RemovalReason,
+    new_stored_message_id,
+)
+
+LedgerEntry = Literal["accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn"]
+LEDGER_ENTRIES: tuple[LedgerEntry, ...] = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn")
+
+# Who takes a message for another reason says so.
+LEDGER_ENTRY_BY_REASON: Mapping[RemovalReason | None, LedgerEntry] = {
+    None: "acknowledged",
+    "ttl": "expired",
+    "fifo_count": "evicted",
+    "fifo_bytes": "evicted",
+}
+
+# Of an id, that say when it was made.
+_TIME_DIGITS = 12
+
+
+def group_by_age(found: Iterable[tuple[float, int]], bounds: Sequence[float], limit: int) -> list[AgeBucket]:
+    """
+    The cohorts of what is looked at.
+
+    :param found: time and bytes of each, the latest first; no more than `limit` are looked at.
+    :param bounds: latest first.
+    """
+    messages, sizes = [0] * (len(bounds) + 1), [0] * (len(bounds) + 1)
+    last, complete = 0, True
+    for number, (at, size) in enumerate(found):
+        if number == limit:
+            complete = False
+            break
+        last = next((place for place, bound in enumerate(bounds) if at >= bound), len(bounds))
+        messages[last] += 1
+        sizes[last] += size
+    return [AgeBucket(messages[place], sizes[place], complete or place < last) for place in range(len(bounds) + 1)]
+
+
+def complete_buckets(cohorts: Sequence[AgeBucket], messages: int, size: int | None) -> list[AgeBucket]:
+    """
+    The same, with what is known of all: if it is one only that was not counted to its end, that is the rest.
+
+    :param size: bytes of all; None where nobody knows.
+    """
+    unknown = [place for place, one in enumerate(cohorts) if not one.exact]
+    if len(unknown) != 1:
+        return list(cohorts)
+    rest = messages - sum([one.messages for one in cohorts if one.exact])
+    sizes = [one.bytes for one in cohorts if one.exact]
+    left = None if size is None or None in sizes else size - sum([one or 0 for one in sizes])
+    (place,) = unknown
+    last = cohorts[place]
+    # What all amounts to may have been found out at another moment, or be a little wrong.
+    whole = replace(last, messages=max(rest, last.messages), bytes=left, exact=True)
+    return [*cohorts[:place], whole, *cohorts[place + 1 :]]
+
+
+def get_lowest_id(time: float) -> str:
+    """Not greater than the id of anything that came then or later, and greater than that of what came before."""
+    return new_stored_message_id(max(time, 0.0))[:_TIME_DIGITS]
+
+
+def get_id_ranges(bounds: Sequence[float]) -> list[tuple[str | None, str | None]]:
+    """For each cohort the first id that may be in it and the first that may not."""
+    edges = [get_lowest_id(bound) for bound in bounds]
+    return list(zip([*edges, None], [None, *edges], strict=True))
+
+
+def build_backlog(
+    halves: Sequence[Sequence[AgeBucket]], totals: Iterable[tuple[int, int | None]], largest: Iterable[LargeQueue]
+) -> QueueBacklog:
+    """
+    The two halves as one.
+
+    :param totals: messages and bytes of each.
+    """
+    messages, sizes = zip(*totals, strict=True)
+    size = None if None in sizes else sum(sizes)
+    return QueueBacklog(sum(messages), size, sum_buckets(*halves), tuple(largest))
+
+
+def sum_buckets(some: Sequence[AgeBucket], others: Sequence[AgeBucket]) -> tuple[AgeBucket, ...]:
+    """Of the two halves together."""
+    return tuple(
+        AgeBucket(
+            one.messages + other.messages,
+            None if one.bytes is None or other.bytes is None else one.bytes + other.bytes,
+            one.exact and other.exact,
+        )
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def find_earliest(*times: float | None) -> float | None:
+    """Of those that are known."""
+    return min([at for at in times if at is not None], default=None)
+
+
+def add_queue_totals(one: QueueTotals, other: QueueTotals) -> QueueTotals:
+    """The sum."""
+    times = [at for at in (one.oldest_received_at, other.oldest_received_at) if at is not None]
+    return QueueTotals(
+        one.messages + other.messages,
+        None if one.bytes is None or other.bytes is None else one.bytes + other.bytes,
+        None if one.recipients is None or other.recipients is None else one.recipients + other.recipients,
+        min(times, default=None),
+    )
+
+
+_log = Logger(namespace="mediatord.store")
+
+_EnqueueOutcome = EnqueueResult | MediatorError
+
+
+def enqueue_independently(
+    clock: IReactorTime,
+    enqueue: Callable[..., Deferred[EnqueueResult]],
+    deposits: Sequence[EnqueueRequest],
+    early: EarlyResultCallback | None = None,
+) -> Deferred[list[_EnqueueOutcome]]:
+    """
+    As :meth:`~mediatord.store.interfaces.messages.IMessageStore.deposit_each`.
+
+    :param deposit: as :meth:`~mediatord.store.interfaces.messages.IMessageStore.deposit`.
+    """
+    outcomes = _EnqueueOutcomes(clock, len(deposits), early)
+    for place, one in enumerate(deposits):
+        begun = enqueue(
+            one.recipient_did, one.payloads, expires_at=one.expires_at, due_at=one.due_at, origin=one.origin
+        )
+        begun.addBoth(outcomes.take, place)
+    return outcomes.done
+
+
+class _EnqueueOutcomes:
+    """
+    Collects the outcomes of several deposits.
+
+    :param early: told of those of one reactor iteration together, while others are waiting.
+    :ivar done: fires with all of them.
+    """
+
+    def __init__(self, clock: IReactorTime, number: int, early: EarlyResultCallback | None) -> None:
+        self.done: Deferred[list[_EnqueueOutcome]] = Deferred()
+        self._clock = clock
+        self._early = early
+        self._left = number
+        self._outcomes: list[_EnqueueOutcome] = [InternalFault()] * number
+        self._unreported: list[int] = []
+        self._report_call: IDelayedCall
+        self._is_report_scheduled = False
+        if not number:
+            self.done.callback([])
+
+    def take(self, result: Any, place: int) -> None:
+        """The deposit of this place is done, or has failed."""
+        self._outcomes[place] = _to_outcome(result)
+        self._left -= 1
+        if not self._left:
+            if self._is_report_scheduled:
+                self._report_call.cancel()
+            self.done.callback(self._outcomes)
+        elif self._early is not None:
+            self._unreported.append(place)
+            if not self._is_report_scheduled:
+                # Those of one transaction are done in one go: whoever waits for them is told once.
+                self._is_report_scheduled = True
+                self._report_call = self._clock.callLater(0, self._report, self._early)
+
+    def _report(self, early: EarlyResultCallback) -> None:
+        self._is_report_scheduled = False
+        unreported, self._unreported = self._unreported, []
+        early([(place, self._outcomes[place]) for place in unreported])
+
+
+def _to_outcome(result: Any) -> _EnqueueOutcome:
+    if isinstance(result, Failure):
+        if isinstance(result.value, MediatorError):
+            return result.value.with_traceback(None)
+        # The others may have been stored, and their senders are to be told so.
+        _log.failure("storing a message failed", redact_failure(result))
+        return InternalFault()
+    enqueued: EnqueueResult = result
+    return enqueued
+
+
+class OperationObserver(Protocol):
+    """Told how long something took, in seconds."""
+
+    def __call__(self, operation: str, seconds: float, /) -> None: ...
+
+
+def ignore_observation(_operation: str, _seconds: float, /) -> None:
+    """Nobody wants to know."""
+
+
+def log_store_fault(what: str, error: BaseException | None) -> None:
+    """Log that something failed by the kind of error only: its text may show what was stored."""
+    code = getattr(error, "sqlite_errorname", None)
+    _log.error("{what}: {error} {code}", event="store.failed", what=what, error=type(error).__name__, code=code)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How much goes into one batch, and how much may wait for one before more is refused."""
+
+    batch: int = 512
+    batch_bytes: int = 8_388_608
+    waiting: int = 20_000
+    waiting_bytes: int = 134_217_728

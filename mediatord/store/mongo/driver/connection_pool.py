@@ -1,0 +1,270 @@
+"""
+Connections to MongoDB: the one module that knows txmongo.
+
+txmongo connects from its constructors, by the global reactor; so this module is imported when the backend is chosen.
+Its errors repeat the commands that failed, with all that was to be stored, so messages are sent beneath the layer
+that makes them, and connections tell the log nothing by themselves.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bson import encode
+from pymongo.errors import ConnectionFailure
+from twisted.internet.defer import Deferred, DeferredList, FirstError, succeed
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+from txmongo.connection import ConnectionPool, _Connection, _Pinger
+from txmongo.protocol import MongoDecoder, MongoProtocol, Msg, connectionDone
+
+from mediatord.store.mongo.driver.commands import MongoCommand
+from mediatord.store.mongo.driver.errors import NOT_PRIMARY_CODES, ServerUnreachable, is_unauthenticated_reply
+from mediatord.store.mongo.driver.tls import describe_tls_failure
+
+if TYPE_CHECKING:
+    from mediatord.store.mongo.driver.uri import MongoConnectionSettings
+
+# Seconds that an attempt to connect is given, between two of them, and between pings of a server and for each.
+_CONNECT_TIMEOUT = 1.0
+_RETRY_DELAY = 0.5
+_PING_INTERVAL = 2.0
+# Seconds until a connection can be used, after TLS, who is the primary, and credentials, which txmongo would wait for
+# without end.
+_READY_TIMEOUT = 2 * _CONNECT_TIMEOUT
+# After the time in which a server was to answer: so that it can say that it did not.
+_REPLY_GRACE = 0.2
+
+# Ten connections that tell of their every attempt would fill the log of a server that is down.
+_Connection.noisy = _Pinger.noisy = False
+
+
+class _PrimaryProtocol(MongoProtocol):
+    """
+    One connection: silent, not slowed down by large replies, and given up unless it can be used soon.
+
+    :param on_lost: told why it was lost.
+    :ivar leaving: whether it is being given up, and what is sent now would be lost.
+    """
+
+    transport: Any
+    factory: Any
+    is_closing = False
+
+    def __init__(self, clock: IReactorTime, on_lost: Callable[[Failure], None]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._on_lost = on_lost
+        self._ready_timer: IDelayedCall | None = None
+        self._pieces: list[bytes] = []
+        self._received = 0
+        self._bytes_needed = 4
+
+    def connectionReady(self) -> Any:
+        return succeed(None) if self.transport else super().connectionReady()
+
+    def connectionMade(self) -> None:
+        self._ready_timer = self._clock.callLater(_READY_TIMEOUT, self._abort_unless_ready)
+        super().connectionMade()
+
+    def connectionLost(self, reason: Any = connectionDone) -> None:
+        self.is_closing = True
+        if self._ready_timer is not None and self._ready_timer.active():
+            self._ready_timer.cancel()
+        self._on_lost(reason)
+        super().connectionLost(reason)
+
+    def _abort_unless_ready(self) -> None:
+        if self.factory.instance is not self:
+            self.fail()
+
+    def fail(self, reason: object = None) -> None:
+        self.is_closing = True
+        self.transport.abortConnection()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Cut what has come into messages, joining the pieces of each once."""
+        self._pieces.append(data)
+        self._received += len(data)
+        if self._received < self._bytes_needed:
+            return
+        try:
+            self._decode_messages(b"".join(self._pieces))
+        except Exception as error:
+            self.fail(error)
+
+    def _decode_messages(self, data: bytes) -> None:
+        start, bytes_needed = 0, 4
+        while len(data) - start >= 4:
+            (bytes_needed,) = struct.unpack_from("<i", data, start)
+            if bytes_needed < 16:
+                raise ConnectionFailure
+            if len(data) - start < bytes_needed:
+                break
+            self.handle(MongoDecoder.decode(data[start : start + bytes_needed]))
+            start, bytes_needed = start + bytes_needed, 4
+        self._pieces, self._received, self._bytes_needed = [data[start:]], len(data) - start, bytes_needed
+
+
+class PrimaryConnectionPool:
+    """
+    Some connections to the primary, made again whenever they are lost. Commands that are sent together go through one
+    of them, so that they are done in order.
+    """
+
+    def __init__(self, address: MongoConnectionSettings, clock: IReactorTime, *, size: int) -> None:
+        self._address = address
+        self._clock = clock
+        self._size = size
+        self._pool: Any = None
+        self._pending_attempts: list[Deferred[Any]] = []
+        self._fault: str | None = None
+        # What is read may take long, and take with it whatever waits for an answer behind it.
+        readers = size * 2 // 5 or 1
+        self.reading = ConnectionPartition(self, slice(0, readers))
+        self.writing = ConnectionPartition(self, slice(readers, size) if size > readers else slice(0, size))
+
+    def start(self) -> None:
+        """Begin to connect, unless that was done."""
+        if self._pool is not None:
+            return
+        self._pool = ConnectionPool(
+            self._address.uri,
+            self._size,
+            self._address.ssl_context_factory,
+            ping_interval=_PING_INTERVAL,
+            ping_timeout=_PING_INTERVAL,
+            retry_delay=_CONNECT_TIMEOUT,
+            max_delay=_RETRY_DELAY,
+        )
+        for connection in self._pool.getprotocols():
+            connection.protocol = partial(_PrimaryProtocol, self._clock, self._record_loss)
+        if self._address.x509_user is not None:
+            self._pool.authenticate("$external", self._address.x509_user, "", "MONGODB-X509")
+
+    def stop(self) -> Deferred[None]:
+        """Let go of all connections; what was still asked fails."""
+        if self._pool is None:
+            return succeed(None)
+        self.drop()
+        pool, self._pool = self._pool, None
+        for one in self._pending_attempts[:]:
+            one.cancel()
+        stopped: Deferred[None] = pool.disconnect()
+        return stopped
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._protocols())
+
+    def drop(self) -> None:
+        """Give up all connections, to make new ones."""
+        for protocol in self._protocols():
+            protocol.fail()
+
+    async def exchange(
+        self, database: str, requests: Sequence[MongoCommand], deadline: float, members: slice = slice(None)
+    ) -> list[dict[str, Any] | None]:
+        """
+        Send requests one right after the other; the server does them in this order.
+
+        :param deadline: when to give up, and the connection with it, since there is no telling what would come next.
+        :param among: the connections of which one is taken.
+        :return: the replies, as far as there were any; from the first None on, nobody knows what was done.
+        :raise Unreachable: there is no connection; nothing was sent.
+        """
+        messages = [_encode_message(database, request) for request in requests]
+        protocol = await self._select_connection(deadline, members)
+        timer = self._clock.callLater(max(deadline - self._clock.seconds(), 0) + _REPLY_GRACE, protocol.fail)
+        waiting = [protocol.send_query(message) for message in messages]
+        try:
+            replies = [await _await_reply(one) for one in waiting]
+        finally:
+            if timer.active():
+                timer.cancel()
+            for one in waiting:
+                one.addErrback(lambda _: None)  # of those that nobody waits for any more
+        if any(reply is not None and _invalidates_connection(reply) for reply in replies):
+            # Whoever is the primary now, and whether we are let in, the next connection finds out.
+            protocol.fail()
+        return replies
+
+    async def _select_connection(self, deadline: float, members: slice) -> Any:
+        while not (protocols := self._protocols(members)):
+            await self._await_connection(deadline, members)
+        self._fault = None
+        return min(protocols, key=MongoProtocol.inflight)
+
+    def _protocols(self, members: slice = slice(None)) -> list[Any]:
+        protocols = [one.instance for one in self._connections(members)]
+        return [one for one in protocols if one is not None and not one.is_closing]
+
+    def _connections(self, members: slice) -> Sequence[Any]:
+        found: Sequence[Any] = self._pool.getprotocols() if self._pool is not None else ()
+        return found[members]
+
+    def _record_loss(self, reason: Failure) -> None:
+        self._fault = describe_tls_failure(reason)
+
+    def _build_unreachable(self) -> ServerUnreachable:
+        more = f": {self._fault}" if self._fault else ""
+        return ServerUnreachable(f"no connection to a primary{more}", connected=False)
+
+    async def _await_connection(self, deadline: float, members: slice) -> None:
+        """Until something has changed for the better, perhaps."""
+        connections = self._connections(members)
+        attempts = [one.notifyReady() for one in connections if one.instance is None]
+        if connections and not attempts:
+            await deferLater(self._clock, 0)  # all are leaving, and will have left then
+            return
+        if not attempts or self._clock.seconds() >= deadline:
+            raise self._build_unreachable()
+        self._pending_attempts.append(attempts[0])
+        timer = self._clock.callLater(deadline - self._clock.seconds(), attempts[0].cancel)
+        try:
+            await DeferredList(attempts, fireOnOneCallback=True, fireOnOneErrback=True, consumeErrors=True)
+        except FirstError:
+            raise self._build_unreachable() from None
+        finally:
+            self._pending_attempts.remove(attempts[0])
+            for one in attempts:
+                one.cancel()
+            if timer.active():
+                timer.cancel()
+
+
+class ConnectionPartition:
+    """Some of the connections of a link, which what goes elsewhere does not hold up."""
+
+    def __init__(self, link: PrimaryConnectionPool, members: slice) -> None:
+        self._link = link
+        self._members = members
+
+    async def exchange(
+        self, database: str, requests: Sequence[MongoCommand], deadline: float
+    ) -> list[dict[str, Any] | None]:
+        """See :meth:`Link.exchange`."""
+        return await self._link.exchange(database, requests, deadline, self._members)
+
+
+def _invalidates_connection(reply: dict[str, Any]) -> bool:
+    """Whether a connection is of no use any more."""
+    return not reply.get("ok") and (reply.get("code") in NOT_PRIMARY_CODES or is_unauthenticated_reply(reply))
+
+
+def _encode_message(database: str, request: MongoCommand) -> Msg:
+    sections = {request.section: list(request.documents)} if request.section else {}
+    return Msg(body=encode({**request.body, "$db": request.database or database}), payload=sections)
+
+
+async def _await_reply(waiting: Deferred[Msg]) -> dict[str, Any] | None:
+    try:
+        message = await waiting
+    except ConnectionFailure:
+        return None
+    reply: dict[str, Any] = message.to_dict()
+    return reply

@@ -1,0 +1,330 @@
+"""
+Refusing what is too much.
+
+Works that are waiting at the same time go to the server together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Protocol
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from mediatord.errors import MediatorError, StoreUnavailable
+from mediatord.failure_logging import LogThrottle
+from mediatord.store.message_operations import BatchLimits, log_store_fault
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.errors import (
+    ENCODING_ERRORS,
+    DuplicateKeyError,
+    MongoCommandError,
+    ServerUnreachable,
+)
+from mediatord.store.mongo.driver.executor import OperationExecutor
+
+# Seconds that a turn of the reactor has for it.
+_REFUSAL_SECONDS = 0.005
+
+_log = Logger(namespace="mediatord.store")
+
+
+class LoadShedder:
+    """
+    Refuses a few at a time, with time for everything else in between: those that come again at once would otherwise
+    leave none to what was not refused.
+    """
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._waiting: deque[Deferred[Any]] = deque()
+        self._log_throttle = LogThrottle(clock)
+
+    def refuse(self, answer: Deferred[Any]) -> Deferred[Any]:
+        """Have it fail with StoreUnavailable shortly."""
+        if not self._waiting:
+            self._clock.callLater(0, self._refuse_some)
+        self._waiting.append(answer)
+        if number := self._log_throttle.count():
+            _log.warn("MongoDB is asked for more than it does in time: {number} refused", number=number)
+        return answer
+
+    def finish(self) -> None:
+        """Refuse all of them now."""
+        while self._waiting:
+            self._waiting.popleft().errback(StoreUnavailable())
+
+    def _refuse_some(self) -> None:
+        give_up = self._clock.seconds() + _REFUSAL_SECONDS
+        for _ in range(len(self._waiting)):
+            if not self._waiting:
+                return
+            self._waiting.popleft().errback(StoreUnavailable())
+            if self._clock.seconds() >= give_up:
+                break
+        if self._waiting:
+            self._clock.callLater(0, self._refuse_some)
+
+
+# Times that something may be in the way of several works before they are divided.
+_MAX_SHARED_TRIES = 2
+# Parts of what an operation may take in all: when the first of those who wait has waited so long, more is refused;
+# and what is for a request that began so long ago is, too, since it would hardly be done in what is left.
+_MAX_WAIT_SHARE, _MAX_AGE_SHARE = 0.4, 0.6
+# Seconds between the beginnings of requests that share a batch: it has to be done in the time of the first of them.
+_MAX_START_SPREAD = 0.25
+# When so many wait, batches are larger than they need be: a process that is so busy is slow to go on with one.
+_LARGE_BACKLOG, _LARGE_BATCH = 2_500, 512
+
+
+class BatchOperation(Protocol):
+    """Does some works of a kind in their order, all in one transaction."""
+
+    async def __call__(
+        self, executor: OperationExecutor, works: Sequence[Any], deadline: float, tries: int | None
+    ) -> Sequence[Any]:
+        """
+        :param tries: how often something may be in the way; None for as often as there is time.
+        :return: an answer each; a MediatorError is one too.
+        """
+
+
+@dataclass(eq=False, slots=True)
+class _PendingWork:
+    """
+    :param since: when it came.
+    :param began: when the request began that it is for.
+    """
+
+    name: str
+    batch_operation: BatchOperation
+    work: Any
+    keys: Collection[Hashable]
+    size: int
+    since: float
+    began: float
+    answer: Deferred[Any] = field(default_factory=Deferred)
+
+
+class TransactionBatcher:
+    """
+    Collects works until the end of the reactor's turn, or while as many batches as may be are under way.
+
+    Works that have a key in common are done in the order in which they came, and never at the same time: they would
+    only be in each other's way.
+
+    :param at_once: batches that may be under way.
+    """
+
+    def __init__(self, client: ReplicaSetClient, *, at_once: int, bounds: BatchLimits) -> None:
+        self._client = client
+        self._clock = client.clock
+        self._at_once = at_once
+        self._bounds = bounds
+        self._waiting: deque[_PendingWork] = deque()
+        self._waiting_bytes = 0
+        # No request of those who wait began before.
+        self._earliest = inf
+        self._busy: set[Hashable] = set()
+        self._running = 0
+        self._accepting = False
+        self._scheduled = False
+        self._stale_timer: IDelayedCall | None = None
+        self._stale_timer_due = inf
+        self._drained: Deferred[None] | None = None
+        self._load_shedder = LoadShedder(client.clock)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many works wait, and the bytes that they hold on to."""
+        return len(self._waiting), self._waiting_bytes
+
+    def start(self) -> None:
+        """Accept works."""
+        self._accepting = True
+
+    def submit(
+        self, name: str, batch_operation: BatchOperation, work: Any, keys: Collection[Hashable], size: int = 0
+    ) -> Deferred[Any]:
+        """
+        Have a work done with others.
+
+        :param name: of the operation, for the metric.
+        :param keys: what it has to do with.
+        :param size: bytes it holds on to while it waits.
+        """
+        bounds, now = self._bounds, self._clock.seconds()
+        began = self._client.began
+        if not self._accepting or not self._client.answers or began <= self._stale(now):
+            return fail(StoreUnavailable())
+        full = len(self._waiting) >= bounds.waiting or self._waiting_bytes + size > bounds.waiting_bytes
+        if full or (self._waiting and now - self._waiting[0].since > _MAX_WAIT_SHARE * self._client.patience):
+            return self._load_shedder.refuse(Deferred())
+        waiting = _PendingWork(name, batch_operation, work, keys, size, now, began)
+        self._waiting.append(waiting)
+        self._waiting_bytes += size
+        self._earliest = min(self._earliest, began)
+        self._schedule()
+        if self._running:
+            self._schedule_stale_timer()
+        return waiting.answer
+
+    def drain(self) -> Deferred[None]:
+        """Accept no more; fires when nothing waits any more."""
+        self._accepting = False
+        self._load_shedder.finish()
+        if self._stale_timer is not None:
+            self._stale_timer.cancel()
+            self._stale_timer = None
+        if not self._waiting and not self._running:
+            return succeed(None)
+        self._drained = Deferred()
+        return self._drained
+
+    def _schedule(self) -> None:
+        if not self._scheduled and self._running < self._at_once:
+            self._scheduled = True
+            self._clock.callLater(0, self._begin)
+
+    def _begin(self) -> None:
+        self._scheduled = False
+        self._drop_stale()
+        while self._running < self._at_once and (batch := self._next_batch()):
+            self._running += 1
+            Deferred.fromCoroutine(self._perform(batch))
+        self._schedule_stale_timer()
+        self._fire_drained()
+
+    def _stale(self, now: float) -> float:
+        """What began then, or before, is refused."""
+        return now - _MAX_AGE_SHARE * self._client.patience
+
+    def _schedule_stale_timer(self) -> None:
+        """Refuse what waits when its time has come, also while all that is under way hangs."""
+        if not self._waiting or not self._accepting:
+            return
+        now = self._clock.seconds()
+        left = max(self._earliest - self._stale(now), 0.0)
+        if self._stale_timer is not None and self._stale_timer_due <= now + left:
+            return
+        if self._stale_timer is not None:
+            self._stale_timer.cancel()
+        self._stale_timer, self._stale_timer_due = self._clock.callLater(left, self._handle_stale_timer), now + left
+
+    def _handle_stale_timer(self) -> None:
+        self._stale_timer = None
+        self._drop_stale()
+        self._schedule_stale_timer()
+
+    def _drop_stale(self) -> None:
+        """What cannot be done in time any more would have those that are done with it fail as well."""
+        now = self._clock.seconds()
+        stale = self._stale(now)
+        if self._earliest > stale:
+            return
+        waiting, self._waiting, self._earliest = self._waiting, deque(), inf
+        for one in waiting:
+            if one.began > stale:
+                self._waiting.append(one)
+                self._earliest = min(self._earliest, one.began)
+            else:
+                self._waiting_bytes -= one.size
+                self._client.observe(one.name, now - one.since)
+                self._load_shedder.refuse(one.answer)
+
+    def _next_batch(self) -> list[_PendingWork]:
+        """The first that may begin, with as many of its kind, and of about its time, as fit."""
+        batch: list[_PendingWork] = []
+        left: deque[_PendingWork] = deque()
+        blocked: set[Hashable] = set(self._busy)
+        size, most = 0, self._bounds.batch
+        if len(self._waiting) >= _LARGE_BACKLOG:
+            most = max(most, _LARGE_BATCH)
+        while self._waiting and len(batch) < most:
+            one = self._waiting.popleft()
+            fits = size + one.size <= self._bounds.batch_bytes
+            if (not batch or (fits and _can_share_batch(one, batch[0]))) and blocked.isdisjoint(one.keys):
+                batch.append(one)
+                size += one.size
+            else:
+                left.append(one)
+                blocked.update(one.keys)
+        left.extend(self._waiting)
+        self._waiting = left
+        for one in batch:
+            self._busy.update(one.keys)
+        self._waiting_bytes -= size
+        return batch
+
+    async def _perform(self, batch: list[_PendingWork]) -> None:
+        until = min([self._clock.seconds(), *[one.began for one in batch]]) + self._client.patience
+        answers = await self._run_operation([one.work for one in batch], batch[0], until)
+        now = self._clock.seconds()
+        self._running -= 1
+        for one in batch:
+            self._busy.difference_update(one.keys)
+        if self._waiting:
+            self._schedule()
+        for one in batch:
+            self._client.observe(one.name, now - one.since)
+        for one, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, MediatorError):
+                one.answer.errback(answer)
+            else:
+                one.answer.callback(answer)
+        self._fire_drained()
+
+    async def _run_operation(self, works: Sequence[Any], first: _PendingWork, until: float) -> Sequence[Any]:
+        def work(executor: OperationExecutor, deadline: float) -> Awaitable[list[Any]]:
+            return self._run_works(executor, first.batch_operation, works, deadline)
+
+        try:
+            return await self._client.operate("commit", work, since=first.since, until=until)
+        except MediatorError as error:
+            return [error.with_traceback(None)] * len(works)
+        except Exception as error:
+            log_store_fault("a batch failed", error)
+            return [StoreUnavailable()] * len(works)
+
+    async def _run_works(
+        self, executor: OperationExecutor, batch_operation: BatchOperation, works: Sequence[Any], deadline: float
+    ) -> list[Any]:
+        """What each is answered. When they cannot be done together, they are in two halves; so a bad one is left."""
+        if self._clock.seconds() >= deadline:
+            return [StoreUnavailable()] * len(works)
+        try:
+            return list(
+                await batch_operation(executor, works, deadline, _MAX_SHARED_TRIES if len(works) > 1 else None)
+            )
+        except ServerUnreachable as error:
+            if len(works) == 1 or not error.connected or self._clock.seconds() >= deadline:
+                self._client.failed("commit", error)
+                return [StoreUnavailable()] * len(works)
+        except (MongoCommandError, DuplicateKeyError, MediatorError, *ENCODING_ERRORS) as error:
+            if len(works) == 1:
+                return [self._convert_error(error)]
+        half = len(works) // 2
+        first = await self._run_works(executor, batch_operation, works[:half], deadline)
+        return first + await self._run_works(executor, batch_operation, works[half:], deadline)
+
+    def _convert_error(self, error: Exception) -> MediatorError:
+        if isinstance(error, MediatorError):
+            return error.with_traceback(None)
+        if isinstance(error, MongoCommandError):
+            self._client.failed("commit", error)
+        return StoreUnavailable()
+
+    def _fire_drained(self) -> None:
+        if self._drained is not None and not self._waiting and not self._running:
+            drained, self._drained = self._drained, None
+            drained.callback(None)
+
+
+def _can_share_batch(one: _PendingWork, other: _PendingWork) -> bool:
+    """Whether they are of a kind and have about the same time left."""
+    return one.batch_operation is other.batch_operation and abs(one.began - other.began) <= _MAX_START_SPREAD

@@ -1,0 +1,287 @@
+"""Accounts and recipient DIDs in SQL; each function runs inside a transaction of the caller."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from sqlite3 import Connection
+
+from mediatord.errors import NotEnrolled
+from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
+from mediatord.store.interfaces.accounts import (
+    FIRST_DAY_SECONDS,
+    Account,
+    AccountUsage,
+    ExpiredAccount,
+    ExpiryReason,
+    RecipientUpdateAction,
+    RecipientUpdateResult,
+)
+from mediatord.store.recipient_names import MAX_RECIPIENT_NAMES, RecipientNames, slice_names
+from mediatord.store.sqlite.bulk_sql import hash_did
+from mediatord.store.sqlite.queue_accounting import clear_queue_cache
+
+_NOTHING_WAITS = "NOT EXISTS (SELECT 1 FROM queue WHERE account_id = account.id)"
+
+
+def get_account(connection: Connection, did: str) -> Account | None:
+    query = "SELECT did, created_at, draft03, seen_at FROM account WHERE did_key = ?"
+    row = connection.execute(query, (hash_did(did),)).fetchone()
+    return None if row is None else Account(row[0], row[1], bool(row[2]), row[3])
+
+
+def get_account_id(connection: Connection, did: str) -> int | None:
+    """The number that an account keeps for good, whatever its DID."""
+    row = connection.execute("SELECT id FROM account WHERE did_key = ?", (hash_did(did),)).fetchone()
+    return None if row is None else row[0]
+
+
+def grant_account(connection: Connection, did: str, now: float) -> Account:
+    """:raise NotEnrolled: the DID was rotated away from."""
+    if is_retired(connection, did):
+        raise NotEnrolled()
+    connection.execute(
+        """
+        INSERT INTO account (did, did_key, created_at, seen_at, fresh) VALUES (?, ?, ?, ?, 1) ON CONFLICT DO NOTHING
+        """,
+        (did, hash_did(did), now, now),
+    )
+    granted = get_account(connection, did)
+    assert granted is not None
+    return granted
+
+
+def touch_account(connection: Connection, did: str, now: float) -> None:
+    connection.execute(
+        """
+        UPDATE account SET seen_at = ?, fresh = CASE WHEN ? - created_at >= ? THEN 0 ELSE fresh END
+        WHERE did_key = ?
+        """,
+        (now, now, FIRST_DAY_SECONDS, hash_did(did)),
+    )
+
+
+def get_account_usage(connection: Connection) -> AccountUsage:
+    counts = dict(connection.execute("SELECT name, value FROM tally").fetchall())
+    return AccountUsage(counts["accounts"], counts["registration_bytes"])
+
+
+def expire_accounts(
+    connection: Connection, limit: int, unused_before: float | None, idle_before: float | None
+) -> list[ExpiredAccount]:
+    expired: list[ExpiredAccount] = []
+    searches: tuple[tuple[ExpiryReason, str, float | None], ...] = (
+        ("unused", "fresh = 1 AND created_at <= ? ORDER BY created_at", unused_before),
+        ("idle", f"seen_at <= ? AND {_NOTHING_WAITS} ORDER BY seen_at", idle_before),
+    )
+    for reason, condition, before in searches:
+        if before is not None and len(expired) < limit:
+            query = f"SELECT id, did, recipients FROM account WHERE {condition} LIMIT ?"
+            for number, did, recipients in connection.execute(query, (before, limit - len(expired))).fetchall():
+                _delete_account(connection, number, did)
+                expired.append(ExpiredAccount(did, recipients, reason))
+    if expired:
+        clear_queue_cache(connection)
+    return expired
+
+
+def remove_account(connection: Connection, did: str) -> bool:
+    """Remove it with all that it has registered, unless something waits for it; whether that was done."""
+    query = f"SELECT id FROM account WHERE did_key = ? AND {_NOTHING_WAITS}"
+    row = connection.execute(query, (hash_did(did),)).fetchone()
+    if row is None:
+        return False
+    _delete_account(connection, row[0], did)
+    clear_queue_cache(connection)
+    return True
+
+
+def unregister_recipients(connection: Connection, did: str) -> None:
+    """Remove all that an account has registered; what waits for it stays."""
+    number = get_account_id(connection, did)
+    clear_queue_cache(connection)
+    connection.execute(
+        "UPDATE recipient SET registered = NULL, names = NULL WHERE account_id = ? AND registered IS NOT NULL",
+        (number,),
+    )
+
+
+def _delete_account(connection: Connection, account_number: int, did: str) -> None:
+    connection.execute("DELETE FROM recipient WHERE account_id = ?", (account_number,))
+    connection.execute("DELETE FROM did_document WHERE short = ?", (did,))
+    connection.execute("DELETE FROM account WHERE id = ?", (account_number,))
+
+
+def mark_draft03(connection: Connection, did: str) -> None:
+    connection.execute("UPDATE account SET draft03 = 1 WHERE did_key = ?", (hash_did(did),))
+
+
+def find_owner(connection: Connection, recipient_did: str) -> str | None:
+    row = connection.execute(
+        """
+        SELECT account.did FROM recipient JOIN account ON account.id = recipient.account_id
+        WHERE recipient.did_digest = ? AND recipient.registered IS NOT NULL
+        """,
+        (compute_did_digest(recipient_did),),
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def list_spellings(connection: Connection, recipient_did: str) -> list[str]:
+    """Those under which somebody has registered it, in order of registration."""
+    row = connection.execute(
+        "SELECT did, registered, names FROM recipient WHERE did_digest = ? AND registered IS NOT NULL",
+        (compute_did_digest(recipient_did),),
+    ).fetchone()
+    return [] if row is None else [name for _, name in _parse_names(*row).spellings]
+
+
+def update_recipients(
+    connection: Connection, did: str, updates: Sequence[tuple[str, RecipientUpdateAction]], max_recipients: int
+) -> list[RecipientUpdateResult]:
+    """:raise NotEnrolled: there is no such account."""
+    account_number = get_account_id(connection, did)
+    if account_number is None:
+        raise NotEnrolled()
+    clear_queue_cache(connection)
+    return [
+        _add_recipient(connection, account_number, recipient_did, max_recipients)
+        if action == "add"
+        else _remove_recipient(connection, account_number, recipient_did)
+        for recipient_did, action in updates
+    ]
+
+
+def list_recipients(connection: Connection, did: str, offset: int, limit: int) -> tuple[list[str], int]:
+    row = connection.execute("SELECT id, recipients FROM account WHERE did_key = ?", (hash_did(did),)).fetchone()
+    if row is None:
+        return [], 0
+    rows = connection.execute(
+        """
+        SELECT did, registered, names FROM recipient WHERE account_id = ? AND registered IS NOT NULL
+        ORDER BY registered LIMIT ?
+        """,
+        (row[0], offset + limit if limit else 0),
+    )
+    return slice_names([_parse_names(*one) for one in rows], offset, limit), row[1]
+
+
+def move_account(connection: Connection, prior: str, new: str) -> bool:
+    if (
+        get_account_id(connection, prior) is None
+        or get_account_id(connection, new) is not None
+        or is_retired(connection, new)
+    ):
+        return False
+    clear_queue_cache(connection)
+    connection.execute(
+        "UPDATE account SET did = ?, did_key = ? WHERE did_key = ?", (new, hash_did(new), hash_did(prior))
+    )
+    connection.execute("INSERT INTO retired (did) VALUES (?)", (prior,))
+    return True
+
+
+def remember_did(connection: Connection, short: str, long: str) -> None:
+    connection.execute(
+        "INSERT INTO did_document VALUES (?, ?) ON CONFLICT DO UPDATE SET long = excluded.long", (short, long)
+    )
+
+
+def recall_did(connection: Connection, short: str) -> str | None:
+    row = connection.execute("SELECT long FROM did_document WHERE short = ?", (short,)).fetchone()
+    return None if row is None else row[0]
+
+
+def is_retired(connection: Connection, did: str) -> bool:
+    return connection.execute("SELECT 1 FROM retired WHERE did = ?", (did,)).fetchone() is not None
+
+
+def _add_recipient(
+    connection: Connection, account_number: int, name: str, max_recipients: int
+) -> RecipientUpdateResult:
+    digest = compute_did_digest(name)
+    owned = connection.execute(
+        """
+        SELECT account_id, id, did, registered, names FROM recipient WHERE did_digest = ? AND registered IS NOT NULL
+        """,
+        (digest,),
+    ).fetchone()
+    if owned is not None and owned[0] != account_number:
+        return "client_error"
+    names = None if owned is None else _parse_names(*owned[2:])
+    if names is not None and name in names:
+        return "no_change"
+    number, place = _take_place(connection, account_number)
+    if number >= max_recipients or (names is not None and len(names) >= MAX_RECIPIENT_NAMES):
+        return "client_error"
+    if names is None:
+        _register_recipient(connection, account_number, name, place)
+    else:
+        names.add(name, place)
+        _save_names(connection, owned[1], names)
+        _change_name_count(connection, account_number, 1)
+    return "success"
+
+
+def _register_recipient(connection: Connection, account_number: int, name: str, place: int) -> None:
+    digest, did = compute_did_digest(name), canonicalize_did(name)
+    # What was left over from an earlier registration belongs to it again, and counts against its limits.
+    left_over = connection.execute(
+        "SELECT id, did FROM recipient WHERE did_digest = ? AND account_id = ? AND registered IS NULL",
+        (digest, account_number),
+    ).fetchone()
+    names = RecipientNames(did if left_over is None else left_over[1], None)
+    names.add(name, place)
+    if left_over is not None:
+        _save_names(connection, left_over[0], names)
+        return
+    connection.execute(
+        "INSERT INTO recipient (account_id, did, did_digest, registered, names) VALUES (?, ?, ?, ?, ?)",
+        (account_number, did, digest, place, _serialize_names(names)),
+    )
+
+
+def _remove_recipient(connection: Connection, account_number: int, name: str) -> RecipientUpdateResult:
+    owned = connection.execute(
+        """
+        SELECT id, did, registered, names FROM recipient
+        WHERE did_digest = ? AND account_id = ? AND registered IS NOT NULL
+        """,
+        (compute_did_digest(name), account_number),
+    ).fetchone()
+    names = None if owned is None else _parse_names(*owned[1:])
+    if names is None or name not in names:
+        return "no_change"
+    names.remove(name)
+    _save_names(connection, owned[0], names)
+    if names:
+        _change_name_count(connection, account_number, -1)
+    return "success"
+
+
+def _take_place(connection: Connection, account_number: int) -> tuple[int, int]:
+    """How many names an account has registered, and the next place in their order."""
+    row: tuple[int, int] = connection.execute(
+        "UPDATE account SET places = places + 1 WHERE id = ? RETURNING recipients, places", (account_number,)
+    ).fetchone()
+    return row
+
+
+def _save_names(connection: Connection, recipient_id: int, names: RecipientNames) -> None:
+    """Registrations that come and go whole are counted by triggers."""
+    connection.execute(
+        "UPDATE recipient SET registered = ?, names = ? WHERE id = ?",
+        (names.place, _serialize_names(names), recipient_id),
+    )
+
+
+def _change_name_count(connection: Connection, account_number: int, difference: int) -> None:
+    connection.execute("UPDATE account SET recipients = recipients + ? WHERE id = ?", (difference, account_number))
+
+
+def _parse_names(did: str, place: int | None, stored: str | None) -> RecipientNames:
+    return RecipientNames(did, place, None if stored is None else json.loads(stored))
+
+
+def _serialize_names(names: RecipientNames) -> str | None:
+    return None if names.stored is None else json.dumps(names.stored)

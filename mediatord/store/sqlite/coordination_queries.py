@@ -1,0 +1,326 @@
+"""
+Nodes, presence and turns in SQL; each function runs inside a transaction of the caller.
+
+Allowances in SQL; each function runs inside a transaction of the caller.
+
+Nonces in SQL; each function runs inside a transaction of the caller.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from sqlite3 import Connection
+from typing import Any
+
+from mediatord.errors import ReplayMemoryFull
+from mediatord.store.interfaces.cluster import (
+    ClusterJoinError,
+    ClusterNode,
+    ClusterSecretMismatch,
+    NodeNameTaken,
+    PresenceRecord,
+)
+from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
+from mediatord.store.quotas import QuotaUse, add_quota_use, drop_expired_uses, get_quota_wait, remove_latest_use
+from mediatord.store.sqlite.bulk_sql import execute_in, insert_rows, select_rows_in
+from mediatord.store.sqlite.group_commit import OperationOutcome, SQLOperation
+
+# In the place of a node's number with a message that was delivered by no node.
+NO_NODE_ID = 1
+
+_SELECT_NODES = "SELECT name, boot, address, seal FROM node"
+_SELECT_LEASE_END = "SELECT until FROM node WHERE boot = ?"
+_UPSERT_NODE = """
+    INSERT INTO node (name, boot, address, seal, until) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (boot) DO UPDATE SET
+        name = excluded.name, address = excluded.address, seal = excluded.seal, until = excluded.until
+"""
+_ACQUIRE_LEASE = """
+    INSERT INTO turn (name, boot, until) VALUES (?, ?, ?)
+    ON CONFLICT DO UPDATE SET boot = excluded.boot, until = excluded.until
+    WHERE turn.boot = excluded.boot OR turn.until <= ?
+"""
+
+
+def join_node(connection: Connection, node: ClusterNode, until: float, now: float) -> ClusterJoinError | None:
+    """Why it is not live now, if it is not."""
+    others = [other for other in list_nodes(connection, now) if other.boot != node.boot]
+    if any(other.seal != node.seal for other in others):
+        return ClusterSecretMismatch()
+    for other in others:
+        if other.name == node.name:
+            return NodeNameTaken(other, *connection.execute(_SELECT_LEASE_END, (other.boot,)).fetchone())
+    connection.execute(_UPSERT_NODE, (node.name, node.boot, node.address, node.seal, until))
+    return None
+
+
+def renew_node(connection: Connection, boot: str, until: float, now: float) -> bool:
+    renewed = connection.execute("UPDATE node SET until = ? WHERE boot = ? AND until > ?", (until, boot, now))
+    return renewed.rowcount > 0
+
+
+def drop_node(connection: Connection, boot: str, until: float) -> int:
+    """
+    How many messages that it had delivered are pending again.
+
+    :param until: what is done has its lease over by then.
+    """
+    lease = connection.execute(_SELECT_LEASE_END, (boot,)).fetchone()
+    if lease is not None and lease[0] > until:
+        return 0
+    connection.execute("DELETE FROM turn WHERE boot = ?", (boot,))
+    rows = connection.execute("DELETE FROM node WHERE boot = ? RETURNING id", (boot,)).fetchall()
+    connection.executemany("DELETE FROM presence WHERE node_id = ?", rows)
+    released = "UPDATE message SET delivered = 0 WHERE delivered > 0 AND delivered = ?"
+    return sum([connection.execute(released, row).rowcount for row in rows])
+
+
+def release_lost_deliveries(connection: Connection, now: float) -> None:
+    """What was delivered by nodes that are not live is pending again."""
+    connection.execute(
+        """
+        UPDATE message SET delivered = 0
+        WHERE delivered > 0 AND delivered NOT IN (SELECT id FROM node WHERE until > ?)
+        """,
+        (now,),
+    )
+
+
+def list_nodes(connection: Connection, now: float) -> list[ClusterNode]:
+    return [ClusterNode(*row) for row in connection.execute(f"{_SELECT_NODES} WHERE until > ? ORDER BY name", (now,))]
+
+
+def list_lapsed_nodes(connection: Connection, now: float) -> list[str]:
+    return [boot for (boot,) in connection.execute("SELECT boot FROM node WHERE until <= ? ORDER BY boot", (now,))]
+
+
+def get_or_create_node(connection: Connection, boot: str) -> int:
+    """The number of a node, which it has from now on if it had none."""
+    known = _get_node_id(connection, boot)
+    if known is not None:
+        return known
+    number = connection.execute("INSERT INTO node (boot) VALUES (?)", (boot,)).lastrowid
+    assert number is not None
+    return number
+
+
+def add_presence(connection: Connection, boot: str, dids: Sequence[str]) -> None:
+    if dids:
+        number = get_or_create_node(connection, boot)
+        insert_rows(connection, "INSERT OR IGNORE INTO presence (did, node_id)", [(did, number) for did in dids])
+
+
+def remove_presence(connection: Connection, boot: str, dids: Sequence[str]) -> None:
+    number = _get_node_id(connection, boot)
+    if number is not None:
+        execute_in(connection, "DELETE FROM presence WHERE node_id = ? AND did IN ({})", dids, number)
+
+
+def find_presence(connection: Connection, dids: Sequence[str], now: float) -> list[PresenceRecord]:
+    source = "FROM presence p CROSS JOIN node n ON n.id = p.node_id WHERE p.did IN ({})"
+    found = select_rows_in(connection, "p.did, n.boot", source, list(dict.fromkeys(dids)))
+    if not found:
+        return []
+    live = {node.boot: node for node in list_nodes(connection, now)}
+    return [PresenceRecord(did, boot, live.get(boot)) for did, boot in found]
+
+
+def acquire_lease(connection: Connection, lease_name: str, boot: str, until: float, now: float) -> bool:
+    return connection.execute(_ACQUIRE_LEASE, (lease_name, boot, until, now)).rowcount > 0
+
+
+def record_pickups(connection: Connection, ids: Sequence[str], until: float, now: float) -> None:
+    connection.execute("DELETE FROM pickup WHERE until <= ?", (now,))
+    insert_rows(
+        connection,
+        "INSERT INTO pickup (id, until)",
+        [(id_, until) for id_ in dict.fromkeys(ids)],
+        " ON CONFLICT DO UPDATE SET until = excluded.until",
+    )
+
+
+def find_picked_up(connection: Connection, ids: Sequence[str], now: float) -> frozenset[str]:
+    rows = select_rows_in(
+        connection, "id", "FROM pickup WHERE +until > ? AND id IN ({})", list(dict.fromkeys(ids)), now
+    )
+    return frozenset(id_ for (id_,) in rows)
+
+
+def _get_node_id(connection: Connection, boot: str) -> int | None:
+    row = connection.execute("SELECT id FROM node WHERE boot = ?", (boot,)).fetchone()
+    return None if row is None else row[0]
+
+
+QUOTAS_PER_PRUNE = 5_000
+
+_UPSERT_QUOTA = """
+    INSERT INTO allowance (key, until, lots) VALUES (?, ?, ?)
+    ON CONFLICT DO UPDATE SET until = excluded.until, lots = excluded.lots
+"""
+
+
+def take_quota(connection: Connection, key: bytes, amount: int, limit: int, period: float, now: float) -> float:
+    """How long to wait for it; 0.0 when it was taken."""
+    lots = drop_expired_uses(_load_uses(connection, key), period, now)
+    wait = get_quota_wait(lots, amount, limit=limit, period=period, now=now)
+    if not wait and amount:
+        lots = add_quota_use(lots, amount, period=period, now=now)
+        connection.execute(_UPSERT_QUOTA, (key, lots[-1][0] + period, json.dumps(lots)))
+    return wait
+
+
+def return_quota(connection: Connection, key: bytes, amount: int) -> None:
+    before = _load_uses(connection, key)
+    lots = remove_latest_use(before, amount)
+    if lots != before:
+        connection.execute("UPDATE allowance SET lots = ? WHERE key = ?", (json.dumps(lots), key))
+
+
+def prune_quotas(connection: Connection, now: float, after: bytes | None) -> bytes | None:
+    """
+    Forget what counts no more among the next few thousand.
+
+    :param after: key to begin behind; None to begin with the first.
+    :return: the last key that was looked at; None when it was the last of all.
+    """
+    behind, start = ("key >= ?", b"") if after is None else ("key > ?", after)
+    row = connection.execute(
+        f"SELECT key FROM allowance WHERE {behind} ORDER BY key LIMIT 1 OFFSET ?", (start, QUOTAS_PER_PRUNE - 1)
+    ).fetchone()
+    last: bytes | None = None if row is None else row[0]
+    within, keys = (behind, [start]) if last is None else (f"{behind} AND key <= ?", [start, last])
+    connection.execute(f"DELETE FROM allowance WHERE {within} AND until <= ?", (*keys, now))
+    return last
+
+
+def _load_uses(connection: Connection, key: bytes) -> list[QuotaUse]:
+    row = connection.execute("SELECT lots FROM allowance WHERE key = ?", (key,)).fetchone()
+    return [] if row is None else [(at, taken) for at, taken in json.loads(row[0])]
+
+
+NONCES_PER_PRUNE = 5_000
+
+_CHANGE_NONCE_COUNT = "UPDATE tally SET value = value + ? WHERE name = 'nonces'"
+
+
+@dataclass(frozen=True, slots=True)
+class NonceClaim:
+    """
+    A nonce to be claimed until a time, at a time.
+
+    :param share: of the capacity, how much may be taken already.
+    """
+
+    key: bytes
+    until: float
+    now: float
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NonceClaimOperation:
+    """A claim as an operation of a batch, whose answer is whether it was new."""
+
+    claim: NonceClaim
+    capacity: int
+
+    def __call__(self, connection: Connection) -> Any:
+        """By itself; a refusal is an outcome, as it is written before it is known, and others are in the batch."""
+        return self.together(connection, [self])[0]
+
+    def together(self, connection: Connection, works: Sequence[SQLOperation]) -> list[OperationOutcome]:
+        """This one and the claims after it."""
+        claims = [work.claim for work in works if isinstance(work, NonceClaimOperation)]
+        answers = claim_nonces(connection, claims, self.capacity)
+        return [
+            OperationOutcome(error=one) if isinstance(one, ReplayMemoryFull) else OperationOutcome(one)
+            for one in answers
+        ]
+
+
+# Whether it was new; or it would be, and there is no room.
+ClaimOutcome = bool | ReplayMemoryFull
+
+
+def claim_nonces(connection: Connection, claims: Sequence[NonceClaim], capacity: int) -> list[ClaimOutcome]:
+    """What became of each, as if they had come one by one."""
+    inserted = _insert_nonces(connection, claims)
+    room = min([_get_nonce_limit(claim, capacity) for claim in claims], default=capacity)
+    if inserted == len(claims):
+        if _change_nonce_count(connection, inserted) <= room:
+            return [True] * inserted
+        _change_nonce_count(connection, -inserted)
+    # Some are there already, perhaps over, or are too many: what was inserted is taken out, and each has its turn.
+    _delete_newest_nonces(connection, inserted)
+    return [_claim_nonce(connection, claim, capacity) for claim in claims]
+
+
+def release_nonce(connection: Connection, key: bytes) -> None:
+    gone = connection.execute("DELETE FROM nonce WHERE key = ?", (key,)).rowcount
+    connection.execute(_CHANGE_NONCE_COUNT, (-gone,))
+
+
+def prune_nonces(connection: Connection, now: float, after: int) -> tuple[int, int | None]:
+    """
+    Forget those that have been over for long enough among the next few thousand.
+
+    :param after: place to begin behind.
+    :return: how many those were, and the last place that was looked at; None when it was the last of all.
+    """
+    row = connection.execute(
+        "SELECT place FROM nonce WHERE place > ? ORDER BY place LIMIT 1 OFFSET ?", (after, NONCES_PER_PRUNE - 1)
+    ).fetchone()
+    last = None if row is None else row[0]
+    within = "place > ?" if last is None else "place > ? AND place <= ?"
+    over = now - NONCE_GRACE_SECONDS
+    places = (after,) if last is None else (after, last)
+    gone = connection.execute(f"DELETE FROM nonce WHERE {within} AND until <= ?", (*places, over)).rowcount
+    connection.execute(_CHANGE_NONCE_COUNT, (-gone,))
+    return gone, last
+
+
+def write_ping(connection: Connection) -> None:
+    """A write that reaches the disk."""
+    connection.execute("UPDATE tally SET value = value + 1 WHERE name = 'pings'")
+
+
+def read_ping(connection: Connection) -> None:
+    """A read that reaches the database."""
+    connection.execute("SELECT value FROM tally WHERE name = 'pings'").fetchone()
+
+
+def _insert_nonces(connection: Connection, claims: Sequence[NonceClaim]) -> int:
+    """Insert those that are not there; they get the last places."""
+    return insert_rows(
+        connection, "INSERT OR IGNORE INTO nonce (key, until)", [(claim.key, claim.until) for claim in claims]
+    )
+
+
+def _delete_newest_nonces(connection: Connection, number: int) -> None:
+    connection.execute(
+        "DELETE FROM nonce WHERE place IN (SELECT place FROM nonce ORDER BY place DESC LIMIT ?)", (number,)
+    )
+
+
+def _claim_nonce(connection: Connection, claim: NonceClaim, capacity: int) -> ClaimOutcome:
+    held = connection.execute("SELECT until FROM nonce WHERE key = ?", (claim.key,)).fetchone()
+    if held is not None:
+        if held[0] > claim.now:
+            return False
+        release_nonce(connection, claim.key)
+    elif _change_nonce_count(connection, 0) >= _get_nonce_limit(claim, capacity):
+        return ReplayMemoryFull()
+    _change_nonce_count(connection, _insert_nonces(connection, [claim]))
+    return True
+
+
+def _get_nonce_limit(claim: NonceClaim, capacity: int) -> int:
+    return int(claim.share * capacity)
+
+
+def _change_nonce_count(connection: Connection, more: int) -> int:
+    """Count so many more; how many there are then."""
+    ((number,),) = connection.execute(f"{_CHANGE_NONCE_COUNT} RETURNING value", (more,)).fetchall()
+    return int(number)

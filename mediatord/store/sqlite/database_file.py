@@ -1,0 +1,613 @@
+"""
+Keeping a database to one daemon: a second one would take the first one's sessions for those of a crashed one.
+
+What is wrong with the file of an SQLite database: it is gone, damaged, or there is no room for more.
+
+The database file: creating it, opening it, bringing its schema up to date.
+
+Whether a database can be used: checked before the daemon starts, and by `mediatord store check`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from importlib.resources import files
+from math import inf
+from pathlib import Path
+from threading import Timer
+
+from twisted.logger import Logger
+
+from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
+from mediatord.store.interfaces.store import STORE_FAULT_MESSAGES, STORE_FAULTS, StoreFault
+from mediatord.store.quotas import GROWING_OPERATIONS, DiskSpaceMonitor
+from mediatord.store.sqlite.bulk_sql import hash_did
+from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
+from mediatord.store.sqlite.locks import LOCK_TIMEOUT_SECONDS, begin_immediate, retry_while_locked
+from mediatord.store.sqlite.queue_accounting import StoreConnection
+
+
+class StoreInUse(ValueError):
+    """Another process has it; the text is for the operator."""
+
+
+class ExclusiveStoreLock:
+    """
+    A lock on a file beside the database, which the system lets go of when this process ends, however it does.
+
+    The file stays: whoever deleted it could delete one that somebody has locked meanwhile. What is in it says that
+    there was a database, see :mod:`mediatord.store.sqlite.database_file`.
+
+    :param path: of the database.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def take(self) -> None:
+        """
+        Lock it.
+
+        :raise InUse: another process has.
+        :raise ValueError: the file cannot be made; the text is for the operator.
+        """
+        descriptor = None
+        try:
+            descriptor = _open_lock_file(self._path.resolve())
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if descriptor is not None:
+                os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise StoreInUse(f"cannot use the database {self._path}: another daemon does") from None
+            raise ValueError(f"cannot use the database {self._path}: {error.strerror}") from None
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _open_lock_file(database: Path) -> int:
+    path = database.with_name(f"{database.name}.lock")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    if os.geteuid() == 0:
+        # The next daemon may be started by the user that this one is about to become.
+        folder = os.stat(path.parent)
+        os.fchown(descriptor, folder.st_uid, folder.st_gid)
+    return descriptor
+
+
+_DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+# Pages that are not there, and what file systems that check their blocks say.
+_DAMAGE_EXTENDED = {sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS, sqlite3.SQLITE_IOERR_DATA}
+
+_log = Logger(namespace="mediatord.store.sqlite")
+
+
+class DatabaseFileLost(Exception):
+    """What was committed went to a file that nobody will find again."""
+
+
+def is_damage_error(error: BaseException | None) -> bool:
+    """Whether SQLite says that what is in the file is not what it wrote."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and (code & 0xFF in _DAMAGE_CODES or code in _DAMAGE_EXTENDED)
+
+
+def is_disk_full_error(error: BaseException | None) -> bool:
+    """Whether SQLite says that the disk is full."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+
+
+class DatabaseFileHealth:
+    """
+    Knows what is wrong with the file, and which operations make no sense for that reason.
+
+    A file that is put back is used again, and so is a disk with room. Damage stays until the daemon is restarted,
+    which checks the file: until then nothing is written, as that could destroy what is left.
+
+    :param tell: told of each fault when it begins and when it ends.
+    :ivar faults: those that there are.
+    :ivar is_shorter: whether the database is shorter than it was. That is damage, or the work of a program that has
+        given space back to the disk, which only an examination can tell.
+    """
+
+    def __init__(self, path: Path, space: DiskSpaceMonitor, tell: Callable[[StoreFault, bool], None]) -> None:
+        self._paths = tuple(os.fspath(path.absolute()) + suffix for suffix in ("", "-wal"))
+        self._shared_memory = os.fspath(path.absolute()) + "-shm"
+        self._space = space
+        self._tell = tell
+        self._identities: tuple[tuple[int, int], ...] | None = None
+        self._shared_identity: tuple[int, int] | None = None
+        self._size = 0
+        self.is_shorter = False
+        self.faults: set[StoreFault] = set()
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong, for the operator; empty when all is well."""
+        return next((STORE_FAULT_MESSAGES[fault] for fault in STORE_FAULTS if fault in self.faults), "")
+
+    def opened(self) -> None:
+        """The files that are there now are those in use; in a thread of the store."""
+        self._identities = tuple(_get_file_identity(path) for path in self._paths)
+        self._shared_identity = _get_file_identity(self._shared_memory)
+        self._size = os.stat(self._paths[0]).st_size
+        self.is_shorter = False
+
+    def closed(self) -> None:
+        """No file is in use."""
+        self._identities = None
+        over, self.faults = self.faults, set()
+        for fault in over:
+            self._tell(fault, False)
+
+    def is_lost(self) -> bool:
+        """Whether database or write-ahead log are not those that were opened; may be asked from any thread."""
+        if self._identities is None:
+            return False
+        try:
+            return any(
+                _get_file_identity(path) != known for path, known in zip(self._paths, self._identities, strict=True)
+            )
+        except OSError:
+            return True
+
+    def check(self) -> None:
+        """Look at the files and at the disk."""
+        if self._identities is None:
+            return
+        size = self._size_if_there(self._identities)
+        self._change("missing", size is None)
+        if size is not None:
+            self.is_shorter = size < self._size
+            self._size = max(size, self._size)
+        self._change("full", self._space.is_full())
+
+    def examined(self, size: int, problems: Sequence[str]) -> None:
+        """
+        A file that is shorter was looked through.
+
+        :param size: that it had.
+        :param problems: what is wrong in it.
+        """
+        if problems:
+            self._change("damaged", True)
+        else:
+            self._size, self.is_shorter = size, False
+
+    def failed(self, error: BaseException | None) -> None:
+        """An operation has."""
+        if isinstance(error, DatabaseFileLost):
+            self.check()
+        elif is_damage_error(error):
+            self.check()  # a file that is gone is no damage
+            if "missing" not in self.faults:
+                self._change("damaged", True)
+        elif is_disk_full_error(error):
+            self._space.exhausted()
+            self._change("full", self._space.is_full())
+
+    def refuses_reading(self) -> bool:
+        """Whether nothing is to be read."""
+        return "missing" in self.faults
+
+    def refuses_writing(self, name: str, shrinking: bool) -> bool:
+        """
+        Whether an operation is not to be begun, while there are faults.
+
+        :param shrinking: whether there is less in the store after it, which its name does not say.
+        """
+        if self.faults != {"full"}:
+            return bool(self.faults)
+        if shrinking or name not in GROWING_OPERATIONS:
+            return False
+        # There may be room again.
+        self._change("full", self._space.is_full())
+        return bool(self.faults)
+
+    def _size_if_there(self, known: tuple[tuple[int, int], ...]) -> int | None:
+        """How long the database is; None if a file is not the one that was opened."""
+        try:
+            database, log = (os.stat(path) for path in self._paths)
+            shared = _get_file_identity(self._shared_memory)
+        except OSError:
+            return None
+        there = tuple((found.st_dev, found.st_ino) for found in (database, log))
+        return database.st_size if (there, shared) == (known, self._shared_identity) else None
+
+    def _change(self, fault: StoreFault, present: bool) -> None:
+        if present == (fault in self.faults):
+            return
+        (self.faults.add if present else self.faults.discard)(fault)
+        if present:
+            _log.error(
+                "{trouble} ({path})", event="store.fault", trouble=STORE_FAULT_MESSAGES[fault], path=self._paths[0]
+            )
+        else:
+            _log.info("no longer: {trouble}", event="store.fault_over", trouble=STORE_FAULT_MESSAGES[fault])
+        self._tell(fault, present)
+
+
+def _get_file_identity(path: str) -> tuple[int, int]:
+    """:raise OSError: there is no such file."""
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+# "mdrd": what tells our file from any other SQLite database.
+APPLICATION_ID = 0x6D647264
+
+MAX_WAL_BYTES = 67_108_864
+CHECKPOINT_BUSY_TIMEOUT_MS = 5
+_SCHEMA_VERSION = 6
+_CACHE_KIB = 32_768
+_READER_CACHE_KIB = 8_192  # for each of the connections that do not write
+_MIN_SQLITE_VERSION = (3, 38, 0)  # the first with JSON in every build; STRICT tables are one older
+
+
+class DatabaseUnusable(Exception):
+    """The file is not one to work with; the text says why, in one line."""
+
+
+def read_schema_steps() -> list[str]:
+    """The SQL that leads from each version of the schema to the next, beginning at an empty database."""
+    folder = files("mediatord.store.sqlite")
+    return [folder.joinpath(f"schema-{version}.sql").read_text("utf-8") for version in range(1, _SCHEMA_VERSION + 1)]
+
+
+def open_database(path: Path, now: float = inf, *, create: bool = True) -> StoreConnection:
+    """
+    Open for writing; what was delivered by no node or one that is not live is
+    pending again.
+
+    :param now: nodes are live if their lease is not over then.
+    :param create: whether to make the file if it is not there.
+    :raise DatabaseRefused: the file is of a newer version, or of another program, or it is not there.
+    """
+    connection = prepare_database(path, create=create)
+    try:
+        begin_immediate(connection, LOCK_TIMEOUT_SECONDS)
+        release_lost_deliveries(connection, now)
+        connection.execute("COMMIT")
+        _disable_foreign_keys(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def reopen_database(path: Path) -> StoreConnection:
+    """Open for writing what :func:`open_database` has opened in this process before, and change nothing in it."""
+    connection = connect(path)
+    try:
+        connection.execute("PRAGMA busy_timeout = 0")
+        _disable_foreign_keys(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _disable_foreign_keys(connection: sqlite3.Connection) -> None:
+    # Rows refer to others by numbers that were read in the same transaction: it was found out already.
+    connection.execute("PRAGMA foreign_keys = OFF")
+
+
+def prepare_database(path: Path, *, create: bool = True) -> StoreConnection:
+    """
+    Open for writing, and change nothing in it but its version.
+
+    :param create: as for :func:`open_database`.
+    :raise DatabaseRefused: as :func:`open_database`.
+    """
+    if sqlite3.sqlite_version_info < _MIN_SQLITE_VERSION:
+        raise DatabaseUnusable(f"SQLite {sqlite3.sqlite_version} is too old for it")
+    if is_missing_or_empty(path):
+        _check_no_orphaned_log(path)
+        if not create:
+            raise DatabaseUnusable("it is gone")
+        _create_file(path)
+    connection = connect(path)
+    try:
+        connection.execute("PRAGMA busy_timeout = 0")  # it is waited for in another way
+        migrate_schema(
+            connection, read_schema_steps()
+        )  # before anything else, so that what is not ours stays untouched
+        retry_while_locked(lambda: connection.execute("PRAGMA journal_mode = WAL"), LOCK_TIMEOUT_SECONDS)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect(path: Path) -> StoreConnection:
+    """A connection in which every commit is on disk when it returns, and transactions are begun by hand."""
+    connection: StoreConnection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        isolation_level=None,
+        timeout=LOCK_TIMEOUT_SECONDS,
+        check_same_thread=False,
+        cached_statements=1_024,
+        factory=StoreConnection,
+    )
+    for pragma in (
+        "foreign_keys = ON",
+        "synchronous = FULL",
+        "wal_autocheckpoint = 0",  # a checkpoint inside a commit would stall it
+        f"journal_size_limit = {MAX_WAL_BYTES}",
+        f"cache_size = -{_CACHE_KIB}",
+        "temp_store = MEMORY",
+        "secure_delete = FAST",  # what is freed is written again only if it is written anyway
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    _create_functions(connection)
+    return connection
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write."""
+    connection = connect(path)
+    connection.execute(f"PRAGMA cache_size = -{_READER_CACHE_KIB}")
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def connect_checkpointer(path: Path) -> sqlite3.Connection:
+    """A connection that gives up quickly, because while it waits for a reader to end nobody can write."""
+    connection = connect(path)
+    connection.execute(f"PRAGMA cache_size = -{_READER_CACHE_KIB}")
+    connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_BUSY_TIMEOUT_MS}")
+    return connection
+
+
+def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
+    """
+    Run the steps that are missing, all in one transaction.
+
+    :raise DatabaseRefused: the database has more steps behind it than there are, or is not ours.
+    """
+    if retry_while_locked(lambda: _read_version(connection), LOCK_TIMEOUT_SECONDS) == len(steps):
+        return
+    _create_functions(connection)
+    connection.execute("PRAGMA foreign_keys = OFF")  # tables are made anew, under their names
+    begin_immediate(connection, LOCK_TIMEOUT_SECONDS)
+    try:
+        # Asked again under the lock: another process may have been faster.
+        version = _read_version(connection)
+        if version > len(steps):
+            raise DatabaseUnusable(f"its schema is version {version}, this mediatord knows {len(steps)} at most")
+        for step in steps[version:]:
+            for statement in _split_statements(step):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {len(steps)}")
+        retry_while_locked(lambda: connection.execute("COMMIT"), LOCK_TIMEOUT_SECONDS)
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+
+def is_missing_or_empty(path: Path) -> bool:
+    """Whether there is no database, or a file without content."""
+    try:
+        return path.stat().st_size == 0
+    except FileNotFoundError:
+        return True
+
+
+def _check_no_orphaned_log(path: Path) -> None:
+    """:raise DatabaseRefused: there is the write-ahead log of a database, which SQLite would delete."""
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists():
+        what = "empty" if path.exists() else "gone"
+        raise DatabaseUnusable(
+            f"it is {what}, but its write-ahead log {log} is there; put the database back, or restore a backup "
+            f"after moving {log} away"
+        )
+
+
+def _create_functions(connection: sqlite3.Connection) -> None:
+    """What SQL is to know of DIDs."""
+    for name, function in (
+        ("canonical_did", canonicalize_did),
+        ("did_digest", compute_did_digest),
+        ("account_key", hash_did),
+    ):
+        connection.create_function(name, 1, function, deterministic=True)
+
+
+def _split_statements(script: str) -> Iterator[str]:
+    """Split a script, because `executescript` would commit before it begins."""
+    statement = ""
+    for piece in script.split(";")[:-1]:
+        statement += piece + ";"  # which may be one inside a string, a comment or a trigger
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _read_version(connection: sqlite3.Connection) -> int:
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if not tables:
+        return 0
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID:
+        raise DatabaseUnusable("it is a database of another program")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _create_file(path: Path) -> None:
+    """
+    Make an empty file that only its owner can read, which SQLite carries over to the files it puts beside it.
+
+    Filling it is one transaction, so a crash between leaves an empty database, and that is filled the next time.
+    """
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# Seconds that the check at a start may take. What it has not looked at by then is found when it is read.
+STARTUP_CHECK_SECONDS = 5.0
+_MAX_PROBLEMS = 100
+
+_REPAIR_HINT = "restore a backup, or see docs/backup.md on what can be recovered"
+_LOCK_FILE_TEXT = (
+    b"A database was made here. Without it the daemon does not start; see `mediatord store create --help`.\n"
+)
+_EVENT_LOG_PATTERN = "events*.jsonl*"
+
+
+class DatabaseDamaged(DatabaseUnusable):
+    """What is in the file is not what SQLite wrote."""
+
+
+def check_store(backend: str, path: Path, logs: Path | None = None) -> None:
+    """
+    Find out whether the store can be opened at all, before anything else is begun. A database is made if nothing says
+    that there was one.
+
+    :param logs: where the daemon writes its event log.
+    :raise ValueError: the file cannot be made, is gone, damaged, not ours, or of a newer version; the text is for the
+        operator.
+    """
+    if backend != "sqlite":
+        return
+    try:
+        if loss := describe_database_loss(path, logs):
+            raise DatabaseUnusable(loss)
+        if not is_missing_or_empty(path):
+            # Before anything is written to it: by the last connection that can, SQLite empties the write-ahead log.
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                problems = check_structure(connection, STARTUP_CHECK_SECONDS)
+            if problems:
+                raise DatabaseDamaged(problems[0])
+        prepare_database(path).close()
+        _mark_used(path)
+    except (DatabaseUnusable, sqlite3.Error, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        if _is_not_a_database(error):
+            reason = f"{reason}; {_REPAIR_HINT}"
+        elif isinstance(error, DatabaseDamaged) or is_damage_error(error):
+            reason = f"it is damaged ({reason}); {_REPAIR_HINT}"
+        raise ValueError(f"cannot use the database {path}: {reason}") from None
+
+
+def describe_database_loss(path: Path, logs: Path | None) -> str:
+    """What to tell an operator whose database is not there although it was; empty if it is, or never was."""
+    if not (is_missing_or_empty(path) and path.parent.is_dir() and (sign := _find_sign_of_use(path, logs))):
+        return ""
+    return (
+        f"it is {'empty' if path.exists() else 'not there'}, and {sign}; put it back, or restore a backup. "
+        "If there was none, as after a change of storage.backend, or if it is lost, `mediatord store create` makes a "
+        "new, empty one"
+    )
+
+
+def create_database(path: Path) -> None:
+    """
+    Make an empty database, whatever was there before.
+
+    :raise ValueError: there is one, or it cannot be made; the text is for the operator.
+    """
+    try:
+        if not is_missing_or_empty(path):
+            raise DatabaseUnusable("there is one already")
+        prepare_database(path).close()
+        _mark_used(path)
+    except (DatabaseUnusable, sqlite3.Error, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"cannot make the database {path}: {reason}") from None
+
+
+def check_structure(connection: sqlite3.Connection, seconds: float | None = None) -> list[str]:
+    """
+    What is wrong with the structure of the file.
+
+    :param seconds: after which to stop looking, without a finding.
+    """
+    return _run_check(connection, "quick_check", seconds)
+
+
+def check_integrity(connection: sqlite3.Connection) -> list[str]:
+    """The same with indexes compared to tables, and rows to those that they refer to; it takes its time."""
+    problems = _run_check(connection, "integrity_check", None)
+    if not problems:
+        missing = connection.execute("PRAGMA foreign_key_check").fetchmany(_MAX_PROBLEMS)
+        problems = [f"row {row} of {table} refers to no row of {other}" for table, row, other, _ in missing]
+    return problems
+
+
+def _run_check(connection: sqlite3.Connection, check: str, seconds: float | None) -> list[str]:
+    """:raise sqlite3.Error: the file cannot be read for another reason than damage."""
+    # A check is a single step to SQLite, during which it calls no progress handler.
+    timer = None if seconds is None else Timer(seconds, connection.interrupt)
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    try:
+        found = [text for (text,) in connection.execute(f"PRAGMA {check}({_MAX_PROBLEMS})")]
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            return []
+        if is_damage_error(error) and not _is_not_a_database(error):
+            return [str(error)]
+        raise
+    finally:
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+    return [] if found == ["ok"] else [line for text in found for line in text.splitlines()]
+
+
+def _is_not_a_database(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB
+
+
+def _get_lock_path(path: Path) -> Path:
+    return path.resolve().with_name(f"{path.resolve().name}.lock")
+
+
+def _find_sign_of_use(path: Path, logs: Path | None) -> str:
+    """What says that there was a database; empty if nothing does."""
+    lock = _get_lock_path(path)
+    with suppress(OSError):
+        if lock.stat().st_size:
+            return f"{lock} says that there was one"
+    if logs is not None and (
+        next(logs.glob(_EVENT_LOG_PATTERN), None) or next(logs.glob(f"*/{_EVENT_LOG_PATTERN}"), None)
+    ):
+        return f"there may have been one: {logs} has an event log"
+    return ""
+
+
+def _mark_used(path: Path) -> None:
+    """Have the file with the lock say that there is a database; where it cannot, there are other signs."""
+    with suppress(OSError):
+        descriptor = os.open(_get_lock_path(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            if not os.fstat(descriptor).st_size:
+                os.write(descriptor, _LOCK_FILE_TEXT)
+        finally:
+            os.close(descriptor)

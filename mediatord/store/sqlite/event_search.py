@@ -1,0 +1,345 @@
+"""
+What stored and public events can be asked for by, in SQL; each function runs inside a transaction of the caller.
+
+A label is a text of some kind that events of an owner have in common. An event has an entry under each of its labels,
+in the order in which events are shown, and each label knows how many entries it has.
+
+Finding stored and public events by their labels, in SQL; each function runs inside a transaction of the caller.
+
+What one label is asked for is a range of its entries, and how many those are is known. Several things at once are
+looked for among the entries of what is rarest, each of which is probed for the others; that, and what is between two
+times, has to be counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from sqlite3 import Connection
+from typing import Any, NamedTuple
+
+from mediatord.protocol.encoding import loads
+from mediatord.store.caches import EventPosition, PageCursorCache, PageCursors
+from mediatord.store.interfaces.decentrl import PageRequest
+from mediatord.store.sqlite.bulk_sql import (
+    ROWS_PER_STATEMENT,
+    execute_in,
+    format_numbered_values,
+    format_placeholders,
+    format_values,
+    insert_numbered_rows,
+    insert_rows,
+    select_rows,
+    select_rows_in,
+    split_chunks,
+)
+from mediatord.store.sqlite.decentrl_queries import PartyRow
+
+# Kinds of labels, as they are in the database. Of the first three an owner has one each, without a text.
+STORED_LABEL, UNPROCESSED_LABEL, PUBLIC_LABEL, TAG_LABEL, PARTICIPANT_LABEL, PUBLIC_TAG_LABEL, CHANNEL_LABEL = range(
+    7
+)
+
+# CROSS JOIN, because the order of the tables is never to be chosen otherwise.
+_SELECT_LABELS = """
+    FROM (
+        SELECT column1 AS number, column2 AS owner_id, column3 AS kind, column4 AS text FROM (VALUES {})
+    ) w CROSS JOIN label l ON l.owner_id = w.owner_id AND l.kind = w.kind AND l.text = w.text
+"""
+# By a name, because otherwise it would not be looked up in the index.
+_DELETE_ENTRIES = """
+    WITH gone (label_id, timestamp, seq) AS (VALUES {})
+    DELETE FROM labelled WHERE (label_id, timestamp, seq) IN gone
+"""
+_INSERT_LABELS = "INSERT OR ROLLBACK INTO label (owner_id, kind, text, items)"
+
+
+class EventLabel(NamedTuple):
+    """What events of one owner may have in common."""
+
+    owner_id: int
+    kind: int
+    text: str = ""
+
+
+class LabelRecord(NamedTuple):
+    """A label by its number, with how many events have it."""
+
+    id: int
+    items: int
+
+
+class LabelEntry(NamedTuple):
+    """An event's place under a label."""
+
+    label_id: int
+    timestamp: float
+    seq: int
+
+
+def find_labels(connection: Connection, labels: Sequence[EventLabel]) -> dict[EventLabel, LabelRecord]:
+    """Those of the labels that any event has."""
+    label_records: dict[EventLabel, LabelRecord] = {}
+    for some in split_chunks(labels, ROWS_PER_STATEMENT):
+        source = _SELECT_LABELS.format(format_numbered_values(len(some), 3))
+        rows = select_rows(
+            connection, "w.number, l.id, l.items", source, [value for label in some for value in label]
+        )
+        label_records |= {some[number]: LabelRecord(id, items) for number, id, items in rows}
+    return label_records
+
+
+def intern_labels(connection: Connection, events: Mapping[EventLabel, int]) -> dict[EventLabel, int]:
+    """The numbers of labels that so many more events have."""
+    ids = {label: label_record.id for label, label_record in find_labels(connection, list(events)).items()}
+    _change_label_counts(
+        connection,
+        "UPDATE label SET items = items + ? WHERE id IN ({})",
+        {ids[label]: events[label] for label in ids},
+    )
+    new = [label for label in events if label not in ids]
+    numbers = insert_numbered_rows(connection, _INSERT_LABELS, [(*label, events[label]) for label in new])
+    return ids | dict(zip(new, numbers, strict=True))
+
+
+def release_labels(connection: Connection, label_ids: Iterable[int]) -> None:
+    """Of each of these one event less has it; a label that none has is forgotten."""
+    fewer = Counter(label_ids)
+    _change_label_counts(connection, "UPDATE label SET items = items - ? WHERE id IN ({})", fewer)
+    execute_in(connection, "DELETE FROM label WHERE items = 0 AND id IN ({})", list(fewer))
+
+
+def insert_label_entries(connection: Connection, entries: Collection[LabelEntry]) -> None:
+    # In their order in the table, so that neighbours are inserted one after another.
+    insert_rows(connection, "INSERT OR ROLLBACK INTO labelled (label_id, timestamp, seq)", sorted(entries))
+
+
+def delete_label_entries(connection: Connection, entries: Collection[LabelEntry]) -> None:
+    for some in split_chunks(sorted(entries), ROWS_PER_STATEMENT):
+        connection.execute(
+            _DELETE_ENTRIES.format(format_values(len(some), 3)), [value for entry in some for value in entry]
+        )
+
+
+def read_label_texts(connection: Connection, label_ids: Collection[int]) -> dict[int, str]:
+    """What labels say, by their numbers."""
+    return {
+        id: text
+        for id, text in select_rows_in(connection, "id, text", "FROM label WHERE id IN ({})", list(label_ids))
+    }
+
+
+def format_tag_ids(label_ids: Iterable[int]) -> str:
+    """An event's tags by number, in their order."""
+    return " ".join(map(str, label_ids))
+
+
+def parse_tag_ids(written: str) -> list[int]:
+    """The numbers that :func:`format_tag_ids` has written."""
+    return [int(id) for id in written.split()]
+
+
+def _change_label_counts(connection: Connection, statement: str, numbers: Mapping[int, int]) -> None:
+    """Change labels, those together that change by the same number."""
+    alike: dict[int, list[int]] = {}
+    for id, number in numbers.items():
+        alike.setdefault(number, []).append(id)
+    for number, ids in alike.items():
+        execute_in(connection, statement, ids, number)
+
+
+# So many sorted ranges are merged as they are read; more are read and then sorted.
+_MAX_MERGED_RANGES = 8
+# Lists of more labels than this are not worth remembering.
+_MAX_CACHED_LABELS = 64
+_FIRST_COUNT_LIMIT = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class EventSearch:
+    """
+    What is looked for.
+
+    :param everything: label of all that is searched.
+    :param groups: of each of these an event has to have at least one label.
+    :param after: inclusive, like `before`.
+    """
+
+    everything: EventLabel
+    groups: tuple[tuple[EventLabel, ...], ...] = ()
+    after: float | None = None
+    before: float | None = None
+    newest_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageReadOptions:
+    """
+    How a list is read.
+
+    :param patience: how many entries may be counted, more or less; None if it may take as long as it takes.
+    """
+
+    part: PageRequest
+    page_cursors: PageCursorCache
+    patience: int | None = None
+
+
+def find_events(
+    connection: Connection, party: PartyRow, search: EventSearch, reading: PageReadOptions
+) -> tuple[list[int], int] | None:
+    """
+    The events of a slice by their places in the order of arrival, and how many match in all; None if that takes more
+    patience.
+    """
+    groups = _find_groups(connection, search)
+    if not all(groups):
+        return [], 0
+    listing = _EventList(groups[0], tuple(groups[1:]), search.after, search.before, search.newest_first)
+    small = sum(map(len, groups)) <= _MAX_CACHED_LABELS
+    cursors = reading.page_cursors.of((party.id, listing), party.edition) if small else PageCursors(party.edition)
+    if cursors.total is None:
+        cursors.total = listing.count(connection, reading.patience)
+        if cursors.total is None:
+            return None
+    return listing.page(connection, reading.part, cursors.total, cursors), cursors.total
+
+
+_LabelGroup = tuple[LabelRecord, ...]
+
+
+def _find_groups(connection: Connection, search: EventSearch) -> list[_LabelGroup]:
+    """What an event has to have one of each of, the rarest first; an empty one if there is none."""
+    labels = [search.everything, *(label for group in search.groups for label in group)]
+    label_records = find_labels(connection, list(dict.fromkeys(labels)))
+    everything = label_records.get(search.everything)
+    if everything is None:
+        return [()]
+    found = [
+        tuple([label_records[label] for label in dict.fromkeys(group) if label in label_records])
+        for group in search.groups
+    ]
+    # What every event has is nothing to look for.
+    telling = [group for group in found if not any(label_record.items == everything.items for label_record in group)]
+    return sorted(telling, key=lambda group: sum([label_record.items for label_record in group])) or [(everything,)]
+
+
+@dataclass(frozen=True, slots=True)
+class _EventList:
+    """A list of events: those on some shelves that also are on one of each of the others."""
+
+    label_records: _LabelGroup
+    others: tuple[_LabelGroup, ...]
+    after: float | None
+    before: float | None
+    newest_first: bool
+
+    def count(self, connection: Connection, patience: int | None) -> int | None:
+        """How long it is; None if that takes more patience."""
+        if len(self.label_records) == 1 and not self.others:
+            return _count_in_time_range(connection, self.label_records[0], (self.after, self.before), patience)
+        if patience is not None and sum([label_record.items for label_record in self.label_records]) > patience:
+            return None
+        source, parameters = self._source(None)
+        # With a limit, because without it the order that lets ranges be merged would be left out.
+        query = f"SELECT count(*) FROM ({source} ORDER BY 1, 2 LIMIT -1)"
+        ((total,),) = connection.execute(query, parameters).fetchall()
+        return int(total)
+
+    def page(self, connection: Connection, part: PageRequest, total: int, cursors: PageCursors) -> list[int]:
+        """A slice of it, read from the nearest place that is known."""
+        number = min(part.limit, total - part.offset)
+        if number <= 0:
+            return []
+        end = part.offset + number
+        known, place = cursors.before(part.offset)
+        # After a long way the one before the page is read as well: it is where this very page is found again.
+        lead = int(part.offset > known)
+        if total - end < part.offset - known:
+            seqs, first, last = self._read(connection, not self.newest_first, None, number + lead, total - end)
+            first, last, seqs = last, first, seqs[::-1]
+        else:
+            seqs, first, last = self._read(
+                connection, self.newest_first, place, number + lead, part.offset - known - lead
+            )
+        cursors.add(end, (last, seqs[-1]))
+        if lead:
+            cursors.add(part.offset, (first, seqs[0]))
+        return seqs[lead:]
+
+    def _read(
+        self, connection: Connection, newest_first: bool, place: EventPosition | None, limit: int, offset: int
+    ) -> tuple[list[int], float, float]:
+        """A part of it from one end or the other, with its first and last time."""
+        source, parameters = self._source(place)
+        order = "1 DESC, 2 DESC" if newest_first else "1, 2"
+        query = f"""
+            SELECT CAST(json_group_array(seq) AS BLOB), min(timestamp), max(timestamp)
+            FROM ({source} ORDER BY {order} LIMIT ? OFFSET ?)
+        """
+        ((text, earliest, latest),) = connection.execute(query, (*parameters, limit, offset)).fetchall()
+        seqs: list[int] = loads(text)
+        return (seqs, latest, earliest) if newest_first else (seqs, earliest, latest)
+
+    def _source(self, place: EventPosition | None) -> tuple[str, list[Any]]:
+        """A query for times and places of all of it, or of what comes behind a place."""
+        window, within = self._window(place)
+        for group in self.others:
+            window += f"""
+                AND EXISTS (
+                    SELECT 1 FROM labelled p
+                    WHERE p.label_id IN ({format_placeholders(len(group))}) AND p.timestamp = d.timestamp AND p.seq = d.seq
+                )
+            """
+            within += [label_record.id for label_record in group]
+        ids = [label_record.id for label_record in self.label_records]
+        if len(ids) > _MAX_MERGED_RANGES:
+            select = f"SELECT DISTINCT d.timestamp, d.seq FROM labelled d WHERE d.label_id IN ({format_placeholders(len(ids))})"
+            return f"{select} {window}", [*ids, *within]
+        select = f"SELECT d.timestamp, d.seq FROM labelled d WHERE d.label_id = ? {window}"
+        return " UNION ".join([select] * len(ids)), [value for id in ids for value in (id, *within)]
+
+    def _window(self, place: EventPosition | None) -> tuple[str, list[Any]]:
+        """The condition for what is between the bounds, or behind a place that is, where nobody reads to the end."""
+        if place is not None:
+            return f"AND (d.timestamp, d.seq) {'<' if self.newest_first else '>'} (?, ?)", [*place]
+        terms = [("AND d.timestamp >= ?", self.after), ("AND d.timestamp <= ?", self.before)]
+        given = [(term, bound) for term, bound in terms if bound is not None]
+        return " ".join([term for term, _ in given]), [bound for _, bound in given]
+
+
+def _count_in_time_range(
+    connection: Connection, label_record: LabelRecord, window: tuple[float | None, float | None], patience: int | None
+) -> int | None:
+    """
+    How many entries of a shelf are between times; counted are those, or the others if those are fewer. None if that
+    takes more patience.
+    """
+    after, before = window
+    terms = [("timestamp >= ?", "timestamp < ?", after), ("timestamp <= ?", "timestamp > ?", before)]
+    given = [term for term in terms if term[2] is not None]
+    inside = [(" AND ".join([within for within, _, _ in given]), [bound for _, _, bound in given])]
+    outside = [(beyond, [bound]) for _, beyond, bound in given]
+    limit = _FIRST_COUNT_LIMIT
+    while given:
+        if (number := _count_entries(connection, label_record.id, inside, limit)) < limit:
+            return number
+        if (number := _count_entries(connection, label_record.id, outside, limit)) < limit:
+            return label_record.items - number
+        limit *= 4
+        if patience is not None and limit > patience:
+            return None
+    return label_record.items
+
+
+def _count_entries(
+    connection: Connection, label_id: int, ranges: Sequence[tuple[str, Sequence[float | None]]], limit: int
+) -> int:
+    """How many entries are in these ranges, in each of them so many at most."""
+    number = 0
+    for condition, parameters in ranges:
+        query = f"SELECT count(*) FROM (SELECT 1 FROM labelled WHERE label_id = ? AND {condition} LIMIT ?)"
+        ((counted,),) = connection.execute(query, (label_id, *parameters, limit)).fetchall()
+        number += counted
+    return number

@@ -1,0 +1,289 @@
+"""
+Writing and reading messages as a wallet does (reference 1, 2 and 4.8): pure, no connection in sight.
+
+Resolution is local. What cannot be resolved without a network, the did:web of a mediator say, is first taught to the
+:class:`DIDDocumentCache` by whoever fetched it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mediatord.errors import MediatorError, Undecryptable
+from mediatord.protocol import encoding
+from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.protocol.didcomm import json_web_signature, jwe
+from mediatord.protocol.didcomm.coordinate_mediation import OWNERSHIP_PROOF, make_ownership_proof_body
+from mediatord.protocol.didcomm.did_document import DIDDocument, strip_did_url
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.protocol.didcomm.jwe_algorithms import Enc
+from mediatord.protocol.didcomm.keys import PublicKey
+from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE, PLAINTEXT_MEDIA_TYPE, Message, parse_message
+from mediatord.wallet.didcomm_identity import WalletIdentity
+
+BASIC_MESSAGE = "https://didcomm.org/basicmessage/2.0/message"
+
+ResolveDID = Callable[[str], DIDDocument]
+AttachmentForm = Literal["json", "base64"]
+
+_MAX_LAYERS = 3
+# Enough hops for any honest document.
+_MAX_HOPS = 10
+
+
+class UnreadableMessage(Exception):
+    """What arrived is not for us, not intact, or not from who it says; the text names the first check that failed."""
+
+
+class DIDDocumentCache:
+    """Documents learnt from elsewhere, and everything that resolves by itself."""
+
+    def __init__(self) -> None:
+        self._documents: dict[str, DIDDocument] = {}
+
+    def learn(self, document: DIDDocument) -> None:
+        """Use this document for its DID from now on; a did:peer:4 is known by both its forms."""
+        self._documents[canonicalize_did(document.did)] = document
+
+    def resolve(self, did: str) -> DIDDocument:
+        """
+        :raise LookupError: an unknown did:web, or the short form of an unknown did:peer:4.
+        :raise MediatorError: it does not resolve at all.
+        """
+        known = self._documents.get(canonicalize_did(did))
+        if known is not None:
+            return known
+        document = resolve_local(did)
+        if canonicalize_did(did) != did:
+            self.learn(document)
+        return document
+
+
+def compose_message(type_: str, body: Mapping[str, Any] | None = None, **headers: Any) -> dict[str, Any]:
+    """
+    A plaintext message with a fresh `id`.
+
+    :param headers: whatever else it shall have, `id` and `typ` included; None removes a header. `from` is a word of
+        Python's, so it is given as `**{"from": did}`.
+    """
+    message = {
+        "id": str(uuid.uuid4()),
+        "type": type_,
+        "typ": PLAINTEXT_MEDIA_TYPE,
+        "body": dict(body or {}),
+        **headers,
+    }
+    return {name: value for name, value in message.items() if value is not None}
+
+
+def build_attachment(payload: bytes, form: AttachmentForm = "json", id_: str | None = None) -> dict[str, Any]:
+    """An encrypted message as an attachment."""
+    data = (
+        {"json": encoding.loads_object(payload)} if form == "json" else {"base64": encoding.encode_base64url(payload)}
+    )
+    return {"id": id_ or secrets.token_hex(8), "media_type": ENCRYPTED_MEDIA_TYPE, "data": data}
+
+
+def build_forward(
+    next_: str, payloads: Sequence[bytes], *, form: AttachmentForm = "json", **headers: Any
+) -> dict[str, Any]:
+    """A forward of one or more encrypted messages to `next_`; `headers` as in :func:`compose` (reference 4)."""
+    attachments = [build_attachment(payload, form) for payload in payloads]
+    return compose_message(FORWARD, {"next": next_}, attachments=attachments, **headers)
+
+
+def prove_ownership(
+    owner: WalletIdentity, recipient_did: str, account: str, mediator: DIDDocument, *, now: float
+) -> bytes:
+    """
+    A proof for the mediator that `account` may register a recipient DID, made by its owner; good for five minutes.
+
+    :param now: in Unix seconds.
+    """
+    headers = {"from": owner.did, "to": [mediator.did], "created_time": int(now)}
+    return authcrypt(
+        compose_message(OWNERSHIP_PROOF, make_ownership_proof_body(account, recipient_did), **headers),
+        owner,
+        mediator,
+    )
+
+
+def authcrypt(message: Mapping[str, Any], sender: WalletIdentity, recipient: DIDDocument) -> bytes:
+    """
+    Encrypted for all keys of `recipient` on the sender's curve, and proof of who sent it.
+
+    :raise ValueError: the recipient has no key on that curve.
+    """
+    key = sender.agreement
+    keys = _recipient_keys(recipient, key.private.curve)
+    return jwe.encrypt_authcrypt(encoding.dumps(message), (key.kid, key.private), keys)
+
+
+def anoncrypt(message: Mapping[str, Any], recipient: DIDDocument, *, enc: Enc = "A256CBC-HS512") -> bytes:
+    """
+    Encrypted for all keys of `recipient` on the curve of its first one; says nothing about the sender.
+
+    :raise ValueError: the recipient has no key for encryption.
+    """
+    return jwe.encrypt_anoncrypt(encoding.dumps(message), _recipient_keys(recipient, None), enc=enc)
+
+
+def _recipient_keys(recipient: DIDDocument, curve: str | None) -> list[tuple[str, PublicKey]]:
+    curve = curve or next((method.key.curve for method in recipient.key_agreement), None)
+    return [(method.id, method.key) for method in recipient.key_agreement if method.key.curve == curve]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """
+    The way to a recipient.
+
+    :param uri: where to POST.
+    :param hops: DIDs to wrap for, outermost first; empty when the recipient takes messages itself.
+    """
+
+    uri: str
+    hops: tuple[str, ...]
+
+
+def find_route(recipient: DIDDocument, resolve: ResolveDID) -> Route:
+    """
+    Follow the first service of a document to the first HTTP endpoint behind it (reference 4.8).
+
+    :raise Unreadable: there is none.
+    """
+    endpoint = next((one for service in recipient.services for one in service.endpoints), None)
+    if endpoint is None or len(endpoint.routing_keys) > _MAX_HOPS:
+        raise UnreadableMessage("no service to send to")
+    hops = tuple(strip_did_url(key) for key in endpoint.routing_keys)
+    if not endpoint.uri.startswith("did:"):
+        return Route(endpoint.uri, hops)
+    mediator = resolve(strip_did_url(endpoint.uri))
+    # One step only: an endpoint that is a DID must not lead to another one.
+    uris = [one.uri for one in mediator.http_endpoints()]
+    if not uris:
+        raise UnreadableMessage("the mediator has no HTTP endpoint")
+    return Route(uris[0], (mediator.did, *hops))
+
+
+def wrap_in_forwards(payload: bytes, recipient_did: str, hops: Sequence[str], resolve: ResolveDID) -> bytes:
+    """`payload` in one anoncrypted forward per hop, the innermost one to `recipient_did` (reference 4.6)."""
+    next_ = recipient_did
+    for hop in reversed(hops):
+        payload = anoncrypt(build_forward(next_, [payload], to=[hop]), resolve(hop))
+        next_ = hop
+    return payload
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedMessage:
+    """
+    A message that passed every check.
+
+    :param sender: DID that its encryption or signature proves; None for an anonymous one.
+    :param recipient_kid: of the key it was opened with.
+    """
+
+    message: Message
+    sender: str | None
+    recipient_kid: str
+    plaintext: bytes = field(repr=False)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body; empty when it is no object."""
+        return self.message.body or {}
+
+    @property
+    def text(self) -> str:
+        """The content of a basic message, or nothing."""
+        content = self.body.get("content")
+        return content if isinstance(content, str) else ""
+
+
+def unpack_message(raw: bytes, identity: WalletIdentity, resolve: ResolveDID) -> OpenedMessage:
+    """
+    Open all layers and check who is behind them (reference 1.6 to 1.8).
+
+    :raise Unreadable: a check failed.
+    """
+    try:
+        return _unpack_layers(raw, identity, resolve)
+    except (MediatorError, LookupError, ValueError) as error:
+        raise UnreadableMessage(type(error).__name__) from error
+
+
+def open_problem_report(raw: bytes, resolve: ResolveDID) -> dict[str, Any]:
+    """
+    A message for nobody in particular, which is not encrypted: in the clear, or signed by who it says it is from.
+
+    :raise Unreadable: neither.
+    """
+    try:
+        value = encoding.loads_object(raw)
+        if not json_web_signature.is_jws(value):
+            return value
+        kid = json_web_signature.get_signer_kid(value)
+        message = parse_message(_verify_signature(value, kid, resolve))
+        if message.sender is None or canonicalize_did(message.sender) != canonicalize_did(kid):
+            raise UnreadableMessage("from is not who signed it")
+        return encoding.loads_object(message.source)
+    except (MediatorError, LookupError, ValueError) as error:
+        raise UnreadableMessage(type(error).__name__) from error
+
+
+def _unpack_layers(raw: bytes, identity: WalletIdentity, resolve: ResolveDID) -> OpenedMessage:
+    proven: set[str] = set()
+    recipient_kid = ""
+    for _ in range(_MAX_LAYERS):
+        envelope = jwe.parse(raw)
+        kid, raw = _open_layer(envelope, identity, resolve)
+        recipient_kid = recipient_kid or kid
+        if envelope.sender_kid is not None:
+            proven.add(canonicalize_did(envelope.sender_kid))
+        value = encoding.loads_object(raw)
+        if "ciphertext" not in value:
+            break
+    else:
+        raise Undecryptable
+    if json_web_signature.is_jws(value):
+        kid = json_web_signature.get_signer_kid(value)
+        raw = _verify_signature(value, kid, resolve)
+        proven.add(canonicalize_did(kid))
+    return _check_sender(raw, proven, recipient_kid)
+
+
+def _open_layer(envelope: jwe.Envelope, identity: WalletIdentity, resolve: ResolveDID) -> tuple[str, bytes]:
+    found = [(kid, key) for kid in envelope.kids if (key := identity.find_agreement_key(kid)) is not None]
+    if not found:
+        raise UnreadableMessage("not encrypted for us")
+    sender = None
+    if envelope.sender_kid is not None:
+        method = resolve(strip_did_url(envelope.sender_kid)).key_agreement_key(envelope.sender_kid)
+        if method is None:
+            raise UnreadableMessage("the sender has no such key")
+        sender = method.key
+    return found[0][0], jwe.decrypt_envelope(envelope, *found[0], sender)
+
+
+def _verify_signature(value: dict[str, Any], kid: str, resolve: ResolveDID) -> bytes:
+    method = resolve(strip_did_url(kid)).authentication_key(kid)
+    if method is None:
+        raise UnreadableMessage("the signer has no such key")
+    return json_web_signature.verify(value, kid, method.key)
+
+
+def _check_sender(raw: bytes, proven: set[str], recipient_kid: str) -> OpenedMessage:
+    message = parse_message(raw)
+    claimed = message.sender
+    if proven and (claimed is None or proven != {canonicalize_did(claimed)}):
+        raise UnreadableMessage("from is not who encrypted or signed it")
+    us = canonicalize_did(recipient_kid)
+    if message.to and us not in {canonicalize_did(did) for did in message.to}:
+        raise UnreadableMessage("to is somebody else")
+    return OpenedMessage(message, claimed if proven else None, recipient_kid, raw)

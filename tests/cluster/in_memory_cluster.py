@@ -1,0 +1,250 @@
+"""Several houses on one memory store and one clock: nodes whose requests to each other are function calls."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.app import cluster as wiring
+from mediatord.app.cluster_services import build_cluster_services, build_membership
+from mediatord.app.core_services import build_core_services
+from mediatord.app.decentrl import build_decentrl
+from mediatord.app.didcomm import build_didcomm
+from mediatord.cluster.peer_client import PeerCallFailed, PeerUnreachable
+from mediatord.cluster.peer_protocol import PROBE_PATH
+from mediatord.cluster.peer_server import PeerSite
+from mediatord.config.settings import Config
+from mediatord.identity.key_file import create_keys
+from mediatord.private_file import create_private_file
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.store.interfaces.cluster import ClusterNode
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.memory.memory_store import MemoryStore
+from tests.in_memory_identities import InMemoryIdentity
+from tests.in_memory_mediator import NOW, FakeSocket, InMemoryMediator, InMemoryReactor, InMemoryWallet
+from tests.integration.daemon import PLENTY, merge_settings
+
+SECRET = b"what the nodes of this cluster know and nobody else"
+
+T = TypeVar("T")
+
+
+class InMemoryPeerNetwork:
+    """
+    Carries requests from house to house.
+
+    :ivar cut: told of each request that is about to go: true keeps it from arriving.
+    :ivar lost: the same for its answer.
+    :ivar requests: how many went.
+    """
+
+    def __init__(self) -> None:
+        self.in_memory_nodes: dict[str, InMemoryNode] = {}
+        self.cut: Callable[[ClusterNode, str], bool] = lambda node, path: False
+        self.lost: Callable[[ClusterNode, str], bool] = lambda node, path: False
+        self.requests = 0
+
+    def caller(self, reactor: Any, boot: str, authenticator: Any) -> _InMemoryPeerClient:
+        """Takes the place of :class:`~mediatord.cluster.peer_client.PeerClient`."""
+        return _InMemoryPeerClient(self, boot, authenticator)
+
+
+class _InMemoryPeerClient:
+    def __init__(self, wires: InMemoryPeerNetwork, boot: str, authenticator: Any) -> None:
+        self._wires = wires
+        self._boot = boot
+        self._authenticator = authenticator
+
+    async def call(self, node: ClusterNode, path: str, body: bytes) -> bytes:
+        self._wires.requests += 1
+        if self._wires.cut(node, path):
+            raise PeerCallFailed
+        in_memory = self._wires.in_memory_nodes.get(node.boot)
+        if in_memory is None:
+            raise PeerUnreachable
+        request_id = self._authenticator.request_id(self._boot, node.boot)
+        answer = await in_memory.serve(
+            "POST", path, self._authenticator.authenticate_request(request_id, "POST", path, body), body
+        )
+        if self._wires.lost(node, path) or answer.status != 200:
+            raise PeerCallFailed
+        body_: bytes = answer.body
+        return body_
+
+    async def probe(self, node: ClusterNode) -> str | None:
+        try:
+            await self.call(node, PROBE_PATH, b"{}")
+        except PeerCallFailed:
+            return None
+        return node.boot
+
+    def close(self) -> Deferred[None]:
+        return succeed(None)
+
+
+class InMemoryNode(InMemoryMediator):
+    """
+    One node.
+
+    :ivar said: what it gave up with.
+    """
+
+    def __init__(self, village: InMemoryClusterTestCase, name: str, **settings: Any) -> None:
+        plain = {
+            "storage": {"backend": "memory"},
+            "node": name,
+            "identity": {"keys": str(village.directory / "keys.jwks")},
+            "log": {"directory": tempfile.mkdtemp(dir=village.directory), "rotate": {"compress": False}},
+            "cluster": {"listen": "tcp:7070:interface=10.0.0.1", "secret_file": str(village.directory / "secret")},
+        }
+        self.test = village
+        self.village = village
+        self.clock = village.clock
+        self.said: list[str] = []
+        self.config = Config.model_validate(merge_settings(merge_settings(plain, PLENTY), settings)).resolved(
+            village.directory
+        )
+        self.base = build_core_services(self.clock, self.config, store=village.store)
+        assert self.base.cluster is not None
+        self.cluster = self.base.cluster
+        self.half = build_didcomm(self.base, self.config)
+        self.decentrl = build_decentrl(self.base, self.config)
+        self.store = village.store
+        self.did = self.base.identity.did
+        self.document = resolve_local(self.did)
+        self.membership = build_membership(self.base, self.cluster, self.said.append, lambda: None)
+        node = build_cluster_services(self.base, self.cluster, self.half, self.decentrl, self.membership)
+        self.services: list[Any] = [
+            self.base.events,
+            self.membership,
+            self.half.due,
+            self.half.housekeeping,
+            *node,
+            self.base.connections,
+            self.base.gate,
+        ]
+        self.serve: Any = None
+        self.sockets: list[FakeSocket] = []
+        self._running = False
+
+    @property
+    def boot(self) -> str:
+        """Of this start."""
+        return self.cluster.node.boot
+
+    def start(self) -> InMemoryNode:
+        """Begin, and join."""
+        self._running = True
+        self.village.wires.in_memory_nodes[self.boot] = self
+        self.test.successResultOf(self.store.open())
+        for service in self.services:
+            service.privilegedStartService()
+            service.startService()
+        (site,) = [server[1] for server in self.clock.tcpServers if isinstance(server[1], PeerSite)][-1:]
+        self.serve = site.serve
+        self.membership.store_opened()
+        self.village.settle()
+        return self
+
+    def stop(self) -> None:
+        """In order."""
+        if self._running:
+            self._running = False
+            for service in reversed(self.services):
+                stopped = service.stopService()
+                for socket in self.sockets:
+                    self.base.connections.closed(socket)
+                self.village.settle()
+                if isinstance(stopped, Deferred):
+                    self.test.successResultOf(stopped)
+            self.village.wires.in_memory_nodes.pop(self.boot, None)
+
+    def freeze(self) -> None:
+        """Do nothing any more, not even say goodbye, as after kill -9."""
+        self._running = False
+        self.village.wires.in_memory_nodes.pop(self.boot, None)
+        self.cluster.presence_publisher.stop()
+        life = self.membership._task
+        self.membership._task = None
+        if life is not None:
+            life.cancel()
+        for service in reversed(self.services):
+            service.stopService()
+
+    def socket(self, **options: Any) -> FakeSocket:
+        """A socket that has finished its handshake, and goes when it is told to."""
+        socket = super().socket(**options)
+        self.sockets.append(socket)
+        return socket
+
+    def done(self, work: Coroutine[Any, Any, T]) -> T:
+        """What comes of work, once everything has happened that is to happen at once."""
+        return self.village.get(work)
+
+
+class InMemoryClusterTestCase(SynchronousTestCase):
+    """
+    A test case with several houses.
+
+    :cvar names: of those that are started before each test.
+    """
+
+    names: tuple[str, ...] = ("a", "b")
+    settings: dict[str, Any] = {}
+
+    def setUp(self) -> None:
+        """Start them."""
+        self.directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.directory)
+        create_keys(self.directory / "keys.jwks")
+        create_private_file(self.directory / "secret", SECRET)
+        self.clock = InMemoryReactor()
+        self.clock.advance(NOW)
+        self.store: Any = MemoryStore(self.clock, QueueLimits())
+        self.wires = InMemoryPeerNetwork()
+        self.patch(wiring, "PeerClient", self.wires.caller)
+        # As long as nobody else has it open, nothing is in it.
+        self.successResultOf(self.store.open())
+        self.in_memory_nodes = [self.in_memory(name).start() for name in self.names]
+
+    def in_memory(self, name: str, **settings: Any) -> InMemoryNode:
+        """One more, yet to be started."""
+        in_memory = InMemoryNode(self, name, **merge_settings(self.settings, settings))
+        self.addCleanup(in_memory.stop)
+        return in_memory
+
+    def settle(self) -> None:
+        """Let everything happen that is to happen at once."""
+        while any(call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()):
+            self.clock.advance(0)
+
+    def later(self, seconds: float) -> None:
+        """Let time pass in small steps."""
+        until = self.clock.seconds() + seconds
+        while self.clock.seconds() < until:
+            self.clock.advance(min(0.25, until - self.clock.seconds()))
+            self.settle()
+
+    def get(self, work: Awaitable[T] | Coroutine[Any, Any, T]) -> T:
+        """What comes of work that needs no time."""
+        done: Deferred[T] = Deferred.fromCoroutine(work)  # type: ignore[arg-type]
+        self.settle()
+        return self.successResultOf(done)
+
+    def live(self) -> list[str]:
+        """The names of the live nodes."""
+        return [node.name for node in self.successResultOf(self.store.cluster.nodes())]
+
+    def new_wallet(self, in_memory: InMemoryNode) -> InMemoryWallet:
+        """A wallet with an account, which asks this node."""
+        return InMemoryWallet(in_memory).enrol()
+
+    def new_identity(self, in_memory: InMemoryNode, name: str) -> InMemoryIdentity:
+        """A Decentrl identity that asks this node."""
+        return InMemoryIdentity(in_memory, name)

@@ -1,0 +1,152 @@
+"""Whole daemons in one process, on one memory store, with real sockets between them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from twisted.application.service import Service
+from twisted.internet import reactor as _reactor  # noqa: TID251  real sockets
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from mediatord.app import cluster_services
+from mediatord.app.daemon import build_daemon
+from mediatord.cluster import anti_entropy
+from mediatord.config.settings import Config
+from mediatord.identity.key_file import create_keys
+from mediatord.private_file import create_private_file
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.wallet.didcomm_socket import make_client_endpoint
+from mediatord.wallet.temporary_daemon import find_free_port
+from tests.integration.daemon import PLENTY, merge_settings
+
+reactor: Any = _reactor
+SECRET = b"what the nodes of this cluster know and nobody else"
+PATIENCE = 30.0
+STEP = 0.01
+
+
+class AdjustableClock:
+    """The reactor's time, which a test may set forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def seconds(self) -> float:
+        """Since the epoch."""
+        return float(reactor.seconds()) + self.ahead
+
+
+class InProcessNode:
+    """
+    One of several daemons.
+
+    :ivar said: what it gave up with.
+    """
+
+    def __init__(self, town: InProcessClusterTestCase, name: str, settings: dict[str, Any]) -> None:
+        port = find_free_port()
+        self.name = name
+        self.said: list[str] = []
+        self.url = f"http://127.0.0.1:{port}"
+        plain = {
+            "public_url": town.url or self.url,
+            "node": name,
+            "listen": [f"tcp:{port}:interface=127.0.0.1"],
+            "storage": {"backend": "memory"},
+            "identity": {"keys": str(town.directory / "keys.jwks")},
+            "log": {"directory": str(town.directory / f"{name}-{port}"), "rotate": {"compress": False}},
+            "drain_timeout": "2s",
+            "cluster": {
+                "listen": town.node_listen(name),
+                "secret_file": str(town.directory / "cluster.secret"),
+            },
+        }
+        self.config = Config.model_validate(merge_settings(merge_settings(plain, PLENTY), settings))
+        self.service: Any = build_daemon(reactor, self.config, give_up=self.said.append, store=town.store)
+        self._running = False
+
+    def endpoint(self) -> Any:
+        """How wallets get here, whatever the mediator's document names."""
+        return make_client_endpoint(reactor, self.url)
+
+    def start(self) -> None:
+        """Bind and begin."""
+        self._running = True
+        self.service.privilegedStartService()
+        self.service.startService()
+
+    async def stop(self) -> None:
+        """In order, if it runs."""
+        if self._running:
+            self._running = False
+            await self.service.stopService()
+
+    async def stop_only(self, *names: str) -> None:
+        """Have some of its services end, as if they had been killed."""
+        for child in list(self.service):
+            if child.name in names:
+                await self._end(child)
+
+    async def _end(self, child: Service) -> None:
+        stopped: Any = child.stopService()
+        if isinstance(stopped, Deferred):
+            await stopped
+
+
+class InProcessClusterTestCase(TestCase):
+    """
+    A test case with several daemons.
+
+    :cvar names: of those that are started before each test.
+    """
+
+    names: Sequence[str] = ("a", "b")
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        """Start them; rounds come often."""
+        self.patch(cluster_services, "ANTI_ENTROPY_INTERVAL", 0.3)
+        self.patch(cluster_services, "SWEEP_INTERVAL", 0.3)
+        self.patch(anti_entropy, "MIN_MESSAGE_AGE", 0.05)
+        self.directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.directory)
+        create_keys(self.directory / "keys.jwks")
+        create_private_file(self.directory / "cluster.secret", SECRET)
+        self.watch = AdjustableClock()
+        self.store: IStore = MemoryStore(cast(Any, self.watch), QueueLimits())
+        self.url = ""
+        self.nodes: list[InProcessNode] = []
+        for name in self.names:
+            self.start(name)
+        await self.until(lambda: self.live() == list(self.names))
+
+    def node_listen(self, name: str) -> str:
+        """Where a node listens for others."""
+        return f"tcp:{find_free_port()}:interface=127.0.0.1"
+
+    def start(self, name: str, **settings: Any) -> InProcessNode:
+        """One more daemon; the first one's URL is that of all."""
+        node = InProcessNode(self, name, settings)
+        self.url = self.url or node.url
+        self.nodes.append(node)
+        node.start()
+        self.addCleanup(lambda: Deferred.fromCoroutine(node.stop()))
+        return node
+
+    def live(self) -> list[str]:
+        """The names of the nodes that are live."""
+        return [node.name for node in self.successResultOf(self.store.cluster.nodes())]
+
+    async def until(self, condition: Any) -> None:
+        """Wait for something that is about to happen."""
+        deadline = reactor.seconds() + PATIENCE
+        while not condition():
+            assert reactor.seconds() < deadline, "it did not happen"
+            await deferLater(reactor, STEP, lambda: None)

@@ -1,0 +1,78 @@
+"""What a process says of itself to those who send it work."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.cluster.membership import NODE_LEASE
+from mediatord.cluster.node_health import NOT_JOINED, NodeHealth
+from mediatord.store.interfaces.cluster import ClockSkewError
+from tests.in_memory_mediator import NOW
+
+WRONG = "the clock of this host is 1 h 12 min ahead of the MongoDB server's"
+
+
+class StandingTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.clock.advance(NOW)
+        self.node = NodeHealth(self.clock, NODE_LEASE)
+
+    def test_no_node(self) -> None:
+        """There is nothing that it has to join."""
+        self.assertEqual(NodeHealth(self.clock).trouble, "")
+
+    def test_until_it_has_joined(self) -> None:
+        """Nobody needs to be sent to a node that has just begun."""
+        self.assertEqual(self.node.trouble, NOT_JOINED)
+        self.node.joined()
+        self.assertEqual(self.node.trouble, "")
+
+    def test_away(self) -> None:
+        """After an outage of the store all are away for a moment, which is no reason to send nobody anywhere."""
+        self.node.joined()
+        self.node.parted()
+        self.clock.advance(NODE_LEASE)
+        self.node.parted()
+        self.assertEqual(self.node.trouble, "")
+        self.clock.advance(1)
+        self.assertEqual(self.node.trouble, NOT_JOINED)
+        self.node.joined()
+        self.assertEqual(self.node.trouble, "")
+
+    def test_clock_set_back(self) -> None:
+        """That makes it no longer."""
+        self.node.joined()
+        self.node.parted()
+        self.clock.rightNow -= 7200
+        self.clock.advance(NODE_LEASE + 1)
+        self.assertEqual(self.node.trouble, NOT_JOINED)
+
+    def test_clock_right_again(self) -> None:
+        """What else is in the way is said then, and no longer the clock."""
+        self.node.joined()
+        self.node.clock_differs(ClockSkewError(4320))
+        self.node.parted()
+        self.clock.advance(NODE_LEASE + 1)
+        self.assertEqual(self.node.trouble, WRONG)
+        self.node.clock_agrees()
+        self.assertEqual(self.node.trouble, NOT_JOINED)
+
+    def test_clock(self) -> None:
+        """At once, with one warning for each time, whoever it is; and one line when it is over."""
+        for node_health in (self.node, NodeHealth(self.clock)):
+            node_health.joined()
+            for _ in range(2):
+                with capturedLogs() as events:
+                    for _ in range(3):
+                        node_health.clock_differs(ClockSkewError(4320))
+                        node_health.parted()
+                        self.assertEqual(node_health.trouble, WRONG)
+                    node_health.joined()
+                    node_health.joined()
+                self.assertEqual(node_health.trouble, "")
+                warning, over = events
+                self.assertIn(WRONG, formatEvent(warning))
+                self.assertEqual([event["log_level"].name for event in (warning, over)], ["warn", "info"])

@@ -1,0 +1,86 @@
+"""The counters, counted once more from the lines of the event log: an oracle that knows nothing of the daemon."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+NAMES = (
+    "forwarded",
+    "stored",
+    "delivered",
+    "expired",
+    "evicted",
+    "requests_accepted",
+    "requests_rejected",
+    "requests_failed",
+    "connections",
+)
+
+
+def read_segments(directory: Path) -> dict[str, list[bytes]]:
+    """The lines of every segment by its file name, the growing one among them; a compressed one is unpacked."""
+    found = {}
+    for path in sorted(directory.glob("events*.jsonl*")):
+        if path.suffix == ".tmp" or (path.suffix == ".jsonl" and path.with_name(path.name + ".gz").exists()):
+            continue
+        content = path.read_bytes()
+        found[path.name] = (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines(keepends=True)
+    return found
+
+
+def read_lines(directory: Path) -> list[Line]:
+    """All lines by boot and number; each of them is whole."""
+    lines = [json.loads(line) for lines in read_segments(directory).values() for line in lines]
+    return sorted(lines, key=lambda line: (line["boot"], line["seq"]))
+
+
+def expected_counters(lines: Iterable[Line]) -> dict[str, int]:
+    """What the counters of a process have to say after these lines of it."""
+    counts = Counter(name for line in lines for name in _counts(line))
+    counts["connections"] -= counts.pop("closed", 0)
+    return {name: counts[name] for name in NAMES}
+
+
+def _counts(line: Line) -> list[str]:
+    event = line["event"]
+    if event == "req.done":
+        if line["status"] >= 500:
+            return ["requests_failed"]
+        return ["requests_rejected" if "code" in line else "requests_accepted"]
+    if event == "msg.accept":
+        return ["forwarded", "stored"] if line["method"] == "queue" else ["forwarded"]
+    if event == "msg.push":
+        return [] if line["ok"] else ["stored"]
+    named = {
+        "msg.ack": "delivered",
+        "msg.expire": "expired",
+        "msg.evict": "evicted",
+        "conn.open": "connections",
+        "conn.close": "closed",
+    }
+    return [named[event]] if event in named else []
+
+
+def wrong_counter_lines(lines: Iterable[Line]) -> list[tuple[int, dict[str, int], dict[str, int]]]:
+    """
+    The `counters` lines that do not say what the lines of their boot before them come to: number, said, counted.
+
+    :param lines: of one or several boots, each from its first line on, in order.
+    """
+    wrong = []
+    before: dict[str, list[Line]] = {}
+    for line in lines:
+        mine = before.setdefault(line["boot"], [])
+        if line["event"] == "counters":
+            said, real = {name: line[name] for name in NAMES}, expected_counters(mine)
+            if said != real:
+                wrong.append((line["seq"], said, real))
+        mine.append(line)
+    return wrong

@@ -1,0 +1,161 @@
+"""Where inputs are tried: a mediator in memory, what it must keep to whatever comes, and what that costs it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, cast
+
+from twisted.logger import LogLevel, globalLogPublisher
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.protocol.error_codes import DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
+from mediatord.wallet.didcomm_messages import open_problem_report
+from tests.integration.daemon import PLENTY
+from tests.web.in_memory_site import InMemorySite
+
+# Inputs that one mediator is tried with, so that what it keeps of them does not grow without end.
+LIFETIME = 400
+# Of a refusal for want of something, such as a store, only this one is no fault.
+UNAVAILABLE = 503
+
+CODES = {wire.code: wire for wire in DIDCOMM_ERROR_CODES.values()}
+DECENTRL_CODES = {wire.code for wire in DECENTRL_ERROR_CODES.values()}
+STATUSES = {200, 202, *(wire.status for wire in DIDCOMM_ERROR_CODES.values() if wire.status < 500), UNAVAILABLE}
+DECENTRL_STATUSES = {200, *(wire.status for wire in DECENTRL_ERROR_CODES.values() if wire.status < 500), UNAVAILABLE}
+
+# What a refusal may leave behind all the same: that it was here, and the long form of a DID.
+_LEFT_ALL_THE_SAME = ("nonces", "documents", "cluster")
+
+
+class StandInTestCase(SynchronousTestCase):
+    """Stands where a test would, since what is tried is more than one."""
+
+    def stand(self) -> None:
+        """Do nothing."""
+
+
+class FuzzMediator:
+    """
+    A mediator with its front door, which is built anew now and then.
+
+    :param newcomer: prepares one: enrols wallets and the like.
+    :param settings: as for :class:`~tests.in_memory_mediator.InMemoryMediator`.
+    """
+
+    def __init__(self, newcomer: Callable[[InMemorySite], None], **settings: Any) -> None:
+        self._newcomer = newcomer
+        self._settings = {**PLENTY, **settings}
+        self._resident: StandInTestCase | None = None
+        self._premises: InMemorySite | None = None
+        self._left = 0
+        self._faults: list[Any] = []
+        self._observer = cast(Any, self._note)
+        globalLogPublisher.addObserver(self._observer)
+
+    def _note(self, event: Any) -> None:
+        level = event.get("log_level")
+        if "log_failure" in event or (level is not None and level >= LogLevel.error):
+            self._faults.append(event)
+
+    def enter(self) -> InMemorySite:
+        """The mediator for the next input."""
+        if self._premises is None or not self._left:
+            self.leave()
+            self._resident = StandInTestCase("stand")
+            self._premises = InMemorySite(self._resident, **self._settings)
+            self._newcomer(self._premises)
+            self._left = LIFETIME
+        self._left -= 1
+        return self._premises
+
+    def leave(self) -> None:
+        """Take the mediator down, if there is one."""
+        if self._resident is not None:
+            self._resident.doCleanups()
+        self._resident = self._premises = None
+
+    def close(self) -> None:
+        """There will be no more inputs."""
+        self.leave()
+        globalLogPublisher.removeObserver(self._observer)
+
+    def calm(self) -> None:
+        """:raise AssertionError: something has gone wrong that only the log knows of."""
+        faults, self._faults = self._faults, []
+        for event in faults:
+            failure = event.get("log_failure")
+            if failure is not None:
+                failure.raiseException()
+            raise AssertionError(event.get("log_format"))
+
+    def kept(self) -> bytes:
+        """All that the store holds for anybody, as bytes to be compared."""
+        assert self._premises is not None
+        store: Any = self._premises.store
+        contents = store._contents
+        names = [name for name in type(contents).__slots__ if name not in _LEFT_ALL_THE_SAME]
+        return pickle.dumps([_state(getattr(contents, name)) for name in names])
+
+
+def _state(part: Any) -> Any:
+    """Its attributes, without what says only how far it has counted, or what came before."""
+    return {name: value for name, value in vars(part).items() if name not in ("_places", "_nonces")}
+
+
+def problem_code(body: bytes) -> str:
+    """
+    The code of a refusal in the clear, or signed.
+
+    :raise AssertionError: it is not one error in the words of the table, or has anything of the input in it.
+    """
+    report = open_problem_report(body, resolve_local)
+    assert set(report) <= {"id", "typ", "type", "body", "pthid", "created_time", "from"}, sorted(report)
+    assert ("from" in report) == ("payload" in json.loads(body)), sorted(report)
+    code, comment = report["body"]["code"], report["body"]["comment"]
+    assert code in CODES, code
+    assert comment in {wire.comment for wire in DIDCOMM_ERROR_CODES.values() if wire.code == code}, (
+        "a text of its own"
+    )
+    assert set(report["body"]) == {"code", "comment"}, sorted(report["body"])
+    return str(code)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCost:
+    """
+    What something has cost, however busy the machine is.
+
+    :param calls: functions of Python and of C that were called, those of the tests left out.
+    :param peak: bytes of memory, at most, beyond what was held before.
+    """
+
+    calls: int
+    peak: int
+
+
+def measure_cost(work: Callable[..., object], *arguments: object) -> MeasuredCost:
+    """Do it and count."""
+    calls = 0
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        if event in ("call", "c_call") and "/tests/" not in frame.f_code.co_filename:
+            calls += 1
+
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    sys.setprofile(note)
+    try:
+        work(*arguments)
+    finally:
+        sys.setprofile(None)
+        peak = tracemalloc.get_traced_memory()[1] - before
+        tracemalloc.stop()
+    return MeasuredCost(calls, peak)

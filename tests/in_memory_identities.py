@@ -1,0 +1,218 @@
+"""Decentrl identities at the house: they sign commands and read what comes back."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from nacl.bindings import crypto_sign_seed_keypair
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.decentrl.context import DecentrlReply
+from mediatord.decentrl.socket_protocol import DecentrlSocketProtocol
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.contracts import sign_contract, sign_contract_request
+from mediatord.protocol.decentrl.did_decentrl import make_did
+from mediatord.protocol.decentrl.encryption import decode_public_key, derive_shared_secret, encrypt, generate_key_pair
+from mediatord.protocol.decentrl.signatures import encode_base64, sign_json
+from tests.in_memory_mediator import PEER, FakeSocket, InMemoryMediator
+
+DIRECT, PRIVATE, PUBLIC = "DIRECT_AUTHENTICATED", "TWO_WAY_PRIVATE", "ONE_WAY_PUBLIC"
+YEAR = 31_536_000
+
+
+def bad_dids(did: str) -> list[str]:
+    """Texts that are no DID, or another one than this."""
+    texts = ["did:x: y", "did:x:é", "did:x:\n", "\0", " ", "did:x:".ljust(2049, "y"), "did:decentrl:" + "y" * 100_000]
+    return [*texts, f"{did} ", f" {did}", f"{did}\n", f"{did}é", f"{did}#signing", did.upper(), did.ljust(2049, "=")]
+
+
+class InMemoryIdentity:
+    """
+    One identity, which may or may not be registered.
+
+    :param mediator_did: what its DID names as its mediator; the house unless given.
+    """
+
+    def __init__(self, in_memory: InMemoryMediator, name: str, *, mediator_did: str | None = None) -> None:
+        self.in_memory = in_memory
+        self.seed = secrets.token_bytes(32)
+        _, prekey = generate_key_pair()
+        self.mediator = in_memory.base.identity.web_did
+        self.did = make_did(name, crypto_sign_seed_keypair(self.seed)[0], prekey, mediator_did or self.mediator)
+
+    @property
+    def key_id(self) -> str:
+        """Id of its signing key."""
+        return f"{self.did}#signing"
+
+    def header(self, channel: str, to: str, **changes: Any) -> dict[str, Any]:
+        """The header of a command that is made now; None takes a member out."""
+        header = {
+            "channel": channel,
+            "sender_did": self.did,
+            "sender_signing_key_id": self.key_id,
+            "recipient_did": to,
+            "timestamp": int(self.in_memory.clock.seconds() * 1000),
+            "nonce": str(uuid.uuid4()),
+            **changes,
+        }
+        return {name: value for name, value in header.items() if value is not None}
+
+    def command(self, payload: Any, *, to: str | None = None, channel: str = DIRECT, **changes: Any) -> bytes:
+        """A signed command."""
+        return self.signed(self.header(channel, to or self.mediator, **changes), payload)
+
+    def signed(self, header: Mapping[str, Any], payload: Any) -> bytes:
+        """Header and payload with a signature."""
+        signable = {"header": header, "payload": payload}
+        # With the standard library's writer, which also writes what no mediator takes.
+        return json.dumps({**signable, "signature": sign_json(signable, self.seed)}).encode()
+
+    def ask(
+        self, type_: str, *, to: str | None = None, channel: str = DIRECT, peer: str = PEER, **members: Any
+    ) -> DecentrlReply:
+        """Send a command with these members."""
+        return self.in_memory.obey(self.command({"type": type_, **members}, to=to, channel=channel), peer)
+
+    def tell(self, recipient: InMemoryIdentity, payload: str = "sealed", peer: str = PEER) -> DecentrlReply:
+        """Send an event to another identity."""
+        return self.in_memory.obey(self.command(payload, to=recipient.did, channel=PRIVATE), peer)
+
+    def answer(self, type_: str, **members: Any) -> dict[str, Any]:
+        """The payload of the reply to a command, which has to succeed."""
+        reply = self.ask(type_, **members)
+        body: dict[str, Any] = json.loads(reply.body)
+        self.in_memory.test.assertEqual((reply.status, body["type"]), (200, "SUCCESS"), body)
+        return body
+
+    def terms(self, peer_did: str, **changes: Any) -> dict[str, Any]:
+        """What it would ask `make_mediator_peer_did` to sign, without the peer's encryption key."""
+        now = int(self.in_memory.clock.seconds())
+        return {
+            "requestor_did": self.did,
+            "recipient_did": peer_did,
+            "requestor_signing_key_id": self.key_id,
+            "recipient_signing_key_id": f"{peer_did}#signing",
+            "requestor_encryption_public_key": encode_base64(generate_key_pair()[1]),
+            "expires_at": now + YEAR,
+            "timestamp": now,
+            **changes,
+        }
+
+    def registration(self, **changes: Any) -> dict[str, Any]:
+        """The members of a request for registration; `changes` are those of the terms."""
+        terms = self.terms(self.mediator, **changes)
+        return self.sealed_registration({"communication_contract": terms, "requestor_signature": self.request(terms)})
+
+    def request(self, terms: Mapping[str, Any]) -> str:
+        """Its signature as the one who asks for a contract."""
+        return sign_contract_request(terms, self.seed)
+
+    def sealed_registration(self, plaintext: Any) -> dict[str, Any]:
+        """Anything, encrypted as a request for registration is."""
+        private, public = generate_key_pair()
+        (agreement,) = self.in_memory.base.identity.web_document["keyAgreement"][:1]
+        secret = derive_shared_secret(private, decode_public_key(agreement["publicKeyMultibase"]))
+        return {
+            "encrypted_contract_request": encrypt(encoding.dumps(plaintext), secret),
+            "requestor_ephemeral_public_key": encode_base64(public),
+        }
+
+    def register(self, **changes: Any) -> dict[str, Any]:
+        """Become registered; the signed contract."""
+        reply = self.answer("REQUEST_COMMUNICATION_CONTRACT", **self.registration(**changes))
+        signed: dict[str, Any] = reply["payload"]["signed_communication_contract"]
+        return signed
+
+    def contract_with(self, peer: InMemoryIdentity, **changes: Any) -> dict[str, Any]:
+        """A contract that both have signed, this one having asked for it."""
+        terms = self.terms(peer.did, **changes)
+        full = {**terms, "recipient_encryption_public_key": encode_base64(generate_key_pair()[1])}
+        return {
+            "communication_contract": full,
+            "requestor_signature": self.request(terms),
+            "recipient_signature": sign_contract(full, peer.seed),
+        }
+
+    def save(self, signed: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep a contract."""
+        return self.answer("SAVE_COMMUNICATION_CONTRACT", signed_communication_contract=signed)
+
+    def befriend(self, peer: InMemoryIdentity, **changes: Any) -> None:
+        """Let `peer` write to this one."""
+        self.save(peer.contract_with(self, **changes))
+
+    def query(self, what: str, list_: str, **members: Any) -> list[dict[str, Any]]:
+        """The items of a page, which has to be all there is."""
+        payload = self.answer(f"QUERY_{what}", **members)["payload"]
+        items: list[dict[str, Any]] = payload[list_]
+        self.in_memory.test.assertEqual(payload["pagination"]["total"], len(items))
+        return items
+
+    def pending(self) -> list[dict[str, Any]]:
+        """What waits for it."""
+        return self.query("PENDING_EVENTS", "pending_events")
+
+    def greeting(self, **changes: Any) -> bytes:
+        """The first frame of a socket; None takes a member out, and everything is signed before it is changed."""
+        signable = {
+            "did": self.did,
+            "signing_key_id": self.key_id,
+            "timestamp": changes.pop("timestamp", int(self.in_memory.clock.seconds() * 1000)),
+            "nonce": str(uuid.uuid4()),
+        }
+        frame = {"type": "AUTHENTICATE", **signable, "signature": sign_json(signable, self.seed), **changes}
+        return encoding.dumps({name: value for name, value in frame.items() if value is not None})
+
+    def connect(self) -> InMemoryDecentrlSocket:
+        """A socket that is authenticated."""
+        dialogue = InMemoryDecentrlSocket(self.in_memory)
+        dialogue.say(self.greeting())
+        self.in_memory.test.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
+        return dialogue
+
+
+class InMemoryDecentrlSocket:
+    """A Decentrl socket, seen from the client."""
+
+    def __init__(self, in_memory: InMemoryMediator, **options: Any) -> None:
+        self.in_memory = in_memory
+        self.socket: FakeSocket = in_memory.socket(**options)
+        self.conversation: DecentrlSocketProtocol = in_memory.decentrl.converse(self.socket)
+        self.conversation.begin()
+
+    def say(self, frame: bytes, *, binary: bool = False) -> None:
+        """Send one message."""
+        self.in_memory.done(self.conversation.hear(frame, binary))
+
+    def heard(self) -> list[dict[str, Any]]:
+        """What came since this was asked last."""
+        frames, self.socket.frames = self.socket.frames, []
+        return [json.loads(frame) for frame in frames]
+
+    def hang_up(self) -> None:
+        """The socket is gone."""
+        self.conversation.end()
+        self.in_memory.base.connections.closed(self.socket)
+
+
+def code_of(reply: DecentrlReply) -> tuple[int, str]:
+    """Status and error code of a refusal, which has nothing else in it."""
+    body = json.loads(reply.body)
+    assert body == {"type": "ERROR", "code": body["code"]}, body
+    return reply.status, body["code"]
+
+
+def register_two_identities(
+    test: SynchronousTestCase, **settings: Any
+) -> tuple[InMemoryMediator, InMemoryIdentity, InMemoryIdentity]:
+    """Alice and Bob, both registered; nobody has a contract with anybody."""
+    in_memory = InMemoryMediator(test, **settings)
+    alice, bob = InMemoryIdentity(in_memory, "alice"), InMemoryIdentity(in_memory, "bob")
+    alice.register()
+    bob.register()
+    return in_memory, alice, bob

@@ -1,0 +1,17 @@
+"""SQLite databases that somebody else holds."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def lock_database(database: Path) -> Iterator[None]:
+    """Nobody else can write to this database; for less than the five seconds after which they would give up."""
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")

@@ -1,0 +1,160 @@
+"""What the wallets of the model say to all mediators, what is answered, and what is pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from hypothesis.stateful import RuleBasedStateMachine
+
+from mediatord.didcomm.messages import DIDCommReply
+from mediatord.protocol import encoding
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from tests.in_memory_mediator import FakeSocket, InMemoryWallet, read_problem_report
+from tests.model.mirrored_mediators import LIMITS, MirroredMediators
+from tests.model.reference_model import ExpectedMessage, ReferenceModel
+from tests.model.restartable_mediator import RestartableMediator
+
+NAMES = ("alice", "bob", "carol")
+MOST_SOCKETS = 4
+
+# Status, what stood in the answer, and why it was refused.
+Answer = tuple[int, Any, str | None]
+
+
+@dataclass(eq=False, slots=True)
+class MirroredSocket:
+    """
+    One and the same socket at every mediator.
+
+    :param ends: by mediator.
+    :ivar live: DIDs of the wallets that are live on it.
+    """
+
+    ends: dict[str, FakeSocket]
+    live: set[str] = field(default_factory=set)
+
+    @property
+    def takes(self) -> bool:
+        """Whether its peer reads."""
+        return all(end.takes for end in self.ends.values())
+
+
+class MirroredWallets(RuleBasedStateMachine):
+    """
+    Three wallets and their sockets, at every mediator.
+
+    :ivar known: messages that some wallet has seen, by what their ids are called.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mediators = MirroredMediators()
+        self.expected = ReferenceModel(LIMITS, self.mediators.now)
+        self.identities = {name: WalletIdentity.fresh(endpoint=self.mediators.first.did) for name in NAMES}
+        self.guests = {
+            (name, one.backend): InMemoryWallet(one, identity)
+            for name, identity in self.identities.items()
+            for one in self.mediators.mediator_fixtures
+        }
+        self.names = {identity.did: name for name, identity in self.identities.items()}
+        self.sockets: list[MirroredSocket] = []
+        self.known: dict[str, ExpectedMessage] = {}
+        self._numbers = count()
+
+    def teardown(self) -> None:
+        self.mediators.close()
+
+    def did(self, name: str) -> str:
+        """Of a wallet."""
+        return self.identities[name].did
+
+    def payload(self, size: int, form: str = "json") -> bytes:
+        """Something that looks encrypted, unlike any other."""
+        text = f"m{next(self._numbers)}"
+        return encoding.dumps({"ciphertext": text + "." * max(0, size - len(text) - 17)})
+
+    def post(self, raw: bytes, name: str | None = None, socket: MirroredSocket | None = None) -> Answer:
+        """The same message to all. :param name: of the wallet that an answer is for."""
+        return self.tell({one.backend: raw for one in self.mediators.mediator_fixtures}, name, socket)
+
+    def tell(self, raws: Mapping[str, bytes], name: str | None, socket: MirroredSocket | None = None) -> Answer:
+        """A message to each; what they agree on."""
+
+        def ask(mediator_fixture: RestartableMediator) -> Answer:
+            end = socket.ends[mediator_fixture.backend] if socket else None
+            return self._read(mediator_fixture, mediator_fixture.receive(raws[mediator_fixture.backend], end), name)
+
+        return tuple(self.mediators.same(lambda one: list(ask(one))))
+
+    def ask(self, name: str, type_: str, body: Any, socket: MirroredSocket | None = None, **headers: Any) -> Answer:
+        """A request of a wallet. :param body: one for all, or what makes one of a mediator."""
+        headers = {"id": f"q{next(self._numbers)}", "return_route": "all", **headers}
+        if not callable(body):
+            return self.post(self.guests[name, "memory"].pack(type_, body, **headers), name, socket)
+        packed = {
+            one.backend: self.guests[name, one.backend].pack(type_, body(one), **headers)
+            for one in self.mediators.mediator_fixtures
+        }
+        return self.tell(packed, name, socket)
+
+    def learn(self, attachments: Sequence[Mapping[str, Any]], letters: Sequence[ExpectedMessage]) -> None:
+        """These attachments are those letters, in this order; from now on their ids are known."""
+        assert [_payload(one["data"]) for one in attachments] == [one.payload for one in letters]
+        self.known.update(zip([str(one["id"]) for one in attachments], letters, strict=True))
+
+    def pushed(self, letters: Sequence[ExpectedMessage] = ()) -> None:
+        """Since this was last asked, these were pushed: to each live socket that reads, in order, and no more."""
+        for socket in self.sockets:
+            due = [one for one in letters if one.account in socket.live and socket.takes]
+            names = [self.names[one.account] for one in due]
+
+            def frames(
+                mediator_fixture: RestartableMediator, socket: MirroredSocket = socket, names: list[str] = names
+            ) -> list[Any]:
+                end = socket.ends[mediator_fixture.backend]
+                taken, end.frames = end.frames, []
+                assert len(taken) == len(names), (
+                    f"{mediator_fixture.backend}: {len(taken)} frames instead of {len(names)}"
+                )
+                return [self._opened(mediator_fixture, frame, name) for frame, name in zip(taken, names, strict=True)]
+
+            for frame, letter in zip(self.mediators.same(frames), due, strict=True):
+                self.learn(frame["attachments"], [letter])
+
+    def let_pass(self, seconds: int) -> None:
+        """Second by second: what is due together is done in no order that anybody promised."""
+        for _ in range(seconds):
+            for one in self.mediators.mediator_fixtures:
+                one.later(1.0)
+            self.pushed(self.expected.pass_time(1.0))
+
+    def open_socket(self) -> MirroredSocket:
+        """One more, at each."""
+        socket = MirroredSocket({one.backend: one.socket() for one in self.mediators.mediator_fixtures})
+        self.sockets.append(socket)
+        return socket
+
+    def close_socket(self, socket: MirroredSocket) -> None:
+        """One less."""
+        self.sockets.remove(socket)
+        for one in self.mediators.mediator_fixtures:
+            one.hang_up(socket.ends[one.backend])
+
+    def _read(self, mediator_fixture: RestartableMediator, reply: DIDCommReply, name: str | None) -> Answer:
+        fault = reply.fault.__name__ if reply.fault else None
+        if not reply.body:
+            return reply.status, None, fault
+        if "ciphertext" in encoding.loads_object(reply.body):
+            assert name is not None, "an answer to nobody"
+            return reply.status, self._opened(mediator_fixture, reply.body, name), fault
+        return reply.status, read_problem_report(reply), fault
+
+    def _opened(self, mediator_fixture: RestartableMediator, raw: bytes, name: str) -> dict[str, Any]:
+        return encoding.loads_object(self.guests[name, mediator_fixture.backend].open(raw).plaintext)
+
+
+def _payload(data: Mapping[str, Any]) -> bytes:
+    return encoding.dumps(data["json"]) if "json" in data else encoding.decode_lenient_base64(data["base64"])

@@ -1,0 +1,217 @@
+"""A whole mediator on a store of any kind, with the clock in the test's hand. It can be stopped and started again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from twisted.internet import reactor  # noqa: TID251  txmongo connects by the global one
+from twisted.internet.defer import Deferred, succeed
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.app.core_services import build_core_services
+from mediatord.app.decentrl import build_decentrl
+from mediatord.app.didcomm import build_didcomm
+from mediatord.config.settings import Config
+from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
+from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.store.interfaces.decentrl import DecentrlQuotas
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from mediatord.store.mongo.store import MongoStore
+from tests.in_memory_mediator import PEER, FakeSocket, InMemoryMediator, InMemoryReactor
+from tests.integration.daemon import PLENTY
+from tests.mongod import shared_replica_set
+from tests.store.builders import make_sqlite_store
+
+# Later than any real time: by that, a MongoDB server forgets what has had its day.
+START = 4_000_000_000.0
+# Seconds that a turn of the real reactor may wait.
+_TURN = 0.05
+# Turns of it in which nothing was begun, after which nothing will be.
+_QUIET = 3
+# Seconds after which nothing is waited for any more.
+_SOMETIME = 30.0
+_REACTOR: Any = reactor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class MediatorEnvironment:
+    """
+    What a mediator stands on.
+
+    :param backend: memory, sqlite or mongodb.
+    :param directory: for what it writes; its keys are beside it.
+    :param database: on the MongoDB servers that the tests of a process share.
+    """
+
+    backend: str
+    directory: Path
+    limits: QueueLimits
+    caps: DecentrlQuotas
+    database: str = ""
+
+    def config(self) -> Config:
+        """As from a file."""
+        # Of one network, without ranks, the oldest makes room.
+        limits = self.limits
+        queue = {"max_messages": limits.max_messages, "max_bytes": limits.max_bytes, "reserved_for_known": 0}
+        storage: dict[str, Any] = {"backend": self.backend, "sqlite": {"path": str(self.directory / "db")}}
+        if self.database:
+            storage["mongodb"] = {"uri": shared_replica_set().uri(self.database)}
+        plain = {
+            "storage": storage,
+            "identity": {"keys": str(self.directory.parent / "keys.jwks")},
+            "log": {"directory": str(self.directory / "log"), "rotate": {"compress": False}},
+            "queue": queue,
+            **PLENTY,
+        }
+        return Config.model_validate(plain).resolved(self.directory)
+
+
+class RestartableMediator(InMemoryMediator):
+    """
+    The rooms of a mediator, wired as in the daemon.
+
+    :ivar sockets: those that are open.
+    """
+
+    def __init__(self, environment: MediatorEnvironment) -> None:
+        environment.directory.mkdir()
+        self.test = SynchronousTestCase()
+        self.clock = InMemoryReactor()
+        self.clock.advance(START)
+        self.config = environment.config()
+        self.sockets: list[FakeSocket] = []
+        self._ground = environment
+        self._server: ReplicaSetClient | None = None
+        self._memory = MemoryStore(self.clock, environment.limits, caps=environment.caps)
+        # As long as somebody has it open, it keeps what is in it.
+        self._memory.open()
+        self._start()
+
+    @property
+    def backend(self) -> str:
+        """What it keeps everything in."""
+        return self._ground.backend
+
+    def restart(self) -> None:
+        """Stop in order and start again with the same store; sockets are gone."""
+        self.stop()
+        self._start()
+
+    def stop(self) -> None:
+        """In order, as the daemon does."""
+        gone: list[Any] = [self.base.connections.stopService()]
+        for socket in tuple(self.sockets):
+            self.hang_up(socket)
+        for service in (self.half.housekeeping, self.half.lag, self.half.due, self.base.gate):
+            gone.append(service.stopService())
+        for one in gone:
+            if isinstance(one, Deferred):
+                self.get(one)
+        self.get(self.store.close())
+        self.base.events.stopService()
+
+    def socket(self, **options: Any) -> FakeSocket:
+        """A socket that has finished its handshake."""
+        socket = super().socket(**options)
+        self.sockets.append(socket)
+        return socket
+
+    def hang_up(self, socket: FakeSocket) -> None:
+        """A socket is gone."""
+        self.sockets.remove(socket)
+        self.base.connections.closed(socket)
+        self.settle()
+
+    def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> DIDCommReply:
+        """What the mediator replies to one message."""
+        replies: list[DIDCommReply] = []
+        declined: list[None] = []
+        way = self.half.forward_fast_path
+        if socket is None and way.take(raw, peer, replies.append, lambda: declined.append(None)):
+            self.settle(lambda: bool(replies or declined))
+            if replies:
+                (reply,) = replies
+                return reply
+        return self.done(self.half.mediator.receive(raw, MessageOrigin(socket.client if socket else peer, socket)))
+
+    def done(self, work: Coroutine[Any, Any, T]) -> T:
+        """What comes of work that needs no time, once all has happened that it has begun."""
+        return self.get(Deferred.fromCoroutine(work))
+
+    def get(self, asked: Deferred[T]) -> T:
+        """What a Deferred fires with."""
+        fired: list[Any] = []
+        asked.addBoth(fired.append)
+        self.settle(lambda: bool(fired))
+        (result,) = fired
+        if isinstance(result, Failure):
+            result.raiseException()
+        answer: T = result
+        return answer
+
+    def later(self, seconds: float) -> None:
+        """Let time pass, all of it at once."""
+        self.clock.advance(seconds)
+        self.settle()
+
+    def settle(self, met: Callable[[], bool] = lambda: True) -> None:
+        """Let everything happen that is to happen at once. :param met: what has to be so then."""
+        until = _REACTOR.seconds() + _SOMETIME
+        quiet = 0
+        while quiet < (_QUIET if self._server else 1):
+            while any(call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()):
+                self.clock.advance(0)
+            busy = self._server is not None and self._server._running
+            quiet = 0 if busy or not met() else quiet + 1
+            assert quiet or self._server and _REACTOR.seconds() < until, f"{self.backend}: nothing comes of it"
+            if self._server is not None:
+                due = _REACTOR.timeout()
+                _REACTOR.iterate(0 if quiet else _TURN if due is None else min(due, _TURN))
+
+    def _start(self) -> None:
+        store = self._make_store()
+        self.base = build_core_services(self.clock, self.config, store=store, steady=self.clock.seconds)
+        os.utime(self.config.identity.keys.with_name("log.key"), (START, START))
+        self.half = build_didcomm(self.base, self.config)
+        self.decentrl = build_decentrl(self.base, self.config)
+        self.store = store
+        self.did = self.base.identity.did
+        self.document = resolve_local(self.did)
+        self.base.events.startService()
+        self.get(store.open())
+        for service in (self.half.due, self.half.lag, self.half.housekeeping, self.base.connections, self.base.gate):
+            service.startService()
+        self.settle()
+
+    def _make_store(self) -> Any:
+        environment = self._ground
+        if environment.backend == "memory":
+            return self._memory
+        if environment.backend == "sqlite":
+            return make_sqlite_store(
+                self.clock, self.config.storage.sqlite.path, environment.limits, caps=environment.caps
+            )
+        return self._make_mongo()
+
+    def _make_mongo(self) -> IStore:
+        address = parse_mongo_uri(shared_replica_set().uri(self._ground.database))
+        self._server = ReplicaSetClient(
+            address, _REACTOR, observe=ignore_observation, on_up=lambda up: None, connections=2
+        )
+        store = MongoStore(self._server, self.clock, self._ground.limits, caps=self._ground.caps)
+        # The server judges by its own clock, which is another, whether a turn is somebody else's.
+        store.cluster.hold = lambda *args: succeed(True)  # type: ignore[method-assign]  # for this instance
+        return store

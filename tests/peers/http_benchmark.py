@@ -1,0 +1,81 @@
+"""An empty POST, answered with an empty 202: mediatord's listener, a stock `twisted.web` Site, and aiohttp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mediatord.bench.load_generator import PER_CPU_SECOND, PER_SECOND, TargetServer, post_for_seconds, write_bodies
+from mediatord.bench.processes import CoreAssignment, assign_cores, pin_to_cores, read_line, spawn_module
+from mediatord.bench.scenario import Figures, ResultTable, run_interleaved
+from tests.peers.comparison import OURS, TIMES, ComparisonOptions, Participants, compare_rows, select_targets
+from tests.peers.driver_processes import DriverProgram, DriverUnavailable, run_driver
+
+SITE, AIOHTTP = "twisted", "aiohttp"
+GOALS = {SITE: 4.0, AIOHTTP: 1.2}
+SERVERS = ".venv-peers"
+
+_COLUMNS = (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", TIMES)
+_PATH = "/didcomm"
+_WARM_UP_SECONDS = 0.5
+
+
+def measure_http(terms: ComparisonOptions) -> ResultTable:
+    """One table; requests per CPU-second of the server's process are compared."""
+    company, cores = Participants(), assign_cores()
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-peers-")))
+        bodies = place / "bodies"
+        write_bodies(bodies, [b""])
+        servers = {
+            OURS: _program(stack, cores, DriverProgram("serve_mediatord.py", arguments=(str(place),)), OURS, company)
+        }
+        if terms.wants(SITE):
+            servers[SITE] = _site(stack, cores)
+        if terms.wants(AIOHTTP):
+            try:
+                program = DriverProgram("serve_aiohttp.py", SERVERS)
+                servers[AIOHTTP] = _program(stack, cores, program, AIOHTTP, company)
+            except (DriverUnavailable, RuntimeError) as error:
+                company.skipped[AIOHTTP] = str(error)
+        failures: list[str] = []
+        contenders = {name: _contender(name, server, bodies, terms, failures) for name, server in servers.items()}
+        rows = compare_rows(run_interleaved(contenders, terms.rounds), "", PER_CPU_SECOND)
+    notes = (
+        f"{terms.clients} connections, keep-alive, five headers. {cores.note} Ours is the daemon's site with nothing "
+        "behind it; the stock Site is as in `mediatord bench`.",
+        *company.notes(),
+    )
+    found = select_targets(rows, "", GOALS, "empty POSTs per CPU-second")
+    return ResultTable("An empty POST, answered 202", _COLUMNS, rows, tuple(found), notes, tuple(failures))
+
+
+def _contender(
+    name: str, server: TargetServer, bodies: Path, terms: ComparisonOptions, failures: list[str]
+) -> Callable[[], Figures]:
+    def post(seconds: float) -> Figures:
+        load = post_for_seconds(server, bodies, terms.clients, seconds)
+        if set(load.statuses) != {server.success}:
+            failures.append(f"{name} gave other answers than {server.success}: {load.statuses}")
+        return load.figures()
+
+    post(_WARM_UP_SECONDS)
+    return lambda: post(terms.seconds)
+
+
+def _program(
+    stack: ExitStack, cores: CoreAssignment, program: DriverProgram, name: str, company: Participants
+) -> TargetServer:
+    with pin_to_cores(cores.server):
+        server = stack.enter_context(run_driver(program))
+    port = server.hear()["port"]
+    company.versions[name] = server.versions
+    return TargetServer(server.pid, port, _PATH)
+
+
+def _site(stack: ExitStack, cores: CoreAssignment) -> TargetServer:
+    with pin_to_cores(cores.server):
+        process = stack.enter_context(spawn_module("mediatord.bench.baseline_servers"))
+    return TargetServer(process.pid, int(read_line(process)), _PATH)

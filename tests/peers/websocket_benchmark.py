@@ -1,0 +1,184 @@
+"""Resident memory of an idle WebSocket: the daemon, aiohttp and `websockets`, all held by the same raw client."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mediatord.bench.delivery_scenarios import enable_live_delivery
+from mediatord.bench.didcomm_wallets import enrol_group, fetch_mediator
+from mediatord.bench.load_generator import WebSocketClient
+from mediatord.bench.processes import raise_file_limit, rss_bytes
+from mediatord.bench.scenario import (
+    DAEMON_SETTINGS,
+    Figures,
+    InterleavedResults,
+    PerformanceTarget,
+    ResultTable,
+    run_interleaved,
+)
+from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
+from tests.peers.comparison import OURS, ComparisonOptions, Participants
+from tests.peers.driver_processes import DriverProgram, DriverUnavailable, run_driver
+
+AIOHTTP, WEBSOCKETS = "aiohttp", "websockets"
+SERVERS = {
+    AIOHTTP: (DriverProgram("serve_aiohttp.py", ".venv-peers"), "/ws"),
+    WEBSOCKETS: (DriverProgram("serve_websockets.py", ".venv-peers"), "/"),
+}
+# Of a peer's memory for a socket, what ours may take.
+GOAL = 0.75
+
+_KIB = 1 << 10
+_WARM_UP = 50
+_SPARE_FILES = 100
+# As often as this many sockets, what has come on others is read: pings want an answer.
+_BETWEEN_LOOKS = 250
+# A server is started anew each time, and memory hardly differs from time to time.
+_MOST_ROUNDS = 3
+_BASE = "server alone, MiB"
+
+
+def measure_websockets(terms: ComparisonOptions) -> ResultTable:
+    """One table; KiB a socket for each number of them, and what the servers have without any."""
+    counts = [min(count, raise_file_limit() - _SPARE_FILES) for count in sorted(terms.sockets)]
+    company = Participants()
+    contenders: dict[str, Callable[[], Figures]] = {OURS: lambda: _mediatord(counts)}
+    for name, (program, path) in SERVERS.items():
+        if terms.wants(name):
+            try:
+                with run_driver(program) as server:
+                    server.hear()
+                company.versions[name] = server.versions
+                contenders[name] = lambda program=program, path=path: _peer(program, path, counts)  # type: ignore[misc]
+            except (DriverUnavailable, RuntimeError) as error:
+                company.skipped[name] = str(error)
+    rounds = run_interleaved(contenders, min(terms.rounds, _MOST_ROUNDS))
+    rows = {name: rounds.medians(name) for name in rounds.found}
+    for count in counts:
+        rows.setdefault(f"{OURS}, live", {}).update(_live(count))
+    notes = (
+        "KiB each; the handshake is done and nothing was sent. Memory of the kernel is not counted.",
+        "Live: each a wallet of its own, enrolled, in live mode; shown beside, since the others know no wallets.",
+        *company.notes(),
+    )
+    columns = (*map(_column, counts), _BASE)
+    return ResultTable("An idle WebSocket", columns, rows, tuple(_targets(rounds, counts)), notes)
+
+
+def _targets(rounds: InterleavedResults, counts: list[int]) -> Iterator[PerformanceTarget]:
+    for count in counts:
+        for name in rounds.found:
+            if name != OURS:
+                share = rounds.ratio(OURS, name, _column(count))
+                yield PerformanceTarget(f"memory of each of {count:,} sockets, x {name}", GOAL, share, most=True)
+
+
+def _column(count: int) -> str:
+    return f"{count:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldSockets:
+    """
+    Open sockets, and what comes on them.
+
+    :param url: where more of them are opened.
+    """
+
+    url: str
+    sockets: list[WebSocketClient]
+    events: select.epoll
+
+    def open(self) -> WebSocketClient:
+        """One more."""
+        socket = WebSocketClient(self.url)
+        self.events.register(socket, select.EPOLLIN)
+        self.sockets.append(socket)
+        if len(self.sockets) % _BETWEEN_LOOKS == 0:
+            self.look()
+        return socket
+
+    def look(self) -> None:
+        """Read what has come; pings are answered. Raises ConnectionError when a socket was closed."""
+        by_number = {socket.fileno(): socket for socket in self.sockets}
+        while ready := self.events.poll(0):
+            for number, _ in ready:
+                by_number[number].take()
+
+
+@contextmanager
+def _hold_sockets(url: str) -> Iterator[_HeldSockets]:
+    held = _HeldSockets(url, [], select.epoll())
+    try:
+        yield held
+    finally:
+        for socket in held.sockets:
+            socket.close()
+        held.events.close()
+
+
+def _peer(program: DriverProgram, path: str, counts: list[int]) -> Figures:
+    with run_driver(program) as server:
+        url = f"ws://127.0.0.1:{server.hear()['port']}{path}"
+        return measure_bytes_per_socket(
+            server.pid, url, counts, _warmed_up(server.pid, url), lambda held, _: held.open()
+        )
+
+
+def _mediatord(counts: list[int]) -> Figures:
+    with run_temporary_daemon(DAEMON_SETTINGS) as daemon:
+        url = _socket_url(daemon)
+        return measure_bytes_per_socket(
+            daemon.pid, url, counts, _warmed_up(daemon.pid, url), lambda held, _: held.open()
+        )
+
+
+def _live(count: int) -> Figures:
+    """With a daemon of its own: what it keeps in memory of so many wallets that enrolled counts as well."""
+    with run_temporary_daemon(DAEMON_SETTINGS) as daemon:
+        url = _socket_url(daemon)
+        alone = _warmed_up(daemon.pid, url)
+        group = enrol_group(daemon.url, count, short=True)
+        return measure_bytes_per_socket(
+            daemon.pid,
+            url,
+            [count],
+            alone,
+            lambda held, number: enable_live_delivery(held.open(), group.wallets[number], group),
+        )
+
+
+def _socket_url(daemon: TemporaryDaemon) -> str:
+    url = fetch_mediator(daemon.url).ws_uri
+    assert url is not None
+    return url
+
+
+def _warmed_up(pid: int, url: str) -> int:
+    """Memory of a server without sockets, in bytes, when code is loaded and allocators are primed by a few."""
+    with _hold_sockets(url) as held:
+        for _ in range(_WARM_UP):
+            held.open()
+    return rss_bytes(pid)
+
+
+def measure_bytes_per_socket(
+    pid: int, url: str, counts: list[int], alone: int, add: Callable[[_HeldSockets, int], object]
+) -> Figures:
+    """
+    What a server takes for each socket, with so many of them, one number after the other.
+
+    :param alone: bytes that it has without them.
+    :param add: opens one more, the one of this number.
+    """
+    figures = {_BASE: alone / _KIB**2}
+    with _hold_sockets(url) as held:
+        for count in counts:
+            for number in range(len(held.sockets), count):
+                add(held, number)
+            held.look()
+            figures[_column(count)] = (rss_bytes(pid) - alone) / count / _KIB
+    return figures

@@ -1,0 +1,156 @@
+"""Random commands of the Decentrl half, as writes to a store."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+
+from mediatord.store.interfaces.decentrl import (
+    CommandGuard,
+    Contract,
+    ContractRequest,
+    IDecentrlStore,
+    PendingEvent,
+    PublicEvent,
+    StoredEvent,
+)
+
+Write = Callable[[IDecentrlStore, CommandGuard], Deferred[Any]]
+
+PEOPLE = ("did:a", "did:ab", "did:c")
+TAGS = ("", "x", "X", "\u20ac", "tag")
+
+people = st.sampled_from(PEOPLE)
+anybody = st.sampled_from([*PEOPLE, "did:stranger"])
+spans = st.sampled_from([1.0, 5.0, 20.0, 50.0, 0.0, -1.0])
+texts = st.sampled_from(["x", "", "\0", "\u20ac", "12345", "y" * 20, "z" * 31])
+tags = st.lists(st.sampled_from(TAGS), max_size=3).map(tuple)
+times = st.sampled_from([2.0, 1.0, 0.0, -1.5, 2.5])
+channels = st.sampled_from([None, "", "blog"])
+digests = st.sampled_from([b"1", b"2", b"3", b"4", b"5", b"6"])
+
+
+class RandomDecentrlCommands:
+    """Draws commands whose ids are new, or were used for others of their kind."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._numbers = count()
+        self._known: defaultdict[str, list[str]] = defaultdict(lambda: ["unknown"])
+        self._kinds: tuple[Callable[[st.DataObject], Write], ...] = (
+            self.delivery,
+            self.saving,
+            self.tagging,
+            self.publication,
+            self.acknowledgement,
+            self.contract,
+            self.request,
+            self.withdrawal,
+            self.registration,
+            self.request_acknowledgement,
+        )
+
+    def draw(self, data: st.DataObject) -> Write:
+        """A command of any kind."""
+        kind: Callable[[st.DataObject], Write] = data.draw(st.sampled_from(self._kinds))
+        return kind(data)
+
+    def guard(self, data: st.DataObject) -> CommandGuard:
+        """Mostly one that lets the command pass."""
+        until = self._clock.seconds() + data.draw(spans)
+        if data.draw(st.integers(0, 4)) < 4:
+            return self.open_guard(until)
+        return CommandGuard(data.draw(digests), until, data.draw(st.none() | anybody), data.draw(st.none() | anybody))
+
+    def open_guard(self, until: float = 9e9) -> CommandGuard:
+        """One that lets everything pass."""
+        return CommandGuard(self._id("nonce").encode(), until)
+
+    def registration(self, data: st.DataObject) -> Write:
+        return self.registering(data.draw(people), data.draw(spans))
+
+    def registering(self, did: str, ttl: float) -> Write:
+        """To register a DID."""
+        id = self._id("contract")
+        registration = Contract(id, None, did, self._clock.seconds() + ttl, id.encode(), b"")
+        return lambda store, guard: store.save_contract(guard, registration)
+
+    def contract(self, data: st.DataObject) -> Write:
+        return self.agreeing(data.draw(people), data.draw(anybody), data.draw(spans), data.draw(digests))
+
+    def agreeing(self, owner: str, peer: str, ttl: float, digest: bytes) -> Write:
+        """To save a contract."""
+        contract = Contract(self._id("contract"), owner, peer, self._clock.seconds() + ttl, digest, b"{}")
+        return lambda store, guard: store.save_contract(guard, contract)
+
+    def request(self, data: st.DataObject) -> Write:
+        did = data.draw(people)
+        request = ContractRequest(self._id(f"request {did}", data), data.draw(anybody), did, "request", "key")
+        return lambda store, guard: store.request_contract(guard, request)
+
+    def request_acknowledgement(self, data: st.DataObject) -> Write:
+        did = data.draw(people)
+        ids = self._ids(f"request {did}", data)
+        return lambda store, guard: store.acknowledge_requests(guard, did, ids)
+
+    def delivery(self, data: st.DataObject) -> Write:
+        did, sender, received_at = data.draw(people), data.draw(anybody), self._clock.seconds()
+        event = PendingEvent(self._id(f"pending {did}", data), did, sender, data.draw(texts), received_at)
+        return lambda store, guard: store.deliver(guard, event)
+
+    def acknowledgement(self, data: st.DataObject) -> Write:
+        did = data.draw(people)
+        ids = self._ids(f"pending {did}", data)
+        return lambda store, guard: store.acknowledge_events(guard, did, ids)
+
+    def saving(self, data: st.DataObject) -> Write:
+        owner = data.draw(people)
+        return self.keeping(owner, [self._event(owner, data) for _ in range(data.draw(st.integers(0, 3)))])
+
+    def keeping(self, owner: str, events: list[StoredEvent]) -> Write:
+        """To save events."""
+        return lambda store, guard: store.save_events(guard, owner, events)
+
+    def some_event(self, owner: str, tag: str) -> StoredEvent:
+        """One from somebody."""
+        return StoredEvent(self._id(owner), PEOPLE[0], owner, "x", (tag,), 1.0)
+
+    def tagging(self, data: st.DataObject) -> Write:
+        owner = data.draw(people)
+        updates = [(id, data.draw(tags)) for id in self._ids(owner, data)]
+        return lambda store, guard: store.update_tags(guard, owner, updates)
+
+    def publication(self, data: st.DataObject) -> Write:
+        publisher = data.draw(people)
+        id = self._id(f"public {publisher}", data)
+        event = PublicEvent(id, data.draw(texts), data.draw(tags), data.draw(times), "signature", data.draw(channels))
+        return lambda store, guard: store.publish(guard, publisher, event)
+
+    def withdrawal(self, data: st.DataObject) -> Write:
+        publisher = data.draw(people)
+        id = self._ids(f"public {publisher}", data)[0]
+        return lambda store, guard: store.unpublish(guard, publisher, id)
+
+    def _event(self, owner: str, data: st.DataObject) -> StoredEvent:
+        people = data.draw(anybody), data.draw(anybody)
+        id, payload, own_tags, at = self._id(owner, data), data.draw(texts), data.draw(tags), data.draw(times)
+        return StoredEvent(id, *people, payload, own_tags, at, data.draw(st.none() | texts))
+
+    def _id(self, kind: str, data: st.DataObject | None = None) -> str:
+        """A new id; if `data` may decide, one that was used before now and then."""
+        if data is not None and data.draw(st.integers(0, 11)) == 11:
+            return data.draw(st.sampled_from(self._known[kind][-4:]))
+        id = f"{kind} {next(self._numbers)}"
+        self._known[kind].append(id)
+        return id
+
+    def _ids(self, kind: str, data: st.DataObject) -> list[str]:
+        """Some that were used; what had them may have gone, or be somebody else's."""
+        candidates = [*reversed(self._known[kind][-6:]), *self._known[kind.replace(*PEOPLE[:2])][-1:]]
+        return data.draw(st.lists(st.sampled_from(candidates), min_size=1, max_size=5))

@@ -1,0 +1,42 @@
+"""
+A process that commits numbers to a database on a disk of ours, and says each when it is committed.
+
+``python -m tests.torture.commit_recorder DIRECTORY yes`` syncs, with `no` the disk forgets that it was asked to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import sys
+from pathlib import Path
+
+from mediatord.store.sqlite.database_file import connect
+from tests.torture.faulty_disk import DiskControl, DiskMode, DiskSpec
+
+# Until then all goes well; each of the next ones meets another disk.
+WELL = 30
+REFUSED = {WELL + number: mode for number, mode in enumerate((DiskMode.FULL, DiskMode.READ_ONLY, DiskMode.BROKEN))}
+
+
+def main(directory: Path, syncs: bool) -> None:
+    """Until it is killed."""
+    DiskSpec(directory / "dial", directory / "tape", syncs).mount()
+    connection = connect(directory / "data" / "db")
+    disk_control = DiskControl(directory / "dial")
+    for number in itertools.count():
+        disk_control.mode = REFUSED.get(number, DiskMode.WELL)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("INSERT INTO number VALUES (?, zeroblob(6000))", (number,))
+            connection.execute("COMMIT")
+            print(number, flush=True)  # noqa: T201  whoever started it reads that
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        if number % 40 == WELL // 2:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] == "yes")

@@ -1,0 +1,75 @@
+"""The books that a store keeps itself, and whether they agree with what its clients know."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+from urllib.parse import urlsplit
+
+from pymongo import MongoClient
+
+from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
+from mediatord.store.message_operations import LEDGER_ENTRIES
+from mediatord.store.mongo.ledger_entries import LEDGER
+from mediatord.store.mongo.schema import MESSAGES, PENDING_EVENTS
+from tests.integration.daemon import Daemon
+from tests.integration.delivery_ledger import LedgerBalance
+from tests.mongod import shared_replica_set
+
+_ROWS = {"didcomm": MESSAGES, "decentrl": PENDING_EVENTS.name}
+
+
+def read_mongo_ledger(client: MongoClient[dict[str, Any]], database: str) -> StoreLedger:
+    """All of one moment."""
+    with client.start_session(snapshot=True) as session:
+        pages = list(client[database][LEDGER].find({}, session=session))
+        halves = []
+        for half, collection in _ROWS.items():
+            counted = client[database][collection].aggregate([{"$count": "n"}], session=session)
+            waiting = sum(one["n"] for one in counted)
+            sums = {entry: sum(page.get(half, {}).get(entry, 0) for page in pages) for entry in LEDGER_ENTRIES}
+            halves.append(MessageLedger(**sums, waiting=waiting))
+    return StoreLedger(*halves)
+
+
+def read_daemon_mongo_ledger(daemon: Daemon) -> StoreLedger:
+    """Of one whose database is on the servers that all tests of this process share."""
+    uri = str(daemon.configuration()["storage"]["mongodb"]["uri"])
+    return read_mongo_ledger(shared_replica_set().client, urlsplit(uri).path.strip("/"))
+
+
+def subtract_ledger(before: MessageLedger, after: MessageLedger) -> MessageLedger:
+    """What was entered between two looks; `waiting` is that of the second one."""
+    entered = {one.name: getattr(after, one.name) - getattr(before, one.name) for one in fields(MessageLedger)[:-1]}
+    return MessageLedger(**entered, waiting=after.waiting)
+
+
+def find_ledger_mismatches(
+    balance: LedgerBalance, after: MessageLedger, entered: MessageLedger, *, withdraws: bool
+) -> list[str]:
+    """
+    What clients know of one load and the store does not, or the other way round. Everything was acknowledged.
+
+    :param after: the ledger at the end.
+    :param entered: what was entered during the load.
+    :param withdraws: whether the store may have taken back what it had refused.
+    """
+    unknown = balance.cut + (balance.refused if withdraws else 0)
+    found = [
+        (after.difference == 0, f"difference {after.difference}"),
+        (after.waiting == 0, f"{after.waiting} still wait"),
+        (
+            balance.accepted <= entered.accepted <= balance.accepted + unknown,
+            f"{entered.accepted} were stored, {balance.accepted} accepted and {unknown} in doubt",
+        ),
+        (
+            balance.received - entered.withdrawn <= entered.acknowledged <= balance.received,
+            f"{entered.acknowledged} were acknowledged, {balance.received} came, {entered.withdrawn} taken back",
+        ),
+        (entered.expired == 0, f"{entered.expired} expired"),
+        (entered.evicted == 0, f"{entered.evicted} were evicted"),
+        (entered.removed == 0, f"{entered.removed} were removed"),
+        (withdraws or entered.withdrawn == 0, f"{entered.withdrawn} were taken back"),
+        (withdraws or balance.doubtful == 0, f"{balance.doubtful} were refused and stored all the same"),
+    ]
+    return [complaint for well, complaint in found if not well]

@@ -1,0 +1,19 @@
+"""What is in stores and directories."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from mediatord.store.sqlite.database_file import prepare_database
+
+
+def add_account(path: Path, did: str) -> None:
+    """Keep an account."""
+    with closing(prepare_database(path)) as connection:
+        connection.execute("INSERT INTO account (did, created_at) VALUES (?, 1.0)", (did,))
+
+
+def read_tree(path: Path) -> dict[str, bytes]:
+    """All files below, with what is in them."""
+    return {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*") if one.is_file()}
