@@ -32,39 +32,39 @@ class MediatorError(Exception):
         self.retry_after = retry_after
 
 
-class RecipientUnknown(MediatorError, reason="recipient_unknown"):
+class UnknownRecipient(MediatorError, reason="recipient_unknown"):
     """`next` is not registered here (UC-021 AF-1)."""
 
 
-class RateLimited(MediatorError, reason="rate_limited"):
+class RateLimitExceeded(MediatorError, reason="rate_limited"):
     """The sender or its address is over its limit (UC-021 AF-2)."""
 
 
-class Undecryptable(MediatorError, reason="undecryptable"):
+class DecryptionError(MediatorError, reason="undecryptable"):
     """The envelope does not open, for whichever reason (UC-021 AF-3); all reasons look alike from outside."""
 
 
-class NotAnEnvelope(MediatorError, reason="not_an_envelope"):
+class InvalidEnvelope(MediatorError, reason="not_an_envelope"):
     """The body is not JSON, or not a JWE."""
 
 
-class AlienMediaType(NotAnEnvelope, reason="alien_media_type"):
+class UnsupportedMediaType(InvalidEnvelope, reason="alien_media_type"):
     """The body is not a JWE and its Content-Type said so."""
 
 
-class NotEncrypted(MediatorError, reason="not_encrypted"):
+class EncryptionRequired(MediatorError, reason="not_encrypted"):
     """A plaintext or merely signed message."""
 
 
-class NotAMessage(MediatorError, reason="not_a_message"):
+class InvalidPlaintext(MediatorError, reason="not_a_message"):
     """The envelope opened, but what is inside is no DIDComm message."""
 
 
-class NextMissing(MediatorError, reason="next_missing"):
+class MissingNext(MediatorError, reason="next_missing"):
     """A forward without a usable `next`."""
 
 
-class BadAttachment(MediatorError, reason="bad_attachment"):
+class InvalidAttachment(MediatorError, reason="bad_attachment"):
     """A forward without attachments, or with one that cannot be read or is not encrypted."""
 
 
@@ -72,7 +72,7 @@ class LinkedAttachment(MediatorError, reason="linked_attachment"):
     """A forward whose payload is only linked to."""
 
 
-class ForwardExpired(MediatorError, reason="forward_expired"):
+class ExpiredForward(MediatorError, reason="forward_expired"):
     """A forward whose `expires_time` has passed."""
 
 
@@ -80,7 +80,7 @@ class RoutingLoop(MediatorError, reason="routing_loop"):
     """A forward that names this mediator as next hop too many times in a row."""
 
 
-class TooLarge(MediatorError, reason="too_large"):
+class PayloadTooLarge(MediatorError, reason="too_large"):
     """The body is over the size limit."""
 
 
@@ -92,7 +92,7 @@ class StoreUnavailable(MediatorError, reason="store_unavailable"):
     """The store did not take or give what was asked; nothing was stored."""
 
 
-class ReplayMemoryFull(StoreUnavailable, reason="replay_memory_full"):
+class ReplayCacheFull(StoreUnavailable, reason="replay_memory_full"):
     """What was received before takes all the room there is: what could be a repetition is refused, and not done."""
 
 
@@ -104,43 +104,43 @@ class AuthcryptRequired(MediatorError, reason="authcrypt_required"):
     """A coordination or pickup request without an authenticated sender."""
 
 
-class SenderUnresolvable(MediatorError, reason="sender_unresolvable"):
+class UnresolvableDID(MediatorError, reason="sender_unresolvable"):
     """The sender's DID does not resolve, or has no usable key of that id."""
 
 
-class SenderUnsupported(MediatorError, reason="sender_unsupported"):
+class UnsupportedDIDMethod(MediatorError, reason="sender_unsupported"):
     """The sender's DID method is not one that is resolved here."""
 
 
-class Unsupported(MediatorError, reason="unsupported"):
+class UnsupportedMessageType(MediatorError, reason="unsupported"):
     """An unknown message type, or a version that is not served."""
 
 
-class BadBody(MediatorError, reason="bad_body"):
+class InvalidBody(MediatorError, reason="bad_body"):
     """The body of a request does not have the members its type asks for."""
 
 
-class BadLimit(BadBody, reason="bad_limit"):
+class InvalidLimit(InvalidBody, reason="bad_limit"):
     """`limit` of a delivery-request is missing, not an integer, or below 1."""
 
 
-class BadPaginate(BadBody, reason="bad_paginate"):
+class InvalidPagination(InvalidBody, reason="bad_paginate"):
     """`paginate` of a query is incomplete or not made of natural numbers."""
 
 
-class BadUpdates(BadBody, reason="bad_updates"):
+class InvalidUpdates(InvalidBody, reason="bad_updates"):
     """`updates` of a recipient-update is not a list of updates."""
 
 
-class Misaddressed(MediatorError, reason="misaddressed"):
+class MisaddressedMessage(MediatorError, reason="misaddressed"):
     """A coordination or pickup request whose `to` names somebody else (a replay from another mediator)."""
 
 
-class NotEnrolled(MediatorError, reason="not_enrolled"):
+class MediationNotGranted(MediatorError, reason="not_enrolled"):
     """The sender has no grant, or asks for a DID that is not its own."""
 
 
-class Replayed(MediatorError, reason="replayed"):
+class ReplayedMessage(MediatorError, reason="replayed"):
     """The very same envelope came before."""
 
 
@@ -148,7 +148,7 @@ class LiveModeUnsupported(MediatorError, reason="live_mode_unsupported"):
     """Live delivery was asked for over a connection that cannot push."""
 
 
-class MessageExpired(MediatorError, reason="message_expired"):
+class ExpiredMessage(MediatorError, reason="message_expired"):
     """A protocol message whose `expires_time` has passed."""
 
 
@@ -156,7 +156,7 @@ class TooManyErrors(MediatorError, reason="too_many_errors"):
     """A peer that reports problem after problem."""
 
 
-class ShuttingDown(MediatorError, reason="shutting_down"):
+class ShutdownInProgress(MediatorError, reason="shutting_down"):
     """The daemon is stopping and takes no new work."""
 
 
@@ -220,15 +220,15 @@ class PublicEventNotFound(MediatorError, reason="public_event_not_found"):
     """The publisher has no public event of this id."""
 
 
-class RegistrationLimited(RateLimited, reason="registration_limited"):
+class RegistrationLimitExceeded(RateLimitExceeded, reason="registration_limited"):
     """As many accounts or registrations as are allowed have come from this address today."""
 
 
-class RegistrationsFull(RateLimited, reason="registrations_full"):
+class RegistrationCapacityExceeded(RateLimitExceeded, reason="registrations_full"):
     """As many accounts are kept as are allowed, or as much of their registrations."""
 
 
-class OverQuota(RateLimited, reason="over_quota"):
+class QuotaExceeded(RateLimitExceeded, reason="over_quota"):
     """As much is kept for this DID as is allowed."""
 
 

@@ -182,8 +182,7 @@ def test_decentrl_refusals() -> None:
     document = text("docs/protocols.md")
     found = rows(document, "<!-- decentrl", "<!-- end of decentrl")
     assert [row[:3] for row in found] == [
-        [f"`{kind.reason}`", str(wire.status), f"`{wire.code}`"]
-        for kind, wire in DECENTRL_ERROR_CODES.items()
+        [f"`{kind.reason}`", str(wire.status), f"`{wire.code}`"] for kind, wire in DECENTRL_ERROR_CODES.items()
     ]
     sockets = rows(document, "<!-- socket", "<!-- end of socket")
     assert [row[:2] for row in sockets] == [
