@@ -47,7 +47,7 @@ class LogThrottle:
         self._said = -inf
         self._count = 0
 
-    def count(self) -> int:
+    def count_occurrence(self) -> int:
         """It has happened once more: how often since it was spoken of; 0 when that is not to be said now."""
         self._count += 1
         now = self._clock.seconds()

@@ -193,7 +193,7 @@ class EpochsTests(SynchronousTestCase):
         self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter()))
         start_key_epoch(self.path, to_utc_day(NOW))
         self.epochs.rotate_if_due()
-        self.in_memory.base.recorder.metrics.queue_sizes([(bob.did, 1)], 0)
+        self.in_memory.base.recorder.metrics.set_queue_sizes([(bob.did, 1)], 0)
         tag = Pseudonymizer("keyed", load_pseudonym_key(self.path)).did(bob.did)
         self.assertEqual(self.in_memory.counter("mediator_message_queue_size", did=tag), 1)
 

@@ -73,7 +73,7 @@ class PseudonymKeyRotation(Service):
             _log.error("the key of the event log stays the same: {reason}", reason=str(error))
             return
         if key.epoch != self._tags.epoch:
-            self._tags.use(key)
+            self._tags.set_key(key)
             self._events.set_key_epoch(key.epoch)
         elif key != self._tags.key:
             _log.warn(

@@ -346,7 +346,7 @@ class ProbeAccounts:
 
         given = self._config.identity
         keys = load_keys(given.keys, make_passphrase_source(given.passphrase_file))
-        return ProbeIdentities(MediatorIdentity(keys, self._config.public_url, given.former_dids).secret)
+        return ProbeIdentities(MediatorIdentity(keys, self._config.public_url, given.former_dids).root_secret)
 
 
 # In one transaction: the daemon cannot write meanwhile.

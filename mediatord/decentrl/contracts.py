@@ -222,7 +222,7 @@ class RegistrationHandler:
             digest=compute_contract_digest(signed),
             text=text,
         )
-        await self._quota.enrol(command_request.peer, len(text))
+        await self._quota.charge_account(command_request.peer, len(text))
         try:
             await self._context.store.save_contract(command_request.guard(), contract)
         except MediatorError:

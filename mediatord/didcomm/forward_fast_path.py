@@ -178,7 +178,7 @@ class ForwardFastPath:
                 one.recipient,
                 (self._payload(one.found),),
                 compute_expiry(one.found, now, self._settings.ttl),
-                origin=route.origins.of(one.recipient, one.record.peer, None),
+                origin=route.origins.compute(one.recipient, one.record.peer, None),
             )
             for one in requests
         ]

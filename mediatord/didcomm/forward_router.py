@@ -179,7 +179,7 @@ class ForwardRouter:
         if ours:
             return await self._unwrap(payloads, origin, descent)
         held = compute_delay(message, self._settings.max_delay, self._route.sources.uniform)
-        party = self._route.origins.of(recipient, origin.peer, descent.sender)
+        party = self._route.origins.compute(recipient, origin.peer, descent.sender)
         return [_ForwardPlan(recipient, party, payloads, expires_at, now + held if held > 0 else None)]
 
     async def _check_sender(self, received: UnpackedMessage, origin: MessageOrigin, count: int) -> str | None:
@@ -189,7 +189,7 @@ class ForwardRouter:
         # The very same forward again may be somebody else's doing, and is never charged to its sender twice.
         is_new = self._is_new(received.digest)
         if is_new:
-            await self._route.admission.sender(received.sender, received.message.sender, origin.peer, count)
+            await self._route.admission.charge_sender(received.sender, received.message.sender, origin.peer, count)
         if self._settings.registered_senders_only:
             sender = received.sender
             if sender is None or await self._route.store.account(sender) is None:

@@ -45,9 +45,9 @@ class Pseudonymizer:
 
     def __init__(self, mode: Literal["plain", "keyed"], key: PseudonymKey) -> None:
         self._mode = mode
-        self.use(key)
+        self.set_key(key)
 
-    def use(self, key: PseudonymKey) -> None:
+    def set_key(self, key: PseudonymKey) -> None:
         """Make tags with this key from now on."""
         mode = self._mode
         self.key = key

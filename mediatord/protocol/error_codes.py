@@ -87,89 +87,89 @@ class DIDCommErrorCode:
     status: int
     code: str
     comment: str
-    packed: int | None = None
+    encrypted_status: int | None = None
     retry_after: int | None = None
 
     @property
-    def signed(self) -> bool:
+    def is_signed(self) -> bool:
         """
         Whether the report is signed for a sender who is not authenticated: where it would be encrypted to one who
         is, and trying again later is of no use.
         """
-        return self.packed is not None and self.retry_after is None
+        return self.encrypted_status is not None and self.retry_after is None
 
 
 # DIDComm: one row per situation of its reference section 11.
 DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
     UnknownRecipient: DIDCommErrorCode(
-        400, "e.p.me.res.not-found", "Recipient not registered with this mediator", packed=400
+        400, "e.p.me.res.not-found", "Recipient not registered with this mediator", encrypted_status=400
     ),
     RateLimitExceeded: DIDCommErrorCode(429, "e.m.req.rate-limited", "Too many requests", retry_after=60),
     RegistrationLimitExceeded: DIDCommErrorCode(
         429,
         "e.m.req.registration-limited",
         "Too many registrations from this address",
-        packed=429,
+        encrypted_status=429,
         retry_after=3600,
     ),
     RegistrationCapacityExceeded: DIDCommErrorCode(
         503,
         "e.m.me.res.registrations",
         "No more registrations are taken",
-        packed=503,
+        encrypted_status=503,
         retry_after=3600,
     ),
     DecryptionError: DIDCommErrorCode(400, "e.p.trust.crypto", "The message could not be decrypted"),
     InvalidEnvelope: DIDCommErrorCode(400, "e.p.msg", "There is no DIDComm message"),
     UnsupportedMediaType: DIDCommErrorCode(415, "e.p.msg", "There is no DIDComm message"),
     EncryptionRequired: DIDCommErrorCode(400, "e.p.trust.not-encrypted", "Only encrypted messages are accepted"),
-    InvalidPlaintext: DIDCommErrorCode(400, "e.p.msg", "There is no DIDComm message", packed=400),
-    MissingNext: DIDCommErrorCode(400, "e.p.msg.missing-next", "A forward needs a next recipient", packed=400),
+    InvalidPlaintext: DIDCommErrorCode(400, "e.p.msg", "There is no DIDComm message", encrypted_status=400),
+    MissingNext: DIDCommErrorCode(400, "e.p.msg.missing-next", "A forward needs a next recipient", encrypted_status=400),
     InvalidAttachment: DIDCommErrorCode(
-        400, "e.p.msg.bad-attachment", "A forward carries encrypted attachments", packed=400
+        400, "e.p.msg.bad-attachment", "A forward carries encrypted attachments", encrypted_status=400
     ),
     LinkedAttachment: DIDCommErrorCode(
         400,
         "e.p.xfer.attachment-links-not-supported",
         "Attachments must be sent inline",
-        packed=400,
+        encrypted_status=400,
     ),
-    ExpiredForward: DIDCommErrorCode(400, "e.p.req.time.expired", "The message has expired", packed=400),
-    RoutingLoop: DIDCommErrorCode(400, "e.p.msg.routing-loop", "Too many hops through here", packed=400),
+    ExpiredForward: DIDCommErrorCode(400, "e.p.req.time.expired", "The message has expired", encrypted_status=400),
+    RoutingLoop: DIDCommErrorCode(400, "e.p.msg.routing-loop", "Too many hops through here", encrypted_status=400),
     PayloadTooLarge: DIDCommErrorCode(413, "e.p.me.res.storage.message_too_big", "The message is too big"),
     QueueFull: DIDCommErrorCode(
-        429, "e.m.me.res.storage", "The recipient's queue is full", packed=429, retry_after=600
+        429, "e.m.me.res.storage", "The recipient's queue is full", encrypted_status=429, retry_after=600
     ),
-    StoreUnavailable: DIDCommErrorCode(503, "e.p.me.res.storage", "Try again later", packed=503, retry_after=5),
-    ReplayCacheFull: DIDCommErrorCode(503, "e.p.me.res.storage", "Try again later", packed=503, retry_after=60),
+    StoreUnavailable: DIDCommErrorCode(503, "e.p.me.res.storage", "Try again later", encrypted_status=503, retry_after=5),
+    ReplayCacheFull: DIDCommErrorCode(503, "e.p.me.res.storage", "Try again later", encrypted_status=503, retry_after=60),
     SenderMismatch: DIDCommErrorCode(400, "e.p.trust.sender-mismatch", "The sender is not who the encryption says"),
     AuthcryptRequired: DIDCommErrorCode(400, "e.p.trust.authcrypt-required", "This request must be authenticated"),
     UnresolvableDID: DIDCommErrorCode(400, "e.p.did.unresolvable", "The sender's DID does not resolve"),
     UnsupportedDIDMethod: DIDCommErrorCode(400, "e.p.did.unsupported", "The sender's DID method is not supported"),
     UnsupportedMessageType: DIDCommErrorCode(
-        400, "e.p.msg.unsupported", "The message type is not supported", packed=200
+        400, "e.p.msg.unsupported", "The message type is not supported", encrypted_status=200
     ),
-    InvalidBody: DIDCommErrorCode(400, "e.p.msg.bad-body", "The body of the message is malformed", packed=200),
-    InvalidLimit: DIDCommErrorCode(400, "e.p.msg.bad-limit", "limit must be an integer above 0", packed=200),
+    InvalidBody: DIDCommErrorCode(400, "e.p.msg.bad-body", "The body of the message is malformed", encrypted_status=200),
+    InvalidLimit: DIDCommErrorCode(400, "e.p.msg.bad-limit", "limit must be an integer above 0", encrypted_status=200),
     InvalidPagination: DIDCommErrorCode(
-        400, "e.p.msg.bad-paginate", "paginate needs limit and offset, both natural", packed=200
+        400, "e.p.msg.bad-paginate", "paginate needs limit and offset, both natural", encrypted_status=200
     ),
-    InvalidUpdates: DIDCommErrorCode(400, "e.p.msg.bad-updates", "updates must be a list of updates", packed=200),
+    InvalidUpdates: DIDCommErrorCode(400, "e.p.msg.bad-updates", "updates must be a list of updates", encrypted_status=200),
     MisaddressedMessage: DIDCommErrorCode(
-        400, "e.p.msg.misaddressed", "The message is addressed to somebody else", packed=200
+        400, "e.p.msg.misaddressed", "The message is addressed to somebody else", encrypted_status=200
     ),
-    MediationNotGranted: DIDCommErrorCode(400, "e.p.req.not_enroll", "The sender has no mediation here", packed=200),
+    MediationNotGranted: DIDCommErrorCode(400, "e.p.req.not_enroll", "The sender has no mediation here", encrypted_status=200),
     ReplayedMessage: DIDCommErrorCode(
-        400, "e.p.crypto.message.dejavu", "The message was received before", packed=200
+        400, "e.p.crypto.message.dejavu", "The message was received before", encrypted_status=200
     ),
     LiveModeUnsupported: DIDCommErrorCode(
         400,
         "e.m.live-mode-not-supported",
         "Connection does not support Live Delivery",
-        packed=200,
+        encrypted_status=200,
     ),
-    ExpiredMessage: DIDCommErrorCode(400, "e.p.req.time.expired", "The message has expired", packed=200),
-    TooManyErrors: DIDCommErrorCode(400, "e.p.req.max-errors-exceeded", "Too many problems", packed=200),
+    ExpiredMessage: DIDCommErrorCode(400, "e.p.req.time.expired", "The message has expired", encrypted_status=200),
+    TooManyErrors: DIDCommErrorCode(400, "e.p.req.max-errors-exceeded", "Too many problems", encrypted_status=200),
     ShutdownInProgress: DIDCommErrorCode(503, "e.p.me.stopping", "The mediator is stopping", retry_after=5),
     DeadlineExceeded: DIDCommErrorCode(503, "e.p.me.busy", "The mediator is too busy", retry_after=5),
     InternalFault: DIDCommErrorCode(500, "e.p.me.fault", "The mediator has a fault"),
@@ -229,7 +229,7 @@ class DecentrlCloseCode:
     :param status: the HTTP status that says the same, for counters and log.
     """
 
-    close: int
+    close_code: int
     code: str
     status: int
 

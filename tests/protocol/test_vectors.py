@@ -80,7 +80,7 @@ def test_encrypted_messages(number: int) -> None:
 def test_content_encryption(name: str, enc: Enc) -> None:
     """RFC 7518 appendix B.3 and the XChaCha draft appendix A.3.1, in both directions."""
     key, iv, aad, plaintext, data, tag = unhex(PRIMITIVES[name], "key", "iv", "aad", "plaintext", "ciphertext", "tag")
-    assert CONTENT_CIPHERS[enc].open(key, iv, data, tag, aad) == plaintext
+    assert CONTENT_CIPHERS[enc].decrypt(key, iv, data, tag, aad) == plaintext
     assert CONTENT_CIPHERS[enc].encrypt_raw(key, iv, plaintext, aad) == (data, tag)
 
 
@@ -113,7 +113,7 @@ def test_ecdh_1pu_content() -> None:
     key, iv = unhex(vector, "cek", "iv")
     data, tag = decode_base64url(vector["ciphertext"]), decode_base64url(vector["tag"])
     aad = encode_base64url(vector["protected"].encode()).encode()
-    assert CONTENT_CIPHERS["A256CBC-HS512"].open(key, iv, data, tag, aad) == vector["plaintext"].encode()
+    assert CONTENT_CIPHERS["A256CBC-HS512"].decrypt(key, iv, data, tag, aad) == vector["plaintext"].encode()
 
 
 def test_anoncrypt_intermediate_values() -> None:
@@ -122,7 +122,7 @@ def test_anoncrypt_intermediate_values() -> None:
     z, info, derived = unhex(vector, "z", "other_info", "kek")
     envelope = parse(json.dumps(APPENDIX["encrypted"][0]).encode())
     assert envelope.info == info == build_other_info(ANONCRYPT, b"", compute_apv(envelope.kids))
-    encrypted_key, epk = envelope.wrapped[envelope.kids[0]]
+    encrypted_key, epk = envelope.encrypted_keys[envelope.kids[0]]
     assert KEYS[envelope.kids[0]].exchange(PublicKey.from_jwk(epk)) == z
     assert derive_kek(z, info) == derived
     assert aes_key_unwrap(derived, decode_base64url(encrypted_key)).hex() == vector["cek"]
@@ -135,7 +135,7 @@ def test_authcrypt_intermediate_values() -> None:
     envelope = parse(json.dumps(APPENDIX["encrypted"][3]).encode())
     sender = "did:example:alice#key-x25519-1"
     assert envelope.sender_kid == sender
-    encrypted_key, epk = envelope.wrapped[envelope.kids[0]]
+    encrypted_key, epk = envelope.encrypted_keys[envelope.kids[0]]
     key = KEYS[envelope.kids[0]]
     assert (key.exchange(PublicKey.from_jwk(epk)), key.exchange(KEYS[sender].public)) == (ze, zs)
     assert envelope.info == info == build_other_info(AUTHCRYPT, sender.encode(), compute_apv(envelope.kids))

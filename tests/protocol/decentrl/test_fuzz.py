@@ -414,7 +414,7 @@ class SocketTests(FuzzTestCase):
 
     def close_code(self, code: str) -> int:
         """What goes with the code."""
-        (close,) = {row.close for row in DECENTRL_CLOSE_CODES.values() if row.code == code}
+        (close,) = {row.close_code for row in DECENTRL_CLOSE_CODES.values() if row.code == code}
         self.assertIn(close, range(4002, 4008))
         return close
 
