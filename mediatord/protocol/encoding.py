@@ -251,6 +251,22 @@ def decode_lenient_base64(text: str) -> bytes:
         raise ValueError("not base64") from None
 
 
+def decode_base64(text: object) -> bytes:
+    """
+    Decode base64 in either alphabet, unpadded or fully padded.
+
+    :raise ValueError: as :func:`decode_base64url`.
+    """
+    if not isinstance(text, str):
+        raise ValueError("not base64")
+    return decode_base64url(text.replace("+", "-").replace("/", "_"))
+
+
+def encode_base64(data: bytes) -> str:
+    """Base64 in the standard alphabet, padded."""
+    return pybase64.b64encode_as_string(data)
+
+
 def wrap_json_fragment(text: bytes) -> object:
     """JSON that is written already, to be put into a larger value for :func:`dumps` as it is."""
     return orjson.Fragment(text)

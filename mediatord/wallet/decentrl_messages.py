@@ -42,7 +42,8 @@ from mediatord.protocol.decentrl.encryption import (
     encrypt,
     generate_key_pair,
 )
-from mediatord.protocol.decentrl.signatures import encode_base64, verify_json
+from mediatord.protocol.decentrl.signatures import verify_json
+from mediatord.protocol.encoding import encode_base64
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 
 _KEY_BYTES = 32

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from mediatord.protocol.decentrl.encryption import generate_key_pair
-from mediatord.protocol.decentrl.signatures import encode_base64
+from mediatord.protocol.encoding import encode_base64
 from mediatord.wallet.decentrl_messages import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL
 from tests.in_memory_identities import bad_dids
 from tests.integration.raw_decentrl_client import JSON, MANY, RawDecentrlClient, send_request_on, unix_time

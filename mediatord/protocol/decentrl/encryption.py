@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from nacl import bindings
 
 from mediatord.protocol.decentrl.did_decentrl import decode_multibase_key
-from mediatord.protocol.decentrl.signatures import decode_base64, encode_base64
+from mediatord.protocol.encoding import decode_base64, encode_base64
 
 _KEY_BYTES = 32
 _NONCE_BYTES = 12

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import nacl.exceptions
-import pybase64
 from nacl import bindings
 
-from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.canonical_json import canonicalize
+from mediatord.protocol.encoding import decode_base64, encode_base64
 
 _SIGNATURE_BYTES = bindings.crypto_sign_BYTES
 _KEY_BYTES = bindings.crypto_sign_PUBLICKEYBYTES
@@ -61,25 +60,6 @@ def make_encrypted_tag(tag: str, seed: bytes) -> str:
     :raise ValueError: half of a surrogate pair in the tag.
     """
     return _sign(tag.encode(), seed)
-
-
-def decode_base64(text: str) -> bytes:
-    """
-    Base64 in either alphabet, without padding or with all of it.
-
-    :raise ValueError: a foreign character, a wrong length, stray padding, or bits left over that are not zero.
-    """
-    if not isinstance(text, str):
-        raise ValueError("not base64")
-    try:
-        return encoding.decode_base64url(text.replace("+", "-").replace("/", "_"))
-    except ValueError:
-        raise ValueError("not base64") from None
-
-
-def encode_base64(data: bytes) -> str:
-    """Base64 in the standard alphabet, padded."""
-    return pybase64.b64encode_as_string(data)
 
 
 def _sign(message: bytes, seed: bytes) -> str:

@@ -16,7 +16,7 @@ from mediatord.protocol.decentrl.encryption import (
     encrypt,
     generate_key_pair,
 )
-from mediatord.protocol.decentrl.signatures import decode_base64, encode_base64
+from mediatord.protocol.encoding import decode_base64, encode_base64
 from tests.protocol.decentrl.vectors import VECTORS, agreement_key, secret
 
 SEALED = VECTORS["sealed"]
