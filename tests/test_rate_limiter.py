@@ -60,7 +60,9 @@ class AdmissionTests(SynchronousTestCase):
 
     def test_lookups(self) -> None:
         """Ten documents of did:web in a minute and address."""
-        waits = [self.successResultOf(Deferred.fromCoroutine(self.admission.charge_did_lookup(PEER))) for _ in range(11)]
+        waits = [
+            self.successResultOf(Deferred.fromCoroutine(self.admission.charge_did_lookup(PEER))) for _ in range(11)
+        ]
         self.assertEqual(waits, [0] * 10 + [60])
 
     def test_a_claimed_sender(self) -> None:

@@ -604,7 +604,11 @@ class KeyTests(SynchronousTestCase):
         admission = processes[0].admission
         processes[0].asks()
         admission.charge_failure(PEER)
-        for charge in (admission.charge_anonymous(PEER), admission.charge_sender(DID, None, PEER), admission.charge_public_read(PEER)):
+        for charge in (
+            admission.charge_anonymous(PEER),
+            admission.charge_sender(DID, None, PEER),
+            admission.charge_public_read(PEER),
+        ):
             self.successResultOf(Deferred.fromCoroutine(charge))
         keys = [key for key, _ in processes.cluster.taken]
         self.assertEqual({len(key) for key in keys}, {16})

@@ -130,7 +130,9 @@ class FiguresTests(SynchronousTestCase):
         """A reload that one has not taken was not taken, and the certificate that ends first is what counts."""
         one = report(lambda m: m.set_reload_result(5.0, True), lambda m: m.set_certificate_expiry("*:443", 9.0))
         two = report(
-            lambda m: m.set_reload_result(4.0, True), lambda m: m.set_reload_result(6.0, False), lambda m: m.set_certificate_expiry("*:443", 8.0)
+            lambda m: m.set_reload_result(4.0, True),
+            lambda m: m.set_reload_result(6.0, False),
+            lambda m: m.set_certificate_expiry("*:443", 8.0),
         )
         for reports in ({1: one, 2: two}, {1: two, 2: one}):
             page = self.page(reports)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from mediatord import __version__
 from mediatord.app.cluster import ClusterSubsystem, resolve_node_settings
-from mediatord.app.pseudonym_key_rotation import PseudonymKeyRotation, to_utc_day
+from mediatord.app.pseudonym_key_rotation import PseudonymKeyRotation, log_failed_renewal, to_utc_day
 from mediatord.app.reload import (
     ConfigReloader,
     CurrentIdentity,
@@ -32,8 +32,7 @@ from mediatord.net.outbound_http import OutboundHTTPClient
 from mediatord.observability.event_log import EventLogWriter, LogOrigin, SegmentSealer
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
-from mediatord.observability.pseudonym_keys import renew_pseudonym_key
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.private_file import PrivateFileError
 from mediatord.probe.cycle import ProbeCredentials, derive_probe_credentials
 from mediatord.ratelimit.access_control import RegistrationLimits, RegistrationQuota
@@ -129,7 +128,9 @@ def load_pseudonymizer(config: Config, now: float) -> Pseudonymizer:
     :raise StartupError: the key cannot be used.
     """
     try:
-        key = renew_pseudonym_key(get_log_key_path(config), to_utc_day(now), config.log.key_days, make=True)
+        key = renew_pseudonym_key(
+            get_log_key_path(config), to_utc_day(now), config.log.key_days, log_failed_renewal, make=True
+        )
         return Pseudonymizer(config.log.dids, key)
     except PrivateFileError as error:
         raise StartupError(str(error)) from None

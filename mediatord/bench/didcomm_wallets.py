@@ -377,7 +377,9 @@ class FastMessageCodec:
         wrapped = decode_base64url(value["recipients"][0]["encrypted_key"])
         key = aes_key_unwrap(derive_kek(secret + self._statics[header["skid"]], info, tag), wrapped)
         data = decode_base64url(value["ciphertext"])
-        return loads_object(_CONTENT_CIPHER.decrypt(key, decode_base64url(value["iv"]), data, tag, protected.encode()))
+        return loads_object(
+            _CONTENT_CIPHER.decrypt(key, decode_base64url(value["iv"]), data, tag, protected.encode())
+        )
 
 
 def read_delivery_ids(delivery: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -32,8 +32,8 @@ from mediatord.protocol.decentrl.contracts import (
     verify_contract_signatures,
     verify_request_signature,
 )
+from mediatord.protocol.decentrl.crypto import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
 from mediatord.protocol.decentrl.did_decentrl import parse_did
-from mediatord.protocol.decentrl.encryption import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
 from mediatord.ratelimit.access_control import AccessList, RegistrationQuota
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, ContractFilter, ContractRequest
 

@@ -304,7 +304,7 @@ class DIDCommDispatcher:
         admission = self._context.admission
         await admission.check_before_read(origin.peer, len(raw), compute_request_cost(len(raw)))
         try:
-            envelope = jwe.parse(raw)
+            envelope = jwe.parse_envelope(raw)
         except MediatorError as error:
             try:
                 admission.check_before_decryption(origin.peer, authenticated=False)

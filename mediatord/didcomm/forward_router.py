@@ -238,7 +238,7 @@ class ForwardRouter:
         deposits: list[_ForwardPlan] = []
         for payload, _ in payloads:
             try:
-                inner = await self._route.unpacker.open(jwe.parse(payload), origin.peer)
+                inner = await self._route.unpacker.open(jwe.parse_envelope(payload), origin.peer)
             except (StoreUnavailable, RateLimitExceeded):
                 raise
             except MediatorError:

@@ -98,7 +98,7 @@ class OwnershipVerifier:
     async def _proven(self, raw: bytes, account: Account, origin: MessageOrigin) -> dict[bytes, bytes]:
         await self._admission.charge_account(account.did, origin.peer)
         try:
-            proof = await self._unpacker.open(jwe.parse(raw), origin.peer)
+            proof = await self._unpacker.open(jwe.parse_envelope(raw), origin.peer)
         except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:

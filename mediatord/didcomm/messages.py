@@ -238,7 +238,7 @@ class MessageUnpacker:
             value = _parse_plaintext(inner)
             if "ciphertext" not in value:
                 break
-            envelope = jwe.parse_object(value)
+            envelope = jwe.parse_envelope_object(value)
         else:
             raise DecryptionError
         signer = None
@@ -432,7 +432,9 @@ class MessagePacker:
         report = self._report(error, message.id, message.thread)
         if wire.encrypted_status is None:
             return self._reply(error, wire.status, self.plain(report), PLAINTEXT_MEDIA_TYPE)
-        return self._reply(error, wire.encrypted_status, self.pack(report, received.authcrypt_sender), ENCRYPTED_MEDIA_TYPE)
+        return self._reply(
+            error, wire.encrypted_status, self.pack(report, received.authcrypt_sender), ENCRYPTED_MEDIA_TYPE
+        )
 
     def refuse_anonymous(self, error: MediatorError, id_: str, thread: str, kid: str) -> DIDCommReply:
         """

@@ -31,7 +31,7 @@ from schemathesis.specs.openapi.checks import (
 from mediatord.http.openapi import OPENAPI_JSON
 from mediatord.protocol.decentrl.commands import ChannelType, DirectPayload, PublicPayload
 from mediatord.protocol.decentrl.contracts import sign_contract
-from mediatord.protocol.decentrl.encryption import decode_public_key
+from mediatord.protocol.decentrl.crypto import decode_public_key
 from mediatord.wallet.decentrl_messages import (
     DIRECT_CHANNEL,
     PRIVATE_CHANNEL,

@@ -109,7 +109,7 @@ class Envelope:
         return "apv" not in self.header
 
 
-def parse(raw: bytes) -> Envelope:
+def parse_envelope(raw: bytes) -> Envelope:
     """
     :raise InvalidEnvelope: not a JSON object, or none that DIDComm knows.
     :raise EncryptionRequired: a JWS or a plaintext message.
@@ -119,10 +119,10 @@ def parse(raw: bytes) -> Envelope:
         value = loads_object(raw)
     except ValueError:
         raise InvalidEnvelope from None
-    return parse_object(value)
+    return parse_envelope_object(value)
 
 
-def parse_object(value: dict[str, Any]) -> Envelope:
+def parse_envelope_object(value: dict[str, Any]) -> Envelope:
     """:func:`parse` for what was read as JSON already."""
     if "ciphertext" not in value:
         if "payload" in value or ("type" in value and "id" in value):

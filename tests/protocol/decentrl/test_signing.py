@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nacl import bindings
 
 from mediatord.protocol.decentrl.canonical_json import canonicalize
-from mediatord.protocol.decentrl.signatures import make_encrypted_tag, sign_json, verify_bytes, verify_json
+from mediatord.protocol.decentrl.crypto import make_encrypted_tag, sign_json, verify_bytes, verify_json
 from mediatord.protocol.encoding import decode_base64, encode_base64
 from tests.protocol.decentrl.vectors import VECTORS, secret, signing_key, without
 
