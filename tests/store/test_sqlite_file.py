@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from stat import S_IMODE
@@ -166,6 +167,18 @@ class OpeningTests(SynchronousTestCase):
             self.assertEqual(connection.execute("SELECT x FROM extra").fetchall(), [("a;b",)])
             with self.assertRaises(DatabaseUnusable):
                 migrate_schema(connection, read_schema_steps())
+
+    def test_concurrent_upgrade(self) -> None:
+        """Of several connections that upgrade at the same time, one runs the missing steps."""
+        steps = [*read_schema_steps(), "CREATE TABLE extra (x TEXT); INSERT INTO extra VALUES ('a');"]
+        open_database(self.path).close()
+        connections = [connect(self.path) for _ in range(3)]
+        with ThreadPoolExecutor(len(connections)) as threads:
+            list(threads.map(lambda connection: migrate_schema(connection, steps), connections))
+        for connection in connections:
+            self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (len(steps),))
+            self.assertEqual(connection.execute("SELECT x FROM extra").fetchall(), [("a",)])
+            connection.close()
 
 
 class BackendTests(SynchronousTestCase):

@@ -16,7 +16,8 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import ReplayMemoryFull, StoreUnavailable
 from mediatord.store.interfaces.decentrl import EventFilter, PageRequest
-from mediatord.store.sqlite.database_file import connect, migrate_schema, open_database, read_schema_steps
+from mediatord.store.sqlite.account_queries import grant_account, update_recipients
+from mediatord.store.sqlite.database_file import connect, open_database, prepare_database
 from mediatord.store.sqlite.executor import SQLiteTuning
 from mediatord.store.sqlite.group_commit import commit_batch
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
@@ -33,7 +34,6 @@ from tests.store.builders import (
     make_sqlite_store,
 )
 from tests.store.contract.decentrl_base import an_event
-from tests.store.old_schema import register_in_old_schema
 from tests.store.sqlite_operations import SQLiteOperations, find_miscounts, resolve_results
 from tests.store.stress_process import INBOX
 
@@ -43,17 +43,18 @@ PATIENCE = 0.05
 
 @pytest.mark.system
 class HammerTests(SynchronousTestCase):
-    """Real processes that want the same at the same time, beginning with the upgrade of the database."""
+    """Real processes that want the same at the same time."""
 
     def prepare(self) -> Path:
-        """A database of the version before this, with accounts and a DID that takes contract requests."""
+        """A database with accounts and a DID that takes contract requests."""
         path = make_database_path(self)
-        path.touch()
         orders = SQLiteOperations(stress_process.CAPS)
-        with closing(connect(path)) as connection:
-            migrate_schema(connection, read_schema_steps()[:-1])
-            for did, registered in ((ALICE, [INBOX]), (BOB, [])):
-                register_in_old_schema(connection, did, *registered)
+        with closing(prepare_database(path)) as connection:
+            connection.execute("BEGIN")
+            for did in (ALICE, BOB):
+                grant_account(connection, did, NOON)
+            update_recipients(connection, ALICE, [(INBOX, "add")], 1)
+            connection.execute("COMMIT")
             outcomes = commit_batch(connection, orders.settled())
             self.assertEqual({error for _, error in resolve_results(outcomes)}, {None})
         return path
