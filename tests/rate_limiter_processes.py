@@ -42,11 +42,11 @@ class CountingClusterStore:
 
     def take(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
         self.taken.append((key, amount))
-        return self._answer(lambda: self._store.take(key, amount, limit=limit, period=period))
+        return self._answer(lambda: self._store.take_quota(key, amount, limit=limit, period=period))
 
     def put_back(self, key: bytes, amount: int) -> Deferred[None]:
         self.put_backs.append((key, amount))
-        return self._answer(lambda: self._store.put_back(key, amount))
+        return self._answer(lambda: self._store.return_quota(key, amount))
 
     def let_go(self) -> None:
         """Answer everything that was asked so far."""

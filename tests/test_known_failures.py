@@ -30,7 +30,7 @@ class TimeTests(SynchronousTestCase):
     def test_an_expiry_loop_that_dies(self) -> None:
         """Whatever goes wrong in a round, once or for long, the next one that can does the work."""
         for error in (ZeroDivisionError(), StoreUnavailable(), KeyError("x")):
-            with self.in_memory.failing("expire", error):
+            with self.in_memory.failing("expire_messages", error):
                 self.in_memory.clock.pump([15] * 5)
         self.flushLoggedErrors(ZeroDivisionError, KeyError)
         self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), 0)

@@ -184,7 +184,7 @@ class MembershipTests(MembershipTestCase):
         """The lease lasts longer than that."""
         self.begin()
         self.pass_time(RENEWAL_INTERVAL)
-        with self.away("renew", "nodes"):
+        with self.away("renew", "list_nodes"):
             self.pass_time(NODE_LEASE - RENEWAL_INTERVAL - 1)
         self.pass_time(NODE_LEASE)
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined"]))
