@@ -56,7 +56,7 @@ class RoundsTests(HousekeepingTestCase):
 
     def test_the_other_rounds(self) -> None:
         """Nonces are pruned every ten minutes and the gauge is told every minute, also after failures."""
-        for operation, interval in (("prune", 600), ("waiting", 60)):
+        for operation, interval in (("prune_nonces", 600), ("get_queue_totals", 60)):
             with self.in_memory.failing(operation, RuntimeError("boom")):
                 self.in_memory.clock.advance(interval)
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
@@ -236,7 +236,7 @@ class DueTimesTests(HousekeepingTestCase):
 
     def test_a_store_that_fails(self) -> None:
         """Due messages are handed over a second after it is back, whichever operation failed, and how."""
-        for operation in ("take_due", "next_due"):
+        for operation in ("take_due_messages", "find_next_due"):
             for error in (StoreUnavailable(), RuntimeError("boom")):
                 socket = self.live()
                 self.forward(delay_milli=1000)
@@ -467,7 +467,9 @@ class TurnsTests(HousekeepingTestCase):
         self.assertEqual((len(self.first.handed_over), len(self.second.handed_over)), (1, 0))
         (message,) = self.first.handed_over
         assert message.due_at is not None
-        ((_, at),) = [call for call in self.first.calls if call[0] == "take_due" and call[1] >= message.due_at][:1]
+        ((_, at),) = [
+            call for call in self.first.calls if call[0] == "take_due_messages" and call[1] >= message.due_at
+        ][:1]
         self.assertLessEqual(at - message.due_at, 5)
 
     def test_delayed_messages_are_handed_over_once(self) -> None:
@@ -519,7 +521,7 @@ class TurnTests(SynchronousTestCase):
         cluster: Any = self
         self.first, self.second = (LeaderLease(self.clock, cluster, boot) for boot in ("first", "second"))
 
-    def hold(self, *args: Any) -> Deferred[bool]:
+    def acquire_lease(self, *args: Any) -> Deferred[bool]:
         """The store's, counted."""
         self.asked += 1
         return self.in_memory.store.cluster.acquire_lease(*args)

@@ -40,8 +40,8 @@ class TimeTests(SynchronousTestCase):
     def test_a_store_failure_is_no_empty_queue(self) -> None:
         """Whichever question the store does not answer, the wallet is not told that nothing is there."""
         requests: tuple[tuple[str, str, dict[str, Any]], ...] = (
-            ("status", "status-request", {}),
-            ("fetch", "delivery-request", {"limit": 1}),
+            ("get_queue_status", "status-request", {}),
+            ("fetch_messages", "delivery-request", {"limit": 1}),
             ("acknowledge", "messages-received", {"message_id_list": ["x"]}),
         )
         for operation, type_, body in requests:
