@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 from analytics.intake import CLOSED, CRASHED, EMPTY, PARTIAL
 from analytics.places import local_path
 from analytics.plan import Known, is_changed
-from mediatord.observability.segments import ReadMarkerError, load_read_marker, make_read_marker_path, save_read_marker
+from mediatord.observability.segments import (
+    ReadMarkerError,
+    load_read_marker,
+    make_read_marker_path,
+    save_read_marker,
+)
 
 if TYPE_CHECKING:
     from analytics.segments import Segment

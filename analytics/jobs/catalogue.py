@@ -3,7 +3,27 @@
 from __future__ import annotations
 
 from analytics.job import Job
-from analytics.jobs import anomalies, cost, errors_by_code, forecast, latency, ledger, limits, nodes, quality, queues, recipients, reconciliation, replay, retention, series, sessions, stores, talkers, traffic
+from analytics.jobs import (
+    anomalies,
+    cost,
+    errors_by_code,
+    forecast,
+    latency,
+    ledger,
+    limits,
+    nodes,
+    quality,
+    queues,
+    recipients,
+    reconciliation,
+    replay,
+    retention,
+    series,
+    sessions,
+    stores,
+    talkers,
+    traffic,
+)
 
 JOBS: tuple[Job, ...] = tuple(
     module.JOB

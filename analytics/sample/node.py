@@ -15,7 +15,13 @@ from typing import Any
 from analytics.sample.counting import CONNECTIONS, ENTRIES, NAMES, counted
 from analytics.sample.truth import Tally
 from mediatord import __version__
-from mediatord.observability.event_schema import EVENTS, SCHEMA_VERSION, encode_line, encode_line_head, validate_fields
+from mediatord.observability.event_schema import (
+    EVENTS,
+    SCHEMA_VERSION,
+    encode_line,
+    encode_line_head,
+    validate_fields,
+)
 from mediatord.observability.segments import ACTIVE_SEGMENT_FILE, SegmentDirectory
 
 EPOCH = 1
