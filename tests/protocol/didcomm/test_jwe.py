@@ -599,6 +599,6 @@ def test_nothing_opaque_in_repr() -> None:
         assert secret not in shown
     with pytest.raises(MediatorError) as caught:
         opened({**jwe, "tag": encode_base64url(b"marked" * 6)[:43]})
-    assert repr(caught.value) == "Undecryptable()"
+    assert repr(caught.value) == "DecryptionError()"
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
