@@ -1,7 +1,7 @@
 """
 Counts the files and calls that one request of each kind passes in a running daemon: `make walk`.
 
-The daemon is a real one, a process of its own with real sockets and SQLite; :mod:`tests.walk_tracer` records its calls.
+The daemon is a real one, a process with real sockets and SQLite; :mod:`tests.walk_tracer` records its calls.
 Each request is made several times after a warm-up, and the round with the fewest calls counts, which is one without a
 timer in between. So the counts are the same on every machine.
 """
