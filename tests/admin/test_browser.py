@@ -63,7 +63,7 @@ class BusyMediator:
         metrics, store = in_memory.base.recorder.metrics, in_memory.store
         self.case.successResultOf(store.grant("did:example:all"))
         for did in DIDS:
-            self.case.successResultOf(store.update("did:example:all", [(did, "add")], max_recipients=99))
+            self.case.successResultOf(store.update_recipients("did:example:all", [(did, "add")], max_recipients=99))
         for turn in range(400):
             metrics.forwarded.inc(turn * 37 % 101)
             metrics.delivered.inc(turn * 37 % 97)

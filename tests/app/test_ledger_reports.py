@@ -41,14 +41,14 @@ class StartStopRecordTests(SynchronousTestCase):
     def test_a_store_that_fails(self) -> None:
         """Does not keep the daemon from stopping, and is news only if it is a fault."""
         for error, logged in ((StoreUnavailable(), 0), (RuntimeError("boom"), 1)):
-            with self.in_memory.failing("ledger", error):
+            with self.in_memory.failing("read_ledger", error):
                 self.successResultOf(self.service.stopService())
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), logged)
         self.assertEqual(self.told(), [])
 
     def test_a_store_that_hangs(self) -> None:
         """Is waited for a moment only."""
-        self.patch(self.in_memory.store, "ledger", Deferred)
+        self.patch(self.in_memory.store, "read_ledger", Deferred)
         stopped = self.service.stopService()
         self.in_memory.clock.advance(1)
         self.assertNoResult(stopped)

@@ -117,21 +117,21 @@ class BetweenStoresTests(MongoTestCase):
     async def goes_on(self, place: StoreLocation) -> None:
         """What comes afterwards comes last, claims are remembered, and counters come down to nothing that is seen."""
         store = await place.opened()
-        self.assertFalse(await store.claim(b"nonce 1", 1.0))
-        self.assertTrue(await store.claim(b"another", CLOCK.seconds() + 60))
-        owners = {inbox: await store.owner(inbox) for inbox in INBOXES}
+        self.assertFalse(await store.claim_nonce(b"nonce 1", 1.0))
+        self.assertTrue(await store.claim_nonce(b"another", CLOCK.seconds() + 60))
+        owners = {inbox: await store.find_owner(inbox) for inbox in INBOXES}
         inbox, owner = next((inbox, owner) for inbox, owner in owners.items() if owner is not None)
         await store.enqueue(inbox, [Payload("zz-last", b"x", "json")], expires_at=CLOCK.seconds() + 60)
-        found = await store.fetch(owner, None, limit=10_000, max_bytes=1 << 40)
+        found = await store.fetch_messages(owner, None, limit=10_000, max_bytes=1 << 40)
         self.assertEqual(found[-1].id, "zz-last")
-        await store.update(owner, [("did:key:z6MkLast", "add")], max_recipients=1000)
-        registered, number = await store.recipients(owner, offset=0, limit=1000)
+        await store.update_recipients(owner, [("did:key:z6MkLast", "add")], max_recipients=1000)
+        registered, number = await store.list_recipients(owner, offset=0, limit=1000)
         self.assertEqual((registered[-1], number), ("did:key:z6MkLast", len(registered)))
         await acknowledge_everything(store)
         for wallet in WALLETS:
-            self.assertEqual((await store.status(wallet, None)).message_count, 0)
+            self.assertEqual((await store.get_queue_status(wallet, None)).message_count, 0)
         _, left = await store.queue_sizes(0)
-        self.assertEqual(left, (await store.waiting()).messages)
+        self.assertEqual(left, (await store.get_queue_totals()).messages)
         await store.close()
 
     def test_sqlite_mongodb_sqlite(self) -> Deferred[None]:

@@ -48,7 +48,7 @@ def test_list(office: ConfiguredStore, capsys: Capture) -> None:
 def test_show(office: ConfiguredStore, capsys: Capture) -> None:
     """One by any form of its DID, or by its pseudonym, with all names that it has registered."""
     key = f"{INBOX}#key-1"
-    result_of(office.store.update(ALICE, [(key, "add")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(key, "add")], max_recipients=9))
     pseudonym = Pseudonymizer("keyed", read_pseudonym_keys(get_log_key_path(office.config))[-1]).did(ALICE)
     for given in (ALICE, f"{ALICE}#key-1", pseudonym):
         record = shown(office, capsys, "show", given)
@@ -68,9 +68,9 @@ def test_unknown(office: ConfiguredStore, capsys: Capture) -> None:
 def test_remove(office: ConfiguredStore, capsys: Capture) -> None:
     """It goes with its registrations and its mail, once that is confirmed; the mail is counted as removed."""
     office.put("a", "b")
-    result_of(office.store.update(ALICE, [(INBOX, "remove")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
     result_of(office.store.grant(BOB))
-    result_of(office.store.update(BOB, [(INBOX, "add")], max_recipients=9))
+    result_of(office.store.update_recipients(BOB, [(INBOX, "add")], max_recipients=9))
     office.put("c")
     office.put("d", to=ALICE)
     assert shown(office, capsys, "remove", ALICE)["messages"] == 3
@@ -85,13 +85,13 @@ def test_remove(office: ConfiguredStore, capsys: Capture) -> None:
     }
     assert (office.waiting().messages, office.ids()) == (1, ["c"])
     assert sorted(line["reason"] for line in office.lines()) == ["purged"] * 3
-    books = result_of(office.store.ledger()).didcomm
+    books = result_of(office.store.read_ledger()).didcomm
     assert (books.accepted, books.removed, books.waiting, books.difference) == (4, 3, 1, 0)
-    assert result_of(office.store.owner(ALICE)) is None
+    assert result_of(office.store.find_owner(ALICE)) is None
     assert shown(office, capsys, "list")["total"] == 1
     office.clock.advance(61)  # for so long the daemon may remember an account
-    assert result_of(office.store.account(ALICE)) is None
-    assert result_of(office.store.account_usage()).accounts == 1
+    assert result_of(office.store.get_account(ALICE)) is None
+    assert result_of(office.store.get_account_usage()).accounts == 1
     assert result_of(office.store.grant(ALICE)).did == ALICE
 
 

@@ -70,11 +70,11 @@ class ConfiguredStore:
         """Deliver events from DAVE to CAROL."""
         for id in ids:
             event = PendingEvent(id, CAROL, DAVE, "secret", self.clock.seconds())
-            assert result_of(self.store.decentrl.deliver(CommandGuard(id.encode(), 9e9), event)) is None
+            assert result_of(self.store.decentrl.enqueue_event(CommandGuard(id.encode(), 9e9), event)) is None
 
     def waiting(self) -> QueueTotals:
         """As the store says it."""
-        found: QueueTotals = result_of(self.store.waiting())
+        found: QueueTotals = result_of(self.store.get_queue_totals())
         return found
 
     def ids(self, did: str = INBOX) -> list[str]:
@@ -101,7 +101,7 @@ def office(tmp_path: Path, capsys: Capture) -> Iterator[ConfiguredStore]:
     store = make_sqlite_store(clock, config.storage.sqlite.path)
     result_of(store.open())
     result_of(store.grant(ALICE))
-    result_of(store.update(ALICE, [(INBOX, "add"), (ALICE, "add")], max_recipients=9))
+    result_of(store.update_recipients(ALICE, [(INBOX, "add"), (ALICE, "add")], max_recipients=9))
     contract = Contract("c", CAROL, DAVE, 9e9, b"digest", b"{}")
     result_of(store.decentrl.save_contract(CommandGuard(b"contract", 9e9), contract))
     yield ConfiguredStore(path, config, clock, store, began)
@@ -183,7 +183,7 @@ def test_show(office: ConfiguredStore, capsys: Capture) -> None:
 def test_nothing_is_done_to_the_terminal(office: ConfiguredStore, capsys: Capture) -> None:
     """DIDs and ids that an import has brought are shown, and their times, whatever they are."""
     did = "did:example:\x1b[2Jtitle\x07"
-    result_of(office.store.update(ALICE, [(did, "add")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
     office.clock.rightNow = 1e15  # of a year that no calendar has
     office.put("\x9bid", to=did)
     for arguments in (("list",), ("show", did), ("purge", did), ("purge", did, "--yes")):
@@ -209,7 +209,7 @@ def test_dids_on_a_terminal(office: ConfiguredStore) -> None:
 def test_tags_stand_for_dids(office: ConfiguredStore, capsys: Capture) -> None:
     """A long DID is shown short, and is found by that as well as by its pseudonym in the log."""
     long = "did:peer:2." + "Ez6LS" * 40
-    result_of(office.store.update(ALICE, [(long, "add")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(long, "add")], max_recipients=9))
     office.put("a", to=long)
     office.send("e")
     assert call(*asked(office, "list")) == 0
@@ -230,9 +230,9 @@ def test_any_form_of_a_did(office: ConfiguredStore, capsys: Capture) -> None:
     for given in (f"{bob}#k1", "did:web:Bob.example%3A443"):
         assert call(*asked(office, "show", given, "--json")) == 0
         assert printed(capsys)["did"] == bob
-    result_of(office.store.update(ALICE, [(f"{bob}#k1", "add")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(f"{bob}#k1", "add")], max_recipients=9))
     office.put("a", to=bob)
-    result_of(office.store.update(ALICE, [(f"{bob}#k1", "remove")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(f"{bob}#k1", "remove")], max_recipients=9))
     office.send("e")
     for given, kept, halves in ((f"{bob}#k1", bob, {"didcomm": 1}), (f"{CAROL}#k1", CAROL, {"decentrl": 1})):
         assert call(*asked(office, "show", given, "--json")) == 0
@@ -263,7 +263,7 @@ def test_dids_that_nothing_waits_for(office: ConfiguredStore, capsys: Capture) -
             assert call(*asked(office, command, did)) == 0
             assert capsys.readouterr().out.startswith("0 messages, 0 B, for ")
     office.put("a")
-    result_of(office.store.update(ALICE, [(INBOX, "remove")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
     for command in ("show", "purge"):
         assert call(*asked(office, command, INBOX, "--json")) == 0
         assert printed(capsys)["messages"] == 1
@@ -273,7 +273,7 @@ def self_test(office: ConfiguredStore, *ids: str) -> str:
     """The DID of the daemon's self-test, with an account for which something waits."""
     did = ProbeIdentities(read_identity(office.config).secret).identity(NODE).did
     result_of(office.store.grant(did))
-    result_of(office.store.update(did, [(did, "add")], max_recipients=9))
+    result_of(office.store.update_recipients(did, [(did, "add")], max_recipients=9))
     office.put(*ids, to=did)
     return did
 
@@ -312,7 +312,7 @@ def test_the_self_test_is_not_purged(office: ConfiguredStore, capsys: Capture) -
 def test_who_only_looks_like_the_self_test(office: ConfiguredStore, capsys: Capture) -> None:
     """Anybody can make such a DID, and fill its queue; without the mediator's keys it is one like any other."""
     did = ProbeIdentities(b"of another").identity(NODE).did
-    result_of(office.store.update(ALICE, [(did, "add")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
     office.put("a", to=did)
     assert call(*asked(office, "list", "--json")) == 0
     assert [one["self_test"] for one in printed(capsys)["queues"]] == [False]
@@ -339,7 +339,7 @@ def test_looking_changes_nothing(office: ConfiguredStore) -> None:
     result_of(office.store.mark_delivered(["pushed"]))
     assert call(*asked(office, "list")) == call(*asked(office, "show", INBOX)) == 0
     assert call(*asked(office, "purge", INBOX, "--id", "another", "--yes")) == 0
-    (found,) = result_of(office.store.find(["pushed"]))
+    (found,) = result_of(office.store.find_messages(["pushed"]))
     assert found.status == "delivered"
 
 
@@ -371,7 +371,9 @@ def test_purge(office: ConfiguredStore, capsys: Capture) -> None:
     assert office.waiting().messages == 2
     assert (office.waiting().bytes, office.waiting().recipients) == (16, 2)
     messages = MessageLedger(accepted=3, removed=2, waiting=1)
-    assert result_of(office.store.ledger()) == interface.StoreLedger(messages, MessageLedger(accepted=1, waiting=1))
+    assert result_of(office.store.read_ledger()) == interface.StoreLedger(
+        messages, MessageLedger(accepted=1, waiting=1)
+    )
     assert call(*asked(office, "purge", CAROL, "--half", "decentrl", "--yes", "--json")) == 0
     assert printed(capsys) == {
         "dry_run": False,
@@ -381,7 +383,9 @@ def test_purge(office: ConfiguredStore, capsys: Capture) -> None:
         "gone_before": 0,
     }
     assert office.waiting().messages == 1
-    assert result_of(office.store.ledger()) == interface.StoreLedger(messages, MessageLedger(accepted=1, removed=1))
+    assert result_of(office.store.read_ledger()) == interface.StoreLedger(
+        messages, MessageLedger(accepted=1, removed=1)
+    )
 
 
 def test_purge_by_id(office: ConfiguredStore) -> None:

@@ -249,11 +249,11 @@ class BacklogTests(CatchUpTestCase):
         """A store that does not say what waits is told to the wallet, which tries again."""
         self.forward(self.a)
         store: Any = self.store
-        store.arrived = lambda *_, **__: fail(StoreUnavailable())
+        store.find_arrivals = lambda *_, **__: fail(StoreUnavailable())
         socket = self.b.socket()
         reply = self.bob_at_b.ask(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         self.assertEqual(reply.status, 503)
-        del store.arrived
+        del store.find_arrivals
         self.bob_at_b.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         socket.frames.clear()
         self.later(SCAN_WINDOW)

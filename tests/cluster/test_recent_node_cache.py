@@ -31,9 +31,9 @@ class RecentNodeCacheTests(DIDCommClusterTestCase):
     def hold(self) -> Deferred[None]:
         """Let the store be slow to say where sockets are; fires for it to be done."""
         cluster, held = self.store.cluster, Deferred[None]()
-        whereabouts = cluster.whereabouts
-        cluster.whereabouts = lambda dids: held.addCallback(lambda _: whereabouts(dids))
-        self.addCleanup(delattr, cluster, "whereabouts")
+        whereabouts = cluster.find_presence
+        cluster.find_presence = lambda dids: held.addCallback(lambda _: whereabouts(dids))
+        self.addCleanup(delattr, cluster, "find_presence")
         return held
 
     def stale(self) -> float:
@@ -97,8 +97,8 @@ class RecentNodeCacheTests(DIDCommClusterTestCase):
 
     def test_store_does_not_know(self) -> None:
         """Where nobody can say where sockets are, the last place is as good as any."""
-        self.store.cluster.whereabouts = lambda dids: fail(StoreUnavailable())
-        self.addCleanup(delattr, self.store.cluster, "whereabouts")
+        self.store.cluster.find_presence = lambda dids: fail(StoreUnavailable())
+        self.addCleanup(delattr, self.store.cluster, "find_presence")
         self.forward(self.a)
         self.assertEqual((self.texts(self.socket), self.methods(self.a)), (["hello"], ["live", "live"]))
 

@@ -127,7 +127,7 @@ class AuthenticationTests(SynchronousTestCase):
 
     def test_store_down(self) -> None:
         """Nothing of the client's fault: try again later."""
-        with self.in_memory.failing("claim", StoreUnavailable()):
+        with self.in_memory.failing("claim_nonce", StoreUnavailable()):
             self.assertEqual(self.refused(self.alice.greeting()), ("UNAVAILABLE", 1013))
 
     def test_fault(self) -> None:

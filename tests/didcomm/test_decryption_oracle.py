@@ -35,7 +35,7 @@ WORK = ("derive_ephemeral_secret", "derive_static_secret", "aes_key_unwrap", "_c
 Change = Callable[["EnvelopeParts"], None]
 
 
-class EnvelopeEnvelopeParts:
+class EnvelopeParts:
     """An envelope in parts that can be changed by themselves, sealed to one key of the mediator."""
 
     def __init__(self, raw: bytes) -> None:

@@ -335,14 +335,14 @@ class FailoverTests(SynchronousTestCase):
         """What was taken counts as delivered, as the store removes it all the same; stopping waits for that."""
         bob = self.start()
         self.forward(bob.did, bob.letter())
-        remove, removing = self.in_memory.store.remove, Deferred[None]()
+        remove, removing = self.in_memory.store.remove_messages, Deferred[None]()
 
         async def slowly(ids: list[str]) -> Any:
             removed = await remove(ids)
             await removing
             return removed
 
-        self.patch(self.in_memory.store, "remove", slowly)
+        self.patch(self.in_memory.store, "remove_messages", slowly)
         answer(self.office.one(), 200)
         stopped = self.in_memory.half.endpoints.stop()
         self.assertNoResult(stopped)

@@ -137,7 +137,7 @@ class RequiredTests(OwnershipTestCase):
             self.assertEqual(self.bob.ask(PING).status, 200)
         self.assertEqual(self.in_memory.receive(update).status, 429)
         self.in_memory.clock.advance(61)
-        with self.in_memory.failing("owner", StoreUnavailable()):
+        with self.in_memory.failing("find_owner", StoreUnavailable()):
             other = [*updates, {"recipient_did": WalletIdentity.fresh().did, "action": "add"}]
             packed = self.bob.pack(f"{CM3}/recipient-update", {"updates": other}, attachments=proofs[:1])
             self.assertEqual(self.in_memory.receive(packed).status, 503)

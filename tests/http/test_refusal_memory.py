@@ -85,7 +85,7 @@ class RefusalMemoryTests(SynchronousTestCase):
     def test_fault(self) -> None:
         """A fault of ours."""
         raw = self.bob.pack(PING, {"a": LARGE.decode()})
-        with self.site_fixture.failing("account", KeyError("x")):
+        with self.site_fixture.failing("get_account", KeyError("x")):
             self.assert_freed(lambda: self.post(raw, status=500))
         self.flushLoggedErrors(KeyError)
 

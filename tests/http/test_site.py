@@ -138,7 +138,7 @@ class MessageTests(HTTPTestCase):
         """Requests in one go on one connection are answered in order (RFC 9112 section 9.3.2)."""
         line = self.site_fixture.line()
         threads = [f"t{number}" for number in range(5)]
-        with HeldStoreOperation(self.site_fixture, "claim") as held:
+        with HeldStoreOperation(self.site_fixture, "claim_nonce") as held:
             for thread in threads:
                 line.feed(encode_request("POST", "/didcomm", self.bob.pack(PING, id=thread, return_route="all")))
             line.feed(encode_request("GET", "/did"))
@@ -594,7 +594,7 @@ class MetricsTests(HTTPTestCase):
         """Queues, all that waits and the ledger add up in each scrape; what the daemon sends to itself is in them."""
         own = self.site_fixture.base.own.identities.identity("m").did
         self.successResultOf(self.site_fixture.store.grant(own))
-        self.successResultOf(self.site_fixture.store.update(own, [(own, "add")], max_recipients=1))
+        self.successResultOf(self.site_fixture.store.update_recipients(own, [(own, "add")], max_recipients=1))
         payload = Payload("own", b"{}", "json")
         self.successResultOf(self.site_fixture.store.enqueue(own, [payload], expires_at=9e9))
         # Only one queue has a series here, and this is the largest.
@@ -610,13 +610,13 @@ class MetricsTests(HTTPTestCase):
             self.site_fixture.clock.advance(7)
             now = self.site_fixture.clock.seconds()
             self.assertEqual(self.figure("mediator_store_statistics_timestamp_seconds"), {(): now})
-        with self.site_fixture.failing("statistics", StoreUnavailable()):
+        with self.site_fixture.failing("read_statistics", StoreUnavailable()):
             self.site_fixture.clock.advance(7)
             self.assertEqual(self.figure("mediator_store_statistics_timestamp_seconds"), {(): now})
 
     def test_an_expensive_look_is_not_repeated_at_once(self) -> None:
         """What takes a twentieth of a second or longer is done a twentieth of the time at most."""
-        clock, statistics = self.site_fixture.clock, self.site_fixture.store.statistics
+        clock, statistics = self.site_fixture.clock, self.site_fixture.store.read_statistics
         looks: list[float] = []
 
         def slow(top: int) -> Any:
@@ -624,7 +624,7 @@ class MetricsTests(HTTPTestCase):
             clock.advance(0.5)
             return statistics(top)
 
-        self.patch(self.site_fixture.store, "statistics", slow)
+        self.patch(self.site_fixture.store, "read_statistics", slow)
         for _ in range(3):
             self.get("/metrics")
         self.assertEqual(len(looks), 1)
@@ -644,7 +644,7 @@ class MetricsTests(HTTPTestCase):
         self.site_fixture.post(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
         sizes = f'mediator_message_queue_size{{did="{self.site_fixture.tag(self.bob.did)}"}} 1.0\n'.encode()
         self.assertIn(sizes, self.get("/metrics").body)
-        with self.site_fixture.failing("statistics", StoreUnavailable()):
+        with self.site_fixture.failing("read_statistics", StoreUnavailable()):
             response = self.get("/metrics")
         self.assertEqual(response.status, 200)
         self.assertIn(sizes, response.body)

@@ -238,13 +238,13 @@ class PushTests(CostsTestCase):
         websocket_client = self.live(guest)
         asked: list[str] = []
         store: Any = self.site_fixture.store
-        real = store.status
+        real = store.get_queue_status
 
         def status(*args: Any) -> Any:
             asked.append("status")
             return real(*args)
 
-        self.patch(store, "status", status)
+        self.patch(store, "get_queue_status", status)
         for route in ("none", "all"):
             ids = {"message_id_list": [self.pushed(websocket_client, guest)]}
             websocket_client.send(guest.pack(f"{MP}/messages-received", ids, return_route=route))

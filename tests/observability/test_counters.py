@@ -150,7 +150,7 @@ class CountersTests(SynchronousTestCase):
         InMemoryDecentrlSocket(self.in_memory)
         self.in_memory.clock.advance(11)
         self.in_memory.request("GET", f"/public/{bob.did}")
-        with self.in_memory.failing("deliver", StoreUnavailable()):
+        with self.in_memory.failing("enqueue_event", StoreUnavailable()):
             self.assertEqual(bob.tell(alice).status, 503)
         after = self.grown(now)
         self.assertEqual(after["requests_failed"], 1)

@@ -167,7 +167,7 @@ class FloodTests(SynchronousTestCase):
     def test_the_last_ones_are_found(self) -> None:
         """What is less than a lot is not lost, and not asked for one by one."""
         processes = LimiterProcesses(600)
-        processes.cluster.take(processes[0].key, 591, limit=600, period=60)
+        processes.cluster.take_quota(processes[0].key, 591, limit=600, period=60)
         before = processes.cluster.operations
         self.assertEqual([processes[0].asks() for _ in range(10)], [0] * 9 + [60])
         self.assertLessEqual(processes.cluster.operations - before, 12)
@@ -290,13 +290,14 @@ class OutageTests(SynchronousTestCase):
     def test_asking_is_no_requests(self) -> None:
         """Others are waiting for the answer as well."""
         seen: list[float] = []
-        take = self.processes.cluster.take
+        take = self.processes.cluster.take_quota
 
         def noting(*args: Any, **options: Any) -> Deferred[float]:
             seen.append(get_request_start(inf))
-            return take(*args, **options)
+            result: Deferred[float] = take(*args, **options)
+            return result
 
-        self.patch(self.processes.cluster, "take", noting)
+        self.patch(self.processes.cluster, "take_quota", noting)
         with request_scope(self.processes.clock):
             self.processes[0].asks()
         self.assertEqual(seen, [inf])

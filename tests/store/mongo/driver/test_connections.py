@@ -131,18 +131,18 @@ class LongReadTests(MongoTestCase):
         namespace = f"{self.database}.messages"
         with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=1_500, namespace=namespace):
             with self.impatiently():
-                slow = [store.status(ALICE, None) for _ in range(24)]
+                slow = [store.get_queue_status(ALICE, None) for _ in range(24)]
             for number in range(8):
                 await self.put(store, f"m{number}")
-                self.assertEqual(await store.owner(f"did:key:{number}"), None)
+                self.assertEqual(await store.find_owner(f"did:key:{number}"), None)
             for one in slow:
                 with self.assertRaises(StoreUnavailable):
                     await one
         self.assertEqual(self.states, [True])
-        self.assertEqual((await store.status(ALICE, None)).message_count, 8)
+        self.assertEqual((await store.get_queue_status(ALICE, None)).message_count, 8)
 
     async def test_no_unicode(self) -> None:
         """Who has what nobody can have is known without asking, and spoils nobody's question."""
         store = await self.a_store()
-        answers = await gatherResults([store.owner(did) for did in ("did:key:\ud800", "did:key:other", INBOX)])
+        answers = await gatherResults([store.find_owner(did) for did in ("did:key:\ud800", "did:key:other", INBOX)])
         self.assertEqual(answers, [None, None, ALICE])

@@ -428,10 +428,10 @@ class UnavailableServerTests(ServerCase):
         try:
             asked: list[Deferred[Any]] = [
                 store.enqueue(INBOX, [Payload("a", b"payload", "json")], expires_at=clock.seconds() + HOUR),
-                store.fetch(ALICE, None, limit=1, max_bytes=1),
-                store.fetch(ALICE, None, limit=1, max_bytes=1),
-                store.account(ALICE),
-                store.claim(b"nonce", clock.seconds() + HOUR),
+                store.fetch_messages(ALICE, None, limit=1, max_bytes=1),
+                store.fetch_messages(ALICE, None, limit=1, max_bytes=1),
+                store.get_account(ALICE),
+                store.claim_nonce(b"nonce", clock.seconds() + HOUR),
             ]
             await deferLater(CLOCK, 0.3)
             clock.ahead = -HOUR
@@ -440,9 +440,9 @@ class UnavailableServerTests(ServerCase):
         finally:
             await self.elsewhere(self.servers.thaw, 0)
         await wait_until(lambda: server.answers)
-        self.assertIsNotNone(await store.account(ALICE))
+        self.assertIsNotNone(await store.get_account(ALICE))
         with request_scope(cast(Any, clock)):
-            self.assertEqual(await store.owner(INBOX), ALICE)
+            self.assertEqual(await store.find_owner(INBOX), ALICE)
 
     async def test_counted(self) -> None:
         """What waits is counted right after a crash, which the server's own count is not."""
