@@ -389,7 +389,8 @@ class FastHTTPChannel(Protocol):
             answer = UNREAD_LIMIT_RESPONSES[self._half]
         now = int(self._idle_since)
         write_immediately(
-            self.transport, _serialize_accepted(now) if answer is ACCEPTED_RESPONSE else serialize_response(answer, now)
+            self.transport,
+            _serialize_accepted(now) if answer is ACCEPTED_RESPONSE else serialize_response(answer, now),
         )
         if self._congested:
             self._response_budget.add(self._rate_limit_key, len(answer.body))
