@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import Clock
 
-from mediatord.errors import RateLimited, StoreUnavailable
+from mediatord.errors import RateLimitExceeded, StoreUnavailable
 from mediatord.ratelimit.distributed_limiter import QuotaStore
 from mediatord.ratelimit.rate_limiter import RateLimiter
 from mediatord.store.interfaces.cluster import IClusterStore
@@ -102,7 +102,7 @@ class LimiterProcess:
     async def _ask(self, did: str, cost: int) -> int:
         try:
             await self.admission.account(did, PEER, cost)
-        except RateLimited as error:
+        except RateLimitExceeded as error:
             return int(error.retry_after or 0)
         self.admitted += [self.clock.seconds()] * cost
         return 0

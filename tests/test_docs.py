@@ -166,7 +166,7 @@ def test_situations() -> None:
     found = rows(text("docs/protocols.md"), "<!-- situations", "<!-- end of situations")
     assert [row[:-1] for row in found] == [
         [
-            f"`{re.sub(r'(?<!^)(?=[A-Z])', '_', kind.__name__).lower()}`",
+            f"`{kind.reason}`",
             str(wire.status),
             str(wire.packed or "-"),
             f"`{wire.code}`",
@@ -182,8 +182,7 @@ def test_decentrl_refusals() -> None:
     document = text("docs/protocols.md")
     found = rows(document, "<!-- decentrl", "<!-- end of decentrl")
     assert [row[:3] for row in found] == [
-        [f"`{re.sub(r'(?<!^)(?=[A-Z])', '_', kind.__name__).lower()}`", str(wire.status), f"`{wire.code}`"]
-        for kind, wire in DECENTRL_ERROR_CODES.items()
+        [f"`{kind.reason}`", str(wire.status), f"`{wire.code}`"] for kind, wire in DECENTRL_ERROR_CODES.items()
     ]
     sockets = rows(document, "<!-- socket", "<!-- end of socket")
     assert [row[:2] for row in sockets] == [

@@ -92,7 +92,7 @@ def test_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
     aged(path, 500)
-    monkeypatch.setattr("mediatord.observability.pseudonym_keys.replace_private_file", read_only)
+    monkeypatch.setattr("mediatord.private_file.replace_private_file", read_only)
     with capturedLogs() as said:
         assert renew_pseudonym_key(path, TODAY, 90).epoch == 1
     assert "Read-only file system" in formatEvent(said[0])

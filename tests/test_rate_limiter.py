@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.errors import RateLimited
+from mediatord.errors import RateLimitExceeded
 from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, RateLimiter
 
 ALICE = "did:example:alice"
@@ -36,7 +36,7 @@ class AdmissionTests(SynchronousTestCase):
             charge.send(None)
         except StopIteration:
             return True
-        except RateLimited:
+        except RateLimitExceeded:
             return False
         self.fail("it waits")
 
@@ -115,4 +115,4 @@ class AdmissionTests(SynchronousTestCase):
             lambda: self.admission.check_before_decryption(PEER, authenticated=False),
             lambda: self.admission.check_allowance(None, PEER),
         ):
-            self.assertRaises(RateLimited, ask)
+            self.assertRaises(RateLimitExceeded, ask)

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.errors import RateLimited
+from mediatord.errors import RateLimitExceeded
 from mediatord.protocol.probe_requests import PROBE_CLIENT
 from mediatord.ratelimit.distributed_limiter import DistributedLimiter
 from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, RateLimiter, TrustedAddresses
@@ -44,7 +44,7 @@ class _Case(SynchronousTestCase):
             if charged is not None:
                 charged.send(None)
                 self.fail("it waits")
-        except RateLimited as error:
+        except RateLimitExceeded as error:
             return int(error.retry_after or 0)
         except StopIteration:
             pass
@@ -198,7 +198,7 @@ class AloneTests(SynchronousTestCase):
     def reads(self, admission: RateLimiter, peer: str) -> bool:
         """Whether an envelope that is not small would be read."""
         asked = Deferred.fromCoroutine(admission.check_before_read(peer, SMALL_REQUEST_BYTES + 1))
-        return asked.addErrback(lambda failure: failure.trap(RateLimited) and True).result is None
+        return asked.addErrback(lambda failure: failure.trap(RateLimitExceeded) and True).result is None
 
 
 class ForgottenTests(SynchronousTestCase):

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.clock import REQUEST_TIME_LIMIT as REQUEST
 from mediatord.clock import get_request_start, request_scope
-from mediatord.errors import RateLimited
+from mediatord.errors import RateLimitExceeded
 from mediatord.ratelimit.distributed_limiter import QUOTA_STORE_BACKOFF, QUOTA_STORE_TIMEOUT, DistributedLimiter
 from tests.rate_limiter_processes import DID, NOW, PEER, LimiterProcesses, max_in_a_minute, min_in_a_minute
 
@@ -222,10 +222,10 @@ class OutageTests(SynchronousTestCase):
         while not processes[0].asks():
             held += 1
         self.assertEqual(held, processes[0].allowances.lease(600) - 1)
-        self.assertRaises(RateLimited, processes[0].admission.check_allowance, DID, PEER)
+        self.assertRaises(RateLimitExceeded, processes[0].admission.check_allowance, DID, PEER)
         processes[1].admission.check_allowance(DID, PEER)
         self.assertEqual([processes[1].asks() for _ in range(250)].count(0), 200)
-        self.assertRaises(RateLimited, processes[1].admission.check_allowance, DID, PEER)
+        self.assertRaises(RateLimitExceeded, processes[1].admission.check_allowance, DID, PEER)
 
     def test_whoever_makes_the_store_slow(self) -> None:
         """Gains nothing by it, however often it does, at all processes at the same time."""
@@ -530,9 +530,9 @@ class OwingTests(SynchronousTestCase):
         self.processes[1].asks()
         second.charge_failure(PEER)
         before = self.cluster.operations
-        self.assertRaises(RateLimited, second.check_allowance, DID, PEER)
-        self.assertRaises(RateLimited, second.check_allowance, None, PEER)
-        self.assertRaises(RateLimited, second.check_before_decryption, PEER, authenticated=False)
+        self.assertRaises(RateLimitExceeded, second.check_allowance, DID, PEER)
+        self.assertRaises(RateLimitExceeded, second.check_allowance, None, PEER)
+        self.assertRaises(RateLimitExceeded, second.check_before_decryption, PEER, authenticated=False)
         self.assertEqual(self.cluster.operations, before)
 
     def test_a_flood_in_vain_costs_nothing(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import cycle
 
-from mediatord.errors import Replayed
+from mediatord.errors import ReplayedMessage
 from mediatord.wallet.didcomm_messages import authcrypt, build_forward
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
 from tests.in_memory_identities import PRIVATE, InMemoryDecentrlSocket, code_of
@@ -96,7 +96,7 @@ class ReplayTests(InMemoryClusterTestCase):
         for kind in (PING, f"{CM3}/recipient-query"):
             raw = alice.pack(kind, {}, return_route="none")
             self.assertEqual(self.a.receive(raw).status, 202)
-            self.assertEqual(self.b.receive(raw).fault, Replayed)
+            self.assertEqual(self.b.receive(raw).fault, ReplayedMessage)
 
     def test_commands_and_sockets(self) -> None:
         """So are nonces, of both kinds."""

@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import LoopingCall, deferLater
 
-from mediatord.errors import RateLimited
+from mediatord.errors import RateLimitExceeded
 from mediatord.ratelimit import distributed_limiter
 from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
 from mediatord.ratelimit.rate_limiter import RateLimiter
@@ -112,5 +112,5 @@ class SharedLimitTests(MongoTestCase):
         self.assertNotIn(DID, repr(list(self.documents["allowances"].find())))
 
     def refused(self, failure: Any) -> bool:
-        failure.trap(RateLimited)
+        failure.trap(RateLimitExceeded)
         return False

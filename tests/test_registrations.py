@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.didcomm.housekeeping import ACCOUNTS_PER_STEP
 from mediatord.didcomm.messages import DIDCommReply
-from mediatord.errors import RateLimited, StoreUnavailable
+from mediatord.errors import RateLimitExceeded, StoreUnavailable
 from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.probe_requests import PROBE_CLIENT
 from mediatord.ratelimit.access_control import USAGE_CACHE_SECONDS, RegistrationLimits, RegistrationQuota
@@ -204,7 +204,7 @@ class SharedTests(SynchronousTestCase):
         """Whether an account more is."""
         answers: list[bool] = []
         enrolled: Deferred[Any] = Deferred.fromCoroutine(quota.enrol(peer, 10))
-        enrolled.addCallbacks(lambda _: True, lambda failure: not failure.trap(RateLimited)).addCallback(
+        enrolled.addCallbacks(lambda _: True, lambda failure: not failure.trap(RateLimitExceeded)).addCallback(
             answers.append
         )
         (answer,) = answers

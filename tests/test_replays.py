@@ -17,7 +17,7 @@ from mediatord.didcomm.dispatcher import (
     ORDINARY_SHARE,
     REPLAY_WINDOW,
 )
-from mediatord.errors import MessageExpired, Replayed, ReplayMemoryFull
+from mediatord.errors import ExpiredMessage, ReplayCacheFull, ReplayedMessage
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.memory.memory_store import MemoryStore
@@ -74,7 +74,7 @@ class DatedTests(ReplayCase):
             for pause in (0, 1, HOUR / 2, HOUR - 1, HOUR, HOUR, HOUR, DAY, 29 * DAY, 400 * DAY):
                 self.later(pause)
                 self.bob.ask(f"{CM3}/recipient-update", change())
-                self.assertIn(self.fault_of(raw), (Replayed, MessageExpired))
+                self.assertIn(self.fault_of(raw), (ReplayedMessage, ExpiredMessage))
                 self.assertIn(ANOTHER, self.registered())
 
     def test_every_request(self) -> None:
@@ -88,14 +88,14 @@ class DatedTests(ReplayCase):
         ):
             raw = self.bob.pack(type_, body, created_time=self.now())
             self.assertIsNone(self.fault_of(raw), type_)
-            self.assertIs(self.fault_of(raw), Replayed, type_)
+            self.assertIs(self.fault_of(raw), ReplayedMessage, type_)
             self.later(HOUR + 1)
-            self.assertIs(self.fault_of(raw), MessageExpired, type_)
+            self.assertIs(self.fault_of(raw), ExpiredMessage, type_)
 
     def test_too_old(self) -> None:
         """What was made more than an hour ago is refused although it never came; at an hour it is not."""
         now = self.now()
-        for age, fault in ((REPLAY_WINDOW, None), (REPLAY_WINDOW + 1, MessageExpired), (10 * DAY, MessageExpired)):
+        for age, fault in ((REPLAY_WINDOW, None), (REPLAY_WINDOW + 1, ExpiredMessage), (10 * DAY, ExpiredMessage)):
             raw = self.bob.pack(f"{CM3}/recipient-update", change(), created_time=now - age)
             self.assertIs(self.fault_of(raw), fault)
         events = self.in_memory.events("replay.drop")
@@ -108,7 +108,7 @@ class DatedTests(ReplayCase):
         raw = bob.pack(f"{MP}/status-request", created_time=int(in_memory.clock.seconds()) - 9999)
         there = "198.51.100.77"
         faults = [in_memory.receive(raw, peer=there).fault for _ in range(3)]
-        self.assertEqual(faults, [MessageExpired] * 3)
+        self.assertEqual(faults, [ExpiredMessage] * 3)
         sent = pack_forward(in_memory, bob.did, bob.letter())
         self.assertEqual([in_memory.receive(sent, peer=peer).status for peer in (there, "198.51.100.78")], [429, 202])
 
@@ -133,7 +133,7 @@ class UndatedTests(ReplayCase):
                 for pause in (HOUR, HOUR, 20 * DAY):
                     self.later(pause)
                     self.bob.ask(f"{CM3}/recipient-update", change())
-                    self.assertIs(self.fault_of(raw), Replayed)
+                    self.assertIs(self.fault_of(raw), ReplayedMessage)
                     self.assertIn(ANOTHER, self.registered())
                 self.assertIsNone(self.fault_of(self.bob.pack(type_, change("remove"))))
         self.assertGreater(LONG_RETENTION, 20 * DAY + 2 * HOUR)
@@ -143,7 +143,7 @@ class UndatedTests(ReplayCase):
         raw = self.bob.pack(f"{MP}/status-request")
         self.assertIsNone(self.fault_of(raw))
         self.later(HOUR - 1)
-        self.assertIs(self.fault_of(raw), Replayed)
+        self.assertIs(self.fault_of(raw), ReplayedMessage)
         self.later(2)
         self.assertIsNone(self.fault_of(raw))
 
@@ -179,7 +179,7 @@ class FullTests(SynchronousTestCase):
         for _ in range(ROOM):
             self.taken += 1
             claimed = in_memory.store.claim(b"%d" % self.taken, in_memory.clock.seconds() + HOUR, part_taken / ROOM)
-            claimed.addErrback(lambda failure: failure.trap(ReplayMemoryFull))
+            claimed.addErrback(lambda failure: failure.trap(ReplayCacheFull))
 
     def dated(self, type_: str = f"{CM3}/recipient-update", guest: InMemoryWallet | None = None) -> bytes:
         """A request that says when it was made."""
@@ -191,7 +191,7 @@ class FullTests(SynchronousTestCase):
         self.fill(LONG_RETENTION_SHARE)
         raw = self.bob.pack(f"{CM3}/recipient-update", change())
         self.assertEqual(self.in_memory.receive(raw).status, 200)
-        self.assertIs(self.in_memory.receive(raw).fault, Replayed)
+        self.assertIs(self.in_memory.receive(raw).fault, ReplayedMessage)
         self.in_memory.clock.advance(HOUR + 1 + NONCE_GRACE_SECONDS)
         self.successResultOf(self.in_memory.store.prune())
         self.assertEqual(self.in_memory.receive(raw).status, 200)
@@ -205,7 +205,7 @@ class FullTests(SynchronousTestCase):
             reply = self.in_memory.receive(raw)
             self.assertEqual((reply.status, reply.retry_after), (503, 60))
             self.assertEqual(code_of(reply, self.bob), "e.p.me.res.storage")
-            self.assertEqual(self.in_memory.receive(first).fault, Replayed)
+            self.assertEqual(self.in_memory.receive(first).fault, ReplayedMessage)
         dids, _ = self.successResultOf(self.in_memory.store.recipients(self.bob.did, offset=0, limit=9))
         self.assertIn(ANOTHER, dids)
 
@@ -232,7 +232,7 @@ class FullTests(SynchronousTestCase):
         self.fill(ORDINARY_SHARE)
         for _ in range(ROOM):
             self.assertEqual(self.bob.ask(f"{MP}/status-request").status, 200)
-        self.assertEqual(self.in_memory.receive(known).fault, Replayed)
+        self.assertEqual(self.in_memory.receive(known).fault, ReplayedMessage)
         self.assertEqual(self.in_memory.receive(self.dated()).status, 200)
 
     def test_forged_commands(self) -> None:

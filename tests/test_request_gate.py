@@ -4,7 +4,7 @@ from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.errors import ShuttingDown
+from mediatord.errors import ShutdownInProgress
 from mediatord.ratelimit.request_gate import RequestGate
 
 
@@ -28,10 +28,10 @@ class GateTests(SynchronousTestCase):
 
     def test_closed_before_the_start_and_after_the_stop(self) -> None:
         """Work is refused, and not begun."""
-        self.failureResultOf(self.begin(Deferred()), ShuttingDown)
+        self.failureResultOf(self.begin(Deferred()), ShutdownInProgress)
         self.gate.startService()
         self.gate.stopService()
-        self.failureResultOf(self.begin(Deferred()), ShuttingDown)
+        self.failureResultOf(self.begin(Deferred()), ShutdownInProgress)
 
     def test_held(self) -> None:
         """What comes waits, and is let in in order, or sent away at the end."""
@@ -48,7 +48,7 @@ class GateTests(SynchronousTestCase):
                 self.assertEqual(self.successResultOf(waiting), 1)
                 self.assertEqual(self.successResultOf(self.begin(succeed(3))), 3)
             else:
-                self.failureResultOf(waiting, ShuttingDown)
+                self.failureResultOf(waiting, ShutdownInProgress)
 
     def test_stopping_waits_for_what_is_inside(self) -> None:
         """Also for what fails."""

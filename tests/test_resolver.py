@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 from mediatord.clock import REQUEST_TIME_LIMIT, get_time_left, request_scope
-from mediatord.errors import RateLimited, SenderUnresolvable, SenderUnsupported, StoreUnavailable
+from mediatord.errors import RateLimitExceeded, StoreUnavailable, UnresolvableDID, UnsupportedDIDMethod
 from mediatord.net.did_resolver import DIDResolver, DIDWebResolver, IDIDResolver, LRUCache
 from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError, OutboundResponse
 from mediatord.protocol import encoding
@@ -112,14 +112,14 @@ class LocalTests(ResolverTestCase):
 
     def test_failures(self) -> None:
         """A malformed DID is unresolvable, one of another method unsupported (reference 8.1)."""
-        self.failureResultOf(self.resolver.resolve("did:key:z6Mk"), SenderUnresolvable)
-        self.failureResultOf(self.resolver.resolve("no did"), SenderUnresolvable)
-        self.failureResultOf(self.resolver.resolve("did:prism:abc"), SenderUnsupported)
+        self.failureResultOf(self.resolver.resolve("did:key:z6Mk"), UnresolvableDID)
+        self.failureResultOf(self.resolver.resolve("no did"), UnresolvableDID)
+        self.failureResultOf(self.resolver.resolve("did:prism:abc"), UnsupportedDIDMethod)
 
     def test_long_form_is_remembered(self) -> None:
         """Once its holder has proven itself a long form is kept, once; then the short form resolves (8.4)."""
         self.successResultOf(self.resolver.resolve(LONG))
-        self.failureResultOf(self.resolver.resolve(SHORT), SenderUnresolvable)
+        self.failureResultOf(self.resolver.resolve(SHORT), UnresolvableDID)
         for did in (LONG, LONG, SHORT, make_did_key(KEY)):
             self.keep(did)
         self.assertEqual(self.remembered, [(SHORT, LONG)])
@@ -135,7 +135,7 @@ class LocalTests(ResolverTestCase):
     def test_wrong_memory(self) -> None:
         """A long form that does not belong to the short one is not believed, wherever it comes from."""
         self.store[SHORT] = make_did_peer_4({})[0]
-        self.failureResultOf(self.resolver.resolve(SHORT), SenderUnresolvable)
+        self.failureResultOf(self.resolver.resolve(SHORT), UnresolvableDID)
 
     def test_store_unavailable(self) -> None:
         """Without the store nothing is kept or recalled, and both work once the store is back."""
@@ -187,9 +187,9 @@ class WebTests(ResolverTestCase):
         """A failure is kept for 30 seconds."""
         resolving = self.resolver.resolve(WEB)
         self.web.answer(OutboundRequestError())
-        self.failureResultOf(resolving, SenderUnresolvable)
+        self.failureResultOf(resolving, UnresolvableDID)
         self.clock.advance(29)
-        self.failureResultOf(self.resolver.resolve(WEB), SenderUnresolvable)
+        self.failureResultOf(self.resolver.resolve(WEB), UnresolvableDID)
         self.assertEqual(len(self.web.requests), 1)
         self.clock.advance(1)
         self.found()
@@ -208,7 +208,7 @@ class WebTests(ResolverTestCase):
         for answer in answers:
             resolving = self.a_resolver().resolve(WEB)
             self.web.answer(answer)
-            self.failureResultOf(resolving, SenderUnresolvable)
+            self.failureResultOf(resolving, UnresolvableDID)
 
     def test_json_types(self) -> None:
         """Any JSON type will do, and none at all."""
@@ -255,7 +255,7 @@ class WebTests(ResolverTestCase):
             self.resolver.resolve(f"{WEB}:{n}")
         self.charging.callback(None)
         self.assertEqual(len(self.web.requests), 64)
-        self.failureResultOf(other, RateLimited)
+        self.failureResultOf(other, RateLimitExceeded)
         for n in range(63):
             self.web.answer(a_response(f"{WEB}:{n}"))
         self.web.answer(a_response())
@@ -266,7 +266,7 @@ class WebTests(ResolverTestCase):
         """One peer address may cause so many fetches in a minute; what is known costs nothing (8.5)."""
         for n in range(3):
             self.resolver.resolve(f"{WEB}:{n}", "192.0.2.1")
-        refused = self.failureResultOf(self.resolver.resolve(f"{WEB}:3", "192.0.2.1"), RateLimited).value
+        refused = self.failureResultOf(self.resolver.resolve(f"{WEB}:3", "192.0.2.1"), RateLimitExceeded).value
         self.assertEqual(refused.retry_after, 60)
         self.assertNoResult(self.resolver.resolve(f"{WEB}:0", "192.0.2.1"))
         self.assertNoResult(self.resolver.resolve(f"{WEB}:3", "192.0.2.2"))
@@ -279,26 +279,26 @@ class WebTests(ResolverTestCase):
         """No more than 64 fetches at a time, whoever asks."""
         first, *_ = [self.resolver.resolve(f"{WEB}:{n}") for n in range(64)]
         self.assertNoResult(first)
-        self.failureResultOf(self.resolver.resolve(f"{WEB}:64"), RateLimited)
+        self.failureResultOf(self.resolver.resolve(f"{WEB}:64"), RateLimitExceeded)
         self.web.answer(OutboundRequestError())
-        self.failureResultOf(first, SenderUnresolvable)
+        self.failureResultOf(first, UnresolvableDID)
         self.assertNoResult(self.resolver.resolve(f"{WEB}:64"))
 
     def test_malformed(self) -> None:
         """A DID without a place costs no lookup."""
         for n in range(9):
             did = f"did:web:example.com%3A0:{n}"
-            self.failureResultOf(self.resolver.resolve(did, "192.0.2.1"), SenderUnresolvable)
+            self.failureResultOf(self.resolver.resolve(did, "192.0.2.1"), UnresolvableDID)
         self.assertEqual(self.web.requests, [])
 
     def test_addresses_instead_of_names(self) -> None:
         """An address is no host for a did:web, unless it is in an allowed network (8.5)."""
         hosts = ("127.0.0.1", "127.1", "2130706433", "0x7f.1", "0x7f000001", "1.1.1.1", "127.0.0.1%3A8443")
         for host in hosts:
-            self.failureResultOf(self.resolver.resolve(f"did:web:{host}"), SenderUnresolvable)
+            self.failureResultOf(self.resolver.resolve(f"did:web:{host}"), UnresolvableDID)
         self.resolver = self.a_resolver(allow_private=[ip_network("127.0.0.0/8")])
         for host in hosts[1:-1]:
-            self.failureResultOf(self.resolver.resolve(f"did:web:{host}"), SenderUnresolvable)
+            self.failureResultOf(self.resolver.resolve(f"did:web:{host}"), UnresolvableDID)
         self.assertEqual(self.web.requests, [])
         self.found("did:web:127.0.0.1%3A8443")
         self.assertEqual(self.web.requests[0][0], "https://127.0.0.1:8443/.well-known/did.json")
@@ -307,7 +307,7 @@ class WebTests(ResolverTestCase):
         """A fault of ours is logged, those who wait are answered, and the next one gets a new try."""
         resolving = self.resolver.resolve(WEB)
         self.web.answer(ZeroDivisionError())
-        self.failureResultOf(resolving, SenderUnresolvable)
+        self.failureResultOf(resolving, UnresolvableDID)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.clock.advance(30)
         self.found()

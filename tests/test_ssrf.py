@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from twisted.internet.defer import Deferred, succeed
 
-from mediatord.errors import MediatorError, SenderUnresolvable
+from mediatord.errors import MediatorError, UnresolvableDID
 from mediatord.net.did_resolver import DIDResolver, DIDWebResolver
 from mediatord.net.outbound_http import OutboundAddressError, OutboundError, OutboundHTTPClient, OutboundRequestError
 from tests.outbound_test_case import OTHER_PUBLIC, PUBLIC, OutboundTestCase, redirect
@@ -93,7 +93,7 @@ class CorpusTests(CorpusTestCase):
         """What is neither address nor name leads nowhere."""
         for host in NOBODY:
             self.failureResultOf(self.post(f"http://{host}/"), OutboundError)
-            self.failureResultOf(self.resolve(web_did(host)), SenderUnresolvable)
+            self.failureResultOf(self.resolve(web_did(host)), UnresolvableDID)
             self.assertEqual(self.attempts(), [], host)
 
     def test_each_place_means_what_it_says(self) -> None:
@@ -125,9 +125,9 @@ class RebindingTests(CorpusTestCase):
             first = begin()
             self.assertEqual((self.attempts(), self.names.asked), ([(PUBLIC, 443)], ["rebinding.example"]))
             self.refuse()
-            self.failureResultOf(first, OutboundRequestError, SenderUnresolvable)
+            self.failureResultOf(first, OutboundRequestError, UnresolvableDID)
             self.reactor.advance(31)  # as long as a failure of did:web is remembered
-            self.failureResultOf(begin(), OutboundAddressError, SenderUnresolvable)
+            self.failureResultOf(begin(), OutboundAddressError, UnresolvableDID)
             self.assertEqual(self.attempts(), [(PUBLIC, 443)])
             self.assertEqual(len(self.names.asked), 2)
 

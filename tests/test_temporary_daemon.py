@@ -11,7 +11,10 @@ import pytest
 from mediatord.wallet import temporary_daemon
 from mediatord.wallet.temporary_daemon import find_free_port
 
-ASK = "from mediatord.wallet.temporary_daemon import free_port; print(*(free_port() for _ in range(200)), flush=True); input()"
+ASK = (
+    "from mediatord.wallet.temporary_daemon import find_free_port; "
+    "print(*(find_free_port() for _ in range(200)), flush=True); input()"
+)
 
 
 @pytest.mark.system

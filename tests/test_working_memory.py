@@ -6,7 +6,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.errors import RateLimited
+from mediatord.errors import RateLimitExceeded
 from mediatord.protocol.probe_requests import PROBE_CLIENT
 from mediatord.ratelimit.rate_limiter import MEMORY_WAIT_SECONDS, RequestMemoryBudget, estimate_request_memory
 
@@ -76,7 +76,7 @@ class WorkingMemoryTests(SynchronousTestCase):
             self.memory.take("a", SIZE)
         late = self.wait("a")
         self.clock.advance(MEMORY_WAIT_SECONDS)
-        self.assertEqual(self.failureResultOf(late, RateLimited).value.retry_after, 5)
+        self.assertEqual(self.failureResultOf(late, RateLimitExceeded).value.retry_after, 5)
         self.assertEqual((self.memory.held, self.memory._waiting), ((3, 3 * ONE), {}))
         last = self.wait("a")
         self.clock.advance(MEMORY_WAIT_SECONDS - 1)

@@ -28,7 +28,7 @@ from mediatord.cluster.node_health import StoreHealthCheck
 from mediatord.config.settings import Config
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
-from mediatord.errors import MediatorError, ShuttingDown, StartupError, StoreUnavailable
+from mediatord.errors import MediatorError, ShutdownInProgress, StartupError, StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
 from mediatord.http.flow_control import RoundRobinScheduler
 from mediatord.http.memory_reclaimer import MemoryReclaimer
@@ -93,11 +93,11 @@ class _ProtocolGateway:
         """
         Wait until the gate is open, and enter.
 
-        :raise ShuttingDown: the daemon is stopping.
+        :raise ShutdownInProgress: the daemon is stopping.
         """
         try:
             await self._gate.wait()
-        except ShuttingDown as error:
+        except ShutdownInProgress as error:
             self._recorder.record_early_rejection(half, peer, size, error)
             raise
 

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.clock import request_scope
-from mediatord.errors import ShuttingDown
+from mediatord.errors import ShutdownInProgress
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class RequestGate(Service):
         """
         Do `work` and know of it.
 
-        :raise ShuttingDown: the daemon is stopping; `work` was not begun.
+        :raise ShutdownInProgress: the daemon is stopping; `work` was not begun.
         """
         if not self.enter():
             await self.wait()
@@ -61,14 +61,14 @@ class RequestGate(Service):
         """
         Enter as soon as that is possible; to be followed by :meth:`leave`.
 
-        :raise ShuttingDown: the daemon is stopping.
+        :raise ShutdownInProgress: the daemon is stopping.
         """
         if self._open and self._waiting is not None:
             released: Deferred[None] = Deferred()
             self._waiting.append(released)
             await released
         if not self._open:
-            raise ShuttingDown
+            raise ShutdownInProgress
         self._in_flight += 1
 
     def enter(self) -> bool:

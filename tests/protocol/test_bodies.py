@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mediatord.errors import BadBody, BadLimit, BadPaginate, BadUpdates
+from mediatord.errors import InvalidBody, InvalidLimit, InvalidPagination, InvalidUpdates
 from mediatord.protocol.didcomm import coordinate_mediation, discover_features, message_pickup
 from mediatord.protocol.didcomm.coordinate_mediation import MEDIATION_VERSIONS, RecipientPage, RecipientUpdate
 
@@ -26,7 +26,7 @@ def test_updates_are_read_in_order_under_both_names() -> None:
 @pytest.mark.parametrize("updates", [None, {}, "x", [1], [{}], [{"recipient_did": 1, "action": "add"}], [{}] * 1001])
 def test_updates_that_are_none(updates: object) -> None:
     """Section 11 row 22."""
-    with pytest.raises(BadUpdates):
+    with pytest.raises(InvalidUpdates):
         coordinate_mediation.parse_updates({"updates": updates})
 
 
@@ -47,7 +47,7 @@ def test_updates_that_are_none(updates: object) -> None:
 )
 def test_bad_pages(paginate: object) -> None:
     """Both members, natural (5.3)."""
-    with pytest.raises(BadPaginate):
+    with pytest.raises(InvalidPagination):
         coordinate_mediation.parse_pagination({"paginate": paginate})
 
 
@@ -88,7 +88,7 @@ def test_routing_did_is_a_string_in_2_and_a_list_in_3() -> None:
 @pytest.mark.parametrize("limit", [None, 0, -1, 1.0, "1", True])
 def test_bad_limits(limit: object) -> None:
     """6.1: an integer of at least 1."""
-    with pytest.raises(BadLimit):
+    with pytest.raises(InvalidLimit):
         message_pickup.parse_limit({"limit": limit}, 100)
 
 
@@ -109,14 +109,14 @@ def test_live_as_truth_value_or_text(value: object, live: bool) -> None:
 @pytest.mark.parametrize("value", [None, 1, 0, "yes", [], {}])
 def test_live_as_anything_else(value: object) -> None:
     """1 is not true here, though Python thinks so."""
-    with pytest.raises(BadBody):
+    with pytest.raises(InvalidBody):
         message_pickup.parse_live_delivery({"live_delivery": value})
 
 
 @pytest.mark.parametrize("ids", [None, "x", [1], ["a"] * 10_001])
 def test_bad_acknowledgements(ids: object) -> None:
     """Section 11 row 22."""
-    with pytest.raises(BadBody):
+    with pytest.raises(InvalidBody):
         message_pickup.parse_message_ids({"message_id_list": ids})
 
 
@@ -188,5 +188,5 @@ def test_the_size_limit_is_disclosed_as_text() -> None:
 )
 def test_bad_queries(queries: object) -> None:
     """Section 11 row 22."""
-    with pytest.raises(BadBody):
+    with pytest.raises(InvalidBody):
         discover_features.parse_queries({"queries": queries})

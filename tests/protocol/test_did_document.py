@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mediatord.errors import SenderUnresolvable
+from mediatord.errors import UnresolvableDID
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import ServiceEndpoint, VerificationMethod, parse_did_document
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
@@ -112,7 +112,7 @@ def test_members_of_the_wrong_kind(value: object) -> None:
 def test_too_many(member: str) -> None:
     """More than 64 of anything does not resolve."""
     parse_did_document(DID, {member: [{}] * 64})
-    with pytest.raises(SenderUnresolvable):
+    with pytest.raises(UnresolvableDID):
         parse_did_document(DID, {member: [{}] * 65})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mediatord.errors import SenderUnresolvable
+from mediatord.errors import UnresolvableDID
 from mediatord.protocol.didcomm.did_document import VerificationMethod
 from mediatord.protocol.didcomm.did_methods import make_did_key, resolve_did_key
 from mediatord.protocol.didcomm.keys import PublicKey
@@ -154,5 +154,5 @@ def test_secp256k1(name: str, raw: str) -> None:
 )
 def test_no_key(name: str) -> None:
     """What is no key, or a kind that is not read here (the last but one is BLS 12-381), does not resolve."""
-    with pytest.raises(SenderUnresolvable):
+    with pytest.raises(UnresolvableDID):
         resolve_did_key(f"did:key:{name}")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.errors import SenderUnresolvable, SenderUnsupported
+from mediatord.errors import UnresolvableDID, UnsupportedDIDMethod
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import (
     DIDDocument,
@@ -56,7 +56,7 @@ def outcome(did: str) -> DIDDocument | None:
     """The document, or None for one of the four ways not to have one."""
     try:
         return resolve_local(did)
-    except (SenderUnresolvable, SenderUnsupported, DIDWebLookupRequired, DIDPeer4LongFormRequired):
+    except (UnresolvableDID, UnsupportedDIDMethod, DIDWebLookupRequired, DIDPeer4LongFormRequired):
         return None
 
 
@@ -65,12 +65,12 @@ def outcome(did: str) -> DIDDocument | None:
     [
         ("did:web:example.com", DIDWebLookupRequired),
         ("did:peer:4zQmXgCFA4qsZQ1S7je6MqLEY8CLF1KNGahR6qqhekydCbnc", DIDPeer4LongFormRequired),
-        ("did:prism:abc", SenderUnsupported),
-        ("did:peer:3zQmNowBq4niaXgPzwk8jJ99SYc8vCEgD2KbUXyHDBPhKtt3", SenderUnsupported),
-        ("did:key:z6Mk", SenderUnresolvable),
-        ("did:key:z6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue#x", SenderUnresolvable),
-        ("hello", SenderUnresolvable),
-        ("did:peer:2." + "E" * 8192, SenderUnresolvable),
+        ("did:prism:abc", UnsupportedDIDMethod),
+        ("did:peer:3zQmNowBq4niaXgPzwk8jJ99SYc8vCEgD2KbUXyHDBPhKtt3", UnsupportedDIDMethod),
+        ("did:key:z6Mk", UnresolvableDID),
+        ("did:key:z6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue#x", UnresolvableDID),
+        ("hello", UnresolvableDID),
+        ("did:peer:2." + "E" * 8192, UnresolvableDID),
     ],
 )
 def test_dids_that_do_not_resolve_here(did: str, error: type[Exception]) -> None:
@@ -141,7 +141,7 @@ def test_any_web_location(rest: str) -> None:
     """Any DID of did:web has a location below its own host, or none."""
     try:
         location = locate_did_web(f"did:web:{rest}")
-    except SenderUnresolvable:
+    except UnresolvableDID:
         return
     assert location.url.startswith(f"https://{location.host}")
     assert location.url.endswith("/did.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mediatord.errors import SenderUnresolvable, SenderUnsupported
+from mediatord.errors import UnresolvableDID, UnsupportedDIDMethod
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import (
     DIDCommService,
@@ -210,7 +210,7 @@ def test_services_of_other_types() -> None:
 )
 def test_malformed(did: str) -> None:
     """No key, an unknown purpose, a service that is no JSON, or too many of either does not resolve."""
-    with pytest.raises(SenderUnresolvable):
+    with pytest.raises(UnresolvableDID):
         resolve_did_peer(did)
 
 
@@ -226,7 +226,7 @@ def test_deep_nesting_in_a_service() -> None:
         did = f"did:peer:2{E}.S{encoding.encode_base64url(deep.encode())}"
         try:
             assert resolve_did_peer(did).services == ()
-        except SenderUnresolvable:
+        except UnresolvableDID:
             pass
 
 
@@ -252,7 +252,7 @@ def test_the_short_form_of_peer_4() -> None:
     assert document.did == PEER_4_SHORT
     assert document.key_agreement == (VerificationMethod(f"{PEER_4_SHORT}#key-1", X25519),)
     assert document.also_known_as == (PEER_4,)
-    with pytest.raises(SenderUnresolvable):
+    with pytest.raises(UnresolvableDID):
         resolve_short_did_peer_4("did:peer:4zQmOther", PEER_4)
 
 
@@ -260,7 +260,7 @@ def test_the_hash_is_verified() -> None:
     """A document that was changed, or put behind the hash of another, does not resolve (reference 8.4)."""
     other, _ = make_did_peer_4({**PEER_4_INPUT, "keyAgreement": []})
     for did in (PEER_4[:-1] + "s", f"{PEER_4_SHORT}:{other.rpartition(':')[2]}", f"{PEER_4}:{PEER_4}"):
-        with pytest.raises(SenderUnresolvable):
+        with pytest.raises(UnresolvableDID):
             resolve_did_peer(did)
 
 
@@ -289,12 +289,12 @@ def test_claims_of_a_peer_4_document() -> None:
 )
 def test_malformed_peer_4(did: str) -> None:
     """No hash, no document, or one in another encoding does not resolve."""
-    with pytest.raises(SenderUnresolvable):
+    with pytest.raises(UnresolvableDID):
         resolve_did_peer(did)
 
 
 @pytest.mark.parametrize("did", ["did:peer:1zQmabc", PEER_3, "did:peer:5z", "did:peer:z6Mk"])
 def test_other_numalgos(did: str) -> None:
     """Numalgo 1 and 3 resolve for those who know more than the DID (reference 8.1)."""
-    with pytest.raises(SenderUnsupported):
+    with pytest.raises(UnsupportedDIDMethod):
         resolve_did_peer(did)

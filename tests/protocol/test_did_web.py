@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mediatord.errors import SenderUnresolvable
+from mediatord.errors import UnresolvableDID
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_methods import DIDWebLocation, locate_did_web, parse_did_web_document
 
@@ -62,7 +62,7 @@ def test_location(did: str, host: str, url: str) -> None:
 )
 def test_no_location(rest: str) -> None:
     """User information, an address in brackets, an impossible name or port, or a path that climbs is refused."""
-    with pytest.raises(SenderUnresolvable):
+    with pytest.raises(UnresolvableDID):
         locate_did_web(f"did:web:{rest}")
 
 
@@ -78,5 +78,5 @@ def test_document() -> None:
 )
 def test_no_document(raw: bytes) -> None:
     """What is no JSON object, or whose id is not the DID, is not its document (8.5)."""
-    with pytest.raises(SenderUnresolvable):
+    with pytest.raises(UnresolvableDID):
         parse_did_web_document("did:web:example.com", raw)

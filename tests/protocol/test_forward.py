@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mediatord.errors import BadAttachment, ForwardExpired, LinkedAttachment, MediatorError, NextMissing
+from mediatord.errors import ExpiredForward, InvalidAttachment, LinkedAttachment, MediatorError, MissingNext
 from mediatord.protocol.didcomm.forward import compute_delay, compute_expiry, make_forward, read_next, read_payloads
 from mediatord.protocol.didcomm.message import Message, parse_message
 
@@ -31,7 +31,7 @@ def attached(*data: object) -> Message:
 @pytest.mark.parametrize("body", [{}, {"next": ""}, {"next": ["did:a:b"]}, {"next": 1}, [], {"next": "d" * 8193}])
 def test_next_is_a_string(body: object) -> None:
     """`next` missing, empty, endless or not a string (4.3; section 11 row 11)."""
-    with pytest.raises(NextMissing):
+    with pytest.raises(MissingNext):
         read_next(forward(body=body))
 
 
@@ -58,21 +58,21 @@ def test_json_wins_over_base64() -> None:
 @pytest.mark.parametrize(
     ("attachments", "error"),
     [
-        (None, BadAttachment),
-        ([], BadAttachment),
-        ("x", BadAttachment),
-        ([1], BadAttachment),
-        ([{}], BadAttachment),
-        ([{"data": None}], BadAttachment),
-        ([{"data": {"json": "text"}}], BadAttachment),
-        ([{"data": {"json": {"type": "plain", "id": "1"}}}], BadAttachment),
-        ([{"data": {"base64": "####"}}], BadAttachment),
-        ([{"data": {"base64": base64.b64encode(b"not json").decode()}}], BadAttachment),
-        ([{"data": {"base64": base64.b64encode(b'{"a":1}').decode()}}], BadAttachment),
-        ([{"data": {"base64": 7}}], BadAttachment),
+        (None, InvalidAttachment),
+        ([], InvalidAttachment),
+        ("x", InvalidAttachment),
+        ([1], InvalidAttachment),
+        ([{}], InvalidAttachment),
+        ([{"data": None}], InvalidAttachment),
+        ([{"data": {"json": "text"}}], InvalidAttachment),
+        ([{"data": {"json": {"type": "plain", "id": "1"}}}], InvalidAttachment),
+        ([{"data": {"base64": "####"}}], InvalidAttachment),
+        ([{"data": {"base64": base64.b64encode(b"not json").decode()}}], InvalidAttachment),
+        ([{"data": {"base64": base64.b64encode(b'{"a":1}').decode()}}], InvalidAttachment),
+        ([{"data": {"base64": 7}}], InvalidAttachment),
         ([{"data": {"links": ["https://a.example/x"], "hash": "1220"}}], LinkedAttachment),
-        ([{"data": {"json": INNER}}, {"data": {}}], BadAttachment),
-        ([{"data": {"json": INNER}}] * 21, BadAttachment),
+        ([{"data": {"json": INNER}}, {"data": {}}], InvalidAttachment),
+        ([{"data": {"json": INNER}}] * 21, InvalidAttachment),
     ],
 )
 def test_bad_attachments(attachments: object, error: type[MediatorError]) -> None:
@@ -94,7 +94,7 @@ def test_a_wrong_hash_is_noticed() -> None:
     text = base64.b64encode(payload).decode()
     assert read_payloads(attached({"base64": text, "hash": good}))
     assert read_payloads(attached({"base64": text, "hash": "zQmUnknown"}))
-    with pytest.raises(BadAttachment):
+    with pytest.raises(InvalidAttachment):
         read_payloads(attached({"base64": text, "hash": "1220" + "0" * 64}))
 
 
@@ -103,7 +103,7 @@ def test_payloads_nested_too_deep_are_refused() -> None:
     deep: dict[str, object] = {"ciphertext": "c"}
     for _ in range(400):
         deep = {"ciphertext": deep}
-    with pytest.raises(BadAttachment):
+    with pytest.raises(InvalidAttachment):
         read_payloads(attached({"json": deep}))
 
 
@@ -118,7 +118,7 @@ def test_expiry_is_the_earlier_of_ttl_and_wish(expires_time: float | None, expec
 def test_what_has_expired_is_refused() -> None:
     """A second ago is past, and so is now (section 11 row 14)."""
     for moment in (NOW - 1, NOW):
-        with pytest.raises(ForwardExpired):
+        with pytest.raises(ExpiredForward):
             compute_expiry(forward(expires_time=moment), NOW, TTL)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediatord.errors import NotAMessage
+from mediatord.errors import InvalidPlaintext
 from mediatord.protocol.didcomm.message import MessageType, OutgoingMessage, parse_message, parse_time
 
 
@@ -56,7 +56,7 @@ def test_types_are_compared_without_case_and_punctuation(uri: str, key: tuple[st
 )
 def test_what_is_no_message(raw: bytes) -> None:
     """Without a usable `id` and `type` it is no message (reference section 11 row 10)."""
-    with pytest.raises(NotAMessage):
+    with pytest.raises(InvalidPlaintext):
         parse_message(raw)
 
 
@@ -108,10 +108,10 @@ def test_no_time_makes_it_fail(value: object) -> None:
 
 @given(st.binary())
 def test_only_one_error_comes_out(raw: bytes) -> None:
-    """Bytes are a message or NotAMessage."""
+    """Bytes are a message or InvalidPlaintext."""
     try:
         parse_message(raw)
-    except NotAMessage:
+    except InvalidPlaintext:
         pass
 
 
@@ -125,10 +125,10 @@ def test_only_one_error_comes_out(raw: bytes) -> None:
     )
 )
 def test_no_combination_of_headers_makes_it_fail_otherwise(headers: dict[str, object]) -> None:
-    """Members of any type in any place are a message or NotAMessage."""
+    """Members of any type in any place are a message or InvalidPlaintext."""
     try:
         parse_message(json.dumps(headers).encode())
-    except NotAMessage:
+    except InvalidPlaintext:
         pass
 
 

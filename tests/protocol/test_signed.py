@@ -12,7 +12,7 @@ from jwcrypto.jwk import JWK
 from jwcrypto.jws import JWS
 from nacl.signing import SigningKey
 
-from mediatord.errors import Undecryptable
+from mediatord.errors import DecryptionError
 from mediatord.protocol.didcomm.json_web_signature import (
     FromPrior,
     get_signer_kid,
@@ -58,7 +58,7 @@ def test_sign_and_verify(curve: Curve) -> None:
     assert get_signer_kid(jws) == ALICE
     assert verify(jws, ALICE, KEYS[curve].public) == PAYLOAD
     for kid, key in ((ALICE, OTHERS[curve]), (ALICE + "0", KEYS[curve])):
-        with pytest.raises(Undecryptable):
+        with pytest.raises(DecryptionError):
             verify(jws, kid, key.public)
 
 
@@ -128,14 +128,14 @@ def test_where_the_kid_is(protected: dict[str, Any], header: dict[str, Any] | No
 )
 def test_refused_headers(protected: dict[str, Any], header: Any) -> None:
     """Correctly signed, and refused for its headers: they contradict each other, or extend the format."""
-    with pytest.raises(Undecryptable):
+    with pytest.raises(DecryptionError):
         verify(signed(protected, header), ALICE, KEY.public)
 
 
 @pytest.mark.parametrize("alg", ["none", "HS256", "ES256", "Ed448", "EdDSA ", None, 5, ["EdDSA"]])
 def test_refused_algorithms(alg: Any) -> None:
     """An algorithm that does not belong to the key, whatever the signature."""
-    with pytest.raises(Undecryptable):
+    with pytest.raises(DecryptionError):
         verify(signed({"alg": alg}, {"kid": ALICE}), ALICE, KEY.public)
 
 
@@ -146,7 +146,7 @@ def test_hmac_with_the_public_key() -> None:
     token.add_signature(
         secret, alg="HS256", protected=json.dumps({"alg": "HS256"}), header=json.dumps({"kid": ALICE})
     )
-    with pytest.raises(Undecryptable):
+    with pytest.raises(DecryptionError):
         verify(json.loads(token.serialize()), ALICE, KEY.public)
 
 
@@ -155,7 +155,7 @@ def test_doubled_names() -> None:
     text = b64(b'{"alg":"EdDSA","alg":"EdDSA"}')
     signature = b64(SigningKey(KEY.secret).sign(f"{text}.{b64(PAYLOAD)}".encode()).signature)
     jws = {"payload": b64(PAYLOAD), "protected": text, "signature": signature, "header": {"kid": ALICE}}
-    with pytest.raises(Undecryptable):
+    with pytest.raises(DecryptionError):
         verify(jws, ALICE, KEY.public)
 
 
@@ -166,9 +166,9 @@ def test_several_signatures() -> None:
     jws = {"payload": one["payload"], "signatures": other["signatures"] + one["signatures"]}
     assert get_signer_kid(jws) == "did:example:bob#1"
     assert verify(jws, ALICE, KEY.public) == PAYLOAD
-    with pytest.raises(Undecryptable):
+    with pytest.raises(DecryptionError):
         verify(jws, "did:example:bob#1", KEY.public)
-    with pytest.raises(Undecryptable):
+    with pytest.raises(DecryptionError):
         get_signer_kid({"payload": one["payload"], "signatures": one["signatures"] * 101})
 
 
@@ -180,7 +180,7 @@ def test_every_bit_counts(part: str) -> None:
     for position in range(0, len(data) * 8, 7):
         flipped = bytearray(data)
         flipped[position // 8] ^= 1 << position % 8
-        with pytest.raises(Undecryptable):
+        with pytest.raises(DecryptionError):
             verify({**jws, part: b64(bytes(flipped))}, ALICE, KEY.public)
 
 
@@ -199,7 +199,7 @@ def test_any_change(members: dict[str, Any], flat: bool) -> None:
     for attempt in (lambda: get_signer_kid(jws), lambda: verify(jws, ALICE, KEY.public)):
         try:
             assert attempt() in (ALICE, PAYLOAD)
-        except Undecryptable as error:
+        except DecryptionError as error:
             assert str(error) == ""
 
 
@@ -215,7 +215,7 @@ def test_from_prior_round_trip(curve: Curve, prior: FromPrior) -> None:
     """A token says what was put in, verified or not; `sub` may be missing (reference 2.3)."""
     token = make_from_prior(prior, KEYS[curve])
     assert parse_from_prior(token) == verify_from_prior(token, KEYS[curve].public) == prior
-    with pytest.raises(Undecryptable):
+    with pytest.raises(DecryptionError):
         verify_from_prior(token, OTHERS[curve].public)
 
 
@@ -242,9 +242,9 @@ def test_malformed_claims(claims: bytes) -> None:
     """Correctly signed claims that say nothing useful."""
     jws = signed({"alg": "EdDSA", "kid": ALICE}, None, payload=claims)
     token = ".".join(jws[part] for part in ("protected", "payload", "signature"))
-    with pytest.raises(Undecryptable):
+    with pytest.raises(DecryptionError):
         parse_from_prior(token)
-    with pytest.raises(Undecryptable):
+    with pytest.raises(DecryptionError):
         verify_from_prior(token, KEY.public)
 
 
@@ -252,7 +252,7 @@ def test_malformed_claims(claims: bytes) -> None:
 @given(st.text() | st.lists(st.text(max_size=8), min_size=3, max_size=3).map(".".join))
 def test_any_token(token: str) -> None:
     """Whatever the token, an error of ours comes out."""
-    with pytest.raises(Undecryptable):
+    with pytest.raises(DecryptionError):
         parse_from_prior(token)
-    with pytest.raises(Undecryptable):
+    with pytest.raises(DecryptionError):
         verify_from_prior(token, KEY.public)

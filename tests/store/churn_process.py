@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import react
 
-from mediatord.errors import OverQuota
+from mediatord.errors import QuotaExceeded
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, DecentrlQuotas, PageRequest, PendingEvent
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
@@ -81,7 +81,7 @@ class Churner:
         event = PendingEvent(self._id(), ALICE, BOB, "event", self._clock.seconds())
         try:
             await self._store.decentrl.deliver(self._guard(), event)
-        except OverQuota:
+        except QuotaExceeded:
             return
         _print_entry("decentrl", "accepted", 1)
 

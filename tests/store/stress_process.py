@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import react
 
-from mediatord.errors import OverQuota
+from mediatord.errors import QuotaExceeded
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, DecentrlQuotas
@@ -99,7 +99,7 @@ class StressWorker:
             guard = CommandGuard(id.encode(), self._clock.seconds() + HOUR)
             try:
                 await self._store.decentrl.request_contract(guard, ContractRequest(id, BOB, ALICE, "", ""))
-            except OverQuota:
+            except QuotaExceeded:
                 return
             self._note("requested", id)
 

@@ -11,7 +11,7 @@ from typing import Any
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.errors import MediatorError, NotEnrolled, StoreUnavailable
+from mediatord.errors import MediationNotGranted, MediatorError, StoreUnavailable
 from mediatord.store.interfaces.accounts import Account
 from mediatord.store.sqlite.account_queries import get_account, grant_account
 from mediatord.store.sqlite.database_file import connect, connect_reader, open_database
@@ -56,9 +56,9 @@ class TransactionTests(SynchronousTestCase):
 
     def test_refusal_after_a_write(self) -> None:
         """What a work wrote before it refused is undone, and what the others wrote is kept."""
-        works = [granting(ALICE), failing_after_a_write(NotEnrolled()), granting(BOB)]
+        works = [granting(ALICE), failing_after_a_write(MediationNotGranted()), granting(BOB)]
         outcomes = commit_batch(self.connection, works)
-        self.assertEqual(self.errors(outcomes), [None, NotEnrolled, None])
+        self.assertEqual(self.errors(outcomes), [None, MediationNotGranted, None])
         self.assertEqual(self.granted(), {ALICE, BOB})
         self.assertEqual(outcomes[2].value, Account(BOB, NOON))
 

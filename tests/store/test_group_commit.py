@@ -7,7 +7,7 @@ from sqlite3 import Connection
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.errors import NotEnrolled, RecipientUnknown, ReplayMemoryFull, StoreUnavailable
+from mediatord.errors import MediationNotGranted, ReplayCacheFull, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult
 from mediatord.store.message_operations import BatchLimits
 from mediatord.store.sqlite.coordination_queries import write_ping
@@ -110,7 +110,7 @@ class GroupCommitTests(CommitTestCase):
         asked = self.put("a"), self.put("b", to="did:example:nobody"), self.put("c")
         self.turn()
         self.successResultOf(asked[0])
-        self.failureResultOf(asked[1], RecipientUnknown)
+        self.failureResultOf(asked[1], UnknownRecipient)
         self.successResultOf(asked[2])
         self.assertEqual(self.stored(), ["a", "c"])
         self.assertEqual(count_wal_commits(self.path) - before, 1)
@@ -121,7 +121,7 @@ class GroupCommitTests(CommitTestCase):
         asked = self.put("a"), self.store.claim(b"key", NOON + 60, share=0.0), self.put("c")
         self.turn()
         self.successResultOf(asked[0])
-        self.failureResultOf(asked[1], ReplayMemoryFull)
+        self.failureResultOf(asked[1], ReplayCacheFull)
         self.successResultOf(asked[2])
         self.assertEqual(self.stored(), ["a", "c"])
         self.assertEqual(count_wal_commits(self.path) - before, 1)
@@ -177,7 +177,7 @@ class OutcomeTests(SynchronousTestCase):
 
     def test_refusal_that_is_kept(self) -> None:
         """A work that returns its refusal, instead of raising it, keeps what it wrote, and disturbs nobody."""
-        refused = OperationOutcome(error=NotEnrolled())
+        refused = OperationOutcome(error=MediationNotGranted())
         works = [self.ping(OperationOutcome("first")), self.ping(refused), self.ping(OperationOutcome("last"))]
         outcomes = commit_batch(self.connection, works)
         self.assertEqual([outcome.value for outcome in outcomes], ["first", None, "last"])

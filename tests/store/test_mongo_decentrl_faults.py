@@ -12,10 +12,10 @@ from twisted.internet.defer import Deferred, DeferredList
 from mediatord.errors import (
     ContractNotFound,
     DuplicateNonce,
+    PayloadTooLarge,
     PublicEventNotFound,
-    ReplayMemoryFull,
+    ReplayCacheFull,
     StoreUnavailable,
-    TooLarge,
     UnauthorizedCommand,
 )
 from mediatord.store.interfaces.decentrl import (
@@ -256,7 +256,7 @@ class NonceTests(FaultCase):
         room = 6 - len(before)
         self.assertEqual(self.claimed(), before + [guard.nonce for guard in guards[:room]])
         refused = [outcome.type for _, outcome in outcomes[room:]]
-        self.assertEqual(refused, [ReplayMemoryFull] * (10 - room))
+        self.assertEqual(refused, [ReplayCacheFull] * (10 - room))
 
     async def test_not_counted(self) -> None:
         """A command that was carried out was, even if nobody can count nonces right then."""
@@ -279,7 +279,7 @@ class SizeTests(FaultCase):
             lambda guard: self.decentrl.publish(guard, ALICE, PublicEvent("large", large, (), 1.0, "")),
         ):
             guard = self.guard()
-            await self.assertFailure(write(guard), TooLarge)
+            await self.assertFailure(write(guard), PayloadTooLarge)
             await self.assertFailure(self.decentrl.admit(guard), DuplicateNonce)
         self.assertEqual(self.miscounted(), [])
         self.assertEqual((await self.decentrl.events(ALICE, EventFilter(), ALL)).total, 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.internet.defer import DeferredList
 
-from mediatord.errors import RateLimited
+from mediatord.errors import RateLimitExceeded
 from mediatord.store.interfaces.decentrl import EventFilter, PageRequest, PublicEvent, PublicEventFilter, StoredEvent
 from tests.store.builders import ALICE, BOB
 from tests.store.mongo_decentrl_test_case import MongoDecentrlTestCase
@@ -127,7 +127,7 @@ class LongListTests(MongoDecentrlTestCase):
         known = next(wanted for wanted, (done, _) in zip(labels, results, strict=True) if done)
         refused = [result for done, result in results if not done]
         self.assertIn(len(refused), range(1, 5))
-        self.assertEqual({(one.type, one.value.retry_after) for one in refused}, {(RateLimited, 1)})
+        self.assertEqual({(one.type, one.value.retry_after) for one in refused}, {(RateLimitExceeded, 1)})
         begun = [self.decentrl.events(ALICE, known, PageRequest(20, 5)) for _ in range(8)]
         self.assertEqual([done for done, _ in await DeferredList(begun, consumeErrors=True)], [True] * 8)
         for wanted in labels:

@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
 
-from mediatord.errors import TooLarge
+from mediatord.errors import PayloadTooLarge
 from mediatord.store.interfaces.decentrl import (
     MAX_PAGE_BYTES,
     ContractFilter,
@@ -203,7 +203,9 @@ class MemoryTests(PlanCase):
     async def test_too_large(self) -> None:
         """What is refused for its size is not read."""
         part = PageRequest(0, 5)
-        sent = await self.sent(lambda: self.assertFailure(self.decentrl.pending_events(ALICE, None, part), TooLarge))
+        sent = await self.sent(
+            lambda: self.assertFailure(self.decentrl.pending_events(ALICE, None, part), PayloadTooLarge)
+        )
         self.assertLess(sent, 10_000)
 
 

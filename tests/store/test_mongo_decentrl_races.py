@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList
 
-from mediatord.errors import DuplicateNonce, MediatorError, OverQuota
+from mediatord.errors import DuplicateNonce, MediatorError, QuotaExceeded
 from mediatord.store.interfaces.decentrl import (
     MAX_PAGE_BYTES,
     CommandGuard,
@@ -58,7 +58,7 @@ class RaceTests(MongoDecentrlTestCase):
         outcomes = await self.race(
             *[lambda node: node.deliver(self.guard(), self.an_event(payload="12345")) for _ in range(3 * EACH)]
         )
-        self.assertEqual(outcomes, {None: 10, OverQuota: 14})
+        self.assertEqual(outcomes, {None: 10, QuotaExceeded: 14})
         found = await self.decentrl.pending_events(ALICE, None, ALL)
         self.assertEqual((len(found.items), found.total), (10, 10))
         self.assertEqual(self.miscounted(), [])
@@ -70,7 +70,7 @@ class RaceTests(MongoDecentrlTestCase):
         outcomes = await self.race(
             *[lambda node: node.deliver(self.guard(), self.an_event(payload=payload)) for _ in range(6)]
         )
-        self.assertEqual(outcomes, {None: 4, OverQuota: 2})
+        self.assertEqual(outcomes, {None: 4, QuotaExceeded: 2})
         self.assertEqual(self.miscounted(), [])
 
     async def test_contracts(self) -> None:
@@ -116,9 +116,9 @@ class RaceTests(MongoDecentrlTestCase):
                 self.guard(), ContractRequest(f"request {next(self.numbers)}", sender, ALICE, "", "")
             )
 
-        self.assertEqual(await self.race(*[request(BOB)] * 9), {None: 5, OverQuota: 4})
+        self.assertEqual(await self.race(*[request(BOB)] * 9), {None: 5, QuotaExceeded: 4})
         outcomes = await self.race(*[request(f"did:example:{number}") for number in range(9)])
-        self.assertEqual(outcomes, {None: 2, OverQuota: 7})
+        self.assertEqual(outcomes, {None: 2, QuotaExceeded: 7})
         self.assertEqual(self.miscounted(), [])
 
     async def test_archive(self) -> None:
@@ -135,7 +135,7 @@ class RaceTests(MongoDecentrlTestCase):
         public = await self.decentrl.public_events(ALICE, PublicEventFilter(), ALL)
         kept = stored.total + public.total
         self.assertIn(kept, (8, 9))
-        self.assertEqual(outcomes[None] + outcomes[OverQuota], 2 * EACH)
+        self.assertEqual(outcomes[None] + outcomes[QuotaExceeded], 2 * EACH)
         self.assertEqual(outcomes[None], stored.total // 2 + public.total)
         self.assertEqual(self.miscounted(), [])
         if public.items:

@@ -12,7 +12,7 @@ import pytest
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
-from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable, TooLarge
+from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits
 from mediatord.store.message_operations import BatchLimits
 from mediatord.store.mongo import accounts
@@ -72,7 +72,7 @@ class TogetherTests(MongoTestCase):
             self.put(store, "f", data=b"x" * 16_777_216),
             self.put(store, "g"),
         )
-        self.assertEqual(answers[1:6], [RecipientUnknown, *[StoreUnavailable] * 3, TooLarge])
+        self.assertEqual(answers[1:6], [UnknownRecipient, *[StoreUnavailable] * 3, PayloadTooLarge])
         self.assertEqual(self.kept(), ["used", "a", "g"])
         self.assertTrue(await store.owner(INBOX))
 
@@ -244,7 +244,7 @@ class NodesTests(MongoTestCase):
         await self.register(second, OTHER)
         self.assertEqual(await first.owner(OTHER), ALICE)
         await second.update(ALICE, [(OTHER, "remove")], max_recipients=9)
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put(first, "a", to=OTHER)
         self.assertIsNone(await first.owner(OTHER))
 

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
 from mediatord.clock import request_scope
-from mediatord.errors import RecipientUnknown, StoreUnavailable, TooLarge
+from mediatord.errors import PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import Payload
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.message_operations import ignore_observation
@@ -143,7 +143,7 @@ class CommandTests(ServerCase):
         }
         await self.server.write("write", build_inserts("things", [largest]))
         for excess in (1, 1_000_000):
-            with self.assertRaises(TooLarge):
+            with self.assertRaises(PayloadTooLarge):
                 build_inserts("things", [{**largest, "_id": 2, "data": largest["data"] + b"x" * excess}])
         self.assertEqual(self.things(), [1])
 
@@ -243,14 +243,14 @@ class TransactionTests(ServerCase):
 
         async def refuse(transaction: Transaction) -> None:
             await transaction.insert("things", [{"_id": 1}])
-            raise RecipientUnknown()
+            raise UnknownRecipient()
 
         async def keep(transaction: Transaction) -> None:
             await transaction.insert("things", [{"_id": 2}])
-            raise CommitWithError(RecipientUnknown())
+            raise CommitWithError(UnknownRecipient())
 
         for work in (refuse, keep):
-            with self.assertRaises(RecipientUnknown):
+            with self.assertRaises(UnknownRecipient):
                 await self.server.transact("work", work)
         self.assertEqual(self.things(), [0, 2])
 

@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
-from mediatord.errors import ReplayMemoryFull, StoreUnavailable
+from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
 from mediatord.store.interfaces.messages import Payload, QueueLimits, RemovedMessage
 from mediatord.store.message_operations import BatchLimits
@@ -39,7 +39,7 @@ class NonceTests(MongoTestCase):
             keys = [f"{command} {number}".encode() for number in range(4)]
             with self.servers.failpoint(command, errorCode=50, times=1):
                 self.assertEqual(await gatherResults([store.claim(key, later) for key in keys]), [True] * 4)
-        await self.assertFailure(store.claim(b"one more", later), ReplayMemoryFull)
+        await self.assertFailure(store.claim(b"one more", later), ReplayCacheFull)
         self.assertTrue(any("count" in line for line in self.said))
 
     async def test_others(self) -> None:
@@ -51,7 +51,7 @@ class NonceTests(MongoTestCase):
             await store.open()
         await ours.claim(b"a", later)
         await gatherResults([theirs.claim(key, later) for key in (b"b", b"c", b"d")])
-        await self.assertFailure(ours.claim(b"e", later), ReplayMemoryFull)
+        await self.assertFailure(ours.claim(b"e", later), ReplayCacheFull)
         self.assertFalse(await ours.claim(b"b", later))
 
     async def test_releases(self) -> None:
@@ -62,7 +62,7 @@ class NonceTests(MongoTestCase):
         later, counted = CLOCK.seconds() + 60, store._nonces._count
         for number in range(256):  # together, some would be counted twice until they are counted again
             await store.claim(b"%d" % number, later)
-        await self.assertFailure(store.claim(b"z", later), ReplayMemoryFull)
+        await self.assertFailure(store.claim(b"z", later), ReplayCacheFull)
         counts: list[None] = []
 
         def count(*asked: Any) -> Any:
@@ -73,7 +73,7 @@ class NonceTests(MongoTestCase):
         for key, next_ in ((b"1", b"e"), (b"2", b"f"), (b"3", b"g")):
             await store.release(key)
             self.assertTrue(await store.claim(next_, later))
-            await self.assertFailure(store.claim(b"z", later), ReplayMemoryFull)
+            await self.assertFailure(store.claim(b"z", later), ReplayCacheFull)
         self.assertLess(len(counts), 3)
 
     async def test_release_fails(self) -> None:

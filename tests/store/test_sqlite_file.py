@@ -12,7 +12,7 @@ from stat import S_IMODE
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from mediatord.errors import NotEnrolled, StoreUnavailable
+from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.accounts import Account
 from mediatord.store.interfaces.messages import QueueLimits
@@ -54,7 +54,7 @@ class RestartTests(TestCase):
         await store.open()
         self.assertEqual(await store.fetch(ALICE, None, limit=9, max_bytes=999), before)
         self.assertEqual(await store.account(BOB), Account(BOB, NOON, draft03=True))
-        with self.assertRaises(NotEnrolled):
+        with self.assertRaises(MediationNotGranted):
             await store.grant("did:example:old")
         self.assertEqual(await store.recipients(ALICE, offset=0, limit=9), ([INBOX, "did:z", "did:a"], 3))
         self.assertEqual(await store.queue_sizes(9), ([(INBOX, 2), ("did:z", 1)], 0))

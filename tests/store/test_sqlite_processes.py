@@ -14,7 +14,7 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from mediatord.errors import ReplayMemoryFull, StoreUnavailable
+from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.decentrl import EventFilter, PageRequest
 from mediatord.store.sqlite.database_file import connect, migrate_schema, open_database, read_schema_steps
 from mediatord.store.sqlite.executor import SQLiteTuning
@@ -158,7 +158,7 @@ class SharedTests(TestCase):
         for number in range(5):
             self.assertTrue(await self.stores[number % 2].claim(b"%d" % number, NOON + HOUR))
         for store in self.stores:
-            with self.assertRaises(ReplayMemoryFull):
+            with self.assertRaises(ReplayCacheFull):
                 await store.claim(b"5", NOON + HOUR)
         for number in range(5):
             self.assertFalse(await self.stores[1 - number % 2].claim(b"%d" % number, NOON + HOUR))

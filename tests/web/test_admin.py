@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord import __version__
-from mediatord.errors import RateLimited, StoreUnavailable
+from mediatord.errors import RateLimitExceeded, StoreUnavailable
 from mediatord.store.interfaces.cluster import ClockSkewError
 from mediatord.store.interfaces.messages import Payload, QueueBacklog
 from tests.in_memory_mediator import NOW
@@ -386,7 +386,7 @@ class TrafficTests(AdminCase):
 
     def test_requests(self) -> None:
         """By what became of them."""
-        self.in_memory.base.recorder.record_early_rejection("didcomm", "192.0.2.1", 0, RateLimited())
+        self.in_memory.base.recorder.record_early_rejection("didcomm", "192.0.2.1", 0, RateLimitExceeded())
         self.in_memory.base.recorder.record_early_rejection("didcomm", "192.0.2.1", 0, StoreUnavailable())
         self.assertEqual(self.flow("refused"), (1, 1, 1))
         self.assertEqual(self.flow("failed"), (1, 1, 1))
@@ -415,7 +415,7 @@ class TroubleTests(AdminCase):
     def test_refusals(self) -> None:
         """By situation, protocol and code, with how often and when last; no address and no DID."""
         for _ in range(3):
-            self.in_memory.base.recorder.record_early_rejection("didcomm", "198.51.100.77", 0, RateLimited())
+            self.in_memory.base.recorder.record_early_rejection("didcomm", "198.51.100.77", 0, RateLimitExceeded())
             self.in_memory.clock.advance(1)
         self.in_memory.base.recorder.record_early_rejection("decentrl", "198.51.100.77", 0, StoreUnavailable())
         store, limit = self.in_memory.status()["refusals"]

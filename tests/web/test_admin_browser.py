@@ -17,7 +17,7 @@ import pytest
 from twisted.logger import Logger
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.errors import RateLimited, RecipientUnknown, StoreUnavailable, Undecryptable
+from mediatord.errors import DecryptionError, RateLimitExceeded, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import Payload
 from tests.browser import PHONE_LIGHT, VIEW_PARAMETERS, VIEWS, Browser, Viewport, chromium
 from tests.web.in_memory_admin_site import TOKEN, InMemoryAdminSite
@@ -77,9 +77,9 @@ class Hour:
 
     def _go_wrong(self, in_memory: InMemoryAdminSite) -> None:
         for protocol, fault, times in (
-            ("didcomm", Undecryptable(), 3),
-            ("didcomm", RecipientUnknown(), 1_204),
-            ("decentrl", RateLimited(), 17),
+            ("didcomm", DecryptionError(), 3),
+            ("didcomm", UnknownRecipient(), 1_204),
+            ("decentrl", RateLimitExceeded(), 17),
             ("didcomm", StoreUnavailable(), 2),
         ):
             for _ in range(times):

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.decentrl.context import DecentrlReply, build_error_reply
-from mediatord.errors import InvalidSignature, OverQuota
+from mediatord.errors import InvalidSignature, QuotaExceeded
 from mediatord.protocol.didcomm.message import PLAINTEXT_MEDIA_TYPE
 from tests.in_memory_mediator import PEER
 from tests.web.fakes import FakeDecentrl
@@ -96,7 +96,7 @@ class CommandTests(DecentrlTestCase):
         for reply in (
             DecentrlReply(200, b'{"type":"SUCCESS"}'),
             build_error_reply(InvalidSignature()),
-            build_error_reply(OverQuota()),
+            build_error_reply(QuotaExceeded()),
         ):
             self.replying(reply)
             for way in BOTH_WAYS:

@@ -14,7 +14,7 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.delivery.connections import WebSocketSession
-from mediatord.errors import ShuttingDown
+from mediatord.errors import ShutdownInProgress
 from mediatord.http.websocket import MAX_QUEUED_MESSAGES
 from tests.in_memory_mediator import PING, InMemoryWallet, pack_forward
 from tests.web.fakes import FakeDecentrl, FakeDecentrlSocketProtocol
@@ -263,7 +263,7 @@ class LifeTests(TalkTestCase):
     def test_a_message_while_the_daemon_stops(self) -> None:
         """Who is not served is told to go away."""
         websocket_client, talk = self.websocket_client()
-        talk.answer = lambda frame: fail(ShuttingDown())
+        talk.answer = lambda frame: fail(ShutdownInProgress())
         websocket_client.line.feed(encode_masked_frame(HELLO) + encode_masked_frame(b"two"))
         self.assertEqual(websocket_client.close_code(), 1001)
         self.assertEqual(talk.told, ["begin", (HELLO, False)])
