@@ -343,7 +343,7 @@ def build_admin_site(
         return 1, [watch.told()]
 
     async def backlog(bounds: Sequence[float], top: int) -> QueueBacklog:
-        return await base.gate.run_request(lambda: base.store.backlog(bounds, top))
+        return await base.gate.run_request(lambda: base.store.read_backlog(bounds, top))
 
     reports = None if config.admin.reports is None else ReportDirectory(config.admin.reports)
     sources = StatusSources(

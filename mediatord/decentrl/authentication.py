@@ -75,7 +75,7 @@ class CommandAuthenticator:
         except MediatorError:
             # Where there is no room for it, it may come again: it is forged then, too.
             with contextlib.suppress(ReplayCacheFull):
-                await self._store.admit(CommandGuard(nonce, until, share=_FORGED_NONCE_SHARE))
+                await self._store.check_guard(CommandGuard(nonce, until, share=_FORGED_NONCE_SHARE))
             raise
         return CommandRequest(command, request, key, nonce, until, peer)
 

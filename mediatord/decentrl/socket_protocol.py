@@ -124,7 +124,7 @@ class DecentrlSocketProtocol:
         await context.admission.check_before_read(peer, len(frame))
         try:
             message = self._read(frame, binary)
-            claimed = await context.store.claim(
+            claimed = await context.store.claim_nonce(
                 hash_nonce(b"socket", message.did, message.nonce), context.authentication.until(message.timestamp_ms)
             )
             if not claimed:

@@ -134,7 +134,7 @@ async def claim_once(store: INonceCache, digest: bytes, memory: ReplayRetention)
     :raise ReplayCacheFull: it would be, and has to be remembered.
     """
     try:
-        return await store.claim(digest, memory.until, memory.share)
+        return await store.claim_nonce(digest, memory.until, memory.share)
     except ReplayCacheFull:
         if memory.fallback is not None:
             return await claim_once(store, digest, memory.fallback)
@@ -336,7 +336,7 @@ class DIDCommDispatcher:
         except Exception as error:
             if isinstance(error, (StoreUnavailable, RateLimitExceeded)) or not isinstance(error, MediatorError):
                 # It was not done, so the very same message may come again.
-                await self._context.store.release(received.digest)
+                await self._context.store.release_nonce(received.digest)
             raise
         if answer is None or received.authcrypt_sender is None:
             return ACCEPTED
@@ -369,7 +369,7 @@ class DIDCommDispatcher:
         authcrypt_sender = received.authcrypt_sender
         if authcrypt_sender is None or self._context.access.denies(authcrypt_sender.did):
             return None
-        return await self._context.store.account(authcrypt_sender.did)
+        return await self._context.store.get_account(authcrypt_sender.did)
 
     async def _charge(self, record: RequestRecord, account: Account | None, origin: MessageOrigin) -> None:
         """Whatever a message turns out to be, it was opened: its account pays for that, or its address."""
@@ -409,7 +409,7 @@ class DIDCommDispatcher:
         size = len(authcrypt_sender.did) + len(authcrypt_sender.document.did)
         await self._context.registrations.register(origin.peer, size)
         try:
-            moved = await self._context.store.move(prior, authcrypt_sender.did)
+            moved = await self._context.store.move_account(prior, authcrypt_sender.did)
         except MediatorError:
             self._context.registrations.refund(origin.peer, size)
             raise
@@ -423,7 +423,7 @@ class DIDCommDispatcher:
     async def _touch(self, account: Account) -> None:
         """Record that it was in contact, once a day."""
         if not 0 <= self._context.clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
-            await self._context.store.touch(account.did)
+            await self._context.store.record_contact(account.did)
 
     def _for_account(
         self, handler: Callable[[UnpackedMessage, Account, MessageOrigin], Awaitable[ResponseContent]]

@@ -175,7 +175,7 @@ class ForwardRouter:
             await self._context.admission.sender(received.sender, received.message.sender, origin.peer, count)
         if self._settings.registered_senders_only:
             sender = received.sender
-            if sender is None or await self._context.store.account(sender) is None:
+            if sender is None or await self._context.store.get_account(sender) is None:
                 raise MediationNotGranted
         return received.sender if is_new else None
 
@@ -199,10 +199,10 @@ class ForwardRouter:
         :raise UnknownRecipient: nobody has registered it.
         """
         if is_did_peer_3(did):
-            names = await self._context.store.spellings(did)
+            names = await self._context.store.list_registered_names(did)
             if names:
                 return canonicalize_did(names[0])
-        elif await self._context.store.owner(did) is not None:
+        elif await self._context.store.find_owner(did) is not None:
             return did
         raise UnknownRecipient
 

@@ -77,7 +77,7 @@ class Pickup:
         named = parse_recipient(body)
         limit = parse_limit(body, self._settings.delivery_limit)
         recipient = await self._own(account, named)
-        messages = await self._store.fetch(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
+        messages = await self._store.fetch_messages(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
         if not messages:
             return await self._status(account, origin, named, recipient)
         for message in messages:
@@ -127,7 +127,7 @@ class Pickup:
     async def _status(
         self, account: Account, origin: MessageOrigin, named: str | None, recipient: str | None
     ) -> ResponseContent:
-        status = await self._store.status(account.did, recipient)
+        status = await self._store.get_queue_status(account.did, recipient)
         session = origin.session
         return ResponseContent(
             STATUS,
@@ -150,6 +150,6 @@ class Pickup:
         if named is None:
             return None
         did = canonicalize_did(named)
-        if await self._store.owner(did) == account.did:
+        if await self._store.find_owner(did) == account.did:
             return did
         raise MediationNotGranted

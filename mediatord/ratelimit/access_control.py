@@ -141,7 +141,7 @@ class RegistrationQuota:
         """
         now = self._clock.seconds()
         if not 0 <= now - self._asked_at < USAGE_CACHE_SECONDS:
-            self._usage = await self._store.account_usage()
+            self._usage = await self._store.get_account_usage()
             self._asked_at = now
         return self._usage
 
