@@ -69,7 +69,7 @@ class ProbeMessageTests(SynchronousTestCase):
         recorder = self.in_memory.base.recorder
         for id_ in ("1", "2"):
             message = StoredMessage(id_, did, did, b"{}", "json", NOW, NOW + 30)
-            recorder.accepted("r", message, None, "queue", "didcomm")
+            recorder.accepted("r", message, None, "didcomm", False)
         removed: Any = RemovedMessage("1", did, did, 2, NOW, 0)
         recorder.acknowledged(removed, "live", "didcomm")
         recorder.expired(removed)

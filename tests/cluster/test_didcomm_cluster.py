@@ -149,8 +149,8 @@ class PushTests(DIDCommClusterTestCase):
     def test_endpoint_only_when_nobody_took_it(self) -> None:
         """An account with an endpoint gets by POST what no socket of any node took."""
         offered: list[str] = []
-        hand_over = self.a.half.due._dispatch
-        hand_over._fail_over = lambda message: offered.append(message.id)  # type: ignore[attr-defined]
+        dispatch: Any = self.a.half.due._dispatch
+        dispatch.__self__._fail_over = lambda message: offered.append(message.id)
         socket = self.live_at(self.b)
         self.forward(self.a)
         self.assertEqual(offered, [])
@@ -162,8 +162,8 @@ class PushTests(DIDCommClusterTestCase):
     def test_fault_in_telling(self) -> None:
         """A mistake of ours in what follows a push elsewhere is logged."""
         self.live_at(self.b).takes = False
-        hand_over: Any = self.a.half.due._dispatch
-        hand_over._fail_over = lambda message: 1 // 0
+        dispatch: Any = self.a.half.due._dispatch
+        dispatch.__self__._fail_over = lambda message: 1 // 0
         self.forward(self.a)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 

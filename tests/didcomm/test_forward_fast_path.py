@@ -177,7 +177,7 @@ class FaultTests(SynchronousTestCase):
 
     def test_what_fails_after_the_commit(self) -> None:
         """The sender is told so, and the message waits."""
-        self.patch(self.in_memory.half.forward_fast_path._context.forward_router, "dispatch", _broken)
+        self.patch(self.in_memory.half.forward_fast_path._router, "dispatch", _broken)
         self.assertEqual(self.way.post(_letter(self.way)).status, 500)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(self.way.bob.waiting(), 1)
@@ -244,8 +244,8 @@ class FaultTests(SynchronousTestCase):
         for owner, name, broken in (
             (self.in_memory.store, "enqueue_each", _broken),
             (self.in_memory.store, "enqueue_each", lambda deposits, early: succeed([])),
-            (half._route.sources, "new_message_id", _broken),
-            (half._context.forward_router, "dispatch", _broken),
+            (half._context, "new_message_id", _broken),
+            (half._router, "dispatch", _broken),
         ):
             replies: list[DIDCommReply] = []
             before = getattr(owner, name)
@@ -375,13 +375,13 @@ class HeldEnqueueTests(SynchronousTestCase):
     def test_together_where_that_costs_nothing(self) -> None:
         """What is stored in one go is told to the log in one go, and not before it is all known."""
         told: list[int] = []
-        settle = self.in_memory.base.recorder.settle
+        settle = self.in_memory.base.recorder.flush_events
 
         def note() -> None:
             told.append(len(self.replies))
             settle()
 
-        self.patch(self.in_memory.base.recorder, "settle", note)
+        self.patch(self.in_memory.base.recorder, "flush_events", note)
         self.send("bob 1", "eve 1", "bob 2", "bob 3")
         self.assertEqual(told, [0])
         self.assertEqual(len(self.replies), 3)
@@ -408,10 +408,10 @@ class RotationTests(SynchronousTestCase):
         """When the mediator has others, nothing is left of what was made ready."""
         way = ForwardPath(self, short=True)
         self.assertEqual(way.post(_letter(way)).status, 202)
-        reader: Any = way.in_memory.half.forward_fast_path._context.read
-        self.assertEqual(len(reader.__self__._recipient_keys), 1)
+        parser: Any = way.in_memory.half.forward_fast_path._parser
+        self.assertEqual(len(parser._recipient_keys), 1)
         way.in_memory.base.identity.become(way.in_memory.base.identity.now)
-        self.assertEqual(len(reader.__self__._recipient_keys), 0)
+        self.assertEqual(len(parser._recipient_keys), 0)
         self.assertEqual(way.post(_letter(way)).status, 202)
 
 
