@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.failure_logging import LOG_THROTTLE_SECONDS, LogThrottle
 
 
-class RarelyTests(SynchronousTestCase):
+class LogThrottleTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(10_000)

@@ -53,6 +53,7 @@ class MediatorIdentity:
     :ivar prepared_dids: those of keys that are to be the current ones: accepted, and told to nobody.
     :ivar web_did: the did:web.
     :ivar web_document: its document, to be served as JSON.
+    :ivar own_dids: all DIDs of the mediator as they may be written, the canonical forms among them.
     :ivar decentrl_dids: the did:web and the former ones, which are what Decentrl wallets know it by.
     """
 
@@ -64,7 +65,7 @@ class MediatorIdentity:
         self._secrets = _index_private_keys(keys)
         self._agreement_keys_by_kid: dict[str, tuple[PrivateKey, ...]] = {}
         self._signing_key_by_did: dict[str, NamedKey] = {}
-        self._own: set[str] = set()
+        self.own_dids: set[str] = set()
         self.did, *former = _make_peer_dids(keys.generations, public_url)
         self.former_peer_dids = tuple(former)
         self.prepared_dids = tuple(_make_peer_dids(keys.prepared_generations, public_url))
@@ -122,7 +123,7 @@ class MediatorIdentity:
 
     def owns(self, did: str) -> bool:
         """Whether this is a DID of ours, in any of its forms."""
-        return did in self._own or canonicalize_did(did) in self._own
+        return did in self.own_dids or canonicalize_did(did) in self.own_dids
 
     def routing_did(self, addressed: str) -> str:
         """
@@ -246,7 +247,7 @@ class MediatorIdentity:
             if method.key.curve == "Ed25519" and method.key in self._secrets
         ]
         for did in (document.did, *document.also_known_as):
-            self._own |= {did, canonicalize_did(did)}
+            self.own_dids |= {did, canonicalize_did(did)}
             for method in signing[:1]:
                 self._signing_key_by_did[did] = method.id.partition("#")[2], self._secrets[method.key]
             for fragment, key in _list_spellings(ours):

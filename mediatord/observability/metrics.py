@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -96,29 +98,25 @@ class FastCounterFamily:
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
         self._about = name, text, labels
-        self._series: dict[tuple[str, ...], FastCounter] = {}
+        self.series: defaultdict[tuple[str, ...], FastCounter] = defaultdict(FastCounter)
         if not labels:
             self.labels()
         registry.register(self)
 
     def labels(self, *values: str) -> FastCounter:
         """The series of these values, one for each label."""
-        return self._series.get(values) or self._series.setdefault(values, FastCounter())
+        return self.series[values]
 
     def value(self, *values: str) -> int:
         """What the series of these values has come to; asking does not make it."""
-        tally = self._series.get(values)
+        tally = self.series.get(values)
         return 0 if tally is None else tally.value
-
-    def series(self) -> Iterable[tuple[tuple[str, ...], FastCounter]]:
-        """All of them, with their values."""
-        return self._series.items()
 
     def collect(self) -> Iterable[Metric]:
         """Called by the registry."""
         name, text, labels = self._about
         family = CounterMetricFamily(name, text, labels=labels)
-        for values, tally in self._series.items():
+        for values, tally in self.series.items():
             family.add_metric(values, tally.value)
         return [family]
 
@@ -130,21 +128,20 @@ class FastHistogramFamily:
         self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float], *labels: str
     ) -> None:
         self._about = name, text, labels
-        self._bounds = tuple(bounds)
-        self._series: dict[tuple[str, ...], FastHistogram] = {}
+        self.series: defaultdict[tuple[str, ...], FastHistogram] = defaultdict(partial(FastHistogram, tuple(bounds)))
         if not labels:
             self.labels()
         registry.register(self)
 
     def labels(self, *values: str) -> FastHistogram:
         """The series of these values, one for each label."""
-        return self._series.get(values) or self._series.setdefault(values, FastHistogram(self._bounds))
+        return self.series[values]
 
     def collect(self) -> Iterable[Metric]:
         """Called by the registry."""
         name, text, labels = self._about
         family = HistogramMetricFamily(name, text, labels=labels)
-        for values, spread in self._series.items():
+        for values, spread in self.series.items():
             buckets, total = spread.buckets()
             family.add_metric(values, buckets, total)
         return [family]
@@ -274,8 +271,8 @@ class Metrics:
         store = _create_histogram(registry, "store_duration", "Operations of the store", _STORE_BUCKETS, "operation")
         self._request_counter = requests
         self._rejections = rejected
-        self._requests, self._rejected = requests.labels, rejected.labels
-        self._duration, self._latency, self._store = duration.labels, latency.labels, store.labels
+        self._rejected = rejected.labels
+        self._duration, self._latency, self._store = duration.series, latency.series, store.series
         self._reload = _create_gauge(
             registry, "config_last_reload_success", "Whether all of the last reload was taken"
         )
@@ -318,8 +315,8 @@ class Metrics:
 
     def observe_request(self, protocol: str, outcome: str, seconds: float) -> None:
         """A request or frame was answered, whichever way, `seconds` after it came."""
-        self._requests(protocol, outcome).inc()
-        self._duration(protocol).observe(seconds)
+        self._request_counter.series[protocol, outcome].value += 1
+        self._duration[(protocol,)].observe(seconds)
 
     def count_lost_line(self) -> None:
         """A line of the event log was not written."""
@@ -347,7 +344,7 @@ class Metrics:
             "requests_failed": 0,
             "connections": _read_gauge(self.active_connections),
         }
-        for (_, outcome), tally in self._request_counter.series():
+        for (_, outcome), tally in self._request_counter.series.items():
             totals[f"requests_{outcome}"] += tally.value
         return totals
 
@@ -361,11 +358,11 @@ class Metrics:
 
     def observe_delivery_latency(self, method: str, seconds: float) -> None:
         """A payload was acknowledged `seconds` after it was accepted. :param method: how it was handed over."""
-        self._latency(method).observe(seconds)
+        self._latency[(method,)].observe(seconds)
 
     def observe_store_operation(self, operation: str, seconds: float) -> None:
         """The store was done with an operation, well or not."""
-        self._store(operation).observe(seconds)
+        self._store[(operation,)].observe(seconds)
 
     def count_cluster_push(self, outcome: str) -> None:
         """Another node was to push something: `pushed`, `no_session`, `failed` or `dropped`."""

@@ -409,7 +409,7 @@ class TrafficTests(AdminCase):
         self.in_memory.clock.set_by(seconds)
 
 
-class TroubleTests(AdminCase):
+class FailureTests(AdminCase):
     """What went wrong."""
 
     def test_refusals(self) -> None:

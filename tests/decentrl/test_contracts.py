@@ -68,7 +68,7 @@ class RequestTests(SynchronousTestCase):
         self.assertEqual(senders, [carol.did, carol.did, dave.did])
 
 
-class KeepingTests(SynchronousTestCase):
+class StoredContractTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory, self.alice, self.bob = register_two_identities(self)
         self.carol = InMemoryIdentity(self.in_memory, "carol")

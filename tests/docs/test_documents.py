@@ -178,7 +178,7 @@ def test_situations() -> None:
 
 
 def test_decentrl_refusals() -> None:
-    """The two tables of Decentrl are those of mediatord.protocol.error_codes, row by row; only the last column is free."""
+    """The two Decentrl tables match mediatord.protocol.error_codes row by row; the last column is free text."""
     document = text("docs/protocols.md")
     found = rows(document, "<!-- decentrl", "<!-- end of decentrl")
     assert [row[:3] for row in found] == [

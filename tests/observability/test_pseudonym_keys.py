@@ -161,7 +161,7 @@ def test_bad_file(value: Any, tmp_path: Path) -> None:
         read_pseudonym_keys(path)
 
 
-class EpochsTests(SynchronousTestCase):
+class KeyEpochTests(SynchronousTestCase):
     """A daemon over months."""
 
     def setUp(self) -> None:

@@ -18,7 +18,7 @@ from tests.in_memory_mediator import CM3, MP, PING, InMemoryMediator, InMemoryWa
 NOT_ENROLLED = "e.p.req.not_enroll"
 
 
-class ListTests(SynchronousTestCase):
+class AccessListTests(SynchronousTestCase):
     def test_names_and_what_is_below_them(self) -> None:
         """Exactly those, whichever list is longer; `deny` goes before `allow`."""
         access = AccessList()
@@ -81,7 +81,7 @@ class ListTests(SynchronousTestCase):
             self.assertFalse(access.denies(make_did("ann", *keys, mediator)))
 
 
-class ReloadedHouse(InMemoryMediator):
+class ReloadableMediator(InMemoryMediator):
     """A house whose settings can be changed while it stands."""
 
     def change(self, section: str, **values: Any) -> None:
@@ -93,7 +93,7 @@ class ReloadedHouse(InMemoryMediator):
 
 class DIDCommTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.in_memory = ReloadedHouse(self)
+        self.in_memory = ReloadableMediator(self)
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.eve = InMemoryWallet(self.in_memory)
 
@@ -192,7 +192,7 @@ class DIDCommTests(SynchronousTestCase):
 
 class DecentrlTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.in_memory = ReloadedHouse(self)
+        self.in_memory = ReloadableMediator(self)
         self.ann, self.eve = InMemoryIdentity(self.in_memory, "ann"), InMemoryIdentity(self.in_memory, "eve")
         self.ann.register()
 

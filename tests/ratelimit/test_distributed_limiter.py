@@ -434,7 +434,7 @@ class ConcurrentTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(second), 0)
 
 
-class OwingTests(SynchronousTestCase):
+class LateChargeTests(SynchronousTestCase):
     """What is charged for after it was done, and what is given back."""
 
     def setUp(self) -> None:

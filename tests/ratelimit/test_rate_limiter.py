@@ -17,7 +17,7 @@ PEER = "192.0.2.1"
 OTHER = "192.0.2.2"
 
 
-class AdmissionTests(SynchronousTestCase):
+class RateLimiterTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(1_800_000_000)

@@ -101,7 +101,7 @@ class RefusalTests(_Case):
         self.assertEqual(self.refused(lambda: self.admission.charge_command(PEER, 1)), ("account", PEER, PEER, 40))
 
 
-class FreeTests(_Case):
+class UnchargedTests(_Case):
     """Who does not pay, and for what."""
 
     trusted = TrustedAddresses(frozenset({OTHER}), 5)
@@ -170,7 +170,7 @@ class FreeTests(_Case):
         )
 
 
-class AloneTests(SynchronousTestCase):
+class LocalDecisionTests(SynchronousTestCase):
     """A process that decides without the store."""
 
     def test_what_was_in_vain(self) -> None:
@@ -215,7 +215,7 @@ class ForgottenTests(SynchronousTestCase):
         self.assertEqual(processes.cluster.put_backs, [(allowances.make_key("bucket", "first"), 1)])
 
 
-class AtOnceTests(SynchronousTestCase):
+class ImmediateChargeTests(SynchronousTestCase):
     """One payload is charged where nobody has to be asked."""
 
     def test_alone(self) -> None:

@@ -34,7 +34,7 @@ from tests.in_memory_mediator import (
     pack_forward,
 )
 from tests.ratelimit.rate_limiter_processes import CountingClusterStore
-from tests.ratelimit.test_access_control import ReloadedHouse
+from tests.ratelimit.test_access_control import ReloadableMediator
 
 DAY = 86_400.0
 LIMITED, FULL = "e.m.req.registration-limited", "e.m.me.res.registrations"
@@ -42,9 +42,9 @@ NEIGHBOUR = "192.0.2.2"
 
 
 class LimitTests(SynchronousTestCase):
-    def in_memory(self, **limits: Any) -> ReloadedHouse:
+    def in_memory(self, **limits: Any) -> ReloadableMediator:
         roomy = {"ip_per_minute": 100_000, "account_per_minute": 100_000}
-        return ReloadedHouse(self, limits={**roomy, **limits})
+        return ReloadableMediator(self, limits={**roomy, **limits})
 
     def grant(
         self, in_memory: InMemoryMediator, guest: InMemoryWallet | None = None, peer: str = PEER

@@ -114,7 +114,7 @@ def test_the_daemon_itself() -> None:
     assert SenderFingerprint(SEED).compute(BOB, PROBE_CLIENT, ALICE) == 0
 
 
-class WaysTests(SynchronousTestCase):
+class EntryPointTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
         self.bob, self.alice = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory)

@@ -47,7 +47,7 @@ def forwards(count: int) -> Callable[[Metrics], object]:
     return lambda metrics: metrics.forwarded.inc(count)
 
 
-class FiguresTests(SynchronousTestCase):
+class MetricsAggregatorTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.figures = MetricsAggregator()
 

@@ -374,18 +374,23 @@ def test_low_order(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_keys_come_and_go() -> None:
-    """What a kid means is asked each time: another key, none, two, and the first again."""
+    """Once the parser was told of a change, a kid means the new keys: another one, none, two, and the first again."""
     now: dict[str, Sequence[PrivateKey]] = {BOB: (KEY,)}
     usual = FastForwardParser(lambda kid: now.get(kid, ()))
+
+    def change(*keys: PrivateKey) -> None:
+        now[BOB] = keys
+        usual.forget()
+
     to_bob, to_carol = sealed(forward()), encrypt_anoncrypt(compact(forward()), [(BOB, CAROLS["X25519"].public)])
     assert usual.read(to_bob) and not usual.read(to_carol)
-    now[BOB] = (CAROLS["X25519"],)
+    change(CAROLS["X25519"])
     assert usual.read(to_carol) and not usual.read(to_bob)
-    now[BOB] = ()
+    change()
     assert not usual.read(to_bob)
-    now[BOB] = (KEY, CAROLS["X25519"])
+    change(KEY, CAROLS["X25519"])
     assert not usual.read(to_bob)
-    now[BOB] = (BOBS["P-256"], KEY)
+    change(BOBS["P-256"], KEY)
     assert usual.read(to_bob)
 
 
