@@ -81,7 +81,8 @@ from mediatord.bench.scenario import (
 )
 from mediatord.bench.wallet_process import WalletSetup
 from mediatord.protocol.canonical_did import compute_did_digest
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE, Message
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.message import Message
 from mediatord.store.sqlite.bulk_sql import hash_did
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_mediation import read_delivery

@@ -62,7 +62,7 @@ from mediatord.bench.scenario import (
     run_interleaved,
     safe_ratio,
 )
-from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_client import DIDCommMediator
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.temporary_daemon import run_temporary_daemon

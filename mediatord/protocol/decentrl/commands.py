@@ -1,13 +1,8 @@
 """
-The requests of DCTRL-0004 and DCTRL-0007 as models: the one declaration that commands are checked against and that
-the OpenAPI document is written from.
+Decentrl requests (DCTRL-0004, DCTRL-0007): models of commands, public channel queries and socket authentication.
 
-Nothing is coerced: a truth value is no number, and neither is a text of digits. An optional member may be absent, but
-not null. Members that are unknown are passed over.
-
-What a reader of a public channel asks for in a URL (DCTRL-0007, reference 10.3).
-
-Commands as they arrive by POST, and the first frame of a socket (DCTRL-0004 sections 4 and 10.2).
+The models validate requests and are the source of the OpenAPI document. Nothing is coerced: booleans and numeric
+strings are no numbers. Optional members may be absent, but not null; unknown members are ignored.
 """
 
 from __future__ import annotations
@@ -37,22 +32,22 @@ from mediatord.protocol.encoding import JSONSource
 MAX_DID_CHARACTERS = 2048
 MAX_TEXT_CHARACTERS = 1024
 MAX_ITEMS = 1000
-# In all events of a command together.
+# In all events of one command.
 MAX_TAGS = 10_000
-# Characters of an encrypted request, and bytes of a signed contract as JSON; both have less than a tenth of that.
+# Characters of an encrypted request, and bytes of a signed contract as JSON; real ones take less than a tenth.
 MAX_CONTRACT_REQUEST_CHARACTERS = 16_384
 MAX_CONTRACT_BYTES = 16_384
 MAX_PAGE_SIZE = 1000
-# Times the largest page size, this still is a signed integer of 64 bits, which databases count in.
+# Its product with the largest page size fits into a signed 64-bit integer, as databases use.
 MAX_PAGE_NUMBER = 2**53 - 1
 
-# 8-4-4-4-12 hexadecimal digits, of whichever version (reference 6.1).
+# UUID of any version (reference 6.1).
 UUID_PATTERN = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 _VISIBLE_CHARACTERS = "^[!-~]+$"
 
 
 class _NonNullable:
-    """Takes the null out of a member that may be absent."""
+    """Removes null from the type of an optional member."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema: CoreSchema = handler(source)["schema"]
@@ -60,13 +55,13 @@ class _NonNullable:
 
 
 def _to_integer(value: object) -> object:
-    """JSON has one kind of number: 1.0 and 1e0 are the integer 1."""
+    """JSON has one number type: 1.0 and 1e0 are integers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 DID = Annotated[str, Field(max_length=MAX_DID_CHARACTERS, pattern=_VISIBLE_CHARACTERS)]
-# Where nothing is stored under a name that does not resolve, any text may stand: whether it is a DID, or a key of
-# one, is what SENDER_NOT_FOUND and the like are for.
+# Any text is accepted where an unknown name is not stored; whether it is a DID or key id shows later
+# (SENDER_NOT_FOUND and others).
 ClaimedDID = Annotated[str, Field(min_length=1, description="Only a DID is ever found.")]
 ClaimedKeyID = Annotated[str, Field(min_length=1, description="Only a DID URL is ever found.")]
 Nonce = Annotated[str, Field(pattern=UUID_PATTERN)]
@@ -85,25 +80,25 @@ PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE), BeforeValidator(_to_int
 Tags = Annotated[tuple[Tag, ...], Field(strict=False, max_length=MAX_ITEMS, repr=False)]
 RecordIDs = Annotated[tuple[RecordID, ...], Field(strict=False, max_length=MAX_ITEMS)]
 
-# Beside `... | None` and a default of None.
+# Annotation of members with type `... | None` and default None.
 OPTIONAL = _NonNullable()
 
 
 class WireModel(BaseModel):
-    """An object on the wire."""
+    """Base of all wire objects."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", hide_input_in_errors=True)
 
 
 class Pagination(WireModel):
-    """Which part of the result is wanted; `page` counts from 0 (DCTRL-0004 section 9)."""
+    """Requested page of a result; `page` counts from 0 (DCTRL-0004 section 9)."""
 
     page: PageNumber = 0
     page_size: PageSize = 10
 
 
 class CommunicationContract(WireModel):
-    """What two identities agree on; times are Unix seconds (DCTRL-0003, reference 7.1)."""
+    """Terms between two identities; times in Unix seconds (DCTRL-0003, reference 7.1)."""
 
     requestor_did: ClaimedDID
     recipient_did: ClaimedDID
@@ -122,7 +117,7 @@ class CommunicationContract(WireModel):
 
 
 class SignedCommunicationContract(WireModel):
-    """A contract with the signatures of both (DCTRL-0003, reference 7.1)."""
+    """A contract with the signatures of both parties (DCTRL-0003, reference 7.1)."""
 
     communication_contract: CommunicationContract
     requestor_signature: Signature
@@ -203,7 +198,7 @@ class AcknowledgePendingEvents(WireModel):
 
 
 class TaggedEvent(WireModel):
-    """Something with the tags that its owner has encrypted."""
+    """Base of events with encrypted tags."""
 
     encrypted_tags: Tags
 
@@ -314,7 +309,7 @@ class AuthenticateMessage(WireModel):
     signature: Signature
 
 
-# A number as JSON has it, and nothing around it: Python itself would take `1_0`, ` 1`, `+1` and `inf`.
+# A JSON number; Python would also accept `1_0`, ` 1`, `+1` and `inf`.
 _JSON_NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_PARAMETERS = (b"after", b"before", b"page", b"page_size")
 
@@ -332,10 +327,10 @@ class PublicQuery(WireModel):
 
 def parse_public_query(arguments: Mapping[bytes, Sequence[bytes]]) -> PublicQuery:
     """
-    Read the query part of a URL; parameters that are unknown are passed over.
+    Parse the query string of a public channel; unknown parameters are ignored.
 
     :param arguments: all values of each parameter, percent-decoded.
-    :raise InvalidCommand: a value that its parameter cannot have, or several where there is one at most.
+    :raise InvalidCommand: an invalid value, or repeated where only one is allowed.
     """
     try:
         asked: dict[str, Any] = {"tags": _parse_tags(arguments.get(b"tags", ()))}
@@ -350,7 +345,7 @@ def parse_public_query(arguments: Mapping[bytes, Sequence[bytes]]) -> PublicQuer
 
 
 def _parse_tags(values: Sequence[bytes]) -> list[str]:
-    """Joined by commas, repeated, or both; between two commas with nothing in between there is no tag."""
+    """Tags may be comma-separated, repeated, or both; empty ones are dropped."""
     return [tag for value in values for tag in value.decode("utf-8").split(",") if tag]
 
 
@@ -437,69 +432,30 @@ _SIGNED_MEMBERS = ("did", "signing_key_id", "timestamp", "nonce")
 @dataclass(frozen=True, slots=True)
 class DecentrlCommand:
     """
-    A command whose shape is right, and nothing more: it may be stale, repeated, or signed by nobody.
+    A command of valid shape; freshness, uniqueness and signature are unchecked.
 
-    :param document: the payload as it came, unknown members included; empty on TWO_WAY_PRIVATE.
-    :param signed: what the signature is over.
-    :param source: the JSON that it was read from.
+    :param document: payload as received, unknown members included; empty for TWO_WAY_PRIVATE.
+    :param signed: bytes that the signature covers.
+    :param source: JSON source of the command.
     """
 
-    envelope: CommandModel
+    header: DirectHeader | PrivateHeader | PublicHeader
+    payload: DirectPayload | PublicPayload | str = field(repr=False)
+    signature: str = field(repr=False)
     document: Mapping[str, Any] = field(repr=False)
     signed: bytes = field(repr=False)
     source: bytes = field(repr=False)
 
     @property
     def name(self) -> str:
-        """Type of the payload; where that has none, the channel."""
-        payload = self.envelope.payload
-        return "TWO_WAY_PRIVATE" if isinstance(payload, str) else payload.type
-
-    @property
-    def channel(self) -> ChannelType:
-        """Which rules it is under."""
-        return self.envelope.header.channel
-
-    @property
-    def sender_did(self) -> str:
-        """Who claims to send it."""
-        return self.envelope.header.sender_did
-
-    @property
-    def sender_signing_key_id(self) -> str:
-        """The key that it claims to be signed with."""
-        return self.envelope.header.sender_signing_key_id
-
-    @property
-    def recipient_did(self) -> str:
-        """Whom it is for."""
-        return self.envelope.header.recipient_did
-
-    @property
-    def timestamp_ms(self) -> float:
-        """When it was sent, as its sender says: milliseconds."""
-        return self.envelope.header.timestamp
-
-    @property
-    def nonce(self) -> str:
-        """Unique among the commands of its sender."""
-        return self.envelope.header.nonce
-
-    @property
-    def payload(self) -> DirectPayload | PublicPayload | str:
-        """A model, or the opaque text of an event on TWO_WAY_PRIVATE."""
-        return self.envelope.payload
-
-    @property
-    def signature(self) -> str:
-        """Base64, unless it is malformed."""
-        return self.envelope.signature
+        """Payload type; the channel if the payload has none."""
+        return "TWO_WAY_PRIVATE" if isinstance(self.payload, str) else self.payload.type
 
     def text(self, name: str) -> bytes:
         """
-        How a member of the payload is written.
+        Source text of a payload member.
 
-        :raise InvalidCommand: there is none, or there are more members around it than any command has.
+        :raise InvalidCommand: it is absent, or there are more members than any command has.
         """
         source = JSONSource(self.source)
         try:
@@ -513,20 +469,27 @@ class DecentrlCommand:
 
 def parse_command(raw: bytes) -> DecentrlCommand:
     """
-    Read the body of a POST.
+    Parse the body of a POST.
 
-    What is signed is taken from what arrived, unknown members and all: a model would add and drop some.
+    The signed bytes are made from the received document, because a model drops unknown members and adds defaults.
 
-    :raise InvalidCommand: it is no command, whatever else it is.
+    :raise InvalidCommand: not a valid command.
     """
     try:
         document = canonical_json.loads(raw)
-        envelope = _find_model(document).model_validate(document)
+        model = _find_model(document).model_validate(document)
         payload = document["payload"]
         signed = canonical_json.canonicalize({"header": document["header"], "payload": payload})
     except ValueError:
         raise InvalidCommand from None
-    return DecentrlCommand(envelope, payload if isinstance(payload, dict) else _EMPTY_DOCUMENT, signed, raw)
+    return DecentrlCommand(
+        header=model.header,
+        payload=model.payload,
+        signature=model.signature,
+        document=payload if isinstance(payload, dict) else _EMPTY_DOCUMENT,
+        signed=signed,
+        source=raw,
+    )
 
 
 def _find_model(document: Mapping[str, Any]) -> type[CommandModel]:
@@ -540,10 +503,10 @@ def _find_model(document: Mapping[str, Any]) -> type[CommandModel]:
 @dataclass(frozen=True, slots=True)
 class AuthenticationRequest:
     """
-    What a socket says of itself, not proven yet.
+    Unverified authentication of a socket.
 
     :param timestamp_ms: milliseconds.
-    :param signed: what the signature is over.
+    :param signed: bytes that the signature covers.
     """
 
     did: str
@@ -556,9 +519,9 @@ class AuthenticationRequest:
 
 def parse_authentication_request(raw: bytes) -> AuthenticationRequest:
     """
-    Read the first frame of a socket.
+    Parse the first frame of a socket.
 
-    :raise InvalidMessage: it is no authentication, whatever else it is.
+    :raise InvalidMessage: not an authentication.
     """
     try:
         document = canonical_json.loads(raw)
@@ -572,7 +535,7 @@ def parse_authentication_request(raw: bytes) -> AuthenticationRequest:
 def is_didcomm_envelope(frame: bytes) -> bool:
     """Whether the first frame of a socket is a DIDComm envelope: a JSON object with `protected`."""
     try:
-        # Nobody has paid for the frame yet, so it is not parsed in vain.
+        # The frame is not rate-limited yet, so parsing is avoided where possible.
         return (b"protected" in frame or b"\\u" in frame) and "protected" in encoding.loads_object(frame)
     except ValueError:
         return False
