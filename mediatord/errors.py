@@ -1,228 +1,240 @@
 """
-The situations in which mediatord says no.
+Exceptions for refused requests.
 
-Domain code raises a situation and never knows a status code; :mod:`mediatord.protocol.error_codes` gives each its form.
+Use cases raise them without knowing status codes; :mod:`mediatord.protocol.error_codes` maps them to each protocol.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class StartupError(Exception):
-    """The daemon cannot start; the text is one line for the operator."""
+    """The daemon cannot start; the message is one line for the operator."""
 
 
 class MediatorError(Exception):
-    """A situation with a row in :mod:`mediatord.protocol.error_codes`."""
+    """
+    A request that is refused or fails.
+
+    :cvar reason: label of the class in metrics and the event log; each subclass states its own.
+    """
+
+    reason: ClassVar[str]
+
+    def __init_subclass__(cls, *, reason: str) -> None:
+        super().__init_subclass__()
+        cls.reason = reason
 
     def __init__(self, *, retry_after: float | None = None) -> None:
-        """:param retry_after: seconds after which trying again makes sense, if that is known here."""
+        """:param retry_after: seconds after which a retry may succeed, if known."""
         super().__init__()
         self.retry_after = retry_after
 
 
-class RecipientUnknown(MediatorError):
-    """`next` is not registered here (UC-021 AF-1)."""
+class UnknownRecipient(MediatorError, reason="recipient_unknown"):
+    """`next` is not registered with this mediator (UC-021 AF-1)."""
 
 
-class RateLimited(MediatorError):
-    """The sender or its address is over its limit (UC-021 AF-2)."""
+class RateLimitExceeded(MediatorError, reason="rate_limited"):
+    """A rate limit of the sender or of its address is exceeded (UC-021 AF-2)."""
 
 
-class Undecryptable(MediatorError):
-    """The envelope does not open, for whichever reason (UC-021 AF-3); all reasons look alike from outside."""
+class DecryptionError(MediatorError, reason="undecryptable"):
+    """The envelope cannot be decrypted (UC-021 AF-3); peers cannot tell the causes apart."""
 
 
-class NotAnEnvelope(MediatorError):
+class InvalidEnvelope(MediatorError, reason="not_an_envelope"):
     """The body is not JSON, or not a JWE."""
 
 
-class AlienMediaType(NotAnEnvelope):
-    """The body is not a JWE and its Content-Type said so."""
+class UnsupportedMediaType(InvalidEnvelope, reason="alien_media_type"):
+    """The body is not a JWE, and its Content-Type is not one of DIDComm's."""
 
 
-class NotEncrypted(MediatorError):
-    """A plaintext or merely signed message."""
+class EncryptionRequired(MediatorError, reason="not_encrypted"):
+    """The message is plaintext or only signed."""
 
 
-class NotAMessage(MediatorError):
-    """The envelope opened, but what is inside is no DIDComm message."""
+class InvalidPlaintext(MediatorError, reason="not_a_message"):
+    """The decrypted content is not a DIDComm message."""
 
 
-class NextMissing(MediatorError):
+class MissingNext(MediatorError, reason="next_missing"):
     """A forward without a usable `next`."""
 
 
-class BadAttachment(MediatorError):
-    """A forward without attachments, or with one that cannot be read or is not encrypted."""
+class InvalidAttachment(MediatorError, reason="bad_attachment"):
+    """A forward without attachments, or with one that is unreadable or not encrypted."""
 
 
-class LinkedAttachment(MediatorError):
-    """A forward whose payload is only linked to."""
+class LinkedAttachment(MediatorError, reason="linked_attachment"):
+    """A forward whose payload is only a link."""
 
 
-class ForwardExpired(MediatorError):
+class ExpiredForward(MediatorError, reason="forward_expired"):
     """A forward whose `expires_time` has passed."""
 
 
-class RoutingLoop(MediatorError):
-    """A forward that names this mediator as next hop too many times in a row."""
+class RoutingLoop(MediatorError, reason="routing_loop"):
+    """A forward that is addressed to this mediator too many times in a row."""
 
 
-class TooLarge(MediatorError):
-    """The body is over the size limit."""
+class PayloadTooLarge(MediatorError, reason="too_large"):
+    """The body exceeds the size limit."""
 
 
-class QueueFull(MediatorError):
-    """What waits for the recipient leaves no room for this, by `queue.when_full: refuse`; nothing was stored."""
+class QueueFull(MediatorError, reason="queue_full"):
+    """The recipient's queue is full and `queue.when_full` is `refuse`; nothing was stored."""
 
 
-class StoreUnavailable(MediatorError):
-    """The store did not take or give what was asked; nothing was stored."""
+class StoreUnavailable(MediatorError, reason="store_unavailable"):
+    """The store failed or did not respond; nothing was stored."""
 
 
-class ReplayMemoryFull(StoreUnavailable):
-    """What was received before takes all the room there is: what could be a repetition is refused, and not done."""
+class ReplayCacheFull(StoreUnavailable, reason="replay_memory_full"):
+    """The replay cache is full, so a request that could be a replay is refused."""
 
 
-class SenderMismatch(MediatorError):
-    """`from` is not the DID of the key that authenticated the message."""
+class SenderMismatch(MediatorError, reason="sender_mismatch"):
+    """`from` is not the DID whose key authenticated the message."""
 
 
-class AuthcryptRequired(MediatorError):
+class AuthcryptRequired(MediatorError, reason="authcrypt_required"):
     """A coordination or pickup request without an authenticated sender."""
 
 
-class SenderUnresolvable(MediatorError):
-    """The sender's DID does not resolve, or has no usable key of that id."""
+class UnresolvableDID(MediatorError, reason="sender_unresolvable"):
+    """The sender's DID does not resolve, or its document lacks the key."""
 
 
-class SenderUnsupported(MediatorError):
-    """The sender's DID method is not one that is resolved here."""
+class UnsupportedDIDMethod(MediatorError, reason="sender_unsupported"):
+    """The sender's DID method is not supported."""
 
 
-class Unsupported(MediatorError):
-    """An unknown message type, or a version that is not served."""
+class UnsupportedMessageType(MediatorError, reason="unsupported"):
+    """The message type or its version is not supported."""
 
 
-class BadBody(MediatorError):
-    """The body of a request does not have the members its type asks for."""
+class InvalidBody(MediatorError, reason="bad_body"):
+    """The body of a request lacks members that its type requires."""
 
 
-class BadLimit(BadBody):
+class InvalidLimit(InvalidBody, reason="bad_limit"):
     """`limit` of a delivery-request is missing, not an integer, or below 1."""
 
 
-class BadPaginate(BadBody):
-    """`paginate` of a query is incomplete or not made of natural numbers."""
+class InvalidPagination(InvalidBody, reason="bad_paginate"):
+    """`paginate` of a query is incomplete or contains anything but natural numbers."""
 
 
-class BadUpdates(BadBody):
+class InvalidUpdates(InvalidBody, reason="bad_updates"):
     """`updates` of a recipient-update is not a list of updates."""
 
 
-class Misaddressed(MediatorError):
-    """A coordination or pickup request whose `to` names somebody else (a replay from another mediator)."""
+class MisaddressedMessage(MediatorError, reason="misaddressed"):
+    """`to` of a coordination or pickup request names another DID; it may be replayed from another mediator."""
 
 
-class NotEnrolled(MediatorError):
-    """The sender has no grant, or asks for a DID that is not its own."""
+class MediationNotGranted(MediatorError, reason="not_enrolled"):
+    """The sender has no mediation grant, or requests a DID that is not its own."""
 
 
-class Replayed(MediatorError):
-    """The very same envelope came before."""
+class ReplayedMessage(MediatorError, reason="replayed"):
+    """The same envelope was received before."""
 
 
-class LiveModeUnsupported(MediatorError):
-    """Live delivery was asked for over a connection that cannot push."""
+class LiveModeUnsupported(MediatorError, reason="live_mode_unsupported"):
+    """Live delivery was requested on a transport that cannot push."""
 
 
-class MessageExpired(MediatorError):
+class ExpiredMessage(MediatorError, reason="message_expired"):
     """A protocol message whose `expires_time` has passed."""
 
 
-class TooManyErrors(MediatorError):
-    """A peer that reports problem after problem."""
+class TooManyErrors(MediatorError, reason="too_many_errors"):
+    """A peer sends too many problem reports."""
 
 
-class ShuttingDown(MediatorError):
-    """The daemon is stopping and takes no new work."""
+class ShutdownInProgress(MediatorError, reason="shutting_down"):
+    """The daemon is shutting down and accepts no requests."""
 
 
-class DeadlineExceeded(MediatorError):
-    """The answer took longer than the processing deadline."""
+class DeadlineExceeded(MediatorError, reason="deadline_exceeded"):
+    """The request took longer than the processing deadline."""
 
 
-class InternalFault(MediatorError):
-    """A fault of ours; the log has the details."""
+class InternalFault(MediatorError, reason="internal_fault"):
+    """An internal error; details are in the daemon's log."""
 
 
-class InvalidCommand(MediatorError):
-    """The body of a Decentrl request fails its schema, or asks for what makes no sense (DCTRL-0004 11.2)."""
+class InvalidCommand(MediatorError, reason="invalid_command"):
+    """The body of a Decentrl request does not match its schema, or is inconsistent (DCTRL-0004 11.2)."""
 
 
-class InvalidSignature(MediatorError):
-    """The signature of a command or of a socket's authentication does not verify."""
+class InvalidSignature(MediatorError, reason="invalid_signature"):
+    """The signature of a command or of a socket authentication does not verify."""
 
 
-class InvalidContractSignatures(MediatorError):
-    """A signature of a contract does not verify, or there is no key to verify it with."""
+class InvalidContractSignatures(MediatorError, reason="invalid_contract_signatures"):
+    """A signature of a contract does not verify, or its key is unknown."""
 
 
-class InvalidEventSignature(MediatorError):
+class InvalidEventSignature(MediatorError, reason="invalid_event_signature"):
     """The publisher's signature of a public event does not verify."""
 
 
-class UnauthorizedCommand(MediatorError):
-    """The sender is not registered, or its command is not addressed to this mediator."""
+class UnauthorizedCommand(MediatorError, reason="unauthorized_command"):
+    """The sender is not registered, or the command is not addressed to this mediator."""
 
 
-class TimestampOutOfRange(MediatorError):
-    """The clock of a sender is off by more than the window."""
+class TimestampOutOfRange(MediatorError, reason="timestamp_out_of_range"):
+    """The timestamp of a command is outside the accepted window."""
 
 
-class DuplicateNonce(MediatorError):
+class DuplicateNonce(MediatorError, reason="duplicate_nonce"):
     """The sender has used this nonce before."""
 
 
-class SenderNotFound(MediatorError):
+class SenderNotFound(MediatorError, reason="sender_not_found"):
     """The DID of a Decentrl sender does not resolve."""
 
 
-class SenderSigningKeyNotFound(MediatorError):
-    """The sender's DID document has no signing key of this id."""
+class SenderSigningKeyNotFound(MediatorError, reason="sender_signing_key_not_found"):
+    """The sender's DID document has no signing key with this id."""
 
 
-class RecipientNotFound(MediatorError):
+class RecipientNotFound(MediatorError, reason="recipient_not_found"):
     """The DID of a Decentrl recipient does not resolve."""
 
 
-class RecipientNotRegistered(MediatorError):
-    """The recipient has no registration here that has not expired."""
+class RecipientNotRegistered(MediatorError, reason="recipient_not_registered"):
+    """The recipient has no unexpired registration here."""
 
 
-class ContractNotFound(MediatorError):
-    """The recipient owns no contract with the sender that has not expired."""
+class ContractNotFound(MediatorError, reason="contract_not_found"):
+    """The recipient has no unexpired contract with the sender."""
 
 
-class PublicEventNotFound(MediatorError):
-    """The publisher has no public event of this id."""
+class PublicEventNotFound(MediatorError, reason="public_event_not_found"):
+    """The publisher has no public event with this id."""
 
 
-class RegistrationLimited(RateLimited):
-    """As many accounts or registrations as are allowed have come from this address today."""
+class RegistrationLimitExceeded(RateLimitExceeded, reason="registration_limited"):
+    """The daily limit of accounts or registrations of the address is exceeded."""
 
 
-class RegistrationsFull(RateLimited):
-    """As many accounts are kept as are allowed, or as much of their registrations."""
+class RegistrationCapacityExceeded(RateLimitExceeded, reason="registrations_full"):
+    """The total limit of accounts or of registration bytes is reached."""
 
 
-class OverQuota(RateLimited):
-    """As much is kept for this DID as is allowed."""
+class QuotaExceeded(RateLimitExceeded, reason="over_quota"):
+    """The storage quota of the DID is exceeded."""
 
 
-class AuthTimeout(MediatorError):
+class AuthTimeout(MediatorError, reason="auth_timeout"):
     """A Decentrl socket did not authenticate in time."""
 
 
-class InvalidMessage(MediatorError):
-    """The first frame of a Decentrl socket is no authentication."""
+class InvalidMessage(MediatorError, reason="invalid_message"):
+    """The first frame of a Decentrl socket is not an authentication."""

@@ -239,7 +239,7 @@ def _cpu_time_contender(work: Callable[[Item], object], items: Sequence[Item]) -
 
 
 def _open_envelope(raw: bytes, key: WalletKey, sender: PublicKey | None = None) -> bytes:
-    return jwe.decrypt_envelope(jwe.parse(raw), key.kid, key.private, sender)
+    return jwe.decrypt_envelope(jwe.parse_envelope(raw), key.kid, key.private, sender)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from mediatord.decentrl.context import CommandRequest, KeyDirectory
 from mediatord.errors import (
     InvalidSignature,
     MediatorError,
-    ReplayMemoryFull,
+    ReplayCacheFull,
     SenderNotFound,
     SenderSigningKeyNotFound,
     TimestampOutOfRange,
 )
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol.decentrl.commands import DecentrlCommand
-from mediatord.protocol.decentrl.signatures import verify_bytes
+from mediatord.protocol.decentrl.crypto import verify_bytes
 from mediatord.store.interfaces.decentrl import CommandGuard, IDecentrlStore
 
 _verify = measure_time(verify_bytes)
@@ -74,8 +74,8 @@ class CommandAuthenticator:
             )
         except MediatorError:
             # Where there is no room for it, it may come again: it is forged then, too.
-            with contextlib.suppress(ReplayMemoryFull):
-                await self._store.admit(CommandGuard(nonce, until, share=_FORGED_NONCE_SHARE))
+            with contextlib.suppress(ReplayCacheFull):
+                await self._store.check_guard(CommandGuard(nonce, until, share=_FORGED_NONCE_SHARE))
             raise
         return CommandRequest(command, request, key, nonce, until, peer)
 

@@ -20,12 +20,12 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.clock import measure_time
 from mediatord.delivery.connections import WebSocketSession
 from mediatord.errors import (
+    DecryptionError,
+    InvalidEnvelope,
+    InvalidPlaintext,
     MediatorError,
-    NotAMessage,
-    NotAnEnvelope,
     SenderMismatch,
-    SenderUnresolvable,
-    Undecryptable,
+    UnresolvableDID,
 )
 from mediatord.identity.key_file import NamedKey
 from mediatord.net.did_resolver import IDIDResolver
@@ -219,10 +219,10 @@ class MessageUnpacker:
         Open an envelope and all layers in it.
 
         :param peer: address that caused the work, for the limit on network lookups.
-        :raise Undecryptable: any failure that depends on keys or ciphertext.
-        :raise SenderUnresolvable: no key of the sender could be had; likewise SenderUnsupported.
+        :raise DecryptionError: any failure that depends on keys or ciphertext.
+        :raise UnresolvableDID: no key of the sender could be had; likewise UnsupportedDIDMethod.
         :raise SenderMismatch: `from`, encryption and signature do not agree.
-        :raise NotAMessage: there is no DIDComm message inside.
+        :raise InvalidPlaintext: there is no DIDComm message inside.
         """
         sender: _LayerSender | None = None
         own_kid, layer = "", envelope
@@ -238,9 +238,9 @@ class MessageUnpacker:
             value = _parse_plaintext(inner)
             if "ciphertext" not in value:
                 break
-            envelope = jwe.parse_object(value)
+            envelope = jwe.parse_envelope_object(value)
         else:
-            raise Undecryptable
+            raise DecryptionError
         signer = None
         if json_web_signature.is_jws(value):
             inner, signer = await self._verify(value, sender, peer)
@@ -260,18 +260,18 @@ class MessageUnpacker:
             keys = [key for key in self._keys_for(kid) if key.curve == envelope.curve]
             if keys:
                 return kid, keys
-        raise Undecryptable
+        raise DecryptionError
 
     async def _claim_of(self, envelope: jwe.Envelope, peer: str) -> _SenderClaim | None:
         if not envelope.authenticated:
             return None
         kid = envelope.sender_kid
         if kid is None:
-            raise Undecryptable
+            raise DecryptionError
         document = await self._resolver.resolve(strip_did_url(kid), peer)
         method = document.key_agreement_key(kid)
         if method is None or method.key.curve != envelope.curve:
-            raise SenderUnresolvable
+            raise UnresolvableDID
         return _SenderClaim(kid, method.key, document, self._draft03 and envelope.lacks_apv)
 
     async def _verify(self, value: dict[str, Any], sender: _LayerSender | None, peer: str) -> tuple[bytes, str]:
@@ -283,12 +283,12 @@ class MessageUnpacker:
         document = await self._resolver.resolve(strip_did_url(kid), peer)
         method = document.authentication_key(kid)
         if method is None:
-            raise SenderUnresolvable
+            raise UnresolvableDID
         return _verify(value, kid, method.key), canonicalize_did(kid)
 
     async def keep(self, authcrypt_sender: AuthcryptSender) -> None:
         """Remember the DID of an account, so that its short form will do from now on (reference 8.4)."""
-        await self._resolver.keep(authcrypt_sender.document.did)
+        await self._resolver.remember_long_form(authcrypt_sender.document.did)
 
     async def rotation(self, message: Message, peer: str) -> str | None:
         """
@@ -309,7 +309,7 @@ class MessageUnpacker:
             if method is None:
                 raise SenderMismatch
             _verify_from_prior(message.from_prior, method.key)
-        except (Undecryptable, NotAMessage, ValueError):
+        except (DecryptionError, InvalidPlaintext, ValueError):
             raise SenderMismatch from None
         return canonicalize_did(claim.iss)
 
@@ -320,22 +320,22 @@ def _open_with_any_key(
     """
     What is in it, and which of our keys has opened it.
 
-    :raise Undecryptable: none does.
+    :raise DecryptionError: none does.
     """
     for key in keys:
         try:
             draft03 = claim is not None and claim.draft03
             return _open_envelope(envelope, kid, key, claim.key if claim else None, draft03=draft03), key
-        except Undecryptable:
+        except DecryptionError:
             continue
-    raise Undecryptable
+    raise DecryptionError
 
 
 def _parse_plaintext(plaintext: bytes) -> dict[str, Any]:
     try:
         return encoding.loads_object(plaintext)
     except ValueError:
-        raise NotAMessage from None
+        raise InvalidPlaintext from None
 
 
 def _check_sender(message: Message, sender: _LayerSender | None, signer: str | None) -> AuthcryptSender | None:
@@ -430,9 +430,11 @@ class MessagePacker:
         if received.authcrypt_sender is None:
             return self.refuse_anonymous(error, message.id, message.thread, received.own_kid)
         report = self._report(error, message.id, message.thread)
-        if wire.packed is None:
+        if wire.encrypted_status is None:
             return self._reply(error, wire.status, self.plain(report), PLAINTEXT_MEDIA_TYPE)
-        return self._reply(error, wire.packed, self.pack(report, received.authcrypt_sender), ENCRYPTED_MEDIA_TYPE)
+        return self._reply(
+            error, wire.encrypted_status, self.pack(report, received.authcrypt_sender), ENCRYPTED_MEDIA_TYPE
+        )
 
     def refuse_anonymous(self, error: MediatorError, id_: str, thread: str, kid: str) -> DIDCommReply:
         """
@@ -446,7 +448,7 @@ class MessagePacker:
         :param kid: our key that it was encrypted to.
         """
         wire, report = get_didcomm_error_code(error), self._report(error, id_, thread)
-        named_key = self._signing_key_for(kid) if wire.signed else None
+        named_key = self._signing_key_for(kid) if wire.is_signed else None
         if named_key is None:
             return self._reply(error, wire.status, self.plain(report), PLAINTEXT_MEDIA_TYPE)
         plaintext = report.plaintext(sender=strip_did_url(kid), to=None, created_time=self._now())
@@ -490,7 +492,7 @@ def _retry_after_seconds(error: MediatorError, wire: DIDCommErrorCode) -> int | 
 
 def is_unreadable(reply: DIDCommReply) -> bool:
     """Whether the message could not even be read or opened; a socket takes only a few of those (reference 3.2)."""
-    return reply.fault is not None and issubclass(reply.fault, (Undecryptable, NotAnEnvelope))
+    return reply.fault is not None and issubclass(reply.fault, (DecryptionError, InvalidEnvelope))
 
 
 _seal_forward = measure_time(encrypt_anoncrypt)

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
 from autobahn.twisted.resource import WebSocketResource
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.web.resource import IResource, Resource
@@ -26,7 +27,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.delivery.connections import ConnectionManager
 from mediatord.didcomm.messages import DIDCommReply
-from mediatord.errors import MediatorError, RateLimited, ShuttingDown, StoreUnavailable
+from mediatord.errors import MediatorError, RateLimitExceeded, ShutdownInProgress, StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver, Network, is_in_networks
 from mediatord.http.flow_control import RoundRobinScheduler
 from mediatord.http.memory_reclaimer import MemoryReclaimer
@@ -40,6 +41,7 @@ from mediatord.http.responses import (
     ExecuteCommand,
     HTTPResponse,
     ReceiveMessage,
+    build_didcomm_response,
     build_error,
     build_refusal,
     build_retry_after,
@@ -157,9 +159,9 @@ class HTTPContext:
     """
     What the resources work with.
 
-    :param receive: takes a DIDComm message, gives the reply; raises ShuttingDown.
-    :param command: takes a Decentrl command and who pays for it, gives the reply; raises ShuttingDown.
-    :param public: reads a public channel: DID as in the path, arguments of the query, who pays; raises ShuttingDown.
+    :param receive: takes a DIDComm message, gives the reply; raises ShutdownInProgress.
+    :param command: takes a Decentrl command and who pays for it, gives the reply; raises ShutdownInProgress.
+    :param public: reads a public channel: DID as in the path, arguments of the query, who pays; raises ShutdownInProgress.
     :param ping_store: asks the store whether it answers; raises StoreUnavailable.
     :param store_trouble: what the store knows to be wrong with it; empty if nothing is.
     :param trouble: why nobody should be sent here even so, in a few words; empty if there is nothing.
@@ -246,7 +248,17 @@ class PathResource(Resource):
         if half == "decentrl":
             return self.later(request, respond_to_command(self._front.command(body, rate_limit_key)), half)
         content_type = request.getHeader(b"content-type") or b""
-        return self.later(request, respond_to_message(self._front.receive, body, rate_limit_key, content_type), half)
+        return self.later(request, self._respond_to_message(body, rate_limit_key, content_type), half)
+
+    async def _respond_to_message(self, body: bytes, rate_limit_key: str, content_type: bytes) -> HTTPResponse:
+        """As :func:`respond_to_message`, by the fast path if the message is a forward of the common form."""
+        front = self._front
+        replied: Deferred[DIDCommReply | None] = Deferred()
+        if front.forward_fast_path(body, rate_limit_key, replied.callback, partial(replied.callback, None)):
+            reply = await replied
+            if reply is not None:
+                return build_didcomm_response(reply)
+        return await respond_to_message(front.receive, body, rate_limit_key, content_type)
 
     def rate_limit_key(self, request: Request) -> str:
         """Who is charged for the request."""
@@ -269,10 +281,10 @@ class PathResource(Resource):
         if not self._front.origins.check_and_remove(request.requestHeaders):
             return send_response(request, _FORBIDDEN_ORIGIN_RESPONSES[self.half])
         if self._front.connections.draining:
-            self._front.record_early_rejection(self.half, self.rate_limit_key(request), ShuttingDown())
-            return send_response(request, build_refusal(self.half, ShuttingDown()))
+            self._front.record_early_rejection(self.half, self.rate_limit_key(request), ShutdownInProgress())
+            return send_response(request, build_refusal(self.half, ShutdownInProgress()))
         if not self._front.connections.has_room(self.rate_limit_key(request)):
-            self._front.record_early_rejection(self.half, self.rate_limit_key(request), RateLimited())
+            self._front.record_early_rejection(self.half, self.rate_limit_key(request), RateLimitExceeded())
             return send_response(request, _CONNECTION_LIMIT_RESPONSES[self.half])
         cast(Any, request).site.upgraded(get_addresses(request)[0])
         channel = cast(Any, request.channel)
@@ -424,13 +436,13 @@ class HealthResource(PathResource):
         async def asked() -> HTTPResponse:
             try:
                 await self._front.ping_store()
-            except (StoreUnavailable, ShuttingDown) as error:
-                self._front.metrics.storage_up(False)
-                stopping = isinstance(error, ShuttingDown)
+            except (StoreUnavailable, ShutdownInProgress) as error:
+                self._front.metrics.set_storage_up(False)
+                stopping = isinstance(error, ShutdownInProgress)
                 return _build_unavailable(
                     "stopping" if stopping else self._front.store_trouble() or "store unavailable"
                 )
-            self._front.metrics.storage_up(True)
+            self._front.metrics.set_storage_up(True)
             trouble = self._front.store_trouble() or self._front.trouble()
             return (
                 _build_unavailable(trouble) if trouble else HTTPResponse(200, b'{"status":"ok"}', JSON_CONTENT_TYPE)
@@ -480,7 +492,7 @@ class MetricsResource(PathResource):
                 await self._front.statistics()
             except StoreUnavailable:
                 # The store, or only so many queues; whoever is asked for a sign of life tells.
-                with suppress(StoreUnavailable, ShuttingDown):
+                with suppress(StoreUnavailable, ShutdownInProgress):
                     await self._front.ping_store()
             try:
                 text = await self._front.figures()

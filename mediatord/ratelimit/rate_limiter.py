@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.errors import RateLimited
+from mediatord.errors import RateLimitExceeded
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.probe_requests import PROBE_CLIENT
 from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
@@ -63,7 +63,7 @@ class RequestMemoryBudget:
         """Requests, and bytes that they may take."""
         return self._requests, self._total
 
-    def take(self, peer: str, size: int) -> bool:
+    def try_acquire(self, peer: str, size: int) -> bool:
         """Whether a request may be parsed at once; if so, :meth:`give_back` follows."""
         if peer == PROBE_CLIENT:
             return True
@@ -80,11 +80,11 @@ class RequestMemoryBudget:
         self._requests += 1
         return True
 
-    async def wait(self, peer: str, size: int) -> None:
+    async def acquire(self, peer: str, size: int) -> None:
         """
         Wait until a request may be parsed, where it may not at once; :meth:`give_back` follows.
 
-        :raise RateLimited: that takes too long.
+        :raise RateLimitExceeded: that takes too long.
         """
         turn: Deferred[None] = Deferred()
         place = (estimate_request_memory(size), turn)
@@ -103,9 +103,9 @@ class RequestMemoryBudget:
         waiting.remove(place)
         if not waiting:
             del self._waiting[peer]
-        place[1].errback(RateLimited(retry_after=5))
+        place[1].errback(RateLimitExceeded(retry_after=5))
 
-    def refund(self, peer: str, size: int) -> None:
+    def release(self, peer: str, size: int) -> None:
         """A request is answered, or given up."""
         if peer == PROBE_CLIENT:
             return
@@ -165,7 +165,7 @@ class TrustedAddresses:
     peers: frozenset[str] = frozenset()
     per_minute: int = 6000
 
-    def limits(self, usual: int) -> dict[str, int]:
+    def make_overrides(self, usual: int) -> dict[str, int]:
         """The limit of each of them where others have the usual one."""
         return dict.fromkeys(self.peers, max(usual, self.per_minute))
 
@@ -206,14 +206,14 @@ class RateLimiter:
         self._lookups = bucket("lookups", _DID_LOOKUPS_PER_MINUTE)
         # Of this process alone: asking others would cost more than what is counted.
         self._requests = KeyedLimiter(clock, "requests", ip_per_minute, None)
-        self.change(
+        self.set_limits(
             did_per_minute=did_per_minute,
             ip_per_minute=ip_per_minute,
             account_per_minute=account_per_minute,
             trusted=trusted,
         )
 
-    def change(
+    def set_limits(
         self,
         *,
         did_per_minute: int,
@@ -223,16 +223,16 @@ class RateLimiter:
     ) -> None:  # noqa: B008  it cannot change
         """Go by other limits; what was used within the last minute counts."""
         self._trusted = trusted.peers
-        self._senders.change(did_per_minute)
-        self._accounts.change(account_per_minute)
+        self._senders.set_limit(did_per_minute)
+        self._accounts.set_limit(account_per_minute)
         for bucket in (self._peers, self._failed_decryptions):
-            bucket.change(ip_per_minute, trusted.limits(ip_per_minute))
+            bucket.set_limit(ip_per_minute, trusted.make_overrides(ip_per_minute))
         for bucket in (self._decryptions, self._readers):
-            bucket.change(account_per_minute, trusted.limits(account_per_minute))
+            bucket.set_limit(account_per_minute, trusted.make_overrides(account_per_minute))
         commands = _ACCOUNTS_PER_ADDRESS * account_per_minute
-        self._command_addresses.change(commands, trusted.limits(commands))
+        self._command_addresses.set_limit(commands, trusted.make_overrides(commands))
         requests = max(_MIN_REQUESTS, commands, _REQUESTS_PER_CHARGE * ip_per_minute)
-        self._requests.change(requests, trusted.limits(requests))
+        self._requests.set_limit(requests, trusted.make_overrides(requests))
 
     def __len__(self) -> int:
         """How many keys are remembered, over all buckets."""
@@ -241,7 +241,7 @@ class RateLimiter:
             map(len, (*buckets, self._command_addresses, self._failed_decryptions, self._lookups, self._requests))
         )
 
-    def request(self, peer: str, count: int = 1) -> bool:
+    def charge_request(self, peer: str, count: int = 1) -> bool:
         """
         Charge an address for requests or frames of any kind, before anything is done about them, and whether or not
         they are charged for something else as well.
@@ -260,7 +260,7 @@ class RateLimiter:
 
         :param size: bytes of the envelope.
         :param cost: what the address will be charged for it.
-        :raise RateLimited: not now.
+        :raise RateLimitExceeded: not now.
         """
         if peer == PROBE_CLIENT:
             return
@@ -273,7 +273,7 @@ class RateLimiter:
         """
         The second half of :meth:`before_reading`: only what claims an authenticated sender is opened as well.
 
-        :raise RateLimited: not now.
+        :raise RateLimitExceeded: not now.
         """
         if not authenticated and peer != PROBE_CLIENT:
             self._refuse_if(self._peers.wait(peer), "ip", peer, peer)
@@ -293,7 +293,7 @@ class RateLimiter:
         """
         Charge an address for payloads to be forwarded, or for a request of somebody without an account, by size.
 
-        :raise RateLimited: it is over its limit.
+        :raise RateLimitExceeded: it is over its limit.
         """
         if count and peer != PROBE_CLIENT:
             self._refuse_if(await self._peers.admit(peer, count), "ip", peer, peer)
@@ -312,13 +312,13 @@ class RateLimiter:
         if peer != PROBE_CLIENT:
             self._peers.refund(peer, cost)
 
-    async def sender(self, proven: str | None, claimed: str | None, peer: str, count: int = 1) -> None:
+    async def charge_sender(self, proven: str | None, claimed: str | None, peer: str, count: int = 1) -> None:
         """
         Charge the sender for payloads: the proven DID; else the claimed one, for this address only, so that nobody
         can use up the allowance of somebody else; else only the address pays. What a trusted address passes on is
         not charged to its sender.
 
-        :raise RateLimited: it is over its limit.
+        :raise RateLimitExceeded: it is over its limit.
         """
         if peer == PROBE_CLIENT or peer in self._trusted:
             return
@@ -332,7 +332,7 @@ class RateLimiter:
         """
         Ask, without charging, whether an account may make a request; or an address, for somebody without one.
 
-        :raise RateLimited: not now.
+        :raise RateLimitExceeded: not now.
         """
         if peer == PROBE_CLIENT:
             return
@@ -341,21 +341,21 @@ class RateLimiter:
         else:
             self._refuse_if(self._accounts.wait(account), "account", account, peer)
 
-    async def account(self, did: str, peer: str, cost: int = 1) -> None:
+    async def charge_account(self, did: str, peer: str, cost: int = 1) -> None:
         """
         Charge an account for its own coordination and pickup, or its own commands.
 
-        :raise RateLimited: it is over its limit.
+        :raise RateLimitExceeded: it is over its limit.
         """
         if peer != PROBE_CLIENT:
             self._refuse_if(await self._accounts.admit(did, cost), "account", did, peer)
 
-    async def command(self, peer: str, size: int) -> None:
+    async def charge_command(self, peer: str, size: int) -> None:
         """
         Charge an address for reading a command, whatever it is: DIDs cost nothing, so their own limits do not bound
         what one address can ask for.
 
-        :raise RateLimited: it is over its limit.
+        :raise RateLimitExceeded: it is over its limit.
         """
         self._refuse_if(await self._command_addresses.admit(peer, compute_request_cost(size)), "account", peer, peer)
 
@@ -366,19 +366,19 @@ class RateLimiter:
         elif peer not in self._trusted:
             self._senders.refund(did, cost)
 
-    async def reader(self, peer: str) -> None:
+    async def charge_public_read(self, peer: str) -> None:
         """
         Charge an address for reading what is public.
 
-        :raise RateLimited: it is over its limit.
+        :raise RateLimitExceeded: it is over its limit.
         """
         self._refuse_if(await self._readers.admit(peer), "account", peer, peer)
 
-    async def lookup(self, peer: str) -> int:
+    async def charge_did_lookup(self, peer: str) -> int:
         """Charge an address for a did:web document that has to be fetched; seconds to wait, or 0."""
         return await self._lookups.admit(peer)
 
     def _refuse_if(self, wait: int, bucket: str, who: str, peer: str) -> None:
         if wait:
             self._on_limit(bucket, who, peer, wait)
-            raise RateLimited(retry_after=wait)
+            raise RateLimitExceeded(retry_after=wait)

@@ -39,7 +39,6 @@ from mediatord.wallet.didcomm_messages import (
     open_problem_report,
 )
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
-from tests.counter_oracle import read_segments
 from tests.integration.message_load import (
     LoadSenders,
     enrol_wallet,
@@ -48,6 +47,7 @@ from tests.integration.message_load import (
     prepare_forwards,
 )
 from tests.integration.test_event_log import figures
+from tests.observability.counter_oracle import read_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -68,7 +68,7 @@ LOOK_SECONDS = 0.1
 
 
 @dataclass(slots=True)
-class Books:
+class ClientLedger:
     """
     What the clients know.
 
@@ -126,7 +126,7 @@ class EndToEndTests(TestCase):
 
     async def test_every_number(self) -> None:
         """From the wallets' first request to the report of the night, nothing is lost and nothing is made up."""
-        self.books = books = Books()
+        self.books = books = ClientLedger()
         first = datetime.now(UTC).date()
         self.daemon = daemon = prepare_daemon({"queue": {"max_messages": ROOM}})
         self.addCleanup(daemon.clean)

@@ -29,10 +29,7 @@ from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward, compose_message
-from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet, from_header
-from tests.integration.daemon import Daemon
-from tests.integration.message_load import PATIENCE_SECONDS
-from tests.web.in_memory_site import (
+from tests.http.in_memory_site import (
     CLOSE,
     HTTPResponse,
     InMemorySite,
@@ -41,8 +38,11 @@ from tests.web.in_memory_site import (
     encode_request,
     parse_responses,
 )
-from tests.web.in_memory_site import PING as PING_FRAME
-from tests.web.test_websocket import PLENTY
+from tests.http.in_memory_site import PING as PING_FRAME
+from tests.http.test_websocket import PLENTY
+from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet, from_header
+from tests.integration.daemon import Daemon
+from tests.integration.message_load import PATIENCE_SECONDS
 
 # In everything that may not be kept at all, and in what may be kept as a payload and nowhere else.
 SECRET = "Kanarienvogel-7f3a"
@@ -81,7 +81,7 @@ def marked_envelope(mark: str) -> bytes:
     )
 
 
-class Salvo:
+class MarkedRequests:
     """Everything that can be said to a mediator, marked."""
 
     def __init__(self, identity: WalletIdentity, document: DIDDocument, did: str) -> None:
@@ -304,7 +304,7 @@ class MemoryTests(SynchronousTestCase):
         """Begin with a mediator at its most talkative."""
         self.site_fixture = InMemorySite(self, limits=PLENTY, log={"level": "debug", "dids": dids})
         self.bob = InMemoryWallet(self.site_fixture).enrol()
-        self.salvo = Salvo(self.bob.identity, self.site_fixture.document, self.site_fixture.did)
+        self.salvo = MarkedRequests(self.bob.identity, self.site_fixture.document, self.site_fixture.did)
 
     def websocket_client(self, old: InMemoryWebSocketClient | None = None) -> InMemoryWebSocketClient:
         """A socket that is open still."""
@@ -423,7 +423,7 @@ def secrets_of(path: Path) -> list[str]:
     return [key["d"] for key in json.loads(path.read_bytes())["keys"]]
 
 
-class Talk:
+class DaemonConversation:
     """A conversation with a daemon over real sockets, one connection for each thing that is said."""
 
     def __init__(self, port: int) -> None:
@@ -466,10 +466,10 @@ class Talk:
 def test_a_whole_daemon() -> None:
     """A process at its most talkative: its output, logs, metrics and answers, and every byte of its files."""
     with Daemon({"log": {"level": "debug"}}) as daemon:
-        talk = Talk(daemon.port)
+        talk = DaemonConversation(daemon.port)
         did = talk.get("/did").decode()
         bob = WalletIdentity.generate(endpoint=did)
-        salvo = Salvo(bob, resolve_local(did), did)
+        salvo = MarkedRequests(bob, resolve_local(did), did)
         for type_, body in (
             (f"{CM3}/mediate-request", {}),
             (f"{CM3}/recipient-update", {"updates": [{"recipient_did": bob.did, "action": "add"}]}),

@@ -21,7 +21,6 @@ from mediatord.probe.cycle import ProbeIdentities
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.wallet.didcomm_client import DIDCommWallet
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket
-from tests.counter_oracle import read_lines, wrong_counter_lines
 from tests.integration.cluster import fresh_storage
 from tests.integration.database_counters import find_miscounts
 from tests.integration.message_load import (
@@ -35,6 +34,7 @@ from tests.integration.message_load import (
 from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient
 from tests.mongod import shared_replica_set
 from tests.mongod_process import mongod_binary
+from tests.observability.counter_oracle import read_lines, wrong_counter_lines
 
 reactor: Any = _reactor
 
@@ -144,7 +144,7 @@ class QueueTests(TestCase):
             return  # each has a DID of its own
         with urlopen(f"http://127.0.0.1:{self.daemon.port}/ready", timeout=30) as ready:
             self.assertEqual(ready.status, 200)
-        own = ProbeIdentities(read_identity(config).secret).identity(config.node_name).did
+        own = ProbeIdentities(read_identity(config).root_secret).identity(config.node_name).did
         self.assertEqual(self.ask("show", own)["self_test"], True)
         self.assertIn("belongs to the daemon's own self-test", self.refused("purge", own, "--yes"))
 

@@ -1,0 +1,168 @@
+"""The doors of the daemon, which open once there is something to serve those with who wait in front of them."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from twisted.internet import reactor as _reactor  # noqa: TID251  what a kernel keeps for us is the subject
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, UNIXClientEndpoint, connectProtocol
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from mediatord.app.lifecycle import MAX_ACCEPT_DELAY, AcceptDelay
+from mediatord.net.listeners import Listener, add_backlog
+from mediatord.workers.shared_listeners import InheritedSocketReactor
+from mediatord.workers.worker_process import InheritedSocket
+
+# As mypy knows it.
+reactor: Any = _reactor
+
+PATIENCE_SECONDS = 60.0
+# More than Twisted lets wait by itself.
+MANY = 80
+
+
+class FakeListener(Listener):
+    """Bound to nothing; knows whether it was told to take connections."""
+
+    def __init__(self) -> None:
+        super().__init__("tcp:9000", Factory(), MemoryReactorClock())
+        self.told: list[str] = []
+
+    def hold(self) -> None:
+        self.told.append("hold")
+
+    def resume_accepting(self) -> None:
+        self.told.append("let in")
+
+
+class DeferredListenersTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.door = FakeListener()
+        self.opened: list[str] = []
+        self.doors = AcceptDelay(self.clock, [self.door], lambda: self.opened.append("opened"))
+
+    def test_opened_once_there_is_a_store(self) -> None:
+        """However often that is said; each time it is passed on."""
+        self.doors.startService()
+        self.assertEqual(self.door.told, ["hold"])
+        self.doors.open()
+        self.doors.open()
+        self.assertEqual((self.door.told, self.opened), (["hold", "let in"], ["opened", "opened"]))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_held_as_soon_as_bound(self) -> None:
+        """Which is for privileges, and some time may pass before the start."""
+        self.doors.privilegedStartService()
+        self.assertEqual(self.door.told, ["hold"])
+
+    def test_opened_without(self) -> None:
+        """After a while, so that clients are told of the trouble."""
+        self.doors.startService()
+        self.clock.advance(MAX_ACCEPT_DELAY - 0.01)
+        self.assertEqual(self.door.told, ["hold"])
+        self.clock.advance(0.01)
+        self.assertEqual(self.door.told, ["hold", "let in"])
+        self.doors.open()
+        self.assertEqual((self.door.told, self.opened), (["hold", "let in"], ["opened"]))
+
+    def test_a_store_that_is_quick(self) -> None:
+        """It may be open before there are doors."""
+        self.doors.privilegedStartService()
+        self.doors.open()
+        self.doors.startService()
+        self.assertEqual((self.door.told[-1], self.clock.getDelayedCalls()), ("let in", []))
+
+    def test_stopped_before(self) -> None:
+        """Then they stay closed."""
+        self.doors.startService()
+        self.doors.stopService()
+        self.doors.open()
+        self.clock.advance(10)
+        self.assertEqual(self.door.told, ["hold"])
+
+
+class RecordingClient(Protocol):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: Deferred[bytes] = Deferred()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.heard.callback(data)
+
+
+class GreetingServer(Protocol):
+    """Greets."""
+
+    def connectionMade(self) -> None:
+        self.transport.write(b"welcome")  # type: ignore[union-attr]  # it is made
+        self.transport.loseConnection()  # type: ignore[union-attr]
+
+
+class BacklogTests(TestCase):
+    """With a kernel: connected by the system, accepted by nobody, and let in with the others once the doors open."""
+
+    timeout = PATIENCE_SECONDS
+
+    async def test_tcp(self) -> None:
+        """The port of a process of its own."""
+        factory = Factory.forProtocol(GreetingServer)
+        listener = Listener("tcp:0:interface=127.0.0.1", factory, reactor)
+        await self.wait(listener, factory, lambda: TCP4ClientEndpoint(reactor, "127.0.0.1", listener.address.port))
+
+    async def test_unix_of_a_worker(self) -> None:
+        """Others listen on it as well, and may take what this one does not."""
+        directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
+        path = f"{directory}/s"
+        adopted = socket.socket(socket.AF_UNIX)
+        adopted.setblocking(False)
+        adopted.bind(path)
+        adopted.listen(2 * MANY)
+        factory = Factory.forProtocol(GreetingServer)
+        adopting = InheritedSocketReactor(reactor, InheritedSocket(adopted.detach(), socket.AF_UNIX))
+        await self.wait(
+            Listener(f"unix:{path}", factory, adopting), factory, lambda: UNIXClientEndpoint(reactor, path)
+        )
+
+    async def wait(self, listener: Listener, factory: Any, way: Callable[[], Any]) -> None:
+        """Come before the doors are open, and be greeted afterwards."""
+        doors = AcceptDelay(Clock(), [listener], lambda: None)
+        for service in (listener, doors):
+            service.privilegedStartService()
+        for service in (listener, doors):
+            service.startService()
+        self.addCleanup(listener.stopService)
+        self.addCleanup(doors.stopService)
+        # The reactor has been through what it had to do for one when the next is connected.
+        guests = [await connectProtocol(way(), RecordingClient()) for _ in range(MANY)]
+        self.assertEqual((factory.numPorts, [guest.heard.called for guest in guests]), (1, [False] * MANY))
+        doors.open()
+        self.assertEqual([await guest.heard for guest in guests], [b"welcome"] * MANY)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "used"),
+    [
+        ("tcp:80", "tcp:80:backlog=1024"),
+        ("tcp6:80:interface=\\:\\:", "tcp6:80:interface=\\:\\::backlog=1024"),
+        ("haproxy:ssl:443:privateKey=k", "haproxy:ssl:443:privateKey=k:backlog=1024"),
+        ("unix:/s:mode=660", "unix:/s:mode=660:backlog=1024"),
+        ("tcp:80:backlog=7:interface=::1", "tcp:80:backlog=7:interface=::1"),
+        ("systemd:domain=INET:index=0", "systemd:domain=INET:index=0"),
+        ("tcp:80:127.0.0.1:100", "tcp:80:127.0.0.1:100"),
+    ],
+)
+def test_how_many_may_wait(endpoint: str, used: str) -> None:
+    """As many as the operator says, or enough for wallets that all come back at once."""
+    assert add_backlog(endpoint) == used

@@ -1,0 +1,854 @@
+"""The event log: its lines, its segments, and what it does when the disk is full (analytics contract 4.2)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.interfaces import IReactorProcess
+from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
+
+from mediatord.observability import segments as seal_program
+from mediatord.observability.event_log import EventLogWriter, LogOrigin, SegmentLimits, SegmentSealer
+from mediatord.observability.event_schema import ENVELOPE, EVENTS, MAX_LINE_BYTES, encode_line, encode_line_head
+from mediatord.observability.segments import (
+    MARKER_DIRECTORY,
+    MARKER_SEEN_FILE,
+    RetentionLimits,
+    SegmentDirectory,
+    make_read_marker_path,
+    save_read_marker,
+    seal_segment,
+)
+
+NOON = 1_800_014_400.0  # 2027-01-15T12:00:00Z
+ORIGIN = LogOrigin(node="n1", version="0.1.0", epoch=2, boot="b00t")
+
+
+def scratch(test: SynchronousTestCase) -> Path:
+    """A directory that goes when the test ends."""
+    directory = tempfile.TemporaryDirectory()
+    test.addCleanup(directory.cleanup)
+    return Path(directory.name)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of a segment, which ends with a line feed."""
+    text = path.read_bytes()
+    assert text.endswith(b"\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def limits_of(**retention: Any) -> SegmentLimits:
+    """These limits of retention, and nothing kept whatever its age but the newest segment."""
+    return SegmentLimits(retention=RetentionLimits(**{"keep": 1, **retention}))
+
+
+class Ledger:
+    """Counts what becomes of a log."""
+
+    def __init__(self) -> None:
+        self.delivered = self.lines = self.segments = self.unread = self.directories = 0
+
+    def collect_totals(self) -> dict[str, int]:
+        """One counter will do."""
+        return {"delivered": self.delivered}
+
+    def count_lost_line(self) -> None:
+        """A line was not written."""
+        self.lines += 1
+
+    def count_deleted_segments(self, segments: int, unread: int) -> None:
+        """So many were deleted, some of them unread."""
+        self.segments += segments
+        self.unread += unread
+
+    def count_recreated_directory(self) -> None:
+        """It had been removed."""
+        self.directories += 1
+
+
+class EventFileTests(SynchronousTestCase):
+    """A log file that is written to by hand, at a time that stands still."""
+
+    def setUp(self) -> None:
+        self.directory = scratch(self) / "log"
+        self.active = self.directory / "events.jsonl"
+        self.clock = Clock()
+        self.clock.advance(NOON)
+        self.sealed: list[Path] = []
+        self.log = self.make()
+        self.log.startService()
+        self.addCleanup(self.stop)
+
+    def make(self, **options: Any) -> EventLogWriter:
+        return EventLogWriter(self.directory, self.clock, ORIGIN, seal=self.sealed.append, **options)
+
+    def restart(self, **options: Any) -> None:
+        """Another log in place of the first, with these options."""
+        self.log.stopService()
+        self.log = self.make(**options)
+        self.log.startService()
+
+    def stop(self) -> None:
+        if self.log.running:
+            self.log.stopService()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def closed(self) -> list[Path]:
+        return sorted(self.directory.glob("events-*"))
+
+    def turn(self) -> None:
+        """A turn of the reactor ends."""
+        self.clock.advance(0)
+
+    def rotate(self) -> None:
+        """Close a segment that has something in it."""
+        self.log.emit("proc.start")
+        self.log.rotate()
+
+    def test_envelope(self) -> None:
+        """Every line has the fields of the envelope, then those of its event."""
+        self.log.emit("msg.ack", msg="m1", rcpt="did:x:y", path="live", latency_ms=1.5)
+        self.turn()
+        first, second = lines_of(self.active)
+        self.assertEqual(
+            second,
+            {
+                "v": 1,
+                "ts": "2027-01-15T12:00:00.000000Z",
+                "seq": 2,
+                "node": "n1",
+                "boot": "b00t",
+                "event": "msg.ack",
+                "level": "info",
+                "epoch": 2,
+                "msg": "m1",
+                "rcpt": "did:x:y",
+                "path": "live",
+                "latency_ms": 1.5,
+            },
+        )
+        self.assertLessEqual(set(ENVELOPE), set(first))
+
+    def test_one_line_each(self) -> None:
+        """No record separator, no blank lines, nothing but line feeds between objects."""
+        self.log.emit("msg.ack", msg="a\nb\u2028c\x85d")
+        self.log.emit("proc.stop")
+        self.turn()
+        raw = self.active.read_bytes()
+        self.assertEqual(raw.count(b"\n"), 3)
+        self.assertTrue(raw.isascii())
+        self.assertEqual(lines_of(self.active)[1]["msg"], "a\nb\u2028c\x85d")
+
+    def test_every_event_can_be_written(self) -> None:
+        """Every declared event makes a line without nulls, whichever level it has."""
+        for event in EVENTS:
+            self.log.emit(event, **dict.fromkeys(EVENTS[event].fields))
+        self.turn()
+        written = lines_of(self.active)[1:]
+        self.assertEqual([line["event"] for line in written], list(EVENTS))
+        self.assertNotIn(None, [value for line in written for value in line.values()])
+        self.assertEqual({line["level"] for line in written}, {"info", "warn"})
+
+    def test_time_of_each_line(self) -> None:
+        """A line has the time of its event, in microseconds, also within one turn."""
+        self.clock.rightNow = NOON + 0.25
+        self.log.emit("proc.start")
+        self.clock.rightNow = NOON + 61.999999
+        self.log.emit("proc.start")
+        self.turn()
+        times = [line["ts"] for line in lines_of(self.active)[1:]]
+        self.assertEqual(times, ["2027-01-15T12:00:00.250000Z", "2027-01-15T12:01:01.999999Z"])
+
+    def test_written_at_the_end_of_the_turn(self) -> None:
+        """Lines of one turn go to the file together when it ends."""
+        for _ in range(3):
+            self.log.emit("proc.start")
+        self.assertEqual(len(lines_of(self.active)), 1)
+        self.turn()
+        self.assertEqual(len(lines_of(self.active)), 4)
+
+    def test_written_when_much_waits(self) -> None:
+        """64 KiB are written at once, in the middle of a turn."""
+        for _ in range(1000):
+            self.log.emit("msg.ack", msg="m" * 80)
+        self.assertGreater(self.active.stat().st_size, 65_536)
+
+    def test_undeclared(self) -> None:
+        """What is not declared raises and leaves no line."""
+        with self.assertRaises(TypeError):
+            self.log.emit("msg.ack", payload="secret")
+        self.turn()
+        self.assertEqual(len(lines_of(self.active)), 1)
+
+    def test_level(self) -> None:
+        """Events below the level are not written and do not use up a number; those of the log itself always are."""
+        self.restart(level="warn")
+        self.log.emit("msg.ack", msg="m1")
+        self.log.emit("msg.evict", msg="m2")
+        self.turn()
+        self.assertEqual(
+            [(line["event"], line["seq"]) for line in lines_of(self.active)], [("log.open", 1), ("msg.evict", 2)]
+        )
+
+    def test_first_and_last_line(self) -> None:
+        """A closed segment begins with log.open, which has its name, and ends with log.close, with its numbers."""
+        self.log.emit("proc.start")
+        self.log.rotate()
+        (closed,) = self.closed()
+        opened, _, last = lines_of(closed)
+        self.assertEqual(closed.name, "events-20270115T120000Z-n1-b00t-000001.jsonl")
+        self.assertEqual((opened["event"], opened["segment"] + ".jsonl"), ("log.open", closed.name))
+        self.assertEqual((opened["version"], opened["schema"]), ("0.1.0", 1))
+        self.assertEqual(last["event"], "log.close")
+        self.assertEqual([last[name] for name in ("seq_first", "seq_last", "lines", "dropped")], [1, 3, 3, 0])
+        self.assertEqual([line["seq"] for line in lines_of(self.active)], [4])
+
+    def test_numbers_go_on(self) -> None:
+        """Over all segments of a boot `seq` has no gap and no duplicate."""
+        for _ in range(5):
+            self.log.emit("proc.start")
+            self.log.rotate()
+        self.log.stopService()
+        numbers = [line["seq"] for path in self.closed() for line in lines_of(path)]
+        self.assertEqual(numbers, list(range(1, len(numbers) + 1)))
+        self.assertFalse(self.active.exists())
+
+    def test_rotation_by_size(self) -> None:
+        """A segment that has reached its size is closed and handed on to be sealed."""
+        self.restart(limits=SegmentLimits(size=2000))
+        self.sealed.clear()
+        for _ in range(20):
+            self.log.emit("msg.ack", msg="m" * 80)
+            self.turn()
+        self.assertGreater(len(self.sealed), 1)
+        self.assertTrue(all(path.stat().st_size >= 2000 for path in self.sealed))
+
+    def test_rotation_by_hour(self) -> None:
+        """At every full hour UTC the segment is closed, unless it has nothing in it."""
+        self.clock.rightNow = NOON + 1
+        self.restart()
+        before = len(self.closed())
+        self.clock.advance(3598.9)
+        self.log.emit("proc.start")
+        self.turn()
+        self.assertEqual(len(self.closed()), before)
+        self.clock.advance(0.2)
+        self.assertEqual(len(self.closed()), before + 1)
+        self.clock.advance(3600)
+        self.assertEqual(len(self.closed()), before + 1)
+        self.log.emit("proc.start")
+        self.clock.advance(3600)
+        self.assertEqual(len(self.closed()), before + 2)
+
+    def test_nothing_to_rotate(self) -> None:
+        """A segment with nothing but its first line goes on, however often a signal comes."""
+        for _ in range(3):
+            self.log.rotate()
+        self.assertEqual(self.closed(), [])
+        self.rotate()
+        self.log.rotate()
+        self.assertEqual(len(self.closed()), 1)
+
+    def test_clock_set_back(self) -> None:
+        """Names stay different, and what is deleted is what was written first, whatever the names say."""
+        for _ in range(3):
+            self.clock.rightNow -= 7200
+            self.rotate()
+        size = sum(path.stat().st_size for path in self.closed()[:2])
+        # Room for two, and for a digit more in each line of the one that comes.
+        self.log.limit(limits_of(bytes=size + 100), "info")
+        self.clock.rightNow -= 7200
+        self.rotate()
+        kept = [lines_of(path) for path in self.closed()]
+        newest = max(lines[-1]["seq"] for lines in kept)
+        self.assertEqual(newest + 1, lines_of(self.active)[0]["seq"])
+        self.assertEqual(len(kept), 2)
+        numbers = sorted(line["seq"] for lines in kept for line in lines)
+        self.assertEqual(numbers, list(range(numbers[0], newest + 1)))
+
+    def test_counters(self) -> None:
+        """The last line but one of a segment has the counters, unless the level is above theirs."""
+        ledger = Ledger()
+        self.log.observer = ledger
+        self.log.emit("msg.ack", msg="m")
+        ledger.delivered = 1
+        self.log.rotate()
+        (closed,) = self.closed()
+        said = lines_of(closed)
+        self.assertEqual([line["event"] for line in said], ["log.open", "msg.ack", "counters", "log.close"])
+        self.assertEqual((said[2]["delivered"], said[3]["lines"], said[3]["seq_last"]), (1, 4, 4))
+        for level in ("warn", "info"):
+            self.log.limit(SegmentLimits(), level)
+            self.log.emit("msg.evict")
+            self.log.rotate()
+            self.assertEqual(
+                [line["event"] for line in lines_of(self.closed()[-1])], ["log.open", "msg.evict", "log.close"]
+            )
+
+    def test_names_never_change(self) -> None:
+        """A file that was closed under a name keeps the name and the content for as long as it is there."""
+        self.rotate()
+        (first,) = self.closed()
+        content = first.read_bytes()
+        for _ in range(4):
+            self.rotate()
+        self.assertEqual(first.read_bytes(), content)
+        self.assertEqual(len({path.name for path in self.closed()}), 5)
+
+    def test_left_by_a_crash(self) -> None:
+        """An events.jsonl that is found at start gets its closed name and is never appended to."""
+        self.log.stopService()
+        earlier = LogOrigin(node="n1", version="0.1.0", epoch=2, boot="crashed")
+        name = SegmentDirectory(self.directory, "n1", "crashed").next_name(NOON)
+        head = encode_line_head("log.open", "info", node="n1", boot=earlier.boot, epoch=2) % (b"t", 1)
+        torn = encode_line(head, {"segment": name}) + b'{"v":1,"ts":"20'
+        self.active.write_bytes(torn)
+        self.log = self.make()
+        self.log.startService()
+        self.assertEqual((self.directory / f"{name}.jsonl").read_bytes(), torn)
+        self.assertEqual(lines_of(self.active)[0]["boot"], "b00t")
+        self.assertIn(self.directory / f"{name}.jsonl", self.sealed)
+
+    def test_left_by_something_else(self) -> None:
+        """A left file that does not say its name gets one of its age, and replaces no other file."""
+        self.log.stopService()
+        for content in (b"", b"\0\0\0", b'{"segment": "../../etc/passwd"}\n', b'{"segment": 3}\n', b"[]\n"):
+            self.active.write_bytes(content)
+            os.utime(self.active, (NOON - 60, NOON - 60))
+            SegmentDirectory(self.directory, "n1", "x").prepare(NOON)
+        found = [path.name for path in self.closed() if "unknown" in path.name]
+        stem = "events-20270115T115900Z-n1-unknown-000000"
+        self.assertEqual(found, [f"{stem}-{number}.jsonl" for number in (2, 3, 4, 5)] + [f"{stem}.jsonl"])
+
+    def test_half_compressed(self) -> None:
+        """What a killed compression left behind is removed, and the segment is handed on again."""
+        self.rotate()
+        self.log.stopService()
+        draft = self.closed()[0].with_name(self.closed()[0].name + ".gz.tmp")
+        draft.write_bytes(b"half")
+        self.sealed.clear()
+        self.log = self.make()
+        self.log.startService()
+        self.assertFalse(draft.exists())
+        self.assertEqual(len(self.sealed), 2)
+
+    def test_directory_cannot_be_made(self) -> None:
+        """A directory that cannot be written to is an error at start, not a silent loss."""
+        blocked = scratch(self) / "file"
+        blocked.write_text("a file")
+        log = EventLogWriter(blocked / "log", self.clock, ORIGIN)
+        with self.assertRaises(OSError):
+            log.startService()
+        self.assertFalse(log.running)
+
+    def test_after_stop(self) -> None:
+        """An event that comes after the end is counted as lost and raises nothing."""
+        self.log.stopService()
+        self.log.emit("proc.start")
+        self.assertEqual(self.log.dropped, 1)
+        self.assertFalse(self.active.exists())
+
+    def test_stop_writes_what_waits(self) -> None:
+        """Events of the last turn are in the last segment."""
+        self.log.emit("proc.stop")
+        self.log.stopService()
+        self.assertEqual(
+            [line["event"] for line in lines_of(self.closed()[-1])], ["log.open", "proc.stop", "log.close"]
+        )
+
+
+@contextmanager
+def full_disk(room: int = 0) -> Iterator[None]:
+    """
+    Files cannot grow past `room` bytes for as long as this lasts.
+
+    The limit is one of the process: Python ignores its signal, so that write(2) fails or writes less.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+DAY = 86_400.0
+
+
+class RetentionTests(SynchronousTestCase):
+    """Closed segments, of which some are deleted."""
+
+    def setUp(self) -> None:
+        self.directory = scratch(self) / "log"
+        self.clock = Clock()
+        self.clock.advance(NOON)
+        self.ledger = Ledger()
+
+    def start(self, **retention: Any) -> None:
+        """A log with these limits, for as long as the test lasts."""
+        self.log = EventLogWriter(self.directory, self.clock, ORIGIN, limits=limits_of(**retention))
+        self.log.observer = self.ledger
+        self.log.startService()
+        self.addCleanup(self.log.stopService)
+
+    def write(self, segments: int) -> None:
+        """Close so many segments."""
+        for _ in range(segments):
+            self.log.emit("proc.start")
+            self.log.rotate()
+
+    def closed(self) -> list[str]:
+        """Their names, oldest first."""
+        return sorted(path.name.partition(".")[0] for path in self.directory.glob("events-*"))
+
+    def size(self, *names: str) -> int:
+        """Bytes of these segments."""
+        return sum(path.stat().st_size for name in names for path in self.directory.glob(f"{name}.jsonl*"))
+
+    def test_many_rotations(self) -> None:
+        """However many segments a storm of signals makes, none is deleted that is neither old nor over the bytes."""
+        self.start()
+        self.write(300)
+        self.assertEqual((len(self.closed()), self.ledger.segments), (300, 0))
+
+    def test_by_age(self) -> None:
+        """Without an analysis those that are too old go at the next full hour, packed or not, but for the newest."""
+        self.start(age=2 * DAY, keep=2)
+        self.write(4)
+        for name in self.closed()[:2]:
+            path = self.directory / f"{name}.jsonl"
+            path.rename(path.with_name(path.name + ".gz"))
+        names = self.closed()
+        for path in self.directory.glob("events-*"):
+            os.utime(path, (NOON, NOON))
+        self.clock.advance(2 * DAY)
+        self.assertEqual(self.closed(), names)
+        self.clock.advance(3600)
+        self.assertEqual(self.closed(), names[2:])
+        self.assertEqual((self.ledger.segments, self.ledger.unread), (2, 0))
+
+    def test_written_late(self) -> None:
+        """The age of a segment counts from when it was written last, however long before that it began."""
+        self.start(age=2 * DAY)
+        self.write(2)
+        for path in self.directory.glob("events-*"):
+            os.utime(path, (NOON + 10 * DAY, NOON + 10 * DAY))
+        self.clock.advance(11 * DAY)
+        self.assertEqual(len(self.closed()), 2)
+
+    def test_by_bytes(self) -> None:
+        """Without an analysis the oldest go until the rest fits."""
+        self.start()
+        self.write(5)
+        names = self.closed()
+        # Room for three, and for a digit more in each line of the one that comes.
+        self.log.limit(limits_of(bytes=self.size(*names[2:]) + 100), "info")
+        self.write(1)
+        self.assertEqual(self.closed()[:-1], names[3:])
+        self.assertEqual((self.ledger.segments, self.ledger.unread), (3, 0))
+
+    def test_unread(self) -> None:
+        """What the analysis has not read stays, however old and whatever it adds up to; what it has read goes."""
+        self.start(age=DAY, bytes=1, unread_bytes=1 << 30)
+        save_read_marker(self.directory, [])
+        self.write(4)
+        names = self.closed()
+        for path in self.directory.glob("events-*"):
+            os.utime(path, (NOON, NOON))
+        self.clock.advance(10 * DAY)
+        self.assertEqual(self.closed(), names)
+        save_read_marker(self.directory, [names[1], names[3], "events-20200101T000000Z-n1-gone-000001"])
+        self.clock.advance(3600)
+        self.assertEqual(self.closed(), [names[0], names[2]])
+        self.assertEqual((self.ledger.segments, self.ledger.unread), (2, 0))
+
+    def test_too_much_unread(self) -> None:
+        """Beyond the outer bound the oldest go unread, after all that were read; it is counted and said."""
+        self.start(bytes=1, unread_bytes=1 << 30)
+        save_read_marker(self.directory, [])
+        self.write(5)
+        names = self.closed()
+        save_read_marker(self.directory, names[3:4])
+        self.log.limit(limits_of(bytes=1, unread_bytes=self.size(*names[1:3], names[4])), "info")
+        with capturedLogs() as said:
+            self.log._hour_struck()
+        self.assertEqual(self.closed(), [names[1], names[2], names[4]])
+        self.assertEqual((self.ledger.segments, self.ledger.unread), (2, 1))
+        self.assertEqual(
+            [formatEvent(one) for one in said],
+            [
+                "1 log segments were deleted before the analysis had read them: all were larger than "
+                "log.retention.unread_bytes"
+            ],
+        )
+
+    def test_marker_that_cannot_be_read(self) -> None:
+        """Whatever stands in the place of a marker: nothing was read as far as anybody knows, which is said once."""
+        self.start(bytes=1, unread_bytes=1 << 30)
+        place = make_read_marker_path(self.directory)
+
+        def pipe() -> None:
+            os.mkfifo(place)
+
+        def link() -> None:
+            place.symlink_to("/etc/hostname")
+
+        texts = ("", "[]", '{"version":1,"read":[1]}', '{"version":2,"read":[]}', "[" * 100_000, "\xe9")
+        writes: list[Callable[[], object]] = [partial(place.write_text, text, encoding="latin-1") for text in texts]
+        for number, put in enumerate((pipe, link, place.mkdir, *writes), 1):
+            put()
+            with capturedLogs() as said:
+                self.write(2)
+            self.assertEqual(len(self.closed()), 2 * number)
+            self.assertLessEqual(len(said), 1)
+            (place.rmdir if place.is_dir() and not place.is_symlink() else place.unlink)()
+
+    def test_marker_that_vanished(self) -> None:
+        """Once an analysis has left a marker, its absence means that nothing was read, also after a restart."""
+        self.start(bytes=1, unread_bytes=1 << 30)
+        save_read_marker(self.directory, [])
+        self.write(2)
+        shutil.rmtree(make_read_marker_path(self.directory).parent)
+        with capturedLogs() as said:
+            self.write(2)
+        self.assertEqual(len(said), 1)
+        self.assertIn("missing, although", formatEvent(said[0]) or "")
+        self.log.stopService()
+        self.log.startService()
+        self.write(1)
+        self.assertEqual((len(self.closed()), self.ledger.segments), (6, 0))
+        save_read_marker(self.directory, self.closed())
+        self.log._hour_struck()
+        self.assertEqual((self.closed(), self.ledger.unread), ([], 0))
+
+    def test_analysis_given_up(self) -> None:
+        """Without the marker and the file that remembers it, age and bytes alone decide again."""
+        self.start(bytes=1)
+        save_read_marker(self.directory, [])
+        self.write(2)
+        make_read_marker_path(self.directory).unlink()
+        (self.directory / MARKER_SEEN_FILE).unlink()
+        self.log._hour_struck()
+        self.assertEqual((self.closed(), self.ledger.segments), ([], 2))
+
+    def test_hour_with_incidental_lines_only(self) -> None:
+        """It closes no segment, and old ones are deleted all the same."""
+        self.start()
+        self.write(2)
+        self.log.limit(limits_of(bytes=1), "info")
+        self.log.emit("proc.reload")
+        self.log.rotate(ignored_lines=1)
+        self.clock.advance(3600)
+        self.assertEqual((self.closed(), self.ledger.segments), ([], 2))
+
+    def test_room_for_the_marker(self) -> None:
+        """The group of the daemon may write into the directory of the marker, and nowhere else; all may read it."""
+        self.start()
+        folder = self.directory / MARKER_DIRECTORY
+        self.assertEqual(folder.stat().st_mode & 0o777, 0o770)
+        self.assertEqual(self.directory.stat().st_mode & 0o027, 0)
+        before = os.umask(0o077)
+        self.addCleanup(os.umask, before)
+        save_read_marker(self.directory, [])
+        self.assertEqual(make_read_marker_path(self.directory).stat().st_mode & 0o777, 0o644)
+        self.assertEqual(len(list(folder.iterdir())), 1)
+
+
+class RemovedFileTests(SynchronousTestCase):
+    """Somebody removes or moves what is written to."""
+
+    def setUp(self) -> None:
+        self.directory = scratch(self) / "var" / "log"
+        self.active = self.directory / "events.jsonl"
+        self.clock = Clock()
+        self.clock.advance(NOON)
+        self.ledger = Ledger()
+        self.log = EventLogWriter(self.directory, self.clock, ORIGIN)
+        self.log.observer = self.ledger
+        self.log.startService()
+        self.addCleanup(self.stop)
+
+    def stop(self) -> None:
+        if self.log.running:
+            self.log.stopService()
+
+    def emit(self, count: int = 1) -> None:
+        """Events, each in a turn and a second of its own."""
+        for _ in range(count):
+            self.log.emit("proc.start")
+            self.clock.advance(0)
+            self.clock.rightNow += 1
+
+    def test_removed_directory(self) -> None:
+        """It is made again, and so is the file, with a line that says how many lines went with the old one."""
+        self.emit(3)
+        shutil.rmtree(self.directory.parent)
+        self.emit(2)
+        lines = lines_of(self.active)
+        self.assertEqual([line["event"] for line in lines], ["log.open", "proc.start", "log.drop", "proc.start"])
+        self.assertEqual((lines[2]["dropped"], lines[2]["reason"]), (4, "removed"))
+        self.assertEqual((self.ledger.directories, self.ledger.lines), (1, 4))
+        self.assertTrue((self.directory / MARKER_DIRECTORY).is_dir())
+        self.log.stopService()
+        (closed,) = self.directory.glob("events-*")
+        self.assertEqual(lines_of(closed)[0]["segment"], closed.name.removesuffix(".jsonl"))
+        numbers = sorted(line["seq"] for line in lines_of(closed))
+        self.assertEqual(numbers, list(range(5, 5 + len(numbers))))
+        self.assertEqual(lines_of(closed)[-1]["lines"], len(numbers))
+        self.assertEqual(lines_of(closed)[-1]["seq_first"], 5)
+
+    def test_removed_again_and_again(self) -> None:
+        """Each time is counted, and events go on; a rotation and a stop are no worse."""
+        for number in range(1, 4):
+            shutil.rmtree(self.directory)
+            self.emit()
+            self.assertEqual(self.ledger.directories, number)
+            self.assertEqual(lines_of(self.active)[1]["event"], "proc.start")
+        shutil.rmtree(self.directory)
+        self.log.emit("proc.start")
+        self.log.rotate()
+        self.assertEqual(len(list(self.directory.glob("events-*"))), 1)
+        shutil.rmtree(self.directory)
+        self.log.stopService()
+        (closed,) = self.directory.glob("events-*")
+        self.assertEqual(lines_of(closed)[-1]["event"], "log.close")
+        self.assertEqual(self.ledger.directories, 5)
+
+    def test_cannot_be_made_again(self) -> None:
+        """Lines wait until it can, and none is lost of those that are written meanwhile."""
+        shutil.rmtree(self.directory.parent)
+        self.directory.parent.write_text("in the way")
+        self.emit(3)
+        self.directory.parent.unlink()
+        self.clock.advance(1)
+        self.assertEqual(
+            [line["event"] for line in lines_of(self.active)], ["log.open", *["proc.start"] * 3, "log.drop"]
+        )
+        self.assertEqual((self.ledger.directories, self.ledger.lines), (1, 1))
+
+    def test_moved_file(self) -> None:
+        """What is moved away stays as it is, and a file that somebody puts in its place is not written to."""
+        self.emit()
+        aside = self.active.rename(self.directory.parent / "events.jsonl.1")
+        self.active.write_text("not ours\n")
+        self.emit()
+        self.assertEqual([line["event"] for line in lines_of(aside)], ["log.open", "proc.start"])
+        self.assertEqual([line["event"] for line in lines_of(self.active)], ["log.open", "proc.start"])
+        self.assertEqual(self.ledger.lines, 0)
+        (foreign,) = self.directory.glob("events-*")
+        self.assertEqual(foreign.read_text(), "not ours\n")
+
+    def test_removed_with_half_a_line(self) -> None:
+        """A line of which the beginning went is lost with it; the lines behind it are whole."""
+        with full_disk(room=self.active.stat().st_size + 50):
+            self.emit(3)
+        shutil.rmtree(self.directory)
+        self.clock.advance(1)
+        self.assertEqual(
+            [line["event"] for line in lines_of(self.active)], ["log.open", "proc.start", "proc.start", "log.drop"]
+        )
+        self.assertEqual(self.ledger.lines, 2)
+
+
+class FullDiskTests(SynchronousTestCase):
+    """A log with a buffer of 10 kB that cannot write at times."""
+
+    def setUp(self) -> None:
+        self.directory = scratch(self)
+        self.active = self.directory / "events.jsonl"
+        self.clock = Clock()
+        self.clock.advance(NOON)
+        self.log = EventLogWriter(self.directory, self.clock, ORIGIN, limits=SegmentLimits(buffer=10_000))
+        self.log.startService()
+        self.addCleanup(lambda: self.assertEqual(self.clock.getDelayedCalls(), []))
+
+    def emit(self, count: int) -> None:
+        """Events, each in a turn of its own."""
+        for _ in range(count):
+            self.log.emit("msg.ack", msg="m" * 80)
+            self.clock.advance(0)
+
+    def test_lost_and_counted(self) -> None:
+        """What does not fit in the buffer is lost, newest first, and log.drop says so when there is room again."""
+        self.log.observer = ledger = Ledger()
+        with full_disk():
+            self.emit(200)
+            self.clock.advance(5)
+        lost = self.log.dropped
+        self.assertGreater(lost, 100)
+        self.assertEqual(ledger.lines, lost)
+        self.clock.advance(1)
+        written = lines_of(self.active)
+        self.assertEqual((written[-1]["event"], written[-1]["dropped"]), ("log.drop", lost))
+        self.assertEqual([line["seq"] for line in written[:-1]], list(range(1, 202 - lost)))
+        self.assertEqual(written[-1]["seq"], 202)
+        self.log.stopService()
+        (closed,) = self.directory.glob("events*")
+        self.assertEqual(lines_of(closed)[-1]["dropped"], lost)
+
+    def test_nothing_lost_in_a_short_one(self) -> None:
+        """What fits in the buffer is written later, in order, and nothing is reported."""
+        with full_disk():
+            self.emit(20)
+        self.clock.advance(1)
+        self.assertEqual([line["seq"] for line in lines_of(self.active)], list(range(1, 22)))
+        self.log.stopService()
+
+    def test_half_a_line(self) -> None:
+        """A line that the disk took only the beginning of is continued where it ended."""
+        with full_disk(room=self.active.stat().st_size + 50):
+            self.emit(3)
+            self.assertFalse(self.active.read_bytes().endswith(b"\n"))
+        self.clock.advance(1)
+        self.assertEqual([line["seq"] for line in lines_of(self.active)], [1, 2, 3, 4])
+        self.log.stopService()
+
+    def test_no_rotation_meanwhile(self) -> None:
+        """While lines wait no segment is closed, since they belong into it."""
+        with full_disk():
+            self.emit(1)
+            self.log.rotate()
+        self.assertEqual(list(self.directory.glob("events*")), [self.active])
+        self.clock.advance(1)
+        self.assertEqual([line["event"] for line in lines_of(self.active)], ["log.open", "msg.ack"])
+        self.log.stopService()
+
+    def test_full_at_rotation(self) -> None:
+        """
+        If there is no room for the first line of a segment it is written first when there is; the last line of the
+        one before is lost, which is counted and said.
+        """
+        self.log.observer = ledger = Ledger()
+        self.emit(1)
+        with full_disk(), capturedLogs() as said:
+            self.log.rotate()
+            self.emit(1)
+        self.clock.advance(1)
+        written = lines_of(self.active)
+        self.assertEqual([line["event"] for line in written], ["log.open", "msg.ack", "log.drop"])
+        self.assertEqual((written[-1]["dropped"], self.log.dropped, ledger.lines), (2, 2, 2))
+        self.assertEqual(
+            [formatEvent(one) for one in said], ["2 lines of the event log were lost: the disk did not take them"]
+        )
+        self.log.stopService()
+
+    def test_stop_meanwhile(self) -> None:
+        """
+        Stopping does not wait for the disk and raises nothing; what is there keeps its whole lines, and what is
+        not is counted and said.
+        """
+        with full_disk(), capturedLogs() as said:
+            self.emit(1)
+            self.log.stopService()
+        (closed,) = self.directory.glob("events*")
+        self.assertEqual([line["event"] for line in lines_of(closed)], ["log.open"])
+        self.assertEqual(self.log.dropped, 2)
+        self.assertEqual(
+            [formatEvent(one) for one in said], ["2 lines of the event log were lost: the disk did not take them"]
+        )
+
+
+@pytest.mark.parametrize("text", ["m" * 10_000, "é" * 3000, "\x01" * 3000, "𝄞" * 3000, "\ud800" * 3000])
+def test_long_lines(text: str) -> None:
+    """A line has at most 4096 bytes and is JSON, whatever a peer puts into the texts that reach the log."""
+    head = encode_line_head("req.done", "info", node="n" * 63, boot="b00tb00tb00t", epoch=1) % (
+        b"2027-01-15T12:00:00.000000Z",
+        10**12,
+    )
+    fields = {name: text for name in ("req", "conn", "proto", "mtype", "code", "sender", "peer")}
+    line = encode_line(head, {**fields, "size": 10**15})
+    assert len(line) <= MAX_LINE_BYTES
+    assert line.isascii()
+    read = json.loads(line)
+    assert set(fields) < set(read)
+    assert read["size"] == 10**15
+    read["mtype"].encode()
+
+
+def test_percent_in_a_name() -> None:
+    """A node name with a percent sign, which only code could pass, does not break the lines."""
+    assert (
+        json.loads(encode_line(encode_line_head("gauge", "info", node="100%d", boot="b", epoch=1) % (b"t", 1), {}))[
+            "node"
+        ]
+        == "100%d"
+    )
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_seal(tmp_path: Path, compress: bool) -> None:
+    """A sealed segment is replaced by its compressed form, no more readable than before, or stays as it is."""
+    path = tmp_path / "events-1.jsonl"
+    path.write_bytes(b"line\n" * 1000)
+    path.chmod(0o640)
+    seal_segment(path, compress)
+    if compress:
+        assert [file.name for file in tmp_path.iterdir()] == ["events-1.jsonl.gz"]
+        packed = tmp_path / "events-1.jsonl.gz"
+        assert gzip.decompress(packed.read_bytes()) == b"line\n" * 1000
+        assert packed.stat().st_mode & 0o777 == 0o640
+    else:
+        assert path.read_bytes() == b"line\n" * 1000
+    seal_segment(tmp_path / "gone.jsonl", compress)
+
+
+@pytest.mark.system
+def test_seal_as_a_program(tmp_path: Path) -> None:
+    """The program that the daemon starts works without anything of mediatord on its path."""
+    path = tmp_path / "events-1.jsonl"
+    path.write_bytes(b"line\n")
+    subprocess.run([sys.executable, "-I", seal_program.__file__, str(path), "--gzip"], check=True, env={})
+    assert gzip.decompress((tmp_path / "events-1.jsonl.gz").read_bytes()) == b"line\n"
+
+
+@implementer(IReactorProcess)
+class Children:
+    """Remembers the processes that it was told to start, and starts none."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[Any, list[str]]] = []
+
+    def spawnProcess(self, processProtocol: Any, executable: Any, args: Any = (), *rest: Any, **options: Any) -> Any:  # noqa: N802, N803  Twisted's names
+        """Start none."""
+        self.started.append((processProtocol, list(args)))
+
+
+class SealerTests(SynchronousTestCase):
+    """Child processes that seal, without any being started."""
+
+    def test_one_at_a_time(self) -> None:
+        """The next segment is sealed when the process before has ended, well or not; a failure is logged."""
+        reactor = Children()
+        sealer = SegmentSealer(reactor)
+        for name in "abc":
+            sealer(Path(name))
+        self.assertEqual([args[3:] for _, args in reactor.started], [["a", "--gzip"]])
+        reactor.started[0][0].processEnded(Failure(ProcessDone(0)))
+        self.assertEqual([args[3] for _, args in reactor.started], ["a", "b"])
+        reactor.started[1][0].processEnded(Failure(ProcessTerminated(1)))
+        self.assertEqual([args[3] for _, args in reactor.started], ["a", "b", "c"])
+
+    def test_without_compression(self) -> None:
+        """Without compression a segment is only flushed to disk."""
+        reactor = Children()
+        SegmentSealer(reactor, compress=False)(Path("a"))
+        self.assertEqual(reactor.started[0][1][3:], ["a"])

@@ -1,0 +1,275 @@
+"""What Prometheus reads (contract section 5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.parser import text_string_to_metric_families
+
+from mediatord.observability.event_schema import EVENTS
+from mediatord.observability.metrics import CONTENT_TYPE, Metrics, ProcessMetricsCollector
+
+# Name in the contract -> its labels.
+CONTRACT = {
+    "mediator_messages_forwarded_total": set(),
+    "mediator_messages_stored_total": set(),
+    "mediator_messages_delivered_total": set(),
+    "mediator_active_connections": set(),
+    "mediator_message_queue_size": {"did"},
+    "mediator_messages_expired_total": set(),
+    "mediator_messages_evicted_total": set(),
+    "mediator_requests_total": {"protocol", "outcome"},
+    "mediator_rejected_total": {"reason"},
+    "mediator_request_duration_seconds": {"protocol"},
+    "mediator_delivery_latency_seconds": {"method"},
+    "mediator_store_duration_seconds": {"operation"},
+    "mediator_storage_up": set(),
+    "mediator_storage_fault": {"fault"},
+    "mediator_storage_bytes": {"table"},
+    "mediator_config_last_reload_success": set(),
+    "mediator_config_last_reload_success_timestamp_seconds": set(),
+    "mediator_certificate_expiry_timestamp_seconds": {"listener"},
+    "mediator_accounts": set(),
+    "mediator_accounts_expired_total": {"reason"},
+    "mediator_messages_waiting": set(),
+    "mediator_registration_bytes": set(),
+    "mediator_oldest_message_timestamp_seconds": set(),
+    "mediator_ledger_messages": {"half", "entry"},
+    "mediator_ledger_difference": {"half"},
+    "mediator_store_statistics_timestamp_seconds": set(),
+    "mediator_reactor_lag_seconds": set(),
+    "process_cpu_seconds_total": set(),
+    "process_max_fds": set(),
+    "process_open_fds": set(),
+    "process_resident_memory_bytes": set(),
+    "process_start_time_seconds": set(),
+    "process_virtual_memory_bytes": set(),
+    "mediator_ready": set(),
+    "mediator_ready_cycle_duration_seconds": set(),
+    "mediator_ready_failures_total": {"stage"},
+    "mediator_cluster_nodes": set(),
+    "mediator_cluster_pushes_total": {"outcome"},
+    "mediator_cluster_hint_duration_seconds": set(),
+    "mediator_cluster_stale_presence_total": set(),
+    "mediator_cluster_refused_total": {"reason"},
+    "mediator_build_info": {"version"},
+    "mediator_log_dropped_total": set(),
+    "mediator_log_segments_deleted_total": set(),
+    "mediator_log_segments_deleted_unread_total": set(),
+    "mediator_log_directory_recreated_total": set(),
+}
+
+
+def a_metrics() -> Metrics:
+    """Metrics of a registry of their own."""
+    return Metrics(CollectorRegistry(), version="1.2.3")
+
+
+def series(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """All samples that are shown: (name, labels) -> value."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    """The value that is shown for one series, if there is one."""
+    return series(metrics).get((name, frozenset(labels.items())))
+
+
+def queues(metrics: Metrics) -> dict[str, float]:
+    """The series of the queue size."""
+    return {
+        dict(labels)["did"]: size for (name, labels), size in series(metrics).items() if name.endswith("queue_size")
+    }
+
+
+def test_names_and_labels() -> None:
+    """Names and labels are exactly those of the contract, without additions."""
+    metrics = a_metrics()
+    metrics.observe_request("didcomm", "accepted", 0.001)
+    metrics.count_rejection("e.p.trust.crypto")
+    metrics.observe_delivery_latency("live", 1.0)
+    metrics.observe_store_operation("enqueue", 0.001)
+    metrics.count_cluster_push("pushed")
+    metrics.count_refused_peer_request("seal")
+    metrics.set_queue_sizes([("did:web:a", 1)], 0)
+    metrics.set_certificate_expiry("*:443", 1.0)
+    metrics.read_readiness = lambda: True
+    metrics.count_probe_failure("store")
+    metrics.set_table_sizes({"message": 1})
+    metrics.set_queued_messages(1, 1.0)
+    metrics.set_accounts(1, 60)
+    metrics.count_account_expiry("unused")
+    metrics.ledger.update("didcomm", {"accepted": 1}, 0)
+    metrics.set_store_read_time(1.0, 1)
+    shown: dict[str, set[str]] = {}
+    for name, labels in series(metrics):
+        for suffix in ("_bucket", "_count", "_sum"):
+            name = name.removesuffix(suffix)
+        shown.setdefault(name, set()).update(dict(labels).keys() - {"le"})
+    assert shown == CONTRACT
+
+
+def test_counting() -> None:
+    """Counters go up by what they are told to."""
+    metrics = a_metrics()
+    metrics.forwarded.inc()
+    metrics.forwarded.inc(2)
+    metrics.count_rejection("e.p.msg")
+    metrics.count_rejection("e.p.msg")
+    metrics.active_connections.inc()
+    metrics.active_connections.dec()
+    assert value(metrics, "mediator_messages_forwarded_total") == 3
+    assert value(metrics, "mediator_messages_stored_total") == 0
+    assert value(metrics, "mediator_rejected_total", reason="e.p.msg") == 2
+    assert value(metrics, "mediator_active_connections") == 0
+    assert value(metrics, "mediator_build_info", version="1.2.3") == 1
+
+
+def test_totals() -> None:
+    """What the event log is compared with: every counter as it is shown, requests of both halves together."""
+    metrics = a_metrics()
+    nothing = metrics.collect_totals()
+    assert set(nothing) == set(EVENTS["counters"].fields) and set(nothing.values()) == {0}
+    for number, counter in enumerate(
+        (metrics.forwarded, metrics.stored, metrics.delivered, metrics.expired, metrics.evicted), 1
+    ):
+        counter.inc(number)
+    metrics.active_connections.inc(2)
+    metrics.active_connections.dec()
+    for half, outcome in (("didcomm", "accepted"), ("decentrl", "accepted"), ("decentrl", "rejected")):
+        metrics.observe_request(half, outcome, 0.1)
+    metrics.observe_request("didcomm", "failed", 0.1)
+    assert metrics.collect_totals() == {
+        "forwarded": 1,
+        "stored": 2,
+        "delivered": 3,
+        "expired": 4,
+        "evicted": 5,
+        "requests_accepted": 2,
+        "requests_rejected": 1,
+        "requests_failed": 1,
+        "connections": 1,
+    }
+
+
+def test_log() -> None:
+    """What was lost of the event log, and what was deleted."""
+    metrics = a_metrics()
+    metrics.count_lost_line()
+    metrics.count_lost_line()
+    metrics.count_deleted_segments(3, 2)
+    metrics.count_recreated_directory()
+    assert value(metrics, "mediator_log_dropped_total") == 2
+    assert value(metrics, "mediator_log_segments_deleted_total") == 3
+    assert value(metrics, "mediator_log_segments_deleted_unread_total") == 2
+    assert value(metrics, "mediator_log_directory_recreated_total") == 1
+
+
+def test_requests() -> None:
+    """A request is counted by its outcome and timed by its protocol."""
+    metrics = a_metrics()
+    metrics.observe_request("didcomm", "accepted", 0.0004)
+    metrics.observe_request("didcomm", "rejected", 0.003)
+    assert value(metrics, "mediator_requests_total", protocol="didcomm", outcome="accepted") == 1
+    assert value(metrics, "mediator_request_duration_seconds_count", protocol="didcomm") == 2
+    assert value(metrics, "mediator_request_duration_seconds_bucket", protocol="didcomm", le="0.0005") == 1
+
+
+def test_latency_up_to_the_ttl() -> None:
+    """A message fetched just before it expires, after 72 hours, is still told from one that was later."""
+    metrics = a_metrics()
+    metrics.observe_delivery_latency("pickup", 72 * 3600 - 1)
+    assert value(metrics, "mediator_delivery_latency_seconds_bucket", method="pickup", le="172800.0") == 0
+    assert value(metrics, "mediator_delivery_latency_seconds_bucket", method="pickup", le="259200.0") == 1
+
+
+def test_storage_up() -> None:
+    """The store is down until it has answered."""
+    metrics = a_metrics()
+    assert value(metrics, "mediator_storage_up") == 0
+    metrics.set_storage_up(True)
+    assert value(metrics, "mediator_storage_up") == 1
+    metrics.set_storage_up(False)
+    assert value(metrics, "mediator_storage_up") == 0
+
+
+def test_storage_faults() -> None:
+    """As long as something is wrong with the file of the store it is not up, whoever says that it answers."""
+    metrics = a_metrics()
+    assert value(metrics, "mediator_storage_fault", fault="full") == 0
+    metrics.set_storage_fault("full", True)
+    metrics.set_storage_up(True)
+    metrics.set_storage_fault("missing", True)
+    metrics.set_storage_fault("missing", False)
+    assert value(metrics, "mediator_storage_up") == 0 and not metrics.storage_is_up
+    assert value(metrics, "mediator_storage_fault", fault="full") == 1
+    assert value(metrics, "mediator_storage_fault", fault="missing") == 0
+    metrics.set_storage_fault("full", False)
+    assert value(metrics, "mediator_storage_up") == 1
+
+
+def test_queue_sizes_are_replaced() -> None:
+    """Queues that are not named again, or are empty, have no series any more (reference 12)."""
+    metrics = a_metrics()
+    metrics.set_queue_sizes([("did:web:a", 3), ("did:web:b", 2)], 40)
+    assert queues(metrics) == {"did:web:a": 3, "did:web:b": 2, "other": 40}
+    metrics.set_queue_sizes([("did:web:b", 5), ("did:web:c", 0)], 0)
+    assert queues(metrics) == {"did:web:b": 5}
+    metrics.set_queue_sizes([], 0)
+    assert queues(metrics) == {}
+
+
+def test_queue_label() -> None:
+    """The label is the tag of the DID; two DIDs of one tag are added up."""
+    metrics = Metrics(CollectorRegistry(), version="1", label=lambda did: did[:9])
+    metrics.set_queue_sizes([("did:web:a1", 3), ("did:web:a2", 2), ("did:web:b1", 1)], 0)
+    assert queues(metrics) == {"did:web:a": 5, "did:web:b": 1}
+
+
+def test_registries_are_apart() -> None:
+    """Two sets of metrics in one process do not see each other."""
+    first, second = a_metrics(), a_metrics()
+    first.forwarded.inc()
+    assert value(second, "mediator_messages_forwarded_total") == 0
+
+
+def test_waiting() -> None:
+    """Before it is known, what waits has no series; that of the oldest is not there either while nothing waits."""
+    metrics = a_metrics()
+    shown = ("mediator_messages_waiting", "mediator_oldest_message_timestamp_seconds")
+    assert [value(metrics, name) for name in shown] == [None, None]
+    metrics.set_queued_messages(2, 1000.5)
+    assert [value(metrics, name) for name in shown] == [2, 1000.5]
+    metrics.set_queued_messages(0, None)
+    assert [value(metrics, name) for name in shown] == [0, None]
+
+
+def test_process() -> None:
+    """What every process is measured by, under the names that dashboards know: this one has memory and files."""
+    metrics = a_metrics()
+    resident, files = value(metrics, "process_resident_memory_bytes"), value(metrics, "process_open_fds")
+    assert resident is not None and resident > 1_000_000
+    assert files is not None and 3 <= files <= (value(metrics, "process_max_fds") or 0)
+
+
+def test_process_without_figures_of_the_host(tmp_path: Path) -> None:
+    """As under the fences of the unit, where /proc has processes and nothing else."""
+    (tmp_path / "self").symlink_to("/proc/self")
+    registry, whole = CollectorRegistry(), CollectorRegistry()
+    ProcessMetricsCollector(registry, str(tmp_path))
+    ProcessCollector(registry=whole)
+    started = [one.get_sample_value("process_start_time_seconds") or 0.0 for one in (registry, whole)]
+    assert started[0] == pytest.approx(started[1], abs=2.0)
+    names = {f"process_{name}" for name in ("cpu_seconds_total", "resident_memory_bytes", "open_fds", "max_fds")}
+    assert all(registry.get_sample_value(name) is not None for name in names)
+
+
+def test_content_type() -> None:
+    """It is announced as Prometheus' text format."""
+    assert CONTENT_TYPE.startswith("text/plain; version=")

@@ -1,0 +1,262 @@
+"""did:decentrl and the documents of Decentrl (reference sections 2, 3 and 16)."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.did_decentrl import (
+    MAX_DID_LENGTH,
+    DecentrlDID,
+    KeyType,
+    decode_multibase_key,
+    encode_multibase_key,
+    make_did,
+    make_did_document,
+    make_mediator_document,
+    parse_did,
+)
+from tests.protocol.decentrl.vectors import ALICE, MEDIATOR, VECTORS, agreement_key, signing_key
+
+_, _, ALIAS, SIGNING, PREKEY, MEDIATOR_PART = ALICE.split(":")
+RAW_ALICE = VECTORS["alice"]["did_of_raw_keys"]
+TEXTS = (
+    "too long for a DID",
+    "not a did:decentrl",
+    "the mediator has no DID",
+    "not base64url",
+    "not UTF-8",
+    "not base58",
+    "not a key in multibase",
+    "not a key of this kind",
+)
+KEYS = st.binary(min_size=32, max_size=32)
+
+
+def a_did(
+    alias: str = ALIAS,
+    signing: str = SIGNING,
+    prekey: str = PREKEY,
+    mediator: str = MEDIATOR_PART,
+    method: str = "decentrl",
+) -> str:
+    """Alice's DID with some of its parts replaced."""
+    return f"did:{method}:{alias}:{signing}:{prekey}:{mediator}"
+
+
+def encoded(text: str | bytes) -> str:
+    """Base64url without padding."""
+    data = text.encode() if isinstance(text, str) else text
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+@pytest.mark.parametrize("did", [ALICE, RAW_ALICE])
+def test_known_answer(did: str) -> None:
+    """Both forms of Alice's keys are the same keys (reference section 16)."""
+    assert parse_did(did) == DecentrlDID(
+        did, "alice", signing_key("alice"), agreement_key("alice", "prekey"), "did:web:mediator.example"
+    )
+    assert parse_did(did).signing_key_id == f"{did}#signing"
+
+
+def test_known_answer_made() -> None:
+    """What is made has the multicodec prefix, unless it is asked to do without."""
+    parts = "alice", signing_key("alice"), agreement_key("alice", "prekey"), MEDIATOR
+    assert make_did(*parts) == ALICE
+    assert make_did(*parts, raw=True) == RAW_ALICE
+
+
+@pytest.mark.parametrize(("raw", "prefix"), [(False, ""), (True, "raw_")])
+def test_keys_of_the_mediator(raw: bool, prefix: str) -> None:
+    """The mediator's keys in both forms (reference section 16)."""
+    wanted = VECTORS["mediator"]
+    assert encode_multibase_key(signing_key("mediator"), "Ed25519", raw) == wanted[f"{prefix}signing"]
+    assert encode_multibase_key(agreement_key("mediator", "prekey"), "X25519", raw) == wanted[f"{prefix}prekey"]
+
+
+@settings(deadline=None)
+@given(st.text(max_size=40), KEYS, KEYS, st.text(max_size=40), st.booleans())
+def test_round_trip(alias: str, signing: bytes, prekey: bytes, mediator: str, raw: bool) -> None:
+    """Whatever is put into a DID comes out of it; the DID has only characters that may be in one."""
+    did = make_did(alias, signing, prekey, f"did:{mediator}", raw=raw)
+    assert parse_did(did) == DecentrlDID(did, alias, signing, prekey, f"did:{mediator}")
+    assert not set(did) - set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_:")
+
+
+@pytest.mark.parametrize("alias", ["Pz4/Pj4+YQ==", "Pz4_Pj4-YQ==", "Pz4/Pj4+YQ", "Pz4_Pj4-YQ", "Pz4_Pj4+YQ"])
+def test_spellings_of_base64(alias: str) -> None:
+    """Either alphabet, padded or not; the text is kept as it is, so that another spelling is another DID."""
+    found = parse_did(a_did(alias))
+    assert (found.alias, found.did) == ("?>?>>>a", a_did(alias))
+
+
+def test_an_empty_alias() -> None:
+    """Nobody needs a name."""
+    assert parse_did(a_did(alias="")).alias == ""
+
+
+@pytest.mark.parametrize(
+    "did",
+    [
+        "",
+        "did:decentrl",
+        a_did(method="web"),
+        a_did(method="DECENTRL"),
+        f"{ALICE}:",
+        f"{ALICE}:x",
+        ALICE.rpartition(":")[0],
+        f" {ALICE}",
+        f"{ALICE}\n",
+        f"{ALICE}#signing",
+        f"{ALICE}?a=b",
+        f"{ALICE}/path",
+        f"{ALICE}%",
+        f"{ALICE}\0",
+        f"{ALICE}é",
+        a_did(alias="YWxpY2U=="),
+        a_did(alias="YWxp Y2U"),
+        a_did(alias="YWxpY2V"),
+        a_did(alias="Y"),
+        a_did(alias=encoded(b"\xff\xfe")),
+        a_did(mediator=""),
+        a_did(mediator=encoded("mediator.example")),
+        a_did(mediator=encoded("DID:web:mediator.example")),
+        a_did(mediator=encoded(b"did:\xff")),
+        a_did(signing=""),
+        a_did(signing="z"),
+        a_did(signing=SIGNING[1:]),
+        a_did(signing=f"m{SIGNING[1:]}"),
+        a_did(signing=PREKEY),
+        a_did(prekey=SIGNING),
+        a_did(signing=SIGNING[:-1]),
+        a_did(signing=f"{SIGNING}1"),
+        a_did(signing="z" + encoding.encode_base58(b"\1" * 31)),
+        a_did(signing="z" + encoding.encode_base58(b"\1" * 33)),
+        a_did(signing="z" + encoding.encode_base58(b"\1" * 34)),
+        a_did(signing="z" + encoding.encode_base58(b"\xed\x01" + b"\1" * 31)),
+        a_did(signing="z" + encoding.encode_base58(b"\xed\x01" + b"\1" * 33)),
+        a_did(signing=SIGNING.replace("k", "0")),
+        a_did(signing="z" + "1" * 1000),
+        a_did(alias="QUFB" * 500),
+    ],
+)
+def test_what_is_no_did(did: str) -> None:
+    """Anything else is a ValueError that shows nothing of it, a DID URL included (reference section 2)."""
+    with pytest.raises(ValueError, match=f"^({'|'.join(TEXTS)})$") as caught:
+        parse_did(did)
+    assert type(caught.value) is ValueError
+
+
+def test_the_longest() -> None:
+    """A DID has 2048 characters at most."""
+    alias = "A" * (MAX_DID_LENGTH - len(a_did(alias="")))
+    longest = a_did(alias)
+    assert len(longest) == MAX_DID_LENGTH == 2048
+    assert parse_did(longest).did == longest
+    with pytest.raises(ValueError, match="^too long for a DID$"):
+        parse_did(f"{longest}A")
+
+
+def test_long_keys_are_not_decoded() -> None:
+    """What is too long for a key is refused before the work that grows with its square."""
+    with pytest.raises(ValueError, match="^not a key in multibase$"):
+        decode_multibase_key("z" + "2" * 48, "Ed25519")
+
+
+@pytest.mark.parametrize(
+    ("alias", "signing", "prekey", "mediator"),
+    [
+        ("alice", b"1" * 31, b"2" * 32, MEDIATOR),
+        ("alice", b"1" * 32, b"2" * 33, MEDIATOR),
+        ("alice", b"1" * 32, b"2" * 32, "mediator.example"),
+        ("a" * 2000, b"1" * 32, b"2" * 32, MEDIATOR),
+        ("\ud800", b"1" * 32, b"2" * 32, MEDIATOR),
+    ],
+)
+def test_what_makes_no_did(alias: str, signing: bytes, prekey: bytes, mediator: str) -> None:
+    """No keys, no mediator, too long, not Unicode: nothing is made that would not be read."""
+    with pytest.raises(ValueError) as caught:
+        make_did(alias, signing, prekey, mediator)
+    assert type(caught.value) is ValueError
+
+
+@pytest.mark.parametrize("size", [0, 31, 33, 34])
+def test_keys_have_one_size(size: int) -> None:
+    """Only 32 bytes are a key."""
+    with pytest.raises(ValueError, match="^a key of the wrong size$"):
+        encode_multibase_key(bytes(size), "Ed25519", raw=True)
+
+
+@settings(deadline=None)
+@given(KEYS, st.sampled_from(["Ed25519", "X25519"]), st.booleans())
+def test_multibase_round_trip(key: bytes, kind: KeyType, raw: bool) -> None:
+    """With prefix or without; the prefix of the other kind is refused."""
+    text = encode_multibase_key(key, kind, raw)
+    assert decode_multibase_key(text, kind) == key
+    other: KeyType = "X25519" if kind == "Ed25519" else "Ed25519"
+    if raw:
+        assert decode_multibase_key(text, other) == key
+    else:
+        with pytest.raises(ValueError):
+            decode_multibase_key(text, other)
+
+
+@pytest.mark.parametrize("did", [ALICE, RAW_ALICE])
+def test_document(did: str) -> None:
+    """A did:decentrl resolves to its own parts, keys as they are written in it (reference 2.1)."""
+    _, _, _, signing, prekey, _ = did.split(":")
+    assert make_did_document(parse_did(did)) == {
+        "@context": ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"],
+        "id": did,
+        "controller": did,
+        "verificationMethod": [
+            {
+                "id": f"{did}#signing",
+                "type": "Ed25519VerificationKey2020",
+                "controller": did,
+                "publicKeyMultibase": signing,
+            }
+        ],
+        "keyAgreement": [
+            {
+                "id": f"{did}#prekey",
+                "type": "X25519KeyAgreementKey2020",
+                "controller": did,
+                "publicKeyMultibase": prekey,
+            }
+        ],
+        "authentication": [f"{did}#signing"],
+        "service": [{"id": "#mediator-service", "type": "DecentrlMediator", "serviceEndpoint": {"uri": MEDIATOR}}],
+    }
+
+
+@pytest.mark.parametrize(("raw", "prefix"), [(False, ""), (True, "raw_")])
+def test_document_of_a_mediator(raw: bool, prefix: str) -> None:
+    """A mediator's document is one of the same kind, with a URL for a service (DCTRL-0004 3.2)."""
+    keys = signing_key("mediator"), agreement_key("mediator", "prekey")
+    document = make_mediator_document(MEDIATOR, *keys, "https://mediator.example", raw=raw)
+    alike = make_did_document(parse_did(ALICE))
+    assert list(document) == list(alike)
+    assert document["id"] == document["controller"] == MEDIATOR
+    [signing], [prekey] = document["verificationMethod"], document["keyAgreement"]
+    assert (signing["id"], prekey["id"]) == (f"{MEDIATOR}#signing", f"{MEDIATOR}#prekey")
+    assert signing["publicKeyMultibase"] == VECTORS["mediator"][f"{prefix}signing"]
+    assert prekey["publicKeyMultibase"] == VECTORS["mediator"][f"{prefix}prekey"]
+    assert document["authentication"] == [f"{MEDIATOR}#signing"]
+    [service] = document["service"]
+    assert service == {**alike["service"][0], "serviceEndpoint": {"uri": "https://mediator.example"}}
+
+
+def test_documents_are_not_shared() -> None:
+    """What one caller does to a document, another does not see."""
+    make_did_document(parse_did(ALICE))["@context"].append("x")
+    assert len(make_did_document(parse_did(ALICE))["@context"]) == 2
+
+
+def test_keys_are_not_shown() -> None:
+    """No key is in the representation but in the DID itself."""
+    assert repr(signing_key("alice")) not in repr(parse_did(ALICE))

@@ -1,0 +1,202 @@
+"""Where deposits come from, as queues know it: who it was cannot be read from it, and every way in gives the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.didcomm.messages import MessageOrigin
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
+from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.ratelimit.sender_fingerprint import SenderFingerprint
+from mediatord.store.interfaces.messages import EnqueueRequest, Payload
+from mediatord.wallet.didcomm_messages import authcrypt, build_forward, compose_message
+from tests.in_memory_mediator import PEER, InMemoryMediator, InMemoryWallet, pack_forward
+
+SEED = b"a secret of the mediator"
+BOB, ALICE, MALLORY = "did:example:bob", "did:example:alice", "did:example:mallory"
+OTHER_PEER = "192.0.2.2"
+BITS = 32
+SENDER = (1 << BITS) - 1
+MANY = 10_000
+LONG_FORM = "did:peer:2.Ez6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc.SeyJ0IjoiZG0ifQ"
+SHORT_FORM = derive_did_peer_3(LONG_FORM)
+
+
+def test_halves() -> None:
+    """The upper half is of the network alone, the lower one of the sender alone; 0 is what is not known."""
+    origins = SenderFingerprint(SEED)
+    both = origins.compute(BOB, PEER, ALICE)
+    assert 0 < both < 1 << 2 * BITS - 1
+    assert origins.compute(BOB, PEER, None) == both & ~SENDER
+    assert origins.compute(BOB, "", ALICE) == both & SENDER
+    assert origins.compute(BOB, "", None) == 0
+    assert origins.compute(BOB, OTHER_PEER, ALICE) & SENDER == both & SENDER
+    assert origins.compute(BOB, PEER, MALLORY) >> BITS == both >> BITS
+    assert origins.compute(BOB, PEER, MALLORY) != both != origins.compute(BOB, OTHER_PEER, ALICE)
+
+
+def test_it_is_nobody_elses() -> None:
+    """It is the same after a restart, another one in another queue, and nobody makes it without the secret."""
+    origin = SenderFingerprint(SEED).compute(BOB, PEER, ALICE)
+    assert SenderFingerprint(SEED).compute(BOB, PEER, ALICE) == origin
+    for other in (
+        SenderFingerprint(SEED).compute(MALLORY, PEER, ALICE),
+        SenderFingerprint(b"another").compute(BOB, PEER, ALICE),
+    ):
+        assert other >> BITS != origin >> BITS
+        assert other & SENDER != origin & SENDER
+
+
+@pytest.mark.parametrize("spelling", [SHORT_FORM, f"{LONG_FORM}=", f"{LONG_FORM}=="])
+def test_spellings_of_a_recipient(spelling: str) -> None:
+    """Who sends to another form of a recipient, or as another form of itself, has no second share of its queue."""
+    origins = SenderFingerprint(SEED)
+    assert origins.compute(BOB, PEER, spelling) == origins.compute(BOB, PEER, LONG_FORM)
+    assert origins.compute(spelling, PEER, ALICE) == origins.compute(LONG_FORM, PEER, ALICE)
+    assert origins.compute(derive_did_peer_3(f"{LONG_FORM}x"), PEER, ALICE) != origins.compute(LONG_FORM, PEER, ALICE)
+
+
+@pytest.mark.parametrize(
+    "recipient",
+    ["did:peer:3", "did:peer:3z", "did:peer:3zQm", "did:peer:3z0", "did:peer:3\ud800", "did:peer:2\ud800"],
+)
+def test_broken_recipient(recipient: str) -> None:
+    """What only looks like a did:peer has an origin too, and shares it with nothing else."""
+    origins = SenderFingerprint(SEED)
+    assert origins.compute(recipient, PEER, ALICE)
+    assert origins.compute(f"{recipient}x", PEER, ALICE) != origins.compute(recipient, PEER, ALICE)
+
+
+def test_names_do_not_run_into_each_other() -> None:
+    """What stands at the end of a sender and what at the beginning of a recipient is not the same."""
+    origins = SenderFingerprint(SEED)
+    assert origins.compute("ob", "", "b") != origins.compute("b", "", "bo")
+    assert origins.compute("b", "", PEER) != origins.compute("b", PEER, None) >> BITS
+
+
+def test_many() -> None:
+    """Hardly any two have the same, and none is beyond what a database keeps. A lone surrogate is a name."""
+    origins = SenderFingerprint(SEED)
+    networks = {origins.compute(BOB, f"{number}", None) >> BITS for number in range(MANY)}
+    senders = {origins.compute(BOB, "", f"{number}") for number in range(MANY)}
+    assert min(len(networks), len(senders)) > MANY - 3
+    assert (1 << BITS - 2) < max(networks) < (1 << BITS - 1) < max(senders) < (1 << BITS)
+    assert origins.compute("did:example:\ud800", "\ud800", "\ud800")
+
+
+def test_what_is_known_is_never_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all values one means that nothing is known; who would have it has another."""
+    for digest in (bytes(4), b"\x80\0\0\0"):
+        monkeypatch.setattr("mediatord.ratelimit.sender_fingerprint.blake2b", lambda *_, d=digest, **__: Digest(d))
+        origin = SenderFingerprint(SEED).compute(BOB, PEER, ALICE)
+        assert 0 < origin >> BITS < (1 << BITS - 1)
+        assert origin & SENDER
+
+
+class Digest:
+    """A hash that is what the test wants."""
+
+    def __init__(self, digest: bytes) -> None:
+        self._digest = digest
+
+    def digest(self) -> bytes:
+        """That."""
+        return self._digest
+
+
+def test_the_daemon_itself() -> None:
+    """What it sends to itself has no origin."""
+    assert SenderFingerprint(SEED).compute(BOB, PROBE_CLIENT, ALICE) == 0
+
+
+class EntryPointTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.in_memory = InMemoryMediator(self)
+        self.bob, self.alice = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory)
+        self.found: list[int] = []
+        store: Any = self.in_memory.store
+        each, all_, one = store.enqueue_each, store.enqueue_all, store.enqueue
+
+        def enqueue_each(deposits: list[EnqueueRequest], early: Any) -> Any:
+            self.found += [enqueue.origin for enqueue in deposits]
+            return each(deposits, early)
+
+        def enqueue_all(deposits: list[EnqueueRequest]) -> Any:
+            self.found += [enqueue.origin for enqueue in deposits]
+            return all_(deposits)
+
+        def enqueue(did: str, payloads: list[Payload], **options: Any) -> Any:
+            self.found.append(options.get("origin", 0))
+            return one(did, payloads, **options)
+
+        self.patch(store, "enqueue_each", enqueue_each)
+        self.patch(store, "enqueue_all", enqueue_all)
+        self.patch(store, "enqueue", enqueue)
+
+    def origin_of(self, raw: bytes, peer: str = PEER) -> int:
+        """What the store is told of it, the same for all deposits that it leads to."""
+        self.found.clear()
+        self.assertEqual(self.in_memory.receive(raw, peer=peer).status, 202)
+        (origin,) = set(self.found)
+        return origin
+
+    def signed(self, **headers: Any) -> bytes:
+        """A forward that Alice is proven to have sent."""
+        return authcrypt(
+            compose_message(
+                FORWARD,
+                {"next": self.bob.did},
+                **{"from": self.alice.did, "to": [self.in_memory.did], **headers},
+                attachments=[{"data": {"base64": encoding.encode_base64url(self.bob.letter())}}],
+            ),
+            self.alice.identity,
+            self.in_memory.document,
+        )
+
+    def test_every_way_gives_it(self) -> None:
+        """The short way, the long one, and forwards inside forwards; it is that of the address, as it is charged."""
+        origins = self.in_memory.base.origins
+        network = origins.compute(self.bob.did, PEER, None)
+        self.assertEqual(network & SENDER, 0)
+        letter = self.bob.letter
+        short = pack_forward(self.in_memory, self.bob.did, letter())
+        long = pack_forward(self.in_memory, self.bob.did, letter(), letter())
+        delayed = pack_forward(self.in_memory, self.bob.did, letter(), delay_milli=5_000)
+        inner = pack_forward(self.in_memory, self.in_memory.did, short)
+        several = pack_forward(
+            self.in_memory, self.in_memory.did, short, pack_forward(self.in_memory, self.bob.did, letter())
+        )
+        for raw in (short, long, delayed, inner, several):
+            self.assertEqual(self.origin_of(raw), network)
+        self.assertEqual(self.origin_of(short, OTHER_PEER), origins.compute(self.bob.did, OTHER_PEER, None))
+
+    def test_a_proven_sender(self) -> None:
+        """Counts beside the address; inside, that of the outermost envelope, who is charged as well."""
+        both = self.in_memory.base.origins.compute(self.bob.did, PEER, self.alice.did)
+        self.assertGreater(both & SENDER, 0)
+        self.assertEqual(self.origin_of(self.signed()), both)
+        wrapped = build_forward(self.in_memory.did, [pack_forward(self.in_memory, self.bob.did, self.bob.letter())])
+        wrapped |= {"from": self.alice.did, "to": [self.in_memory.did]}
+        self.assertEqual(self.origin_of(authcrypt(wrapped, self.alice.identity, self.in_memory.document)), both)
+        anonymous = self.in_memory.base.origins.compute(self.bob.did, PEER, None)
+        self.assertEqual(self.origin_of(pack_forward(self.in_memory, self.in_memory.did, self.signed())), anonymous)
+
+    def test_who_sends_it_again_is_not_who_wrote_it(self) -> None:
+        """Nobody pushes out the mail of a sender by repeating a forward of that sender."""
+        raw = self.signed()
+        self.origin_of(raw)
+        again = self.in_memory.base.origins.compute(self.bob.did, OTHER_PEER, None)
+        self.assertEqual(self.origin_of(raw, OTHER_PEER), again)
+
+    def test_what_the_daemon_sends_to_itself(self) -> None:
+        """Is nobody's, on either way."""
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
+        self.assertEqual(self.origin_of(raw, PROBE_CLIENT), 0)
+        self.found.clear()
+        self.in_memory.done(self.in_memory.half.mediator.receive(raw, MessageOrigin(PROBE_CLIENT)))
+        self.assertEqual(set(self.found), {0})

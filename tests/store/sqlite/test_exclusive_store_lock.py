@@ -1,0 +1,74 @@
+"""A database is one daemon's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.store.sqlite.database_file import ExclusiveStoreLock
+
+
+class ExclusiveStoreLockTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.directory)
+        self.path = self.directory / "mediator.sqlite3"
+        self.first, self.second = ExclusiveStoreLock(self.path), ExclusiveStoreLock(self.path)
+        self.addCleanup(self.first.release)
+        self.addCleanup(self.second.release)
+
+    def refusal(self, use: ExclusiveStoreLock) -> str:
+        """Why it cannot be had."""
+        return str(self.assertRaises(ValueError, use.take))
+
+    def test_one_at_a_time(self) -> None:
+        """Until it is released; nothing but an empty file that others cannot read is left."""
+        self.first.take()
+        self.assertEqual(self.refusal(self.second), f"cannot use the database {self.path}: another daemon does")
+        self.first.release()
+        self.second.take()
+        self.second.release()
+        (left,) = self.directory.iterdir()
+        self.assertEqual((left.name, left.stat().st_size), ("mediator.sqlite3.lock", 0))
+        self.assertEqual(left.stat().st_mode & 0o777, 0o600)
+
+    def test_by_another_name(self) -> None:
+        """It is the file that counts."""
+        self.path.touch()
+        other = self.directory / "elsewhere" / "other.sqlite3"
+        other.parent.mkdir()
+        other.symlink_to(self.path)
+        self.first.take()
+        self.assertIn("another daemon does", self.refusal(ExclusiveStoreLock(other)))
+
+    @pytest.mark.system
+    def test_one_that_was_killed(self) -> None:
+        """Nobody has to clean up after it, and its children do not keep it."""
+        program = (
+            "import subprocess, sys; from pathlib import Path; from mediatord.store.sqlite.database_file import SoleUse\n"
+            "use = SoleUse(Path(sys.argv[1])); use.take()\n"
+            "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0)\n"
+            "print('taken', flush=True); child.wait()"
+        )
+        command = [sys.executable, "-c", program, str(self.path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            self.assertEqual(process.stdout.readline(), b"taken\n")
+            self.assertIn("another daemon does", self.refusal(self.first))
+            process.kill()
+            process.wait()
+            self.first.take()
+
+    def test_no_place_for_it(self) -> None:
+        """In the words of the system."""
+        missing = ExclusiveStoreLock(self.directory / "nowhere" / "mediator.sqlite3")
+        self.assertIn("mediator.sqlite3: No such file or directory", self.refusal(missing))
+        os.symlink("/", f"{self.path}.lock")
+        self.assertIn("mediator.sqlite3: ", self.refusal(self.first))

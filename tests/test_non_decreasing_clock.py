@@ -1,0 +1,41 @@
+"""Time that never goes back."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.clock import NonDecreasingClock
+from tests.in_memory_mediator import InMemoryReactor
+
+
+class NonDecreasingClockTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.wall = InMemoryReactor()
+        self.wall.advance(1_000.0)
+        self.clock = NonDecreasingClock(self.wall)
+
+    def test_as_it_was(self) -> None:
+        """It is that of the reactor, also when that is set forward."""
+        for step in (0.0, 2.5, 60.0):
+            self.wall.set_by(step)
+            self.assertEqual(self.clock.seconds(), self.wall.seconds())
+
+    def test_set_back(self) -> None:
+        """It stands still for a moment, and goes on."""
+        for _ in range(2):
+            before = self.clock.seconds()
+            self.wall.set_by(-100.0)
+            self.assertEqual(self.clock.seconds(), before)
+            self.wall.advance(3.0)
+            self.assertEqual(self.clock.seconds(), before + 3.0)
+
+    def test_called_later(self) -> None:
+        """When something is called, its time has come, however the clock was set meanwhile."""
+        called: list[tuple[float, str]] = []
+        begun = self.clock.seconds()
+        self.clock.callLater(2.0, lambda what, how: called.append((self.clock.seconds(), what + how)), "th", how="is")
+        self.clock.callLater(1.0, called.clear).cancel()
+        self.wall.set_by(-100.0)
+        self.wall.advance(2.0)
+        self.assertEqual(called, [(begun + 2.0, "this")])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
