@@ -62,8 +62,8 @@ def _to_integer(value: object) -> object:
 DID = Annotated[str, Field(max_length=MAX_DID_CHARACTERS, pattern=_VISIBLE_CHARACTERS)]
 # Any text is accepted where an unknown name is not stored; whether it is a DID or key id shows later
 # (SENDER_NOT_FOUND and others).
-ClaimedDID = Annotated[str, Field(min_length=1, description="Only a DID is ever found.")]
-ClaimedKeyID = Annotated[str, Field(min_length=1, description="Only a DID URL is ever found.")]
+ClaimedDID = Annotated[str, Field(min_length=1, description="Text that is not a DID is never found.")]
+ClaimedKeyID = Annotated[str, Field(min_length=1, description="Text that is not a DID URL is never found.")]
 Nonce = Annotated[str, Field(pattern=UUID_PATTERN)]
 Timestamp = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[Timestamp, Field(description="Unix seconds.")]
@@ -125,7 +125,7 @@ class SignedCommunicationContract(WireModel):
 
 
 class RequestCommunicationContract(WireModel):
-    """Registers with the mediator, or asks another identity for a contract (DCTRL-0004 8.1)."""
+    """Registers with the mediator, or requests a contract with another identity (DCTRL-0004 8.1)."""
 
     type: Literal["REQUEST_COMMUNICATION_CONTRACT"]
     encrypted_contract_request: Annotated[Text, Field(repr=False, max_length=MAX_CONTRACT_REQUEST_CHARACTERS)]
@@ -133,35 +133,35 @@ class RequestCommunicationContract(WireModel):
 
 
 class CommunicationContractResponse(WireModel):
-    """Gives a contract to the other participant (DCTRL-0004 8.2)."""
+    """Returns a signed contract to its requestor (DCTRL-0004 8.2)."""
 
     type: Literal["COMMUNICATION_CONTRACT_RESPONSE"]
     signed_communication_contract: SignedCommunicationContract
 
 
 class QueryPendingCommunicationContractRequests(WireModel):
-    """Asks which requests for a contract wait for the sender (DCTRL-0004 8.3)."""
+    """Lists pending contract requests to the sender (DCTRL-0004 8.3)."""
 
     type: Literal["QUERY_PENDING_COMMUNICATION_CONTRACT_REQUESTS"]
     pagination: Pagination = Pagination()
 
 
 class AcknowledgePendingCommunicationContractRequests(WireModel):
-    """Removes requests that wait for the sender; the ids are those of requests (DCTRL-0004 8.4)."""
+    """Removes pending contract requests to the sender, by request id (DCTRL-0004 8.4)."""
 
     type: Literal["ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS"]
     communication_contract_ids: RecordIDs
 
 
 class SaveCommunicationContract(WireModel):
-    """Keeps a contract for the sender (DCTRL-0004 8.5)."""
+    """Stores a contract of the sender (DCTRL-0004 8.5)."""
 
     type: Literal["SAVE_COMMUNICATION_CONTRACT"]
     signed_communication_contract: SignedCommunicationContract
 
 
 class ContractsFilter(WireModel):
-    """`did` is either participant; bounds are inclusive, in Unix seconds."""
+    """`did` is either party; bounds are inclusive, in Unix seconds."""
 
     did: Annotated[ClaimedDID | None, OPTIONAL] = None
     expires_at_before: Annotated[Seconds | None, OPTIONAL] = None
@@ -169,7 +169,7 @@ class ContractsFilter(WireModel):
 
 
 class QueryCommunicationContracts(WireModel):
-    """Asks for contracts of the sender, expired ones too (DCTRL-0004 8.6)."""
+    """Lists contracts of the sender, including expired ones (DCTRL-0004 8.6)."""
 
     type: Literal["QUERY_COMMUNICATION_CONTRACTS"]
     filter: ContractsFilter = ContractsFilter()
@@ -177,13 +177,13 @@ class QueryCommunicationContracts(WireModel):
 
 
 class PendingEventsFilter(WireModel):
-    """Events of one sender only."""
+    """Restricts the result to events of one sender."""
 
     sender_did: Annotated[ClaimedDID | None, OPTIONAL] = None
 
 
 class QueryPendingEvents(WireModel):
-    """Asks which events wait for the sender (DCTRL-0004 8.7)."""
+    """Lists pending events for the sender (DCTRL-0004 8.7)."""
 
     type: Literal["QUERY_PENDING_EVENTS"]
     filter: PendingEventsFilter = PendingEventsFilter()
@@ -191,7 +191,7 @@ class QueryPendingEvents(WireModel):
 
 
 class AcknowledgePendingEvents(WireModel):
-    """Removes events that wait for the sender (DCTRL-0004 8.8)."""
+    """Removes pending events for the sender (DCTRL-0004 8.8)."""
 
     type: Literal["ACKNOWLEDGE_PENDING_EVENTS"]
     event_ids: RecordIDs
@@ -204,7 +204,7 @@ class TaggedEvent(WireModel):
 
 
 class EventToSave(TaggedEvent):
-    """One event as its owner stores it; payload and tags are opaque (DCTRL-0004 8.9)."""
+    """An event to store; payload and tags are opaque (DCTRL-0004 8.9)."""
 
     sender_did: DID
     recipient_did: DID
@@ -232,7 +232,7 @@ class SaveEvents(WireModel):
 
 
 class EventsFilter(WireModel):
-    """All of it has to match; of the tags one is enough; bounds are inclusive (DCTRL-0004 8.10)."""
+    """All conditions must hold; one matching tag is enough; bounds are inclusive (DCTRL-0004 8.10)."""
 
     after_timestamp: Annotated[Timestamp | None, OPTIONAL] = None
     before_timestamp: Annotated[Timestamp | None, OPTIONAL] = None
@@ -242,7 +242,7 @@ class EventsFilter(WireModel):
 
 
 class QueryEvents(WireModel):
-    """Asks for stored events of the sender (DCTRL-0004 8.10)."""
+    """Lists stored events of the sender (DCTRL-0004 8.10)."""
 
     type: Literal["QUERY_EVENTS"]
     filter: EventsFilter = EventsFilter()
@@ -250,7 +250,7 @@ class QueryEvents(WireModel):
 
 
 class TagsToUpdate(TaggedEvent):
-    """The tags that an event has from now on."""
+    """The new tags of an event."""
 
     event_id: RecordID
 
@@ -265,7 +265,7 @@ class UpdateEventTags(WireModel):
 
 
 class PublishPublicEvent(WireModel):
-    """Says something to everybody; content and tags are in the clear (DCTRL-0007, reference 10.1)."""
+    """Publishes an event; content and tags are not encrypted (DCTRL-0007, reference 10.1)."""
 
     type: Literal["PUBLISH_PUBLIC_EVENT"]
     event: OpaqueText
@@ -276,7 +276,7 @@ class PublishPublicEvent(WireModel):
 
 
 class DeletePublicEvent(WireModel):
-    """Takes back what the sender published (DCTRL-0007, reference 10.2)."""
+    """Deletes a public event of the sender (DCTRL-0007, reference 10.2)."""
 
     type: Literal["DELETE_PUBLIC_EVENT"]
     public_event_id: RecordID
@@ -299,7 +299,7 @@ PublicPayload: TypeAlias = PublishPublicEvent | DeletePublicEvent
 
 
 class AuthenticateMessage(WireModel):
-    """The first frame of a socket; Unix milliseconds (DCTRL-0004 10.2)."""
+    """First frame of a socket; timestamp in Unix milliseconds (DCTRL-0004 10.2)."""
 
     type: Literal["AUTHENTICATE"]
     did: ClaimedDID
@@ -315,7 +315,7 @@ _NUMBER_PARAMETERS = (b"after", b"before", b"page", b"page_size")
 
 
 class PublicQuery(WireModel):
-    """All of it has to match; of the tags one is enough; bounds are inclusive, in the unit of the events."""
+    """All conditions must hold; one matching tag is enough; bounds are inclusive, in the unit of the events."""
 
     tags: Tags = ()
     after: Annotated[Timestamp | None, OPTIONAL] = None
@@ -368,7 +368,7 @@ _EMPTY_DOCUMENT: Mapping[str, Any] = MappingProxyType({})
 
 
 class CommandHeader(WireModel):
-    """Who says something to whom, and when: Unix milliseconds (DCTRL-0004 4.2)."""
+    """Sender, recipient and time of a command; timestamp in Unix milliseconds (DCTRL-0004 4.2)."""
 
     sender_did: ClaimedDID
     sender_signing_key_id: ClaimedKeyID
@@ -378,25 +378,25 @@ class CommandHeader(WireModel):
 
 
 class DirectHeader(CommandHeader):
-    """Of a command to a mediator."""
+    """Header of a command to a mediator."""
 
     channel: Literal["DIRECT_AUTHENTICATED"]
 
 
 class PrivateHeader(CommandHeader):
-    """Of an event for another identity."""
+    """Header of an event for another identity."""
 
     channel: Literal["TWO_WAY_PRIVATE"]
 
 
 class PublicHeader(CommandHeader):
-    """Of a command about a public channel."""
+    """Header of a command on a public channel."""
 
     channel: Literal["ONE_WAY_PUBLIC"]
 
 
 class DirectCommand(WireModel):
-    """What an identity asks of a mediator (DCTRL-0004 sections 6 and 8)."""
+    """Command of an identity to a mediator (DCTRL-0004 sections 6 and 8)."""
 
     header: DirectHeader
     payload: Annotated[DirectPayload, Field(discriminator="type")]
@@ -404,7 +404,7 @@ class DirectCommand(WireModel):
 
 
 class PrivateCommand(WireModel):
-    """An encrypted event for another identity (DCTRL-0004 section 7)."""
+    """Encrypted event for another identity (DCTRL-0004 section 7)."""
 
     header: PrivateHeader
     payload: Annotated[Text, Field(repr=False)]
@@ -412,7 +412,7 @@ class PrivateCommand(WireModel):
 
 
 class PublicCommand(WireModel):
-    """What a publisher asks of its mediator (DCTRL-0007)."""
+    """Command of a publisher to its mediator (DCTRL-0007)."""
 
     header: PublicHeader
     payload: Annotated[PublicPayload, Field(discriminator="type")]
