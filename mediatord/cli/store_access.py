@@ -25,7 +25,7 @@ from twisted.internet.task import Clock
 from mediatord import __version__
 from mediatord.app.core_services import get_log_key_path
 from mediatord.app.reload import build_segment_limits
-from mediatord.cluster.leases import EXCLUSIVE_LEASE, STANDALONE_NODE_NAME
+from mediatord.cluster.membership import STANDALONE_NODE_NAME
 from mediatord.config.settings import Config
 from mediatord.control.client import ControlClient, NoDaemon
 from mediatord.control.operations import ControlError, ControlOperations
@@ -63,6 +63,8 @@ T = TypeVar("T")
 
 _NODE_SUFFIX = "-operator"
 _MAX_NODE_NAME = 63
+# For which a MongoDB database stays locked if this process is killed.
+_LEASE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,8 +336,8 @@ def _open_mongodb(config: Config) -> Iterator[tuple[IStore, _Wait]]:
 
     def wait(work: Callable[[], Deferred[Any]]) -> Any:
         nonlocal renewed
-        if monotonic() - renewed > EXCLUSIVE_LEASE / 3:
-            run(lambda: store.cluster.join(node, EXCLUSIVE_LEASE))
+        if monotonic() - renewed > _LEASE_SECONDS / 3:
+            run(lambda: store.cluster.join(node, _LEASE_SECONDS))
             renewed = monotonic()
         return run(work)
 

@@ -661,7 +661,7 @@ class Config(SettingsSection):
     ] = 8.0
     control_socket: Annotated[
         Path | None,
-        _describe("UNIX socket for `mediatord queue` and `mediatord accounts`, mode 0600; null: none"),
+        _describe("UNIX socket, mode 0600, by which commands reach the running daemon; null: none"),
     ] = Path("control.sock")
     identity: Annotated[IdentitySettings, _describe("the mediator's own DIDs")] = IdentitySettings()
     storage: Annotated[StorageSettings, _describe("where accounts and messages are kept")] = StorageSettings()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, cast, get_args
+from typing import Any, Protocol, cast, get_args
 
-from mediatord.observability.event_recorder import MessageEventRecorder
 from mediatord.store.interfaces.administration import (
     MAX_PURGE_BATCH,
     MAX_ROWS,
@@ -29,13 +28,23 @@ class ControlError(Exception):
     """An operation is not carried out; the text is one line for the operator."""
 
 
+class PurgeRecorder(Protocol):
+    """Logs removals."""
+
+    def record_purge(self, removed: RemovedMessage, half: QueueProtocol, /) -> None:
+        """Log one."""
+
+    def settle(self) -> None:
+        """Write what was logged."""
+
+
 class ControlOperations:
     """
     :param recorder: logs removals.
     :param is_log_writable: whether the event log takes lines; nothing is removed while it does not.
     """
 
-    def __init__(self, store: IStore, recorder: MessageEventRecorder, is_log_writable: Callable[[], bool]) -> None:
+    def __init__(self, store: IStore, recorder: PurgeRecorder, is_log_writable: Callable[[], bool]) -> None:
         self._store = store
         self._administration: IStoreAdministration = store.administration
         self._recorder = recorder

@@ -29,7 +29,7 @@ from twisted.web.server import NOT_DONE_YET, Request, Site
 
 from mediatord.control.client import make_socket_address
 from mediatord.control.operations import ControlError
-from mediatord.errors import MediatorError, ShuttingDown, StartupError, StoreUnavailable
+from mediatord.errors import MediatorError, ShutdownInProgress, StartupError, StoreUnavailable
 from mediatord.failure_logging import redact_failure
 from mediatord.workers.shared_listeners import SharedUNIXPort
 
@@ -214,7 +214,7 @@ class _ControlResource(Resource):
             return 400, {"error": str(error)}
         except ValueError:
             return 400, {"error": "expected JSON"}
-        except ShuttingDown:
+        except ShutdownInProgress:
             return 503, {"error": "the daemon is stopping"}
         except StoreUnavailable:
             return 503, {"error": "the store is not available"}
@@ -278,6 +278,13 @@ class _ControlChannel(HTTPChannel):
             super().connectionLost(reason)
 
 
+def get_peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Process and user that have connected."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
+
+
 class ControlSite(Site):
     """A site without an access log for a few local clients."""
 
@@ -300,8 +307,7 @@ class ControlSite(Site):
 
     def admits(self, connection: socket.socket) -> bool:
         """Whether the peer may use the socket."""
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        pid, uid = get_peer_credentials(connection)
         if uid not in (0, os.geteuid()):
             _log.warn("control socket: connection of user {uid}, process {pid} refused", uid=uid, pid=pid)
             return False
