@@ -33,8 +33,7 @@ from mediatord.errors import MediatorError, StartupError, StoreUnavailable
 from mediatord.observability.event_log import EventLogWriter, LogOrigin
 from mediatord.observability.event_recorder import MessageEventRecorder
 from mediatord.observability.metrics import Metrics
-from mediatord.observability.pseudonym_keys import read_pseudonym_keys
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 from mediatord.private_file import PrivateFileError
 from mediatord.protocol.probe_requests import resembles_probe_did
 from mediatord.store.factory import build_store
@@ -390,10 +389,10 @@ class PurgeEventLog:
         assert self._recorder is not None
         self._recorder.record_purge(removed, protocol)
 
-    def settle(self) -> None:
+    def flush_events(self) -> None:
         """Write what was logged."""
         assert self._recorder is not None
-        self._recorder.settle()
+        self._recorder.flush_events()
 
     def close(self) -> None:
         """Close the segment."""
@@ -471,7 +470,7 @@ class ProbeAccounts:
 
         given = self._config.identity
         keys = load_keys(given.keys, make_passphrase_source(given.passphrase_file))
-        return ProbeIdentities(MediatorIdentity(keys, self._config.public_url, given.former_dids).secret)
+        return ProbeIdentities(MediatorIdentity(keys, self._config.public_url, given.former_dids).root_secret)
 
 
 def list_pseudonymizers(config: Config) -> list[Pseudonymizer]:

@@ -34,7 +34,7 @@ class PurgeRecorder(Protocol):
     def record_purge(self, removed: RemovedMessage, half: QueueProtocol, /) -> None:
         """Log one."""
 
-    def settle(self) -> None:
+    def flush_events(self) -> None:
         """Write what was logged."""
 
 
@@ -113,7 +113,7 @@ class ControlOperations:
     def _record_purge(self, protocol: QueueProtocol, removed: Sequence[RemovedMessage]) -> None:
         for one in removed:
             self._recorder.record_purge(one, protocol)
-        self._recorder.settle()
+        self._recorder.flush_events()
 
     async def _list_accounts(self, arguments: Mapping[str, Any]) -> Any:
         offset, limit = _get_number(arguments, "offset", _MAX_OFFSET), _get_number(arguments, "limit", MAX_ROWS)
@@ -128,7 +128,7 @@ class ControlOperations:
 
     async def _list_recipients(self, arguments: Mapping[str, Any]) -> Any:
         offset, limit = _get_number(arguments, "offset", _MAX_OFFSET), _get_number(arguments, "limit", MAX_ROWS)
-        names, _ = await self._store.recipients(_get_text(arguments, "account"), offset=offset, limit=limit)
+        names, _ = await self._store.list_recipients(_get_text(arguments, "account"), offset=offset, limit=limit)
         return names
 
     async def _list_queued_dids(self, arguments: Mapping[str, Any]) -> Any:

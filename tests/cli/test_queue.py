@@ -31,8 +31,7 @@ from mediatord.errors import StartupError
 from mediatord.observability.event_log import BufferedLineFile, EventLogWriter, LogOrigin
 from mediatord.observability.event_recorder import MessageEventRecorder
 from mediatord.observability.metrics import Metrics
-from mediatord.observability.pseudonym_keys import read_pseudonym_keys
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 from mediatord.probe.cycle import ProbeIdentities
 from mediatord.store.interfaces import messages as interface
 from mediatord.store.interfaces.administration import MAX_PURGE_BATCH
@@ -79,7 +78,7 @@ class InProcessDaemon:
 
 
 @dataclass
-class Office:
+class ConfiguredStore:
     """
     A configuration with its store, which a daemon in this process has open.
 
@@ -104,11 +103,11 @@ class Office:
         """Deliver events from DAVE to CAROL."""
         for id in ids:
             event = PendingEvent(id, CAROL, DAVE, "secret", self.clock.seconds())
-            assert result_of(self.store.decentrl.deliver(CommandGuard(id.encode(), 9e9), event)) is None
+            assert result_of(self.store.decentrl.enqueue_event(CommandGuard(id.encode(), 9e9), event)) is None
 
     def waiting(self) -> QueueTotals:
         """As the store says it."""
-        found: QueueTotals = result_of(self.store.waiting())
+        found: QueueTotals = result_of(self.store.get_queue_totals())
         return found
 
     def ids(self, did: str = INBOX) -> list[str]:
@@ -126,7 +125,7 @@ class Office:
 
 
 @pytest.fixture
-def office(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Office]:
+def office(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConfiguredStore]:
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     capsys.readouterr()
     path = tmp_path / "m" / "mediator.yaml"
@@ -140,19 +139,19 @@ def office(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> 
     store = make_sqlite_store(clock, config.storage.sqlite.path)
     result_of(store.open())
     result_of(store.grant(ALICE))
-    result_of(store.update(ALICE, [(INBOX, "add"), (ALICE, "add")], max_recipients=9))
+    result_of(store.update_recipients(ALICE, [(INBOX, "add"), (ALICE, "add")], max_recipients=9))
     contract = Contract("c", CAROL, DAVE, 9e9, b"digest", b"{}")
     result_of(store.decentrl.save_contract(CommandGuard(b"contract", 9e9), contract))
     daemon = InProcessDaemon(config, clock, store)
     daemon.events.startService()
     monkeypatch.setattr(store_access, "connect_daemon", lambda config: daemon)
-    yield Office(path, config, clock, store, began, daemon)
+    yield ConfiguredStore(path, config, clock, store, began, daemon)
     if daemon.events.running:
         daemon.events.stopService()
     result_of(store.close())
 
 
-def asked(office: Office, *arguments: str) -> Sequence[str]:
+def asked(office: ConfiguredStore, *arguments: str) -> Sequence[str]:
     """The arguments for `mediatord queue`, with the configuration."""
     return ("queue", *arguments, "--config", str(office.path))
 
@@ -164,7 +163,7 @@ def printed(capture: Capture) -> Any:
     return json.loads(captured.out)
 
 
-def test_list(office: Office, capsys: Capture) -> None:
+def test_list(office: ConfiguredStore, capsys: Capture) -> None:
     """The longest queues come first, those of both halves, and the sum is of all."""
     office.put("a", "b", "c", size=1000)
     office.put("d", to=ALICE)
@@ -193,13 +192,13 @@ def test_list(office: Office, capsys: Capture) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == "1 queue with 2 messages, 12 B"
 
 
-def test_list_of_nothing(office: Office, capsys: Capture) -> None:
+def test_list_of_nothing(office: ConfiguredStore, capsys: Capture) -> None:
     """Empty queues are none."""
     assert call(*asked(office, "list")) == 0
     assert capsys.readouterr().out == "0 queues with 0 messages, 0 B\n"
 
 
-def test_show(office: Office, capsys: Capture) -> None:
+def test_show(office: ConfiguredStore, capsys: Capture) -> None:
     """Messages of a recipient are shown with all that is known of them but their payloads."""
     office.put("pushed", "waiting")
     result_of(office.store.mark_delivered(["pushed"]))
@@ -224,10 +223,10 @@ def test_show(office: Office, capsys: Capture) -> None:
     assert text.endswith(f"1 messages, 6 B, for {CAROL}\n")
 
 
-def test_nothing_is_done_to_the_terminal(office: Office, capsys: Capture) -> None:
+def test_nothing_is_done_to_the_terminal(office: ConfiguredStore, capsys: Capture) -> None:
     """DIDs and ids that an import has brought are shown, and their times, whatever they are."""
     did = "did:example:\x1b[2Jtitle\x07"
-    result_of(office.store.update(ALICE, [(did, "add")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
     office.clock.rightNow = 1e15  # of a year that no calendar has
     office.put("\x9bid", to=did)
     for arguments in (("list",), ("show", did), ("purge", did), ("purge", did, "--yes")):
@@ -239,7 +238,7 @@ def test_nothing_is_done_to_the_terminal(office: Office, capsys: Capture) -> Non
 
 
 @pytest.mark.system
-def test_dids_on_a_terminal(office: Office) -> None:
+def test_dids_on_a_terminal(office: ConfiguredStore) -> None:
     """Are those that wait: `:key:` is no picture of one."""
     office.put("a")
     command = [sys.executable, "-m", "mediatord", *asked(office, "list")]
@@ -250,10 +249,10 @@ def test_dids_on_a_terminal(office: Office) -> None:
         assert INBOX.encode() in terminal.read(65_536)
 
 
-def test_tags_stand_for_dids(office: Office, capsys: Capture) -> None:
+def test_tags_stand_for_dids(office: ConfiguredStore, capsys: Capture) -> None:
     """A long DID is shown short, and is found by that as well as by its pseudonym in the log."""
     long = "did:peer:2." + "Ez6LS" * 40
-    result_of(office.store.update(ALICE, [(long, "add")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(long, "add")], max_recipients=9))
     office.put("a", to=long)
     office.send("e")
     assert call(*asked(office, "list")) == 0
@@ -267,16 +266,16 @@ def test_tags_stand_for_dids(office: Office, capsys: Capture) -> None:
     assert printed(capsys)["halves"] == {"decentrl": 1}
 
 
-def test_any_form_of_a_did(office: Office, capsys: Capture) -> None:
+def test_any_form_of_a_did(office: ConfiguredStore, capsys: Capture) -> None:
     """Recipients, accounts and identities are found by all forms of their DIDs, also of one that is left over."""
     bob = "did:web:bob.example"
     result_of(office.store.grant(bob))
     for given in (f"{bob}#k1", "did:web:Bob.example%3A443"):
         assert call(*asked(office, "show", given, "--json")) == 0
         assert printed(capsys)["did"] == bob
-    result_of(office.store.update(ALICE, [(f"{bob}#k1", "add")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(f"{bob}#k1", "add")], max_recipients=9))
     office.put("a", to=bob)
-    result_of(office.store.update(ALICE, [(f"{bob}#k1", "remove")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(f"{bob}#k1", "remove")], max_recipients=9))
     office.send("e")
     for given, kept, halves in ((f"{bob}#k1", bob, {"didcomm": 1}), (f"{CAROL}#k1", CAROL, {"decentrl": 1})):
         assert call(*asked(office, "show", given, "--json")) == 0
@@ -289,7 +288,7 @@ def test_any_form_of_a_did(office: Office, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     "did", ["did:example:nobody", "did:peer:2.Ez~1a2b", "~1a2b3c", "", "\udcff", f"{INBOX}x", "*", "did:example:%"]
 )
-def test_dids_that_nobody_has(did: str, json_too: tuple[str, ...], office: Office, capsys: Capture) -> None:
+def test_dids_that_nobody_has(did: str, json_too: tuple[str, ...], office: ConfiguredStore, capsys: Capture) -> None:
     """Each costs a line and status 1, and nothing goes, wherever the mistake is."""
     office.put("a")
     office.send("b")
@@ -299,7 +298,7 @@ def test_dids_that_nobody_has(did: str, json_too: tuple[str, ...], office: Offic
     assert (office.ids(), office.ids(CAROL)) == (["a"], ["b"])
 
 
-def test_dids_that_nothing_waits_for(office: Office, capsys: Capture) -> None:
+def test_dids_that_nothing_waits_for(office: ConfiguredStore, capsys: Capture) -> None:
     """Whoever is registered has a queue, though it is empty; one that was given up has one while something waits."""
     tag = office.pseudonymizer.did(ALICE)
     for did in (ALICE, INBOX, DAVE, tag):
@@ -307,22 +306,22 @@ def test_dids_that_nothing_waits_for(office: Office, capsys: Capture) -> None:
             assert call(*asked(office, command, did)) == 0
             assert capsys.readouterr().out.startswith("0 messages, 0 B, for ")
     office.put("a")
-    result_of(office.store.update(ALICE, [(INBOX, "remove")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
     for command in ("show", "purge"):
         assert call(*asked(office, command, INBOX, "--json")) == 0
         assert printed(capsys)["messages"] == 1
 
 
-def self_test(office: Office, *ids: str) -> str:
+def self_test(office: ConfiguredStore, *ids: str) -> str:
     """The DID of the daemon's self-test, with an account for which something waits."""
-    did = ProbeIdentities(read_identity(office.config).secret).identity(NODE).did
+    did = ProbeIdentities(read_identity(office.config).root_secret).identity(NODE).did
     result_of(office.store.grant(did))
-    result_of(office.store.update(did, [(did, "add")], max_recipients=9))
+    result_of(office.store.update_recipients(did, [(did, "add")], max_recipients=9))
     office.put(*ids, to=did)
     return did
 
 
-def test_the_self_test_is_marked(office: Office, capsys: Capture) -> None:
+def test_the_self_test_is_marked(office: ConfiguredStore, capsys: Capture) -> None:
     """What the daemon sends to itself is not taken for a wallet's, in tables and by programs."""
     did = self_test(office, "a", "b")
     office.put("c")
@@ -340,7 +339,7 @@ def test_the_self_test_is_marked(office: Office, capsys: Capture) -> None:
         assert capsys.readouterr().out.rstrip("\n").endswith("(self-test)") is marked
 
 
-def test_the_self_test_is_not_purged(office: Office, capsys: Capture) -> None:
+def test_the_self_test_is_not_purged(office: ConfiguredStore, capsys: Capture) -> None:
     """By whatever name it is called, and however little is asked for."""
     did = self_test(office, "a")
     tags = office.pseudonymizer
@@ -353,10 +352,10 @@ def test_the_self_test_is_not_purged(office: Office, capsys: Capture) -> None:
     assert office.ids(did) == ["a"]
 
 
-def test_who_only_looks_like_the_self_test(office: Office, capsys: Capture) -> None:
+def test_who_only_looks_like_the_self_test(office: ConfiguredStore, capsys: Capture) -> None:
     """Anybody can make such a DID, and fill its queue; without the mediator's keys it is one like any other."""
     did = ProbeIdentities(b"of another").identity(NODE).did
-    result_of(office.store.update(ALICE, [(did, "add")], max_recipients=9))
+    result_of(office.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
     office.put("a", to=did)
     assert call(*asked(office, "list", "--json")) == 0
     assert [one["self_test"] for one in printed(capsys)["queues"]] == [False]
@@ -364,7 +363,7 @@ def test_who_only_looks_like_the_self_test(office: Office, capsys: Capture) -> N
     assert office.ids(did) == []
 
 
-def test_the_self_test_without_keys(office: Office, capsys: Capture) -> None:
+def test_the_self_test_without_keys(office: ConfiguredStore, capsys: Capture) -> None:
     """Whoever may not read them sees the form of it, and removes nothing that may be it; other queues need none."""
     did = self_test(office, "a")
     office.put("b")
@@ -377,17 +376,17 @@ def test_the_self_test_without_keys(office: Office, capsys: Capture) -> None:
     assert (office.ids(did), office.ids()) == (["a"], [])
 
 
-def test_looking_changes_nothing(office: Office) -> None:
+def test_looking_changes_nothing(office: ConfiguredStore) -> None:
     """What a daemon has pushed stays pushed: the store is not opened as a daemon opens it."""
     office.put("pushed")
     result_of(office.store.mark_delivered(["pushed"]))
     assert call(*asked(office, "list")) == call(*asked(office, "show", INBOX)) == 0
     assert call(*asked(office, "purge", INBOX, "--id", "another", "--yes")) == 0
-    (found,) = result_of(office.store.find(["pushed"]))
+    (found,) = result_of(office.store.find_messages(["pushed"]))
     assert found.status == "delivered"
 
 
-def test_purge_shows_first(office: Office, capsys: Capture) -> None:
+def test_purge_shows_first(office: ConfiguredStore, capsys: Capture) -> None:
     """Without --yes nothing is removed and nothing is logged; it is shown what would be."""
     office.put(*(f"m{number}" for number in range(12)))
     before = sorted(office.config.log.directory.iterdir())
@@ -402,7 +401,7 @@ def test_purge_shows_first(office: Office, capsys: Capture) -> None:
     assert sorted(office.config.log.directory.iterdir()) == before
 
 
-def test_purge(office: Office, capsys: Capture) -> None:
+def test_purge(office: ConfiguredStore, capsys: Capture) -> None:
     """What is meant is removed from the store that the daemon has open, counted off, and told."""
     office.put("old", "older", size=100)
     office.send("event")
@@ -415,7 +414,9 @@ def test_purge(office: Office, capsys: Capture) -> None:
     assert office.waiting().messages == 2
     assert (office.waiting().bytes, office.waiting().recipients) == (16, 2)
     messages = MessageLedger(accepted=3, removed=2, waiting=1)
-    assert result_of(office.store.ledger()) == interface.StoreLedger(messages, MessageLedger(accepted=1, waiting=1))
+    assert result_of(office.store.read_ledger()) == interface.StoreLedger(
+        messages, MessageLedger(accepted=1, waiting=1)
+    )
     assert call(*asked(office, "purge", CAROL, "--half", "decentrl", "--yes", "--json")) == 0
     assert printed(capsys) == {
         "dry_run": False,
@@ -425,10 +426,12 @@ def test_purge(office: Office, capsys: Capture) -> None:
         "gone_before": 0,
     }
     assert office.waiting().messages == 1
-    assert result_of(office.store.ledger()) == interface.StoreLedger(messages, MessageLedger(accepted=1, removed=1))
+    assert result_of(office.store.read_ledger()) == interface.StoreLedger(
+        messages, MessageLedger(accepted=1, removed=1)
+    )
 
 
-def test_purge_by_id(office: Office) -> None:
+def test_purge_by_id(office: ConfiguredStore) -> None:
     """Only those named go, and only if they are for this recipient."""
     office.put("a", "b", "c")
     office.put("d", to=ALICE)
@@ -437,7 +440,7 @@ def test_purge_by_id(office: Office) -> None:
     assert office.ids(ALICE) == ["d"]
 
 
-def test_purged_messages_are_logged(office: Office) -> None:
+def test_purged_messages_are_logged(office: ConfiguredStore) -> None:
     """Each removal has its line in the daemon's own log, whose counters agree with it."""
     office.put("a", "b")
     result_of(office.store.mark_delivered(["a"]))
@@ -449,7 +452,7 @@ def test_purged_messages_are_logged(office: Office) -> None:
     assert {line["node"] for line in office.lines()} == {NODE}
 
 
-def check_purge_lines(office: Office) -> None:
+def check_purge_lines(office: ConfiguredStore) -> None:
     """Three removals have been logged."""
     tags = office.pseudonymizer
     told = [(line["msg"], line["rcpt"], line["proto"], line["reason"]) for line in office.lines()]
@@ -464,7 +467,7 @@ def check_purge_lines(office: Office) -> None:
 
 
 def test_nothing_is_removed_that_the_daemon_cannot_log(
-    office: Office, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    office: ConfiguredStore, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the daemon's log takes no lines, messages stay."""
     office.put("a")
@@ -475,7 +478,7 @@ def test_nothing_is_removed_that_the_daemon_cannot_log(
     assert office.ids() == ["a"]
 
 
-def test_many_entries(office: Office, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_entries(office: ConfiguredStore, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """More entries than a page or a transaction has are all listed and removed, but not one that goes meanwhile."""
     ids = [f"m{number:03}" for number in range(250)]
     office.put(*ids)
@@ -491,13 +494,13 @@ def test_many_entries(office: Office, capsys: Capture, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def stopped(office: Office, monkeypatch: pytest.MonkeyPatch) -> Office:
+def stopped(office: ConfiguredStore, monkeypatch: pytest.MonkeyPatch) -> ConfiguredStore:
     """The office without its daemon; the store is open in it until :func:`close` is called."""
     monkeypatch.undo()
     return office
 
 
-def close(office: Office) -> None:
+def close(office: ConfiguredStore) -> None:
     """End the daemon and its store."""
     office.daemon.events.stopService()
     for path in office.config.log.directory.glob("events-*"):
@@ -505,13 +508,13 @@ def close(office: Office) -> None:
     result_of(office.store.close())
 
 
-def reopen(office: Office) -> None:
+def reopen(office: ConfiguredStore) -> None:
     """Open the store again."""
     result_of(office.store.open())
     office.daemon.events.startService()
 
 
-def test_without_a_daemon(stopped: Office, capsys: Capture) -> None:
+def test_without_a_daemon(stopped: ConfiguredStore, capsys: Capture) -> None:
     """A store that no daemon uses is read and changed directly, and counted off as by a daemon."""
     stopped.put("a", "b")
     stopped.send("e")
@@ -532,10 +535,10 @@ def test_without_a_daemon(stopped: Office, capsys: Capture) -> None:
         assert events[-3:] == ["proc.stop", "counters", "log.close"]
     reopen(stopped)
     ledgers = MessageLedger(accepted=2, removed=2), MessageLedger(accepted=1, removed=1)
-    assert result_of(stopped.store.ledger()) == interface.StoreLedger(*ledgers)
+    assert result_of(stopped.store.read_ledger()) == interface.StoreLedger(*ledgers)
 
 
-def test_a_daemon_that_does_not_listen(stopped: Office, capsys: Capture) -> None:
+def test_a_daemon_that_does_not_listen(stopped: ConfiguredStore, capsys: Capture) -> None:
     """While a daemon has the store, nobody else opens it."""
     stopped.put("a")
     lock = ExclusiveStoreLock(stopped.config.storage.sqlite.path)
@@ -547,7 +550,7 @@ def test_a_daemon_that_does_not_listen(stopped: Office, capsys: Capture) -> None
     assert stopped.ids() == ["a"]
 
 
-def test_nothing_is_removed_without_a_log(stopped: Office, capsys: Capture) -> None:
+def test_nothing_is_removed_without_a_log(stopped: ConfiguredStore, capsys: Capture) -> None:
     """Where no daemon writes a log, its lines would be lost."""
     stopped.put("a")
     log = stopped.config.log.directory
@@ -561,7 +564,7 @@ def test_nothing_is_removed_without_a_log(stopped: Office, capsys: Capture) -> N
 
 @pytest.mark.system
 @pytest.mark.parametrize("room", [0, 100])
-def test_nothing_is_removed_that_cannot_be_logged(room: int, stopped: Office) -> None:
+def test_nothing_is_removed_that_cannot_be_logged(room: int, stopped: ConfiguredStore) -> None:
     """Without room for lines a message stays."""
     stopped.put("a", "b")
     close(stopped)
@@ -581,7 +584,7 @@ def test_nothing_is_removed_that_cannot_be_logged(room: int, stopped: Office) ->
 
 
 @pytest.mark.system
-def test_killed_for_real(stopped: Office) -> None:
+def test_killed_for_real(stopped: ConfiguredStore) -> None:
     """Wherever a removal is killed, another one removes the rest, and no message has two lines."""
     ids = [f"m{number:03}" for number in range(999)]
     stopped.put(*ids)
@@ -597,10 +600,10 @@ def test_killed_for_real(stopped: Office) -> None:
     assert len(set(told)) == len(told) >= 999 - MAX_PURGE_BATCH
     reopen(stopped)
     assert stopped.ids() == []
-    assert result_of(stopped.store.ledger()).didcomm == MessageLedger(accepted=999, removed=999)
+    assert result_of(stopped.store.read_ledger()).didcomm == MessageLedger(accepted=999, removed=999)
 
 
-def test_the_log_belongs_to_the_daemon(stopped: Office) -> None:
+def test_the_log_belongs_to_the_daemon(stopped: ConfiguredStore) -> None:
     """A segment that root writes is given to the owner of the directory."""
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
@@ -614,7 +617,7 @@ def test_the_log_belongs_to_the_daemon(stopped: Office) -> None:
 
 
 @pytest.mark.parametrize("command", ["list", "show", "purge"])
-def test_memory(command: str, stopped: Office, capsys: Capture) -> None:
+def test_memory(command: str, stopped: ConfiguredStore, capsys: Capture) -> None:
     """Nobody can look into the memory of a daemon that does not run."""
     stopped.path.write_text(stopped.path.read_text().replace("backend: sqlite", "backend: memory"))
     arguments = [command] if command == "list" else [command, INBOX]
@@ -622,7 +625,7 @@ def test_memory(command: str, stopped: Office, capsys: Capture) -> None:
     assert one_line(capsys).startswith("storage.backend: nobody but the daemon itself knows")
 
 
-def test_no_database(stopped: Office, capsys: Capture) -> None:
+def test_no_database(stopped: ConfiguredStore, capsys: Capture) -> None:
     """Where no daemon has run there is nothing to look into, and none is made."""
     path = stopped.config.storage.sqlite.path
     text = stopped.path.read_text()
@@ -635,7 +638,7 @@ def test_no_database(stopped: Office, capsys: Capture) -> None:
     assert "other.sqlite3 cannot be used: file is not a database" in one_line(capsys)
 
 
-def test_wrong_usage(office: Office, capsys: Capture) -> None:
+def test_wrong_usage(office: ConfiguredStore, capsys: Capture) -> None:
     """A time that is none costs a line."""
     assert call(*asked(office, "purge", INBOX, "--older-than", "soon")) == 2
     assert "--older-than: expected a duration such as 72h" in one_line(capsys)

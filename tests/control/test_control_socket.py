@@ -47,7 +47,7 @@ class ControlSocketTestCase(TestCase):
         self.store = MemoryStore(clock, QueueLimits())
         await self.store.open()
         await self.store.grant(ALICE)
-        await self.store.update(ALICE, [(INBOX, "add")], max_recipients=9)
+        await self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
         self.events = MemoryEventLog()
         metrics = Metrics(CollectorRegistry(), version="1")
         recorder = MessageEventRecorder(
@@ -108,7 +108,7 @@ class OperationTests(ControlSocketTestCase):
 
         self.assertEqual(await self.ask(work), ["b"])
         self.assertEqual([event for event, _ in self.events.events], ["msg.remove", "msg.remove"])
-        self.assertEqual((await self.store.ledger()).didcomm.removed, 2)
+        self.assertEqual((await self.store.read_ledger()).didcomm.removed, 2)
 
     async def test_accounts(self) -> None:
         """Accounts are listed, and removed once their registrations and queues are."""
@@ -124,7 +124,7 @@ class OperationTests(ControlSocketTestCase):
             return [access.remove_account(ALICE), access.remove_account(ALICE)]
 
         self.assertEqual(await self.ask(work), [True, False])
-        self.assertIsNone(await self.store.account(ALICE))
+        self.assertIsNone(await self.store.get_account(ALICE))
 
     async def test_refusals(self) -> None:
         """What is not carried out is refused with a line, and the connection can be used on."""
@@ -161,7 +161,7 @@ class OperationTests(ControlSocketTestCase):
         self.writable = False
         line = await self.refused(lambda client: client.call("purge", did=INBOX, half="didcomm", ids=["a"]))
         self.assertEqual(line, "the event log cannot be written, so nothing is removed")
-        self.assertEqual((await self.store.ledger()).didcomm.waiting, 1)
+        self.assertEqual((await self.store.read_ledger()).didcomm.waiting, 1)
 
     async def test_unavailable(self) -> None:
         """A store that does not answer and a daemon that stops are reported; other failures are logged."""

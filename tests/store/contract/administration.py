@@ -35,7 +35,7 @@ class AdministrationContract(DecentrlContract):
         await self.decentrl.save_contract(self.guard(), a_contract("c", CAROL, DAVE, until=NOON + HOUR))
         for id in ids:
             event = PendingEvent(id, CAROL, DAVE, "secret", self.clock.seconds())
-            await self.decentrl.deliver(self.guard(), event)
+            await self.decentrl.enqueue_event(self.guard(), event)
 
     async def list_ids(self, did: str, protocol: QueueProtocol, limit: int = 100) -> list[str]:
         """Ids of all entries of a queue, read page by page."""
@@ -106,7 +106,7 @@ class AdministrationContract(DecentrlContract):
             (await self.list_ids(INBOX, "didcomm"), await self.list_ids(CAROL, "decentrl")), (["b"], ["f"])
         )
         self.assertEqual(
-            await self.store.ledger(),
+            await self.store.read_ledger(),
             StoreLedger(
                 MessageLedger(accepted=2, removed=1, waiting=1), MessageLedger(accepted=2, removed=1, waiting=1)
             ),
@@ -167,12 +167,12 @@ class AdministrationContract(DecentrlContract):
         self.assertEqual(await self.administration.list_queued_dids(DAVE), [])
         await self.administration.unregister_recipients(ALICE)
         await self.administration.unregister_recipients(DAVE)
-        self.assertEqual(await self.store.recipients(ALICE, offset=0, limit=9), ([], 0))
-        self.assertIsNone(await self.store.owner(OTHER))
+        self.assertEqual(await self.store.list_recipients(ALICE, offset=0, limit=9), ([], 0))
+        self.assertIsNone(await self.store.find_owner(OTHER))
         self.assertFalse(await self.administration.remove_account(ALICE))
         self.assertEqual(await self.waiting(ALICE), ["a", "b"])
         await self.administration.purge(INBOX, "didcomm", ["a", "b"])
         self.assertTrue(await self.administration.remove_account(ALICE))
         self.assertFalse(await self.administration.remove_account(ALICE))
-        self.assertIsNone(await self.store.account(ALICE))
+        self.assertIsNone(await self.store.get_account(ALICE))
         await self.register(BOB, OTHER)
