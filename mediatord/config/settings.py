@@ -624,6 +624,9 @@ class Config(SettingsSection):
     drain_timeout: Annotated[Duration, Field(lt=10)] = _setting(
         8.0, "how long stopping waits for open sockets; under 10 seconds"
     )
+    control_socket: Path | None = _setting(
+        Path("control.sock"), "UNIX socket, mode 0600, by which commands reach the running daemon; null: none"
+    )
     identity: IdentitySettings = _setting(IdentitySettings(), "the mediator's own DIDs")
     storage: StorageSettings = _setting(StorageSettings(), "where accounts and messages are kept")
     queue: QueueSettings = _setting(QueueSettings(), "messages waiting for their recipients")
@@ -666,6 +669,7 @@ class Config(SettingsSection):
         return _replace_fields(
             self,
             listen=tuple(resolve_endpoint_paths(one, base) for one in self.listen),
+            control_socket=self.control_socket and base / self.control_socket,
             identity=_replace_fields(
                 self.identity,
                 keys=resolve_secret_path(base, self.identity.keys),
