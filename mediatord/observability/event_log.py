@@ -227,13 +227,13 @@ class SegmentLimits:
 class EventLogObserver(Protocol):
     """Who counts what becomes of the log, and what the log is about."""
 
-    def totals(self) -> Mapping[str, int]:
+    def collect_totals(self) -> Mapping[str, int]:
         """Fields of the event `counters`."""
 
-    def lost(self) -> None:
+    def count_lost_line(self) -> None:
         """A line was not written."""
 
-    def deleted(self, segments: int, unread: int) -> None:
+    def count_deleted_segments(self, segments: int, unread: int) -> None:
         """So many closed segments were deleted, `unread` of them before the analysis had read them."""
 
     def count_recreated_directory(self) -> None:
@@ -427,7 +427,7 @@ class EventLogWriter(Service):
     def _lost(self) -> None:
         self.dropped += 1
         if self.observer is not None:
-            self.observer.lost()
+            self.observer.count_lost_line()
 
     def _give_up(self, lines: int) -> None:
         """The disk took no more of a segment that is closed now."""
@@ -455,7 +455,7 @@ class EventLogWriter(Service):
                 segments=deleted.unread,
             )
         if deleted.segments and self.observer is not None:
-            self.observer.deleted(deleted.segments, deleted.unread)
+            self.observer.count_deleted_segments(deleted.segments, deleted.unread)
 
     def _read_segments(self) -> frozenset[str] | None:
         """None if there is no analysis. What it cannot say, it has not read."""
@@ -560,7 +560,7 @@ class EventLogWriter(Service):
         """
         segment = self._segment
         if self.observer is not None and "counters" in self._written:
-            self._append("counters", self.observer.totals())
+            self._append("counters", self.observer.collect_totals())
         last = {"seq_first": segment.seq_first, "seq_last": self._seq + 1, "lines": segment.lines + 1}
         self._append("log.close", {**last, "dropped": segment.dropped})
         self._sink.flush()

@@ -188,7 +188,7 @@ class MessageEventRecorder:
         self._attempts.pop(removed.id, None)
         self.metrics.delivered.value += 1
         seconds = max(0.0, self._clock.seconds() - removed.received_at)
-        self.metrics.latency(path, seconds)
+        self.metrics.observe_delivery_latency(path, seconds)
         self._events.write(
             "msg.ack",
             {
@@ -224,7 +224,7 @@ class MessageEventRecorder:
         """Have the metrics say what the store's own books say."""
         for half, ledger in (("didcomm", books.didcomm), ("decentrl", books.decentrl)):
             gone = {name: getattr(ledger, name) for name in LEDGER_ENTRIES}
-            self.metrics.ledger.tell(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
+            self.metrics.ledger.update(half, {**gone, "waiting": ledger.waiting}, ledger.difference)
 
     def ledger(self, store: str, books: StoreLedger) -> None:
         """
@@ -365,9 +365,9 @@ class EventRecorder(MessageEventRecorder):
             return
         seconds = self.steady() - request_record.began
         outcome = "failed" if status >= 500 else "accepted" if fault is None else "rejected"
-        self.metrics.request(request_record.protocol, outcome, seconds)
+        self.metrics.observe_request(request_record.protocol, outcome, seconds)
         if fault is not None:
-            self.metrics.rejected(fault.reason)
+            self.metrics.count_rejection(fault.reason)
         if fault is not None or outcome == "failed":
             self.on_rejection(request_record.protocol, *_describe_rejection(request_record.protocol, fault, code))
         fields: dict[str, object] = {
@@ -454,7 +454,7 @@ class EventRecorder(MessageEventRecorder):
 
     def record_account_expired(self, account: ExpiredAccount) -> None:
         """An account was removed because nobody used it."""
-        self.metrics.record_account_expired(account.reason)
+        self.metrics.count_account_expiry(account.reason)
         self._events.emit(
             "acct.expire",
             did=self._pseudonymizer.did(account.did),
@@ -526,11 +526,11 @@ class EventRecorder(MessageEventRecorder):
     def gauge(self, **values: int | float | None) -> None:
         """The state, once a minute; and what the counters say."""
         self._events.emit("gauge", **values)
-        self._events.emit("counters", **self.metrics.totals())
+        self._events.emit("counters", **self.metrics.collect_totals())
 
     def started(self, version: str) -> None:
         """The daemon takes work."""
-        self.metrics.reloaded(self._clock.seconds(), True)
+        self.metrics.set_reload_result(self._clock.seconds(), True)
         self._events.emit("proc.start", version=version, reason="start", dur_ms=self._lap_ms())
 
     def stopped(self, version: str) -> None:
@@ -541,7 +541,7 @@ class EventRecorder(MessageEventRecorder):
         self, version: str, reason: Literal["ok", "refused", "restart_needed"], seconds: float, *, success: bool
     ) -> None:
         """The configuration was read again, in so many seconds. :param success: whether all files could be used."""
-        self.metrics.reloaded(self._clock.seconds(), success)
+        self.metrics.set_reload_result(self._clock.seconds(), success)
         self._events.emit("proc.reload", version=version, reason=reason, dur_ms=seconds * 1000)
 
     def _lap_ms(self) -> float:

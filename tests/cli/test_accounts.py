@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mediatord.app.core_services import get_log_key_path
-from mediatord.observability.pseudonym_keys import read_pseudonym_keys
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 from tests.cli.test_commands import Capture, call, one_line
 from tests.cli.test_queue import ALICE, BOB, HOUR, INBOX, ConfiguredStore, office, printed
 from tests.store.builders import result_of

@@ -271,7 +271,7 @@ def test_dids_that_nothing_waits_for(office: ConfiguredStore, capsys: Capture) -
 
 def self_test(office: ConfiguredStore, *ids: str) -> str:
     """The DID of the daemon's self-test, with an account for which something waits."""
-    did = ProbeIdentities(read_identity(office.config).secret).identity(NODE).did
+    did = ProbeIdentities(read_identity(office.config).root_secret).identity(NODE).did
     result_of(office.store.grant(did))
     result_of(office.store.update_recipients(did, [(did, "add")], max_recipients=9))
     office.put(*ids, to=did)

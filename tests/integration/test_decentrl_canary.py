@@ -28,7 +28,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import ChannelType
 from mediatord.protocol.decentrl.contracts import sign_contract, sign_contract_request
-from mediatord.protocol.decentrl.signatures import encode_base64
+from mediatord.protocol.encoding import encode_base64
 from mediatord.store.interfaces.decentrl import IDecentrlStore
 from mediatord.wallet.decentrl_client import read_mediator_document
 from mediatord.wallet.decentrl_messages import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL

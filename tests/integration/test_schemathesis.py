@@ -31,7 +31,7 @@ from schemathesis.specs.openapi.checks import (
 from mediatord.http.openapi import OPENAPI_JSON
 from mediatord.protocol.decentrl.commands import ChannelType, DirectPayload, PublicPayload
 from mediatord.protocol.decentrl.contracts import sign_contract
-from mediatord.protocol.decentrl.encryption import decode_public_key
+from mediatord.protocol.decentrl.crypto import decode_public_key
 from mediatord.wallet.decentrl_messages import (
     DIRECT_CHANNEL,
     PRIVATE_CHANNEL,
@@ -73,7 +73,7 @@ class DaemonWithIdentities:
         document = requests.get(self.url, timeout=SECONDS).json()
         self._did: str = document["id"]
         self._prekey = decode_public_key(document["keyAgreement"][0]["publicKeyMultibase"])
-        self._alice, self._bob = (DecentrlIdentity.fresh(name, self._did) for name in ("alice", "bob"))
+        self._alice, self._bob = (DecentrlIdentity.generate(name, self._did) for name in ("alice", "bob"))
         for one in (self._alice, self._bob):
             self._do(one, DIRECT_CHANNEL, propose_contract(one, self._did, now()).payload(self._prekey))
         for one in (self._alice, self._bob):

@@ -23,7 +23,7 @@ class AccessListTests(SynchronousTestCase):
         """Exactly those, whichever list is longer; `deny` goes before `allow`."""
         access = AccessList()
         self.assertTrue(access.allows("did:example:a"))
-        access.change(
+        access.set_lists(
             ["did:web:a.example:*", "did:example:b"], ["did:web:a.example:bad", "did:web:a.example:worse:*"]
         )
         for did, allowed in {
@@ -38,20 +38,20 @@ class AccessListTests(SynchronousTestCase):
         }.items():
             self.assertIs(access.allows(did), allowed, did)
         self.assertFalse(access.denies("did:example:c"))
-        access.change([], ["did:example:c"])
+        access.set_lists([], ["did:example:c"])
         self.assertFalse(access.allows("did:example:b"))
 
     def test_one_spelling(self) -> None:
         """Both forms of a did:peer:4 are one DID."""
         did = "did:peer:4zQmd8CpeFPci817KDsbSAKWcXAE2mjvCQSasRewvbSF54Bd:z2M1k7h4psgp4CmJcnQn2Ljp7Pz7ktsd7oBhMU3dWY5s"
         access = AccessList()
-        access.change(None, [did])
+        access.set_lists(None, [did])
         self.assertTrue(access.denies(did.rpartition(":")[0]))
 
     def test_one_host(self) -> None:
         """A did:web leads to the same document however it is spelled, and both ways of denying it hold."""
         access = AccessList()
-        access.change(None, ["did:web:A.example:user", "did:web:b.example:*", "did:web:c.example"])
+        access.set_lists(None, ["did:web:A.example:user", "did:web:b.example:*", "did:web:c.example"])
         for did, denied in {
             "did:web:A.example:user": True,
             "did:web:a.EXAMPLE:user": True,
@@ -76,7 +76,7 @@ class AccessListTests(SynchronousTestCase):
         access = AccessList()
         self.assertEqual(len({plain, raw, padded}), 3)
         for denied in (plain, raw, padded, f"did:decentrl:{alias}:*"):
-            access.change(None, [denied])
+            access.set_lists(None, [denied])
             self.assertEqual([access.denies(did) for did in (plain, raw, padded)], [True] * 3, denied)
             self.assertFalse(access.denies(make_did("ann", *keys, mediator)))
 

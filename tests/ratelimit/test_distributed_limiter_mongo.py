@@ -103,7 +103,11 @@ class SharedLimitTests(MongoTestCase):
                 Deferred.fromCoroutine(charge).addCallbacks(lambda _: True, self.refused)
                 for _ in range(250)
                 for node in nodes
-                for charge in (node.sender(DID, None, PEER), node.charge_anonymous(PEER), node.account(DID, PEER))
+                for charge in (
+                    node.charge_sender(DID, None, PEER),
+                    node.charge_anonymous(PEER),
+                    node.charge_account(DID, PEER),
+                )
             ]
         )
         for number, limit in enumerate(limits.values()):
