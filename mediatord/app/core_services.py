@@ -323,5 +323,5 @@ def _build_rate_limiter(
         ip_per_minute=config.limits.ip_per_minute,
         account_per_minute=config.limits.account_per_minute,
         trusted=_build_trusted_peers(config),
-        allowances=allowances,
+        quotas=allowances,
     )
