@@ -16,7 +16,7 @@ from twisted.logger._capture import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.daemon import build_daemon
-from mediatord.app.pseudonym_key_rotation import to_utc_day
+from mediatord.observability.pseudonym_keys import to_utc_day
 from mediatord.observability.pseudonym_keys import (
     create_pseudonym_key,
     delete_epoch_key,

@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 
 from mediatord import __version__
 from mediatord.app.cluster import ClusterSubsystem, resolve_node_settings
-from mediatord.app.pseudonym_key_rotation import PseudonymKeyRotation, to_utc_day
 from mediatord.app.reload import (
     ConfigReloader,
     CurrentIdentity,
@@ -32,7 +31,7 @@ from mediatord.net.outbound_http import OutboundHTTPClient
 from mediatord.observability.event_log import EventLogWriter, LogOrigin, SegmentSealer
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
-from mediatord.observability.pseudonym_keys import renew_pseudonym_key
+from mediatord.observability.pseudonym_keys import PseudonymKeyRotation, renew_pseudonym_key, to_utc_day
 from mediatord.observability.pseudonyms import Pseudonymizer
 from mediatord.private_file import PrivateFileError
 from mediatord.probe.cycle import ProbeCredentials, derive_probe_credentials
