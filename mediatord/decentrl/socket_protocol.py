@@ -16,7 +16,7 @@ from mediatord.errors import (
     InternalFault,
     InvalidMessage,
     MediatorError,
-    RateLimited,
+    RateLimitExceeded,
     StoreUnavailable,
     UnauthorizedCommand,
 )
@@ -88,7 +88,7 @@ class DecentrlSocketProtocol:
         One message from the other side.
 
         :param binary: whether it came as a binary message, which none of the protocol's is.
-        :raise ShuttingDown: the daemon is stopping.
+        :raise ShutdownInProgress: the daemon is stopping.
         """
         if not self._has_first_frame:
             self._has_first_frame = True
@@ -135,7 +135,7 @@ class DecentrlSocketProtocol:
                 or await context.store.decentrl.registered_until(message.did) is None
             ):
                 raise UnauthorizedCommand
-        except (StoreUnavailable, RateLimited):
+        except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:
             context.admission.charge_failure(peer, len(frame))

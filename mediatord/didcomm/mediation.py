@@ -20,7 +20,7 @@ from mediatord.didcomm.messages import (
     ResponseContent,
     UnpackedMessage,
 )
-from mediatord.errors import MediatorError, NotEnrolled, RateLimited, StoreUnavailable
+from mediatord.errors import MediationNotGranted, MediatorError, RateLimitExceeded, StoreUnavailable
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol.canonical_did import compute_did_digest, is_same_did
 from mediatord.protocol.didcomm import jwe
@@ -76,8 +76,8 @@ class OwnershipVerifier:
         The recipient DIDs of which the update carries a proof that holds, by their digests (:func:`compute_did_digest`); with
         each what its proof is known by.
 
-        :raise BadAttachment: an attachment is no envelope; likewise LinkedAttachment.
-        :raise RateLimited: the account is over its limit.
+        :raise InvalidAttachment: an attachment is no envelope; likewise LinkedAttachment.
+        :raise RateLimitExceeded: the account is over its limit.
         """
         found: dict[bytes, bytes] = {}
         if not received.message.attachments:
@@ -85,7 +85,7 @@ class OwnershipVerifier:
         try:
             for raw, _ in read_payloads(received.message):
                 found.update(await self._proven(raw, account, origin))
-        except (StoreUnavailable, RateLimited):
+        except (StoreUnavailable, RateLimitExceeded):
             await self.forget(found)
             raise
         return found
@@ -99,7 +99,7 @@ class OwnershipVerifier:
         await self._admission.account(account.did, origin.peer)
         try:
             proof = await self._unpacker.open(jwe.parse(raw), origin.peer)
-        except (StoreUnavailable, RateLimited):
+        except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:
             return {}
@@ -184,7 +184,7 @@ class MediationCoordinator:
             return ResponseContent(mediation_version.type("mediate-deny"), {})
         try:
             await self._grant(authcrypt_sender, account, origin)
-        except NotEnrolled:
+        except MediationNotGranted:
             self._recorder.denied(authcrypt_sender.did, "rotated", "didcomm")
             return ResponseContent(mediation_version.type("mediate-deny"), {})
         if authcrypt_sender.draft03:
@@ -200,8 +200,8 @@ class MediationCoordinator:
         Make an account, unless it is there, and charge the address for it, unless it was there a short time ago.
 
         :param account: it may have been removed since the store has read it.
-        :raise NotEnrolled: the DID was rotated away from.
-        :raise RegistrationLimited: it is one too many; likewise RegistrationsFull.
+        :raise MediationNotGranted: the DID was rotated away from.
+        :raise RegistrationLimitExceeded: it is one too many; likewise RegistrationCapacityExceeded.
         """
         if account is not None:
             await self._store.grant(authcrypt_sender.did)
@@ -228,7 +228,7 @@ class MediationCoordinator:
                 for one in compress(updates, allowed)
             ]
             charged = await self._charge(wanted, account, origin)
-        except (StoreUnavailable, RateLimited):
+        except (StoreUnavailable, RateLimitExceeded):
             await self._ownership.forget(proven)
             raise
         try:
@@ -259,13 +259,13 @@ class MediationCoordinator:
         """
         Charge the address for what is to be added, or, if that is too much, for what the account does not have yet.
 
-        :raise RegistrationLimited: it is too much; likewise RegistrationsFull.
+        :raise RegistrationLimitExceeded: it is too much; likewise RegistrationCapacityExceeded.
         """
         names = [name for name, action in wanted if action == "add"]
         size = sum(map(len, names))
         try:
             await self._quota.register(origin.peer, size)
-        except RateLimited:
+        except RateLimitExceeded:
             size = sum([len(name) for name in names if await self._is_new(name, account)])
             await self._quota.register(origin.peer, size)
         return size

@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.delivery.connections import ConnectionManager, TooManySubscriptions
 from mediatord.didcomm.live_delivery import LiveDelivery
 from mediatord.didcomm.messages import MessageOrigin, RecipientKeys, ResponseContent, UnpackedMessage
-from mediatord.errors import LiveModeUnsupported, NotEnrolled
+from mediatord.errors import LiveModeUnsupported, MediationNotGranted
 from mediatord.observability.event_recorder import DeliveryPath, EventRecorder
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.message_pickup import (
@@ -145,11 +145,11 @@ class Pickup:
         """
         A recipient DID of this account, by any of its names.
 
-        :raise NotEnrolled: it is unknown or somebody else's, which look the same.
+        :raise MediationNotGranted: it is unknown or somebody else's, which look the same.
         """
         if named is None:
             return None
         did = canonicalize_did(named)
         if await self._store.owner(did) == account.did:
             return did
-        raise NotEnrolled
+        raise MediationNotGranted

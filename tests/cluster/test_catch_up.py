@@ -17,7 +17,7 @@ from mediatord.cluster.anti_entropy import (
 from mediatord.cluster.message_authenticator import MAX_TIMESTAMP_SKEW as CLOCKS_DIFFER
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import StoredMessage
-from tests.cluster.test_in_memory_cluster import DIDCommVillage
+from tests.cluster.test_didcomm_cluster import DIDCommVillage
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet
 
 SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1

@@ -14,7 +14,7 @@ from twisted.python.monkey import MonkeyPatcher
 from mediatord.store.mongo.driver import client as server_module
 from tests.model.decentrl_steps import DecentrlSteps
 from tests.model.didcomm_steps import DIDCommSteps
-from tests.store.mongo_test_case import PATIENT
+from tests.store.mongo.mongo_test_case import PATIENT
 
 # Sequences of steps, and steps of each.
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))

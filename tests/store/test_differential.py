@@ -37,7 +37,7 @@ from mediatord.store.sqlite.database_file import connect
 from mediatord.store.sqlite.executor import SQLiteTuning
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
-from tests.store.mongo_test_case import PATIENT
+from tests.store.mongo.mongo_test_case import PATIENT
 
 POLICIES = (
     QueueLimits(4, 40),

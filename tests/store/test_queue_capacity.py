@@ -7,7 +7,7 @@ from twisted.internet.defer import Deferred
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits
 from tests.store.builders import ALICE
-from tests.store.commit_test_case import INBOX, CommitTestCase, count_wal_commits
+from tests.store.sqlite.commit_test_case import INBOX, CommitTestCase, count_wal_commits
 
 
 class RoomTests(CommitTestCase):

@@ -76,7 +76,7 @@ class IAccountStore(Interface):
         """
         The account of this DID, made if there is none.
 
-        :raise NotEnrolled: the DID was rotated away from (`move`).
+        :raise MediationNotGranted: the DID was rotated away from (`move`).
         """
 
     def touch(did: str) -> Deferred[None]:

@@ -365,7 +365,7 @@ class IMessageStore(Interface):
         Fires once everything is durable. `received_at` is the store's clock.
 
         :param origin: as :class:`QueueLimits` has it.
-        :raise RecipientUnknown: nobody has registered `recipient_did` (an exact match); nothing was stored.
+        :raise UnknownRecipient: nobody has registered `recipient_did` (an exact match); nothing was stored.
         :raise QueueFull: by `when_full` refuse; nothing was stored.
         """
 
@@ -385,7 +385,7 @@ class IMessageStore(Interface):
         """
         Several deposits in order, all or none of them, as :meth:`deposit`.
 
-        :raise RecipientUnknown: one of the DIDs is not registered; nothing was stored.
+        :raise UnknownRecipient: one of the DIDs is not registered; nothing was stored.
         """
 
     def fetch(

@@ -33,7 +33,7 @@ class INonceCache(Interface):
 
         :param until: from then on, by the clock of whoever claims it again, it counts as not present.
         :param share: of all the room there is, how much may be taken already, whoever took it.
-        :raise ReplayMemoryFull: it would be new, and more is taken; those that are over count until they are pruned.
+        :raise ReplayCacheFull: it would be new, and more is taken; those that are over count until they are pruned.
             Nodes of a cluster may notice that a little late.
         """
 

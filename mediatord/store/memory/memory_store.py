@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
+from mediatord.errors import MediatorError, StoreUnavailable, UnknownRecipient
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.interfaces.accounts import (
     Account,
@@ -286,10 +286,10 @@ class _MemoryState:
         return EntryList() if queue is None else queue.entry_list
 
     def queue_for(self, recipient_did: str) -> RecipientQueue:
-        """:raise RecipientUnknown: nobody has registered it."""
+        """:raise UnknownRecipient: nobody has registered it."""
         recipient = self.accounts.recipient(recipient_did)
         if recipient is None:
-            raise RecipientUnknown()
+            raise UnknownRecipient()
         return recipient.account_entry.mailbox.queue(recipient.did)
 
     def backlog(self, bounds: Sequence[float], top: int) -> QueueBacklog:

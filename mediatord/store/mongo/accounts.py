@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from bson import ObjectId
 from twisted.internet.defer import Deferred, fail, succeed
 
-from mediatord.errors import NotEnrolled, StoreUnavailable
+from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.caches import OwnerCache
 from mediatord.store.interfaces.accounts import (
@@ -59,10 +59,10 @@ def _parse_account(document: Document) -> Account:
 
 
 async def grant_account(t: Transaction, did: str, now: float) -> Account:
-    """:raise NotEnrolled: the DID was rotated away from."""
+    """:raise MediationNotGranted: the DID was rotated away from."""
     retired, found = await t.ask(build_find(RETIRED_DIDS, {"_id": did}), build_find(ACCOUNTS, {"did": did}))
     if retired:
-        raise NotEnrolled()
+        raise MediationNotGranted()
     if found:
         return _parse_account(found[0])
     times = {"created_at": now, "seen_at": now, "fresh": True}
@@ -86,10 +86,10 @@ async def move_account(t: Transaction, prior: str, new: str) -> bool:
 async def update_recipients(
     t: Transaction, did: str, updates: Sequence[tuple[str, RecipientUpdateAction]], max_recipients: int
 ) -> list[RecipientUpdateResult]:
-    """:raise NotEnrolled: there is no such account."""
+    """:raise MediationNotGranted: there is no such account."""
     found = await t.find(ACCOUNTS, {"did": did})
     if not found:
-        raise NotEnrolled()
+        raise MediationNotGranted()
     digests = list({compute_did_digest(one) for one, _ in updates})
     owned, left_over = await t.ask(
         build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "registered": _REGISTERED}),

@@ -17,7 +17,7 @@ from mediatord.errors import (
     DuplicateNonce,
     MediatorError,
     RecipientNotRegistered,
-    ReplayMemoryFull,
+    ReplayCacheFull,
     StoreUnavailable,
     UnauthorizedCommand,
 )
@@ -150,7 +150,7 @@ class MongoGuardedCommand(Generic[T]):
             raise DuplicateNonce()
         self.replaces = bool(held)
         if not held and not self.has_room:
-            raise ReplayMemoryFull()
+            raise ReplayCacheFull()
         try:
             self._check(parties)
             change = self._change = await command.decide(

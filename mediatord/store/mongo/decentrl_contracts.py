@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bson import Timestamp
 
-from mediatord.errors import OverQuota
+from mediatord.errors import QuotaExceeded
 from mediatord.store.interfaces.decentrl import (
     Contract,
     ContractFilter,
@@ -137,7 +137,7 @@ class MongoSaveContractCommand:
         ]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise OverQuota: it would be one too many, and none has expired that could make room."""
+        """:raise QuotaExceeded: it would be one too many, and none has expired that could make room."""
         same, with_one = context.found
         if same:
             return CommandOutcome((), None)
@@ -167,7 +167,7 @@ class MongoSaveContractCommand:
             CONTRACTS.name, expired, sort={"seq": 1}, limit=1, projection={"_id": 1}, hint=index
         )
         if not found:
-            raise OverQuota()
+            raise QuotaExceeded()
         return found
 
 
@@ -237,10 +237,10 @@ class MongoRequestContractCommand:
         ]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise OverQuota: too many wait already."""
+        """:raise QuotaExceeded: too many wait already."""
         (of_one,) = context.found
         if context.party.requests >= self.caps.requests or len(of_one) >= self.caps.requests_of_one:
-            raise OverQuota()
+            raise QuotaExceeded()
         document = {
             "_id": self.request.id,
             "party": context.party.key,

@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from bson import Timestamp
 
-from mediatord.errors import OverQuota, PublicEventNotFound, RateLimited
+from mediatord.errors import PublicEventNotFound, QuotaExceeded, RateLimitExceeded
 from mediatord.store.caches import EventPosition, PageCursorCache, PageCursors
 from mediatord.store.interfaces.decentrl import (
     DecentrlQuotas,
@@ -256,10 +256,10 @@ class EventListReader:
         return self.position_cache.shelfmarks.of((self.owner, self.table.name, search), self.edition)
 
     async def _limit_scans(self, scan: Callable[[], Awaitable[T]]) -> T:
-        """:raise RateLimited: too many are on the way for this owner."""
+        """:raise RateLimitExceeded: too many are on the way for this owner."""
         scans = self.position_cache.scans
         if scans[self.owner] >= _MAX_SCANS_PER_OWNER:
-            raise RateLimited(retry_after=1)
+            raise RateLimitExceeded(retry_after=1)
         scans[self.owner] += 1
         try:
             return await scan()
@@ -301,7 +301,7 @@ async def read_event_slice(
     """
     The events of a slice, and how many match in all.
 
-    :raise TooLarge: their payloads are more than a slice may have.
+    :raise PayloadTooLarge: their payloads are more than a slice may have.
     """
     held: int = getattr(party, table.counter)
     if held <= position_cache.step:
@@ -346,14 +346,14 @@ class MongoSaveEventsCommand:
         return []
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise OverQuota: they would be too much."""
+        """:raise QuotaExceeded: they would be too much."""
         party = context.party
         documents = [
             build_stored_event(event, party.key, processed=event.sender_did == self.did) for event in self.events
         ]
         size = sum([document["size"] + document["tags_size"] for document in documents])
         if not party.has_room(self.caps, len(documents), size):
-            raise OverQuota()
+            raise QuotaExceeded()
         payloads = [build_stored_payload(event) for event in self.events]
         return CommandOutcome(
             [
@@ -427,12 +427,12 @@ class MongoUpdateTagsCommand:
         ]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise OverQuota: they would be too much."""
+        """:raise QuotaExceeded: they would be too much."""
         (found,) = context.found
         party = context.party
         growth = sum([sum_utf8_sizes(*self.tags[one["_id"]]) - one["tags_size"] for one in found])
         if not party.has_room(self.caps, 0, growth):
-            raise OverQuota()
+            raise QuotaExceeded()
         if not found:
             return CommandOutcome((), None)
         updates = [{"q": {"_id": one["_id"]}, "u": {"$set": self._changed(one, party.key)}} for one in found]
@@ -452,7 +452,7 @@ class MongoUpdateTagsCommand:
 async def find_stored_events(
     reading: PartyReader, position_cache: EventPositionCache, owner: str, wanted: EventFilter, part: PageRequest
 ) -> ResultPage[StoredEvent]:
-    """:raise TooLarge: their payloads are more than a slice may have."""
+    """:raise PayloadTooLarge: their payloads are more than a slice may have."""
     party = await reading.party(owner)
     if not party.stored:
         return build_empty_result()
@@ -501,11 +501,11 @@ class MongoPublishCommand:
         return []
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise OverQuota: it would be one too many."""
+        """:raise QuotaExceeded: it would be one too many."""
         event, party = self.event, context.party
         document = build_public_event(event, party.key)
         if not party.has_room(self.caps, 1, document["size"] + document["tags_size"]):
-            raise OverQuota()
+            raise QuotaExceeded()
         payload = build_public_payload(event)
         return CommandOutcome(
             [
@@ -582,7 +582,7 @@ async def find_public_events(
     wanted: PublicEventFilter,
     part: PageRequest,
 ) -> ResultPage[PublicEvent]:
-    """:raise TooLarge: they are more than a slice may have."""
+    """:raise PayloadTooLarge: they are more than a slice may have."""
     party = await reading.party(publisher)
     if not party.published:
         return build_empty_result()

@@ -18,7 +18,7 @@ from bson import ObjectId
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.clock import REQUEST_TIME_LIMIT
-from mediatord.errors import TooLarge
+from mediatord.errors import PayloadTooLarge
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, DecentrlQuotas, PageRequest, ResultPage
 from mediatord.store.mongo.driver.commands import (
     Document,
@@ -276,7 +276,7 @@ def build_empty_result() -> ResultPage[Any]:
 def check_slice_size(documents: Sequence[Document]) -> None:
     """
     :param documents: with the `size` of their payloads.
-    :raise TooLarge: those are more than a slice may have.
+    :raise PayloadTooLarge: those are more than a slice may have.
     """
     if sum([document["size"] for document in documents]) > MAX_PAGE_BYTES:
-        raise TooLarge()
+        raise PayloadTooLarge()

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from bson import Timestamp
 
-from mediatord.errors import ContractNotFound, OverQuota
+from mediatord.errors import ContractNotFound, QuotaExceeded
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, DecentrlQuotas, PageRequest, PendingEvent, ResultPage
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, RemovedMessage
 from mediatord.store.mongo.decentrl_commands import CommandContext, CommandOutcome
@@ -67,7 +67,7 @@ class MongoDeliverCommand:
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
         """
         :raise ContractNotFound: the recipient owns no contract with the sender that has not expired.
-        :raise OverQuota: too much waits already.
+        :raise QuotaExceeded: too much waits already.
         """
         (allowing,) = context.found
         if not allowing:
@@ -75,7 +75,7 @@ class MongoDeliverCommand:
         event, caps, party = self.event, self.caps, context.party
         size = self.size
         if party.pending >= caps.pending or (size and party.pending_bytes + size > caps.pending_bytes):
-            raise OverQuota()
+            raise QuotaExceeded()
         document = {
             "_id": event.id,
             "party": party.key,
@@ -120,7 +120,7 @@ class MongoAcknowledgeEventsCommand:
 async def find_pending_events(
     reading: PartyReader, recipient: str, sender: str | None, part: PageRequest
 ) -> ResultPage[PendingEvent]:
-    """:raise TooLarge: their payloads are more than a slice may have."""
+    """:raise PayloadTooLarge: their payloads are more than a slice may have."""
     party = await reading.party(recipient)
     if not party.pending:
         return build_empty_result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mediatord.errors import MediatorError, QueueFull, RecipientUnknown
+from mediatord.errors import MediatorError, QueueFull, UnknownRecipient
 from mediatord.store.fair_share import MessageVolume, SenderUsage, find_exceeded_limit
 from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits, RemovedMessage
 from mediatord.store.mongo.driver.commands import (
@@ -113,7 +113,7 @@ class _EnqueuePass:
     def enqueue(self, orders: EnqueueWork) -> EnqueueOutcome:
         """What becomes of some orders, or why none of them is carried out."""
         if any(order.recipient_did not in self._plans for order in orders):
-            return RecipientUnknown()
+            return UnknownRecipient()
         if self._limits.when_full == "refuse":
             try:
                 self._refuse_excess(orders)

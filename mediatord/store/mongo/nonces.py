@@ -10,7 +10,7 @@ from math import inf
 
 from bson import Timestamp
 
-from mediatord.errors import ReplayMemoryFull, StoreUnavailable
+from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.commands import (
@@ -55,7 +55,7 @@ class NonceClaimRequest:
 
 
 # Whether it was new; or it would be, and there is no room.
-NonceClaimResult = bool | ReplayMemoryFull
+NonceClaimResult = bool | ReplayCacheFull
 
 
 class NonceClaimBatchOperation:
@@ -272,7 +272,7 @@ def _decide_claims(
     for work in works:
         answer: NonceClaimResult = held.get(work.key, work.now) <= work.now
         if answer and work.key not in held and not has_room(work.share, len(fresh.keys() - there)):
-            answer = ReplayMemoryFull()
+            answer = ReplayCacheFull()
         if answer is True:
             held[work.key] = work.until
             fresh[work.key] = _build_nonce(work.key, work.until, token)

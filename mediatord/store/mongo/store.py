@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable, TooLarge
+from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.store.interfaces.accounts import (
     Account,
@@ -173,7 +173,7 @@ class MongoStore:
             for one in deposits
         ]
         if not self._enqueue_operation.possible(orders):
-            return fail(TooLarge())
+            return fail(PayloadTooLarge())
         dids = {one.recipient_did for one in deposits}
         keys = {*dids, *filter(None, map(self._owner_cache.known, dids))}
         size = sum([len(payload.data) for one in deposits for payload in one.payloads])
@@ -403,7 +403,7 @@ class MongoStore:
         return self._read(name, _unless_limit_is_zero(limit, work))
 
     def _handle_unknown_recipient(self, failure: Failure, dids: set[str]) -> Failure:
-        if failure.check(RecipientUnknown):
+        if failure.check(UnknownRecipient):
             self._owner_cache.forget(dids)
         return failure
 

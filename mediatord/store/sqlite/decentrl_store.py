@@ -20,7 +20,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from mediatord.errors import DuplicateNonce, MediatorError, RateLimited, RecipientNotRegistered, UnauthorizedCommand
+from mediatord.errors import (
+    DuplicateNonce,
+    MediatorError,
+    RateLimitExceeded,
+    RecipientNotRegistered,
+    UnauthorizedCommand,
+)
 from mediatord.store.caches import PageCursorCache
 from mediatord.store.interfaces.decentrl import (
     MAX_PAGE_BYTES,
@@ -319,7 +325,7 @@ class SQLiteDecentrlStore:
             if found is not None:
                 return found
             if self._searching[owner] >= _SEARCHES_PER_OWNER:
-                raise RateLimited(retry_after=1)
+                raise RateLimitExceeded(retry_after=1)
             self._searching[owner] += 1
             return self._file.search(f"{name}_patiently", lambda c: search(c, patient)).addBoth(over)
 

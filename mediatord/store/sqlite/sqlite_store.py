@@ -17,7 +17,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
+from mediatord.errors import MediatorError, StoreUnavailable, UnknownRecipient
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.store.caches import OWNER_CACHE_CAPACITY, OwnerCache
 from mediatord.store.interfaces.accounts import (
@@ -473,12 +473,12 @@ class SQLiteStore:
         self, outcomes: list[OperationOutcome], deposits: Sequence[EnqueueRequest]
     ) -> list[EnqueueResult | MediatorError]:
         for outcome, one in zip(outcomes, deposits, strict=True):
-            if isinstance(outcome.error, RecipientUnknown):
+            if isinstance(outcome.error, UnknownRecipient):
                 self._owners.forget([one.recipient_did])
         return [outcome.value if outcome.error is None else outcome.error for outcome in outcomes]
 
     def _not_enqueued(self, failure: Failure, recipient_did: str) -> Failure:
-        if failure.check(RecipientUnknown):
+        if failure.check(UnknownRecipient):
             self._owners.forget([recipient_did])
         return failure
 

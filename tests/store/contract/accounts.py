@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mediatord.errors import NotEnrolled, RecipientUnknown
+from mediatord.errors import MediationNotGranted, UnknownRecipient
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
 from mediatord.store.interfaces.accounts import Account, ExpiredAccount, RecipientUpdateAction
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract
@@ -105,7 +105,7 @@ class AccountContract(StoreContract):
 
     async def test_update_without_account(self) -> None:
         """Nobody registers a DID without a grant (reference 5.3)."""
-        with self.assertRaises(NotEnrolled):
+        with self.assertRaises(MediationNotGranted):
             await self.change(CAROL, (OTHER, "add"))
         self.assertIsNone(await self.store.owner(OTHER))
 
@@ -125,7 +125,7 @@ class AccountContract(StoreContract):
         """After a removal nothing more is accepted, but what waits stays for the account (reference 5.3)."""
         await self.put("a", "b")
         await self.change(ALICE, (INBOX, "remove"))
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put("c")
         self.assertEqual(await self.waiting(ALICE), ["a", "b"])
         self.assertEqual(await self.waiting(ALICE, INBOX), ["a", "b"])
@@ -242,7 +242,7 @@ class AccountContract(StoreContract):
         await self.store.move(ALICE, CAROL)
         self.assertIsNone(await self.store.account(ALICE))
         self.assertEqual(await self.waiting(ALICE), [])
-        with self.assertRaises(NotEnrolled):
+        with self.assertRaises(MediationNotGranted):
             await self.store.grant(ALICE)
         self.assertFalse(await self.store.move(CAROL, ALICE))
         self.assertIsNone(await self.store.account(ALICE))
@@ -264,7 +264,7 @@ class AccountContract(StoreContract):
         self.assertEqual(await self.store.owner(INBOX), "did:example:dave")
         for prior in (ALICE, CAROL):
             self.assertTrue(await self.store.is_retired(prior))
-            with self.assertRaises(NotEnrolled):
+            with self.assertRaises(MediationNotGranted):
                 await self.store.grant(prior)
         for other in (BOB, INBOX, "did:example:dave"):
             self.assertFalse(await self.store.is_retired(other))
@@ -305,7 +305,7 @@ class AccountExpiryContract(StoreContract):
         self.assertEqual([await self.store.account(did) for did in (ALICE, BOB)], [None, None])
         self.assertIsNone(await self.store.owner(INBOX))
         self.assertEqual(await self.store.recipients(ALICE, offset=0, limit=9), ([], 0))
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put("a")
         await self.register(CAROL, INBOX)
         self.assertEqual((await self.store.grant(ALICE)).created_at, self.clock.seconds())

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from zope.interface.verify import verifyObject
 
-from mediatord.errors import MediatorError, TooLarge
+from mediatord.errors import MediatorError, PayloadTooLarge
 from mediatord.store.interfaces.decentrl import (
     MAX_PAGE_BYTES,
     CommandGuard,
@@ -142,7 +142,7 @@ class DecentrlContract(StoreContract):
             found = await ask(part)
             self.assertEqual((len(found.items), found.total), (len(range(3)[part.offset :][: part.limit]), 3))
         for part in (ALL, PageRequest(0, 3)):
-            with self.assertRaises(TooLarge):
+            with self.assertRaises(PayloadTooLarge):
                 await ask(part)
 
     def ids(self, items: Iterable[Any], total: int) -> list[str]:

@@ -10,8 +10,8 @@ from twisted.internet.defer import DeferredList
 from mediatord.errors import (
     ContractNotFound,
     DuplicateNonce,
-    OverQuota,
     PublicEventNotFound,
+    QuotaExceeded,
     RecipientNotRegistered,
     StoreUnavailable,
     UnauthorizedCommand,
@@ -133,11 +133,11 @@ class DecentrlGuardContract(DecentrlContract):
         await self.request("request")
         await self.save(an_event("event"))
         again = a_contract("again", until=NOON + HOUR)
-        await self.refused(OverQuota, lambda guard: self.decentrl.save_contract(guard, again))
-        await self.refused(OverQuota, lambda guard: self.decentrl.request_contract(guard, a_request("r")))
-        await self.refused(OverQuota, lambda guard: self.decentrl.deliver(guard, event))
-        await self.refused(OverQuota, lambda guard: self.decentrl.save_events(guard, ALICE, [an_event("e")]))
-        await self.refused(OverQuota, lambda guard: self.decentrl.publish(guard, ALICE, a_public_event("x")))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.save_contract(guard, again))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.request_contract(guard, a_request("r")))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.deliver(guard, event))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.save_events(guard, ALICE, [an_event("e")]))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.publish(guard, ALICE, a_public_event("x")))
 
     async def test_done_keeps_the_nonce(self) -> None:
         """Every write claims the nonce, also one that finds nothing to do."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mediatord.errors import ContractNotFound, OverQuota, RecipientNotRegistered
+from mediatord.errors import ContractNotFound, QuotaExceeded, RecipientNotRegistered
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, CommandGuard, DecentrlQuotas, PendingEvent
 from mediatord.store.interfaces.messages import QueueTotals, RemovedMessage
 from tests.store.builders import ALICE, BOB, HOUR, NOON
@@ -21,7 +21,7 @@ class DecentrlDeliveryContract(DecentrlContract):
 
     async def over_quota(self, *, to: str = ALICE, sender: str = BOB, payload: str = "") -> None:
         event = PendingEvent("one too many", to, sender, payload, self.clock.seconds())
-        await self.refused(OverQuota, lambda guard: self.decentrl.deliver(guard, event))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.deliver(guard, event))
 
     async def acknowledge(self, *ids: str, recipient: str = ALICE) -> list[RemovedMessage]:
         return await self.decentrl.acknowledge_events(self.guard(recipient), recipient, ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mediatord.errors import RecipientUnknown, StoreUnavailable
+from mediatord.errors import StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, RemovedMessage, StoredMessage
 from tests.store.builders import ALICE, BOB, HOUR, NOON, make_payload
 from tests.store.contract.base import INBOX, LONG_FORM, OTHER, SHORT_FORM, StoreContract
@@ -35,27 +35,27 @@ class EnqueueContract(StoreContract):
 
     async def test_unknown_recipient(self) -> None:
         """A deposit for a DID that nobody has registered is refused (UC-021 AF-1)."""
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put("a", to=OTHER)
         await self.register(ALICE, OTHER)
         self.assertEqual(await self.waiting(), [])
 
     async def test_account_did_is_no_recipient(self) -> None:
         """An account DID is not routable unless it was registered (reference 5.3)."""
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put("a", to=ALICE)
 
     async def test_exact_match(self) -> None:
         """A DID that is the beginning of a registered one, or goes on after it, is another DID (reference 4.3)."""
         for stranger in (INBOX[:-1], INBOX + "x", INBOX.upper(), INBOX + "%"):
-            with self.assertRaises(RecipientUnknown):
+            with self.assertRaises(UnknownRecipient):
                 await self.put("a", to=stranger)
         self.assertEqual(await self.waiting(ALICE), [])
 
     async def test_nothing_to_store(self) -> None:
         """A deposit of nothing stores nothing, but still wants a recipient."""
         self.assertEqual((await self.put()).messages, ())
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put(to=OTHER)
 
     async def test_all_or_nothing(self) -> None:
@@ -204,7 +204,7 @@ class EnqueueContract(StoreContract):
         """An unknown recipient, or an id that was used, and nothing at all is stored."""
         await self.put("used")
         for last, error in (
-            (EnqueueRequest(OTHER, (make_payload("b"),), NOON + HOUR), RecipientUnknown),
+            (EnqueueRequest(OTHER, (make_payload("b"),), NOON + HOUR), UnknownRecipient),
             (EnqueueRequest(INBOX, (make_payload("used"),), NOON + HOUR), StoreUnavailable),
         ):
             with self.assertRaises(error):

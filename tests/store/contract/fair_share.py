@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from mediatord.errors import MediatorError, QueueFull, RecipientUnknown
+from mediatord.errors import MediatorError, QueueFull, UnknownRecipient
 from mediatord.store.fair_share import PROBATION_SECONDS
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, MessageLedger, QueueLimits, StoreLedger
 from tests.store.builders import ALICE, HOUR, NOON, make_payload
@@ -418,7 +418,7 @@ class RefusalContract(FairShareTestCase):
         deposits = [self.enqueue("cde"), self.enqueue("c"), self.enqueue("x", OTHER), self.enqueue("d")]
         done = await self.store.enqueue_each([*deposits, self.enqueue("e")])
         kinds = [type(one) if isinstance(one, MediatorError) else EnqueueResult for one in done]
-        self.assertEqual(kinds, [QueueFull, EnqueueResult, RecipientUnknown, EnqueueResult, QueueFull])
+        self.assertEqual(kinds, [QueueFull, EnqueueResult, UnknownRecipient, EnqueueResult, QueueFull])
         self.assertEqual(await self.waiting(), [*"abcd"])
 
     async def test_all_or_none(self) -> None:
@@ -437,7 +437,7 @@ class RefusalContract(FairShareTestCase):
 
     async def test_unknown_recipient(self) -> None:
         """Nobody's queue is not full."""
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put("a", "b", "c", "d", "e", to=OTHER)
 
     async def test_ledger(self) -> None:

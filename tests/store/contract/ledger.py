@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from mediatord.errors import ContractNotFound, MediatorError, OverQuota, RecipientUnknown, StoreUnavailable
+from mediatord.errors import ContractNotFound, MediatorError, QuotaExceeded, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, PendingEvent
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, MessageLedger, StoreLedger
 from tests.store.builders import ALICE, BOB, HOUR, NOON, make_payload
@@ -39,9 +39,9 @@ class LedgerContract(StoreContract):
         await self.put("a", "b", "c")
         await self.put()
         for enqueue in (self.put("d", to=OTHER), self.put("d", "a"), self.put("e", "e")):
-            with self.assertRaises((RecipientUnknown, StoreUnavailable)):
+            with self.assertRaises((UnknownRecipient, StoreUnavailable)):
                 await enqueue
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.store.enqueue_all(
                 [EnqueueRequest(did, (make_payload("f"),), NOON + HOUR) for did in (INBOX, OTHER)],
             )
@@ -171,7 +171,7 @@ class DecentrlLedgerContract(DecentrlContract):
         with self.assertRaises(StoreUnavailable):
             await self.send("a")
         await self.send("c")
-        with self.assertRaises(OverQuota):
+        with self.assertRaises(QuotaExceeded):
             await self.send("d")
         stranger = PendingEvent("e", ALICE, "did:example:stranger", "", NOON)
         with self.assertRaises(ContractNotFound):

@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.internet.defer import DeferredList, gatherResults
 
-from mediatord.errors import DuplicateNonce, MediatorError, ReplayMemoryFull, StoreUnavailable
+from mediatord.errors import DuplicateNonce, MediatorError, ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.decentrl import CommandGuard
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from tests.store.builders import NOON
@@ -31,7 +31,7 @@ class NonceCapacityContract(StoreContract):
         )
         for done, outcome in outcomes:
             self.assertFalse(done)
-            self.assertIsInstance(outcome.value, ReplayMemoryFull)
+            self.assertIsInstance(outcome.value, ReplayCacheFull)
 
     async def test_full(self) -> None:
         """What has no room is refused, which does not say whether it came before; nothing is forgotten for it."""
@@ -39,7 +39,7 @@ class NonceCapacityContract(StoreContract):
         await self.refused(b"6", b"7")
         await self.refused(b"8")
         self.assertEqual(await self.claims(b"1", b"2", b"3", b"4", b"5"), [False] * 5)
-        self.assertTrue(issubclass(ReplayMemoryFull, StoreUnavailable))
+        self.assertTrue(issubclass(ReplayCacheFull, StoreUnavailable))
 
     async def test_as_many_as_fit(self) -> None:
         """Of those that come at the same time, the first are claimed, as if they had come one by one."""
@@ -48,7 +48,7 @@ class NonceCapacityContract(StoreContract):
             [self.store.claim(key, NOON + 60) for key in keys], consumeErrors=True
         )
         told = [outcome if done else type(outcome.value) for done, outcome in outcomes]
-        full = ReplayMemoryFull
+        full = ReplayCacheFull
         self.assertEqual(told, [True, True, True, False, True, True, full, False, full])
 
     async def test_share(self) -> None:
@@ -86,10 +86,10 @@ class NonceCapacityContract(StoreContract):
             return CommandGuard(nonce, NOON + 60)
 
         await self.claims(b"1", b"2", b"3", b"4")
-        with self.assertRaises(ReplayMemoryFull):
+        with self.assertRaises(ReplayCacheFull):
             await self.store.decentrl.admit(CommandGuard(b"5", NOON + 60, share=0.8))
         await self.store.decentrl.admit(guard(b"5"))
-        for nonce, refusal in ((b"6", ReplayMemoryFull), (b"5", DuplicateNonce), (b"1", DuplicateNonce)):
+        for nonce, refusal in ((b"6", ReplayCacheFull), (b"5", DuplicateNonce), (b"1", DuplicateNonce)):
             with self.assertRaises(MediatorError) as caught:
                 await self.store.decentrl.admit(guard(nonce))
             self.assertIs(type(caught.exception), refusal)

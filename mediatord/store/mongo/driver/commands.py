@@ -14,7 +14,7 @@ from typing import Any
 
 from bson import Int64, encode
 
-from mediatord.errors import TooLarge
+from mediatord.errors import PayloadTooLarge
 from mediatord.store.interfaces.messages import ArrivalWindow
 
 Document = dict[str, Any]
@@ -46,14 +46,14 @@ class MongoCommand:
 
 
 def build_inserts(collection: str, documents: Iterable[Document], *, ordered: bool = True) -> list[MongoCommand]:
-    """:raise TooLarge: one of them could not be stored."""
+    """:raise PayloadTooLarge: one of them could not be stored."""
     return list(_build_batches({"insert": collection, "ordered": ordered}, "documents", documents))
 
 
 def build_updates(collection: str, updates: Iterable[Document], *, ordered: bool = True) -> list[MongoCommand]:
     """
     :param updates: `q`, `u` and perhaps `upsert`, `multi`, `hint`, `arrayFilters` each.
-    :raise TooLarge: one of them is too much for a server.
+    :raise PayloadTooLarge: one of them is too much for a server.
     """
     return list(_build_batches({"update": collection, "ordered": ordered}, "updates", updates))
 
@@ -85,10 +85,10 @@ def build_find_and_modify(
 
 
 def encode_document(document: Mapping[str, Any]) -> bytes:
-    """:raise TooLarge: no server would take it."""
+    """:raise PayloadTooLarge: no server would take it."""
     data = encode(document)
     if len(data) > MAX_DOCUMENT_BYTES:
-        raise TooLarge()
+        raise PayloadTooLarge()
     return data
 
 

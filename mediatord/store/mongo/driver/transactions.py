@@ -238,7 +238,7 @@ class Transaction:
     async def insert(self, collection: str, documents: Iterable[Document]) -> None:
         """
         :raise Duplicate: one of them is there already, and the transaction is over.
-        :raise TooLarge: one of them could not be stored.
+        :raise PayloadTooLarge: one of them could not be stored.
         """
         await self._write(build_inserts(collection, documents))
 
