@@ -1,9 +1,9 @@
 """
 Counts the files and calls that one request of each kind passes in a running daemon: `make walk`.
 
-The daemon is a real one, a process of its own with real sockets and SQLite; :mod:`tests.walk_tracer` records its calls.
-Each request is made several times after a warm-up, and the round with the fewest calls counts, which is one without a
-timer in between. So the counts are the same on every machine.
+The daemon is a real one, a process of its own with real sockets and SQLite; :mod:`tests.walk_tracer` records its
+calls. Each request is made several times after a warm-up, and the round with the fewest calls counts, which is one
+without a timer in between. So the counts are the same on every machine.
 """
 
 from __future__ import annotations
@@ -266,7 +266,10 @@ async def worker_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Wa
             walks = (await tracers.fewest(reactor, only_pushed)).values()
             (socket_side,) = [walk for walk in walks if NOTIFIED in walk.files]
             sender_side = max((walk for walk in walks if walk is not socket_side), key=lambda walk: walk.frames)
-            return {"push across workers, sender's side": sender_side, "push across workers, socket's side": socket_side}
+            return {
+                "push across workers, sender's side": sender_side,
+                "push across workers, socket's side": socket_side,
+            }
     raise AssertionError("all connections are at one worker")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import Service
 
+from mediatord.app.lifecycle import ShutdownStep
 from mediatord.cluster.anti_entropy import (
     ANTI_ENTROPY_INTERVAL,
     SWEEP_INTERVAL,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from mediatord.app.core_services import CoreServices
     from mediatord.app.decentrl import DecentrlServices
     from mediatord.app.didcomm import DIDCommServices
-    from mediatord.app.lifecycle import ShutdownStep
 
 # Boots whose names are remembered after their nodes are gone.
 _MAX_KNOWN_NODES = 1000

@@ -1,8 +1,8 @@
 """
 Anti-entropy: periodic and per-subscription work that makes live delivery independent of lost notifications.
 
-A node scans the store for items that it was not notified of, sweeps nodes whose lease has expired, reads the backlog of
-each new subscription, and records pickups so that other nodes do not push what the recipient already has.
+A node scans the store for items that it was not notified of, sweeps nodes whose lease has expired, reads the backlog
+of each new subscription, and records pickups so that other nodes do not push what the recipient already has.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class AntiEntropy:
     """
     Pushes what arrived for the DIDs with sockets here and was never notified.
 
-    It does not rely on pushes by other nodes, whose sockets may be dead. It leaves out what the recipient has recently
-    picked up, and the backlog of each subscription.
+    It does not rely on pushes by other nodes, whose sockets may be dead. It leaves out what the recipient has
+    recently picked up, and the backlog of each subscription.
 
     :param forget_backlogs: called with the time before which no scan will look.
     """
@@ -191,7 +191,8 @@ class BacklogReader:
 
     The order of message and subscription has to come from the store, as the clocks of nodes differ. What is committed
     after other nodes can find the socket is pushed; what was there before is for the socket's owner to request. The
-    backlog is read before the owner learns that the socket is live, so its first request finds what arrives meanwhile.
+    backlog is read before the owner learns that the socket is live, so its first request finds what arrives
+    meanwhile.
 
     :param list_arrivals: of the store.
     """

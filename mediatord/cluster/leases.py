@@ -83,7 +83,8 @@ class LeaderLease:
 
 _log = Logger()
 
-# Seconds: length of the lease, interval of its renewal, and interval of checks whether another process still holds it.
+# Seconds: length of the lease, interval of its renewal, and interval of checks whether another process still holds
+# it.
 EXCLUSIVE_LEASE = 3.0
 EXCLUSIVE_RENEWAL_INTERVAL = 1.0
 EXCLUSIVE_POLL_INTERVAL = 0.25
@@ -95,8 +96,8 @@ class ExclusiveStoreLease(Service):
     """
     Holds the store for this process, from when it is opened until the service stops.
 
-    All such processes join under one name, and with a seal that no node of a cluster has. So the store refuses a second
-    one, as well as one beside a cluster.
+    All such processes join under one name, and with a seal that no node of a cluster has. So the store refuses a
+    second one, as well as one beside a cluster.
 
     :param gate: holds requests until it is known whether this process may serve them.
     :param node_health: is informed whether the clock of this host is right.
@@ -223,7 +224,9 @@ class ExclusiveStoreLease(Service):
         try:
             await self._cluster.drop(self._entry.boot, until=inf)
         except StoreUnavailable:
-            _log.warn("the store was not available for ending the lease on it; the next process waits until it expires")
+            _log.warn(
+                "the store was not available for ending the lease on it; the next process waits until it expires"
+            )
 
     def _sleep(self, seconds: float) -> Deferred[None]:
         return deferLater(self._clock, seconds, lambda: None)

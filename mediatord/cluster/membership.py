@@ -31,8 +31,8 @@ from mediatord.store.interfaces.cluster import (
 
 _log = Logger()
 
-# Seconds between two checks of a lease, and after which an unrenewed one is abandoned: a second more than a node takes
-# to renew it.
+# Seconds between two checks of a lease, and after which an unrenewed one is abandoned: a second more than a node
+# takes to renew it.
 LEASE_POLL_INTERVAL = 1.0
 UNRENEWED_LEASE_AGE = 4.0
 # Name in the store of a process that uses it exclusively, which no node of a cluster can have. Its own name is stored

@@ -78,7 +78,10 @@ def read_cluster_keys(path: Path) -> ClusterKeys:
 def derive_cluster_keys(secret: bytes) -> ClusterKeys:
     """Derive the keys from a secret of at least :data:`MIN_SECRET_BYTES` bytes."""
     return ClusterKeys(
-        *(HKDF(SHA256(), _KEY_SIZE, salt=None, info=_HKDF_PREFIX + purpose).derive(secret) for purpose in _KEY_PURPOSES)
+        *(
+            HKDF(SHA256(), _KEY_SIZE, salt=None, info=_HKDF_PREFIX + purpose).derive(secret)
+            for purpose in _KEY_PURPOSES
+        )
     )
 
 

@@ -77,8 +77,8 @@ class StoreHealthCheck:
     """
     Checks the store, once for all concurrent callers.
 
-    A caller within a second of the last success does not wait, since a slow disk delays the check as much as any other
-    operation. The check runs all the same, and its failure is reported to the next caller.
+    A caller within a second of the last success does not wait, since a slow disk delays the check as much as any
+    other operation. The check runs all the same, and its failure is reported to the next caller.
 
     :param check: queries the store; raises what is wrong.
     :param monotonic: seconds of a monotonic clock.
@@ -115,7 +115,7 @@ class StoreHealthCheck:
     async def _run_check(self) -> None:
         await self._check()
 
-    def _resolve_waiters(self, result: None | Failure) -> None:
+    def _resolve_waiters(self, result: Failure | None) -> None:
         self._is_running = False
         self._healthy_until = (
             -HEALTHY_RESULT_TTL if isinstance(result, Failure) else self._monotonic() + HEALTHY_RESULT_TTL

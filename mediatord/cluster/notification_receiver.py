@@ -52,8 +52,8 @@ class LocalDelivery(Generic[Item]):
         filter_served: Callable[[Collection[str]], Awaitable[Collection[str]]] | None = None,
     ) -> None:
         self._connections = connections
-        self._pusher = pusher
-        self._find = find
+        self._pusher: RemotePusher[Item] = pusher
+        self._find: Callable[[Sequence[str]], Deferred[list[Item]]] = find
         self.list_arrivals = list_arrivals
         self._store = store
         self._is_wanted = is_wanted

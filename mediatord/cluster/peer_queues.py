@@ -36,8 +36,8 @@ MAX_BATCH = 100
 MAX_BATCH_BYTES = 4_194_304
 # Seconds before the second and the third attempt.
 RETRY_DELAYS = (0.1, 0.5)
-# Seconds for which a node that was replaced gets no notifications, unless the store reports its end earlier. Not longer:
-# its address may have led elsewhere for a moment.
+# Seconds for which a node that was replaced gets no notifications, unless the store reports its end earlier. Not
+# longer: its address may have led elsewhere for a moment.
 DEAD_PEER_TTL = NODE_LEASE
 MAX_DEAD_PEERS = 256
 

@@ -2,8 +2,8 @@
 Presence: which nodes hold live sockets of a DID.
 
 Each node publishes its own DIDs to the store (:class:`PresencePublisher`) and looks up those of others
-(:class:`PresenceLookup`, :class:`PresenceCache`). Workers of one daemon also share counters in memory, which tell them
-without a query whether a cached answer is still complete (:class:`SharedPresenceCounters`).
+(:class:`PresenceLookup`, :class:`PresenceCache`). Workers of one daemon also share counters in memory, which tell
+them without a query whether a cached answer is still complete (:class:`SharedPresenceCounters`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class SharedPresenceCounters:
     """
     Counters of new sockets in memory that all workers of a daemon map.
 
-    Each worker writes only its own section, so no lock is needed. A replacement worker continues with the counts of the
-    one before it.
+    Each worker writes only its own section, so no lock is needed. A replacement worker continues with the counts of
+    the one before it.
 
     :param number: index of the worker, from 0.
     """
@@ -103,9 +103,9 @@ class PresenceCache:
     """
     Nodes that held sockets of a DID when the store was last asked.
 
-    An entry is complete while the epoch of its DID is unchanged: a node increments the counter after the store knows of
-    its socket and before the socket's owner learns that live delivery is on. So no node has gained a socket since, and
-    a message stored before a later increment is part of the backlog that the new socket reports. Without shared
+    An entry is complete while the epoch of its DID is unchanged: a node increments the counter after the store knows
+    of its socket and before the socket's owner learns that live delivery is on. So no node has gained a socket since,
+    and a message stored before a later increment is part of the backlog that the new socket reports. Without shared
     counters an entry is a guess, to be confirmed by a lookup.
     """
 

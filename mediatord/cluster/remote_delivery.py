@@ -1,8 +1,8 @@
 """
 Delivery to sockets at other nodes.
 
-A node that accepts something notifies the nodes that hold sockets of the recipient. A lost notification of a message or
-event only delays it, since anti-entropy finds it in the store. A contract change leaves nothing to find, so its
+A node that accepts something notifies the nodes that hold sockets of the recipient. A lost notification of a message
+or event only delays it, since anti-entropy finds it in the store. A contract change leaves nothing to find, so its
 notification is repeated until every node that holds sockets has acknowledged it.
 """
 
@@ -256,9 +256,9 @@ class RemoteDelivery:
     """
     Notifies other nodes of what was accepted here. None of its Deferreds fails.
 
-    Nodes in the presence cache are notified at once. Unless the cache is known to be complete, a lookup follows, after
-    the item is stored, and the nodes that it adds are notified as well. So a socket that has just connected anywhere is
-    found as if there were no cache. Notifications of one DID reach each node in order.
+    Nodes in the presence cache are notified at once. Unless the cache is known to be complete, a lookup follows,
+    after the item is stored, and the nodes that it adds are notified as well. So a socket that has just connected
+    anywhere is found as if there were no cache. Notifications of one DID reach each node in order.
 
     :param boot: of this node.
     :param counters: shared with the other workers of a daemon; None for nodes that share only the store.
@@ -336,7 +336,9 @@ class RemoteDelivery:
             not self._pending_count or self._pending_bytes + payload_bytes <= MAX_PENDING_BYTES
         )
 
-    def _deliver(self, kind: Literal["messages", "events"], name: str, did: str, payload_bytes: int) -> Deferred[bool]:
+    def _deliver(
+        self, kind: Literal["messages", "events"], name: str, did: str, payload_bytes: int
+    ) -> Deferred[bool]:
         nodes, is_complete = self._cache.get_nodes(did)
         if is_complete and not nodes:
             return succeed(False)

@@ -22,7 +22,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from mediatord.observability.event_log import EventLogWriter
-from mediatord.observability.pseudonyms import PseudonymKey, Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 from mediatord.private_file import (
     PrivateFileError,
     create_private_file,

@@ -205,7 +205,7 @@ class _Rotation(RotationTestCase):
         daemon = self.a_crew()
         did, path = did_of(daemon), daemon.directory / "keys.jwks"
         whole, text = path.read_bytes(), daemon.config.read_text("utf-8")
-        refused = "the configuration was not taken, nothing has changed: "
+        refused = "configuration rejected, previous settings stay in force: "
         path.write_bytes(whole[:100])
         reload(daemon, f"{refused}{path} is not a set of private keys")
         path.write_bytes(whole)
@@ -222,7 +222,7 @@ class _Rotation(RotationTestCase):
         self.assertEqual({did_of(daemon) for _ in range(ENOUGH_SOCKETS)}, {did})
         self.assertIn(b"mediator_config_last_reload_success 0.0", ask(daemon.port, "GET", "/metrics")[2])
         daemon.config.write_text(text, "utf-8")
-        reload(daemon, "the configuration was read again")
+        reload(daemon, "configuration reloaded")
         await_true(
             lambda: b"mediator_config_last_reload_success 1.0" in ask(daemon.port, "GET", "/metrics")[2],
             daemon.output,
@@ -356,7 +356,7 @@ class ClusterTests(RotationTestCase):
         await live.live()
         await deferToThread(keys, a, "rotate", "--prepare")
         for node in (a, b):
-            await deferToThread(self.given, node, a, "is accepted and not told to anybody yet")
+            await deferToThread(self.given, node, a, "is accepted but not published yet")
         self.assertEqual({did_of(a), did_of(b)}, {old.mediator.did})
         await deferToThread(keys, a, "rotate")
         await deferToThread(self.given, a, a, "the DID is ")

@@ -11,8 +11,7 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from mediatord.observability.pseudonym_keys import to_utc_day
-from mediatord.observability.pseudonym_keys import load_pseudonym_key, start_key_epoch
+from mediatord.observability.pseudonym_keys import load_pseudonym_key, start_key_epoch, to_utc_day
 from mediatord.observability.pseudonyms import Pseudonymizer
 from tests.integration.cluster import fresh_storage
 from tests.integration.daemon import Daemon

@@ -162,7 +162,7 @@ def test_reload(machine: BootedDebianMachine) -> None:
     machine.until_told(SERVICE, "the DID is ")
     assert machine.shown(SERVICE, "MainPID") == before[0]
     assert status(machine, "/did") != before[1]
-    assert "the configuration was read again" in machine.told(SERVICE)
+    assert "configuration reloaded" in machine.told(SERVICE)
     assert machine.standing("/etc/mediatord/keys.jwks") == ("600", "mediatord:mediatord")
 
 

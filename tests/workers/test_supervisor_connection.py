@@ -66,7 +66,7 @@ class WorkerTests(SynchronousTestCase):
     def test_states(self) -> None:
         """Of what systemd would be told, the supervisor wants to know what it cannot know by itself."""
         for state in ("STATUS=a=b", "READY=1", "STOPPING=1", "WATCHDOG=1"):
-            self.worker.tell(state)
+            self.worker.notify(state)
         self.assertEqual(self.said(), [("status", "a=b"), ("ready", None)])
 
     def test_rotate(self) -> None:
@@ -160,7 +160,7 @@ class WorkerTests(SynchronousTestCase):
 
     def test_page(self) -> None:
         """What the supervisor says, to the one who asked."""
-        pages = [Deferred.fromCoroutine(self.worker.page()) for _ in range(2)]
+        pages = [Deferred.fromCoroutine(self.worker.fetch_metrics()) for _ in range(2)]
         (first, second) = [content for word, content in self.said() if word == "ask"]
         self.hears("page", [second, "two ü"])
         self.assertNoResult(pages[0])
@@ -171,7 +171,7 @@ class WorkerTests(SynchronousTestCase):
 
     def test_no_page(self) -> None:
         """Nobody is kept waiting for a supervisor that is busy; what it says later is nobody's."""
-        page = Deferred.fromCoroutine(self.worker.page())
+        page = Deferred.fromCoroutine(self.worker.fetch_metrics())
         ((_, number),) = self.said()
         self.reactor.advance(REPLY_TIMEOUT)
         self.failureResultOf(page, TimeoutError)
@@ -180,7 +180,7 @@ class WorkerTests(SynchronousTestCase):
 
     def test_all_states(self) -> None:
         """What all know of themselves, to the one who asked; or nobody answers in time."""
-        states = [Deferred.fromCoroutine(self.worker.states()) for _ in range(2)]
+        states = [Deferred.fromCoroutine(self.worker.fetch_states()) for _ in range(2)]
         (first, _) = [content for word, content in self.said() if word == "ask states"]
         self.hears("states", [first, [3, [{"a": 1}, {"b": 2}]]])
         self.assertEqual(self.successResultOf(states[0]), (3, [{"a": 1}, {"b": 2}]))
@@ -198,7 +198,7 @@ class WorkerTests(SynchronousTestCase):
         """What this process has measured, when it is asked."""
         measured: Deferred[bytes] = Deferred()
         self.hears("report", 6)  # it does not measure yet
-        self.worker.measure = lambda: measured
+        self.worker.render_metrics = lambda: measured
         self.hears("report", 7)
         self.assertEqual(self.said(), [])
         measured.callback(b"a 1.0\n")
@@ -210,7 +210,7 @@ class WorkerTests(SynchronousTestCase):
         async def measure() -> bytes:
             raise RuntimeError("boom")
 
-        self.worker.measure = measure
+        self.worker.render_metrics = measure
         self.hears("report", 7)
         self.assertEqual(self.said(), [])
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
@@ -324,8 +324,8 @@ class MeasuringTests(SynchronousTestCase):
 
     def begin(self) -> Deferred[bytes]:
         """Ask for a report."""
-        assert self.worker.measure is not None
-        measuring: Awaitable[bytes] = self.worker.measure()
+        assert self.worker.render_metrics is not None
+        measuring: Awaitable[bytes] = self.worker.render_metrics()
         return Deferred.fromCoroutine(measuring)  # type: ignore[arg-type]
 
     def assert_up(self, measured: Deferred[bytes], up: float) -> None:
