@@ -126,8 +126,8 @@ class ClusterSubsystem:
         self._metrics = metrics
         self._live_count = 1
         self._node_names: dict[str, str] = {}
-        metrics.watch("cluster_hints", lambda: self._peer_queues.pending)
-        metrics.watch("presence_lookups", lambda: self.remote_delivery.pending)
+        metrics.register_buffer("cluster_hints", lambda: self._peer_queues.pending)
+        metrics.register_buffer("presence_lookups", lambda: self.remote_delivery.pending)
 
     def joined(self) -> None:
         """As :class:`~mediatord.cluster.membership.MembershipListener`, like the other callbacks."""
@@ -148,7 +148,7 @@ class ClusterSubsystem:
 
     def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
         self._live_count = len(live)
-        self._metrics.cluster_nodes(len(live))
+        self._metrics.set_cluster_nodes(len(live))
         for node in live:
             self._node_names.pop(node.boot, None)
             self._node_names[node.boot] = node.name
@@ -200,8 +200,8 @@ def build_cluster_services(
     messages = LocalDelivery(
         core.connections,
         didcomm.live,
-        store.find,
-        lambda dids, window, limit: store.arrived(dids, window, limit=limit),
+        store.find_messages,
+        lambda dids, window, limit: store.find_arrivals(dids, window, limit=limit),
         store.cluster,
         is_wanted=lambda recipient: recipient is not None,
     )
@@ -209,7 +209,7 @@ def build_cluster_services(
         core.connections,
         decentrl.event_pusher,
         store.decentrl.find_pending,
-        lambda dids, window, limit: store.decentrl.arrived_pending(dids, window, limit=limit),
+        lambda dids, window, limit: store.decentrl.find_pending_arrivals(dids, window, limit=limit),
         store.cluster,
         is_wanted=lambda recipient: recipient is None,
         filter_served=filter_registered,

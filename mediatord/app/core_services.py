@@ -13,7 +13,16 @@ from prometheus_client import CollectorRegistry
 
 from mediatord import __version__
 from mediatord.app.cluster import ClusterSubsystem, resolve_node_settings
-from mediatord.app.reload import ConfigReloader, CurrentIdentity, build_segment_limits, load_identity, parse_identity
+from mediatord.app.reload import (
+    ConfigReloader,
+    CurrentIdentity,
+    PseudonymKeyRotation,
+    build_segment_limits,
+    load_identity,
+    log_failed_renewal,
+    parse_identity,
+    to_utc_day,
+)
 from mediatord.cluster.node_health import NodeHealth
 from mediatord.config.settings import Config
 from mediatord.delivery.connections import ConnectionManager
@@ -24,8 +33,7 @@ from mediatord.net.outbound_http import OutboundHTTPClient
 from mediatord.observability.event_log import EventLogWriter, LogOrigin, SegmentSealer
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
-from mediatord.observability.pseudonym_keys import PseudonymKeyRotation, renew_pseudonym_key, to_utc_day
-from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.private_file import PrivateFileError
 from mediatord.probe.cycle import ProbeCredentials, derive_probe_credentials
 from mediatord.ratelimit.access_control import RegistrationLimits, RegistrationQuota
@@ -119,7 +127,9 @@ def load_pseudonymizer(config: Config, now: float) -> Pseudonymizer:
     :raise StartupError: the key file cannot be used.
     """
     try:
-        key = renew_pseudonym_key(get_log_key_path(config), to_utc_day(now), config.log.key_days, make=True)
+        key = renew_pseudonym_key(
+            get_log_key_path(config), to_utc_day(now), config.log.key_days, log_failed_renewal, make=True
+        )
         return Pseudonymizer(config.log.dids, key)
     except PrivateFileError as error:
         raise StartupError(str(error)) from None
@@ -145,7 +155,7 @@ def build_core_services(
     # A worker uses its supervisor's keys, even if the file has changed since.
     first_identity = load_identity(config) if worker is None else parse_identity(config, worker.keys.decode("utf-8"))
     identity = CurrentIdentity(first_identity)
-    seed = worker.seed if worker else first_identity.secret
+    seed = worker.seed if worker else first_identity.root_secret
     probe_credentials = derive_probe_credentials(seed, worker.secret if worker else None)
 
     pseudonymizer = load_pseudonymizer(config, reactor.seconds())
@@ -181,7 +191,7 @@ def build_core_services(
     node = ClusterNode(origin.node, origin.boot, "", b"")
     if node_settings is not None:
         node = ClusterNode(
-            origin.node, origin.boot, node_settings.address, node_settings.keys.seal, first_identity.digest
+            origin.node, origin.boot, node_settings.address, node_settings.keys.seal, first_identity.fingerprint
         )
         cluster = ClusterSubsystem(reactor, store, metrics, node, node_settings)
         connections.set_presence_publisher(cluster.presence_publisher, reactor)
@@ -200,22 +210,22 @@ def build_core_services(
 
     def apply_limits(new: Config) -> None:
         connections.limit(*_build_connection_limits(new))
-        rate_limiter.change(
+        rate_limiter.set_limits(
             did_per_minute=new.limits.did_per_minute,
             ip_per_minute=new.limits.ip_per_minute,
             account_per_minute=new.limits.account_per_minute,
             trusted=_build_trusted_peers(new),
         )
-        registrations.change(_build_registration_limits(new))
+        registrations.set_limits(_build_registration_limits(new))
 
     reloader.follow(apply_limits)
-    metrics.watch("store_operations", store.held)
-    metrics.watch("event_log", lambda: (None, events.pending))
-    metrics.watch("rate_limits", lambda: (len(rate_limiter) + len(registrations), None))
-    metrics.watch("requests_in_progress", lambda: rate_limiter.memory.held)
-    metrics.watch("counted_pushes", lambda: (recorder.remembered, None))
-    metrics.watch("subscriptions", lambda: (connections.subscriptions, None))
-    metrics.watch("subscription_backlogs", lambda: (len(connections.backlogs), None))
+    metrics.register_buffer("store_operations", store.get_buffered)
+    metrics.register_buffer("event_log", lambda: (None, events.pending))
+    metrics.register_buffer("rate_limits", lambda: (len(rate_limiter) + len(registrations), None))
+    metrics.register_buffer("requests_in_progress", lambda: rate_limiter.memory.held)
+    metrics.register_buffer("counted_pushes", lambda: (recorder.remembered, None))
+    metrics.register_buffer("subscriptions", lambda: (connections.subscriptions, None))
+    metrics.register_buffer("subscription_backlogs", lambda: (len(connections.backlogs), None))
     return CoreServices(
         reactor=reactor,
         identity=identity,
@@ -268,7 +278,7 @@ def _build_configured_store(
             space_limits=SpaceLimits(space.max_bytes, space.min_free_bytes),
             uri=config.storage.mongodb.uri,
             observe=metrics.observe_store_operation,
-            on_up=metrics.storage_up,
+            on_up=metrics.set_storage_up,
             on_fault=metrics.set_storage_fault,
             tell=late_removals.record_messages,
             tell_events=late_removals.record_events,
@@ -281,7 +291,7 @@ def derive_store_name(config: Config, identity: MediatorIdentity, boot: str) -> 
     """Name of the store in the ledger; a memory store gets a new one at each start."""
     backend = config.storage.backend
     scope = f"{backend} {boot}" if backend == "memory" else backend
-    return sha256(identity.digest + scope.encode()).hexdigest()[:_STORE_NAME_LENGTH]
+    return sha256(identity.fingerprint + scope.encode()).hexdigest()[:_STORE_NAME_LENGTH]
 
 
 def _build_registration_limits(config: Config) -> RegistrationLimits:

@@ -180,7 +180,7 @@ def build_readiness_monitor(core: CoreServices, config: Config, listeners: Seque
     probe = ProbeContext(
         reactor=reactor,
         endpoints=lambda: [connect(listener) for listener in listeners],
-        write=lambda: store.claim(secrets.token_bytes(32), reactor.seconds() + _PROBE_CLAIM_SECONDS),
+        write=lambda: store.claim_nonce(secrets.token_bytes(32), reactor.seconds() + _PROBE_CLAIM_SECONDS),
         mediator=lambda: core.identity.now.did,
         identity=core.probe_credentials.identities.identity(config.node_name),
         token=core.probe_credentials.token,

@@ -47,11 +47,11 @@ def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
         backlog_reader = BacklogReader(
             clock,
             core.connections,
-            lambda dids, window, limit: store.decentrl.arrived_pending(dids, window, limit=limit),
+            lambda dids, window, limit: store.decentrl.find_pending_arrivals(dids, window, limit=limit),
         )
     event_pusher = EventPusher(core.connections, recorder, remote_delivery, pickup_recorder)
     core.late_removals.resolve_events = event_pusher.resolve_pushes
-    recorder.metrics.watch("remembered_events", lambda: (event_pusher.remembered, None))
+    recorder.metrics.register_buffer("remembered_events", lambda: (event_pusher.remembered, None))
     context = DecentrlContext(
         clock=clock,
         store=store.decentrl,
@@ -63,7 +63,7 @@ def build_decentrl(core: CoreServices, config: Config) -> DecentrlServices:
     access = AccessList()
 
     def apply_access(new: Config) -> None:
-        access.change(new.decentrl.allow if new.decentrl.registration == "allow-list" else None, new.decentrl.deny)
+        access.set_lists(new.decentrl.allow if new.decentrl.registration == "allow-list" else None, new.decentrl.deny)
         core.connections.close_denied(access.denies, lambda recipient: recipient is None)
 
     apply_access(config)

@@ -17,14 +17,8 @@ from mediatord.didcomm.endpoint_delivery import (
     EndpointResolver,
     ReplyRouter,
 )
-from mediatord.didcomm.forward_fast_path import FastPathContext, ForwardFastPath
-from mediatord.didcomm.forward_router import (
-    DeliveryCallbacks,
-    ForwardContext,
-    ForwardRouter,
-    ForwardSettings,
-    RandomSources,
-)
+from mediatord.didcomm.forward_fast_path import ForwardFastPath
+from mediatord.didcomm.forward_router import ForwardContext, ForwardRouter, ForwardSettings
 from mediatord.didcomm.housekeeping import AccountExpiry, DelayedMessageScheduler, Housekeeping
 from mediatord.didcomm.live_delivery import (
     ClusterDeliveryHooks,
@@ -60,7 +54,7 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
     reactor, store, recorder, identity = core.reactor, core.store, core.recorder, core.identity
     settings = config.didcomm
     web_resolver = DIDWebResolver(
-        reactor, core.outbound.get, core.rate_limiter.lookup, allow_private=config.outbound.allow_private
+        reactor, core.outbound.get, core.rate_limiter.charge_did_lookup, allow_private=config.outbound.allow_private
     )
     resolver = DIDResolver(web_resolver, store.remember_did, store.recall_did)
     reports = ProblemReportSettings(settings.problem_codes, settings.problem_report_ack)
@@ -71,7 +65,7 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
     if core.cluster:
         remote_delivery = core.cluster.remote_delivery.deliver_message
         backlog_reader = BacklogReader(
-            reactor, core.connections, lambda dids, window, limit: store.arrived(dids, window, limit=limit)
+            reactor, core.connections, lambda dids, window, limit: store.find_arrivals(dids, window, limit=limit)
         )
         cluster_hooks = ClusterDeliveryHooks(
             backlog_reader, PickupRecorder(store.cluster, config.queue.delivered_timeout)
@@ -89,26 +83,32 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
     access = AccessList()
 
     def apply_access(new: Config) -> None:
-        access.change(new.didcomm.allow if new.didcomm.registration == "allow-list" else None, new.didcomm.deny)
+        access.set_lists(new.didcomm.allow if new.didcomm.registration == "allow-list" else None, new.didcomm.deny)
         core.connections.close_denied(access.denies, lambda recipient: recipient is not None)
 
     apply_access(config)
     core.reloader.follow(apply_access)
     targets = EndpointResolver(resolver, _build_failover_settings(config, access), identity.owns)
     endpoints = EndpointDelivery(reactor, store, targets, forward_wrapper, core.outbound, recorder)
-    dispatch = DeliveryDispatcher(live.push, remote_delivery, endpoints.enqueue)
-    due = DelayedMessageScheduler(reactor, store, dispatch, core.cluster.leader_lease if core.cluster else None)
+    fail_over = None if settings.failover == "none" else endpoints.enqueue
+    delivery_dispatcher = DeliveryDispatcher(live.push, remote_delivery, fail_over)
+    due = DelayedMessageScheduler(
+        reactor, store, delivery_dispatcher.dispatch, core.cluster.leader_lease if core.cluster else None
+    )
     route = ForwardContext(
         clock=reactor,
         store=store,
         unpacker=unpacker,
         forward_wrapper=forward_wrapper,
         admission=core.rate_limiter,
-        deliveries=DeliveryCallbacks(dispatch, due.schedule_wakeup, live.resolve_pushes),
+        dispatcher=delivery_dispatcher,
+        delayed=due,
+        live=live,
         recorder=recorder,
-        owns=identity.owns,
+        owns=identity.own_dids.__contains__,
         origins=core.sender_fingerprints,
-        sources=RandomSources(lambda: new_stored_message_id(reactor.seconds()), random.SystemRandom().uniform),
+        new_message_id=new_stored_message_id,
+        uniform=random.SystemRandom().uniform,
     )
     registration = MediationPolicy(
         access, settings.max_recipients, core.probe_credentials.identities.is_probe_did, settings.require_ownership
@@ -148,7 +148,7 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
         owns=identity.owns,
         access=access,
     )
-    lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.lag)
+    lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.observe_reactor_lag)
     expiry = AccountExpiry(
         reactor,
         store,
@@ -167,16 +167,14 @@ def build_didcomm(core: CoreServices, config: Config) -> DIDCommServices:
         expiry,
     )
     metrics = recorder.metrics
-    metrics.watch("live_pushes", lambda: (live.unacknowledged_pushes, None))
-    metrics.watch("remembered_pushes", lambda: (live.remembered, None))
-    metrics.watch("seen_forwards", lambda: (forward_router.remembered, None))
-    metrics.watch("did_documents", lambda: resolver.held)
-    metrics.watch("endpoint_deliveries", lambda: endpoints.held)
+    metrics.register_buffer("live_pushes", lambda: (live.unacknowledged_pushes, None))
+    metrics.register_buffer("remembered_pushes", lambda: (live.remembered, None))
+    metrics.register_buffer("seen_forwards", lambda: (forward_router.remembered, None))
+    metrics.register_buffer("did_documents", lambda: resolver.held)
+    metrics.register_buffer("endpoint_deliveries", lambda: endpoints.held)
     parser = FastForwardParser(identity.find_agreement_keys)
     identity.on_change(parser.forget)
-    forward_fast_path = ForwardFastPath(
-        route, routing_settings, FastPathContext(core.gate, parser.read, forward_router, packer)
-    )
+    forward_fast_path = ForwardFastPath(route, routing_settings, core.gate, parser, forward_router, packer)
     return DIDCommServices(
         DIDCommDispatcher(context, protocols), forward_fast_path, live, due, housekeeping, endpoints, lag
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from autobahn.twisted.resource import WebSocketResource
 from twisted.application.service import Service
@@ -19,11 +19,12 @@ from mediatord.app.core_services import CoreServices
 from mediatord.app.decentrl import DecentrlServices
 from mediatord.app.didcomm import DIDCommServices
 from mediatord.app.metrics_collection import StoreMetricsRefresher
+from mediatord.clock import request_scope
 from mediatord.cluster.node_health import StoreHealthCheck
 from mediatord.config.settings import Config
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
-from mediatord.errors import ShutdownInProgress, StartupError, StoreUnavailable
+from mediatord.errors import MediatorError, ShutdownInProgress, StartupError, StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
 from mediatord.http.flow_control import RoundRobinScheduler
 from mediatord.http.memory_reclaimer import MemoryReclaimer
@@ -39,7 +40,62 @@ from mediatord.store.interfaces.messages import QueueBacklog
 from mediatord.workers.shared_listeners import InheritedSocketReactor
 from mediatord.workers.supervisor_connection import SupervisorConnection
 
-T = TypeVar("T")
+
+class _ProtocolGateway:
+    """Runs requests of both protocols inside the request gate; records and refuses those that come at shutdown."""
+
+    def __init__(self, core: CoreServices, didcomm: DIDCommServices, decentrl: DecentrlServices) -> None:
+        self._gate = core.gate
+        self._clock = core.reactor
+        self._recorder = core.recorder
+        self._didcomm = didcomm.dispatcher
+        self._decentrl = decentrl.dispatcher
+
+    async def receive(self, raw: bytes, origin: MessageOrigin) -> DIDCommReply:
+        """One DIDComm message."""
+        if not self._gate.enter():
+            await self._wait("didcomm", origin.peer, len(raw))
+        try:
+            with request_scope(self._clock):
+                return await self._didcomm.receive(raw, origin)
+        finally:
+            self._gate.leave()
+
+    async def command(self, raw: bytes, peer: str) -> DecentrlReply:
+        """One Decentrl command."""
+        if not self._gate.enter():
+            await self._wait("decentrl", peer, len(raw))
+        try:
+            with request_scope(self._clock):
+                return await self._decentrl.receive(raw, peer)
+        finally:
+            self._gate.leave()
+
+    async def public(self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> DecentrlReply:
+        """A page of a public channel."""
+        if not self._gate.enter():
+            await self._wait("decentrl", peer, 0)
+        try:
+            with request_scope(self._clock):
+                return await self._decentrl.public(did, arguments, peer)
+        finally:
+            self._gate.leave()
+
+    def record_early_rejection(self, protocol: ProtocolName, peer: str, error: MediatorError) -> None:
+        """A request was refused unread."""
+        self._recorder.record_early_rejection(protocol, peer, 0, error)
+
+    async def _wait(self, protocol: ProtocolName, peer: str, size: int) -> None:
+        """
+        Wait until the gate is open, and enter.
+
+        :raise ShutdownInProgress: the daemon is stopping.
+        """
+        try:
+            await self._gate.wait()
+        except ShutdownInProgress as error:
+            self._recorder.record_early_rejection(protocol, peer, size, error)
+            raise
 
 
 def build_site(
@@ -57,22 +113,7 @@ def build_site(
     """
     recorder = core.recorder
 
-    async def run_request(protocol: ProtocolName, peer: str, size: int, work: Callable[[], Awaitable[T]]) -> T:
-        """Run a request while the daemon accepts any; count and refuse it at shutdown."""
-        try:
-            return await core.gate.run_request(work)
-        except ShutdownInProgress as error:
-            recorder.record_early_rejection(protocol, peer, size, error)
-            raise
-
-    async def receive(raw: bytes, origin: MessageOrigin) -> DIDCommReply:
-        return await run_request("didcomm", origin.peer, len(raw), lambda: didcomm.dispatcher.receive(raw, origin))
-
-    async def command(raw: bytes, peer: str) -> DecentrlReply:
-        return await run_request("decentrl", peer, len(raw), lambda: decentrl.dispatcher.receive(raw, peer))
-
-    async def public(did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> DecentrlReply:
-        return await run_request("decentrl", peer, 0, lambda: decentrl.dispatcher.public(did, arguments, peer))
+    gateway = _ProtocolGateway(core, didcomm, decentrl)
 
     async def render_metrics() -> bytes:
         return recorder.metrics.render()
@@ -82,7 +123,7 @@ def build_site(
     memory = MemoryReclaimer(core.reactor)
     scheduler = RoundRobinScheduler(core.reactor)
     sockets = SocketContext(
-        receive=receive,
+        receive=gateway.receive,
         converse=decentrl.open_socket,
         connections=core.connections,
         recorder=core.recorder,
@@ -90,16 +131,16 @@ def build_site(
         clock=core.reactor,
         memory=memory,
         scheduler=scheduler,
-        admits=core.rate_limiter.request,
+        admits=core.rate_limiter.charge_request,
     )
     origins = AllowedOrigins(config.websocket_origins)
     documents = StaticDocuments(core.identity.now.did, core.identity.now.web_document, config.public_url)
     factory = MediatorSocketFactory(core.reactor, sockets, max_message_bytes)
     context = HTTPContext(
         clock=core.reactor,
-        receive=receive,
-        command=command,
-        public=public,
+        receive=gateway.receive,
+        command=gateway.command,
+        public=gateway.public,
         ping_store=_build_store_ping(core, config),
         store_trouble=lambda: core.store.trouble,
         trouble=lambda: core.node_health.trouble,
@@ -110,13 +151,11 @@ def build_site(
         peers=peers,
         connections=core.connections,
         sockets=WebSocketResource(factory),
-        record_early_rejection=lambda protocol, peer, error: recorder.record_early_rejection(
-            protocol, peer, 0, error
-        ),
+        record_early_rejection=gateway.record_early_rejection,
         origins=origins,
         memory=memory,
         scheduler=scheduler,
-        admits=core.rate_limiter.request,
+        admits=core.rate_limiter.charge_request,
         metrics_allow=lambda: core.reloader.config.metrics.allow,
         ready=(lambda: readiness().ask()) if readiness else report_no_probe,
         forward_fast_path=didcomm.forward_fast_path.take,
@@ -134,10 +173,10 @@ def build_site(
         documents.show(core.identity.now.did, core.identity.now.web_document)
 
     core.reloader.follow(follow)
-    recorder.metrics.watch("socket_outboxes", factory.unsent)
-    recorder.metrics.watch("socket_inboxes", factory.unserved)
-    recorder.metrics.watch("http_requests", site.read_ahead)
-    recorder.metrics.watch("http_answers", lambda: site.unread.held)
+    recorder.metrics.register_buffer("socket_outboxes", factory.unsent)
+    recorder.metrics.register_buffer("socket_inboxes", factory.unserved)
+    recorder.metrics.register_buffer("http_requests", site.read_ahead)
+    recorder.metrics.register_buffer("http_answers", lambda: site.unread.held)
     return site
 
 
@@ -154,13 +193,13 @@ def _build_store_ping(core: CoreServices, config: Config) -> Callable[[], Awaita
         try:
             await core.gate.run_request(core.store.ping)
         except StoreUnavailable:
-            metrics.storage_up(False)
+            metrics.set_storage_up(False)
             raise
-        metrics.storage_up(True)
+        metrics.set_storage_up(True)
 
     if config.storage.backend != "sqlite":
         return ping
-    return StoreHealthCheck(ping, core.monotonic, lambda: metrics.count_rejections("store_unavailable"))
+    return StoreHealthCheck(ping, core.monotonic, lambda: metrics.get_rejection_count("store_unavailable"))
 
 
 _log = Logger()
@@ -178,7 +217,7 @@ class ProcessMonitor(Service):
         self._node = node
         self._began = core.monotonic()
         self._troubles = RecentProblems(core.reactor)
-        self._traffic = TrafficHistory(core.reactor, core.recorder.metrics.totals)
+        self._traffic = TrafficHistory(core.reactor, core.recorder.metrics.collect_totals)
         self._samples = LoopingCall(self._traffic.sample)
         self._samples.clock = core.reactor
 
@@ -299,7 +338,7 @@ def build_admin_site(
         return 1, [monitor.report()]
 
     async def backlog(bounds: Sequence[float], top: int) -> QueueBacklog:
-        return await core.gate.run_request(lambda: core.store.backlog(bounds, top))
+        return await core.gate.run_request(lambda: core.store.read_backlog(bounds, top))
 
     reports = None if config.admin.reports is None else ReportDirectory(config.admin.reports)
     sources = StatusSources(

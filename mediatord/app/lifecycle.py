@@ -186,11 +186,11 @@ class StoreOpener(Service):
         self._open_store().addCallbacks(self._opened, self._failed)
 
     def _opened(self, _: None) -> None:
-        self._core.recorder.metrics.storage_up(True)
+        self._core.recorder.metrics.set_storage_up(True)
         self._on_opened()
 
     def _failed(self, failure: Any) -> None:
-        self._core.recorder.metrics.storage_up(False)
+        self._core.recorder.metrics.set_storage_up(False)
         if failure.check(StoreUnusable):
             self._give_up(str(failure.value))
             return

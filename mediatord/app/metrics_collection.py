@@ -30,7 +30,7 @@ async def record_ledger(core: CoreServices) -> None:
 
     :raise StoreUnavailable: it could not be read.
     """
-    core.recorder.ledger(core.store_name, await core.store.ledger())
+    core.recorder.ledger(core.store_name, await core.store.read_ledger())
 
 
 class StartStopLedgerRecorder(Service):
@@ -137,13 +137,13 @@ async def record_gauges(core: CoreServices, lag: ReactorLagMonitor) -> None:
         "lag_ms": lag.take() * 1000,
     }
     try:
-        waiting = await core.store.waiting()
+        waiting = await core.store.get_queue_totals()
     except StoreUnavailable:
         core.recorder.gauge(**own)
         raise
-    core.recorder.metrics.table_sizes(await core.store.table_sizes())
+    core.recorder.metrics.set_table_sizes(await core.store.table_sizes())
     since = waiting.oldest_received_at
-    core.recorder.metrics.waiting(waiting.messages, since)
+    core.recorder.metrics.set_queued_messages(waiting.messages, since)
     core.recorder.gauge(
         depth=waiting.messages,
         bytes=waiting.bytes,
@@ -153,7 +153,7 @@ async def record_gauges(core: CoreServices, lag: ReactorLagMonitor) -> None:
     )
     await record_ledger(core)
     usage = await core.registrations.usage()
-    core.recorder.metrics.accounts(usage.accounts, usage.bytes)
+    core.recorder.metrics.set_accounts(usage.accounts, usage.bytes)
 
 
 def _read_resident_bytes() -> int | None:
@@ -183,11 +183,11 @@ async def refresh_store_metrics(core: CoreServices) -> None:
 
     :raise StoreUnavailable: the store did not answer; the metrics are unchanged.
     """
-    found = await core.store.statistics(core.reloader.config.metrics.queue_size_top)
+    found = await core.store.read_statistics(core.reloader.config.metrics.queue_size_top)
     largest = [one for one in found.largest if not core.probe_credentials.identities.is_probe_did(one[0])]
     # Probe messages have no series of their own, but count in the sum, as in the ledger.
     other = found.other + sum(number for _, number in found.largest) - sum(number for _, number in largest)
-    core.recorder.metrics.queue_sizes(largest, other)
+    core.recorder.metrics.set_queue_sizes(largest, other)
     core.recorder.update_ledger_metrics(found.books)
     core.recorder.metrics.set_store_read_time(core.reactor.seconds(), sum(number for _, number in largest) + other)
 

@@ -57,7 +57,7 @@ def build_supervisor(
         SharedListeners(reactor, list_listen_endpoints(config), config.workers),
         [(one.node_name, one.model_dump_json()) for one in _derive_worker_configs(config)],
         secret=_derive_worker_secret(identity, config),
-        seed=identity.secret,
+        seed=identity.root_secret,
         keys=serialize_keys(identity.keys),
         check=lambda: check_store(config.storage.backend, config.storage.sqlite.path, config.log.directory),
         give_up=give_up,
@@ -141,11 +141,11 @@ class _WorkerMetricsReport:
         try:
             await self._core.gate.run_request(lambda: self._core.store.queue_sizes(0))
         except StoreUnavailable:
-            self._metrics.storage_up(False)
+            self._metrics.set_storage_up(False)
         except ShutdownInProgress:
             pass
         else:
-            self._metrics.storage_up(True)
+            self._metrics.set_storage_up(True)
 
 
 def _derive_worker_secret(identity: MediatorIdentity, config: Config) -> bytes:
@@ -156,4 +156,4 @@ def _derive_worker_secret(identity: MediatorIdentity, config: Config) -> bytes:
     between hosts that could use the same store, as their workers cannot reach each other.
     """
     host = "" if config.storage.backend == "sqlite" else socket.gethostname()
-    return hmac.digest(identity.secret, f"mediatord workers of {config.node_name} at {host}".encode(), "sha256")
+    return hmac.digest(identity.root_secret, f"mediatord workers of {config.node_name} at {host}".encode(), "sha256")

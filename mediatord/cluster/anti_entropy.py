@@ -116,7 +116,7 @@ class LapsedNodeSweeper:
         """:raise StoreUnavailable: a later sweep, or another node, does it."""
         if not await self._is_leader():
             return
-        for boot in await self._store.lapsed():
+        for boot in await self._store.list_lapsed_nodes():
             # This node renews its own lease, or joins again.
             if boot == self._boot:
                 continue
@@ -177,7 +177,7 @@ class PeriodicClusterTasks(Service):
         try:
             await task()
         except StoreUnavailable:
-            if self._warning.count():
+            if self._warning.count_occurrence():
                 _log.warn("the store was not available for a periodic cluster task")
         except CancelledError:
             pass

@@ -122,7 +122,9 @@ def describe_running_node(holder: ClusterNode) -> str:
 async def list_node_names(store: IClusterStore) -> str:
     """The names of the live nodes, for a message."""
     try:
-        return ", ".join(one.address if one.name == STANDALONE_NODE_NAME else one.name for one in await store.nodes())
+        return ", ".join(
+            one.address if one.name == STANDALONE_NODE_NAME else one.name for one in await store.list_nodes()
+        )
     except StoreUnavailable:
         return "unknown"
 
@@ -302,7 +304,7 @@ class Membership(Service):
             self._listener.clock_differs(refused)
         else:
             self._listener.clock_agrees()
-            if self._warning.count():
+            if self._warning.count_occurrence():
                 _log.warn(f"{why}; this one tries to join them again, until it has")
         await self._sleep(JOIN_RETRY_DELAY)
         return ""
@@ -328,7 +330,7 @@ class Membership(Service):
                 if not await self._store.renew(self._node.boot, NODE_LEASE) or not expiry_timer.active():
                     return
                 expiry_timer.reset(NODE_LEASE)
-                self._listener.set_live_nodes(await self._store.nodes())
+                self._listener.set_live_nodes(await self._store.list_nodes())
                 # The interval includes the duration of the renewal, and bounds the pause if the clock was set back.
                 pause = min(max(0.0, began + RENEWAL_INTERVAL - self._clock.seconds()), RENEWAL_INTERVAL)
             except StoreUnavailable:

@@ -88,7 +88,7 @@ class LocalDelivery(Generic[Item]):
         """
         missed = {one.id: one.at + MAX_VISIBILITY_DELAY for one in arrivals if self._is_missed(one)}
         if missed:
-            for id_ in await self._store.picked_up(list(missed)):
+            for id_ in await self._store.find_picked_up(list(missed)):
                 del missed[id_]
         async for items in self._find_served(list(missed)):
             for item in items:

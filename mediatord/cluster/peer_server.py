@@ -203,7 +203,7 @@ class PeerServer:
 
     def _refuse(self, reason: str) -> PeerResponse:
         self._refused(reason)
-        count = self._warning.count()
+        count = self._warning.count_occurrence()
         if count:
             _log.warn(
                 "refused {count} requests to cluster.listen, the last one because of its {reason}: from an unknown "

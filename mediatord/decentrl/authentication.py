@@ -19,7 +19,7 @@ from mediatord.errors import (
 )
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol.decentrl.commands import DecentrlCommand
-from mediatord.protocol.decentrl.signatures import verify_bytes
+from mediatord.protocol.decentrl.crypto import verify_bytes
 from mediatord.store.interfaces.decentrl import CommandGuard, IDecentrlStore
 
 _verify = measure_time(verify_bytes)
@@ -75,7 +75,7 @@ class CommandAuthenticator:
         except MediatorError:
             # Where there is no room for it, it may come again: it is forged then, too.
             with contextlib.suppress(ReplayCacheFull):
-                await self._store.admit(CommandGuard(nonce, until, share=_FORGED_NONCE_SHARE))
+                await self._store.check_guard(CommandGuard(nonce, until, share=_FORGED_NONCE_SHARE))
             raise
         return CommandRequest(command, request, key, nonce, until, peer)
 

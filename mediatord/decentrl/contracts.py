@@ -32,8 +32,8 @@ from mediatord.protocol.decentrl.contracts import (
     verify_contract_signatures,
     verify_request_signature,
 )
+from mediatord.protocol.decentrl.crypto import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
 from mediatord.protocol.decentrl.did_decentrl import parse_did
-from mediatord.protocol.decentrl.encryption import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
 from mediatord.ratelimit.access_control import AccessList, RegistrationQuota
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, ContractFilter, ContractRequest
 
@@ -87,7 +87,7 @@ class ContractHandler:
 
     async def query(self, command_request: CommandRequest, query: QueryCommunicationContracts) -> dict[str, Any]:
         """QUERY_COMMUNICATION_CONTRACTS."""
-        await self._context.store.admit(await self._context.require_mediator_recipient(command_request))
+        await self._context.store.check_guard(await self._context.require_mediator_recipient(command_request))
         asked = query.filter
         wanted = ContractFilter(asked.did, asked.expires_at_before, asked.expires_at_after)
         found = await self._context.store.contracts(command_request.sender, wanted, to_slice(query.pagination))
@@ -101,7 +101,7 @@ class ContractHandler:
         self, command_request: CommandRequest, query: QueryPendingCommunicationContractRequests
     ) -> dict[str, Any]:
         """QUERY_PENDING_COMMUNICATION_CONTRACT_REQUESTS."""
-        await self._context.store.admit(await self._context.require_mediator_recipient(command_request))
+        await self._context.store.check_guard(await self._context.require_mediator_recipient(command_request))
         found = await self._context.store.contract_requests(command_request.sender, to_slice(query.pagination))
         items = [
             {
@@ -222,7 +222,7 @@ class RegistrationHandler:
             digest=compute_contract_digest(signed),
             text=text,
         )
-        await self._quota.enrol(command_request.peer, len(text))
+        await self._quota.charge_account(command_request.peer, len(text))
         try:
             await self._context.store.save_contract(command_request.guard(), contract)
         except MediatorError:

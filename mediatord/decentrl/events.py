@@ -9,6 +9,7 @@ Public channels (DCTRL-0007, reference section 10).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mediatord.clock import measure_time
@@ -26,7 +27,7 @@ from mediatord.protocol.decentrl.commands import (
     UpdateEventTags,
     parse_public_query,
 )
-from mediatord.protocol.decentrl.signatures import verify_event_signature
+from mediatord.protocol.decentrl.crypto import verify_event_signature
 from mediatord.store.interfaces.decentrl import (
     EventFilter,
     PageRequest,
@@ -49,18 +50,16 @@ class PendingEventHandler:
         if not context.key_directory.resolves(recipient):
             await context.refuse(command_request.guard(), RecipientNotFound())
         event = PendingEvent(context.new_id(), recipient, command_request.sender, payload, context.clock.seconds())
-        await context.store.deliver(command_request.guard(recipient=recipient), event)
+        await context.store.enqueue_event(command_request.guard(recipient=recipient), event)
         context.event_pusher.pending(
             event,
-            lambda pushed: context.recorder.accepted(
-                command_request.request, event, command_request.sender, "live" if pushed else "queue", "decentrl"
-            ),
+            partial(context.recorder.accepted, command_request.request, event, command_request.sender, "decentrl"),
         )
         return {"pendingEventId": event.id}
 
     async def query(self, command_request: CommandRequest, query: QueryPendingEvents) -> dict[str, Any]:
         """QUERY_PENDING_EVENTS."""
-        await self._context.store.admit(await self._context.require_mediator_recipient(command_request))
+        await self._context.store.check_guard(await self._context.require_mediator_recipient(command_request))
         found = await self._context.store.pending_events(
             command_request.sender, query.filter.sender_did, to_slice(query.pagination)
         )
@@ -108,7 +107,7 @@ class StoredEventHandler:
 
     async def query(self, command_request: CommandRequest, query: QueryEvents) -> dict[str, Any]:
         """QUERY_EVENTS."""
-        await self._context.store.admit(await self._context.require_mediator_recipient(command_request))
+        await self._context.store.check_guard(await self._context.require_mediator_recipient(command_request))
         asked = query.filter
         wanted = EventFilter(
             tags=tuple(asked.encrypted_tags or ()),

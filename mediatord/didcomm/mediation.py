@@ -93,12 +93,12 @@ class OwnershipVerifier:
     async def forget(self, proven: Mapping[bytes, bytes]) -> None:
         """Let proofs come again, as nothing was done about them."""
         for digest in proven.values():
-            await self._store.release(digest)
+            await self._store.release_nonce(digest)
 
     async def _proven(self, raw: bytes, account: Account, origin: MessageOrigin) -> dict[bytes, bytes]:
-        await self._admission.account(account.did, origin.peer)
+        await self._admission.charge_account(account.did, origin.peer)
         try:
-            proof = await self._unpacker.open(jwe.parse(raw), origin.peer)
+            proof = await self._unpacker.open(jwe.parse_envelope(raw), origin.peer)
         except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:
@@ -115,7 +115,9 @@ class OwnershipVerifier:
     async def _is_new(self, proof: UnpackedMessage, now: float) -> bool:
         """Whoever has moved a DID elsewhere meanwhile does not have it moved back by what was recorded."""
         made = proof.message.created_time or now
-        return bool(await self._store.claim(proof.digest, max(now, made) + MAX_PROOF_AGE + _PROOF_EXPIRY_MARGIN))
+        return bool(
+            await self._store.claim_nonce(proof.digest, max(now, made) + MAX_PROOF_AGE + _PROOF_EXPIRY_MARGIN)
+        )
 
 
 _UNLIMITED_RECIPIENTS = 1 << 31
@@ -209,7 +211,7 @@ class MediationCoordinator:
         # The long form of a did:peer:4 is kept as well.
         did, long = authcrypt_sender.did, authcrypt_sender.document.did
         size = len(did) + (len(long) if long != did else 0)
-        await self._quota.enrol(origin.peer, size)
+        await self._quota.charge_account(origin.peer, size)
         try:
             await self._store.grant(did)
         except MediatorError:
@@ -219,7 +221,7 @@ class MediationCoordinator:
     async def update(self, received: UnpackedMessage, account: Account, origin: MessageOrigin) -> ResponseContent:
         """One result an entry, in order; what does not concern the store is refused here."""
         mediation_version = MEDIATION_VERSIONS[received.message.type.major]
-        updates = parse_updates(received.message.object())
+        updates = parse_updates(received.message.require_body())
         proven = await self._ownership.proven(received, account, origin)
         try:
             allowed = [self._is_sane(one) and await self._may_add(one, account, proven) for one in updates]
@@ -264,16 +266,16 @@ class MediationCoordinator:
         names = [name for name, action in wanted if action == "add"]
         size = sum(map(len, names))
         try:
-            await self._quota.register(origin.peer, size)
+            await self._quota.charge_registration(origin.peer, size)
         except RateLimitExceeded:
             size = sum([len(name) for name in names if await self._is_new(name, account)])
-            await self._quota.register(origin.peer, size)
+            await self._quota.charge_registration(origin.peer, size)
         return size
 
     async def _is_new(self, name: str, account: Account) -> bool:
         """Whether the account would have it, and has not."""
-        owner = await self._store.owner(name)
-        return owner is None or (owner == account.did and name not in await self._store.spellings(name))
+        owner = await self._store.find_owner(name)
+        return owner is None or (owner == account.did and name not in await self._store.list_registered_names(name))
 
     async def _apply(
         self, account: Account, wanted: Sequence[tuple[str, RecipientUpdateAction]], proven: Collection[bytes]
@@ -284,7 +286,9 @@ class MediationCoordinator:
         if proven:
             claimed = [name for name, action in wanted if action == "add" and compute_did_digest(name) in proven]
             taken = await self._take_over(claimed, account)
-        results = await self._store.update(account.did, wanted, max_recipients=self._registration.max_recipients)
+        results = await self._store.update_recipients(
+            account.did, wanted, max_recipients=self._registration.max_recipients
+        )
         if not taken:
             return results
         done = {
@@ -293,7 +297,9 @@ class MediationCoordinator:
         for digest in taken.keys() - done:
             # There was no room for it: it stays where it was, rather than nowhere.
             owner, names = taken[digest]
-            await self._store.update(owner, [(name, "add") for name in names], max_recipients=_UNLIMITED_RECIPIENTS)
+            await self._store.update_recipients(
+                owner, [(name, "add") for name in names], max_recipients=_UNLIMITED_RECIPIENTS
+            )
             self._recorder.registered(owner, len(names), 0)
         return results
 
@@ -301,7 +307,7 @@ class MediationCoordinator:
         name = update.recipient_did
         if update.action != "add" or not self._registration.with_proof or compute_did_digest(name) in proven:
             return True
-        return is_same_did(name, account.did) or await self._store.owner(name) == account.did
+        return is_same_did(name, account.did) or await self._store.find_owner(name) == account.did
 
     async def _take_over(self, names: Iterable[str], account: Account) -> dict[bytes, tuple[str, list[str]]]:
         """
@@ -310,10 +316,10 @@ class MediationCoordinator:
         """
         taken = {}
         for name in names:
-            owner = await self._store.owner(name)
+            owner = await self._store.find_owner(name)
             if owner is not None and owner != account.did:
-                spellings = await self._store.spellings(name)
-                await self._store.update(owner, [(one, "remove") for one in spellings], max_recipients=0)
+                spellings = await self._store.list_registered_names(name)
+                await self._store.update_recipients(owner, [(one, "remove") for one in spellings], max_recipients=0)
                 self._recorder.registered(owner, 0, len(spellings))
                 taken[compute_did_digest(name)] = owner, spellings
         return taken
@@ -321,8 +327,8 @@ class MediationCoordinator:
     async def query(self, received: UnpackedMessage, account: Account, origin: MessageOrigin) -> ResponseContent:
         """The account's recipient DIDs in order of registration."""
         mediation_version: MediationVersion = MEDIATION_VERSIONS[received.message.type.major]
-        page = parse_pagination(received.message.object())
-        dids, total = await self._store.recipients(account.did, offset=page.offset, limit=page.limit)
+        page = parse_pagination(received.message.require_body())
+        dids, total = await self._store.list_recipients(account.did, offset=page.offset, limit=page.limit)
         return ResponseContent(
             mediation_version.type(mediation_version.query_response),
             make_query_response_body(mediation_version, dids, page, total),

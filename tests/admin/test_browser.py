@@ -34,7 +34,7 @@ DIDS = (
 )
 
 
-class Hour:
+class BusyMediator:
     """What a mediator has to show after a busy hour."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Hour:
         metrics, store = in_memory.base.recorder.metrics, in_memory.store
         self.case.successResultOf(store.grant("did:example:all"))
         for did in DIDS:
-            self.case.successResultOf(store.update("did:example:all", [(did, "add")], max_recipients=99))
+            self.case.successResultOf(store.update_recipients("did:example:all", [(did, "add")], max_recipients=99))
         for turn in range(400):
             metrics.forwarded.inc(turn * 37 % 101)
             metrics.delivered.inc(turn * 37 % 97)
@@ -120,7 +120,7 @@ def served(in_memory: InMemoryAdminSite) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    hour = Hour()
+    hour = BusyMediator()
     try:
         with served(hour.in_memory()) as url:
             yield url

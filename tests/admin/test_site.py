@@ -57,7 +57,7 @@ class AdminCase(SynchronousTestCase):
         """Have messages wait for a DID."""
         store, now = self.in_memory.store, self.in_memory.clock.seconds()
         self.successResultOf(store.grant(account))
-        self.successResultOf(store.update(account, [(did, "add")], max_recipients=99))
+        self.successResultOf(store.update_recipients(account, [(did, "add")], max_recipients=99))
         for number, size in enumerate(sizes):
             payload = Payload(f"{now} {did} {number}", b"x" * size, "json")
             self.successResultOf(store.enqueue(did, [payload], expires_at=now + 1e6))
@@ -232,8 +232,8 @@ class PageTests(AdminCase):
 
     def test_store_away(self) -> None:
         """The page is there all the same."""
-        self.in_memory.base.recorder.metrics.storage_up(False)
-        with self.in_memory.failing("backlog", StoreUnavailable()):
+        self.in_memory.base.recorder.metrics.set_storage_up(False)
+        with self.in_memory.failing("read_backlog", StoreUnavailable()):
             status = self.in_memory.status()
             text = Document(self.in_memory.page()).text
         self.assertEqual((status["ok"], status["waiting"], status["store"]["answers"]), (False, None, False))
@@ -248,8 +248,8 @@ class PageTests(AdminCase):
             asked.append(Deferred())
             return asked[-1]
 
-        backlog = self.in_memory.store.backlog
-        self.patch(self.in_memory.store, "backlog", hang)
+        backlog = self.in_memory.store.read_backlog
+        self.patch(self.in_memory.store, "read_backlog", hang)
         line = self.in_memory.line()
         line.feed(encode_request("GET", "/admin/status.json", None, {"Authorization": BEARER}))
         self.in_memory.clock.advance(4.9)
@@ -260,7 +260,7 @@ class PageTests(AdminCase):
         self.assertIsNone(self.in_memory.status()["waiting"])
         self.assertEqual(len(asked), 1)
         backlog([], 0).chainDeferred(asked[0])
-        self.patch(self.in_memory.store, "backlog", backlog)
+        self.patch(self.in_memory.store, "read_backlog", backlog)
         self.assertIsNotNone(self.in_memory.status()["waiting"])
 
     def test_stopping(self) -> None:
@@ -278,7 +278,7 @@ class PageTests(AdminCase):
 
     def test_fault(self) -> None:
         """What should not happen is logged without its text, and told as nothing."""
-        with self.in_memory.failing("backlog", ValueError("secret")):
+        with self.in_memory.failing("read_backlog", ValueError("secret")):
             answer = self.in_memory.request("/admin")
         self.assertEqual((answer.status, answer.body), (500, b"internal error\n"))
         (logged,) = self.flushLoggedErrors(ValueError)
@@ -289,13 +289,13 @@ class PageTests(AdminCase):
     def test_fresh(self) -> None:
         """However many look, the store is asked once in two seconds."""
         asked: list[int] = []
-        backlog = self.in_memory.store.backlog
+        backlog = self.in_memory.store.read_backlog
 
         def counted(bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
             asked.append(top)
             return backlog(bounds, top)
 
-        self.patch(self.in_memory.store, "backlog", counted)
+        self.patch(self.in_memory.store, "read_backlog", counted)
         for _ in range(3):
             self.in_memory.request("/admin")
             self.in_memory.request("/admin/status.json")
@@ -409,7 +409,7 @@ class TrafficTests(AdminCase):
         self.in_memory.clock.set_by(seconds)
 
 
-class TroubleTests(AdminCase):
+class FailureTests(AdminCase):
     """What went wrong."""
 
     def test_refusals(self) -> None:

@@ -30,7 +30,7 @@ class TimeTests(SynchronousTestCase):
     def test_an_expiry_loop_that_dies(self) -> None:
         """Whatever goes wrong in a round, once or for long, the next one that can does the work."""
         for error in (ZeroDivisionError(), StoreUnavailable(), KeyError("x")):
-            with self.in_memory.failing("expire", error):
+            with self.in_memory.failing("expire_messages", error):
                 self.in_memory.clock.pump([15] * 5)
         self.flushLoggedErrors(ZeroDivisionError, KeyError)
         self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), 0)
@@ -40,8 +40,8 @@ class TimeTests(SynchronousTestCase):
     def test_a_store_failure_is_no_empty_queue(self) -> None:
         """Whichever question the store does not answer, the wallet is not told that nothing is there."""
         requests: tuple[tuple[str, str, dict[str, Any]], ...] = (
-            ("status", "status-request", {}),
-            ("fetch", "delivery-request", {"limit": 1}),
+            ("get_queue_status", "status-request", {}),
+            ("fetch_messages", "delivery-request", {"limit": 1}),
             ("acknowledge", "messages-received", {"message_id_list": ["x"]}),
         )
         for operation, type_, body in requests:

@@ -17,7 +17,7 @@ from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack
 DID = "did:example:bob"
 
 
-class FirstAndLastTests(SynchronousTestCase):
+class StartStopRecordTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
         self.service = StartStopLedgerRecorder(self.in_memory.base)
@@ -41,14 +41,14 @@ class FirstAndLastTests(SynchronousTestCase):
     def test_a_store_that_fails(self) -> None:
         """Does not keep the daemon from stopping, and is news only if it is a fault."""
         for error, logged in ((StoreUnavailable(), 0), (RuntimeError("boom"), 1)):
-            with self.in_memory.failing("ledger", error):
+            with self.in_memory.failing("read_ledger", error):
                 self.successResultOf(self.service.stopService())
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), logged)
         self.assertEqual(self.told(), [])
 
     def test_a_store_that_hangs(self) -> None:
         """Is waited for a moment only."""
-        self.patch(self.in_memory.store, "ledger", Deferred)
+        self.patch(self.in_memory.store, "read_ledger", Deferred)
         stopped = self.service.stopService()
         self.in_memory.clock.advance(1)
         self.assertNoResult(stopped)
@@ -57,7 +57,7 @@ class FirstAndLastTests(SynchronousTestCase):
         self.assertEqual(self.told(), [])
 
 
-class OwnTests(SynchronousTestCase):
+class ProbeMessageTests(SynchronousTestCase):
     """Messages of the daemon to itself are in the books and have no lines: how many is told with the books."""
 
     def setUp(self) -> None:
@@ -69,7 +69,7 @@ class OwnTests(SynchronousTestCase):
         recorder = self.in_memory.base.recorder
         for id_ in ("1", "2"):
             message = StoredMessage(id_, did, did, b"{}", "json", NOW, NOW + 30)
-            recorder.accepted("r", message, None, "queue", "didcomm")
+            recorder.accepted("r", message, None, "didcomm", False)
         removed: Any = RemovedMessage("1", did, did, 2, NOW, 0)
         recorder.acknowledged(removed, "live", "didcomm")
         recorder.expired(removed)

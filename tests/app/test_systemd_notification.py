@@ -63,7 +63,7 @@ class Base:
         self.lived.append("stopped")
 
 
-class SignsTests(SynchronousTestCase):
+class SystemdNotificationTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.base: Any = Base()
         self.said: list[str] = []
@@ -80,7 +80,7 @@ class SignsTests(SynchronousTestCase):
 
     def open_store(self) -> None:
         """As a daemon does that is no node, or has joined."""
-        self.base.metrics.storage_up(True)
+        self.base.metrics.set_storage_up(True)
         self.base.node_health.joined()
         self.signs.store_opened()
 
@@ -116,10 +116,10 @@ class SignsTests(SynchronousTestCase):
         self.open_store()
         self.signs.startService()
         self.told()
-        self.base.metrics.storage_up(False)
+        self.base.metrics.set_storage_up(False)
         self.base.reactor.pump([0.5] * 10)
         self.assertEqual(self.told(), [WAITING])
-        self.base.metrics.storage_up(True)
+        self.base.metrics.set_storage_up(True)
         self.base.reactor.advance(1)
         self.assertEqual(self.told(), [SERVING])
         self.base.node_health.parted()

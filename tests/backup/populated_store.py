@@ -70,8 +70,8 @@ class StorePopulator:
         for number in range(5):
             await self.store.remember_did(f"did:peer:4short{number}", f"did:peer:4short{number}:long")
         for number in range(9):
-            await self.store.claim(b"nonce %d" % number, FAR + number)
-        await self.store.release(b"nonce 3")
+            await self.store.claim_nonce(b"nonce %d" % number, FAR + number)
+        await self.store.release_nonce(b"nonce 3")
         await self._agree()
 
     async def _agree(self) -> None:
@@ -94,7 +94,7 @@ class StorePopulator:
                 self.messages += [payload.id for payload in payloads]
         some = self.random.sample(self.messages, min(3, len(self.messages)))
         await self.store.mark_delivered(some, node=self.random.choice(["", "boot-1"]))
-        await self.store.take_due(1)
+        await self.store.take_due_messages(1)
         await self.store.acknowledge(self.random.choice(WALLETS), self.random.sample(self.messages, 1))
 
     async def _change_hands(self) -> None:
@@ -106,7 +106,7 @@ class StorePopulator:
         decentrl, draw = self.store.decentrl, self.random
         owner, sender = draw.choice(PEOPLE[:4]), draw.choice(PEOPLE[:3])
         event = PendingEvent(self._id(), owner, sender, "é" * draw.randrange(9), self.now + draw.random())
-        await self._quietly(decentrl.deliver(self._guard(), event))
+        await self._quietly(decentrl.enqueue_event(self._guard(), event))
         await decentrl.request_contract(
             self._guard(), ContractRequest(self._id(), f"did:stranger:{draw.randrange(99)}", owner, "sealed", "key")
         )
@@ -126,14 +126,14 @@ class StorePopulator:
             await decentrl.unpublish(self._guard(), who, id)
 
     async def _rotate(self) -> None:
-        await self.store.move(WALLETS[1], "did:example:rotated")
-        await self.store.move(WALLETS[5], "did:example:rotated-too")
+        await self.store.move_account(WALLETS[1], "did:example:rotated")
+        await self.store.move_account(WALLETS[5], "did:example:rotated-too")
         for person in PEOPLE[:2]:
             waiting = await self.store.decentrl.pending_events(person, None, ALL)
             await self.store.decentrl.acknowledge_events(self._guard(), person, [one.id for one in waiting.items[:1]])
 
     async def _update(self, wallet: str, inbox: str, action: RecipientUpdateAction) -> None:
-        await self._quietly(self.store.update(wallet, [(inbox, action)], max_recipients=100))
+        await self._quietly(self.store.update_recipients(wallet, [(inbox, action)], max_recipients=100))
 
     async def _quietly(self, asked: Any) -> bool:
         """Whether it was not refused."""
@@ -164,19 +164,19 @@ async def query_everything(
     """All that can be asked of a store, but for what does not outlive a restart."""
     told: dict[str, Any] = {}
     for wallet in wallets:
-        told[f"account {wallet}"] = await store.account(wallet)
-        told[f"recipients {wallet}"] = await store.recipients(wallet, offset=0, limit=1000)
+        told[f"account {wallet}"] = await store.get_account(wallet)
+        told[f"recipients {wallet}"] = await store.list_recipients(wallet, offset=0, limit=1000)
         for inbox in (None, *INBOXES):
-            told[f"status {wallet} {inbox}"] = await store.status(wallet, inbox)
-            found = await store.fetch(wallet, inbox, limit=10_000, max_bytes=1 << 40)
+            told[f"status {wallet} {inbox}"] = await store.get_queue_status(wallet, inbox)
+            found = await store.fetch_messages(wallet, inbox, limit=10_000, max_bytes=1 << 40)
             told[f"fetch {wallet} {inbox}"] = [_pending(one) for one in found]
-    told["arrived"] = await store.arrived(wallets, ArrivalWindow(0.0, FAR), limit=10_000)
+    told["arrived"] = await store.find_arrivals(wallets, ArrivalWindow(0.0, FAR), limit=10_000)
     for inbox in INBOXES:
-        told[f"owner {inbox}"] = await store.owner(inbox)
+        told[f"owner {inbox}"] = await store.find_owner(inbox)
     sizes, rest = await store.queue_sizes(1000)
     told["sizes"] = sorted(sizes), rest
-    told["waiting"] = await store.waiting()
-    told["due"] = await store.next_due()
+    told["waiting"] = await store.get_queue_totals()
+    told["due"] = await store.find_next_due()
     told["long forms"] = [await store.recall_did(f"did:peer:4short{number}") for number in range(6)]
     return told | await _of_decentrl(store)
 
@@ -208,5 +208,5 @@ def _pending(message: StoredMessage) -> StoredMessage:
 async def acknowledge_everything(store: IStore, wallets: Sequence[str] = (*WALLETS, "did:example:rotated")) -> None:
     """Acknowledge all that can be seen, so that only what is delayed or over stays counted."""
     for wallet in wallets:
-        found = await store.fetch(wallet, None, limit=10_000, max_bytes=1 << 40)
+        found = await store.fetch_messages(wallet, None, limit=10_000, max_bytes=1 << 40)
         await store.acknowledge(wallet, [one.id for one in found])

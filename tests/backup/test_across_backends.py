@@ -27,7 +27,7 @@ from tests.store.mongo.mongo_test_case import CLOCK, MongoTestCase, start_mongod
 ROUNDS = 60
 
 
-class Place:
+class StoreLocation:
     """Where a store is."""
 
     def __init__(self, case: MongoTestCase, where: Path | str) -> None:
@@ -70,29 +70,29 @@ class BetweenStoresTests(MongoTestCase):
         self.folder = Path(mkdtemp(prefix="mediatord-transfer-"))
         self.addCleanup(rmtree, self.folder)
 
-    def sqlite(self, name: str) -> Place:
-        return Place(self, self.folder / f"{name}.sqlite3")
+    def sqlite(self, name: str) -> StoreLocation:
+        return StoreLocation(self, self.folder / f"{name}.sqlite3")
 
-    def mongodb(self) -> Place:
+    def mongodb(self) -> StoreLocation:
         fresh = fresh_database(self.servers)
         name = fresh.__enter__()
         self.addCleanup(fresh.__exit__, None, None, None)
-        return Place(self, name)
+        return StoreLocation(self, name)
 
-    async def filled(self, place: Place) -> dict[str, Any]:
+    async def filled(self, place: StoreLocation) -> dict[str, Any]:
         """Fill a store; its answers, once it has been opened anew."""
         store = await place.opened()
         await StorePopulator(store, Random(7), CLOCK.seconds()).fill(ROUNDS)
         await store.close()
         return await self.asked(place)
 
-    async def asked(self, place: Place) -> dict[str, Any]:
+    async def asked(self, place: StoreLocation) -> dict[str, Any]:
         store = await place.opened()
         told = await query_everything(store)
         await store.close()
         return told
 
-    def moved(self, source: Place, target: Place, name: str) -> Path:
+    def moved(self, source: StoreLocation, target: StoreLocation, name: str) -> Path:
         """Export and import; the archive."""
         archive = self.folder / f"{name}.gz"
         with source.source() as store:
@@ -103,7 +103,7 @@ class BetweenStoresTests(MongoTestCase):
             self.assertTrue(import_archive(verify_archive(archive, accept=store.accept), store).is_equal)
         return archive
 
-    async def round_trip(self, one: Place, other: Place, back: Place) -> None:
+    async def round_trip(self, one: StoreLocation, other: StoreLocation, back: StoreLocation) -> None:
         told = await self.filled(one)
         there = await self.elsewhere(self.moved, one, other, "there")
         self.assertEqual(await self.asked(other), told)
@@ -114,24 +114,24 @@ class BetweenStoresTests(MongoTestCase):
         await self.goes_on(back)
         await self.goes_on(other)
 
-    async def goes_on(self, place: Place) -> None:
+    async def goes_on(self, place: StoreLocation) -> None:
         """What comes afterwards comes last, claims are remembered, and counters come down to nothing that is seen."""
         store = await place.opened()
-        self.assertFalse(await store.claim(b"nonce 1", 1.0))
-        self.assertTrue(await store.claim(b"another", CLOCK.seconds() + 60))
-        owners = {inbox: await store.owner(inbox) for inbox in INBOXES}
+        self.assertFalse(await store.claim_nonce(b"nonce 1", 1.0))
+        self.assertTrue(await store.claim_nonce(b"another", CLOCK.seconds() + 60))
+        owners = {inbox: await store.find_owner(inbox) for inbox in INBOXES}
         inbox, owner = next((inbox, owner) for inbox, owner in owners.items() if owner is not None)
         await store.enqueue(inbox, [Payload("zz-last", b"x", "json")], expires_at=CLOCK.seconds() + 60)
-        found = await store.fetch(owner, None, limit=10_000, max_bytes=1 << 40)
+        found = await store.fetch_messages(owner, None, limit=10_000, max_bytes=1 << 40)
         self.assertEqual(found[-1].id, "zz-last")
-        await store.update(owner, [("did:key:z6MkLast", "add")], max_recipients=1000)
-        registered, number = await store.recipients(owner, offset=0, limit=1000)
+        await store.update_recipients(owner, [("did:key:z6MkLast", "add")], max_recipients=1000)
+        registered, number = await store.list_recipients(owner, offset=0, limit=1000)
         self.assertEqual((registered[-1], number), ("did:key:z6MkLast", len(registered)))
         await acknowledge_everything(store)
         for wallet in WALLETS:
-            self.assertEqual((await store.status(wallet, None)).message_count, 0)
+            self.assertEqual((await store.get_queue_status(wallet, None)).message_count, 0)
         _, left = await store.queue_sizes(0)
-        self.assertEqual(left, (await store.waiting()).messages)
+        self.assertEqual(left, (await store.get_queue_totals()).messages)
         await store.close()
 
     def test_sqlite_mongodb_sqlite(self) -> Deferred[None]:

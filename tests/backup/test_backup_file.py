@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mediatord.backup import sqlite_export
+from mediatord.backup import sqlite_export, sqlite_import
 from mediatord.backup.archive import write_archive
 from mediatord.backup.backup_file import copy_sqlite_store
 from mediatord.backup.records import AccountRecord, BackupError
 from mediatord.backup.sqlite_import import require_empty_database
+from mediatord.cli import configuration
 from mediatord.config.file import load_config
 from mediatord.store.sqlite import database_file
 from mediatord.store.sqlite.database_file import ExclusiveStoreLock, prepare_database, read_schema_steps
@@ -99,16 +100,16 @@ def test_a_backup_of_an_earlier_version(
     """What was saved before an upgrade can be brought back after it, with all that is kept since."""
     path, backup, new = load_config(made).storage.sqlite.path, tmp_path / "old.tar", tmp_path / "new"
     path.unlink()
-    with monkeypatch.context() as earlier:
-        for module in (database_file, sqlite_export):
-            earlier.setattr(module, "read_schema_steps", lambda steps=read_schema_steps()[:4]: steps)  # noqa: B008
-        with closing(prepare_database(path)) as writer:
-            writer.execute("INSERT INTO account (did, created_at) VALUES ('did:old', 1.0)")
-        assert call("backup", "--config", str(made), "--to", str(backup)) == 0
+    with closing(prepare_database(path)) as writer:
+        writer.execute("INSERT INTO account (did, created_at) VALUES ('did:old', 1.0)")
+    assert call("backup", "--config", str(made), "--to", str(backup)) == 0
+    steps = [*read_schema_steps(), "CREATE TABLE extra (did TEXT); INSERT INTO extra SELECT did FROM account;"]
+    for module in (database_file, sqlite_export, sqlite_import, configuration):
+        monkeypatch.setattr(module, "read_schema_steps", lambda: steps)
     assert call("restore", "--from", str(backup), "--dir", str(new)) == 0
     with closing(sqlite3.connect(new / "mediator.sqlite3")) as connection:
         assert connection.execute("SELECT did FROM account").fetchall() == [("did:old",)]
-        assert connection.execute("SELECT count(*) FROM ledger").fetchall() == [(2,)]
+        assert connection.execute("SELECT did FROM extra").fetchall() == [("did:old",)]
     assert call("check-config", "--config", str(new / "mediator.yaml")) == 0
 
 

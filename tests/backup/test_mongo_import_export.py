@@ -115,7 +115,7 @@ class RefusalTests(MongoTestCase):
         await self.elsewhere(self.imported, self.archive)
         store = MongoStore(self.a_server(), CLOCK, QueueLimits())
         await store.open()
-        self.assertEqual(await store.account("did:a"), InterfaceAccount("did:a", 1.0))
+        self.assertEqual(await store.get_account("did:a"), InterfaceAccount("did:a", 1.0))
         await store.close()
 
     async def test_a_daemon_that_begins_meanwhile_ends_the_import(self) -> None:

@@ -83,16 +83,16 @@ def test_the_same(seed: int) -> None:
         stores = [opened(clock, one), opened(clock, other)]
         halves = [len([record for record in records if record.kind == kind]) for kind in ("message", "pending_event")]
         accepted = StoreLedger(*[MessageLedger(accepted=number, waiting=number) for number in halves])
-        assert result_of(stores[1].ledger()) == accepted
+        assert result_of(stores[1].read_ledger()) == accepted
         for seconds in (0.0, 601.0, 7200.0):
             clock.advance(seconds)
             told = [done(query_everything(store)) for store in stores]
             assert told[0] == told[1]
-            removed = [result_of(store.expire(1000)) for store in stores]
+            removed = [result_of(store.expire_messages(1000)) for store in stores]
             assert removed[0] == removed[1]
-            taken = [result_of(store.take_due(1000)) for store in stores]
+            taken = [result_of(store.take_due_messages(1000)) for store in stores]
             assert taken[0] == taken[1]
-            books = [result_of(store.ledger()) for store in stores]
+            books = [result_of(store.read_ledger()) for store in stores]
             assert [(one.didcomm.difference, one.decentrl.difference) for one in books] == [(0, 0), (0, 0)]
         for store in stores:
             store.close()

@@ -33,10 +33,10 @@ class RecordsTests(MakesMongo, StoreContract, TestCase):
         self.assertEqual(records.names(ALICE), [])
         self.assertFalse(records.remove_account(ALICE))
         self.assertEqual(await self.waiting(ALICE), ["a", "b"])
-        await self.store.remove(["a", "b"])
+        await self.store.remove_messages(["a", "b"])
         self.assertTrue(records.remove_account(ALICE))
         self.assertFalse(records.remove_account(ALICE))
-        self.assertIsNone(await self.store.account(ALICE))
+        self.assertIsNone(await self.store.get_account(ALICE))
         await self.register(BOB, OTHER)
 
     async def test_queues_by_any_form(self) -> None:

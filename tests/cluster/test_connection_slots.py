@@ -14,7 +14,7 @@ from mediatord.cluster.peer_server import (
 )
 
 
-class Caller(PeerChannel):
+class SlotConnection(PeerChannel):
     """One connection."""
 
     is_idle = True
@@ -27,19 +27,19 @@ class Caller(PeerChannel):
         self.ended = True
 
 
-class PlacesTests(SynchronousTestCase):
+class ConnectionSlotsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.slots = ConnectionSlots()
 
-    def come(self, count: int = 1, origin: str = "10.0.0.1") -> list[Caller]:
+    def come(self, count: int = 1, origin: str = "10.0.0.1") -> list[SlotConnection]:
         """So many from one address."""
-        callers = [Caller() for _ in range(count)]
+        callers = [SlotConnection() for _ in range(count)]
         for caller in callers:
             self.assertTrue(self.slots.reserve(origin))
             self.slots.add(caller, origin)
         return callers
 
-    def fill(self) -> list[Caller]:
+    def fill(self) -> list[SlotConnection]:
         """All places of strangers, each from an address of its own."""
         return [self.come(origin=f"10.0.0.{number}")[0] for number in range(MAX_UNAUTHENTICATED)]
 

@@ -106,12 +106,12 @@ class DecentrlTests(InMemoryClusterTestCase):
         """That nobody could say where the sockets are delays it, too."""
         dialogue = self.bob.connect()
         cluster: Any = self.store.cluster
-        cluster.whereabouts = lambda dids: fail(StoreUnavailable())
+        cluster.find_presence = lambda dids: fail(StoreUnavailable())
         self.bob.in_memory = self.a
         self.bob.befriend(self.alice)
         self.later(1)
         self.assertEqual(self.heard(dialogue), [])
-        del cluster.whereabouts
+        del cluster.find_presence
         self.later(SOON)
         self.assertEqual(self.heard(dialogue), [{"type": "CONTRACTS_UPDATED"}])
 
@@ -204,8 +204,8 @@ class DecentrlTests(InMemoryClusterTestCase):
         """While other nodes do not know yet, nothing is pushed or promised; what comes is found by asking."""
         cluster: Any = self.store.cluster
         held: Deferred[None] = Deferred()
-        announce = cluster.announce
-        cluster.announce = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
+        announce = cluster.add_presence
+        cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
         said = Deferred.fromCoroutine(dialogue.conversation.hear(self.bob.greeting(), False))
         self.settle()
@@ -227,23 +227,23 @@ class DecentrlTests(InMemoryClusterTestCase):
     def test_store_away(self) -> None:
         """A socket that others cannot know of is told to come again, and leaves nothing behind."""
         cluster: Any = self.store.cluster
-        cluster.announce = lambda boot, dids: fail(StoreUnavailable())
+        cluster.add_presence = lambda boot, dids: fail(StoreUnavailable())
         dialogue = InMemoryDecentrlSocket(self.b)
         dialogue.say(self.bob.greeting())
         (told,) = dialogue.heard()
         self.assertEqual(told["type"], "AUTH_FAILED")
         self.assertEqual(dialogue.socket.codes, [1013])
-        del cluster.announce
+        del cluster.add_presence
         dialogue.hang_up()
         self.later(2)
-        self.assertEqual(self.successResultOf(cluster.whereabouts([self.bob.did])), [])
+        self.assertEqual(self.successResultOf(cluster.find_presence([self.bob.did])), [])
 
     def test_gone_while_it_authenticates(self) -> None:
         """Likewise."""
         cluster: Any = self.store.cluster
         held: Deferred[None] = Deferred()
-        announce = cluster.announce
-        cluster.announce = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
+        announce = cluster.add_presence
+        cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
         said = Deferred.fromCoroutine(dialogue.conversation.hear(self.bob.greeting(), False))
         self.settle()
@@ -252,4 +252,4 @@ class DecentrlTests(InMemoryClusterTestCase):
         self.settle()
         self.successResultOf(said)
         self.assertEqual(dialogue.heard(), [])
-        self.assertEqual(self.successResultOf(cluster.whereabouts([self.bob.did])), [])
+        self.assertEqual(self.successResultOf(cluster.find_presence([self.bob.did])), [])

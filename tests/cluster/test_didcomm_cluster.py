@@ -25,10 +25,20 @@ from tests.cluster.in_memory_cluster import InMemoryClusterTestCase, InMemoryNod
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet, pack_forward
 
 SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
-OF_MEMBERS = ("join", "renew", "drop", "nodes", "lapsed", "announce", "withdraw", "whereabouts", "hold")
+OF_MEMBERS = (
+    "join",
+    "renew",
+    "drop",
+    "list_nodes",
+    "list_lapsed_nodes",
+    "add_presence",
+    "remove_presence",
+    "find_presence",
+    "acquire_lease",
+)
 
 
-class DIDCommVillage(InMemoryClusterTestCase):
+class DIDCommClusterTestCase(InMemoryClusterTestCase):
     """Bob is enrolled; he may ask either node."""
 
     def setUp(self) -> None:
@@ -67,11 +77,11 @@ class DIDCommVillage(InMemoryClusterTestCase):
 
     def places(self) -> list[str]:
         """The names of the nodes that the store says have sockets of Bob's."""
-        found = self.successResultOf(self.store.cluster.whereabouts([self.bob.did]))
+        found = self.successResultOf(self.store.cluster.find_presence([self.bob.did]))
         return sorted(one.node.name if one.node else "?" for one in found)
 
 
-class PushTests(DIDCommVillage):
+class PushTests(DIDCommClusterTestCase):
     """What is accepted at one node is pushed at another."""
 
     def test_push(self) -> None:
@@ -139,8 +149,8 @@ class PushTests(DIDCommVillage):
     def test_endpoint_only_when_nobody_took_it(self) -> None:
         """An account with an endpoint gets by POST what no socket of any node took."""
         offered: list[str] = []
-        hand_over = self.a.half.due._dispatch
-        hand_over._fail_over = lambda message: offered.append(message.id)  # type: ignore[attr-defined]
+        dispatch: Any = self.a.half.due._dispatch
+        dispatch.__self__._fail_over = lambda message: offered.append(message.id)
         socket = self.live_at(self.b)
         self.forward(self.a)
         self.assertEqual(offered, [])
@@ -152,8 +162,8 @@ class PushTests(DIDCommVillage):
     def test_fault_in_telling(self) -> None:
         """A mistake of ours in what follows a push elsewhere is logged."""
         self.live_at(self.b).takes = False
-        hand_over: Any = self.a.half.due._dispatch
-        hand_over._fail_over = lambda message: 1 // 0
+        dispatch: Any = self.a.half.due._dispatch
+        dispatch.__self__._fail_over = lambda message: 1 // 0
         self.forward(self.a)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
@@ -175,7 +185,7 @@ class PushTests(DIDCommVillage):
         self.assertEqual(self.texts(socket), ["hello"])
 
 
-class LostHintTests(DIDCommVillage):
+class LostHintTests(DIDCommClusterTestCase):
     def test_caught_up(self) -> None:
         """A hint that never arrives delays and does not lose; and nothing comes twice."""
         socket = self.live_at(self.b)
@@ -220,10 +230,10 @@ class LostHintTests(DIDCommVillage):
     def test_store_away_for_the_lookup(self) -> None:
         """Nobody knows where the sockets are: the message waits, and is found."""
         socket = self.live_at(self.b)
-        self.store.cluster.whereabouts = lambda dids: fail(StoreUnavailable())
+        self.store.cluster.find_presence = lambda dids: fail(StoreUnavailable())
         self.forward(self.a)
         self.assertEqual((self.methods(self.a), self.texts(socket)), (["queue"], []))
-        del self.store.cluster.whereabouts
+        del self.store.cluster.find_presence
         self.later(SOON)
         self.assertEqual(self.texts(socket), ["hello"])
 
@@ -236,19 +246,19 @@ class LostHintTests(DIDCommVillage):
         self.assertEqual((self.texts(here), self.texts(there)), (["hello"], ["hello"]))
 
 
-class GoingLiveTests(DIDCommVillage):
+class GoingLiveTests(DIDCommClusterTestCase):
     """A message that came before is in the status, one that comes after is pushed."""
 
     def hold(self) -> Deferred[None]:
         """Let the store be slow to take announcements; fires for it to be done."""
         cluster, held = self.store.cluster, Deferred[None]()
-        announce = cluster.announce
+        announce = cluster.add_presence
 
         def slow(boot: str, dids: list[str]) -> Deferred[None]:
             return held.addCallback(lambda _: announce(boot, dids))
 
-        cluster.announce = slow
-        self.addCleanup(delattr, cluster, "announce")
+        cluster.add_presence = slow
+        self.addCleanup(delattr, cluster, "add_presence")
         return held
 
     def ask_to_be_live(self, socket: FakeSocket) -> Deferred[Any]:
@@ -276,11 +286,11 @@ class GoingLiveTests(DIDCommVillage):
     def test_store_away(self) -> None:
         """It cannot be promised: try again later, within the time of any answer. When the store is back, it is so."""
         cluster = self.store.cluster
-        cluster.announce = lambda boot, dids: fail(StoreUnavailable())
+        cluster.add_presence = lambda boot, dids: fail(StoreUnavailable())
         socket = self.b.socket()
         reply = self.successResultOf(self.ask_to_be_live(socket))
         self.assertEqual((reply.status, reply.retry_after), (503, 5))
-        del cluster.announce
+        del cluster.add_presence
         self.later(1.5)
         self.assertEqual(self.places(), ["b"])
         self.forward(self.a)
@@ -355,7 +365,7 @@ class GoingLiveTests(DIDCommVillage):
         self.assertEqual((self.bob.open(delivered.payload).text, socket.frames), ("hello", []))
 
 
-class NodeDeathTests(DIDCommVillage):
+class NodeDeathTests(DIDCommClusterTestCase):
     def test_killed(self) -> None:
         """What it had pushed is pending again when its lease is over; meanwhile nobody waits for it."""
         self.live_at(self.b)
@@ -370,7 +380,9 @@ class NodeDeathTests(DIDCommVillage):
         self.assertEqual((self.live(), self.places()), (["a"], []))
         statuses = [
             one.status
-            for one in self.successResultOf(self.a.store.fetch(self.bob.did, None, limit=9, max_bytes=99_999))
+            for one in self.successResultOf(
+                self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999)
+            )
         ]
         self.assertEqual(statuses, ["pending", "pending"])
 
@@ -378,7 +390,7 @@ class NodeDeathTests(DIDCommVillage):
         """Between the end of the lease and the sweep a record may be stale: it is counted and passed over."""
         self.live_at(self.b)
         self.b.freeze()
-        self.store.cluster.lapsed = lambda: succeed([])
+        self.store.cluster.list_lapsed_nodes = lambda: succeed([])
         self.later(NODE_LEASE + SWEEP_INTERVAL)
         self.assertEqual(self.places(), ["?"])
         self.forward(self.a)
@@ -391,22 +403,22 @@ class NodeDeathTests(DIDCommVillage):
         self.forward(self.a)
         self.b.stop()
         self.assertEqual((self.live(), self.places()), (["a"], []))
-        found = self.successResultOf(self.a.store.fetch(self.bob.did, None, limit=9, max_bytes=99_999))
+        found = self.successResultOf(self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999))
         self.assertEqual([one.status for one in found], ["pending"])
 
     def test_nothing_after_the_end(self) -> None:
         """An answer of the store that comes when a node has stopped to send hints makes it send none."""
         self.live_at(self.b)
         late: Deferred[None] = Deferred()
-        whereabouts = self.store.cluster.whereabouts
-        self.store.cluster.whereabouts = lambda dids: late.addCallback(lambda _: whereabouts(dids))
+        whereabouts = self.store.cluster.find_presence
+        self.store.cluster.find_presence = lambda dids: late.addCallback(lambda _: whereabouts(dids))
         self.forward(self.a)
         self.get(self.a.cluster.stop())
         before = self.wires.requests
         late.callback(None)
         self.later(1)
         self.assertEqual(self.wires.requests, before)
-        del self.store.cluster.whereabouts
+        del self.store.cluster.find_presence
 
     def test_one_socket_of_many(self) -> None:
         """What a socket makes other nodes know of has a limit; the wallet is told."""
@@ -459,7 +471,7 @@ class NodeDeathTests(DIDCommVillage):
         self.later(2 * NODE_LEASE + SWEEP_INTERVAL + RENEWAL_INTERVAL)
         self.assertEqual((self.live(), node_health.trouble, one.membership.is_settled), (names, NOT_JOINED, False))
         self.assertTrue(self.get(other.cluster.leader_lease.is_leader()))
-        found = self.successResultOf(self.store.fetch(self.bob.did, None, limit=9, max_bytes=99_999))
+        found = self.successResultOf(self.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999))
         self.assertEqual([message.status for message in found], ["pending"])
         del self.store.cluster.renew
         self.later(RENEWAL_INTERVAL)
@@ -496,7 +508,7 @@ class NodeDeathTests(DIDCommVillage):
         again = self.in_memory("b").start()
         self.later(UNRENEWED_LEASE_AGE)
         self.assertEqual((again.said, self.live()), ([], ["a", "b"]))
-        found = self.successResultOf(self.a.store.fetch(self.bob.did, None, limit=9, max_bytes=99_999))
+        found = self.successResultOf(self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999))
         self.assertEqual([one.status for one in found], ["pending"])
 
     def test_same_name(self) -> None:
@@ -518,7 +530,7 @@ class NodeDeathTests(DIDCommVillage):
         self.assertEqual(self.a.counter("mediator_cluster_nodes"), 3)
 
 
-class OverdueTests(DIDCommVillage):
+class OverdueTests(DIDCommClusterTestCase):
     settings = {"queue": {"delivered_timeout": "40s"}}
 
     def test_overdue(self) -> None:

@@ -27,7 +27,7 @@ ANN, BEA, CAL = (
 )
 
 
-class Board:
+class ArrivalCounters:
     """Counts who has come, where all can see it."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class PresenceCacheTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)
-        self.board = Board()
+        self.board = ArrivalCounters()
         self.cache = PresenceCache(self.clock, cast(Any, self.board))
         self.cache.set_live_nodes([ANN.boot, BEA.boot])
 
@@ -129,7 +129,7 @@ class GuessTests(SynchronousTestCase):
         self.assertEqual((self.cache.get_nodes(BOB), len(self.cache)), (((), False), 0))
 
 
-class QuestionTests(SynchronousTestCase):
+class LookupTests(SynchronousTestCase):
     """
     Takes the place of store and peers.
 
@@ -139,7 +139,7 @@ class QuestionTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)
-        self.board = Board()
+        self.board = ArrivalCounters()
         self.places: list[PresenceRecord] = []
         self.questions = 0
         self.stale = 0
@@ -250,13 +250,13 @@ class QuestionTests(SynchronousTestCase):
         self.assertEqual(self.questions, 2)
 
 
-class AnnouncerTests(SynchronousTestCase):
+class PresencePublisherTests(SynchronousTestCase):
     """Who has come is shown after the store knows, and before the socket is told."""
 
     def setUp(self) -> None:
         self.clock = Clock()
         self.ledger = Ledger()
-        self.board = Board()
+        self.board = ArrivalCounters()
         self.announcer = PresencePublisher(self.clock, cast(Any, self.ledger), "aaaa", cast(Any, self.board))
         self.announcer.joined()
 

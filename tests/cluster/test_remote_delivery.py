@@ -48,13 +48,13 @@ class Store:
     def __init__(self) -> None:
         self.asked: list[tuple[list[str], Deferred[list[PresenceRecord]]]] = []
 
-    def whereabouts(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
+    def find_presence(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
         """Noted."""
         self.asked.append((list(dids), Deferred()))
         return self.asked[-1][1]
 
 
-class WhereaboutsTests(SynchronousTestCase):
+class PresenceLookupTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.store = Store()
@@ -117,7 +117,7 @@ class WhereaboutsTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(again), [])
 
 
-class ElsewhereTestCase(SynchronousTestCase):
+class RemoteDeliveryTestCase(SynchronousTestCase):
     """
     Takes the place of store and peers.
 
@@ -189,7 +189,7 @@ class ElsewhereTestCase(SynchronousTestCase):
         self.places = None
 
 
-class ElsewhereTests(ElsewhereTestCase):
+class RemoteDeliveryTests(RemoteDeliveryTestCase):
     """When nothing is remembered."""
 
     def test_every_other_node(self) -> None:
@@ -243,7 +243,7 @@ class ElsewhereTests(ElsewhereTestCase):
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
 
-class RoomTests(ElsewhereTestCase):
+class PendingLookupBytesTests(RemoteDeliveryTestCase):
     """What is held in memory until it is known who has sockets."""
 
     def big(self, name: str, size: int = 1 << 20) -> Deferred[bool]:
@@ -308,7 +308,7 @@ class RoomTests(ElsewhereTestCase):
         self.assertEqual(self.remote_delivery.pending, (0, 0))
 
 
-class RememberedTests(ElsewhereTestCase):
+class RememberedTests(RemoteDeliveryTestCase):
     """When the store was asked about a DID a moment ago."""
 
     def test_at_once(self) -> None:
@@ -451,7 +451,7 @@ class RememberedTests(ElsewhereTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
-class ContractTests(ElsewhereTestCase):
+class ContractTests(RemoteDeliveryTestCase):
     """That contracts have changed is nowhere to be found later: it is said until it was heard."""
 
     def test_heard(self) -> None:

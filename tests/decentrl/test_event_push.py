@@ -147,7 +147,7 @@ class PushTests(SynchronousTestCase):
         from mediatord.errors import StoreUnavailable
 
         socket = self.bob.connect()
-        with self.in_memory.failing("deliver", StoreUnavailable()):
+        with self.in_memory.failing("enqueue_event", StoreUnavailable()):
             self.assertEqual(code_of(self.alice.tell(self.bob)), (503, "UNAVAILABLE"))
         self.assertEqual(socket.heard(), [])
         self.assertEqual(self.bob.pending(), [])

@@ -119,7 +119,7 @@ class AuthenticationTests(SynchronousTestCase):
 
     def greeting_with(self, nonce: str) -> bytes:
         from mediatord.protocol import encoding
-        from mediatord.protocol.decentrl.signatures import sign_json
+        from mediatord.protocol.decentrl.crypto import sign_json
 
         members: dict[str, Any] = json.loads(self.alice.greeting())
         signable = {name: members[name] for name in ("did", "signing_key_id", "timestamp")} | {"nonce": nonce}
@@ -127,7 +127,7 @@ class AuthenticationTests(SynchronousTestCase):
 
     def test_store_down(self) -> None:
         """Nothing of the client's fault: try again later."""
-        with self.in_memory.failing("claim", StoreUnavailable()):
+        with self.in_memory.failing("claim_nonce", StoreUnavailable()):
             self.assertEqual(self.refused(self.alice.greeting()), ("UNAVAILABLE", 1013))
 
     def test_fault(self) -> None:

@@ -242,7 +242,7 @@ class SituationTests(SynchronousTestCase):
     def test_a_request_that_failed_may_come_again(self) -> None:
         """What the store did not take is not remembered as a replay."""
         raw = self.bob.pack(f"{MP}/status-request", return_route="all")
-        with self.in_memory.failing("status", StoreUnavailable()):
+        with self.in_memory.failing("get_queue_status", StoreUnavailable()):
             self.assertEqual(self.in_memory.receive(raw).status, 503)
         self.assertEqual(self.in_memory.receive(raw).status, 200)
 
@@ -428,7 +428,7 @@ class SituationTests(SynchronousTestCase):
 
     def test_a_fault_of_ours(self) -> None:
         """500 with a fixed text, logged, and the daemon lives."""
-        with self.in_memory.failing("account", ZeroDivisionError()):
+        with self.in_memory.failing("get_account", ZeroDivisionError()):
             reply = self.bob.ask(f"{MP}/status-request")
         self.assertEqual((reply.status, code_of(reply)), (500, "e.p.me.fault"))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

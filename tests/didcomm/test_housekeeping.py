@@ -42,12 +42,12 @@ class HousekeepingTestCase(SynchronousTestCase):
         return calls
 
 
-class RoundsTests(HousekeepingTestCase):
+class HousekeepingRoundTests(HousekeepingTestCase):
     def test_a_round_that_fails_is_not_the_last(self) -> None:
         """A fault of ours is logged, a store that is away is no fault; the next round does the work."""
         for error, logged in ((RuntimeError("boom"), 1), (StoreUnavailable(), 0)):
             self.forward()
-            with self.in_memory.failing("expire", error):
+            with self.in_memory.failing("expire_messages", error):
                 self.in_memory.clock.pump([15] * 5)
             self.assertGreaterEqual(len(self.flushLoggedErrors(RuntimeError)), logged)
             before = self.in_memory.counter("mediator_messages_expired_total")
@@ -56,7 +56,7 @@ class RoundsTests(HousekeepingTestCase):
 
     def test_the_other_rounds(self) -> None:
         """Nonces are pruned every ten minutes and the gauge is told every minute, also after failures."""
-        for operation, interval in (("prune", 600), ("waiting", 60)):
+        for operation, interval in (("prune_nonces", 600), ("get_queue_totals", 60)):
             with self.in_memory.failing(operation, RuntimeError("boom")):
                 self.in_memory.clock.advance(interval)
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
@@ -74,7 +74,7 @@ class RoundsTests(HousekeepingTestCase):
             now = self.in_memory.clock.seconds()
             self.successResultOf(self.in_memory.store.enqueue(did, payloads, expires_at=now + 10))
             count += len(payloads)
-        calls = self.calls_of("expire")
+        calls = self.calls_of("expire_messages")
         self.in_memory.clock.advance(15)
         self.assertEqual(len(calls), 1)
         self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), BATCH_SIZE)
@@ -90,7 +90,7 @@ class RoundsTests(HousekeepingTestCase):
         """Once a minute: how much waits, how many sockets, how much memory and how many files (analytics 2.2)."""
         self.forward()
         self.forward()
-        waiting = self.successResultOf(self.in_memory.store.status(self.bob.did, None))
+        waiting = self.successResultOf(self.in_memory.store.get_queue_status(self.bob.did, None))
         self.in_memory.socket()
         self.in_memory.clock.advance(59)
         self.assertEqual(self.in_memory.events("gauge"), [])
@@ -106,7 +106,7 @@ class RoundsTests(HousekeepingTestCase):
 
     def test_gauge_without_the_store(self) -> None:
         """What the process knows by itself is said all the same, and so are the counters."""
-        with self.in_memory.failing("waiting", StoreUnavailable()):
+        with self.in_memory.failing("get_queue_totals", StoreUnavailable()):
             self.in_memory.clock.advance(60)
         (event,) = self.in_memory.events("gauge")
         self.assertNotIn("depth", event)
@@ -137,9 +137,9 @@ class RoundsTests(HousekeepingTestCase):
             (StoreLedger(MessageLedger(accepted=5, waiting=3)), 'mediator_ledger_difference{half="didcomm"} 2.0'),
             (StoreLedger(MessageLedger(accepted=5, waiting=None)), None),
         ):
-            self.patch(self.in_memory.store, "ledger", lambda books=books: succeed(books))
+            self.patch(self.in_memory.store, "read_ledger", lambda books=books: succeed(books))
             found = StoreStatistics((), 0, books)
-            self.patch(self.in_memory.store, "statistics", lambda top, found=found: succeed(found))
+            self.patch(self.in_memory.store, "read_statistics", lambda top, found=found: succeed(found))
             self.in_memory.clock.advance(60)
             line = self.in_memory.events("ledger")[-2]
             self.assertEqual(line.get("difference"), books.didcomm.difference)
@@ -154,7 +154,7 @@ class RoundsTests(HousekeepingTestCase):
         """The gauge is told all the same, and the next round comes, whatever became of this one."""
         for error, logged in ((RuntimeError("boom"), 1), (StoreUnavailable(), 0)):
             told = len(self.in_memory.events("gauge")), len(self.in_memory.events("ledger"))
-            with self.in_memory.failing("ledger", error):
+            with self.in_memory.failing("read_ledger", error):
                 self.in_memory.clock.advance(60)
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), logged)
             self.assertEqual(
@@ -177,13 +177,13 @@ class RoundsTests(HousekeepingTestCase):
         """A round that is under way ends before the store is closed; no other one begins."""
         store: Any = self.in_memory.store
         held: Deferred[list[Any]] = Deferred()
-        store.expire = lambda limit: held
+        store.expire_messages = lambda limit: held
         self.in_memory.clock.advance(15)
         stopped = self.in_memory.half.housekeeping.stopService()
         self.assertNoResult(stopped)
         held.callback([])
         self.successResultOf(stopped)
-        calls = self.calls_of("prune")
+        calls = self.calls_of("prune_nonces")
         self.in_memory.clock.advance(3600)
         self.assertEqual(calls, [])
 
@@ -236,7 +236,7 @@ class DueTimesTests(HousekeepingTestCase):
 
     def test_a_store_that_fails(self) -> None:
         """Due messages are handed over a second after it is back, whichever operation failed, and how."""
-        for operation in ("take_due", "next_due"):
+        for operation in ("take_due_messages", "find_next_due"):
             for error in (StoreUnavailable(), RuntimeError("boom")):
                 socket = self.live()
                 self.forward(delay_milli=1000)
@@ -253,7 +253,7 @@ class DueTimesTests(HousekeepingTestCase):
         socket = self.live()
         self.forward(delay_milli=3000)
         self.in_memory.half.due.stopService()
-        with self.in_memory.failing("next_due", StoreUnavailable()):
+        with self.in_memory.failing("find_next_due", StoreUnavailable()):
             self.in_memory.half.due.startService()
             self.in_memory.clock.advance(1)
         self.in_memory.clock.pump([1] * 3)
@@ -276,7 +276,7 @@ class DueTimesTests(HousekeepingTestCase):
         store: Any = self.in_memory.store
         held: Deferred[list[Any]] = Deferred()
         self.forward(delay_milli=1000)
-        store.take_due = lambda limit: held
+        store.take_due_messages = lambda limit: held
         self.in_memory.clock.advance(1)
         stopped = self.in_memory.half.due.stopService()
         assert stopped is not None
@@ -339,7 +339,7 @@ class ClockSetTests(HousekeepingTestCase):
         self.assertEqual(pending(), 2)
 
 
-class Neighbour:
+class ClusterNode:
     """
     The rounds of one of several nodes, with a view of its own of the house's store.
 
@@ -387,7 +387,7 @@ class Neighbour:
         return sum(name == operation for name, _ in self.calls)
 
 
-class TurnsTests(HousekeepingTestCase):
+class SeveralNodesTests(HousekeepingTestCase):
     """Several nodes on one store."""
 
     def setUp(self) -> None:
@@ -395,7 +395,7 @@ class TurnsTests(HousekeepingTestCase):
         self.clock = self.in_memory.clock
         self.in_memory.half.due.stopService()
         self.in_memory.half.housekeeping.stopService()
-        self.first, self.second = Neighbour(self.in_memory, "first"), Neighbour(self.in_memory, "second")
+        self.first, self.second = ClusterNode(self.in_memory, "first"), ClusterNode(self.in_memory, "second")
 
     def run_for(self, seconds: float) -> None:
         """Let time pass in small steps."""
@@ -407,16 +407,16 @@ class TurnsTests(HousekeepingTestCase):
         self.run_for(7)
         self.second.start()
         self.run_for(1293)
-        self.assertEqual((self.first.count("expire"), self.second.count("expire")), (86, 0))
-        self.assertEqual((self.first.count("prune"), self.second.count("prune")), (2, 0))
+        self.assertEqual((self.first.count("expire_messages"), self.second.count("expire_messages")), (86, 0))
+        self.assertEqual((self.first.count("prune_nonces"), self.second.count("prune_nonces")), (2, 0))
         self.assertEqual((self.first.measured, self.second.measured), (21, 21))
 
     def test_the_other_takes_over(self) -> None:
         """When the one stops, the other goes on after the lease, or at once where the one is known to be gone."""
         for known, patience in ((False, LEADER_LEASE + 15), (True, 15)):
             self.first, self.second = (
-                Neighbour(self.in_memory, f"first {known}"),
-                Neighbour(self.in_memory, f"second {known}"),
+                ClusterNode(self.in_memory, f"first {known}"),
+                ClusterNode(self.in_memory, f"second {known}"),
             )
             self.first.start()
             self.second.start()
@@ -424,9 +424,9 @@ class TurnsTests(HousekeepingTestCase):
             self.first.stop()
             if known:
                 self.in_memory.store.cluster.drop(self.first.boot)
-            self.assertEqual(self.second.count("expire"), 0)
+            self.assertEqual(self.second.count("expire_messages"), 0)
             self.run_for(patience)
-            self.assertGreater(self.second.count("expire"), 0)
+            self.assertGreater(self.second.count("expire_messages"), 0)
             self.second.stop()
             self.in_memory.store.cluster.drop(self.second.boot)
 
@@ -440,23 +440,23 @@ class TurnsTests(HousekeepingTestCase):
             self.in_memory.store.enqueue(f"did:example:{number}", part, expires_at=now + 10)
         self.first.rounds.startService()
         self.clock.advance(15)
-        self.assertEqual(self.first.count("expire"), 1)
+        self.assertEqual(self.first.count("expire_messages"), 1)
         self.in_memory.store.cluster.drop(self.first.boot)
         self.assertTrue(
-            self.successResultOf(self.in_memory.store.cluster.hold("housekeeping", "second", LEADER_LEASE))
+            self.successResultOf(self.in_memory.store.cluster.acquire_lease("housekeeping", "second", LEADER_LEASE))
         )
         self.clock.advance(4)
-        self.assertEqual(self.first.count("expire"), 1)
+        self.assertEqual(self.first.count("expire_messages"), 1)
         self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), BATCH_SIZE)
 
     def test_a_store_that_is_away(self) -> None:
         """Nobody sweeps, and somebody does when it is back."""
         self.first.start()
-        with self.in_memory.failing("hold", StoreUnavailable()):
+        with self.in_memory.failing("acquire_lease", StoreUnavailable()):
             self.run_for(60)
-        self.assertEqual(self.first.count("expire"), 0)
+        self.assertEqual(self.first.count("expire_messages"), 0)
         self.run_for(15)
-        self.assertEqual(self.first.count("expire"), 1)
+        self.assertEqual(self.first.count("expire_messages"), 1)
 
     def test_delayed_messages_of_a_node_that_is_gone(self) -> None:
         """Whose turn it is finds them within five seconds."""
@@ -467,7 +467,9 @@ class TurnsTests(HousekeepingTestCase):
         self.assertEqual((len(self.first.handed_over), len(self.second.handed_over)), (1, 0))
         (message,) = self.first.handed_over
         assert message.due_at is not None
-        ((_, at),) = [call for call in self.first.calls if call[0] == "take_due" and call[1] >= message.due_at][:1]
+        ((_, at),) = [
+            call for call in self.first.calls if call[0] == "take_due_messages" and call[1] >= message.due_at
+        ][:1]
         self.assertLessEqual(at - message.due_at, 5)
 
     def test_delayed_messages_are_handed_over_once(self) -> None:
@@ -483,15 +485,15 @@ class TurnsTests(HousekeepingTestCase):
         """Also when it is only being asked whose turn it is."""
         held: Deferred[bool] = Deferred()
         cluster: Any = self.in_memory.store.cluster
-        cluster.hold = lambda *args: held
+        cluster.acquire_lease = lambda *args: held
         self.first.due.startService()
         self.clock.advance(5)
         stopped = self.first.due.stopService()
         self.assertNoResult(stopped)
-        before = self.first.count("take_due")
+        before = self.first.count("take_due_messages")
         held.callback(True)
         self.successResultOf(stopped)
-        self.assertEqual(self.first.count("take_due"), before)
+        self.assertEqual(self.first.count("take_due_messages"), before)
 
     def test_pushes_of_what_another_node_removed(self) -> None:
         """They are forgotten by the time at which they would be pending again, which is nothing to tell."""
@@ -499,7 +501,7 @@ class TurnsTests(HousekeepingTestCase):
         socket = self.bob.go_live()
         self.forward()
         self.assertEqual(len(socket.frames), 1)
-        waiting = self.in_memory.store.fetch(self.bob.did, None, limit=10, max_bytes=100_000)
+        waiting = self.in_memory.store.fetch_messages(self.bob.did, None, limit=10, max_bytes=100_000)
         (message,) = self.successResultOf(waiting)
         self.assertTrue(self.in_memory.half.live.was_pushed(message.id))
         self.successResultOf(self.in_memory.store.acknowledge(self.bob.did, [message.id]))
@@ -509,7 +511,7 @@ class TurnsTests(HousekeepingTestCase):
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), stored)
 
 
-class TurnTests(SynchronousTestCase):
+class LeaderLeaseTests(SynchronousTestCase):
     """Whose turn it is, as one node sees it."""
 
     def setUp(self) -> None:
@@ -519,10 +521,10 @@ class TurnTests(SynchronousTestCase):
         cluster: Any = self
         self.first, self.second = (LeaderLease(self.clock, cluster, boot) for boot in ("first", "second"))
 
-    def hold(self, *args: Any) -> Deferred[bool]:
+    def acquire_lease(self, *args: Any) -> Deferred[bool]:
         """The store's, counted."""
         self.asked += 1
-        return self.in_memory.store.cluster.hold(*args)
+        return self.in_memory.store.cluster.acquire_lease(*args)
 
     def is_of(self, leader_lease: LeaderLease) -> bool:
         return self.successResultOf(Deferred.fromCoroutine(leader_lease.is_leader()))
@@ -539,14 +541,14 @@ class TurnTests(SynchronousTestCase):
         """A store that is away does not say; what was known before is over with the lease."""
         self.assertTrue(self.is_of(self.first))
         self.clock.advance(3)
-        with self.in_memory.failing("hold", StoreUnavailable()):
+        with self.in_memory.failing("acquire_lease", StoreUnavailable()):
             self.failureResultOf(Deferred.fromCoroutine(self.first.is_leader()), StoreUnavailable)
 
     def test_an_answer_that_took_too_long(self) -> None:
         """It may be somebody else's turn by now."""
         held: Deferred[bool] = Deferred()
         cluster: Any = self.in_memory.store.cluster
-        cluster.hold = lambda *args: held
+        cluster.acquire_lease = lambda *args: held
         asking = Deferred.fromCoroutine(self.first.is_leader())
         self.clock.advance(LEADER_LEASE)
         held.callback(True)

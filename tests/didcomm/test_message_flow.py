@@ -250,7 +250,9 @@ class LiveTests(SynchronousTestCase):
         second.takes = False
         self.forward()
         first.takes, second.takes = False, True
-        (message,) = self.successResultOf(self.in_memory.store.fetch(self.bob.did, None, limit=1, max_bytes=1))
+        (message,) = self.successResultOf(
+            self.in_memory.store.fetch_messages(self.bob.did, None, limit=1, max_bytes=1)
+        )
         self.assertTrue(self.in_memory.half.live.push(message))
         self.in_memory.base.connections.closed(second)
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)

@@ -51,7 +51,7 @@ class ReplayCase(SynchronousTestCase):
     def later(self, seconds: float) -> None:
         """Let time pass, and the store forget what it may."""
         self.in_memory.clock.advance(seconds)
-        self.successResultOf(self.in_memory.store.prune())
+        self.successResultOf(self.in_memory.store.prune_nonces())
 
     def fault_of(self, raw: bytes) -> type | None:
         """Why a message is refused."""
@@ -59,7 +59,7 @@ class ReplayCase(SynchronousTestCase):
 
     def registered(self) -> list[str]:
         """The recipient DIDs of the account."""
-        dids, _ = self.successResultOf(self.in_memory.store.recipients(self.bob.did, offset=0, limit=99))
+        dids, _ = self.successResultOf(self.in_memory.store.list_recipients(self.bob.did, offset=0, limit=99))
         return dids
 
 
@@ -151,7 +151,7 @@ class UndatedTests(ReplayCase):
 ROOM = 20
 
 
-class SmallHouse(InMemoryMediator):
+class SmallNonceCacheMediator(InMemoryMediator):
     """A house whose store remembers :data:`ROOM` requests."""
 
     def __init__(self, test: SynchronousTestCase) -> None:
@@ -169,7 +169,7 @@ class FullTests(SynchronousTestCase):
     """What was received before takes all the room there is, or much of it."""
 
     def setUp(self) -> None:
-        self.in_memory = SmallHouse(self)
+        self.in_memory = SmallNonceCacheMediator(self)
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.taken = self.refused = 0
 
@@ -178,7 +178,9 @@ class FullTests(SynchronousTestCase):
         in_memory, part_taken = self.in_memory, int(part * ROOM)
         for _ in range(ROOM):
             self.taken += 1
-            claimed = in_memory.store.claim(b"%d" % self.taken, in_memory.clock.seconds() + HOUR, part_taken / ROOM)
+            claimed = in_memory.store.claim_nonce(
+                b"%d" % self.taken, in_memory.clock.seconds() + HOUR, part_taken / ROOM
+            )
             claimed.addErrback(lambda failure: failure.trap(ReplayCacheFull))
 
     def dated(self, type_: str = f"{CM3}/recipient-update", guest: InMemoryWallet | None = None) -> bytes:
@@ -193,7 +195,7 @@ class FullTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.receive(raw).status, 200)
         self.assertIs(self.in_memory.receive(raw).fault, ReplayedMessage)
         self.in_memory.clock.advance(HOUR + 1 + NONCE_GRACE_SECONDS)
-        self.successResultOf(self.in_memory.store.prune())
+        self.successResultOf(self.in_memory.store.prune_nonces())
         self.assertEqual(self.in_memory.receive(raw).status, 200)
 
     def test_full(self) -> None:
@@ -206,7 +208,7 @@ class FullTests(SynchronousTestCase):
             self.assertEqual((reply.status, reply.retry_after), (503, 60))
             self.assertEqual(code_of(reply, self.bob), "e.p.me.res.storage")
             self.assertEqual(self.in_memory.receive(first).fault, ReplayedMessage)
-        dids, _ = self.successResultOf(self.in_memory.store.recipients(self.bob.did, offset=0, limit=9))
+        dids, _ = self.successResultOf(self.in_memory.store.list_recipients(self.bob.did, offset=0, limit=9))
         self.assertIn(ANOTHER, dids)
 
     def test_mail_goes_on(self) -> None:
@@ -261,6 +263,6 @@ class FullTests(SynchronousTestCase):
         forged["header"]["timestamp"] += 1
         self.assertEqual(self.in_memory.obey(json.dumps(forged).encode()).status, 401)
         self.in_memory.clock.advance(1)
-        self.successResultOf(self.in_memory.store.release(b"1"))
+        self.successResultOf(self.in_memory.store.release_nonce(b"1"))
         self.assertEqual(self.in_memory.obey(command).status, 200)
         self.assertEqual(json.loads(self.in_memory.obey(command).body)["code"], "DUPLICATE_NONCE")

@@ -132,7 +132,7 @@ class BusyLogTests(TestCase):
         await store.open()
         ids = [f"m{number}" for number in range(200)]
         await store.grant("did:example:alice")
-        await store.update("did:example:alice", [("did:example:inbox", "add")], max_recipients=1)
+        await store.update_recipients("did:example:alice", [("did:example:inbox", "add")], max_recipients=1)
         payloads = [Payload(id, b"payload", "json") for id in ids]
         await store.enqueue("did:example:inbox", payloads, expires_at=reactor.seconds() + 3600)
         with (path.parent / "filler").open("wb", buffering=0) as file:

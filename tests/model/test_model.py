@@ -63,16 +63,16 @@ class Mediators(DIDCommSteps, DecentrlSteps):
     def reconciled(self) -> None:
         """All that was accepted is acknowledged, expired, evicted or there; the counters say the same everywhere."""
         assert self.expected.difference == 0
-        told = self.mediators.same(lambda one: one.base.recorder.metrics.totals())
+        told = self.mediators.same(lambda one: one.base.recorder.metrics.collect_totals())
         gone = self.expected.gone - self.before
         assert (told["expired"], told["evicted"]) == (gone["expired"], gone["evicted"])
 
     @rule()
     def look(self) -> None:
         """What waits is what has to, and the stores' own books say so."""
-        waiting = self.mediators.same(lambda one: one.get(one.store.waiting()).messages)
+        waiting = self.mediators.same(lambda one: one.get(one.store.get_queue_totals()).messages)
         assert waiting == len(self.expected.letters) + len(self.events)
-        books = self.mediators.same(lambda one: asdict(one.get(one.store.ledger())))
+        books = self.mediators.same(lambda one: asdict(one.get(one.store.read_ledger())))
         gone = self.expected.gone
         didcomm = {name: gone[name] for name in ("accepted", "acknowledged", "expired", "evicted")}
         ours = {**didcomm, "removed": 0, "withdrawn": 0, "waiting": len(self.expected.letters)}

@@ -17,7 +17,7 @@ from tests.http.in_memory_site import (
     encode_request,
     parse_responses,
 )
-from tests.http.test_websocket import Held
+from tests.http.test_websocket import HeldStoreOperation
 from tests.in_memory_mediator import MP, PING, InMemoryWallet, pack_forward
 from tests.store.builders import NOON, make_database_path, make_payload, make_sqlite_store
 
@@ -81,7 +81,7 @@ class BuffersTests(SynchronousTestCase):
     def test_requests_in_progress(self) -> None:
         """While the store is slow, no more are parsed than may take what an address may have; the others wait."""
         lines = [self.site_fixture.line() for _ in range(20)]
-        with Held(self.site_fixture, "claim") as held:
+        with HeldStoreOperation(self.site_fixture, "claim_nonce") as held:
             for line in lines:
                 raw = self.bob.pack(PING, {"response_requested": True, "comment": "x" * 200_000})
                 line.feed(encode_request("POST", "/didcomm", raw, {"Content-Type": ENCRYPTED.decode()}))
@@ -128,18 +128,18 @@ class StoreTests(SynchronousTestCase):
         """What waits for the thread counts, until it is there."""
         clock = Clock()
         store = make_sqlite_store(clock, make_database_path(self))
-        self.assertEqual(store.held(), (0, 0))
+        self.assertEqual(store.get_buffered(), (0, 0))
         opened = store.open()
         clock.pump([0] * 9)
         self.successResultOf(opened)
         payload = make_payload("a", b"x" * 1000)
         enqueued = store.enqueue("did:example:nobody", [payload], expires_at=NOON)
-        entries, size = store.held()
+        entries, size = store.get_buffered()
         self.assertEqual(entries, 1)
         self.assertGreaterEqual(size, 1000)
         clock.pump([0] * 9)
         self.failureResultOf(enqueued)
-        self.assertEqual(store.held(), (0, 0))
+        self.assertEqual(store.get_buffered(), (0, 0))
         closed = store.close()
         clock.pump([0] * 9)
         self.successResultOf(closed)

@@ -35,7 +35,7 @@ class CountersTests(SynchronousTestCase):
         self.assertEqual([line for line in lines if not SCHEMA.is_valid(line)], [])
         self.assertEqual(wrong_counter_lines(lines), [])
         totals = expected_counters(lines)
-        self.assertEqual(self.in_memory.base.recorder.metrics.totals(), totals)
+        self.assertEqual(self.in_memory.base.recorder.metrics.collect_totals(), totals)
         return totals
 
     def grown(self, before: dict[str, int], **by: int) -> dict[str, int]:
@@ -150,7 +150,7 @@ class CountersTests(SynchronousTestCase):
         InMemoryDecentrlSocket(self.in_memory)
         self.in_memory.clock.advance(11)
         self.in_memory.request("GET", f"/public/{bob.did}")
-        with self.in_memory.failing("deliver", StoreUnavailable()):
+        with self.in_memory.failing("enqueue_event", StoreUnavailable()):
             self.assertEqual(bob.tell(alice).status, 503)
         after = self.grown(now)
         self.assertEqual(after["requests_failed"], 1)

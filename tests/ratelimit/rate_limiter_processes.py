@@ -40,13 +40,13 @@ class CountingClusterStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def take(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
+    def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
         self.taken.append((key, amount))
-        return self._answer(lambda: self._store.take(key, amount, limit=limit, period=period))
+        return self._answer(lambda: self._store.take_quota(key, amount, limit=limit, period=period))
 
-    def put_back(self, key: bytes, amount: int) -> Deferred[None]:
+    def return_quota(self, key: bytes, amount: int) -> Deferred[None]:
         self.put_backs.append((key, amount))
-        return self._answer(lambda: self._store.put_back(key, amount))
+        return self._answer(lambda: self._store.return_quota(key, amount))
 
     def let_go(self) -> None:
         """Answer everything that was asked so far."""
@@ -83,7 +83,7 @@ class LimiterProcess:
     ) -> None:
         self.allowances = QuotaStore(clock, cluster, lambda: len(nodes), secret=secret)
         self.clock = clock
-        self.key = self.allowances.key("accounts", DID)
+        self.key = self.allowances.make_key("accounts", DID)
         self.refusals: list[tuple[str, str, str, int]] = []
         self.admitted: list[float] = []
         self.admission = RateLimiter(
@@ -101,7 +101,7 @@ class LimiterProcess:
 
     async def _ask(self, did: str, cost: int) -> int:
         try:
-            await self.admission.account(did, PEER, cost)
+            await self.admission.charge_account(did, PEER, cost)
         except RateLimitExceeded as error:
             return int(error.retry_after or 0)
         self.admitted += [self.clock.seconds()] * cost

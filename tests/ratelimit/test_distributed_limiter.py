@@ -167,7 +167,7 @@ class FloodTests(SynchronousTestCase):
     def test_the_last_ones_are_found(self) -> None:
         """What is less than a lot is not lost, and not asked for one by one."""
         processes = LimiterProcesses(600)
-        processes.cluster.take(processes[0].key, 591, limit=600, period=60)
+        processes.cluster.take_quota(processes[0].key, 591, limit=600, period=60)
         before = processes.cluster.operations
         self.assertEqual([processes[0].asks() for _ in range(10)], [0] * 9 + [60])
         self.assertLessEqual(processes.cluster.operations - before, 12)
@@ -221,7 +221,7 @@ class OutageTests(SynchronousTestCase):
         held = 0
         while not processes[0].asks():
             held += 1
-        self.assertEqual(held, processes[0].allowances.lease(600) - 1)
+        self.assertEqual(held, processes[0].allowances.lease_size(600) - 1)
         self.assertRaises(RateLimitExceeded, processes[0].admission.check_allowance, DID, PEER)
         processes[1].admission.check_allowance(DID, PEER)
         self.assertEqual([processes[1].asks() for _ in range(250)].count(0), 200)
@@ -290,13 +290,14 @@ class OutageTests(SynchronousTestCase):
     def test_asking_is_no_requests(self) -> None:
         """Others are waiting for the answer as well."""
         seen: list[float] = []
-        take = self.processes.cluster.take
+        take = self.processes.cluster.take_quota
 
         def noting(*args: Any, **options: Any) -> Deferred[float]:
             seen.append(get_request_start(inf))
-            return take(*args, **options)
+            result: Deferred[float] = take(*args, **options)
+            return result
 
-        self.patch(self.processes.cluster, "take", noting)
+        self.patch(self.processes.cluster, "take_quota", noting)
         with request_scope(self.processes.clock):
             self.processes[0].asks()
         self.assertEqual(seen, [inf])
@@ -363,11 +364,11 @@ class ConcurrentTests(SynchronousTestCase):
         one, two = processes[0], processes[1]
         self.assertEqual([bool(process.asks()) for process in (one, two) for _ in range(4)], [False] * 6 + [True] * 2)
         for process in (one, two):
-            process.admission.change(did_per_minute=8, ip_per_minute=8, account_per_minute=8)
+            process.admission.set_limits(did_per_minute=8, ip_per_minute=8, account_per_minute=8)
         self.assertEqual(
             [bool(process.asks()) for process in (two, one) for _ in range(2)], [False, False, True, True]
         )
-        one.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        one.admission.set_limits(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
         processes.clock.advance(61)
         self.assertEqual([bool(one.asks()) for _ in range(2)], [False, True])
 
@@ -433,7 +434,7 @@ class ConcurrentTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(second), 0)
 
 
-class OwingTests(SynchronousTestCase):
+class LateChargeTests(SynchronousTestCase):
     """What is charged for after it was done, and what is given back."""
 
     def setUp(self) -> None:
@@ -604,7 +605,11 @@ class KeyTests(SynchronousTestCase):
         admission = processes[0].admission
         processes[0].asks()
         admission.charge_failure(PEER)
-        for charge in (admission.charge_anonymous(PEER), admission.sender(DID, None, PEER), admission.reader(PEER)):
+        for charge in (
+            admission.charge_anonymous(PEER),
+            admission.charge_sender(DID, None, PEER),
+            admission.charge_public_read(PEER),
+        ):
             self.successResultOf(Deferred.fromCoroutine(charge))
         keys = [key for key, _ in processes.cluster.taken]
         self.assertEqual({len(key) for key in keys}, {16})
@@ -675,7 +680,7 @@ class MemoryTests(SynchronousTestCase):
         self.take("1")
         self.assertEqual(len(self.processes.cluster.taken), before + 1)
         self.assertLessEqual(len(self.share._key_quotas), 100)
-        held = {self.processes[0].allowances.key("bucket", who): 19 for who in ("1", "2")}
+        held = {self.processes[0].allowances.make_key("bucket", who): 19 for who in ("1", "2")}
         self.assertEqual(dict(self.processes.cluster.put_backs), held)
 
     def test_forgotten_while_it_asks(self) -> None:
@@ -686,7 +691,7 @@ class MemoryTests(SynchronousTestCase):
         self.processes.cluster.slow = False
         for number in range(100):
             self.take(f"{number}")
-        key = self.processes[0].allowances.key("bucket", "asking")
+        key = self.processes[0].allowances.make_key("bucket", "asking")
         (given_back,) = [amount for of, amount in self.processes.cluster.put_backs if of == key]
         self.processes.cluster.slow = True
         for _ in range(3):

@@ -34,7 +34,7 @@ from tests.in_memory_mediator import (
     pack_forward,
 )
 from tests.ratelimit.rate_limiter_processes import CountingClusterStore
-from tests.ratelimit.test_access_control import ReloadedHouse
+from tests.ratelimit.test_access_control import ReloadableMediator
 
 DAY = 86_400.0
 LIMITED, FULL = "e.m.req.registration-limited", "e.m.me.res.registrations"
@@ -42,9 +42,9 @@ NEIGHBOUR = "192.0.2.2"
 
 
 class LimitTests(SynchronousTestCase):
-    def in_memory(self, **limits: Any) -> ReloadedHouse:
+    def in_memory(self, **limits: Any) -> ReloadableMediator:
         roomy = {"ip_per_minute": 100_000, "account_per_minute": 100_000}
-        return ReloadedHouse(self, limits={**roomy, **limits})
+        return ReloadableMediator(self, limits={**roomy, **limits})
 
     def grant(
         self, in_memory: InMemoryMediator, guest: InMemoryWallet | None = None, peer: str = PEER
@@ -83,7 +83,7 @@ class LimitTests(SynchronousTestCase):
         statuses = [self.add(bob, did).status for did in long]
         self.assertEqual(sorted(set(statuses)), [200, 429])
         done = statuses.count(200)
-        usage = self.successResultOf(in_memory.store.account_usage())
+        usage = self.successResultOf(in_memory.store.get_account_usage())
         self.assertTrue(90_000 < usage.bytes <= 100_000, usage)
         self.refused(self.add(bob, long[-1]), bob, 429, LIMITED)
         # Who registers again all it has, as wallets do when they start, has it.
@@ -120,7 +120,7 @@ class LimitTests(SynchronousTestCase):
             holder.identity.signing.kid, holder.did, new.did, int(in_memory.clock.seconds())
         )
         token = json_web_signature.make_from_prior(claim, holder.identity.signing.private)
-        with in_memory.failing("move", StoreUnavailable()):
+        with in_memory.failing("move_account", StoreUnavailable()):
             for _ in range(40):
                 self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 503)
         self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 200)
@@ -129,14 +129,14 @@ class LimitTests(SynchronousTestCase):
         """Whoever is told that it is enrolled is, although the store remembers an account for a while."""
         in_memory = self.in_memory()
         bob = InMemoryWallet(in_memory).enrol()
-        remembered = self.successResultOf(in_memory.store.account(bob.did))
+        remembered = self.successResultOf(in_memory.store.get_account(bob.did))
         now = in_memory.clock.seconds()
         self.successResultOf(in_memory.store.expire_accounts(1, unused_before=now, idle_before=None))
-        in_memory.store.account = lambda did: succeed(remembered)  # type: ignore[method-assign]  # as others remember it
-        self.assertIsNone(self.successResultOf(in_memory.store.owner(bob.did)))
+        in_memory.store.get_account = lambda did: succeed(remembered)  # type: ignore[method-assign]  # as others remember it
+        self.assertIsNone(self.successResultOf(in_memory.store.find_owner(bob.did)))
         self.assertEqual(self.grant(in_memory, bob)[1].status, 200)
         self.add(bob, bob.did)
-        self.assertEqual(self.successResultOf(in_memory.store.owner(bob.did)), bob.did)
+        self.assertEqual(self.successResultOf(in_memory.store.find_owner(bob.did)), bob.did)
 
     def test_all_addresses(self) -> None:
         """Beyond the limits in all nobody is enrolled and nothing registered, from wherever; all else goes on."""
@@ -168,7 +168,7 @@ class LimitTests(SynchronousTestCase):
         """What it sends to itself is charged to nobody."""
         in_memory = self.in_memory(accounts_per_address_per_day=1)
         for _ in range(3):
-            in_memory.done(in_memory.base.registrations.enrol(PROBE_CLIENT, 100))
+            in_memory.done(in_memory.base.registrations.charge_account(PROBE_CLIENT, 100))
 
     def test_decentrl(self) -> None:
         """Registrations of identities are charged likewise, and refused before anything is stored."""
@@ -203,7 +203,7 @@ class SharedTests(SynchronousTestCase):
     def admitted(self, quota: RegistrationQuota, peer: str = PEER) -> bool:
         """Whether an account more is."""
         answers: list[bool] = []
-        enrolled: Deferred[Any] = Deferred.fromCoroutine(quota.enrol(peer, 10))
+        enrolled: Deferred[Any] = Deferred.fromCoroutine(quota.charge_account(peer, 10))
         enrolled.addCallbacks(lambda _: True, lambda failure: not failure.trap(RateLimitExceeded)).addCallback(
             answers.append
         )
@@ -223,13 +223,13 @@ class SharedTests(SynchronousTestCase):
         """The store is asked how much there is every few seconds, and what was admitted here counts meanwhile."""
         quota = self.process(RegistrationLimits(accounts=5))
         asked: list[None] = []
-        real = self.store.account_usage
+        real = self.store.get_account_usage
 
         def account_usage() -> Deferred[AccountUsage]:
             asked.append(None)
             return real()
 
-        self.store.account_usage = account_usage  # type: ignore[method-assign]  # to count
+        self.store.get_account_usage = account_usage  # type: ignore[method-assign]  # to count
         admitted = [self.admitted(quota, f"192.0.2.{number}") for number in range(8)]
         self.assertEqual((admitted, len(asked)), ([True] * 5 + [False] * 3, 1))
         self.clock.advance(USAGE_CACHE_SECONDS)
@@ -248,7 +248,7 @@ class ExpiryTests(SynchronousTestCase):
         in_memory.clock.pump([3_600.0] * int(days * 24))
 
     def has_account(self, in_memory: InMemoryMediator, guest: InMemoryWallet) -> bool:
-        return self.successResultOf(in_memory.store.account(guest.did)) is not None
+        return self.successResultOf(in_memory.store.get_account(guest.did)) is not None
 
     def test_unused(self) -> None:
         """An account that nothing came for, without contact after its first day, goes after a week, and is logged."""
@@ -289,13 +289,13 @@ class ExpiryTests(SynchronousTestCase):
         for guest in (gone, there):
             self.assertEqual(in_memory.receive(pack_forward(in_memory, guest.did, guest.letter())).status, 202)
         touched: list[str] = []
-        real = in_memory.store.touch
+        real = in_memory.store.record_contact
 
         def touch(did: str) -> Deferred[None]:
             touched.append(did)
             return real(did)
 
-        in_memory.store.touch = touch  # type: ignore[method-assign]  # to count
+        in_memory.store.record_contact = touch  # type: ignore[method-assign]  # to count
         for _ in range(12):
             self.pass_days(in_memory, 2)
             for _ in range(3):
@@ -311,4 +311,4 @@ class ExpiryTests(SynchronousTestCase):
             self.successResultOf(in_memory.store.grant(f"did:example:{number}"))
         self.pass_days(in_memory, 7)
         in_memory.clock.pump([0.02] * 10)
-        self.assertEqual(self.successResultOf(in_memory.store.account_usage()).accounts, 0)
+        self.assertEqual(self.successResultOf(in_memory.store.get_account_usage()).accounts, 0)

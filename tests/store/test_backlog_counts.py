@@ -31,7 +31,7 @@ class CountingTests(SynchronousTestCase):
         """An open store with five messages each from now, five seconds ago and ten seconds ago."""
         self.successResultOf(store.open())
         self.successResultOf(store.grant(ALICE))
-        self.successResultOf(store.update(ALICE, [(INBOX, "add")], max_recipients=1))
+        self.successResultOf(store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=1))
         self.addCleanup(store.close)
         for number in range(3):
             payloads = [make_payload(new_stored_message_id(clock.seconds()), b"x") for _ in range(5)]
@@ -40,7 +40,7 @@ class CountingTests(SynchronousTestCase):
         return store
 
     def cohorts(self, store: IStore, *bounds: float) -> tuple[AgeBucket, ...]:
-        return self.successResultOf(store.backlog(bounds, 0)).cohorts
+        return self.successResultOf(store.read_backlog(bounds, 0)).cohorts
 
     def test_memory(self) -> None:
         """The latest are counted; of what is older it is known that it is not younger, and the last is the rest."""
@@ -58,7 +58,7 @@ class CountingTests(SynchronousTestCase):
         self.patch(message_queries, "_COHORT_COUNT_LIMIT", 5)
         clock, runner = ImmediateClock(), InlineRunner()
         store = self.aged(make_sqlite_store(clock, make_database_path(self), write=runner, read=runner), clock)
-        backlog = self.successResultOf(store.backlog([NOON + 10], 0))
+        backlog = self.successResultOf(store.read_backlog([NOON + 10], 0))
         self.assertEqual(backlog.cohorts, (AgeBucket(5, None, exact=False),) * 2)
         self.assertEqual((backlog.messages, backlog.bytes), (15, 15))
         self.patch(message_queries, "_COHORT_SIZE_LIMIT", 6)

@@ -10,7 +10,7 @@ from tests.store.builders import ALICE
 from tests.store.sqlite.commit_test_case import INBOX, CommitTestCase, count_wal_commits
 
 
-class RoomTests(CommitTestCase):
+class QueueCapacityTests(CommitTestCase):
     """Deposits that are committed together make room as if they had come one by one (UC-021 AF-4)."""
 
     limits = QueueLimits(max_messages=3, max_bytes=100)
@@ -47,7 +47,7 @@ class RoomTests(CommitTestCase):
 
     def test_several_queues(self) -> None:
         """A full queue among others disturbs neither their order nor their room."""
-        self.done(self.store.update(ALICE, [("did:z", "add")], max_recipients=9))
+        self.done(self.store.update_recipients(ALICE, [("did:z", "add")], max_recipients=9))
         asked = [self.put(f"m{number}", to=INBOX if number % 2 else "did:z", data=b"") for number in range(9)]
         evicted = self.together(*asked)
         self.assertEqual([[id for id, _ in some] for some in evicted[6:]], [["m0"], ["m1"], ["m2"]])

@@ -23,6 +23,7 @@ from mediatord.app.workers import bind_supervisor_callbacks
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.metrics import Metrics
 from mediatord.ratelimit.request_gate import RequestGate
+from mediatord.workers import supervisor_connection
 from mediatord.workers.supervisor_connection import MAX_BUFFERED_LOG_BYTES, REPLY_TIMEOUT, SupervisorConnection
 from mediatord.workers.worker_process import (
     REPORT_FD,
@@ -228,13 +229,13 @@ class WorkerTests(SynchronousTestCase):
         wound: list[tuple[int, float]] = []
         self.patch(signal, "setitimer", lambda which, seconds: wound.append((which, seconds)))
         worker = SupervisorConnection(self.reactor, PLACE, lambda: None)
-        self.patch(worker, "_listen", lambda: None)
+        self.patch(supervisor_connection, "StandardIO", lambda *_: None)
         worker.connect()
         self.reactor.pump([10] * 5)
         self.assertEqual(wound, [(signal.ITIMER_REAL, 60)] * 6)
 
 
-class BeginningTests(SynchronousTestCase):
+class StartTests(SynchronousTestCase):
     """Before a worker's reactor runs."""
 
     @pytest.mark.system

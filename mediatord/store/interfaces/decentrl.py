@@ -34,7 +34,7 @@ class CommandGuard:
     :param until: when it may be forgotten.
     :param sender: DID that has to be registered; None when anybody may send this.
     :param recipient: DID that has to be registered as well.
-    :param share: as :meth:`~mediatord.store.interfaces.store.INonceCache.claim` has it.
+    :param share: as :meth:`~mediatord.store.interfaces.store.INonceCache.claim_nonce` has it.
     """
 
     nonce: bytes
@@ -208,7 +208,7 @@ class IDecentrlStore(Interface):
     An id that its kind has already fails with StoreUnavailable.
     """
 
-    def admit(guard: CommandGuard) -> Deferred[None]:
+    def check_guard(guard: CommandGuard) -> Deferred[None]:
         """
         Only what the guard says, for a command that goes on to read or is to be refused.
 
@@ -239,7 +239,7 @@ class IDecentrlStore(Interface):
     def acknowledge_requests(guard: CommandGuard, recipient: str, ids: Sequence[str]) -> Deferred[None]:
         """Remove requests to `recipient`; ids that are unknown or of others are ignored."""
 
-    def deliver(guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
+    def enqueue_event(guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
         """
         Keep an event for its recipient (reference 6.3); `event.received_at` is kept as it is.
 
@@ -257,7 +257,7 @@ class IDecentrlStore(Interface):
         payloads fit in :data:`MAX_PAGE_BYTES`, and at least one if there is one.
         """
 
-    def arrived_pending(
+    def find_pending_arrivals(
         recipients: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         """

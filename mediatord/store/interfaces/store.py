@@ -27,7 +27,7 @@ class INonceCache(Interface):
     claimed, and what is there stays, so that nobody can have a claim forgotten by making others.
     """
 
-    def claim(key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
+    def claim_nonce(key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
         """
         Insert unless present, atomically; fires with whether it was new.
 
@@ -37,10 +37,10 @@ class INonceCache(Interface):
             Nodes of a cluster may notice that a little late.
         """
 
-    def release(key: bytes) -> Deferred[None]:
+    def release_nonce(key: bytes) -> Deferred[None]:
         """Forget a claim, because what it stood for was not done."""
 
-    def prune() -> Deferred[int]:
+    def prune_nonces() -> Deferred[int]:
         """Forget what was over :data:`NONCE_GRACE_SECONDS` seconds ago; fires with how many those were."""
 
 

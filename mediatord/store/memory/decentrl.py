@@ -698,7 +698,7 @@ class MemoryDecentrlStore:
     def __init__(self, answer: DecentrlStateAccess) -> None:
         self._answer = answer
 
-    def admit(self, guard: CommandGuard) -> Deferred[None]:
+    def check_guard(self, guard: CommandGuard) -> Deferred[None]:
         return self._guarded(guard, lambda kept, now: None)
 
     def registered_until(self, did: str) -> Deferred[float | None]:
@@ -719,7 +719,7 @@ class MemoryDecentrlStore:
     def acknowledge_requests(self, guard: CommandGuard, recipient: str, ids: Sequence[str]) -> Deferred[None]:
         return self._guarded(guard, lambda kept, now: kept.requests.acknowledge(recipient, ids))
 
-    def deliver(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
+    def enqueue_event(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
         return self._guarded(guard, lambda kept, now: kept.deliver(event, now))
 
     def pending_events(
@@ -730,7 +730,7 @@ class MemoryDecentrlStore:
     def find_pending(self, ids: Sequence[str]) -> Deferred[list[PendingEvent]]:
         return self._answer(lambda kept, now: kept.pending.find_by_id(ids))
 
-    def arrived_pending(
+    def find_pending_arrivals(
         self, recipients: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         return self._answer(lambda kept, now: kept.pending.arrived(recipients, window, limit))

@@ -256,31 +256,31 @@ class MongoClusterStore:
     def drop(self, boot: str, *, until: float = 0.0) -> Deferred[int]:
         return start_operation(self._drop(boot, until))
 
-    def nodes(self) -> Deferred[list[ClusterNode]]:
+    def list_nodes(self) -> Deferred[list[ClusterNode]]:
         return start_operation(self._nodes())
 
-    def lapsed(self) -> Deferred[list[str]]:
+    def list_lapsed_nodes(self) -> Deferred[list[str]]:
         return start_operation(list_lapsed_boots(self._client))
 
-    def announce(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+    def add_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         records = [{"did": did, "boot": boot} for did in dict.fromkeys(dids)]
         updates = [{"q": record, "u": {"$set": {"boot": boot}}, "upsert": True} for record in records]
         return start_operation(self._write("announce", build_updates(PRESENCE, updates, ordered=False)))
 
-    def withdraw(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+    def remove_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         filters = [{"boot": boot, "did": {"$in": some}} for some in _split_dids(dids)]
         return start_operation(self._write("withdraw", build_deletes(PRESENCE, *filters)))
 
-    def whereabouts(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
+    def find_presence(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
         return start_operation(self._whereabouts(dids))
 
-    def hold(self, turn: str, boot: str, lease: float) -> Deferred[bool]:
+    def acquire_lease(self, turn: str, boot: str, lease: float) -> Deferred[bool]:
         return start_operation(self._hold(turn, boot, lease))
 
-    def take(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
+    def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
         return start_operation(self._take(key, amount, limit, period))
 
-    def put_back(self, key: bytes, amount: int) -> Deferred[None]:
+    def return_quota(self, key: bytes, amount: int) -> Deferred[None]:
         return start_operation(self._put_back(key, amount))
 
     def record_pickups(self, ids: Sequence[str], period: float) -> Deferred[None]:
@@ -288,7 +288,7 @@ class MongoClusterStore:
         updates = [{"q": {"_id": id_}, "u": change, "upsert": True} for id_ in dict.fromkeys(filter_valid_ids(ids))]
         return start_operation(self._write("record_pickups", build_updates(PICKUPS, updates, ordered=False)))
 
-    def picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
+    def find_picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
         return start_operation(self._picked_up(filter_valid_ids(ids)))
 
     async def _join(self, node: ClusterNode, lease: float) -> None:

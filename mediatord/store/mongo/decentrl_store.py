@@ -82,7 +82,7 @@ class MongoDecentrlStore:
         )
         self._position_cache = EventPositionCache(step)
 
-    def admit(self, guard: CommandGuard) -> Deferred[None]:
+    def check_guard(self, guard: CommandGuard) -> Deferred[None]:
         return self._guarded("admit", guard, MongoAdmitCommand())
 
     def registered_until(self, did: str) -> Deferred[float | None]:
@@ -117,7 +117,7 @@ class MongoDecentrlStore:
         acknowledging = decentrl_contracts.MongoAcknowledgeRequestsCommand(recipient, tuple(ids))
         return self._guarded("acknowledge_requests", guard, acknowledging)
 
-    def deliver(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
+    def enqueue_event(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
         delivering = decentrl_pending.MongoDeliverCommand(event, self._caps, self._clock.seconds())
         return self._guarded("deliver", guard, delivering)
 
@@ -132,7 +132,7 @@ class MongoDecentrlStore:
     def find_pending(self, ids: Sequence[str]) -> Deferred[list[PendingEvent]]:
         return self._read("find_pending", partial(decentrl_pending.find_pending_by_id, ids=tuple(ids)))
 
-    def arrived_pending(
+    def find_pending_arrivals(
         self, recipients: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         dids = tuple(recipients)

@@ -233,7 +233,7 @@ _BACKLOG_HALVES = (
 
 
 async def read_backlog(client: ReplicaSetClient, bounds: Sequence[float], top: int) -> QueueBacklog:
-    """As :meth:`~mediatord.store.interfaces.messages.IMessageStore.backlog`."""
+    """As :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`."""
 
     async def look(executor: OperationExecutor, deadline: float) -> QueueBacklog:
         largest = await _find_longest_queues(executor, top, deadline) if top > 0 else []

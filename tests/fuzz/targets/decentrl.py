@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.errors import InvalidCommand, InvalidMessage
 from mediatord.protocol.decentrl.commands import parse_authentication_request, parse_command
-from mediatord.protocol.decentrl.signatures import sign_event, sign_json
+from mediatord.protocol.decentrl.crypto import sign_event, sign_json
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES
 from tests.fuzz.fuzz_mediator import DECENTRL_CODES, DECENTRL_STATUSES, FuzzMediator
 from tests.fuzz.targets import filled_in
@@ -123,7 +123,7 @@ class DecentrlTarget:
         for pair in query.split(b"&"):
             name, _, value = pair.partition(b"=")
             arguments.setdefault(name, []).append(value)
-        asked = self._premises.decentrl.mediator.public(did.decode("utf-8", "replace"), arguments, PEER)
+        asked = self._premises.decentrl.dispatcher.public(did.decode("utf-8", "replace"), arguments, PEER)
         return self._refuses(self._premises.test.successResultOf(Deferred.fromCoroutine(asked)), {200, 400}, None)
 
     def _refuses(self, reply: DecentrlReply, statuses: set[int], type_: str | None) -> bool:

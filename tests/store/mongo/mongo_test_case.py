@@ -151,7 +151,7 @@ class MongoTestCase(TestCase):
 
     async def register(self, store: MongoStore, *dids: str) -> None:
         updates: list[tuple[str, RecipientUpdateAction]] = [(did, "add") for did in dids]
-        await store.update(ALICE, updates, max_recipients=1_000)
+        await store.update_recipients(ALICE, updates, max_recipients=1_000)
 
     def put(self, store: MongoStore, *ids: str, to: str = INBOX, data: bytes = b"payload") -> Deferred[EnqueueResult]:
         payloads = [Payload(id, data, "json") for id in ids]

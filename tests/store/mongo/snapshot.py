@@ -42,15 +42,15 @@ async def fill(store: MongoStore) -> None:
     """Put in what `test_mongo_schema` asks for."""
     for did in (ALICE, "did:example:old"):
         await store.grant(did)
-    await store.update(ALICE, [(INBOX, "add"), ("did:key:z6MkGone", "add")], max_recipients=9)
+    await store.update_recipients(ALICE, [(INBOX, "add"), ("did:key:z6MkGone", "add")], max_recipients=9)
     await store.enqueue(INBOX, [Payload("m", b"{}", "json")], expires_at=FAR)
     await store.enqueue("did:key:z6MkGone", [Payload("left-over", b"{}", "base64")], expires_at=FAR, due_at=FAR - 1)
     await store.mark_delivered(["m"])
-    await store.update(ALICE, [("did:key:z6MkGone", "remove")], max_recipients=9)
-    await store.move("did:example:old", "did:example:new")
+    await store.update_recipients(ALICE, [("did:key:z6MkGone", "remove")], max_recipients=9)
+    await store.move_account("did:example:old", "did:example:new")
     await store.mark_draft03("did:example:new")
     await store.remember_did("did:peer:4z", "did:peer:4z:long")
-    await store.claim(b"nonce", FAR)
+    await store.claim_nonce(b"nonce", FAR)
     await _fill_decentrl(store.decentrl)
 
 
@@ -59,7 +59,7 @@ async def _fill_decentrl(decentrl: IDecentrlStore) -> None:
     await decentrl.save_contract(guards[0], Contract("registration", None, WALLET, FAR, b"1" * 32, b"{}"))
     await decentrl.save_contract(guards[1], Contract("contract", WALLET, PEER, FAR, b"2" * 32, b"{}"))
     await decentrl.request_contract(guards[2], ContractRequest("request", PEER, WALLET, "encrypted", "key"))
-    await decentrl.deliver(guards[3], PendingEvent("pending", WALLET, PEER, "payload", 1.0))
+    await decentrl.enqueue_event(guards[3], PendingEvent("pending", WALLET, PEER, "payload", 1.0))
     stored = StoredEvent("stored", WALLET, PEER, "payload", ("tag",), 5.0, "contract")
     await decentrl.save_events(guards[4], WALLET, [stored])
     await decentrl.publish(guards[5], WALLET, PublicEvent("public", "event", ("tag",), 6.0, "signature", "channel"))

@@ -88,15 +88,15 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         """It is no turn of this host, and one that was is free at once."""
         for ahead in (DAYS, -DAYS):
             self.host.ahead = 0
-            self.assertIs(await self.cluster.hold("turn", "A", LONG), True)
+            self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), True)
             self.host.ahead = ahead
-            self.assertIs(await self.cluster.hold("turn", "A", LONG), False)
-            self.assertIs(await self.cluster.hold("other", "A", LONG), False)
+            self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), False)
+            self.assertIs(await self.cluster.acquire_lease("other", "A", LONG), False)
             for turn in ("turn", "other"):
-                self.assertIs(await self.neighbour.cluster.hold(turn, "B", self.short), True)
-                self.assertIs(await self.cluster.hold(turn, "A", LONG), False)
+                self.assertIs(await self.neighbour.cluster.acquire_lease(turn, "B", self.short), True)
+                self.assertIs(await self.cluster.acquire_lease(turn, "A", LONG), False)
             await self.outlive()
-            self.assertIs(await self.cluster.hold("turn", "A", LONG), False)
+            self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), False)
 
     async def test_nothing_expires(self) -> None:
         """Not even before it is noticed: what is over by this clock may have days to go."""
@@ -104,9 +104,9 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         self.clock.advance(2 * HOUR)
         for ahead in (2 * HOUR, -DAYS):
             self.host.ahead = ahead
-            self.assertEqual(await self.store.expire(9), [])
+            self.assertEqual(await self.store.expire_messages(9), [])
         self.host.ahead = MAX_CLOCK_SKEW - ASKING
-        self.assertEqual([one.id for one in await self.store.expire(9)], ["a"])
+        self.assertEqual([one.id for one in await self.store.expire_messages(9)], ["a"])
 
     async def test_nothing_is_accepted(self) -> None:
         """Once it is noticed: it would expire at a wrong time, and not be found by others in time."""
@@ -116,8 +116,8 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             await self.notice(ahead)
             for asked in (
                 lambda: self.put("m"),
-                lambda: self.store.decentrl.deliver(CommandGuard(b"nonce", NOON + HOUR), event),
-                lambda: self.store.take_due(9),
+                lambda: self.store.decentrl.enqueue_event(CommandGuard(b"nonce", NOON + HOUR), event),
+                lambda: self.store.take_due_messages(9),
             ):
                 with self.assertRaises(StoreUnavailable):
                     await asked()
@@ -138,10 +138,10 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             self.clock.advance(ahead)
             for asked in (
                 self.waiting,
-                lambda: store.status(ALICE, None),
-                lambda: store.find(["m"]),
+                lambda: store.get_queue_status(ALICE, None),
+                lambda: store.find_messages(["m"]),
                 lambda: decentrl.registered_until(ALICE),
-                lambda: decentrl.admit(CommandGuard(b"nonce", NOON + HOUR, ALICE)),
+                lambda: decentrl.check_guard(CommandGuard(b"nonce", NOON + HOUR, ALICE)),
             ):
                 with self.assertRaises(StoreUnavailable):
                     await asked()
@@ -149,8 +149,8 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             self.clock.advance(-ahead)
             self.assertIs(await self.cluster.renew("A", LONG), True)
             self.assertEqual(await self.waiting(), ["m"])
-            self.assertEqual((await store.status(ALICE, None)).message_count, 1)
-            self.assertEqual([one.id for one in await store.find(["m"])], ["m"])
+            self.assertEqual((await store.get_queue_status(ALICE, None)).message_count, 1)
+            self.assertEqual([one.id for one in await store.find_messages(["m"])], ["m"])
             self.assertIsNone(await decentrl.registered_until(ALICE))
 
     async def test_nothing_comes_due(self) -> None:
@@ -158,14 +158,14 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
         await self.put("m", ttl=2 * HOUR, delay=HOUR)
         for ahead in (DAYS, -DAYS):
             self.host.ahead = ahead
-            self.assertEqual(await self.store.take_due(9), [])
+            self.assertEqual(await self.store.take_due_messages(9), [])
         self.clock.advance(HOUR)
         for ahead in (DAYS, -DAYS):
             self.host.ahead = ahead
             with self.assertRaises(StoreUnavailable):
-                await self.store.take_due(9)
+                await self.store.take_due_messages(9)
         self.host.ahead = MAX_CLOCK_SKEW - ASKING
-        self.assertEqual([one.id for one in await self.store.take_due(9)], ["m"])
+        self.assertEqual([one.id for one in await self.store.take_due_messages(9)], ["m"])
 
     async def test_nothing_is_accepted_before_it_is_noticed(self) -> None:
         """A clock that was just set may be wrong: only when it was found to agree once more."""

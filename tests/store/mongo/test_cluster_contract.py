@@ -28,7 +28,7 @@ from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
 from tests.store.mongo.test_contract import MakesMongo
 
 
-class Namesakes(ReplicaSetClient):
+class SeparateSessionsClient(ReplicaSetClient):
     """
     Keeps the sessions of a boot apart from those of the same boot in another test; real ones are never the same.
 
@@ -58,7 +58,7 @@ class MakesMongoCluster(MakesMongo):
 
     def another_server(self) -> ReplicaSetClient:
         address = parse_mongo_uri(shared_replica_set().uri(self.database))
-        server = Namesakes(
+        server = SeparateSessionsClient(
             address, IReactorTime(reactor), observe=ignore_observation, on_up=lambda up: None, connections=2
         )
         server.test = self.test
@@ -74,7 +74,7 @@ class MongoClusterTests(MakesMongoCluster, contract.ClusterContract, TestCase): 
 class MongoClusterIdentityTests(MakesMongoCluster, contract.ClusterIdentityContract, TestCase): ...
 
 
-class MongoClusterTurnTests(MakesMongoCluster, contract.LeaderLeaseContract, TestCase): ...
+class MongoLeaderLeaseTests(MakesMongoCluster, contract.LeaderLeaseContract, TestCase): ...
 
 
 class MongoClusterPresenceTests(MakesMongoCluster, contract.ClusterPresenceContract, TestCase): ...
@@ -83,7 +83,7 @@ class MongoClusterPresenceTests(MakesMongoCluster, contract.ClusterPresenceContr
 class MongoClusterDeliveryTests(MakesMongoCluster, contract.ClusterDeliveryContract, TestCase): ...
 
 
-class MongoAllowanceTests(MakesMongoCluster, contract.QuotaContract, TestCase):
+class MongoQuotaTests(MakesMongoCluster, contract.QuotaContract, TestCase):
     delta = 0.8
 
 
@@ -96,7 +96,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
     async def test_lots_are_bounded(self) -> None:
         """However often something is taken, what is kept of it does not grow beyond some hundred entries."""
         for _ in range(30):
-            takings = [self.cluster.take(b"key", 1, limit=10_000, period=0.64) for _ in range(20)]
+            takings = [self.cluster.take_quota(b"key", 1, limit=10_000, period=0.64) for _ in range(20)]
             self.assertEqual(await gatherResults(takings), [0.0] * 20)
         (found,) = self.documents("allowances")
         self.assertLessEqual(len(found["lots"]), 129)
@@ -105,7 +105,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
 
     async def test_a_refusal_comes_to_an_end(self) -> None:
         """The server may delete what is kept of a taking that was too much from the beginning."""
-        self.assertGreater(await self.cluster.take(b"key", 5, limit=3, period=60.0), 0)
+        self.assertGreater(await self.cluster.take_quota(b"key", 5, limit=3, period=60.0), 0)
         (found,) = self.documents("allowances")
         self.assertIn("until", found)
 
@@ -115,12 +115,12 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         nodes = shared_replica_set().client[self.database]["nodes"]
         nodes.update_one({"_id": "A"}, {"$unset": {"identity": 1}})
         await self.neighbour.cluster.join(a_node("b", identity=b"two"), LONG)
-        self.assertEqual([node.identity for node in await self.cluster.nodes()], [b"", b"two"])
+        self.assertEqual([node.identity for node in await self.cluster.list_nodes()], [b"", b"two"])
 
     async def test_presence_hangs_on_the_lease(self) -> None:
         """Renewing a node writes its one document and none of those that say who is there."""
         await self.join("a")
-        await self.cluster.announce("A", [f"did:example:{number}" for number in range(50)])
+        await self.cluster.add_presence("A", [f"did:example:{number}" for number in range(50)])
         before = self.documents("presence")
         self.assertEqual({tuple(sorted(one)) for one in before}, {("_id", "boot", "did")})
         await self.cluster.renew("A", LONG)
@@ -138,18 +138,18 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
             if name == "lapsed" and not came:
                 came = True
                 await self.neighbour.cluster.join(a_node("a"), LONG)
-                await self.neighbour.cluster.announce("A", ["did:x"])
+                await self.neighbour.cluster.add_presence("A", ["did:x"])
             return found
 
         self.patch(server, "find", meanwhile)
-        self.assertEqual(await self.cluster.lapsed(), [])
+        self.assertEqual(await self.cluster.list_lapsed_nodes(), [])
         self.assertTrue(came)
 
     async def test_end_of_many(self) -> None:
         """What a node has announced goes in pieces, and none of it once the node is back."""
         self.patch(cluster, "_PRESENCE_DELETE_BATCH", 3)
         await self.neighbour.cluster.join(a_node("a"), self.short)
-        await self.neighbour.cluster.announce("A", [f"did:example:{number}" for number in range(10)])
+        await self.neighbour.cluster.add_presence("A", [f"did:example:{number}" for number in range(10)])
         await self.outlive()
         server = self.server_of(self.store)
         transact, pieces = server.transact, 0
@@ -176,14 +176,14 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         await self.join("a")
         servers = shared_replica_set()
         with servers.failpoint("findAndModify", times=1, closeConnection=True):
-            self.assertIs(await self.cluster.hold("turn", "A", LONG), True)
+            self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), True)
         with servers.failpoint("update", times=1, closeConnection=True):
             self.assertIs(await self.cluster.renew("A", LONG), True)
         with servers.failpoint("aggregate", times=1, closeConnection=True):
-            self.assertEqual(await self.cluster.whereabouts(["did:x"]), [])
+            self.assertEqual(await self.cluster.find_presence(["did:x"]), [])
         with servers.failpoint("update", times=1, closeConnection=True):
-            await self.cluster.announce("A", ["did:x"])
-        self.assertEqual([one.boot for one in await self.cluster.whereabouts(["did:x"])], ["A"])
+            await self.cluster.add_presence("A", ["did:x"])
+        self.assertEqual([one.boot for one in await self.cluster.find_presence(["did:x"])], ["A"])
 
     async def test_what_a_dead_node_began(self) -> None:
         """What a node had begun to write when it died is in nobody's way once it is dropped."""

@@ -21,7 +21,7 @@ class ReaderTests(MongoTestCase):
         dids = [f"did:example:{number}" for number in range(40)]
         await gatherResults([store.grant(did) for did in dids])
         with self.servers.failpoint("aggregate", **SLOW):
-            reading = [store.status(did, None) for did in dids]
+            reading = [store.get_queue_status(did, None) for did in dids]
             over = DeferredList(reading, consumeErrors=True)  # it is too much for so few connections
             await self.put(store, "a")
             self.assertEqual([one for one in reading if one.called], [])
@@ -32,9 +32,9 @@ class ReaderTests(MongoTestCase):
         store = await self.a_store(connections=10)
         await store.grant(BOB)
         with self.servers.failpoint("aggregate", times=1, **SLOW):
-            mine: list[Deferred[Any]] = [store.status(ALICE, None) for _ in range(3)]
-            mine.append(store.fetch(ALICE, None, limit=1, max_bytes=1))
-            await store.fetch(BOB, None, limit=1, max_bytes=1)
-            await store.status(BOB, None)
+            mine: list[Deferred[Any]] = [store.get_queue_status(ALICE, None) for _ in range(3)]
+            mine.append(store.fetch_messages(ALICE, None, limit=1, max_bytes=1))
+            await store.fetch_messages(BOB, None, limit=1, max_bytes=1)
+            await store.get_queue_status(BOB, None)
             self.assertEqual([one for one in mine if one.called], [])
             await gatherResults(mine)

@@ -25,7 +25,7 @@ PATIENCE = 1.5
 SLOW = 900
 
 
-class Ago:
+class ShiftedClock:
     """The time that it was, for a request that began then."""
 
     def __init__(self, seconds: float) -> None:
@@ -37,7 +37,7 @@ class Ago:
 
 def began(seconds: float) -> Any:
     """Within a request that began so many seconds ago."""
-    return request_scope(cast(Any, Ago(seconds)))
+    return request_scope(cast(Any, ShiftedClock(seconds)))
 
 
 class DeadlineCase(MongoTestCase):
@@ -67,7 +67,7 @@ class RequestTests(DeadlineCase):
 
         async def ask() -> None:
             for _ in range(2):
-                self.assertTrue(await store.account(ALICE))
+                self.assertTrue(await store.get_account(ALICE))
 
         async def request() -> None:
             with request_scope(CLOCK):
@@ -84,7 +84,7 @@ class RequestTests(DeadlineCase):
 
         async def request() -> None:
             with request_scope(CLOCK):
-                self.assertEqual(await store.owner(INBOX), ALICE)
+                self.assertEqual(await store.find_owner(INBOX), ALICE)
                 await self.put(store, "a")
 
         held = {"blockConnection": True, "blockTimeMS": SLOW}
@@ -99,19 +99,19 @@ class RequestTests(DeadlineCase):
         store = await self.a_store()
         later = CLOCK.seconds() + 60
         with began(0.5):
-            self.assertTrue(await store.claim(b"key", later))
+            self.assertTrue(await store.claim_nonce(b"key", later))
         with began(PATIENCE), self.assertRaises(StoreUnavailable):
-            await store.release(b"key")
+            await store.release_nonce(b"key")
         await wait_until(lambda: not store._client.has_uncertain_commits)
-        self.assertTrue(await store.claim(b"key", later))
+        self.assertTrue(await store.claim_nonce(b"key", later))
 
     async def test_command(self) -> None:
         """Nor is a command begun, nor its nonce used up."""
         store = await self.a_store()
         guard = CommandGuard(b"nonce", CLOCK.seconds() + 60)
         with began(PATIENCE), self.assertRaises(StoreUnavailable):
-            await store.decentrl.admit(guard)
-        await store.decentrl.admit(guard)
+            await store.decentrl.check_guard(guard)
+        await store.decentrl.check_guard(guard)
 
     async def test_hardly_any_time(self) -> None:
         """What could only be left in doubt is not begun, of any kind; and that is no fault of the server."""
@@ -155,15 +155,15 @@ class RequestTests(DeadlineCase):
         store._owner_cache.clear()
         with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=SLOW, times=1):
             with began(PATIENCE - 0.5):
-                hasty = store.owner(INBOX)
+                hasty = store.find_owner(INBOX)
             with request_scope(CLOCK):
-                patient = store.owner(INBOX)
+                patient = store.find_owner(INBOX)
             await self.fails(hasty)
             self.assertNoResult(patient)
             self.assertEqual(await patient, ALICE)
 
 
-class TogetherTests(DeadlineCase):
+class SharedBatchTests(DeadlineCase):
     """Works of several requests, and of none."""
 
     async def a_gathering(self) -> TransactionBatcher:

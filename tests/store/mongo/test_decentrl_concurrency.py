@@ -163,7 +163,7 @@ class RaceTests(MongoDecentrlTestCase):
         await self.agree()
         events = [self.an_event() for _ in range(4)]
         for event in events:
-            await self.decentrl.deliver(self.guard(), event)
+            await self.decentrl.enqueue_event(self.guard(), event)
         ids = [event.id for event in events]
         begun = [node.acknowledge_events(self.guard(), ALICE, ids) for node in self.everywhere * 2]
         removed: list[Any] = [gone for done, gone in await DeferredList(begun) if done]
@@ -186,7 +186,7 @@ class RaceTests(MongoDecentrlTestCase):
         """Of those that come to the same node it is the first."""
         for number in range(5):
             guard = CommandGuard(b"the same %d" % number, NOON + HOUR)
-            begun = [self.decentrl.admit(guard) for _ in range(12)]
+            begun = [self.decentrl.check_guard(guard) for _ in range(12)]
             outcomes = [done for done, _ in await DeferredList(begun, consumeErrors=True)]
             self.assertEqual(outcomes, [True] + [False] * 11)
 
@@ -196,7 +196,7 @@ class RaceTests(MongoDecentrlTestCase):
         delivered: list[str] = []
         for node in self.everywhere * 3:
             event = self.an_event()
-            await node.deliver(self.guard(), event)
+            await node.enqueue_event(self.guard(), event)
             delivered.append(event.id)
         for node in self.everywhere:
             found = await node.pending_events(ALICE, None, ALL)

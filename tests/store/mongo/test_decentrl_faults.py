@@ -79,18 +79,18 @@ class FaultCase(MongoDecentrlTestCase):
             "request_contract": lambda guard: decentrl.request_contract(
                 guard, ContractRequest("request", BOB, ALICE, "", "")
             ),
-            "deliver": lambda guard: decentrl.deliver(guard, self.an_event(payload="payload")),
+            "deliver": lambda guard: decentrl.enqueue_event(guard, self.an_event(payload="payload")),
             "save_events": lambda guard: decentrl.save_events(
                 guard, ALICE, [self.kept_event("tag"), self.kept_event("tag")]
             ),
             "publish": lambda guard: decentrl.publish(
                 guard, ALICE, PublicEvent("public", "event", ("tag",), 1.0, "")
             ),
-            "admit": decentrl.admit,
+            "admit": decentrl.check_guard,
         }
 
 
-class DoubtTests(FaultCase):
+class UncertainCommitTests(FaultCase):
     """Nobody knows whether a command was carried out: then it was not."""
 
     async def lost(self, write: Write, guard: CommandGuard, **fault: Any) -> None:
@@ -127,7 +127,7 @@ class DoubtTests(FaultCase):
         )
         events = [self.an_event(), self.an_event()]
         for event in events:
-            await decentrl.deliver(self.guard(), event)
+            await decentrl.enqueue_event(self.guard(), event)
         guard, ids = self.guard(), [event.id for event in events]
 
         def acknowledge(guard: CommandGuard) -> Deferred[Any]:
@@ -159,7 +159,7 @@ class DoubtTests(FaultCase):
             self.links[0], self.clock, self.caps, late_commits=LateCommitReporter(told.append)
         )
         event = self.an_event()
-        await decentrl.deliver(self.guard(), event)
+        await decentrl.enqueue_event(self.guard(), event)
         await self.lost(
             lambda guard: decentrl.acknowledge_events(guard, ALICE, [event.id]), self.guard(), closeConnection=True
         )
@@ -169,9 +169,9 @@ class DoubtTests(FaultCase):
     async def test_refused(self) -> None:
         """A refusal that nobody heard of has claimed no nonce."""
         guard, stranger = self.guard(), self.an_event(sender="did:example:stranger")
-        await self.lost(lambda guard: self.decentrl.deliver(guard, stranger), guard, **DONE_OR_NOT)
+        await self.lost(lambda guard: self.decentrl.enqueue_event(guard, stranger), guard, **DONE_OR_NOT)
         self.assertEqual(self.everything(), self.before)
-        await self.assertFailure(self.decentrl.deliver(guard, stranger), ContractNotFound)
+        await self.assertFailure(self.decentrl.enqueue_event(guard, stranger), ContractNotFound)
 
     async def test_sent_again_before_it_is_undone(self) -> None:
         """It is not called a repetition, as if it had been done; once it is undone it may come."""
@@ -185,12 +185,12 @@ class DoubtTests(FaultCase):
 
         self.patch(MongoGuardedCommand, "undo", later)
         with self.impatiently(), self.servers.failpoint("commitTransaction", **DONE_OR_NOT):
-            await self.assertFailure(self.decentrl.deliver(guard, event), StoreUnavailable)
-        await self.assertFailure(self.decentrl.deliver(guard, event), StoreUnavailable)
+            await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
+        await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
         undone.callback(None)
         await wait_until(lambda: self.links[0].answers and not self.links[0].has_uncertain_commits)
-        await self.decentrl.deliver(guard, event)
-        await self.assertFailure(self.decentrl.deliver(guard, event), DuplicateNonce)
+        await self.decentrl.enqueue_event(guard, event)
+        await self.assertFailure(self.decentrl.enqueue_event(guard, event), DuplicateNonce)
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
 
     async def test_somebody_elses(self) -> None:
@@ -199,9 +199,9 @@ class DoubtTests(FaultCase):
         has_uncertain_commits = MongoGuardedCommand(
             guard, MongoDeliverCommand(event, self.caps, NOON), NOON, b"another token"
         )
-        await self.decentrl.deliver(guard, event)
+        await self.decentrl.enqueue_event(guard, event)
         await self.links[0].transact("undo", has_uncertain_commits.undo)
-        await self.assertFailure(self.decentrl.deliver(guard, event), DuplicateNonce)
+        await self.assertFailure(self.decentrl.enqueue_event(guard, event), DuplicateNonce)
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
 
 
@@ -220,20 +220,20 @@ class RetryTests(FaultCase):
             await self.decentrl.acknowledge_events(self.guard(), ALICE, self.documents.pending_events.distinct("_id"))
             guard, event = self.guard(None, ALICE), self.an_event()
             with self.servers.failpoint(command, times=1, **fault):
-                await self.decentrl.deliver(guard, event)
+                await self.decentrl.enqueue_event(guard, event)
             found = await self.decentrl.pending_events(ALICE, None, ALL)
             self.assertEqual(found.items, (event,), command)
-            await self.assertFailure(self.decentrl.deliver(guard, event), DuplicateNonce)
+            await self.assertFailure(self.decentrl.enqueue_event(guard, event), DuplicateNonce)
             self.assertEqual(self.miscounted(), [])
 
     async def test_many_wait(self) -> None:
         """Hundreds of commands for one party that fail at the same time do so, and the next one is carried out."""
         with self.impatiently(), self.servers.failpoint("find", closeConnection=True):
-            begun = [self.decentrl.deliver(self.guard(), self.an_event()) for _ in range(600)]
+            begun = [self.decentrl.enqueue_event(self.guard(), self.an_event()) for _ in range(600)]
             results: list[Any] = await DeferredList(begun, consumeErrors=True)
         self.assertEqual({result.type for _, result in results}, {StoreUnavailable})
         await wait_until(lambda: self.links[0].answers)
-        await self.decentrl.deliver(self.guard(), self.an_event())
+        await self.decentrl.enqueue_event(self.guard(), self.an_event())
         self.assertEqual(self.miscounted(), [])
 
 
@@ -252,7 +252,7 @@ class NonceTests(FaultCase):
         guards = [self.guard(ALICE if number % 2 else "did:example:stranger") for number in range(10)]
         outcomes: list[Any] = []
         for guard in guards:
-            outcomes += await DeferredList([self.decentrl.admit(guard)], consumeErrors=True)
+            outcomes += await DeferredList([self.decentrl.check_guard(guard)], consumeErrors=True)
         room = 6 - len(before)
         self.assertEqual(self.claimed(), before + [guard.nonce for guard in guards[:room]])
         refused = [outcome.type for _, outcome in outcomes[room:]]
@@ -262,8 +262,10 @@ class NonceTests(FaultCase):
         """A command that was carried out was, even if nobody can count nonces right then."""
         event = self.an_event()
         with self.servers.failpoint("count", errorCode=8000):
-            await self.decentrl.deliver(self.guard(), event)
-            await self.assertFailure(self.decentrl.admit(self.guard("did:example:stranger")), UnauthorizedCommand)
+            await self.decentrl.enqueue_event(self.guard(), event)
+            await self.assertFailure(
+                self.decentrl.check_guard(self.guard("did:example:stranger")), UnauthorizedCommand
+            )
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
 
 
@@ -280,7 +282,7 @@ class SizeTests(FaultCase):
         ):
             guard = self.guard()
             await self.assertFailure(write(guard), PayloadTooLarge)
-            await self.assertFailure(self.decentrl.admit(guard), DuplicateNonce)
+            await self.assertFailure(self.decentrl.check_guard(guard), DuplicateNonce)
         self.assertEqual(self.miscounted(), [])
         self.assertEqual((await self.decentrl.events(ALICE, EventFilter(), ALL)).total, 0)
 
@@ -309,8 +311,8 @@ class SizeTests(FaultCase):
         """What commands hold on to in memory counts as long as they are under way (back-pressure)."""
         payload = "x" * 15_000_000
         events = [self.an_event(f"did:example:{number}", payload=payload) for number in range(9)]
-        begun = [self.decentrl.deliver(self.guard(), event) for event in events]
+        begun = [self.decentrl.enqueue_event(self.guard(), event) for event in events]
         results: list[Any] = await DeferredList(begun, consumeErrors=True)
         outcomes = [result.type for _, result in results]
         self.assertEqual(outcomes, [*[ContractNotFound] * 8, StoreUnavailable])
-        await self.assertFailure(self.decentrl.deliver(self.guard(), events[-1]), ContractNotFound)
+        await self.assertFailure(self.decentrl.enqueue_event(self.guard(), events[-1]), ContractNotFound)

@@ -41,7 +41,7 @@ class PruneTests(MongoDecentrlTestCase):
         await self.agree(agreed)
         await decentrl.request_contract(guard(), ContractRequest("request", BOB, asked, "", ""))
         await self.agree(mailed)
-        await decentrl.deliver(guard(), pending)
+        await decentrl.enqueue_event(guard(), pending)
         await decentrl.save_events(guard(), stored, [event])
         await decentrl.publish(guard(), published, PublicEvent("public", "", (), 1.0, ""))
         await self.enrol(CAROL, 1)
@@ -58,7 +58,7 @@ class PruneTests(MongoDecentrlTestCase):
         self.assertEqual(await self.prune(2), (1, []))
         await self.enrol(ALICE, 1)
         await self.agree(ALICE)
-        await self.decentrl.deliver(self.guard(ALICE, ALICE), self.an_event())
+        await self.decentrl.enqueue_event(self.guard(ALICE, ALICE), self.an_event())
         self.assertEqual(await self.prune(2), (1, [ALICE]))
         self.assertEqual(self.miscounted(), [])
 

@@ -90,7 +90,7 @@ class PlanTests(PlanCase):
                 self.guard(), ContractRequest(f"request {did} {number}", peer, did, "", "")
             )
             pending = PendingEvent(f"pending {did} {number}", did, peer, "", NOON + number)
-            await decentrl.deliver(self.guard(), pending)
+            await decentrl.enqueue_event(self.guard(), pending)
             public = PublicEvent(f"public {did} {number}", "", tags, number, "", f"channel {number % 2}")
             await decentrl.publish(self.guard(), did, public)
             events.append(StoredEvent(f"event {did} {number}", peer, did, "", tags, number))
@@ -114,7 +114,7 @@ class PlanTests(PlanCase):
             }
         )
         for window in (ArrivalWindow(NOON, NOON + 2), ArrivalWindow(NOON, NOON + 2, "a")):
-            arrived = partial(decentrl.arrived_pending, [ALICE], window, limit=10)
+            arrived = partial(decentrl.find_pending_arrivals, [ALICE], window, limit=10)
             await self.look_at_little({"arrived_pending": arrived}, documents=0)
 
     async def test_events(self) -> None:
@@ -159,12 +159,12 @@ class PlanTests(PlanCase):
         decentrl, pending, event = self.decentrl, f"pending {ALICE} 1", f"event {ALICE} 1"
         await self.look_at_little(
             {
-                "admit": lambda: decentrl.admit(self.guard(ALICE, "did:example:3")),
+                "admit": lambda: decentrl.check_guard(self.guard(ALICE, "did:example:3")),
                 "register": lambda: decentrl.save_contract(self.guard(), self.a_contract(None, ALICE)),
                 "agree": lambda: decentrl.save_contract(self.guard(ALICE), self.a_contract(ALICE, PEER)),
                 "request": lambda: decentrl.request_contract(self.guard(), ContractRequest("r", PEER, ALICE, "", "")),
                 "acknowledge_requests": lambda: decentrl.acknowledge_requests(self.guard(), ALICE, ["r"]),
-                "deliver": lambda: decentrl.deliver(self.guard(None, ALICE), self.an_event(ALICE, PEER)),
+                "deliver": lambda: decentrl.enqueue_event(self.guard(None, ALICE), self.an_event(ALICE, PEER)),
                 "acknowledge_events": lambda: decentrl.acknowledge_events(self.guard(), ALICE, [pending]),
                 "save_events": lambda: decentrl.save_events(self.guard(), ALICE, [self.kept_event("x", "y")]),
                 "update_tags": lambda: decentrl.update_tags(self.guard(), ALICE, [(event, ("z",))]),
@@ -186,7 +186,7 @@ class MemoryTests(PlanCase):
         await self.agree(ALICE, PEER)
         self.events = [self.an_event(ALICE, PEER, "x" * (MAX_PAGE_BYTES // 2 - 1_000)) for _ in range(5)]
         for event in self.events:
-            await self.decentrl.deliver(self.guard(), event)
+            await self.decentrl.enqueue_event(self.guard(), event)
 
     async def sent(self, ask: Ask) -> int:
         """Bytes of all that the server said."""

@@ -36,8 +36,8 @@ class DurabilityTests(MongoTestCase):
         await self.put(store, "acknowledged", "removed")
         await store.enqueue(INBOX, [Payload("expired", b"", "json")], expires_at=CLOCK.seconds())
         await store.acknowledge(ALICE, ["acknowledged"])
-        await store.remove(["removed"])
-        (expired,) = await store.expire(10)
+        await store.remove_messages(["removed"])
+        (expired,) = await store.expire_messages(10)
         self.assertEqual((expired.id, self.kept()), ("expired", []))
 
     @contextmanager

@@ -33,7 +33,7 @@ async def settled(*asked: Deferred[Any]) -> list[Any]:
     return await gatherResults(list(asked))
 
 
-class TogetherTests(MongoTestCase):
+class BatchTests(MongoTestCase):
     """What is asked for at the same time is committed together, as if it had come one by one."""
 
     def setUp(self) -> None:
@@ -47,14 +47,14 @@ class TogetherTests(MongoTestCase):
         """Many deposits are few commits, whoever they are for, and come back in their order."""
         store = await self.a_store(observe=self.observe)
         await self.register(store, OTHER)
-        await store.fetch(ALICE, None, limit=1, max_bytes=1)
+        await store.fetch_messages(ALICE, None, limit=1, max_bytes=1)
         asked = [self.put(store, f"m{number:03}", to=OTHER if number % 3 else INBOX) for number in range(100)]
         before = self.observed["commit"]
         await gatherResults(asked)
         self.assertLessEqual(self.observed["commit"] - before, 4)
         self.assertEqual(self.observed["enqueue"], 100)
         for did in (INBOX, OTHER):
-            found = await store.fetch(ALICE, did, limit=100, max_bytes=10_000)
+            found = await store.fetch_messages(ALICE, did, limit=100, max_bytes=10_000)
             mine = [f"m{number:03}" for number in range(100) if bool(number % 3) == (did == OTHER)]
             self.assertEqual([message.id for message in found], mine)
         self.assertEqual(len(self.kept()), 100)
@@ -74,7 +74,7 @@ class TogetherTests(MongoTestCase):
         )
         self.assertEqual(answers[1:6], [UnknownRecipient, *[StoreUnavailable] * 3, PayloadTooLarge])
         self.assertEqual(self.kept(), ["used", "a", "g"])
-        self.assertTrue(await store.owner(INBOX))
+        self.assertTrue(await store.find_owner(INBOX))
 
     async def test_room(self) -> None:
         """Each evicts what was the oldest when its turn came, also of those that came along with it."""
@@ -118,7 +118,7 @@ class TogetherTests(MongoTestCase):
         again = store.mark_pending(["a", "b"])
         marked_again = store.mark_delivered(["a"])
         removed = store.acknowledge(ALICE, ["a"])
-        late = store.remove(["a", "b"])
+        late = store.remove_messages(["a", "b"])
         await gatherResults([marked, marked_again])
         self.assertEqual(await again, ["a"])
         self.assertEqual([(gone.id, gone.pushes) for gone in await removed], [("a", 2)])
@@ -194,7 +194,7 @@ class NodesTests(MongoTestCase):
                 await node.acknowledge(ALICE, [id])
 
         asked: list[Deferred[Any]] = [start_mongod(receive(number, id)) for number, id in enumerate(ids)]
-        await gatherResults([*asked, *(node.expire(50) for node in nodes)])
+        await gatherResults([*asked, *(node.expire_messages(50) for node in nodes)])
         self.assertEqual(sorted(self.kept()), ids[::2])
 
     async def test_one_owner(self) -> None:
@@ -205,12 +205,12 @@ class NodesTests(MongoTestCase):
             await nodes[0].grant(account)
         results = await gatherResults(
             [
-                node.update(account, [(OTHER, "add")], max_recipients=9)
+                node.update_recipients(account, [(OTHER, "add")], max_recipients=9)
                 for node, account in zip(nodes, accounts, strict=True)
             ]
         )
         self.assertEqual(sorted(results), [["client_error"], ["client_error"], ["success"]])
-        owner = await nodes[0].owner(OTHER)
+        owner = await nodes[0].find_owner(OTHER)
         self.assertEqual(results[accounts.index(str(owner))], ["success"])
 
     async def test_one_grant(self) -> None:
@@ -223,7 +223,7 @@ class NodesTests(MongoTestCase):
         """Of several DIDs that an account is to move to at the same time it has one."""
         nodes = await self.nodes()
         moved = await gatherResults(
-            [node.move(ALICE, f"did:example:new-{number}") for number, node in enumerate(nodes)]
+            [node.move_account(ALICE, f"did:example:new-{number}") for number, node in enumerate(nodes)]
         )
         self.assertEqual(sorted(moved), [False, False, True])
         await self.put(nodes[0], "a")
@@ -233,47 +233,47 @@ class NodesTests(MongoTestCase):
         nodes = await self.nodes()
         until = CLOCK.seconds() + 60
         answers = await gatherResults(
-            [node.claim(b"%d" % number, until) for number in range(40) for node in nodes for _ in range(2)]
+            [node.claim_nonce(b"%d" % number, until) for number in range(40) for node in nodes for _ in range(2)]
         )
         self.assertEqual([sum(answers[start : start + 6]) for start in range(0, 240, 6)], [1] * 40)
 
     async def test_registered_elsewhere(self) -> None:
         """What another node registers is known at once, and what it removes soon, but nothing is stored meanwhile."""
         first, second, _ = await self.nodes()
-        self.assertIsNone(await first.owner(OTHER))
+        self.assertIsNone(await first.find_owner(OTHER))
         await self.register(second, OTHER)
-        self.assertEqual(await first.owner(OTHER), ALICE)
-        await second.update(ALICE, [(OTHER, "remove")], max_recipients=9)
+        self.assertEqual(await first.find_owner(OTHER), ALICE)
+        await second.update_recipients(ALICE, [(OTHER, "remove")], max_recipients=9)
         with self.assertRaises(UnknownRecipient):
             await self.put(first, "a", to=OTHER)
-        self.assertIsNone(await first.owner(OTHER))
+        self.assertIsNone(await first.find_owner(OTHER))
 
     async def test_forgotten_in_time(self) -> None:
         """Whose a DID is, is remembered for a short time."""
         self.patch(accounts, "_OWNER_LIFETIME", 0.3)
         first, second, _ = await self.nodes()
-        self.assertEqual(await first.owner(INBOX), ALICE)
-        await second.update(ALICE, [(INBOX, "remove")], max_recipients=9)
-        self.assertEqual(await first.owner(INBOX), ALICE)
+        self.assertEqual(await first.find_owner(INBOX), ALICE)
+        await second.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
+        self.assertEqual(await first.find_owner(INBOX), ALICE)
         await deferLater(CLOCK, 0.4)
-        self.assertIsNone(await first.owner(INBOX))
+        self.assertIsNone(await first.find_owner(INBOX))
 
     async def test_many_owners(self) -> None:
         """Whose many DIDs are is asked at once, and each is answered."""
         first, second, _ = await self.nodes()
         dids = [f"did:key:{number}" for number in range(300)]
         await self.register(second, *dids[::2])
-        owners = await gatherResults([first.owner(did) for did in [*dids, *dids]])
+        owners = await gatherResults([first.find_owner(did) for did in [*dids, *dids]])
         self.assertEqual(owners, [ALICE, None] * 300)
 
     async def test_moved_elsewhere(self) -> None:
         """A deposit tells whose it is by now, and the prior DID has nothing any more."""
         first, second, _ = await self.nodes()
         await self.put(first, "a")
-        await second.move(ALICE, "did:example:new")
+        await second.move_account(ALICE, "did:example:new")
         (message,) = (await self.put(first, "b")).messages
         self.assertEqual(message.account, "did:example:new")
-        self.assertEqual(await first.fetch(ALICE, None, limit=9, max_bytes=99), [])
+        self.assertEqual(await first.fetch_messages(ALICE, None, limit=9, max_bytes=99), [])
         self.assertEqual(await first.acknowledge(ALICE, ["a", "b"]), [])
 
     async def test_died(self) -> None:
@@ -313,11 +313,11 @@ class NodesTests(MongoTestCase):
         await first.mark_delivered(["b"])
         await third.close()
         await third.open()
-        found = await second.find(["a", "b", "c"])
+        found = await second.find_messages(["a", "b", "c"])
         self.assertEqual({message.status for message in found}, {"pending"})
 
 
-class DoubtTests(MongoTestCase):
+class UncertainCommitTests(MongoTestCase):
     """A deposit that failed has stored nothing, even if it had."""
 
     def setUp(self) -> None:
@@ -349,13 +349,16 @@ class DoubtTests(MongoTestCase):
         """So are claims, but not those of others."""
         store = await self.a_store()
         later = CLOCK.seconds() + 60
-        await store.claim(b"other", later)
+        await store.claim_nonce(b"other", later)
         with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
             self.assertEqual(
-                await settled(store.claim(b"other", later), store.claim(b"mine", later)), [StoreUnavailable] * 2
+                await settled(store.claim_nonce(b"other", later), store.claim_nonce(b"mine", later)),
+                [StoreUnavailable] * 2,
             )
         await wait_until(lambda: self.documents["nonces"].count_documents({}) == 1)
-        self.assertEqual([await store.claim(b"other", later), await store.claim(b"mine", later)], [False, True])
+        self.assertEqual(
+            [await store.claim_nonce(b"other", later), await store.claim_nonce(b"mine", later)], [False, True]
+        )
 
     @pytest.mark.exhaustive
     async def test_half_done(self) -> None:

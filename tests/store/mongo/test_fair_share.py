@@ -23,14 +23,14 @@ class SharesTests(MongoTestCase):
         memory = MemoryStore(CLOCK, limits)
         await memory.open()
         await memory.grant(ALICE)
-        await memory.update(ALICE, [(INBOX, "add")], max_recipients=9)
+        await memory.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
         self.stores = [await self.a_store(limits) for _ in range(2)]
         self.random, self.memory, self.ids = Random(3), memory, 0
         for _ in range(60):
             await self.enqueue()
             if not self.random.randrange(4):
                 await self.acknowledge()
-        self.assertEqual((await self.stores[0].ledger()).didcomm, (await memory.ledger()).didcomm)
+        self.assertEqual((await self.stores[0].read_ledger()).didcomm, (await memory.read_ledger()).didcomm)
         self.assertEqual(self.kept(), await self.waiting(memory))
 
     async def enqueue(self) -> None:
@@ -53,7 +53,7 @@ class SharesTests(MongoTestCase):
             await one.acknowledge(ALICE, ids)
 
     async def waiting(self, store: IStore) -> list[str]:
-        return [one.id for one in await store.fetch(ALICE, None, limit=99, max_bytes=9_999)]
+        return [one.id for one in await store.fetch_messages(ALICE, None, limit=99, max_bytes=9_999)]
 
     async def test_oldest(self) -> None:
         """Each makes room as if it had been alone."""

@@ -33,12 +33,12 @@ class LedgerCase(MongoTestCase):
 
     async def check(self, store: MongoStore, **expected: int) -> None:
         """What became of messages; nothing is unaccounted for."""
-        found = (await store.ledger()).didcomm
+        found = (await store.read_ledger()).didcomm
         self.assertEqual(found, MessageLedger(**expected))
         self.assertEqual(found.difference, 0)
 
 
-class TogetherTests(LedgerCase):
+class ConcurrentNodesTests(LedgerCase):
     """Several nodes that write and read at the same time."""
 
     async def test_while_others_write(self) -> None:
@@ -52,11 +52,11 @@ class TogetherTests(LedgerCase):
             ids = [f"{number} {place:02}" for place in range(40)]
             await gatherResults([self.put(store, id, to=(INBOX, OTHER)[number % 2]) for id in ids])
             await gatherResults([store.acknowledge(ALICE, [id]) for id in ids[::2]])
-            await store.remove(ids[1::8])
+            await store.remove_messages(ids[1::8])
 
         async def look(store: MongoStore) -> None:
             while writing:
-                seen.append((await store.ledger()).didcomm)
+                seen.append((await store.read_ledger()).didcomm)
 
         looking = [start_mongod(look(store)) for store in stores[:2]]
         for _ in range(2):
@@ -68,7 +68,7 @@ class TogetherTests(LedgerCase):
         await gatherResults(looking)
         self.assertEqual({one.difference for one in seen}, {0})
         self.assertGreater(len({one.accepted for one in seen}), 3)
-        last = (await stores[2].ledger()).didcomm
+        last = (await stores[2].read_ledger()).didcomm
         self.assertEqual((last.accepted, last.waiting, last.difference), (240, 0, 0))
         self.assertGreater(last.evicted, 0)
 
@@ -98,7 +98,7 @@ class TogetherTests(LedgerCase):
         await self.put(store, "d")
         await store.acknowledge(ALICE, ["a"])
         await self.put(store, "e")
-        found = (await store.ledger()).didcomm
+        found = (await store.read_ledger()).didcomm
         self.assertEqual((found, found.difference), (MessageLedger(accepted=5, acknowledged=1, waiting=None), None))
 
     async def test_takes_too_long(self) -> None:
@@ -106,12 +106,12 @@ class TogetherTests(LedgerCase):
         store = await self.a_store()
         await self.put(store, "a")
         with self.servers.failpoint("aggregate", errorCode=50, times=1):
-            found = await store.ledger()
+            found = await store.read_ledger()
         self.assertEqual(found, StoreLedger(MessageLedger(accepted=1, waiting=None), MessageLedger(waiting=None)))
         await self.check(store, accepted=1, waiting=1)
 
 
-class DoubtTests(LedgerCase):
+class UncertainCommitTests(LedgerCase):
     """Commits of which nobody knows whether they were done, until it is seen."""
 
     async def in_doubt(self, asked: Any) -> None:
@@ -146,7 +146,7 @@ class DoubtTests(LedgerCase):
         await self.put(store, "a", "b")
         await store.enqueue(INBOX, [Payload("old", b"x", "json")], expires_at=CLOCK.seconds() - 1)
         await self.in_doubt(lambda: store.acknowledge(ALICE, ["a", "x"]))
-        await self.in_doubt(lambda: store.expire(9))
+        await self.in_doubt(lambda: store.expire_messages(9))
         await self.settled()
         await store.acknowledge(ALICE, ["a"])
         await self.check(store, accepted=3, acknowledged=1, expired=1, waiting=1)
@@ -159,7 +159,7 @@ class DoubtTests(LedgerCase):
                 with self.assertRaises(StoreUnavailable):
                     await self.put(store, command)
             await self.settled()
-        found = (await store.ledger()).didcomm
+        found = (await store.read_ledger()).didcomm
         self.assertEqual((found.waiting, found.difference), (0, 0))
 
     async def test_events(self) -> None:
@@ -169,12 +169,14 @@ class DoubtTests(LedgerCase):
             CommandGuard(b"1", later), Contract("contract", ALICE, BOB, later, b"digest", b"text")
         )
         for id in "ab":
-            await decentrl.deliver(CommandGuard(id.encode(), later), PendingEvent(id, ALICE, BOB, "payload", 1.0))
+            await decentrl.enqueue_event(
+                CommandGuard(id.encode(), later), PendingEvent(id, ALICE, BOB, "payload", 1.0)
+            )
         late = PendingEvent("c", ALICE, BOB, "payload", 1.0)
-        await self.in_doubt(lambda: decentrl.deliver(CommandGuard(b"c", later), late))
+        await self.in_doubt(lambda: decentrl.enqueue_event(CommandGuard(b"c", later), late))
         await self.in_doubt(lambda: decentrl.acknowledge_events(CommandGuard(b"2", later), ALICE, ["a"]))
         await self.settled()
-        found = (await store.ledger()).decentrl
+        found = (await store.read_ledger()).decentrl
         self.assertEqual(found, MessageLedger(accepted=3, acknowledged=1, withdrawn=1, waiting=1))
 
 
@@ -204,7 +206,7 @@ class CarriedTests(LedgerCase):
         await gatherResults([start_mongod(ledger.carry_forward(server)) for server in live])
         store = await self.a_store()
         await self.put(store, "x")
-        await store.prune()
+        await store.prune_nonces()
         self.assertEqual(len(self.pages()), 2)
         await self.check(store, accepted=6, waiting=6)
 
@@ -226,7 +228,7 @@ class OpeningTests(LedgerCase):
         """In a database of the version before, what waits was accepted."""
         restore_snapshot(self.documents, version=1)
         store = await self.a_store()
-        found = await store.ledger()
+        found = await store.read_ledger()
         self.assertEqual(
             found, StoreLedger(MessageLedger(accepted=2, waiting=2), MessageLedger(accepted=1, waiting=1))
         )
@@ -241,7 +243,7 @@ class OpeningTests(LedgerCase):
         self.documents["nodes"].update_one({"_id": "older"}, [{"$set": {"until": {"$add": ["$$NOW", 3_600_000]}}}])
         store = await self.a_store()
         await self.put(store, "new")
-        self.assertIsNone((await store.ledger()).didcomm.difference)
+        self.assertIsNone((await store.read_ledger()).didcomm.difference)
         self.documents["messages"].delete_one({"_id": "m"})
         self.documents["owners"].delete_one({"_id": "older"})
         await self.check(store, accepted=2, waiting=2)
@@ -254,7 +256,7 @@ class OpeningTests(LedgerCase):
         await self.put(store, "a")
         self.documents["owners"].insert_one({"_id": "older"})
         self.documents["messages"].delete_many({})
-        self.assertIsNone((await store.ledger()).didcomm.difference)
+        self.assertIsNone((await store.read_ledger()).didcomm.difference)
         self.documents["owners"].delete_one({"_id": "older"})
         await self.check(store)
 
@@ -273,7 +275,7 @@ class OpeningTests(LedgerCase):
         await self.elsewhere(self.load, records)
         self.documents["messages"].delete_one({"_id": "m1"})
         store = await self.a_store()
-        found = await store.ledger()
+        found = await store.read_ledger()
         self.assertEqual(
             found, StoreLedger(MessageLedger(accepted=3, waiting=2), MessageLedger(accepted=1, waiting=1))
         )
@@ -290,4 +292,4 @@ class OpeningTests(LedgerCase):
         await self.put(store, "a", "b", "c")
         self.documents["messages"].delete_one({"_id": "b"})
         for one in (store, await self.a_store()):
-            self.assertEqual((await one.ledger()).didcomm.difference, 1)
+            self.assertEqual((await one.read_ledger()).didcomm.difference, 1)

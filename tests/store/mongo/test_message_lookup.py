@@ -32,8 +32,8 @@ class FindTests(MongoTestCase):
         """However many there are, once it is known who registered what they are for."""
         store = await self.a_store(LIMITS)
         await self.put(store, "a", "b")
-        await store.find(["a"])
-        self.assertEqual(await self.commands(lambda: store.find(["b", "a", "b"])), ["aggregate"])
+        await store.find_messages(["a"])
+        self.assertEqual(await self.commands(lambda: store.find_messages(["b", "a", "b"])), ["aggregate"])
 
     async def test_what_does_not_fit(self) -> None:
         """Of small ones that are too much together, the first in order of arrival; and no cursor is left open."""
@@ -41,7 +41,7 @@ class FindTests(MongoTestCase):
         ids = [f"{number:02}" for number in reversed(range(20))]
         for id in ids:
             await self.put(store, id, data=b"x" * 1_000_000)
-        self.assertEqual([one.id for one in await store.find(sorted(ids))], ids[:16])
+        self.assertEqual([one.id for one in await store.find_messages(sorted(ids))], ids[:16])
         idle = {"type": "idleCursor", "ns": f"{self.database}.messages"}
         cursors = self.documents.client.admin.aggregate([{"$currentOp": {"idleCursors": True}}, {"$match": idle}])
         self.assertEqual(list(cursors), [])
@@ -51,18 +51,18 @@ class FindTests(MongoTestCase):
         store = await self.a_store(LIMITS)
         for id in "cab":
             await self.put(store, id, data=b"x" * (2_000_000 if id == "a" else 1))
-        self.assertEqual([one.id for one in await store.find(["a", "b", "c", "gone"])], ["c", "a", "b"])
+        self.assertEqual([one.id for one in await store.find_messages(["a", "b", "c", "gone"])], ["c", "a", "b"])
 
     async def test_no_room_for_its_account(self) -> None:
         """One that is as large as a document may be is found all the same, and so is one of an endless DID."""
         store = await self.a_store(LIMITS)
         long = "did:example:" + "x" * 40_000
-        await store.move(ALICE, long)
+        await store.move_account(ALICE, long)
         largest = MAX_PAGE_BYTES - 2_048
         await self.put(store, "a", data=b"x" * largest)
         await self.put(store, "b")
         for id, size in (("a", largest), ("b", 7)):
-            (found,) = await store.find([id])
+            (found,) = await store.find_messages([id])
             self.assertEqual((found.account, len(found.payload)), (long, size))
 
     async def test_gone_meanwhile(self) -> None:
@@ -70,4 +70,4 @@ class FindTests(MongoTestCase):
         store = await self.a_store(LIMITS)
         await self.put(store, "a")
         self.documents["recipients"].delete_many({})
-        self.assertEqual(await store.find(["a"]), [])
+        self.assertEqual(await store.find_messages(["a"]), [])

@@ -35,14 +35,14 @@ class PlanTests(MongoTestCase):
         self.store = await self.a_store(clock=self.clock)
         accounts = [ALICE, *(f"did:example:{number}" for number in range(OTHERS))]
         await gatherResults([Deferred.fromCoroutine(self.settle(account)) for account in accounts])
-        await gatherResults([self.store.claim(b"%d" % number, NOON + HOUR + number) for number in range(100)])
+        await gatherResults([self.store.claim_nonce(b"%d" % number, NOON + HOUR + number) for number in range(100)])
 
     async def settle(self, account: str) -> None:
         """Have two recipient DIDs, with some of everything."""
         store = self.store
         await store.grant(account)
         dids = [f"did:key:{account}-{number}" for number in (0, 1)]
-        await store.update(account, [(did, "add") for did in dids], max_recipients=9)
+        await store.update_recipients(account, [(did, "add") for did in dids], max_recipients=9)
         ids = [f"{account} {number:03}" for number in range(WAITING)]
         for number, did in enumerate(dids):
             payloads = tuple(make_payload(id) for id in ids[number::2])
@@ -79,15 +79,15 @@ class PlanTests(MongoTestCase):
         await self.look(
             KEYS,
             DOCUMENTS,
-            fetch=lambda: store.fetch(ALICE, None, limit=2, max_bytes=1000),
-            fetch_one=lambda: store.fetch(ALICE, mine(0), limit=2, max_bytes=1000),
-            find=lambda: store.find([f"{ALICE} 001", f"{ALICE} 002"]),
+            fetch=lambda: store.fetch_messages(ALICE, None, limit=2, max_bytes=1000),
+            fetch_one=lambda: store.fetch_messages(ALICE, mine(0), limit=2, max_bytes=1000),
+            find=lambda: store.find_messages([f"{ALICE} 001", f"{ALICE} 002"]),
             enqueue=lambda: self.put(store, "new-1", "new-2", to=mine(0)),
             mark_delivered=lambda: store.mark_delivered([f"{ALICE} 001", f"{ALICE} 002"], node="x"),
             mark_pending=lambda: store.mark_pending([f"{ALICE} 001", f"{ALICE} 002"]),
             acknowledge=lambda: store.acknowledge(ALICE, [f"{ALICE} 001"]),
-            remove=lambda: store.remove([f"{ALICE} 003"]),
-            next_due=store.next_due,
+            remove=lambda: store.remove_messages([f"{ALICE} 003"]),
+            next_due=store.find_next_due,
         )
 
     async def test_all_of_an_account(self) -> None:
@@ -97,14 +97,14 @@ class PlanTests(MongoTestCase):
             6 * WAITING,
             4 * WAITING,
             by_digest=lambda: store.acknowledge(ALICE, ["0" * 64, "f" * 64]),
-            recipients=lambda: store.recipients(ALICE, offset=1, limit=1),
-            status=lambda: store.status(ALICE, None),
-            status_of_one=lambda: store.status(ALICE, mine(0)),
+            recipients=lambda: store.list_recipients(ALICE, offset=1, limit=1),
+            status=lambda: store.get_queue_status(ALICE, None),
+            status_of_one=lambda: store.get_queue_status(ALICE, mine(0)),
         )
 
     async def test_status(self) -> None:
         """Counting does not read what is counted."""
-        await self.look(16, 16, status=lambda: self.store.status(ALICE, mine(1)))
+        await self.look(16, 16, status=lambda: self.store.get_queue_status(ALICE, mine(1)))
 
     async def test_what_has_expired(self) -> None:
         """Nor does anybody's reading take longer for what of others has expired and is still there."""
@@ -114,33 +114,33 @@ class PlanTests(MongoTestCase):
         await self.look(
             40,
             16,
-            status=lambda: store.status(ALICE, None),
-            status_of_one=lambda: store.status(ALICE, mine(1)),
-            fetch=lambda: store.fetch(ALICE, None, limit=2, max_bytes=1000),
-            fetch_one=lambda: store.fetch(ALICE, mine(0), limit=2, max_bytes=1000),
-            find=lambda: store.find([f"{ALICE} 001", f"{ALICE} 002"]),
+            status=lambda: store.get_queue_status(ALICE, None),
+            status_of_one=lambda: store.get_queue_status(ALICE, mine(1)),
+            fetch=lambda: store.fetch_messages(ALICE, None, limit=2, max_bytes=1000),
+            fetch_one=lambda: store.fetch_messages(ALICE, mine(0), limit=2, max_bytes=1000),
+            find=lambda: store.find_messages([f"{ALICE} 001", f"{ALICE} 002"]),
         )
 
     async def test_arrived(self) -> None:
         """Of what came lately only keys are read, and none of others."""
         first, rest = ArrivalWindow(NOON, NOON + 1), ArrivalWindow(NOON, NOON + 1, f"{ALICE} 001")
-        await self.look(KEYS, 1, arrived=lambda: self.store.arrived([ALICE], first, limit=2))
-        await self.look(KEYS, 1, arrived=lambda: self.store.arrived([ALICE], rest, limit=2))
+        await self.look(KEYS, 1, arrived=lambda: self.store.find_arrivals([ALICE], first, limit=2))
+        await self.look(KEYS, 1, arrived=lambda: self.store.find_arrivals([ALICE], rest, limit=2))
 
     async def test_in_time(self) -> None:
         """What has come to its time is found by that."""
         self.clock.advance(60)
-        await self.look(4 * KEYS, 4 * DOCUMENTS, take_due=lambda: self.store.take_due(2))
+        await self.look(4 * KEYS, 4 * DOCUMENTS, take_due=lambda: self.store.take_due_messages(2))
         self.clock.advance(HOUR)
-        await self.look(4 * KEYS, 4 * DOCUMENTS, expire=lambda: self.store.expire(2))
-        await self.look(250, 250, prune=self.store.prune)
+        await self.look(4 * KEYS, 4 * DOCUMENTS, expire=lambda: self.store.expire_messages(2))
+        await self.look(250, 250, prune=self.store.prune_nonces)
 
     async def test_ledger(self) -> None:
         """What waits is counted by keys alone, and not at all where it is too much."""
         messages = self.documents["messages"].count_documents({})
-        await self.look(messages + KEYS, DOCUMENTS, ledger=self.store.ledger)
+        await self.look(messages + KEYS, DOCUMENTS, ledger=self.store.read_ledger)
         self.patch(ledger, "_COUNT_LIMIT", messages - 1)
-        await self.look(KEYS, DOCUMENTS, ledger=self.store.ledger)
+        await self.look(KEYS, DOCUMENTS, ledger=self.store.read_ledger)
 
     async def test_accounts(self) -> None:
         """Accounts, their DIDs and what was remembered are looked up."""
@@ -148,18 +148,18 @@ class PlanTests(MongoTestCase):
         await self.look(
             KEYS,
             DOCUMENTS,
-            account=lambda: store.account(ALICE),
+            account=lambda: store.get_account(ALICE),
             grant=lambda: store.grant(ALICE),
             grant_new=lambda: store.grant("did:example:new"),
-            owner=lambda: store.owner(mine(0)),
-            update=lambda: store.update(ALICE, [(mine(0), "remove"), (mine(2), "add")], max_recipients=9),
-            move=lambda: store.move(ALICE, "did:example:newer"),
+            owner=lambda: store.find_owner(mine(0)),
+            update=lambda: store.update_recipients(ALICE, [(mine(0), "remove"), (mine(2), "add")], max_recipients=9),
+            move=lambda: store.move_account(ALICE, "did:example:newer"),
             mark_draft03=lambda: store.mark_draft03("did:example:newer"),
             remember_did=lambda: store.remember_did("did:peer:4a", "did:peer:4a:b"),
             recall_did=lambda: store.recall_did("did:peer:4a"),
             is_retired=lambda: store.is_retired(ALICE),
-            claim=lambda: store.claim(b"1", NOON),
-            release=lambda: store.release(b"1"),
+            claim=lambda: store.claim_nonce(b"1", NOON),
+            release=lambda: store.release_nonce(b"1"),
             ping=store.ping,
         )
 
@@ -167,7 +167,7 @@ class PlanTests(MongoTestCase):
         """What is delayed does not keep an account from what is not, however much there is, and is only counted."""
         store, account = self.store, "did:example:waits"
         await store.grant(account)
-        await store.update(account, [(mine(7), "add"), (mine(8), "add")], max_recipients=9)
+        await store.update_recipients(account, [(mine(7), "add"), (mine(8), "add")], max_recipients=9)
         for delayed in (100, 300):
             late = tuple(make_payload(f"late {delayed} {number}") for number in range(delayed // 2))
             await store.enqueue(mine(7), late, expires_at=NOON + HOUR, due_at=NOON + 60)
@@ -175,11 +175,13 @@ class PlanTests(MongoTestCase):
             await store.enqueue(mine(8), other, expires_at=NOON + HOUR, due_at=NOON + 60)
             fresh = (make_payload(f"fresh {delayed} 1"), make_payload(f"fresh {delayed} 2"))
             await store.enqueue(mine(8), fresh, expires_at=NOON + HOUR)
-            await self.look(KEYS, DOCUMENTS, fetch=lambda: store.fetch(account, None, limit=2, max_bytes=1000))
-            found = await store.fetch(account, None, limit=2, max_bytes=1000)
+            await self.look(
+                KEYS, DOCUMENTS, fetch=lambda: store.fetch_messages(account, None, limit=2, max_bytes=1000)
+            )
+            found = await store.fetch_messages(account, None, limit=2, max_bytes=1000)
             self.assertEqual([one.id for one in found], ["fresh 100 1", "fresh 100 2"])
-        self.assertEqual((await store.status(account, None)).message_count, 4)
-        await self.look(400 + 2 * KEYS, 16, status=lambda: store.status(account, None))
+        self.assertEqual((await store.get_queue_status(account, None)).message_count, 4)
+        await self.look(400 + 2 * KEYS, 16, status=lambda: store.get_queue_status(account, None))
 
     async def test_due(self) -> None:
         """Of what is due and was not handed out yet, only what is fetched is read."""
@@ -190,8 +192,8 @@ class PlanTests(MongoTestCase):
         await self.look(
             2 * 100 + 2 * KEYS,
             DOCUMENTS + 2,
-            fetch=lambda: store.fetch(ALICE, None, limit=2, max_bytes=1000),
-            status=lambda: store.status(ALICE, None),
+            fetch=lambda: store.fetch_messages(ALICE, None, limit=2, max_bytes=1000),
+            status=lambda: store.get_queue_status(ALICE, None),
         )
 
     async def test_many_sizes(self) -> None:
@@ -206,23 +208,23 @@ class PlanTests(MongoTestCase):
         await self.look(9, 0, queue_sizes=lambda: self.store.queue_sizes(0))
         self.patch(ledger, "_COUNT_LIMIT", 9)
         pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "owners"))
-        await self.look(2 * 5 + 4 + 9, 2 * 5 + 4 + pages, statistics=lambda: self.store.statistics(2))
+        await self.look(2 * 5 + 4 + 9, 2 * 5 + 4 + pages, statistics=lambda: self.store.read_statistics(2))
 
     async def test_all_that_waits(self) -> None:
         """Of what waits the first is read, and of queues the counters, of only so many; the rest is not said."""
         self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
         queues = 2 * (OTHERS + 1)
-        known = await self.store.waiting()
+        known = await self.store.get_queue_totals()
         self.assertEqual(known.recipients, queues)
-        await self.look(2 * queues + 9 + 4, queues + 2, waiting=lambda: self.store.waiting())
+        await self.look(2 * queues + 9 + 4, queues + 2, waiting=lambda: self.store.get_queue_totals())
         namespace = f"{self.documents.name}.recipients"
         with self.servers.failpoint("aggregate", errorCode=50, namespace=namespace):  # it would be late
-            self.assertEqual(await self.store.waiting(), replace(known, bytes=None, recipients=None))
+            self.assertEqual(await self.store.get_queue_totals(), replace(known, bytes=None, recipients=None))
         self.patch(queue_statistics, "_MAX_SUMMED_QUEUES", 5)
-        unknown = await self.store.waiting()
+        unknown = await self.store.get_queue_totals()
         self.assertEqual((unknown.bytes, unknown.recipients), (None, None))
         self.assertEqual(unknown.oldest_received_at, known.oldest_received_at)
-        await self.look(6 + 9 + 4, 2, waiting=lambda: self.store.waiting())
+        await self.look(6 + 9 + 4, 2, waiting=lambda: self.store.get_queue_totals())
 
     async def test_backlog(self) -> None:
         """Of each age so many keys are counted, and of few messages the bytes; of each queue the first is read."""
@@ -236,16 +238,16 @@ class PlanTests(MongoTestCase):
         bounds = [NOON, NOON - 5]
         # All that was there before has ids that come after those of any time.
         before = self.counted_by_the_server()
-        cohorts = (await self.store.backlog(bounds, 0)).cohorts
+        cohorts = (await self.store.read_backlog(bounds, 0)).cohorts
         self.assertEqual(cohorts[1:], (AgeBucket(0, 0), AgeBucket(2, size)))
         self.assertIsNone(cohorts[0].bytes)
         self.assertIn(cohorts[0].messages + 2, (before, self.counted_by_the_server()))
         ages = 2 * (9 + 3) + 2 * 3
         pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "owners"))
-        await self.look(ages, 2 + pages, by_age=lambda: self.store.backlog(bounds, 0))
+        await self.look(ages, 2 + pages, by_age=lambda: self.store.read_backlog(bounds, 0))
         queues = 2 * (OTHERS + 1)
         await self.look(
-            ages + queues + 4 + 3 * 3, 2 + pages + queues + 4 + 3, all=lambda: self.store.backlog(bounds, 3)
+            ages + queues + 4 + 3 * 3, 2 + pages + queues + 4 + 3, all=lambda: self.store.read_backlog(bounds, 3)
         )
 
     def counted_by_the_server(self) -> int:
@@ -255,7 +257,7 @@ class PlanTests(MongoTestCase):
     async def test_sizes(self) -> None:
         """The largest queues are found among those that are not empty."""
         empty = [(f"did:key:empty-{number}", "add") for number in range(200)]
-        await self.store.update(ALICE, empty, max_recipients=1000)  # type: ignore[arg-type]  # of a list of pairs
+        await self.store.update_recipients(ALICE, empty, max_recipients=1000)  # type: ignore[arg-type]  # of a list of pairs
         self.documents["parties"].insert_many([{"did": f"did:example:{n}", "pending": 0} for n in range(200)])
         queues = 2 * (OTHERS + 1)
         keys = queues + 4 + (OTHERS + 1) * (WAITING + 2) + 1

@@ -405,7 +405,7 @@ class VersionTests(SchemaCase):
             await gatherResults([self.put(store, f"m{n}") for n, store in enumerate((ours, newer, again))])
             self.assertEqual(sorted(self.kept()), ["m0", "m1", "m2"])
             for store in (ours, newer, again):
-                self.assertEqual(await store.owner(INBOX), ALICE)
+                self.assertEqual(await store.find_owner(INBOX), ALICE)
                 await store.acknowledge(ALICE, ["m0", "m1", "m2"])
                 await store.close()
         self.assertEqual(self.version(), {"_id": "schema", "version": 4, "readable_from": 3})
@@ -423,12 +423,12 @@ class VersionTests(SchemaCase):
     async def check_recorded(self, store: MongoStore) -> None:
         self.assertEqual([line for line in self.said if "anew" in line], [])
         self.assertEqual(self.kept(), ["m", "left-over"])
-        (found,) = await store.fetch(ALICE, None, limit=9, max_bytes=99)
+        (found,) = await store.fetch_messages(ALICE, None, limit=9, max_bytes=99)
         self.assertEqual((found.id, found.payload, found.status), ("m", b"{}", "pending"))
-        self.assertEqual(await store.recipients(ALICE, offset=0, limit=9), ([INBOX], 1))
-        self.assertEqual(await store.account("did:example:old"), None)
+        self.assertEqual(await store.list_recipients(ALICE, offset=0, limit=9), ([INBOX], 1))
+        self.assertEqual(await store.get_account("did:example:old"), None)
         self.assertTrue((await store.grant("did:example:new")).draft03)
-        self.assertFalse(await store.claim(b"nonce", CLOCK.seconds() + 1))
+        self.assertFalse(await store.claim_nonce(b"nonce", CLOCK.seconds() + 1))
         self.assertEqual(await store.recall_did("did:peer:4z"), "did:peer:4z:long")
         self.assertEqual(await store.queue_sizes(1), ([("did:example:wallet", 1)], 2))
         self.assertEqual(
@@ -439,7 +439,7 @@ class VersionTests(SchemaCase):
         self.assertEqual((await store.decentrl.events(WALLET, EventFilter(tags=("tag",)), PageRequest())).total, 1)
         self.assertEqual((await store.decentrl.public_events(WALLET, PublicEventFilter(), PageRequest())).total, 1)
         books = StoreLedger(MessageLedger(accepted=2, waiting=2), MessageLedger(accepted=1, waiting=1))
-        self.assertEqual(await store.ledger(), books)
+        self.assertEqual(await store.read_ledger(), books)
 
     async def test_other_forms(self) -> None:
         """Accounts get the canonical form of their DIDs, and are as if seen now; of two that are one all stays."""
@@ -447,7 +447,7 @@ class VersionTests(SchemaCase):
         store = await self.a_store()
         for account, recipient in (("did:web:a", "did:example:some"), ("did:web:b", "did:example:more")):
             await store.grant(account)
-            await store.update(account, [(recipient, "add")], max_recipients=9)
+            await store.update_recipients(account, [(recipient, "add")], max_recipients=9)
         await store.enqueue("did:example:some", [Payload("a", b"{}", "json")], expires_at=4_102_444_800.0)
         await store.close()
         accounts = self.documents["accounts"]
@@ -460,11 +460,11 @@ class VersionTests(SchemaCase):
         self.documents["schema"].update_one({}, {"$set": {"version": 2, "readable_from": 2}})
         store = await self.a_store()
         self.assertEqual([one["_id"] for one in self.documents["retired"].find()], ["did:web:gone.example"])
-        kept = await store.account(wallet)
+        kept = await store.get_account(wallet)
         self.assertEqual({one["did"] for one in accounts.find()}, {ALICE, wallet})
         self.assertTrue(kept is not None and abs(kept.seen_at - CLOCK.seconds()) < 999)
-        self.assertEqual((await store.recipients(wallet, offset=0, limit=9))[1], 2)
-        self.assertEqual([one.id for one in await store.fetch(wallet, None, limit=9, max_bytes=99)], ["a"])
+        self.assertEqual((await store.list_recipients(wallet, offset=0, limit=9))[1], 2)
+        self.assertEqual([one.id for one in await store.fetch_messages(wallet, None, limit=9, max_bytes=99)], ["a"])
         self.assertEqual(await store.recall_did("did:web:gone.example"), "long")
 
     async def test_too_new(self) -> None:

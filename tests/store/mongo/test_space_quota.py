@@ -76,24 +76,24 @@ class QuotaTests(SpaceCase):
         await self.unavailable(
             self.put(store, "one more"),
             store.grant(BOB),
-            store.move(ALICE, BOB),
+            store.move_account(ALICE, BOB),
             store.remember_did("did:peer:4short", "did:peer:4long"),
-            store.update(ALICE, [("did:example:more", "add")], max_recipients=9),
+            store.update_recipients(ALICE, [("did:example:more", "add")], max_recipients=9),
             store.decentrl.save_contract(
                 CommandGuard(b"1", tomorrow), Contract("c", None, BOB, tomorrow, b"c", b"{}")
             ),
             store.ping(),
         )
-        await store.decentrl.admit(CommandGuard(b"2", tomorrow))
-        found = await store.fetch(ALICE, None, limit=number, max_bytes=1 << 30)
+        await store.decentrl.check_guard(CommandGuard(b"2", tomorrow))
+        found = await store.fetch_messages(ALICE, None, limit=number, max_bytes=1 << 30)
         self.assertEqual([message.id for message in found], [f"m{each}" for each in range(number)])
-        self.assertTrue(await store.claim(b"nonce", CLOCK.seconds() + 9))
+        self.assertTrue(await store.claim_nonce(b"nonce", CLOCK.seconds() + 9))
         await store.mark_delivered(["m0"])
         self.assertEqual(len(await store.acknowledge(ALICE, ["m0"])), 1)
         await self.checkpoint(store)
         await self.unavailable(self.put(store, "one more"))  # a message less is not enough
         await store.acknowledge(ALICE, [message.id for message in found])
-        await store.update(ALICE, [(INBOX, "remove")], max_recipients=9)
+        await store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
         await self.checkpoint(store)
         self.assertEqual((store.trouble, self.faults), ("", [("full", True), ("full", False)]))
         await store.ping()

@@ -38,8 +38,8 @@ class NonceTests(MongoTestCase):
         for command in ("count", "aggregate"):
             keys = [f"{command} {number}".encode() for number in range(4)]
             with self.servers.failpoint(command, errorCode=50, times=1):
-                self.assertEqual(await gatherResults([store.claim(key, later) for key in keys]), [True] * 4)
-        await self.assertFailure(store.claim(b"one more", later), ReplayCacheFull)
+                self.assertEqual(await gatherResults([store.claim_nonce(key, later) for key in keys]), [True] * 4)
+        await self.assertFailure(store.claim_nonce(b"one more", later), ReplayCacheFull)
         self.assertTrue(any("count" in line for line in self.said))
 
     async def test_others(self) -> None:
@@ -49,10 +49,10 @@ class NonceTests(MongoTestCase):
         for store in (ours, theirs):
             self.addCleanup(store.close)
             await store.open()
-        await ours.claim(b"a", later)
-        await gatherResults([theirs.claim(key, later) for key in (b"b", b"c", b"d")])
-        await self.assertFailure(ours.claim(b"e", later), ReplayCacheFull)
-        self.assertFalse(await ours.claim(b"b", later))
+        await ours.claim_nonce(b"a", later)
+        await gatherResults([theirs.claim_nonce(key, later) for key in (b"b", b"c", b"d")])
+        await self.assertFailure(ours.claim_nonce(b"e", later), ReplayCacheFull)
+        self.assertFalse(await ours.claim_nonce(b"b", later))
 
     async def test_releases(self) -> None:
         """Each makes room for one, and nothing is counted for it."""
@@ -61,8 +61,8 @@ class NonceTests(MongoTestCase):
         await store.open()
         later, counted = CLOCK.seconds() + 60, store._nonces._count
         for number in range(256):  # together, some would be counted twice until they are counted again
-            await store.claim(b"%d" % number, later)
-        await self.assertFailure(store.claim(b"z", later), ReplayCacheFull)
+            await store.claim_nonce(b"%d" % number, later)
+        await self.assertFailure(store.claim_nonce(b"z", later), ReplayCacheFull)
         counts: list[None] = []
 
         def count(*asked: Any) -> Any:
@@ -71,9 +71,9 @@ class NonceTests(MongoTestCase):
 
         self.patch(store._nonces, "_count", count)
         for key, next_ in ((b"1", b"e"), (b"2", b"f"), (b"3", b"g")):
-            await store.release(key)
-            self.assertTrue(await store.claim(next_, later))
-            await self.assertFailure(store.claim(b"z", later), ReplayCacheFull)
+            await store.release_nonce(key)
+            self.assertTrue(await store.claim_nonce(next_, later))
+            await self.assertFailure(store.claim_nonce(b"z", later), ReplayCacheFull)
         self.assertLess(len(counts), 3)
 
     async def test_release_fails(self) -> None:
@@ -81,24 +81,24 @@ class NonceTests(MongoTestCase):
         server = self.a_server()
         store, other = await self.a_store(server=server), await self.a_store()
         later = CLOCK.seconds() + 60
-        await gatherResults([store.claim(b"a", later), store.claim(b"b", later)])
+        await gatherResults([store.claim_nonce(b"a", later), store.claim_nonce(b"b", later)])
         for key in (b"a", b"b"):
             with self.servers.failpoint("delete", errorCode=50, times=1):
-                await self.assertFailure(store.release(key), StoreUnavailable)
+                await self.assertFailure(store.release_nonce(key), StoreUnavailable)
             if key == b"a":
-                self.assertTrue(await store.claim(key, later))
+                self.assertTrue(await store.claim_nonce(key, later))
         await wait_until(lambda: not server.has_uncertain_commits)
-        self.assertEqual([await store.claim(b"a", later), await other.claim(b"b", later)], [False, True])
+        self.assertEqual([await store.claim_nonce(b"a", later), await other.claim_nonce(b"b", later)], [False, True])
 
     async def test_released_late(self) -> None:
         """What somebody else has claimed since is not released."""
         store, other = await self.a_store(), await self.a_store()
         later = CLOCK.seconds() + 60
-        await store.claim(b"a", later)
+        await store.claim_nonce(b"a", later)
         self.documents["nonces"].delete_one({"_id": b"a"})
-        await other.claim(b"a", later)
-        await store.release(b"a")
-        self.assertFalse(await other.claim(b"a", later))
+        await other.claim_nonce(b"a", later)
+        await store.release_nonce(b"a")
+        self.assertFalse(await other.claim_nonce(b"a", later))
 
 
 class OverloadTests(MongoTestCase):
@@ -178,7 +178,7 @@ class OverloadTests(MongoTestCase):
         self.assertEqual([one.id for one in gone], ids)
 
 
-class LateTests(MongoTestCase):
+class LateOutcomeTests(MongoTestCase):
     """What turns out later to have been done."""
 
     def setUp(self) -> None:
@@ -228,7 +228,9 @@ class LateTests(MongoTestCase):
         decentrl, later = (await self.telling_store()).decentrl, CLOCK.seconds() + 3600
         contract = Contract("contract", ALICE, BOB, later, b"digest", b"text")
         await decentrl.save_contract(CommandGuard(b"1", later), contract)
-        await decentrl.deliver(CommandGuard(b"2", later), PendingEvent("e", ALICE, BOB, "payload", CLOCK.seconds()))
+        await decentrl.enqueue_event(
+            CommandGuard(b"2", later), PendingEvent("e", ALICE, BOB, "payload", CLOCK.seconds())
+        )
         await self.in_doubt(lambda: decentrl.acknowledge_events(CommandGuard(b"3", later), ALICE, ["e"]))
         await wait_until(lambda: bool(self.told))
         self.assertEqual(self.told, [("event e", None)])
@@ -237,7 +239,7 @@ class LateTests(MongoTestCase):
         """And what has expired."""
         store = await self.telling_store()
         await store.enqueue(INBOX, [Payload("a", b"x", "json")], expires_at=CLOCK.seconds() - 1)
-        await self.in_doubt(lambda: store.expire(9))
+        await self.in_doubt(lambda: store.expire_messages(9))
         await wait_until(lambda: bool(self.told))
         self.assertEqual((self.told, self.kept()), ([("a", "ttl")], []))
 
@@ -246,13 +248,13 @@ class LateTests(MongoTestCase):
         store = await self.telling_store()
         now = CLOCK.seconds()
         await store.enqueue(INBOX, [Payload("a", b"x", "json")], expires_at=now + 60, due_at=now - 1)
-        await self.in_doubt(lambda: store.take_due(9))
+        await self.in_doubt(lambda: store.take_due_messages(9))
         await wait_until(lambda: self.documents["messages"].count_documents({"wakes_at": {"$exists": True}}) == 1)
-        self.assertEqual([(one.id, one.due_at) for one in await store.take_due(9)], [("a", now - 1)])
-        self.assertEqual(await store.take_due(9), [])
+        self.assertEqual([(one.id, one.due_at) for one in await store.take_due_messages(9)], [("a", now - 1)])
+        self.assertEqual(await store.take_due_messages(9), [])
 
 
-class SettlingTests(MongoTestCase):
+class ResolverTests(MongoTestCase):
     """Undoing what nobody knows of whether it was done."""
 
     async def test_writes(self) -> None:

@@ -42,7 +42,7 @@ class Churner:
     async def begin(self) -> None:
         """Somebody to deposit for, in either half."""
         await self._store.grant(ALICE)
-        await self._store.update(ALICE, [(INBOX, "add")], max_recipients=1)
+        await self._store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=1)
         until = self._clock.seconds() + HOUR
         for owner, peer in ((None, ALICE), (ALICE, BOB)):
             contract = Contract(self._id(), owner, peer, until, self._id().encode(), b"{}")
@@ -68,19 +68,19 @@ class Churner:
         _print_removed(await self._store.acknowledge(ALICE, await self._some()))
 
     async def _take(self) -> None:
-        _print_removed(await self._store.remove(await self._some()))
+        _print_removed(await self._store.remove_messages(await self._some()))
 
     async def _some(self) -> list[str]:
-        found = await self._store.fetch(ALICE, None, limit=3, max_bytes=1 << 20)
+        found = await self._store.fetch_messages(ALICE, None, limit=3, max_bytes=1 << 20)
         return [message.id for message in found]
 
     async def _expire(self) -> None:
-        _print_removed(await self._store.expire(5))
+        _print_removed(await self._store.expire_messages(5))
 
     async def _send(self) -> None:
         event = PendingEvent(self._id(), ALICE, BOB, "event", self._clock.seconds())
         try:
-            await self._store.decentrl.deliver(self._guard(), event)
+            await self._store.decentrl.enqueue_event(self._guard(), event)
         except QuotaExceeded:
             return
         _print_entry("decentrl", "accepted", 1)

@@ -53,7 +53,7 @@ class CommitTestCase(SynchronousTestCase):
         self.successResultOf(self.store.open())
         self.addCleanup(self.close)  # trial removes the directory before it calls tearDown
         self.done(self.store.grant(ALICE))
-        self.done(self.store.update(ALICE, [(INBOX, "add")], max_recipients=9))
+        self.done(self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9))
         self.observed.clear()
 
     def close(self) -> None:
@@ -75,5 +75,5 @@ class CommitTestCase(SynchronousTestCase):
         return self.store.enqueue(to, [make_payload(id, data) for id in ids], expires_at=NOON + 3600)
 
     def stored(self) -> list[str]:
-        found = self.done(self.store.fetch(ALICE, None, limit=10_000, max_bytes=1 << 30))
+        found = self.done(self.store.fetch_messages(ALICE, None, limit=10_000, max_bytes=1 << 30))
         return [message.id for message in found]

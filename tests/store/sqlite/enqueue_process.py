@@ -1,7 +1,7 @@
 """
-A process that deposits for ever and prints what was accepted, until it is killed.
+Process that enqueues messages and prints what was accepted until it is killed.
 
-`python -m tests.store.sqlite.enqueue_process DATABASE`: one line for each deposit, with the ids of its three messages.
+`python -m tests.store.sqlite.enqueue_process DATABASE`: one line with three message ids for each commit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def enqueue_forever(reactor: IReactorTime) -> None:
     store = build_store("sqlite", reactor, QueueLimits(max_messages=1_000_000), path=Path(sys.argv[1]))
     await store.open()
     await store.grant(ALICE)
-    await store.update(ALICE, [(INBOX, "add")], max_recipients=1)
+    await store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=1)
     numbers = count()
     while True:
         await gatherResults([_enqueue(store, reactor, next(numbers)) for _ in range(AT_A_TIME)])

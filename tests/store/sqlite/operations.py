@@ -108,7 +108,7 @@ class SQLiteOperations:
         return CommandGuard(nonce or b"nonce %d" % next(self.numbers), NOON + HOUR, sender, recipient)
 
     def admit(self, guard: CommandGuard) -> SQLOperation:
-        return self.order(lambda store, guard: store.admit(guard), guard)
+        return self.order(lambda store, guard: store.check_guard(guard), guard)
 
     def contract(self, contract: Contract, guard: CommandGuard | None = None) -> SQLOperation:
         return self.order(lambda store, guard: store.save_contract(guard, contract), guard)
@@ -120,7 +120,7 @@ class SQLiteOperations:
         return self.order(lambda store, guard: store.acknowledge_requests(guard, did, ids), guard)
 
     def deliver(self, event: PendingEvent, guard: CommandGuard | None = None) -> SQLOperation:
-        return self.order(lambda store, guard: store.deliver(guard, event), guard)
+        return self.order(lambda store, guard: store.enqueue_event(guard, event), guard)
 
     def acknowledge(self, did: str, ids: Sequence[str], guard: CommandGuard | None = None) -> SQLOperation:
         return self.order(lambda store, guard: store.acknowledge_events(guard, did, ids), guard)

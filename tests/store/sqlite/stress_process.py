@@ -1,7 +1,7 @@
 """
 A process that shares a database with others like it, and works on the same accounts as hard as it can.
 
-`python -m tests.store.sqlite.stress_process DATABASE NAME`: waits for a line, then works, then prints what it has done as JSON.
+`python -m tests.store.sqlite.stress_process DATABASE NAME`: waits for a line, works, prints the outcome as JSON.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class StressWorker:
         enqueued = await self._store.enqueue(INBOX, payloads, expires_at=self._clock.seconds() + HOUR)
         self._note("deposited", *(message.id for message in enqueued.messages))
         self._note("evicted", *(gone.id for gone in enqueued.evicted))
-        found = await self._store.fetch(ALICE, None, limit=1000, max_bytes=1 << 30)
+        found = await self._store.fetch_messages(ALICE, None, limit=1000, max_bytes=1 << 30)
         self._note("waiting", len(found))
         gone = await self._store.acknowledge(ALICE, [message.id for message in found[:2]])
         self._note("acknowledged", *(one.id for one in gone))
@@ -79,14 +79,14 @@ class StressWorker:
         until = self._clock.seconds() + HOUR
 
         async def claim(number: int) -> None:
-            if await self._store.claim(b"%d" % order[number], until):
+            if await self._store.claim_nonce(b"%d" % order[number], until):
                 self._note("claimed", order[number])
 
         await self._at_a_time(claim, NONCES)
 
     async def _registers(self) -> None:
         async def register(number: int) -> None:
-            update = await self._store.update(
+            update = await self._store.update_recipients(
                 BOB, [(f"did:{self._name}:{number}", "add")], max_recipients=MOST_RECIPIENTS
             )
             self._note("registered", *(one for one in update if one == "success"))
@@ -107,7 +107,7 @@ class StressWorker:
 
     async def _takes(self) -> None:
         async def take(_: int) -> None:
-            if not await self._store.cluster.take(b"key", 1, limit=TAKEN, period=HOUR):
+            if not await self._store.cluster.take_quota(b"key", 1, limit=TAKEN, period=HOUR):
                 self._note("taken", 1)
 
         await self._at_a_time(take, TAKEN)

@@ -16,7 +16,8 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.decentrl import EventFilter, PageRequest
-from mediatord.store.sqlite.database_file import connect, migrate_schema, open_database, read_schema_steps
+from mediatord.store.sqlite.account_queries import grant_account, update_recipients
+from mediatord.store.sqlite.database_file import connect, open_database, prepare_database
 from mediatord.store.sqlite.executor import SQLiteTuning
 from mediatord.store.sqlite.group_commit import commit_batch
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
@@ -33,7 +34,6 @@ from tests.store.builders import (
 )
 from tests.store.contract.decentrl_base import an_event
 from tests.store.sqlite import stress_process
-from tests.store.sqlite.old_schema import register_in_old_schema
 from tests.store.sqlite.operations import SQLiteOperations, find_miscounts, resolve_results
 from tests.store.sqlite.stress_process import INBOX
 
@@ -42,18 +42,19 @@ PATIENCE = 0.05
 
 
 @pytest.mark.system
-class HammerTests(SynchronousTestCase):
-    """Real processes that want the same at the same time, beginning with the upgrade of the database."""
+class StressTests(SynchronousTestCase):
+    """Real processes that want the same at the same time."""
 
     def prepare(self) -> Path:
-        """A database of the version before this, with accounts and a DID that takes contract requests."""
+        """A database with accounts and a DID that takes contract requests."""
         path = make_database_path(self)
-        path.touch()
         orders = SQLiteOperations(stress_process.CAPS)
-        with closing(connect(path)) as connection:
-            migrate_schema(connection, read_schema_steps()[:-1])
-            for did, registered in ((ALICE, [INBOX]), (BOB, [])):
-                register_in_old_schema(connection, did, *registered)
+        with closing(prepare_database(path)) as connection:
+            connection.execute("BEGIN")
+            for did in (ALICE, BOB):
+                grant_account(connection, did, NOON)
+            update_recipients(connection, ALICE, [(INBOX, "add")], 1)
+            connection.execute("COMMIT")
             outcomes = commit_batch(connection, orders.settled())
             self.assertEqual({error for _, error in resolve_results(outcomes)}, {None})
         return path
@@ -119,15 +120,15 @@ class SharedTests(TestCase):
     async def test_owners(self) -> None:
         """Who has registered a DID is known everywhere, whatever was known before."""
         ours, theirs = self.stores
-        await ours.update(ALICE, [(INBOX, "add")], max_recipients=9)
+        await ours.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
         for store in self.stores:
-            self.assertEqual(await store.owner(INBOX), ALICE)
-        await theirs.update(ALICE, [(INBOX, "remove")], max_recipients=9)
-        self.assertIsNone(await ours.owner(INBOX))
-        await theirs.update(BOB, [(INBOX, "add")], max_recipients=9)
-        self.assertEqual(await ours.owner(INBOX), BOB)
-        await theirs.move(BOB, "did:example:carol")
-        self.assertEqual(await ours.owner(INBOX), "did:example:carol")
+            self.assertEqual(await store.find_owner(INBOX), ALICE)
+        await theirs.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
+        self.assertIsNone(await ours.find_owner(INBOX))
+        await theirs.update_recipients(BOB, [(INBOX, "add")], max_recipients=9)
+        self.assertEqual(await ours.find_owner(INBOX), BOB)
+        await theirs.move_account(BOB, "did:example:carol")
+        self.assertEqual(await ours.find_owner(INBOX), "did:example:carol")
 
     async def test_pages(self) -> None:
         """Pages that were read begin where they ought to after another process has changed the list."""
@@ -156,20 +157,20 @@ class SharedTests(TestCase):
     async def test_nonces_are_bounded(self) -> None:
         """No more nonces are kept than one process alone would keep; what has no room is refused by each."""
         for number in range(5):
-            self.assertTrue(await self.stores[number % 2].claim(b"%d" % number, NOON + HOUR))
+            self.assertTrue(await self.stores[number % 2].claim_nonce(b"%d" % number, NOON + HOUR))
         for store in self.stores:
             with self.assertRaises(ReplayCacheFull):
-                await store.claim(b"5", NOON + HOUR)
+                await store.claim_nonce(b"5", NOON + HOUR)
         for number in range(5):
-            self.assertFalse(await self.stores[1 - number % 2].claim(b"%d" % number, NOON + HOUR))
+            self.assertFalse(await self.stores[1 - number % 2].claim_nonce(b"%d" % number, NOON + HOUR))
 
     async def test_order_of_arrival(self) -> None:
         """Messages have one order, whichever process accepted them."""
-        await self.stores[0].update(ALICE, [(INBOX, "add")], max_recipients=9)
+        await self.stores[0].update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
         for number in range(6):
             await self.stores[number % 2].enqueue(INBOX, [make_payload(f"m{number}")], expires_at=NOON + HOUR)
         for store in self.stores:
-            found = await store.fetch(ALICE, None, limit=9, max_bytes=9999)
+            found = await store.fetch_messages(ALICE, None, limit=9, max_bytes=9999)
             self.assertEqual([message.id for message in found], [f"m{number}" for number in range(6)])
 
 
@@ -199,7 +200,7 @@ class LockTests(SynchronousTestCase):
         steps: list[str] = []
         self.other.set_trace_callback(steps.append)
         self.writer.hold()
-        claimed = self.store.claim(b"a", NOON + 9)
+        claimed = self.store.claim_nonce(b"a", NOON + 9)
         self.other.execute("COMMIT")
         self.writer.let_go()
         self.assertTrue(self.successResultOf(claimed))
@@ -209,17 +210,17 @@ class LockTests(SynchronousTestCase):
         """What has waited behind a write that was locked out fails with it, and does not wait as long once more."""
         self.other.execute("BEGIN IMMEDIATE")
         self.writer.hold()
-        asked = [self.store.claim(b"%d" % number, NOON + 9) for number in range(5)]
+        asked = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(5)]
         before = self.writer.hops
         self.writer.let_go()
         self.refused(*asked)
         self.assertEqual(self.writer.hops, before)
         self.other.execute("ROLLBACK")
-        self.assertTrue(self.successResultOf(self.store.claim(b"0", NOON + 9)))
+        self.assertTrue(self.successResultOf(self.store.claim_nonce(b"0", NOON + 9)))
 
     def test_reads_do_not_wait(self) -> None:
         """While another process writes everything can be read."""
         self.successResultOf(self.store.grant(ALICE))
         self.other.execute("BEGIN IMMEDIATE")
-        self.assertEqual(self.successResultOf(self.store.recipients(ALICE, offset=0, limit=9)), ([], 0))
+        self.assertEqual(self.successResultOf(self.store.list_recipients(ALICE, offset=0, limit=9)), ([], 0))
         self.other.execute("ROLLBACK")

@@ -317,7 +317,7 @@ class SliceTests(CommitTestCase):
             self.done(self.put(*names, data=b"x" * size))
         self.clock.advance(HOUR)
         self.observed.clear()
-        expired = self.done(self.store.expire(limit))
+        expired = self.done(self.store.expire_messages(limit))
         return expired, self.observed.count("commit")
 
     def test_by_number(self) -> None:
@@ -338,9 +338,9 @@ class SliceTests(CommitTestCase):
         self.clock.advance(HOUR)
         self.observed.clear()
         self.writer.hold()
-        expired = self.store.expire(300)
+        expired = self.store.expire_messages(300)
         self.turn()
-        self.store.claim(b"key", NOON + 9 * HOUR)
+        self.store.claim_nonce(b"key", NOON + 9 * HOUR)
         self.writer.let_go()
         self.turn()
         self.assertEqual(len(self.successResultOf(expired)), 300)
@@ -350,7 +350,7 @@ class SliceTests(CommitTestCase):
     def test_digests(self) -> None:
         """Digests of an account are compared a few recipients at a time."""
         self.patch(message_queries, "COMPARED_AT_A_TIME", 1)
-        self.done(self.store.update(ALICE, [(did, "add") for did in DIDS], max_recipients=99))
+        self.done(self.store.update_recipients(ALICE, [(did, "add") for did in DIDS], max_recipients=99))
         for place, did in enumerate(DIDS):
             self.done(self.put(f"m{place}", to=did))
         wanted = [sha256(make_payload(f"m{place}").data).hexdigest() for place in (6, 1)]
@@ -384,7 +384,7 @@ class Slow:
         done.callback(work())
 
 
-class Turns(Clock):
+class IterationClock(Clock):
     """A clock whose turns end: what is to be called without delay is called in the next one."""
 
     def turn(self, seconds: float = 0.0) -> None:
@@ -397,11 +397,11 @@ class Turns(Clock):
             call.func(*call.args, **call.kw)
 
 
-class GatheringTests(SynchronousTestCase):
+class GroupCommitDelayTests(SynchronousTestCase):
     """Where the disk is slow, one wait for it is to do for as many as possible."""
 
     def setUp(self) -> None:
-        self.clock = Turns()
+        self.clock = IterationClock()
         self.runner = Slow()
         thread = ConnectionThread(self.runner)
         thread.open(lambda: open_database(make_database_path(self)))
@@ -530,20 +530,20 @@ class KnownAccountTests(SynchronousTestCase):
             store = self.store(shared=shared)
             self.asked = []
             for _ in range(3):
-                account = self.successResultOf(store.account(ALICE))
+                account = self.successResultOf(store.get_account(ALICE))
                 self.assertEqual(account and account.did, ALICE)
             self.assertEqual(len(self.asked), lookups)
 
     def test_changes(self) -> None:
         """What the store is told to change shows at once; nobody is remembered not to be there."""
         store = self.store()
-        self.assertIsNone(self.successResultOf(store.account("did:example:late")))
+        self.assertIsNone(self.successResultOf(store.get_account("did:example:late")))
         self.successResultOf(store.grant("did:example:late"))
-        self.assertIsNotNone(self.successResultOf(store.account("did:example:late")))
-        self.successResultOf(store.account(ALICE))
+        self.assertIsNotNone(self.successResultOf(store.get_account("did:example:late")))
+        self.successResultOf(store.get_account(ALICE))
         self.successResultOf(store.mark_draft03(ALICE))
-        account = self.successResultOf(store.account(ALICE))
+        account = self.successResultOf(store.get_account(ALICE))
         self.assertIs(account and account.draft03, True)
-        self.successResultOf(store.move(ALICE, "did:example:new"))
-        self.assertIsNone(self.successResultOf(store.account(ALICE)))
-        self.assertIsNotNone(self.successResultOf(store.account("did:example:new")))
+        self.successResultOf(store.move_account(ALICE, "did:example:new"))
+        self.assertIsNone(self.successResultOf(store.get_account(ALICE)))
+        self.assertIsNotNone(self.successResultOf(store.get_account("did:example:new")))

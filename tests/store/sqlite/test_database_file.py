@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from stat import S_IMODE
@@ -40,26 +41,26 @@ class RestartTests(TestCase):
         await store.open()
         await store.grant(ALICE)
         await store.grant("did:example:old")
-        await store.move("did:example:old", BOB)
+        await store.move_account("did:example:old", BOB)
         await store.mark_draft03(BOB)
-        await store.update(ALICE, [(INBOX, "add"), ("did:z", "add"), ("did:a", "add")], max_recipients=9)
+        await store.update_recipients(ALICE, [(INBOX, "add"), ("did:z", "add"), ("did:a", "add")], max_recipients=9)
         await store.enqueue(INBOX, [make_payload("a"), make_payload("b", b"\x00", "base64")], expires_at=NOON + 60)
         await store.enqueue("did:z", [make_payload("late")], expires_at=NOON + 60, due_at=NOON + 30)
-        await store.claim(b"key", NOON + 60)
+        await store.claim_nonce(b"key", NOON + 60)
         await store.remember_did("short", "long")
-        before = await store.fetch(ALICE, None, limit=9, max_bytes=999)
+        before = await store.fetch_messages(ALICE, None, limit=9, max_bytes=999)
         await store.close()
 
         store = make_sqlite_store(clock, path)
         await store.open()
-        self.assertEqual(await store.fetch(ALICE, None, limit=9, max_bytes=999), before)
-        self.assertEqual(await store.account(BOB), Account(BOB, NOON, draft03=True))
+        self.assertEqual(await store.fetch_messages(ALICE, None, limit=9, max_bytes=999), before)
+        self.assertEqual(await store.get_account(BOB), Account(BOB, NOON, draft03=True))
         with self.assertRaises(MediationNotGranted):
             await store.grant("did:example:old")
-        self.assertEqual(await store.recipients(ALICE, offset=0, limit=9), ([INBOX, "did:z", "did:a"], 3))
+        self.assertEqual(await store.list_recipients(ALICE, offset=0, limit=9), ([INBOX, "did:z", "did:a"], 3))
         self.assertEqual(await store.queue_sizes(9), ([(INBOX, 2), ("did:z", 1)], 0))
-        self.assertEqual(await store.next_due(), NOON + 30)
-        self.assertFalse(await store.claim(b"key", NOON + 60))
+        self.assertEqual(await store.find_next_due(), NOON + 30)
+        self.assertFalse(await store.claim_nonce(b"key", NOON + 60))
         self.assertEqual(await store.recall_did("short"), "long")
         await store.close()
 
@@ -69,12 +70,14 @@ class RestartTests(TestCase):
         store = make_sqlite_store(clock, path)
         await store.open()
         await store.grant(ALICE)
-        await store.update(ALICE, [(INBOX, "add")], max_recipients=9)
+        await store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
         await store.enqueue(INBOX, [make_payload("a")], expires_at=NOON + 60)
         await store.mark_delivered(["a"])
         await store.close()
         await store.open()
-        self.assertEqual([m.status for m in await store.fetch(ALICE, None, limit=9, max_bytes=999)], ["pending"])
+        self.assertEqual(
+            [m.status for m in await store.fetch_messages(ALICE, None, limit=9, max_bytes=999)], ["pending"]
+        )
         self.assertEqual(await store.mark_pending(["a"]), [])
         self.assertEqual([gone.pushes for gone in await store.acknowledge(ALICE, ["a"])], [1])
         await store.close()
@@ -166,6 +169,18 @@ class OpeningTests(SynchronousTestCase):
             self.assertEqual(connection.execute("SELECT x FROM extra").fetchall(), [("a;b",)])
             with self.assertRaises(DatabaseUnusable):
                 migrate_schema(connection, read_schema_steps())
+
+    def test_concurrent_upgrade(self) -> None:
+        """Of several connections that upgrade at the same time, one runs the missing steps."""
+        steps = [*read_schema_steps(), "CREATE TABLE extra (x TEXT); INSERT INTO extra VALUES ('a');"]
+        open_database(self.path).close()
+        connections = [connect(self.path) for _ in range(3)]
+        with ThreadPoolExecutor(len(connections)) as threads:
+            list(threads.map(lambda connection: migrate_schema(connection, steps), connections))
+        for connection in connections:
+            self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (len(steps),))
+            self.assertEqual(connection.execute("SELECT x FROM extra").fetchall(), [("a",)])
+            connection.close()
 
 
 class BackendTests(SynchronousTestCase):

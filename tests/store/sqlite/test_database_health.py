@@ -38,7 +38,7 @@ class FileCase(SynchronousTestCase):
         self.faults: list[tuple[str, bool]] = []
         self.store = self.opened()
         self.successResultOf(self.store.grant(ALICE))
-        self.successResultOf(self.store.update(ALICE, [(INBOX, "add")], max_recipients=9))
+        self.successResultOf(self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9))
         self.successResultOf(self.put("first"))
 
     def opened(self) -> SQLiteStore:
@@ -63,7 +63,7 @@ class FileCase(SynchronousTestCase):
         return self.store.enqueue(INBOX, payloads, expires_at=NOON + 99_999)
 
     def fetched(self) -> list[str]:
-        messages = self.successResultOf(self.store.fetch(ALICE, None, limit=999, max_bytes=1 << 30))
+        messages = self.successResultOf(self.store.fetch_messages(ALICE, None, limit=999, max_bytes=1 << 30))
         return [message.id for message in messages]
 
     def look(self) -> None:
@@ -85,9 +85,9 @@ class MissingTests(FileCase):
         self.unavailable(
             self.put("b"),
             self.store.ping(),
-            self.store.owner(INBOX),
-            self.store.account(ALICE),
-            self.store.fetch(ALICE, None, limit=9, max_bytes=99),
+            self.store.find_owner(INBOX),
+            self.store.get_account(ALICE),
+            self.store.fetch_messages(ALICE, None, limit=9, max_bytes=99),
             self.store.queue_sizes(9),
             self.store.acknowledge(ALICE, ["first"]),
         )
@@ -206,7 +206,7 @@ class DamageTests(FileCase):
         size = self.fill()
         self.overwrite(size // 2)
         self.store = self.opened()
-        self.unavailable(self.store.fetch(ALICE, None, limit=999, max_bytes=1 << 30))
+        self.unavailable(self.store.fetch_messages(ALICE, None, limit=999, max_bytes=1 << 30))
         self.assertEqual(self.faults, [("damaged", True)])
         self.assertIn("damaged", self.store.trouble)
         before = self.beside("-wal").stat().st_size
@@ -214,7 +214,7 @@ class DamageTests(FileCase):
         self.assertEqual(self.beside("-wal").stat().st_size, before)
         self.look()
         self.assertIn("damaged", self.store.trouble)
-        self.assertIsNotNone(self.successResultOf(self.store.account(ALICE)))
+        self.assertIsNotNone(self.successResultOf(self.store.get_account(ALICE)))
 
     def test_cut_off_while_running(self) -> None:
         """A file that becomes shorter while it is open is damaged, before anybody has read what is not there."""
@@ -341,15 +341,15 @@ class QuotaTests(FileCase):
         self.unavailable(
             self.put("one more"),
             self.store.grant(BOB),
-            self.store.move(ALICE, BOB),
-            self.store.update(ALICE, [("did:example:more", "add")], max_recipients=9),
+            self.store.move_account(ALICE, BOB),
+            self.store.update_recipients(ALICE, [("did:example:more", "add")], max_recipients=9),
             self.store.ping(),
         )
         self.assertEqual(self.fetched()[0], "first")
-        self.assertTrue(self.successResultOf(self.store.claim(b"nonce", NOON + 9)))
+        self.assertTrue(self.successResultOf(self.store.claim_nonce(b"nonce", NOON + 9)))
         self.successResultOf(self.store.mark_delivered(["first"]))
         self.assertEqual(len(self.successResultOf(self.store.acknowledge(ALICE, ["first"]))), 1)
-        self.successResultOf(self.store.update(ALICE, [(INBOX, "remove")], max_recipients=9))
+        self.successResultOf(self.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
 
     def test_room_again(self) -> None:
         """Once enough was deleted, by whomever, it goes on without a restart."""

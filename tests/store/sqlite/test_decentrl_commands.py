@@ -228,12 +228,12 @@ class CommandCommitTests(CommitTestCase):
         asked: list[Deferred[Any]] = [
             decentrl.save_contract(self.guard(b"1"), make_contract("r", None, ALICE)),
             decentrl.save_contract(self.guard(b"2", ALICE), make_contract("c", ALICE, BOB)),
-            decentrl.deliver(self.guard(b"3"), PendingEvent("p", ALICE, BOB, "payload", NOON)),
-            decentrl.admit(self.guard(b"4", ALICE)),
+            decentrl.enqueue_event(self.guard(b"3"), PendingEvent("p", ALICE, BOB, "payload", NOON)),
+            decentrl.check_guard(self.guard(b"4", ALICE)),
             self.put("m"),
         ]
-        refused = decentrl.deliver(self.guard(b"5"), PendingEvent("q", BOB, ALICE, "payload", NOON))
-        again = decentrl.admit(self.guard(b"5"))
+        refused = decentrl.enqueue_event(self.guard(b"5"), PendingEvent("q", BOB, ALICE, "payload", NOON))
+        again = decentrl.check_guard(self.guard(b"5"))
         self.turn()
         for one in asked:
             self.successResultOf(one)
@@ -245,7 +245,7 @@ class CommandCommitTests(CommitTestCase):
         """That a command was refused is committed before it is told, so that its nonce stays claimed."""
         before = count_wal_commits(self.path)
         self.writer.hold()
-        refused = self.store.decentrl.admit(self.guard(b"1", ALICE))
+        refused = self.store.decentrl.check_guard(self.guard(b"1", ALICE))
         self.turn()
         self.assertNoResult(refused)
         self.writer.let_go()
@@ -258,15 +258,15 @@ class CommandCommitTests(CommitTestCase):
         self.done(decentrl.save_contract(self.guard(b"1"), make_contract("c", ALICE, BOB)))
         ids = ["a", "b", "a", "c"]
         asked = [
-            decentrl.deliver(self.guard(b"n%d" % number), PendingEvent(id, ALICE, BOB, "", NOON))
+            decentrl.enqueue_event(self.guard(b"n%d" % number), PendingEvent(id, ALICE, BOB, "", NOON))
             for number, id in enumerate(ids)
         ]
         self.turn()
         self.failureResultOf(asked.pop(2), StoreUnavailable)
         for one in asked:
             self.successResultOf(one)
-        self.assertTrue(self.done(self.store.claim(b"n2", NOON + 1)))
-        self.assertFalse(self.done(self.store.claim(b"n3", NOON + 1)))
+        self.assertTrue(self.done(self.store.claim_nonce(b"n2", NOON + 1)))
+        self.assertFalse(self.done(self.store.claim_nonce(b"n3", NOON + 1)))
         found = self.done(decentrl.pending_events(ALICE, None, ALL))
         self.assertEqual([event.id for event in found.items], ["a", "b", "c"])
 

@@ -83,9 +83,9 @@ class PartyTests(TestCase):
         await self.store.decentrl.request_contract(self.guard(None, ALICE), request)
         event = PendingEvent("p", ALICE, STRANGER, "payload", NOON)
         for asked in (
-            self.store.decentrl.deliver(self.guard(None, ALICE), event),
-            self.store.decentrl.admit(self.guard(STRANGER)),
-            self.store.decentrl.admit(self.guard(None, STRANGER)),
+            self.store.decentrl.enqueue_event(self.guard(None, ALICE), event),
+            self.store.decentrl.check_guard(self.guard(STRANGER)),
+            self.store.decentrl.check_guard(self.guard(None, STRANGER)),
         ):
             with self.assertRaises(MediatorError):
                 await asked
@@ -100,11 +100,11 @@ class PartyTests(TestCase):
         decentrl = self.store.decentrl
         await decentrl.save_contract(self.guard(), make_contract("c", ALICE, "did:example:peer"))
         await decentrl.save_contract(self.guard(), make_contract("d", BOB, ALICE))
-        await decentrl.deliver(self.guard(), PendingEvent("p", BOB, ALICE, "payload", NOON))
+        await decentrl.enqueue_event(self.guard(), PendingEvent("p", BOB, ALICE, "payload", NOON))
         await decentrl.save_events(self.guard(), CAROL, [StoredEvent("e", CAROL, CAROL, "payload", (), 1.0)])
         self.clock.advance(10)
         before = self.parties()
-        self.assertEqual(await self.store.prune(), 0)
+        self.assertEqual(await self.store.prune_nonces(), 0)
         after = self.parties()
         self.assertEqual(set(before) - set(after), {"did:example:empty"})
         with closing(connect(self.path)) as connection:
@@ -119,11 +119,11 @@ class PartyTests(TestCase):
         await self.enlist(BOB, 10)
         await self.enlist(ALICE, HOUR)
         await decentrl.save_contract(self.guard(), make_contract("c", ALICE, BOB, NOON + 10))
-        await decentrl.deliver(self.guard(), PendingEvent("p", ALICE, BOB, "payload", NOON))
+        await decentrl.enqueue_event(self.guard(), PendingEvent("p", ALICE, BOB, "payload", NOON))
         self.clock.advance(10)
         for number in range(3):
             await decentrl.save_contract(self.guard(), make_contract(f"c{number}", ALICE, f"did:example:{number}"))
-        await self.store.prune()
+        await self.store.prune_nonces()
         self.assertNotIn(BOB, self.parties())
         for sender in (None, BOB):
             found = await decentrl.pending_events(ALICE, sender, ALL)
@@ -145,7 +145,7 @@ class PartyTests(TestCase):
         await self.enlist(ALICE, 10)
         before = self.parties()[ALICE]
         self.clock.advance(10)
-        await self.store.prune()
+        await self.store.prune_nonces()
         self.assertEqual(self.parties(), {})
         await self.enlist(BOB, 10)
         self.assertGreater(self.parties()[BOB], before)
@@ -169,7 +169,7 @@ class PartyTests(TestCase):
         with closing(connect(self.path)) as connection:
             commit_batch(connection, many)
         self.clock.advance(10)
-        await self.store.prune()
+        await self.store.prune_nonces()
         self.assertEqual(self.parties(), {})
 
 
@@ -189,12 +189,12 @@ class QueueSizeTests(TestCase):
                 await store.enqueue(did, [make_payload(f"m{next(numbers)}")], expires_at=NOON + HOUR)
             for _ in range(events):
                 guard = CommandGuard(b"%d" % next(numbers), NOON + HOUR)
-                await store.decentrl.deliver(guard, PendingEvent(f"p{next(numbers)}", did, STRANGER, "", NOON))
+                await store.decentrl.enqueue_event(guard, PendingEvent(f"p{next(numbers)}", did, STRANGER, "", NOON))
 
         await store.grant(ALICE)
         for did in ("both", "message", "pending", "other message", "other pending"):
             guard = CommandGuard(b"%d" % next(numbers), NOON + HOUR)
-            await store.update(ALICE, [(did, "add")], max_recipients=9)
+            await store.update_recipients(ALICE, [(did, "add")], max_recipients=9)
             await store.decentrl.save_contract(guard, make_contract(f"c{next(numbers)}", did, STRANGER))
         await wait("message", 3, 0)
         await wait("pending", 0, 3)
@@ -226,13 +226,13 @@ class NonceTests(TestCase):
         ]
         with closing(connect(path)) as connection:
             self.assertEqual(coordination_queries.claim_nonces(connection, claims, 11_000), [True] * 11_000)
-        self.assertEqual(await store.prune(), 0)
+        self.assertEqual(await store.prune_nonces(), 0)
         clock.advance(10 + NONCE_GRACE_SECONDS)
         observed.clear()
-        self.assertEqual(await store.prune(), 8_800)
+        self.assertEqual(await store.prune_nonces(), 8_800)
         self.assertGreaterEqual(observed.count("commit"), 3)
-        self.assertFalse(await store.claim(b"5", NOON + 999))
-        self.assertTrue(await store.claim(b"6", NOON + 999))
+        self.assertFalse(await store.claim_nonce(b"5", NOON + 999))
+        self.assertTrue(await store.claim_nonce(b"6", NOON + 999))
         with closing(connect(path)) as connection:
             self.assertEqual(find_miscounts(connection), [])
             self.assertEqual(connection.execute("SELECT count(*) FROM nonce").fetchone(), (2_201,))
@@ -274,10 +274,10 @@ class NonceTests(TestCase):
         for store in stores:
             await store.open()
             self.addCleanup(store.close)
-        self.assertTrue(await stores[0].claim(b"a", NOON + 9))
-        await stores[1].decentrl.admit(CommandGuard(b"b", NOON + 9))
-        self.assertFalse(await stores[1].claim(b"a", NOON + 9))
-        self.assertFalse(await stores[0].claim(b"b", NOON + 9))
+        self.assertTrue(await stores[0].claim_nonce(b"a", NOON + 9))
+        await stores[1].decentrl.check_guard(CommandGuard(b"b", NOON + 9))
+        self.assertFalse(await stores[1].claim_nonce(b"a", NOON + 9))
+        self.assertFalse(await stores[0].claim_nonce(b"b", NOON + 9))
 
 
 class RestartTests(TestCase):
@@ -293,7 +293,7 @@ class RestartTests(TestCase):
         await decentrl.save_contract(next(guards), make_contract("r", None, ALICE))
         await decentrl.save_contract(next(guards), make_contract("c", ALICE, BOB))
         await decentrl.request_contract(next(guards), ContractRequest("q", STRANGER, ALICE, "request", "key"))
-        await decentrl.deliver(next(guards), PendingEvent("p", ALICE, BOB, "payload", NOON))
+        await decentrl.enqueue_event(next(guards), PendingEvent("p", ALICE, BOB, "payload", NOON))
         await decentrl.save_events(
             next(guards), ALICE, [StoredEvent("e", BOB, ALICE, "payload", ("x", "y"), 1.5, "c")]
         )
@@ -305,7 +305,7 @@ class RestartTests(TestCase):
         self.addCleanup(store.close)
         self.assertEqual(await self.everything(store), before)
         with self.assertRaises(DuplicateNonce):
-            await store.decentrl.admit(CommandGuard(b"0", NOON + HOUR))
+            await store.decentrl.check_guard(CommandGuard(b"0", NOON + HOUR))
 
     async def everything(self, store: SQLiteStore) -> list[Any]:
         decentrl = store.decentrl

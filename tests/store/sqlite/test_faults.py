@@ -157,7 +157,7 @@ class DiskTests(SynchronousTestCase):
         self.store = make_sqlite_store(self.clock, self.path)
         self.successResultOf(self.store.open())
         self.successResultOf(self.store.grant(ALICE))
-        self.successResultOf(self.store.update(ALICE, [(INBOX, "add")], max_recipients=9))
+        self.successResultOf(self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9))
         self.addCleanup(lambda: self.successResultOf(self.store.close()))
 
     def fill_disk(self) -> Callable[[], None]:
@@ -174,11 +174,11 @@ class DiskTests(SynchronousTestCase):
         free_disk = self.fill_disk()
         self.failureResultOf(self.store.enqueue(INBOX, payloads, expires_at=NOON + 9), StoreUnavailable)
         self.failureResultOf(self.store.ping(), StoreUnavailable)
-        self.assertEqual(self.successResultOf(self.store.status(ALICE, None)).message_count, 0)
+        self.assertEqual(self.successResultOf(self.store.get_queue_status(ALICE, None)).message_count, 0)
         free_disk()
         self.successResultOf(self.store.enqueue(INBOX, payloads, expires_at=NOON + 9))
         self.successResultOf(self.store.ping())
-        found = self.successResultOf(self.store.fetch(ALICE, None, limit=9, max_bytes=1))
+        found = self.successResultOf(self.store.fetch_messages(ALICE, None, limit=9, max_bytes=1))
         self.assertEqual([message.payload for message in found], [payloads[0].data])
 
     def test_faults_do_not_flood_the_log(self) -> None:

@@ -26,7 +26,7 @@ class GroupCommitTests(CommitTestCase):
         before = count_wal_commits(self.path)
         asked = [self.put(f"m{number}") for number in range(100)]
         granted = self.store.grant(BOB)
-        claimed = self.store.claim(b"key", NOON + 60)
+        claimed = self.store.claim_nonce(b"key", NOON + 60)
         self.turn()
         for enqueued in asked:
             self.successResultOf(enqueued)
@@ -69,39 +69,39 @@ class GroupCommitTests(CommitTestCase):
         self.writer.hold()
         stuck = self.put("b")
         self.turn()
-        self.assertEqual(self.done(self.store.owner(INBOX)), ALICE)
-        self.assertEqual(self.done(self.store.status(ALICE, None)).message_count, 1)
+        self.assertEqual(self.done(self.store.find_owner(INBOX)), ALICE)
+        self.assertEqual(self.done(self.store.get_queue_status(ALICE, None)).message_count, 1)
         self.assertEqual(self.stored(), ["a"])
         self.assertNoResult(stuck)
 
     def test_reads_of_one_turn_go_in_one_hop(self) -> None:
         """All lookups of a turn cost one visit to the reading thread."""
         before = self.reader.hops
-        asked = [self.store.owner(f"did:example:{number}") for number in range(100)]
-        asked += [self.store.owner(INBOX), self.store.owner(INBOX)]
+        asked = [self.store.find_owner(f"did:example:{number}") for number in range(100)]
+        asked += [self.store.find_owner(INBOX), self.store.find_owner(INBOX)]
         self.turn()
         self.assertEqual([self.successResultOf(owner) for owner in asked], [None] * 100 + [ALICE] * 2)
         self.assertEqual(self.reader.hops - before, 1)
 
     def test_owner_is_remembered(self) -> None:
         """Who owns a DID is read once, and again when the registration may have changed."""
-        self.done(self.store.owner(INBOX))
+        self.done(self.store.find_owner(INBOX))
         before = self.reader.hops
-        self.assertEqual(self.successResultOf(self.store.owner(INBOX)), ALICE)
+        self.assertEqual(self.successResultOf(self.store.find_owner(INBOX)), ALICE)
         self.assertEqual(self.reader.hops, before)
-        self.done(self.store.update(ALICE, [(INBOX, "remove")], max_recipients=9))
-        self.assertIsNone(self.done(self.store.owner(INBOX)))
+        self.done(self.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
+        self.assertIsNone(self.done(self.store.find_owner(INBOX)))
 
     def test_owner_read_during_a_change(self) -> None:
         """An answer that was on its way while the registration changed is not remembered."""
         self.reader.hold()
-        early = self.store.owner(INBOX)
+        early = self.store.find_owner(INBOX)
         self.turn()
-        self.done(self.store.update(ALICE, [(INBOX, "remove"), (INBOX, "add")], max_recipients=9))
+        self.done(self.store.update_recipients(ALICE, [(INBOX, "remove"), (INBOX, "add")], max_recipients=9))
         self.reader.let_go()
         self.assertEqual(self.successResultOf(early), ALICE)
         before = self.reader.hops
-        self.done(self.store.owner(INBOX))
+        self.done(self.store.find_owner(INBOX))
         self.assertEqual(self.reader.hops - before, 1)
 
     def test_refusal_is_its_own(self) -> None:
@@ -118,7 +118,7 @@ class GroupCommitTests(CommitTestCase):
     def test_full_replay_memory_is_its_own(self) -> None:
         """A claim for which there is no room does not cost the others of its batch a commit each."""
         before = count_wal_commits(self.path)
-        asked = self.put("a"), self.store.claim(b"key", NOON + 60, share=0.0), self.put("c")
+        asked = self.put("a"), self.store.claim_nonce(b"key", NOON + 60, share=0.0), self.put("c")
         self.turn()
         self.successResultOf(asked[0])
         self.failureResultOf(asked[1], ReplayCacheFull)
@@ -198,7 +198,7 @@ class BoundTests(CommitTestCase):
     def test_batch_by_number(self) -> None:
         """No more than so many operations share a transaction."""
         before = count_wal_commits(self.path)
-        asked = [self.store.claim(b"%d" % number, NOON + 9) for number in range(6)]
+        asked = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(6)]
         self.turn()
         self.assertEqual([self.successResultOf(claimed) for claimed in asked], [True] * 6)
         self.assertEqual(count_wal_commits(self.path) - before, 2)
@@ -243,7 +243,7 @@ class BoundTests(CommitTestCase):
         """No more is read in one go than so many bytes at most, though any number of reads may wait."""
         self.done(self.put("a", data=b"x" * 30))
         before = self.reader.hops
-        asked = [self.store.fetch(ALICE, None, limit=9, max_bytes=50) for _ in range(6)]
+        asked = [self.store.fetch_messages(ALICE, None, limit=9, max_bytes=50) for _ in range(6)]
         for _ in asked:
             self.turn()
         self.assertEqual([len(self.successResultOf(fetched)) for fetched in asked], [1] * 6)

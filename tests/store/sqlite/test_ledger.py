@@ -37,7 +37,7 @@ class ReadingTests(CommitTestCase):
         self.done(self.put("a", "b"))
         self.writer.hold()
         self.reader.hold()
-        self.assertEqual(self.done(self.store.ledger()).didcomm, MessageLedger(accepted=2, waiting=2))
+        self.assertEqual(self.done(self.store.read_ledger()).didcomm, MessageLedger(accepted=2, waiting=2))
         self.reader.let_go()
 
     def test_too_many_to_be_counted(self) -> None:
@@ -55,7 +55,7 @@ class ReadingTests(CommitTestCase):
         self.done(self.put("a", "b", "c"))
         with closing(open_database(self.path)) as connection:
             connection.execute("DELETE FROM message WHERE id = 'b'")
-        self.assertEqual(self.done(self.store.ledger()).didcomm.difference, 1)
+        self.assertEqual(self.done(self.store.read_ledger()).didcomm.difference, 1)
 
 
 class WritingTests(CommitTestCase):
@@ -106,7 +106,7 @@ class WritingTests(CommitTestCase):
         self.failureResultOf(alone, QueueFull)
         self.successResultOf(stored)
         self.assertEqual(self.stored(), ["a", "b", "c"])
-        books = self.done(self.store.ledger())
+        books = self.done(self.store.read_ledger())
         self.assertEqual(books, StoreLedger(MessageLedger(accepted=3, waiting=3)))
 
 

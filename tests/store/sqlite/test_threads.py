@@ -45,7 +45,7 @@ class ThreadTests(TestCase):
         await self.store.open()
         self.addCleanup(self.store.close)
         await self.store.grant(ALICE)
-        await self.store.update(ALICE, [(INBOX, "add")], max_recipients=9)
+        await self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
 
     def expiry(self) -> float:
         return self.clock.seconds() + HOUR
@@ -56,7 +56,7 @@ class ThreadTests(TestCase):
         before = self.observed["commit"]
         names = [f"m{number}" for number in range(300)]
         await gatherResults([self.store.enqueue(INBOX, [make_payload(id)], expires_at=self.expiry()) for id in names])
-        found = await self.store.fetch(ALICE, None, limit=1000, max_bytes=1 << 20)
+        found = await self.store.fetch_messages(ALICE, None, limit=1000, max_bytes=1 << 20)
         self.assertEqual([message.id for message in found], names)
         self.assertLessEqual(self.observed["commit"] - before, 3)
 
@@ -72,7 +72,7 @@ class ThreadTests(TestCase):
             await refused.open()
         self.assertEqual(store_threads(), set())
         await self.store.open()
-        self.assertEqual(await self.store.owner(INBOX), ALICE)
+        self.assertEqual(await self.store.find_owner(INBOX), ALICE)
 
     async def test_one_thread_each(self) -> None:
         """A runner does everything in one and the same thread, which is not the reactor's."""
@@ -89,12 +89,12 @@ class ThreadTests(TestCase):
         with closing(connect(self.path)) as other:
             other.execute("BEGIN IMMEDIATE")
             writing = self.store.enqueue(INBOX, [make_payload("a")], expires_at=self.expiry())
-            self.assertEqual((await self.store.status(ALICE, None)).message_count, 0)
-            self.assertEqual((await self.store.recipients(ALICE, offset=0, limit=9))[1], 1)
+            self.assertEqual((await self.store.get_queue_status(ALICE, None)).message_count, 0)
+            self.assertEqual((await self.store.list_recipients(ALICE, offset=0, limit=9))[1], 1)
             self.assertNoResult(writing)
             other.execute("ROLLBACK")
         await writing
-        self.assertEqual((await self.store.status(ALICE, None)).message_count, 1)
+        self.assertEqual((await self.store.get_queue_status(ALICE, None)).message_count, 1)
 
     async def test_close_while_busy(self) -> None:
         """Close waits for what was accepted, in all threads."""
@@ -102,7 +102,7 @@ class ThreadTests(TestCase):
         asked = [
             self.store.enqueue(INBOX, [make_payload(f"m{number}")], expires_at=self.expiry()) for number in range(50)
         ]
-        owner = self.store.owner(INBOX)
+        owner = self.store.find_owner(INBOX)
         await self.store.close()
         for enqueued in asked:
             self.successResultOf(enqueued)

@@ -23,7 +23,7 @@ reactor: Any = _reactor
 BEATING = build_updates("things", [{"q": {"_id": 1}, "u": {"$set": {"there": True}}, "upsert": True}])
 
 
-class CutOnce(ProxyServer):
+class CuttingProxy(ProxyServer):
     """A way to a server that lets nothing through once a connection begins to authenticate, the first time."""
 
     factory: Any
@@ -57,7 +57,7 @@ class GuardedTests(MongoTestCase):
         self.patch(connection_pool, "_READY_TIMEOUT", 0.3)
         host = self.servers.hosts[0]
         proxy: Any = ProxyFactory("127.0.0.1", int(host.rpartition(":")[2]))
-        proxy.protocol, proxy.used_up, proxy.noisy = CutOnce, False, False
+        proxy.protocol, proxy.used_up, proxy.noisy = CuttingProxy, False, False
         port = reactor.listenTCP(0, proxy, interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         uri = self.servers.uri(self.database).replace(host, f"127.0.0.1:{port.getHost().port}")
@@ -122,7 +122,7 @@ class GuardedTests(MongoTestCase):
         return dropped
 
 
-class LaneTests(MongoTestCase):
+class LongReadTests(MongoTestCase):
     """Reads that take long."""
 
     async def test_writes_go_on(self) -> None:
@@ -131,18 +131,18 @@ class LaneTests(MongoTestCase):
         namespace = f"{self.database}.messages"
         with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=1_500, namespace=namespace):
             with self.impatiently():
-                slow = [store.status(ALICE, None) for _ in range(24)]
+                slow = [store.get_queue_status(ALICE, None) for _ in range(24)]
             for number in range(8):
                 await self.put(store, f"m{number}")
-                self.assertEqual(await store.owner(f"did:key:{number}"), None)
+                self.assertEqual(await store.find_owner(f"did:key:{number}"), None)
             for one in slow:
                 with self.assertRaises(StoreUnavailable):
                     await one
         self.assertEqual(self.states, [True])
-        self.assertEqual((await store.status(ALICE, None)).message_count, 8)
+        self.assertEqual((await store.get_queue_status(ALICE, None)).message_count, 8)
 
     async def test_no_unicode(self) -> None:
         """Who has what nobody can have is known without asking, and spoils nobody's question."""
         store = await self.a_store()
-        answers = await gatherResults([store.owner(did) for did in ("did:key:\ud800", "did:key:other", INBOX)])
+        answers = await gatherResults([store.find_owner(did) for did in ("did:key:\ud800", "did:key:other", INBOX)])
         self.assertEqual(answers, [None, None, ALICE])

@@ -344,7 +344,7 @@ class TransactionTests(ServerCase):
         return bool(status["transactions"]["currentInactive"])
 
 
-class DoubtTests(ServerCase):
+class UncertainCommitTests(ServerCase):
     """Nobody knows whether it was done, and it was said to have failed: so it is undone."""
 
     async def insert(self, transaction: Transaction) -> None:
@@ -373,7 +373,7 @@ class DoubtTests(ServerCase):
         self.assertEqual(self.things(), [1])
 
 
-class AwayTests(ServerCase):
+class UnavailableServerTests(ServerCase):
     """A server that is not there, or says nothing."""
 
     patience = None
@@ -428,10 +428,10 @@ class AwayTests(ServerCase):
         try:
             asked: list[Deferred[Any]] = [
                 store.enqueue(INBOX, [Payload("a", b"payload", "json")], expires_at=clock.seconds() + HOUR),
-                store.fetch(ALICE, None, limit=1, max_bytes=1),
-                store.fetch(ALICE, None, limit=1, max_bytes=1),
-                store.account(ALICE),
-                store.claim(b"nonce", clock.seconds() + HOUR),
+                store.fetch_messages(ALICE, None, limit=1, max_bytes=1),
+                store.fetch_messages(ALICE, None, limit=1, max_bytes=1),
+                store.get_account(ALICE),
+                store.claim_nonce(b"nonce", clock.seconds() + HOUR),
             ]
             await deferLater(CLOCK, 0.3)
             clock.ahead = -HOUR
@@ -440,9 +440,9 @@ class AwayTests(ServerCase):
         finally:
             await self.elsewhere(self.servers.thaw, 0)
         await wait_until(lambda: server.answers)
-        self.assertIsNotNone(await store.account(ALICE))
+        self.assertIsNotNone(await store.get_account(ALICE))
         with request_scope(cast(Any, clock)):
-            self.assertEqual(await store.owner(INBOX), ALICE)
+            self.assertEqual(await store.find_owner(INBOX), ALICE)
 
     async def test_counted(self) -> None:
         """What waits is counted right after a crash, which the server's own count is not."""
