@@ -243,7 +243,7 @@ class StartTests(SynchronousTestCase):
         """Also when there is no supervisor that would notice (here: it waits for a brief that never comes)."""
         program = (
             f"import os; os.dup2(0, {SPEC_FD})\n"
-            "from mediatord.workers import worker; worker._ALARM_SECONDS = 0.5\n"
+            "from mediatord.workers import supervisor_connection as module; module._ALARM_SECONDS = 0.5\n"
             "from mediatord.cli.run import serve; serve()"
         )
         with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
