@@ -15,7 +15,7 @@ from mediatord.app.cluster import build_cluster_services, build_membership
 from mediatord.app.core_services import CoreServices, build_core_services
 from mediatord.app.decentrl import build_decentrl
 from mediatord.app.didcomm import DIDCommServices, build_didcomm
-from mediatord.app.http_sites import build_admin, build_site
+from mediatord.app.http_sites import build_admin, build_control_socket, build_site
 from mediatord.app.lifecycle import (
     AcceptDelay,
     OrderedService,
@@ -113,6 +113,7 @@ def build_daemon(
         core.gate,
         *listeners,
         *admin_listeners,
+        *build_control_socket(core, config, worker),
         accept_delay,
         readiness,
         status,

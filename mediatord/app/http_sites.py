@@ -22,6 +22,8 @@ from mediatord.app.metrics_collection import StoreMetricsRefresher
 from mediatord.clock import request_scope
 from mediatord.cluster.node_health import StoreHealthCheck
 from mediatord.config.settings import Config
+from mediatord.control.operations import ControlOperations
+from mediatord.control.server import ControlListener, ControlSocket
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
 from mediatord.errors import MediatorError, ShutdownInProgress, StartupError, StoreUnavailable
@@ -320,6 +322,28 @@ def build_admin(
         reactor = InheritedSocketReactor(core.reactor, worker.resources.sockets[len(config.listen)])
     site = build_admin_site(core, config, token, monitor, worker)
     return [monitor], [Listener(config.admin.listen, site, reactor)]
+
+
+def build_control_socket(
+    core: CoreServices, config: Config, worker: SupervisorConnection | None = None
+) -> list[Service]:
+    """Build the control socket, if the configuration has one."""
+    if config.control_socket is None:
+        return []
+
+    def is_log_writable() -> bool:
+        core.events.flush()
+        return core.events.pending == 0
+
+    operations = ControlOperations(core.store, core.recorder, is_log_writable)
+
+    async def run(operation: str, arguments: Mapping[str, Any]) -> Any:
+        return await core.gate.run_request(lambda: operations.run(operation, arguments))
+
+    if worker is None:
+        return [ControlSocket(core.reactor, run, ControlListener(config.control_socket))]
+    inherited = worker.resources.sockets[len(list_listen_endpoints(config))]
+    return [ControlSocket(core.reactor, run, inherited=inherited.descriptor)]
 
 
 def build_admin_site(

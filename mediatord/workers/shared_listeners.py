@@ -40,6 +40,13 @@ class _EndpointSockets(Protocol):
         """Close them."""
 
 
+class UnboundSocket(_EndpointSockets, Protocol):
+    """A socket that is bound together with those of the endpoints."""
+
+    def bind(self) -> None:
+        """:raise StartupError: it cannot be bound."""
+
+
 class SharedListeners:
     """
     The listening sockets for every endpoint and worker.
@@ -48,10 +55,14 @@ class SharedListeners:
     supervisor too, so that the backlog of a crashed worker waits for its replacement. A UNIX socket is shared by all.
 
     :param endpoints: as in the configuration.
+    :param control: the control socket, which comes after those of the endpoints; None if there is none.
     :raise StartupError: an endpoint cannot be shared, or its certificate not be read.
     """
 
-    def __init__(self, reactor: Any, endpoints: Sequence[str], count: int) -> None:
+    def __init__(
+        self, reactor: Any, endpoints: Sequence[str], count: int, control: UnboundSocket | None = None
+    ) -> None:
+        self._control = control
         self._binders = []
         for text in endpoints:
             if text.startswith("systemd:"):
@@ -75,6 +86,9 @@ class SharedListeners:
                     for failure in outcome:
                         failure.raiseException()
                 self._shared.append(binder.shared)
+            if self._control is not None:
+                self._control.bind()
+                self._shared.append(self._control)
         except BaseException:
             self.close()
             raise
