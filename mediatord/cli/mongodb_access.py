@@ -34,7 +34,6 @@ from mediatord.cli.store_access import (
 )
 from mediatord.errors import StartupError, StoreUnavailable
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
-from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.message_operations import ignore_observation
 from mediatord.store.mongo.accounts import RecipientDIDCache
 from mediatord.store.mongo.decentrl_parties import (
@@ -45,10 +44,11 @@ from mediatord.store.mongo.decentrl_parties import (
     make_party_key,
 )
 from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.errors import UnsupportedServer
 from mediatord.store.mongo.driver.executor import retry_on_duplicate_key
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.driver.uri import MongoConnectionSettings, parse_mongo_uri
-from mediatord.store.mongo.ledger_entries import build_ledger_entries
+from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.removal import LateCommitReporter, RemovalRequest, RemoveBatchOperation
 from mediatord.store.mongo.schema import ACCOUNTS, LONG_FORM_DIDS, MESSAGES, PARTIES, PENDING_EVENTS, RECIPIENTS
 from mediatord.store.recipient_names import RecipientNames, slice_names
@@ -82,14 +82,14 @@ def purge_in_mongodb(
     if not ends:
         raise KeyboardInterrupt  # which the reactor has taken
     (end,) = ends
-    if end is not None and end.check(StoreUnavailable, StoreUnusable):
+    if end is not None and end.check(StoreUnavailable, UnsupportedServer):
         raise StartupError(f"MongoDB at {address.hosts} cannot be used{_describe_reason(end)}")
     if end is not None:
         end.raiseException()
 
 
 def _describe_reason(failure: Failure) -> str:
-    reason = failure.getErrorMessage() if failure.check(StoreUnusable) else ""
+    reason = failure.getErrorMessage() if failure.check(UnsupportedServer) else ""
     return f": {reason}" if reason else ": it does not answer"
 
 
@@ -132,11 +132,11 @@ async def _purge_events(client: ReplicaSetClient, entries: Sequence[QueuedMessag
 
 async def _purge_events_in_transaction(entries: Sequence[QueuedMessage], transaction: Transaction) -> set[str]:
     did = entries[0].did
-    parties, found = await transaction.ask(
+    parties, found = await transaction.query_many(
         build_party_query(did), build_party_documents_query(PENDING_EVENTS, did, [one.id for one in entries])
     )
     transaction.write_at_end(build_party_changes(PENDING_EVENTS, find_party(parties, did), gone=found))
-    transaction.write_at_end(build_ledger_entries(transaction.page, "decentrl", removed=len(found)))
+    transaction.write_at_end(build_ledger_entries(transaction.slot, "decentrl", removed=len(found)))
     return {one["_id"] for one in found}
 
 

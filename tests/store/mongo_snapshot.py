@@ -33,7 +33,7 @@ from tests.store.mongo_test_case import ALICE, CLOCK, INBOX
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 # Versions of the schema that there are recordings of, the last being that of today.
-RECORDED = (1, 2, 3)
+RECORDED = (1,)
 WALLET, PEER = "did:example:wallet", "did:example:peer"
 FAR = 4_102_444_800.0
 

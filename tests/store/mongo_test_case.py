@@ -93,7 +93,7 @@ class MongoTestCase(TestCase):
 
     def setUp(self) -> None:
         if self.patience is not None:
-            self.patch(server_module, "PATIENCE", self.patience)
+            self.patch(server_module, "REQUEST_TIME_LIMIT", self.patience)
         self.servers = self.choose_servers()
         fresh = fresh_database() if self.servers is shared_replica_set() else fresh_database(self.servers)
         self.database = fresh.__enter__()
@@ -111,7 +111,7 @@ class MongoTestCase(TestCase):
     @contextmanager
     def impatiently(self) -> Iterator[None]:
         """Operations that begin inside are given little time."""
-        patience = self.patch(server_module, "PATIENCE", IMPATIENT)
+        patience = self.patch(server_module, "REQUEST_TIME_LIMIT", IMPATIENT)
         try:
             yield
         finally:

@@ -25,7 +25,7 @@ class MakesMongo(Base):
     """Stores on one database, which has no documents before a test."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        cast(TestCase, self).patch(server_module, "PATIENCE", PATIENT)
+        cast(TestCase, self).patch(server_module, "REQUEST_TIME_LIMIT", PATIENT)
         fresh = fresh_database()
         self.database = fresh.__enter__()
         self.addCleanup(fresh.__exit__, None, None, None)

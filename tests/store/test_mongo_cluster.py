@@ -109,11 +109,11 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         (found,) = self.documents("allowances")
         self.assertIn("until", found)
 
-    async def test_a_node_of_an_earlier_version(self) -> None:
-        """Its record says nothing of an identity: both work side by side."""
+    async def test_unknown_identity(self) -> None:
+        """A node whose record does not say its identity works beside any other."""
         await self.cluster.join(a_node("a", identity=b"one"), LONG)
         nodes = shared_replica_set().client[self.database]["nodes"]
-        nodes.update_one({"_id": "A"}, {"$unset": {"identity": 1}})
+        nodes.update_one({"_id": "A"}, {"$set": {"identity": b""}})
         await self.neighbour.cluster.join(a_node("b", identity=b"two"), LONG)
         self.assertEqual([node.identity for node in await self.cluster.nodes()], [b"", b"two"])
 
@@ -169,7 +169,7 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
 
     def server_of(self, store: Any) -> Any:
         """What its cluster side asks."""
-        return store.cluster._server
+        return store.cluster._client
 
     async def test_asked_twice(self) -> None:
         """A connection that breaks while an answer is on its way changes no answer."""

@@ -44,7 +44,7 @@ class DeadlineCase(MongoTestCase):
     def setUp(self) -> None:
         super().setUp()
         for module in (deadline_module, server_module):
-            self.patch(module, "PATIENCE", PATIENCE)
+            self.patch(module, "REQUEST_TIME_LIMIT", PATIENCE)
         self.asked: list[str] = []
 
     def observe(self, operation: str, _seconds: float) -> None:
@@ -90,7 +90,7 @@ class RequestTests(DeadlineCase):
         held = {"blockConnection": True, "blockTimeMS": SLOW}
         with self.servers.failpoint("aggregate", "commitTransaction", **held):
             await self.fails(start_mongod(request()))
-        await wait_until(lambda: not store._client.has_uncertain_commits)
+        await wait_until(lambda: not store._client.transactions.has_uncertain_commits)
         await self.put(store, "a")
         self.assertEqual(self.kept(), ["a"])
 
@@ -102,7 +102,7 @@ class RequestTests(DeadlineCase):
             self.assertTrue(await store.claim(b"key", later))
         with began(PATIENCE), self.assertRaises(StoreUnavailable):
             await store.release(b"key")
-        await wait_until(lambda: not store._client.has_uncertain_commits)
+        await wait_until(lambda: not store._client.transactions.has_uncertain_commits)
         self.assertTrue(await store.claim(b"key", later))
 
     async def test_command(self) -> None:
@@ -130,7 +130,7 @@ class RequestTests(DeadlineCase):
         with began(PATIENCE - 0.1):
             for asked in (start_mongod(server.transact("work", work)), gathering.submit("batch", together, None, ())):
                 await self.fails(asked)
-        self.assertEqual((self.asked, self.states, server.has_uncertain_commits), ([], [True], False))
+        self.assertEqual((self.asked, self.states, server.transactions.has_uncertain_commits), ([], [True], False))
 
     async def test_too_much_at_once(self) -> None:
         """Nor does a request wait longer for its turn when the server has more to do than it may at a time."""
@@ -225,7 +225,7 @@ class TogetherTests(DeadlineCase):
 
     async def test_waiting(self) -> None:
         """Whoever waits is told when it is too late for it, though nothing ends and others wait before it."""
-        self.patch(server_module, "PATIENCE", 4.0)
+        self.patch(server_module, "REQUEST_TIME_LIMIT", 4.0)
         gathering = await self.a_gathering()
         hanging = gathering.submit("hanging", self.last, 1.5, ())
         await wait_until(lambda: bool(self.batches))
@@ -248,5 +248,5 @@ class TogetherTests(DeadlineCase):
             with began(PATIENCE - 0.7):
                 asked = store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 60)
             await self.fails(asked)
-        await wait_until(lambda: not store._client.has_uncertain_commits)
+        await wait_until(lambda: not store._client.transactions.has_uncertain_commits)
         self.assertEqual(self.kept(), [])

@@ -30,7 +30,7 @@ from mediatord.store.interfaces.decentrl import (
 from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage
 from mediatord.store.mongo import ledger
 from mediatord.store.mongo.decentrl_commands import MongoGuardedCommand
-from mediatord.store.mongo.decentrl_pending import MongoDeliverCommand
+from mediatord.store.mongo.decentrl_events import MongoDeliverCommand
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
 from mediatord.store.mongo.driver import client, server_monitor
 from mediatord.store.mongo.removal import LateCommitReporter
@@ -57,7 +57,7 @@ class FaultCase(MongoDecentrlTestCase):
     @contextmanager
     def impatiently(self) -> Iterator[None]:
         """Operations have little time while inside."""
-        patches = [self.patch(client, "PATIENCE", 0.25), self.patch(server_monitor, "PROBE_INTERVAL", 0.05)]
+        patches = [self.patch(client, "REQUEST_TIME_LIMIT", 0.25), self.patch(server_monitor, "PROBE_INTERVAL", 0.05)]
         try:
             yield
         finally:
@@ -97,7 +97,7 @@ class DoubtTests(FaultCase):
         """A command whose commit is not answered."""
         with self.impatiently(), self.servers.failpoint("commitTransaction", **fault):
             await self.assertFailure(write(guard), StoreUnavailable)
-        await wait_until(lambda: self.links[0].answers and not self.links[0].has_uncertain_commits)
+        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
 
     async def test_committed(self) -> None:
         """What was carried out all the same is undone, and can be sent again with the same nonce."""
@@ -136,9 +136,9 @@ class DoubtTests(FaultCase):
         with self.impatiently(), self.servers.failpoint("commitTransaction", **DONE_OR_NOT):
             await self.assertFailure(acknowledge(guard), StoreUnavailable)
             # Undoing it releases the nonce, though nobody says so.
-            await wait_until(lambda: any("undoing a doubtful write" in line for line in self.said))
+            await wait_until(lambda: any("undo of an uncertain commit" in line for line in self.said))
             self.assertEqual(self.documents["nonces"].count_documents({"_id": guard.nonce}), 0)
-        await wait_until(lambda: self.links[0].answers and not self.links[0].has_uncertain_commits)
+        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
         self.assertEqual([[one.id for one in some] for some in told], [ids[:1]])
         self.assertEqual((await decentrl.pending_events(ALICE, None, ALL)).items, (events[1],))
         self.assertEqual(await acknowledge(guard), [])
@@ -188,7 +188,7 @@ class DoubtTests(FaultCase):
             await self.assertFailure(self.decentrl.deliver(guard, event), StoreUnavailable)
         await self.assertFailure(self.decentrl.deliver(guard, event), StoreUnavailable)
         undone.callback(None)
-        await wait_until(lambda: self.links[0].answers and not self.links[0].has_uncertain_commits)
+        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
         await self.decentrl.deliver(guard, event)
         await self.assertFailure(self.decentrl.deliver(guard, event), DuplicateNonce)
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
@@ -197,7 +197,7 @@ class DoubtTests(FaultCase):
         """What another node has done with the same nonce meanwhile is not undone."""
         guard, event = self.guard(), self.an_event()
         has_uncertain_commits = MongoGuardedCommand(
-            guard, MongoDeliverCommand(event, self.caps, NOON), NOON, b"another token"
+            guard, MongoDeliverCommand(event.recipient_did, event, self.caps, NOON), NOON, b"another token"
         )
         await self.decentrl.deliver(guard, event)
         await self.links[0].transact("undo", has_uncertain_commits.undo)
@@ -232,7 +232,7 @@ class RetryTests(FaultCase):
             begun = [self.decentrl.deliver(self.guard(), self.an_event()) for _ in range(600)]
             results: list[Any] = await DeferredList(begun, consumeErrors=True)
         self.assertEqual({result.type for _, result in results}, {StoreUnavailable})
-        await wait_until(lambda: self.links[0].answers)
+        await wait_until(lambda: self.links[0].is_available)
         await self.decentrl.deliver(self.guard(), self.an_event())
         self.assertEqual(self.miscounted(), [])
 

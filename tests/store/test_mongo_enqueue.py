@@ -292,7 +292,7 @@ class NodesTests(MongoTestCase):
     async def test_comes_and_goes(self) -> None:
         """Who has closed the store is not looked for any more, nor who has died once somebody has seen to that."""
         first, second, _ = await self.nodes()
-        self.documents["owners"].insert_one({"_id": "dead"})
+        self.documents["owners"].insert_one({"_id": "dead", "user": ""})
         await second.close()
         await second.open()
         self.assertEqual(self.documents["owners"].count_documents({"_id": "dead"}), 0)
@@ -322,7 +322,7 @@ class DoubtTests(MongoTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(server_module, "PATIENCE", 0.8)
+        self.patch(server_module, "REQUEST_TIME_LIMIT", 0.8)
 
     async def test_deposit(self) -> None:
         """Messages of which nobody knows whether they were committed are taken out again."""
@@ -401,7 +401,7 @@ class FailoverTests(MongoTestCase):
             await wait_until(partial(self._accepted, wanted), 30.0)
         self.going = False
         await gatherResults(workers)
-        await wait_until(lambda: server.answers and not server.has_uncertain_commits)
+        await wait_until(lambda: server.is_available and not server.transactions.has_uncertain_commits)
         self.assertEqual(sorted(self.kept()), sorted(self.accepted))
 
     def _thaw(self) -> None:

@@ -77,7 +77,7 @@ class SharesTests(MongoTestCase):
         with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.impatiently():
             with self.assertRaises(StoreUnavailable):
                 await put("d")
-        await wait_until(lambda: not server.has_uncertain_commits)
+        await wait_until(lambda: not server.transactions.has_uncertain_commits)
         with self.assertRaises(QueueFull):
             await put("e", "f")
         await put("g")

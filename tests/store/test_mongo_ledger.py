@@ -120,7 +120,7 @@ class DoubtTests(LedgerCase):
                 await asked()
 
     async def settled(self) -> None:
-        await wait_until(lambda: not self.server.has_uncertain_commits)
+        await wait_until(lambda: not self.server.transactions.has_uncertain_commits)
 
     async def a_doubtful_store(self, **limits: Any) -> MongoStore:
         self.server = self.a_server()
@@ -222,9 +222,10 @@ class CarriedTests(LedgerCase):
 class OpeningTests(LedgerCase):
     """Databases in which messages wait that nobody has noted."""
 
-    async def test_older(self) -> None:
-        """In a database of the version before, what waits was accepted."""
+    async def test_without_a_ledger(self) -> None:
+        """Messages that nobody has recorded were accepted."""
         restore_snapshot(self.documents, version=1)
+        self.documents["ledger"].delete_many({})
         store = await self.a_store()
         found = await store.ledger()
         self.assertEqual(
@@ -232,31 +233,6 @@ class OpeningTests(LedgerCase):
         )
         await store.acknowledge(ALICE, ["m"])
         await self.check(store, accepted=2, acknowledged=1, waiting=1)
-
-    async def test_beside_an_older_node(self) -> None:
-        """As long as a process runs that notes nothing, it is not known what waits; then the books are opened."""
-        restore_snapshot(self.documents, version=1)
-        self.documents["owners"].insert_one({"_id": "older", "since": None, "user": ""})
-        self.documents["nodes"].insert_one({"_id": "older", "name": "n", "address": "", "seal": b"", "identity": b""})
-        self.documents["nodes"].update_one({"_id": "older"}, [{"$set": {"until": {"$add": ["$$NOW", 3_600_000]}}}])
-        store = await self.a_store()
-        await self.put(store, "new")
-        self.assertIsNone((await store.ledger()).didcomm.difference)
-        self.documents["messages"].delete_one({"_id": "m"})
-        self.documents["owners"].delete_one({"_id": "older"})
-        await self.check(store, accepted=2, waiting=2)
-        await store.acknowledge(ALICE, ["new"])
-        await self.check(store, accepted=2, acknowledged=1, waiting=1)
-
-    async def test_one_that_begins_late(self) -> None:
-        """Nor when such a one comes back after that."""
-        store = await self.a_store()
-        await self.put(store, "a")
-        self.documents["owners"].insert_one({"_id": "older"})
-        self.documents["messages"].delete_many({})
-        self.assertIsNone((await store.ledger()).didcomm.difference)
-        self.documents["owners"].delete_one({"_id": "older"})
-        await self.check(store)
 
     async def test_imported(self) -> None:
         """What was imported was accepted, and is not what a first look finds."""

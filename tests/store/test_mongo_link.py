@@ -64,7 +64,7 @@ class GuardedTests(MongoTestCase):
         connections = connection_pool.PrimaryConnectionPool(parse_mongo_uri(uri), CLOCK, size=1)
         self.addCleanup(connections.stop)
         connections.start()
-        await wait_until(lambda: connections.connected)
+        await wait_until(lambda: connections.is_connected)
         self.assertTrue(proxy.used_up)
 
     async def test_revoked(self) -> None:
@@ -86,11 +86,11 @@ class GuardedTests(MongoTestCase):
         for one in refused:
             with self.assertRaises(StoreUnavailable):
                 await one
-        await wait_until(lambda: not server.answers)
+        await wait_until(lambda: not server.is_available)
         self.assertEqual(dropped, [])
         admin.command("createUser", "revoked", **create)
         self.addCleanup(admin.command, "dropUser", "revoked")
-        await wait_until(lambda: server.answers, BACK)
+        await wait_until(lambda: server.is_available, BACK)
         await gatherResults([start_mongod(server.find("read", "things", {})) for _ in range(20)])
         await gatherResults([start_mongod(server.write("write", BEATING)) for _ in range(20)])
         self.assertEqual((self.states, len(dropped)), ([True, False, True], 1))
@@ -105,7 +105,7 @@ class GuardedTests(MongoTestCase):
         before, dropped = server._pool._protocols(), self.count_drops(server)
         for _ in range(3):
             with self.assertRaises(StoreUnavailable):
-                await server.command("refused", {"replSetGetConfig": 1}, database="admin", limited=False)
+                await server.command("refused", {"replSetGetConfig": 1}, database="admin", has_time_limit=False)
         await server.write("write", BEATING)
         self.assertEqual((server._pool._protocols(), dropped, self.states), (before, [], [True]))
 

@@ -41,7 +41,7 @@ class Recipients:
         """All of them, as a server would answer: with ids that are equal, but not the same objects."""
         return [{"_id": Id(id.number)} for id in self.ids]
 
-    def later(self, requests: list[Any]) -> None:
+    def write_at_end(self, requests: list[Any]) -> None:
         """They are noted."""
         self.requests += requests
 

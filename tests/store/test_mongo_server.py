@@ -13,7 +13,6 @@ from twisted.internet.task import deferLater
 from mediatord.clock import request_scope
 from mediatord.errors import RecipientUnknown, StoreUnavailable, TooLarge
 from mediatord.store.interfaces.messages import Payload
-from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.message_operations import ignore_observation
 from mediatord.store.mongo.driver import server_monitor
 from mediatord.store.mongo.driver.client import ReplicaSetClient
@@ -25,7 +24,7 @@ from mediatord.store.mongo.driver.commands import (
     build_updates,
     encode_document,
 )
-from mediatord.store.mongo.driver.errors import CommitWithError, DuplicateKeyError
+from mediatord.store.mongo.driver.errors import CommitWithError, DuplicateKeyError, UnsupportedServer
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from tests.mongod_process import Mongod, TemporaryDataDirectory
@@ -118,7 +117,7 @@ class CommandTests(ServerCase):
     async def test_refused(self) -> None:
         """What the server will not do is not asked again, and its reasons are not repeated."""
         await self.fails(self.server.find("read", "things", {"$nonsense": CANARY}))
-        self.assertTrue(self.server.answers)
+        self.assertTrue(self.server.is_available)
         await self.server.write("write", adding(1))
 
     async def test_slow(self) -> None:
@@ -367,7 +366,7 @@ class DoubtTests(ServerCase):
         with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=2_000, times=1):
             with self.impatiently():
                 await self.fails(self.server.transact("insert", self.insert, undo=self.undo))
-            await wait_until(lambda: not self.server.has_uncertain_commits)
+            await wait_until(lambda: not self.server.transactions.has_uncertain_commits)
         self.assertEqual(self.things(), [])
         await self.server.transact("insert", self.insert)
         self.assertEqual(self.things(), [1])
@@ -386,14 +385,14 @@ class AwayTests(ServerCase):
         await self.elsewhere(go, 0)
         try:
             await self.fails(self.server.write("write", adding(1)))
-            await wait_until(lambda: not self.server.answers)
+            await wait_until(lambda: not self.server.is_available)
             self.fails_at_once(self.server.write("write", adding(1)))
             self.fails_at_once(self.server.transact("work", self.read))
         finally:
             await self.elsewhere(come, 0)
         # Since there is a primary again, which is not up to us.
         await self.elsewhere(self.servers.primary)
-        took = await wait_until(lambda: self.server.answers, BACK)
+        took = await wait_until(lambda: self.server.is_available, BACK)
         await self.server.write("write", adding(2))
         self.assertEqual(self.states, [True, False, True], f"after {took:.1f} s")
         self.assertIn(2, self.things())
@@ -436,10 +435,10 @@ class AwayTests(ServerCase):
             await deferLater(CLOCK, 0.3)
             clock.ahead = -HOUR
             await gatherResults([start_mongod(self.fails(one)) for one in asked])
-            await wait_until(lambda: not server.answers)
+            await wait_until(lambda: not server.is_available)
         finally:
             await self.elsewhere(self.servers.thaw, 0)
-        await wait_until(lambda: server.answers)
+        await wait_until(lambda: server.is_available)
         self.assertIsNotNone(await store.account(ALICE))
         with request_scope(cast(Any, clock)):
             self.assertEqual(await store.owner(INBOX), ALICE)
@@ -512,7 +511,7 @@ class OpeningTests(MongoTestCase):
         await self.elsewhere(alone.start)
         self.addCleanup(alone.kill)
         server = self.a_server(uri=f"mongodb://127.0.0.1:{alone.port}/test")
-        with self.assertRaisesRegex(StoreUnusable, f"127.0.0.1:{alone.port} is not a member of a replica set"):
+        with self.assertRaisesRegex(UnsupportedServer, f"127.0.0.1:{alone.port} is not a member of a replica set"):
             await server.open()
 
 
@@ -533,7 +532,7 @@ class CredentialTests(MongoTestCase):
         for _ in range(2):
             with self.assertRaises(StoreUnavailable):
                 await server.open()
-        refused = [line for line in self.said if "does not take our credentials" in line]
+        refused = [line for line in self.said if "rejects the credentials" in line]
         self.assertEqual(len(refused), 1)
         self.assertIn(self.servers.hosts[0], refused[0])
         self.servers.client.admin.command(

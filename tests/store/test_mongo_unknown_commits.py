@@ -87,7 +87,7 @@ class NonceTests(MongoTestCase):
                 await self.assertFailure(store.release(key), StoreUnavailable)
             if key == b"a":
                 self.assertTrue(await store.claim(key, later))
-        await wait_until(lambda: not server.has_uncertain_commits)
+        await wait_until(lambda: not server.transactions.has_uncertain_commits)
         self.assertEqual([await store.claim(b"a", later), await other.claim(b"b", later)], [False, True])
 
     async def test_released_late(self) -> None:
@@ -263,8 +263,8 @@ class SettlingTests(MongoTestCase):
         async def look(transaction: Transaction) -> None:
             await transaction.find("messages", {})
 
-        server.schedule_undo(look)
-        await wait_until(lambda: not server.has_uncertain_commits)
+        server.transactions.schedule_undo(look)
+        await wait_until(lambda: not server.transactions.has_uncertain_commits)
         self.assertEqual(self.documents["pulse"].count_documents({"_id": "undone"}), 1)
 
     async def test_in_the_way(self) -> None:
@@ -281,15 +281,15 @@ class SettlingTests(MongoTestCase):
             async def work(transaction: Transaction) -> Any:
                 return lambda: undone.append(number)
 
-            server.schedule_undo(work)
+            server.transactions.schedule_undo(work)
 
-        server.schedule_undo(fail)
+        server.transactions.schedule_undo(fail)
         undo(1)
         undo(2)
         await wait_until(lambda: undone == [1, 2])
         await deferLater(CLOCK, 0.5)
-        lines = [line for line in self.said if "undoing" in line]
-        self.assertTrue(server.has_uncertain_commits)
+        lines = [line for line in self.said if "undo of" in line]
+        self.assertTrue(server.transactions.has_uncertain_commits)
         self.assertEqual((len(lines), any("SECRET" in line for line in self.said)), (1, False))
         failing = False
-        await wait_until(lambda: not server.has_uncertain_commits)
+        await wait_until(lambda: not server.transactions.has_uncertain_commits)

@@ -20,7 +20,7 @@ from mediatord.store.interfaces.accounts import (
     RecipientUpdateAction,
     RecipientUpdateResult,
 )
-from mediatord.store.interfaces.cluster import IClusterStore
+from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
     ArrivalWindow,
@@ -38,13 +38,14 @@ from mediatord.store.interfaces.messages import (
     StoreLedger,
     StoreStatistics,
 )
-from mediatord.store.interfaces.store import IStore, StoreFault
+from mediatord.store.interfaces.store import IStore, StoreFault, StoreUnusable
 from mediatord.store.message_operations import BatchLimits, enqueue_independently
-from mediatord.store.mongo import accounts, ledger, message_queues, queue_statistics, schema
+from mediatord.store.mongo import accounts, ledger, message_queues, queue_statistics
 from mediatord.store.mongo.accounts import RecipientDIDCache, RecipientOwnerCache
 from mediatord.store.mongo.cluster import MongoClusterStore, SessionOwnerRecord
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
+from mediatord.store.mongo.driver.errors import UnsupportedServer
 from mediatord.store.mongo.driver.executor import retry_on_duplicate_key, start_operation
 from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork
 from mediatord.store.mongo.enqueue import EnqueueBatchOperation
@@ -53,7 +54,6 @@ from mediatord.store.mongo.message_queues import (
     AccountReadSerializer,
     DeliveryMark,
     DueMessageTransaction,
-    MessageLookup,
     MessageQueueReader,
     MongoEnqueueRequest,
     list_delivering_boots,
@@ -63,7 +63,7 @@ from mediatord.store.mongo.message_queues import (
 )
 from mediatord.store.mongo.nonces import NonceCapacity, NonceClaimBatchOperation, NonceClaimRequest, NonceReleaseQueue
 from mediatord.store.mongo.removal import LateCommitReporter, RemovalListener, RemovalRequest, RemoveBatchOperation
-from mediatord.store.mongo.schema import DIDCOMM_COLLECTIONS, MIGRATIONS, MongoMigration, MongoSchema
+from mediatord.store.mongo.schema import ALL_COLLECTIONS, MIGRATIONS, MongoMigration, MongoSchema
 from mediatord.store.mongo.space_quota import SpaceQuota
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
 from mediatord.store.quotas import SpaceLimits
@@ -109,12 +109,11 @@ class MongoStore:
     ) -> None:
         self._client = client
         self._clock = clock
-        collections = (*DIDCOMM_COLLECTIONS, *schema.DECENTRL_COLLECTIONS, *schema.CLUSTER_COLLECTIONS)
-        self._schema = MongoSchema(collections, (*MIGRATIONS, *migrations))
+        self._schema = MongoSchema(ALL_COLLECTIONS, (*MIGRATIONS, *migrations))
         self._batcher = TransactionBatcher(client, at_once=_WRITE_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
         self._claim_batcher = TransactionBatcher(client, at_once=_CLAIM_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
         self._session_owner = SessionOwnerRecord(client)
-        self._did_cache = did_cache = RecipientDIDCache()
+        did_cache = RecipientDIDCache()
         self._queues = MessageQueueReader(did_cache)
         late_commits = LateCommitReporter(tell)
         self._enqueue_operation = EnqueueBatchOperation(limits, MessageQueueFinder(), late_commits)
@@ -124,7 +123,7 @@ class MongoStore:
         self._claim_operation = NonceClaimBatchOperation(self._nonces, self._release_queue)
         self._owner_cache = RecipientOwnerCache(client)
         self._read_serializer = AccountReadSerializer(client)
-        self._clocks = ClockSkewMonitor(client)
+        self._clocks = ClockSkewMonitor(client, MAX_CLOCK_SKEW)
         self.space_quota = SpaceQuota(client, space_limits, on_fault)
         self._decentrl = MongoDecentrlStore(
             client, clock, caps, self._nonces, self._clocks, LateCommitReporter(tell_events), self.space_quota.refuses
@@ -172,10 +171,10 @@ class MongoStore:
             MongoEnqueueRequest(one.recipient_did, one.payloads, now, one.expires_at, one.due_at, one.origin)
             for one in deposits
         ]
-        if not self._enqueue_operation.possible(orders):
+        if not self._enqueue_operation.is_possible(orders):
             return fail(TooLarge())
         dids = {one.recipient_did for one in deposits}
-        keys = {*dids, *filter(None, map(self._owner_cache.known, dids))}
+        keys = {*dids, *filter(None, map(self._owner_cache.get_cached, dids))}
         size = sum([len(payload.data) for one in deposits for payload in one.payloads])
         enqueued = self._batcher.submit("enqueue", self._enqueue_operation, orders, keys, size)
         return enqueued.addErrback(self._handle_unknown_recipient, dids)
@@ -206,8 +205,10 @@ class MongoStore:
         known = filter_valid_ids(ids)
         if not known:
             return self._read_limited("find", 0, _return_nothing)
-        finding = MessageLookup(self._queues, self._did_cache, known, self._clock.seconds())
-        return start_operation(self._client.operate("find", finding))
+        now = self._clock.seconds()
+        return start_operation(
+            self._client.operate("find", lambda executor, deadline: self._queues.find(executor, deadline, known, now))
+        )
 
     def arrived(
         self, accounts: Sequence[str], window: ArrivalWindow, *, limit: int
@@ -233,7 +234,9 @@ class MongoStore:
         return self._batcher.submit("acknowledge", self._remove_operation, removal, keys, removal.size)
 
     def expire(self, limit: int) -> Deferred[list[RemovedMessage]]:
-        return start_operation(self._remove_operation.expire(self._client, self._clock.seconds(), limit))
+        return start_operation(
+            self._remove_operation.expire(self._client, self._clocks, self._clock.seconds(), limit)
+        )
 
     def next_due(self) -> Deferred[float | None]:
         return start_operation(message_queues.find_next_due(self._client, self._clock.seconds()))
@@ -311,7 +314,7 @@ class MongoStore:
 
     def owner(self, recipient_did: str) -> Deferred[str | None]:
         """Answered from memory if it was asked lately."""
-        return self._owner_cache.owner(canonicalize_did(recipient_did))
+        return self._owner_cache.find_owner(canonicalize_did(recipient_did))
 
     def spellings(self, recipient_did: str) -> Deferred[list[str]]:
         return start_operation(accounts.list_spellings(self._client, recipient_did))
@@ -364,7 +367,10 @@ class MongoStore:
         return start_operation(self._prune(self._clock.seconds()))
 
     async def _open(self) -> None:
-        await self._client.open(lambda executor: self._schema.prepare(executor, self._client.clock))
+        try:
+            await self._client.open(lambda executor: self._schema.prepare(executor, self._client.clock))
+        except UnsupportedServer as error:
+            raise StoreUnusable(str(error)) from None
         self.space_quota.start()
         self._batcher.start()
         self._claim_batcher.start()
