@@ -138,7 +138,7 @@ class InMemoryMediator:
         return self.test.successResultOf(Deferred.fromCoroutine(work))
 
     def _check_ledger(self) -> None:
-        looking: Deferred[StoreLedger] = self.store.ledger()
+        looking: Deferred[StoreLedger] = self.store.read_ledger()
         # A store that the test has closed says nothing any more.
         looking.addCallbacks(assert_ledger_balanced, lambda failure: failure.trap(StoreUnavailable))
         self.test.successResultOf(looking)

@@ -154,23 +154,23 @@ class HouseTests(SynchronousTestCase):
         """That the message is on a socket is marked after the answer, with time of its own."""
         guest = InMemoryWallet(self.in_memory).enrol()
         guest.go_live()
-        self.watch(self.in_memory.store, "owner", "enqueue", "mark_delivered")
+        self.watch(self.in_memory.store, "find_owner", "enqueue", "mark_delivered")
         raw = pack_forward(self.in_memory, guest.did, guest.letter())
         self.assertEqual(
             self.run_request(lambda: self.in_memory.half.mediator.receive(raw, MessageOrigin(PEER))).status, 202
         )
         self.in_memory.clock.advance(MARK_DELAY)
-        self.assertEqual(self.asked, {"owner": NOW, "enqueue": NOW, "mark_delivered": NONE})
+        self.assertEqual(self.asked, {"find_owner": NOW, "enqueue": NOW, "mark_delivered": NONE})
 
     def test_a_command(self) -> None:
         """All of it is within the request."""
         new_identity = InMemoryIdentity(self.in_memory, "alice")
         new_identity.register()
-        self.watch(self.in_memory.store.decentrl, "admit", "pending_events")
+        self.watch(self.in_memory.store.decentrl, "check_guard", "pending_events")
         query = {"type": "QUERY_PENDING_EVENTS", "filter": {}, "pagination": {"page": 0, "page_size": 1}}
         raw = new_identity.command(query)
         self.assertEqual(self.run_request(lambda: self.in_memory.decentrl.mediator.receive(raw, PEER)).status, 200)
-        self.assertEqual(self.asked, {"admit": NOW, "pending_events": NOW})
+        self.assertEqual(self.asked, {"check_guard": NOW, "pending_events": NOW})
 
 
 class ServingTests(SynchronousTestCase):

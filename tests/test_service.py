@@ -25,9 +25,9 @@ from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.service import makeService
 from mediatord.wallet.didcomm_identity import WalletIdentity, WalletKey
 from mediatord.wallet.didcomm_messages import authcrypt, compose_message
+from tests.http.in_memory_site import CLOSE, InMemoryTransport, encode_masked_frame, encode_request, parse_responses
 from tests.in_memory_mediator import CM3, NOW, PEER, from_header
-from tests.outbound_test_case import FakeResolver
-from tests.web.in_memory_site import CLOSE, InMemoryTransport, encode_masked_frame, encode_request, parse_responses
+from tests.net.outbound_test_case import FakeResolver
 
 
 class Child(Service):

@@ -27,7 +27,7 @@ from mediatord.admin.status_sources import (
     compute_traffic,
     merge_problems,
 )
-from mediatord.errors import ShuttingDown, StoreUnavailable
+from mediatord.errors import ShutdownInProgress, StoreUnavailable
 from mediatord.protocol import encoding
 from mediatord.store.interfaces import messages
 from mediatord.store.interfaces.messages import AgeBucket, QueueBacklog
@@ -101,7 +101,7 @@ class StatusSources:
     :param processes: raises TimeoutError.
     :param here: what this process knows, should nobody else be there to be asked.
     :param figures: the metrics of all processes as text; raises TimeoutError.
-    :param backlog: raises StoreUnavailable, ShuttingDown.
+    :param backlog: raises StoreUnavailable, ShutdownInProgress.
     :param tag: what stands for a DID in the log.
     :param is_own: whether a DID is one that the daemon has to send messages to itself.
     """
@@ -307,7 +307,7 @@ class StatusCollector:
             timer.cancel()
         answer = found[0] if found else None
         if isinstance(answer, Failure):
-            answer.trap(StoreUnavailable, ShuttingDown)
+            answer.trap(StoreUnavailable, ShutdownInProgress)
             return None
         return answer
 

@@ -78,13 +78,13 @@ def _build_message_delivery(base: CoreServices, didcomm: DIDCommServices) -> Loc
     live, store = didcomm.live, base.store
     return LocalDelivery(
         live=lambda: base.connections.live(lambda reader: reader is not None),
-        find=store.find,
-        arrived=lambda dids, window, limit: store.arrived(dids, window, limit=limit),
+        find=store.find_messages,
+        arrived=lambda dids, window, limit: store.find_arrivals(dids, window, limit=limit),
         push=live.push_remote,
         is_missed=lambda one: not live.was_pushed(one.id) and _has_subscribers(base, one),
         push_late=lambda message, at: live.push_remote(message, by=at + MAX_VISIBILITY_DELAY),
         was_pushed=live.was_pushed,
-        picked_up=store.cluster.picked_up,
+        picked_up=store.cluster.find_picked_up,
         served=_accept_all,
     )
 
@@ -103,12 +103,12 @@ def _build_event_delivery(base: CoreServices, decentrl: DecentrlServices) -> Loc
     return LocalDelivery(
         live=lambda: base.connections.live(lambda reader: reader is None),
         find=store.find_pending,
-        arrived=lambda dids, window, limit: store.arrived_pending(dids, window, limit=limit),
+        arrived=lambda dids, window, limit: store.find_pending_arrivals(dids, window, limit=limit),
         push=event_pusher.push_remote,
         is_missed=lambda one: not event_pusher.was_pushed(one.id) and _has_subscribers(base, one),
         push_late=lambda event, at: event_pusher.push_remote(event, by=at + MAX_VISIBILITY_DELAY),
         was_pushed=event_pusher.was_pushed,
-        picked_up=base.store.cluster.picked_up,
+        picked_up=base.store.cluster.find_picked_up,
         served=registered,
     )
 

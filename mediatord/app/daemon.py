@@ -61,7 +61,7 @@ def build_probe(base: CoreServices, config: Config, doors: Sequence[Listener]) -
     context = ProbeContext(
         reactor=reactor,
         endpoints=endpoints,
-        write=lambda: store.claim(secrets.token_bytes(32), reactor.seconds() + _PROBE_CLAIM_SECONDS),
+        write=lambda: store.claim_nonce(secrets.token_bytes(32), reactor.seconds() + _PROBE_CLAIM_SECONDS),
         mediator=lambda: base.identity.did,
         identity=base.own.identities.identity(config.node_name),
         token=base.own.token,

@@ -49,7 +49,7 @@ def build_decentrl(base: CoreServices, config: Config) -> DecentrlServices:
         reader = BacklogReader(
             clock,
             base.connections,
-            lambda dids, window, limit: store.decentrl.arrived_pending(dids, window, limit=limit),
+            lambda dids, window, limit: store.decentrl.find_pending_arrivals(dids, window, limit=limit),
         )
     event_pusher = EventPusher(base.connections, recorder, remote_delivery, pickup_recorder)
     base.late.events = event_pusher.resolve_pushes

@@ -194,7 +194,7 @@ def _build_cluster_hooks(base: CoreServices, config: Config) -> ClusterDeliveryH
         return None
     store = base.store
     reader = BacklogReader(
-        base.reactor, base.connections, lambda dids, window, limit: store.arrived(dids, window, limit=limit)
+        base.reactor, base.connections, lambda dids, window, limit: store.find_arrivals(dids, window, limit=limit)
     )
     return ClusterDeliveryHooks(reader, PickupRecorder(store.cluster, config.queue.delivered_timeout))
 

@@ -27,7 +27,7 @@ from mediatord.cluster.node_health import StoreHealthCheck
 from mediatord.config.settings import Config
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.didcomm.messages import DIDCommReply, MessageOrigin
-from mediatord.errors import MediatorError, ShuttingDown, StartupError, StoreUnavailable
+from mediatord.errors import MediatorError, ShutdownInProgress, StartupError, StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
 from mediatord.http.flow_control import RoundRobinScheduler
 from mediatord.http.memory_reclaimer import MemoryReclaimer
@@ -73,7 +73,7 @@ class _ProtocolGateway:
     async def _run_request(self, half: ProtocolName, peer: str, size: int, work: Callable[[], Awaitable[T]]) -> T:
         try:
             return await self._base.gate.run_request(work)
-        except ShuttingDown as error:
+        except ShutdownInProgress as error:
             self._base.recorder.record_early_rejection(half, peer, size, error)
             raise
 
@@ -319,7 +319,7 @@ def build_admin_site(
         return 1, [watch.told()]
 
     async def backlog(bounds: Sequence[float], top: int) -> QueueBacklog:
-        return await base.gate.run_request(lambda: base.store.backlog(bounds, top))
+        return await base.gate.run_request(lambda: base.store.read_backlog(bounds, top))
 
     reports = None if config.admin.reports is None else ReportDirectory(config.admin.reports)
     sources = StatusSources(

@@ -44,7 +44,7 @@ async def record_ledger(base: CoreServices) -> None:
 
     :raise StoreUnavailable: they could not be read.
     """
-    base.recorder.ledger(base.store_name, await base.store.ledger())
+    base.recorder.ledger(base.store_name, await base.store.read_ledger())
 
 
 class StartStopLedgerRecorder(Service):
@@ -155,7 +155,7 @@ async def record_gauges(base: CoreServices, lag: ReactorLagMonitor) -> None:
         "lag_ms": lag.take() * 1000,
     }
     try:
-        waiting = await base.store.waiting()
+        waiting = await base.store.get_queue_totals()
     except StoreUnavailable:
         base.recorder.gauge(**own)
         raise
@@ -194,7 +194,7 @@ def _count_descriptors() -> int | None:
 def register_core_buffers(base: CoreServices) -> None:
     """What both halves stand on."""
     metrics, recorder, connections = base.recorder.metrics, base.recorder, base.connections
-    metrics.watch("store_operations", base.store.held)
+    metrics.watch("store_operations", base.store.get_buffered)
     metrics.watch("event_log", lambda: (None, base.events.pending))
     metrics.watch("rate_limits", lambda: (len(base.admission) + len(base.registrations), None))
     metrics.watch("requests_in_progress", lambda: base.admission.memory.held)
@@ -238,7 +238,7 @@ async def refresh_store_metrics(base: CoreServices) -> None:
 
     :raise StoreUnavailable: it does not say, and the metrics say how it was.
     """
-    found = await base.store.statistics(base.reloading.config.metrics.queue_size_top)
+    found = await base.store.read_statistics(base.reloading.config.metrics.queue_size_top)
     largest = [one for one in found.largest if not base.own.identities.is_probe_did(one[0])]
     # What the daemon sends to itself has no series, but is in the sum as it is in the ledger.
     other = found.other + sum(number for _, number in found.largest) - sum(number for _, number in largest)

@@ -17,7 +17,7 @@ from mediatord.app.http_sites import SupervisorMonitor, list_listen_endpoints, l
 from mediatord.app.lifecycle import OrderedService
 from mediatord.app.reload import ReloadOutcome, load_identity, parse_identity, plan_key_rollout, reload_config
 from mediatord.config.settings import Config
-from mediatord.errors import ShuttingDown, StoreUnavailable
+from mediatord.errors import ShutdownInProgress, StoreUnavailable
 from mediatord.identity.key_file import serialize_keys
 from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.net.listeners import Listener
@@ -153,7 +153,7 @@ class _WorkerMetricsReport:
             await self._base.gate.run_request(lambda: self._base.store.queue_sizes(0))
         except StoreUnavailable:
             self._metrics.storage_up(False)
-        except ShuttingDown:
+        except ShutdownInProgress:
             pass
         else:
             self._metrics.storage_up(True)

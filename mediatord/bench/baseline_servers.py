@@ -10,7 +10,7 @@ It does what nobody can do without and nothing else: no checks of shape or time,
 JSON and signatures are at their defaults, as a server written in a day would have them; requests that wait for the
 disk at the same time share a commit, and what they wait for is as durable as the daemon's.
 
-The daemon on a disk whose sync takes 50 ms: ``python -m mediatord.bench.baseline_servers run --config ...``.
+The daemon on a disk whose sync takes 50 ms: ``python -m mediatord.bench.baseline_servers slow-disk run --config ...``.
 
 All is as in `mediatord`, but wherever SQLite has waited for the disk, the same thread waits for longer.
 """
@@ -173,14 +173,18 @@ def connect_slowly(*arguments: Any, factory: type[Connection] = Connection, **op
     return _sqlite_connect(*arguments, factory=make_slow_class(factory), **options)
 
 
-if __name__ == "__main__":
-    task.react(serve_empty_responses)
-
-
-if __name__ == "__main__":
-    task.react(serve_commands, sys.argv[1:])
-
-
-if __name__ == "__main__":
+def _run_on_slow_disk(arguments: list[str]) -> None:
+    """Run the command line `arguments` of `mediatord` with slow synchronisation."""
+    sys.argv[1:] = arguments
     vars(sqlite3)["connect"] = connect_slowly
     runpy.run_module("mediatord", run_name="__main__")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["empty"]:
+            task.react(serve_empty_responses)
+        case ["commands", path]:
+            task.react(serve_commands, [path])
+        case ["slow-disk", *arguments]:
+            _run_on_slow_disk(arguments)

@@ -577,7 +577,8 @@ class _DaemonEventLog:
 # What a health check or a ping may take on the slow disk: less than one sync.
 HEALTH_P99_MS = 25.0
 
-_MEDIATORD_PROGRAM, _SLOW_DISK_PROGRAM = "mediatord", "mediatord.bench.baseline_servers"
+_MEDIATORD_PROGRAM = ("mediatord",)
+_SLOW_DISK_PROGRAM = ("mediatord.bench.baseline_servers", "slow-disk")
 _PROBES_PER_SECOND, _DISK_FORWARDS_PER_SECOND = 50.0, 200.0
 _MAX_RATE = "at most/s"
 _SOCKETS = 4
@@ -606,7 +607,9 @@ def measure_disk(plan: BenchmarkPlan) -> ResultTable:
     return ResultTable("A slow disk", _DISK_COLUMNS, rows, targets, notes, tuple(failures))
 
 
-def _measure_on_disk(plan: BenchmarkPlan, program: str, cores: CoreAssignment, failures: list[str]) -> Figures:
+def _measure_on_disk(
+    plan: BenchmarkPlan, program: tuple[str, ...], cores: CoreAssignment, failures: list[str]
+) -> Figures:
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-bench-")))
         with pin_to_cores(cores.server):
@@ -656,8 +659,9 @@ def _measure_under_load(
     }
 
 
-def _replace_program(program: str, daemon_command: DaemonCommand) -> DaemonCommand:
+def _replace_program(program: tuple[str, ...], daemon_command: DaemonCommand) -> DaemonCommand:
     """The same command line, by another module that takes it."""
     words = list(daemon_command.words)
-    words[words.index("-m") + 1] = program
+    module = words.index("-m") + 1
+    words[module : module + 1] = program
     return replace(daemon_command, words=tuple(words))

@@ -312,32 +312,32 @@ def _format_target(target: PerformanceTarget) -> str:
 
 # Looked up when it is its turn: a scenario's modules are not there for the others to wait for.
 SCENARIO_FUNCTIONS = {
-    "opening": "opening:measure_opening",
-    "forward": "forwarding:measure_forwarding",
-    "latency": "latency:measure_latency",
-    "cycle": "cycle:measure_cycle",
-    "drain": "drain:measure_drain",
-    "storm": "storm:measure_storm",
-    "mixed": "mixed:measure_mixed",
-    "command": "commanding:measure_commands",
-    "log": "log:measure_log",
-    "push": "push:measure_push",
-    "sockets": "sockets:measure_sockets",
-    "memory": "memory:measure_memory",
-    "workers": "workers:measure_workers",
-    "accounts": "scale:measure_scale",
-    "disk": "disk:measure_disk",
-    "soak": "soak:measure_soak",
-    "cost": "cost:measure_cost",
-    "pages": "paging:measure_pages",
-    "abuse": "abuse:measure_abuse",
-    "mongodb": "nodes:measure_mongodb",
-    "nodes": "nodes:measure_nodes",
-    "elsewhere": "elsewhere:measure_elsewhere",
-    "presence": "presence:measure_presence",
+    "opening": "forward_scenarios:measure_envelopes",
+    "forward": "forward_scenarios:measure_forwards",
+    "latency": "forward_scenarios:measure_latency",
+    "cycle": "delivery_scenarios:measure_cycle",
+    "drain": "delivery_scenarios:measure_drain",
+    "storm": "delivery_scenarios:measure_connection_storm",
+    "mixed": "delivery_scenarios:measure_mixed",
+    "command": "decentrl_scenarios:measure_commands",
+    "log": "capacity_scenarios:measure_event_log",
+    "push": "delivery_scenarios:measure_push",
+    "sockets": "delivery_scenarios:measure_sockets",
+    "memory": "capacity_scenarios:measure_memory",
+    "workers": "scaling_scenarios:measure_workers",
+    "accounts": "capacity_scenarios:measure_accounts",
+    "disk": "capacity_scenarios:measure_disk",
+    "soak": "resilience_scenarios:measure_soak",
+    "cost": "capacity_scenarios:measure_cost",
+    "pages": "decentrl_scenarios:measure_pages",
+    "abuse": "resilience_scenarios:measure_abuse",
+    "mongodb": "scaling_scenarios:measure_mongodb",
+    "nodes": "scaling_scenarios:measure_nodes",
+    "elsewhere": "scaling_scenarios:measure_remote_push",
+    "presence": "scaling_scenarios:measure_presence",
 }
 # What is measured of a mediator that is not ours in another way than of a daemon of our own.
-_TARGET_SCENARIO_FUNCTIONS = {"forward": "anywhere:measure_anywhere"}
+_TARGET_SCENARIO_FUNCTIONS = {"forward": "forward_scenarios:measure_target_forwards"}
 _DEFAULT_PLAN = BenchmarkPlan()
 
 

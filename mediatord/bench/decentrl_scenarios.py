@@ -517,7 +517,9 @@ def measure_commands(plan: BenchmarkPlan) -> ResultTable:
     with ExitStack() as stack:
         daemon = stack.enter_context(run_temporary_daemon(DAEMON_SETTINGS))
         place = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-bench-")))
-        site = stack.enter_context(spawn_module("mediatord.bench.baseline_servers", str(place / DATABASE_FILE)))
+        site = stack.enter_context(
+            spawn_module("mediatord.bench.baseline_servers", "commands", str(place / DATABASE_FILE))
+        )
         signers = register_signers(daemon.url)
         ours = TargetServer.at(signers.mediator.url, daemon.pid, JSON_TYPE, _COMMAND_SUCCESS_STATUS)
         floor = TargetServer(site.pid, int(read_line(site)), ours.path, JSON_TYPE, _COMMAND_SUCCESS_STATUS)

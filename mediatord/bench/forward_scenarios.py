@@ -448,7 +448,7 @@ def measure_forwards(plan: BenchmarkPlan) -> ResultTable:
         cores = assign_cores()
         with pin_to_cores(cores.server):
             daemon = stack.enter_context(run_temporary_daemon(DAEMON_SETTINGS))
-            site = stack.enter_context(spawn_module("mediatord.bench.baseline_servers"))
+            site = stack.enter_context(spawn_module("mediatord.bench.baseline_servers", "empty"))
         stack.enter_context(pin_to_cores(cores.clients))
         server = TargetServer.at(fetch_mediator(daemon.url).http_uri, daemon.pid)
         stored_check = StoredMessageCheck(server, lambda: count_stored_rows(daemon.directory / DATABASE_FILE))
@@ -531,7 +531,7 @@ class _TargetComparison:
     def run(self, bodies: Path) -> InterleavedResults:
         """All rounds of one size."""
         clients, seconds = self._plan.clients, self._plan.seconds
-        with spawn_module("mediatord.bench.baseline_servers") as site:
+        with spawn_module("mediatord.bench.baseline_servers", "empty") as site:
             stock = TargetServer(site.pid, int(read_line(site)), "/didcomm")
 
             def post(server: TargetServer, share: float = 1.0) -> LoadResult:

@@ -125,7 +125,7 @@ class LapsedNodeSweeper:
         """:raise StoreUnavailable: somebody does it later."""
         if not await self._is_leader():
             return
-        for boot in await self._store.lapsed():
+        for boot in await self._store.list_lapsed_nodes():
             # Our own lease is for us to take up again.
             if boot != self._boot:
                 count = await self._store.drop(boot)

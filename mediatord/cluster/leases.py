@@ -64,7 +64,7 @@ class LeaderLease:
         """
         asked_at = self._clock.seconds()
         if not 0 <= asked_at - self._renewed_at < LEADER_RENEWAL_INTERVAL:
-            is_held = await self._store.hold(self._lease_name, self._boot, LEADER_LEASE)
+            is_held = await self._store.acquire_lease(self._lease_name, self._boot, LEADER_LEASE)
             # Another one may have it as soon as the store's lease is over, which began when it was asked or later.
             self._held_until = asked_at + LEADER_LEASE if is_held else asked_at
             self._renewed_at = asked_at
@@ -207,7 +207,7 @@ class ExclusiveStoreLease(Service):
             await self._cluster.drop(boot)
 
     async def _list_lapsed_nodes(self) -> list[str]:
-        return [boot for boot in await self._cluster.lapsed() if boot != self._entry.boot]
+        return [boot for boot in await self._cluster.list_lapsed_nodes() if boot != self._entry.boot]
 
     async def _release(self) -> None:
         if self._renewal is None:
@@ -236,7 +236,7 @@ async def _open_when_not_exclusive(clock: IReactorTime, store: IStore, gate: Req
     await store.open()
     until = clock.seconds() + EXCLUSIVE_LEASE + EXCLUSIVE_RENEWAL_INTERVAL
     with _hold_requests(gate):
-        while exclusive := [one for one in await store.cluster.nodes() if one.name == STANDALONE_NODE_NAME]:
+        while exclusive := [one for one in await store.cluster.list_nodes() if one.name == STANDALONE_NODE_NAME]:
             if clock.seconds() > until:
                 raise StoreUnusable(describe_exclusive_holder(exclusive[0]))
             await deferLater(clock, EXCLUSIVE_POLL_INTERVAL, lambda: None)

@@ -126,7 +126,9 @@ def _describe_address_conflict(holder: ClusterNode) -> str:
 async def list_node_names(store: IClusterStore) -> str:
     """Of the live nodes, for the operator."""
     try:
-        return ", ".join(one.address if one.name == STANDALONE_NODE_NAME else one.name for one in await store.nodes())
+        return ", ".join(
+            one.address if one.name == STANDALONE_NODE_NAME else one.name for one in await store.list_nodes()
+        )
     except StoreUnavailable:
         return "unknown"
 
@@ -344,7 +346,7 @@ class Membership(Service):
                 if not await self._store.renew(self._node.boot, NODE_LEASE) or not expiry_timer.active():
                     return
                 expiry_timer.reset(NODE_LEASE)
-                self._listener.nodes(await self._store.nodes())
+                self._listener.nodes(await self._store.list_nodes())
                 # As often as that, however long it takes: who sees no renewal takes us for dead. Meanwhile the clock
                 # may have been set back.
                 pause = min(max(0.0, began + RENEWAL_INTERVAL - self._clock.seconds()), RENEWAL_INTERVAL)

@@ -244,7 +244,7 @@ class PresenceLookup:
             self._in_progress.update(dids)
             waiting = {did: self._wanted.pop(did) for did in dids}
             self._lookups += 1
-            lookup = self._store.whereabouts(dids)
+            lookup = self._store.find_presence(dids)
             lookup.addBoth(self._resolve_waiters, waiting)
             lookup.addErrback(lambda failure: _log.failure("looking for sockets failed", redact_failure(failure)))
 
@@ -405,7 +405,7 @@ class PresencePublisher:
             generation = self._generation
             self._maybe_published.update(dids)
             try:
-                await self._store.announce(self._boot, dids)
+                await self._store.add_presence(self._boot, dids)
             finally:
                 self._presence_epochs.increment(dids)  # if it failed, the store may know all the same
             if generation == self._generation:
@@ -414,7 +414,7 @@ class PresencePublisher:
     async def _unpublish(self, dids: Sequence[str]) -> None:
         if dids:
             self._published.difference_update(dids)
-            await self._store.withdraw(self._boot, dids)
+            await self._store.remove_presence(self._boot, dids)
             self._maybe_published.difference_update(dids)
 
     def _resolve_waiters(self, dids: Iterable[str], *, fault: bool = False) -> None:

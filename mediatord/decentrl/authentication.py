@@ -12,7 +12,7 @@ from mediatord.decentrl.context import CommandRequest, KeyDirectory
 from mediatord.errors import (
     InvalidSignature,
     MediatorError,
-    ReplayMemoryFull,
+    ReplayCacheFull,
     SenderNotFound,
     SenderSigningKeyNotFound,
     TimestampOutOfRange,
@@ -74,8 +74,8 @@ class CommandAuthenticator:
             )
         except MediatorError:
             # Where there is no room for it, it may come again: it is forged then, too.
-            with contextlib.suppress(ReplayMemoryFull):
-                await self._store.admit(CommandGuard(nonce, until, share=_FORGED_NONCE_SHARE))
+            with contextlib.suppress(ReplayCacheFull):
+                await self._store.check_guard(CommandGuard(nonce, until, share=_FORGED_NONCE_SHARE))
             raise
         return CommandRequest(command, request, key, nonce, until, peer)
 

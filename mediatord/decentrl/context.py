@@ -156,7 +156,7 @@ class DecentrlContext:
 
     async def refuse(self, guard: CommandGuard, error: MediatorError) -> NoReturn:
         """Refuse a command for `error`, unless its nonce or a registration is a reason to refuse it before."""
-        await self.store.admit(guard)
+        await self.store.check_guard(guard)
         raise error
 
     async def require_mediator_recipient(self, command_request: CommandRequest) -> CommandGuard:

@@ -87,7 +87,7 @@ class ContractHandler:
 
     async def query(self, command_request: CommandRequest, query: QueryCommunicationContracts) -> dict[str, Any]:
         """QUERY_COMMUNICATION_CONTRACTS."""
-        await self._context.store.admit(await self._context.require_mediator_recipient(command_request))
+        await self._context.store.check_guard(await self._context.require_mediator_recipient(command_request))
         asked = query.filter
         wanted = ContractFilter(asked.did, asked.expires_at_before, asked.expires_at_after)
         found = await self._context.store.contracts(command_request.sender, wanted, to_slice(query.pagination))
@@ -101,7 +101,7 @@ class ContractHandler:
         self, command_request: CommandRequest, query: QueryPendingCommunicationContractRequests
     ) -> dict[str, Any]:
         """QUERY_PENDING_COMMUNICATION_CONTRACT_REQUESTS."""
-        await self._context.store.admit(await self._context.require_mediator_recipient(command_request))
+        await self._context.store.check_guard(await self._context.require_mediator_recipient(command_request))
         found = await self._context.store.contract_requests(command_request.sender, to_slice(query.pagination))
         items = [
             {

@@ -16,7 +16,7 @@ from mediatord.errors import (
     DuplicateNonce,
     InternalFault,
     MediatorError,
-    RateLimited,
+    RateLimitExceeded,
     StoreUnavailable,
     UnauthorizedCommand,
 )
@@ -149,7 +149,7 @@ class DecentrlDispatcher:
             if self._access.denies(command_request.sender):
                 await self._deny(command_request)
             return command_request
-        except (StoreUnavailable, RateLimited):
+        except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError as error:
             if isinstance(error, DuplicateNonce):
@@ -179,7 +179,7 @@ class DecentrlDispatcher:
             if not outgoing:
                 self._admission.charge_failure(peer, size)
             raise
-        except (StoreUnavailable, RateLimited):
+        except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:
             if not outgoing:
@@ -189,14 +189,14 @@ class DecentrlDispatcher:
     async def _charge(
         self, command_request: CommandRequest, peer: str, size: int, cost: int, *, outgoing: bool
     ) -> None:
-        """:raise RateLimited: the address or the sender is over its limit; the address has paid for the attempt."""
+        """:raise RateLimitExceeded: the address or the sender is over its limit; the address has paid for the attempt."""
         if outgoing:
             await self._admission.charge_anonymous(peer, compute_request_cost(size))
             await self._admission.sender(command_request.sender, None, peer)
             return
         try:
             await self._admission.account(command_request.sender, peer, cost)
-        except RateLimited:
+        except RateLimitExceeded:
             # It was read and proven for nothing, and need not be the identity itself that sends it.
             self._admission.charge_failure(peer, size)
             raise

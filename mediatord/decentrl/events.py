@@ -49,7 +49,7 @@ class PendingEventHandler:
         if not context.key_directory.resolves(recipient):
             await context.refuse(command_request.guard(), RecipientNotFound())
         event = PendingEvent(context.new_id(), recipient, command_request.sender, payload, context.clock.seconds())
-        await context.store.deliver(command_request.guard(recipient=recipient), event)
+        await context.store.enqueue_event(command_request.guard(recipient=recipient), event)
         context.event_pusher.pending(
             event,
             lambda pushed: context.recorder.accepted(
@@ -60,7 +60,7 @@ class PendingEventHandler:
 
     async def query(self, command_request: CommandRequest, query: QueryPendingEvents) -> dict[str, Any]:
         """QUERY_PENDING_EVENTS."""
-        await self._context.store.admit(await self._context.require_mediator_recipient(command_request))
+        await self._context.store.check_guard(await self._context.require_mediator_recipient(command_request))
         found = await self._context.store.pending_events(
             command_request.sender, query.filter.sender_did, to_slice(query.pagination)
         )
@@ -108,7 +108,7 @@ class StoredEventHandler:
 
     async def query(self, command_request: CommandRequest, query: QueryEvents) -> dict[str, Any]:
         """QUERY_EVENTS."""
-        await self._context.store.admit(await self._context.require_mediator_recipient(command_request))
+        await self._context.store.check_guard(await self._context.require_mediator_recipient(command_request))
         asked = query.filter
         wanted = EventFilter(
             tags=tuple(asked.encrypted_tags or ()),

@@ -16,7 +16,7 @@ from mediatord.errors import (
     InternalFault,
     InvalidMessage,
     MediatorError,
-    RateLimited,
+    RateLimitExceeded,
     StoreUnavailable,
     UnauthorizedCommand,
 )
@@ -88,7 +88,7 @@ class DecentrlSocketProtocol:
         One message from the other side.
 
         :param binary: whether it came as a binary message, which none of the protocol's is.
-        :raise ShuttingDown: the daemon is stopping.
+        :raise ShutdownInProgress: the daemon is stopping.
         """
         if not self._has_first_frame:
             self._has_first_frame = True
@@ -124,7 +124,7 @@ class DecentrlSocketProtocol:
         await context.admission.check_before_read(peer, len(frame))
         try:
             message = self._read(frame, binary)
-            claimed = await context.store.claim(
+            claimed = await context.store.claim_nonce(
                 hash_nonce(b"socket", message.did, message.nonce), context.authentication.until(message.timestamp_ms)
             )
             if not claimed:
@@ -135,7 +135,7 @@ class DecentrlSocketProtocol:
                 or await context.store.decentrl.registered_until(message.did) is None
             ):
                 raise UnauthorizedCommand
-        except (StoreUnavailable, RateLimited):
+        except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:
             context.admission.charge_failure(peer, len(frame))

@@ -47,20 +47,20 @@ from mediatord.didcomm.messages import (
 )
 from mediatord.didcomm.pickup import Pickup
 from mediatord.errors import (
-    AlienMediaType,
     AuthcryptRequired,
+    ExpiredMessage,
     InternalFault,
+    InvalidEnvelope,
+    MediationNotGranted,
     MediatorError,
-    MessageExpired,
-    Misaddressed,
-    NotAnEnvelope,
-    NotEnrolled,
-    RateLimited,
-    Replayed,
-    ReplayMemoryFull,
+    MisaddressedMessage,
+    RateLimitExceeded,
+    ReplayCacheFull,
+    ReplayedMessage,
     StoreUnavailable,
     TooManyErrors,
-    Unsupported,
+    UnsupportedMediaType,
+    UnsupportedMessageType,
 )
 from mediatord.failure_logging import redact_failure, release_traceback
 from mediatord.observability.event_recorder import EventRecorder, RequestRecord
@@ -112,7 +112,7 @@ def choose_replay_retention(received: UnpackedMessage, account: Account | None, 
     How a message is to be remembered.
 
     :param account: of its sender.
-    :raise MessageExpired: it was made too long ago for anybody to know whether it came before.
+    :raise ExpiredMessage: it was made too long ago for anybody to know whether it came before.
     """
     # What nobody is proven to have sent changes nothing, and shows nothing.
     made = None if received.authcrypt_sender is None else received.message.created_time
@@ -121,7 +121,7 @@ def choose_replay_retention(received: UnpackedMessage, account: Account | None, 
     share = FULL_SHARE if needed else ORDINARY_SHARE
     if made is not None and made <= now + REPLAY_WINDOW:
         if made < now - REPLAY_WINDOW:
-            raise MessageExpired
+            raise ExpiredMessage
         return ReplayRetention(max(now, made) + REPLAY_WINDOW + _CLAIM_EXPIRY_MARGIN, share, needed=needed)
     brief = ReplayRetention(now + REPLAY_WINDOW, share, needed=needed)
     return ReplayRetention(now + LONG_RETENTION, LONG_RETENTION_SHARE, fallback=brief) if registers else brief
@@ -131,11 +131,11 @@ async def claim_once(store: INonceCache, digest: bytes, memory: ReplayRetention)
     """
     Whether a message with this digest is new, as far as that has to be known.
 
-    :raise ReplayMemoryFull: it would be, and has to be remembered.
+    :raise ReplayCacheFull: it would be, and has to be remembered.
     """
     try:
-        return await store.claim(digest, memory.until, memory.share)
-    except ReplayMemoryFull:
+        return await store.claim_nonce(digest, memory.until, memory.share)
+    except ReplayCacheFull:
         if memory.fallback is not None:
             return await claim_once(store, digest, memory.fallback)
         if memory.needed:
@@ -310,13 +310,13 @@ class DIDCommDispatcher:
                 admission.check_before_decryption(origin.peer, authenticated=False)
             finally:
                 admission.charge_failure(origin.peer, len(raw))
-            if origin.has_foreign_content_type and isinstance(error, NotAnEnvelope):
-                raise AlienMediaType from None
+            if origin.has_foreign_content_type and isinstance(error, InvalidEnvelope):
+                raise UnsupportedMediaType from None
             raise
         admission.check_before_decryption(origin.peer, authenticated=envelope.authenticated)
         try:
             return await self._context.unpacker.open(envelope, origin.peer)
-        except (StoreUnavailable, RateLimited):
+        except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:
             # Also what only failed late: resolving a sender may cost more than decrypting.
@@ -334,9 +334,9 @@ class DIDCommDispatcher:
             await self._charge(record, account, origin)
             answer = await self._answer(received, account, origin)
         except Exception as error:
-            if isinstance(error, (StoreUnavailable, RateLimited)) or not isinstance(error, MediatorError):
+            if isinstance(error, (StoreUnavailable, RateLimitExceeded)) or not isinstance(error, MediatorError):
                 # It was not done, so the very same message may come again.
-                await self._context.store.release(received.digest)
+                await self._context.store.release_nonce(received.digest)
             raise
         if answer is None or received.authcrypt_sender is None:
             return ACCEPTED
@@ -348,16 +348,16 @@ class DIDCommDispatcher:
         """
         Remember it.
 
-        :raise Replayed: it came before.
-        :raise MessageExpired: it is too old for that to be known.
+        :raise ReplayedMessage: it came before.
+        :raise ExpiredMessage: it is too old for that to be known.
         """
         now, message = self._context.clock.seconds(), received.message
         try:
             if not await claim_once(
                 self._context.store, received.digest, choose_replay_retention(received, account, now)
             ):
-                raise Replayed
-        except (Replayed, MessageExpired) as error:
+                raise ReplayedMessage
+        except (ReplayedMessage, ExpiredMessage) as error:
             # Whoever sends it again pays for that, which need not be who wrote it.
             self._context.admission.charge_failure(origin.peer, record.size)
             age_ms = None if message.created_time is None else (now - message.created_time) * 1000
@@ -369,7 +369,7 @@ class DIDCommDispatcher:
         authcrypt_sender = received.authcrypt_sender
         if authcrypt_sender is None or self._context.access.denies(authcrypt_sender.did):
             return None
-        return await self._context.store.account(authcrypt_sender.did)
+        return await self._context.store.get_account(authcrypt_sender.did)
 
     async def _charge(self, record: RequestRecord, account: Account | None, origin: MessageOrigin) -> None:
         """Whatever a message turns out to be, it was opened: its account pays for that, or its address."""
@@ -384,9 +384,9 @@ class DIDCommDispatcher:
         message = received.message
         handler = self._handlers.get(message.type.key)
         if handler is None:
-            raise Unsupported
+            raise UnsupportedMessageType
         if message.expires_time is not None and message.expires_time <= self._context.clock.seconds():
-            raise MessageExpired
+            raise ExpiredMessage
         if await self._rotate(received, origin):
             account = await self._account(received)
         if account is not None and received.authcrypt_sender is not None:
@@ -409,7 +409,7 @@ class DIDCommDispatcher:
         size = len(authcrypt_sender.did) + len(authcrypt_sender.document.did)
         await self._context.registrations.register(origin.peer, size)
         try:
-            moved = await self._context.store.move(prior, authcrypt_sender.did)
+            moved = await self._context.store.move_account(prior, authcrypt_sender.did)
         except MediatorError:
             self._context.registrations.refund(origin.peer, size)
             raise
@@ -423,7 +423,7 @@ class DIDCommDispatcher:
     async def _touch(self, account: Account) -> None:
         """Record that it was in contact, once a day."""
         if not 0 <= self._context.clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
-            await self._context.store.touch(account.did)
+            await self._context.store.record_contact(account.did)
 
     def _for_account(
         self, handler: Callable[[UnpackedMessage, Account, MessageOrigin], Awaitable[ResponseContent]]
@@ -435,7 +435,7 @@ class DIDCommDispatcher:
         ) -> OutgoingMessage:
             self._require_authcrypt_sender(received)
             if account is None:
-                raise NotEnrolled
+                raise MediationNotGranted
             return self._draft(received, await handler(received, account, origin))
 
         return enrolled
@@ -456,7 +456,7 @@ class DIDCommDispatcher:
         """Answered with a `status`, which costs as much as the rest: it is only made for who wants it."""
         authcrypt_sender = self._require_authcrypt_sender(received)
         if account is None:
-            raise NotEnrolled
+            raise MediationNotGranted
         await self._protocols.pickup.acknowledge(received, account)
         if self._context.reply_router.is_reply_discarded(received.message, authcrypt_sender, origin):
             return None
@@ -467,14 +467,14 @@ class DIDCommDispatcher:
         The authenticated sender of a request that changes or reveals something.
 
         :raise AuthcryptRequired: there is none.
-        :raise Misaddressed: it is meant for somebody else, or signed and addressed to nobody (reference 1.8).
+        :raise MisaddressedMessage: it is meant for somebody else, or signed and addressed to nobody (reference 1.8).
         """
         authcrypt_sender = received.authcrypt_sender
         if authcrypt_sender is None:
             raise AuthcryptRequired
         to = received.message.to
         if (to or received.signer) and not any(self._context.owns(strip_did_url(one)) for one in to):
-            raise Misaddressed
+            raise MisaddressedMessage
         return authcrypt_sender
 
     def _draft(self, received: UnpackedMessage, answer: ResponseContent) -> OutgoingMessage:

@@ -275,7 +275,7 @@ class EndpointDelivery:
         return told
 
     async def _remove(self, message: StoredMessage) -> None:
-        for removed in await self._store.remove([message.id]):
+        for removed in await self._store.remove_messages([message.id]):
             self._recorder.acknowledged(removed, "http", "didcomm")
 
     async def _attempt(self, message: StoredMessage, target: EndpointTarget) -> bool:

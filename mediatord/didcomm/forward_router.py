@@ -11,15 +11,15 @@ from twisted.internet.interfaces import IReactorTime
 
 from mediatord.didcomm.messages import ForwardWrapper, MessageOrigin, MessageUnpacker, UnpackedMessage, WrapError
 from mediatord.errors import (
-    BadAttachment,
+    InvalidAttachment,
+    MediationNotGranted,
     MediatorError,
-    NotEnrolled,
-    RateLimited,
-    RecipientUnknown,
+    PayloadTooLarge,
+    RateLimitExceeded,
     RoutingLoop,
     StoreUnavailable,
-    TooLarge,
-    Unsupported,
+    UnknownRecipient,
+    UnsupportedMessageType,
 )
 from mediatord.observability.event_recorder import EventRecorder, RequestRecord
 from mediatord.protocol.canonical_did import canonicalize_did, is_did_peer_3
@@ -165,7 +165,7 @@ class ForwardRouter:
         next_ = read_next(message)
         count = len(message.attachments or ())
         if not 0 < count <= MAX_ATTACHMENTS:
-            raise BadAttachment
+            raise InvalidAttachment
         did = canonicalize_did(next_)
         ours = self._route.owns(did)
         recipient = "" if ours else await self._registered(did)
@@ -185,15 +185,15 @@ class ForwardRouter:
     async def _check_sender(self, received: UnpackedMessage, origin: MessageOrigin, count: int) -> str | None:
         """Who is charged for it, and has sent it in the eyes of a queue."""
         if received.sender is not None and self._settings.access.denies(received.sender):
-            raise NotEnrolled
+            raise MediationNotGranted
         # The very same forward again may be somebody else's doing, and is never charged to its sender twice.
         is_new = self._is_new(received.digest)
         if is_new:
             await self._route.admission.sender(received.sender, received.message.sender, origin.peer, count)
         if self._settings.registered_senders_only:
             sender = received.sender
-            if sender is None or await self._route.store.account(sender) is None:
-                raise NotEnrolled
+            if sender is None or await self._route.store.get_account(sender) is None:
+                raise MediationNotGranted
         return received.sender if is_new else None
 
     @property
@@ -213,15 +213,15 @@ class ForwardRouter:
         """
         The recipient DID as it is kept.
 
-        :raise RecipientUnknown: nobody has registered it.
+        :raise UnknownRecipient: nobody has registered it.
         """
         if is_did_peer_3(did):
-            names = await self._route.store.spellings(did)
+            names = await self._route.store.list_registered_names(did)
             if names:
                 return canonicalize_did(names[0])
-        elif await self._route.store.owner(did) is not None:
+        elif await self._route.store.find_owner(did) is not None:
             return did
-        raise RecipientUnknown
+        raise UnknownRecipient
 
     async def _unwrap(
         self, payloads: list[ForwardPayload], origin: MessageOrigin, descent: _NestedForwardState
@@ -234,17 +234,17 @@ class ForwardRouter:
             raise RoutingLoop
         descent.opened += len(payloads)
         if descent.opened > MAX_INNER_ENVELOPES:
-            raise BadAttachment
+            raise InvalidAttachment
         deposits: list[_ForwardPlan] = []
         for payload, _ in payloads:
             try:
                 inner = await self._route.unpacker.open(jwe.parse(payload), origin.peer)
-            except (StoreUnavailable, RateLimited):
+            except (StoreUnavailable, RateLimitExceeded):
                 raise
             except MediatorError:
-                raise BadAttachment from None
+                raise InvalidAttachment from None
             if inner.message.type.key != FORWARD_KEY:
-                raise Unsupported
+                raise UnsupportedMessageType
             descent.depth += 1
             deposits += await self._plan(inner, origin, descent)
             descent.depth -= 1
@@ -256,7 +256,7 @@ class ForwardRouter:
         for opaque in plan.payloads:
             data, form = await self._wrapped(opaque, plan.recipient)
             if len(data) > self._settings.max_payload:
-                raise TooLarge
+                raise PayloadTooLarge
             payloads.append(Payload(self._route.sources.new_message_id(), data, form))
         return EnqueueRequest(plan.recipient, tuple(payloads), plan.expires_at, plan.due_at, plan.origin)
 

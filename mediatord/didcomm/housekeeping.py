@@ -60,9 +60,9 @@ class AccountExpiry:
         if not self._unused and not self._idle:
             return
         for did in list(self._live()):
-            account = await self._store.account(did)
+            account = await self._store.get_account(did)
             if account is not None and not 0 <= self._clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
-                await self._store.touch(did)
+                await self._store.record_contact(did)
 
     async def expire(self) -> bool:
         """Remove a few; whether there may be more."""
@@ -204,7 +204,7 @@ class DelayedMessageScheduler(Service):
 
     async def _deliver(self) -> None:
         try:
-            while due := await self._store.take_due(BATCH_SIZE):
+            while due := await self._store.take_due_messages(BATCH_SIZE):
                 for message in due:
                     # It was counted as queued when it came.
                     self._dispatch(message)
@@ -222,7 +222,7 @@ class DelayedMessageScheduler(Service):
 
     async def _arm(self) -> None:
         try:
-            first = await self._store.next_due()
+            first = await self._store.find_next_due()
         except Exception:
             self.schedule_wakeup(self._clock.seconds() + RETRY_DELAY)
             raise
@@ -286,7 +286,7 @@ class Housekeeping(Service):
     async def _expire(self) -> None:
         # In small steps with breaths between them: neither reactor nor writer is held up by a mass expiry.
         while self.running and await self._holds_lease():
-            removed = await self._store.expire(BATCH_SIZE)
+            removed = await self._store.expire_messages(BATCH_SIZE)
             for one in removed:
                 self._recorder.expired(one)
             self._live.resolve_pushes(one.id for one in removed)
@@ -302,7 +302,7 @@ class Housekeeping(Service):
 
     async def _prune(self) -> None:
         if await self._holds_lease():
-            await self._store.prune()
+            await self._store.prune_nonces()
 
     async def _update_gauges(self) -> None:
         await self._gauge()

@@ -20,7 +20,7 @@ from mediatord.didcomm.messages import (
     ResponseContent,
     UnpackedMessage,
 )
-from mediatord.errors import MediatorError, NotEnrolled, RateLimited, StoreUnavailable
+from mediatord.errors import MediationNotGranted, MediatorError, RateLimitExceeded, StoreUnavailable
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol.canonical_did import compute_did_digest, is_same_did
 from mediatord.protocol.didcomm import jwe
@@ -76,8 +76,8 @@ class OwnershipVerifier:
         The recipient DIDs of which the update carries a proof that holds, by their digests (:func:`compute_did_digest`); with
         each what its proof is known by.
 
-        :raise BadAttachment: an attachment is no envelope; likewise LinkedAttachment.
-        :raise RateLimited: the account is over its limit.
+        :raise InvalidAttachment: an attachment is no envelope; likewise LinkedAttachment.
+        :raise RateLimitExceeded: the account is over its limit.
         """
         found: dict[bytes, bytes] = {}
         if not received.message.attachments:
@@ -85,7 +85,7 @@ class OwnershipVerifier:
         try:
             for raw, _ in read_payloads(received.message):
                 found.update(await self._proven(raw, account, origin))
-        except (StoreUnavailable, RateLimited):
+        except (StoreUnavailable, RateLimitExceeded):
             await self.forget(found)
             raise
         return found
@@ -93,13 +93,13 @@ class OwnershipVerifier:
     async def forget(self, proven: Mapping[bytes, bytes]) -> None:
         """Let proofs come again, as nothing was done about them."""
         for digest in proven.values():
-            await self._store.release(digest)
+            await self._store.release_nonce(digest)
 
     async def _proven(self, raw: bytes, account: Account, origin: MessageOrigin) -> dict[bytes, bytes]:
         await self._admission.account(account.did, origin.peer)
         try:
             proof = await self._unpacker.open(jwe.parse(raw), origin.peer)
-        except (StoreUnavailable, RateLimited):
+        except (StoreUnavailable, RateLimitExceeded):
             raise
         except MediatorError:
             return {}
@@ -115,7 +115,9 @@ class OwnershipVerifier:
     async def _is_new(self, proof: UnpackedMessage, now: float) -> bool:
         """Whoever has moved a DID elsewhere meanwhile does not have it moved back by what was recorded."""
         made = proof.message.created_time or now
-        return bool(await self._store.claim(proof.digest, max(now, made) + MAX_PROOF_AGE + _PROOF_EXPIRY_MARGIN))
+        return bool(
+            await self._store.claim_nonce(proof.digest, max(now, made) + MAX_PROOF_AGE + _PROOF_EXPIRY_MARGIN)
+        )
 
 
 _UNLIMITED_RECIPIENTS = 1 << 31
@@ -184,7 +186,7 @@ class MediationCoordinator:
             return ResponseContent(mediation_version.type("mediate-deny"), {})
         try:
             await self._grant(authcrypt_sender, account, origin)
-        except NotEnrolled:
+        except MediationNotGranted:
             self._recorder.denied(authcrypt_sender.did, "rotated", "didcomm")
             return ResponseContent(mediation_version.type("mediate-deny"), {})
         if authcrypt_sender.draft03:
@@ -200,8 +202,8 @@ class MediationCoordinator:
         Make an account, unless it is there, and charge the address for it, unless it was there a short time ago.
 
         :param account: it may have been removed since the store has read it.
-        :raise NotEnrolled: the DID was rotated away from.
-        :raise RegistrationLimited: it is one too many; likewise RegistrationsFull.
+        :raise MediationNotGranted: the DID was rotated away from.
+        :raise RegistrationLimitExceeded: it is one too many; likewise RegistrationCapacityExceeded.
         """
         if account is not None:
             await self._store.grant(authcrypt_sender.did)
@@ -228,7 +230,7 @@ class MediationCoordinator:
                 for one in compress(updates, allowed)
             ]
             charged = await self._charge(wanted, account, origin)
-        except (StoreUnavailable, RateLimited):
+        except (StoreUnavailable, RateLimitExceeded):
             await self._ownership.forget(proven)
             raise
         try:
@@ -259,21 +261,21 @@ class MediationCoordinator:
         """
         Charge the address for what is to be added, or, if that is too much, for what the account does not have yet.
 
-        :raise RegistrationLimited: it is too much; likewise RegistrationsFull.
+        :raise RegistrationLimitExceeded: it is too much; likewise RegistrationCapacityExceeded.
         """
         names = [name for name, action in wanted if action == "add"]
         size = sum(map(len, names))
         try:
             await self._quota.register(origin.peer, size)
-        except RateLimited:
+        except RateLimitExceeded:
             size = sum([len(name) for name in names if await self._is_new(name, account)])
             await self._quota.register(origin.peer, size)
         return size
 
     async def _is_new(self, name: str, account: Account) -> bool:
         """Whether the account would have it, and has not."""
-        owner = await self._store.owner(name)
-        return owner is None or (owner == account.did and name not in await self._store.spellings(name))
+        owner = await self._store.find_owner(name)
+        return owner is None or (owner == account.did and name not in await self._store.list_registered_names(name))
 
     async def _apply(
         self, account: Account, wanted: Sequence[tuple[str, RecipientUpdateAction]], proven: Collection[bytes]
@@ -284,7 +286,9 @@ class MediationCoordinator:
         if proven:
             claimed = [name for name, action in wanted if action == "add" and compute_did_digest(name) in proven]
             taken = await self._take_over(claimed, account)
-        results = await self._store.update(account.did, wanted, max_recipients=self._registration.max_recipients)
+        results = await self._store.update_recipients(
+            account.did, wanted, max_recipients=self._registration.max_recipients
+        )
         if not taken:
             return results
         done = {
@@ -293,7 +297,9 @@ class MediationCoordinator:
         for digest in taken.keys() - done:
             # There was no room for it: it stays where it was, rather than nowhere.
             owner, names = taken[digest]
-            await self._store.update(owner, [(name, "add") for name in names], max_recipients=_UNLIMITED_RECIPIENTS)
+            await self._store.update_recipients(
+                owner, [(name, "add") for name in names], max_recipients=_UNLIMITED_RECIPIENTS
+            )
             self._recorder.registered(owner, len(names), 0)
         return results
 
@@ -301,7 +307,7 @@ class MediationCoordinator:
         name = update.recipient_did
         if update.action != "add" or not self._registration.with_proof or compute_did_digest(name) in proven:
             return True
-        return is_same_did(name, account.did) or await self._store.owner(name) == account.did
+        return is_same_did(name, account.did) or await self._store.find_owner(name) == account.did
 
     async def _take_over(self, names: Iterable[str], account: Account) -> dict[bytes, tuple[str, list[str]]]:
         """
@@ -310,10 +316,10 @@ class MediationCoordinator:
         """
         taken = {}
         for name in names:
-            owner = await self._store.owner(name)
+            owner = await self._store.find_owner(name)
             if owner is not None and owner != account.did:
-                spellings = await self._store.spellings(name)
-                await self._store.update(owner, [(one, "remove") for one in spellings], max_recipients=0)
+                spellings = await self._store.list_registered_names(name)
+                await self._store.update_recipients(owner, [(one, "remove") for one in spellings], max_recipients=0)
                 self._recorder.registered(owner, 0, len(spellings))
                 taken[compute_did_digest(name)] = owner, spellings
         return taken
@@ -322,7 +328,7 @@ class MediationCoordinator:
         """The account's recipient DIDs in order of registration."""
         mediation_version: MediationVersion = MEDIATION_VERSIONS[received.message.type.major]
         page = parse_pagination(received.message.object())
-        dids, total = await self._store.recipients(account.did, offset=page.offset, limit=page.limit)
+        dids, total = await self._store.list_recipients(account.did, offset=page.offset, limit=page.limit)
         return ResponseContent(
             mediation_version.type(mediation_version.query_response),
             make_query_response_body(mediation_version, dids, page, total),

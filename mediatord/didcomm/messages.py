@@ -20,12 +20,12 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.clock import measure_time
 from mediatord.delivery.connections import WebSocketSession
 from mediatord.errors import (
+    DecryptionError,
+    InvalidEnvelope,
+    InvalidPlaintext,
     MediatorError,
-    NotAMessage,
-    NotAnEnvelope,
     SenderMismatch,
-    SenderUnresolvable,
-    Undecryptable,
+    UnresolvableDID,
 )
 from mediatord.identity.key_file import NamedKey
 from mediatord.net.did_resolver import IDIDResolver
@@ -219,10 +219,10 @@ class MessageUnpacker:
         Open an envelope and all layers in it.
 
         :param peer: address that caused the work, for the limit on network lookups.
-        :raise Undecryptable: any failure that depends on keys or ciphertext.
-        :raise SenderUnresolvable: no key of the sender could be had; likewise SenderUnsupported.
+        :raise DecryptionError: any failure that depends on keys or ciphertext.
+        :raise UnresolvableDID: no key of the sender could be had; likewise UnsupportedDIDMethod.
         :raise SenderMismatch: `from`, encryption and signature do not agree.
-        :raise NotAMessage: there is no DIDComm message inside.
+        :raise InvalidPlaintext: there is no DIDComm message inside.
         """
         sender: _LayerSender | None = None
         own_kid, layer = "", envelope
@@ -240,7 +240,7 @@ class MessageUnpacker:
                 break
             envelope = jwe.parse_object(value)
         else:
-            raise Undecryptable
+            raise DecryptionError
         signer = None
         if json_web_signature.is_jws(value):
             inner, signer = await self._verify(value, sender, peer)
@@ -260,18 +260,18 @@ class MessageUnpacker:
             keys = [key for key in self._keys_for(kid) if key.curve == envelope.curve]
             if keys:
                 return kid, keys
-        raise Undecryptable
+        raise DecryptionError
 
     async def _claim_of(self, envelope: jwe.Envelope, peer: str) -> _SenderClaim | None:
         if not envelope.authenticated:
             return None
         kid = envelope.sender_kid
         if kid is None:
-            raise Undecryptable
+            raise DecryptionError
         document = await self._resolver.resolve(strip_did_url(kid), peer)
         method = document.key_agreement_key(kid)
         if method is None or method.key.curve != envelope.curve:
-            raise SenderUnresolvable
+            raise UnresolvableDID
         return _SenderClaim(kid, method.key, document, self._draft03 and envelope.lacks_apv)
 
     async def _verify(self, value: dict[str, Any], sender: _LayerSender | None, peer: str) -> tuple[bytes, str]:
@@ -283,7 +283,7 @@ class MessageUnpacker:
         document = await self._resolver.resolve(strip_did_url(kid), peer)
         method = document.authentication_key(kid)
         if method is None:
-            raise SenderUnresolvable
+            raise UnresolvableDID
         return _verify(value, kid, method.key), canonicalize_did(kid)
 
     async def keep(self, authcrypt_sender: AuthcryptSender) -> None:
@@ -309,7 +309,7 @@ class MessageUnpacker:
             if method is None:
                 raise SenderMismatch
             _verify_from_prior(message.from_prior, method.key)
-        except (Undecryptable, NotAMessage, ValueError):
+        except (DecryptionError, InvalidPlaintext, ValueError):
             raise SenderMismatch from None
         return canonicalize_did(claim.iss)
 
@@ -320,22 +320,22 @@ def _open_with_any_key(
     """
     What is in it, and which of our keys has opened it.
 
-    :raise Undecryptable: none does.
+    :raise DecryptionError: none does.
     """
     for key in keys:
         try:
             draft03 = claim is not None and claim.draft03
             return _open_envelope(envelope, kid, key, claim.key if claim else None, draft03=draft03), key
-        except Undecryptable:
+        except DecryptionError:
             continue
-    raise Undecryptable
+    raise DecryptionError
 
 
 def _parse_plaintext(plaintext: bytes) -> dict[str, Any]:
     try:
         return encoding.loads_object(plaintext)
     except ValueError:
-        raise NotAMessage from None
+        raise InvalidPlaintext from None
 
 
 def _check_sender(message: Message, sender: _LayerSender | None, signer: str | None) -> AuthcryptSender | None:
@@ -490,7 +490,7 @@ def _retry_after_seconds(error: MediatorError, wire: DIDCommErrorCode) -> int | 
 
 def is_unreadable(reply: DIDCommReply) -> bool:
     """Whether the message could not even be read or opened; a socket takes only a few of those (reference 3.2)."""
-    return reply.fault is not None and issubclass(reply.fault, (Undecryptable, NotAnEnvelope))
+    return reply.fault is not None and issubclass(reply.fault, (DecryptionError, InvalidEnvelope))
 
 
 _seal_forward = measure_time(encrypt_anoncrypt)

@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.delivery.connections import ConnectionManager, TooManySubscriptions
 from mediatord.didcomm.live_delivery import LiveDelivery
 from mediatord.didcomm.messages import MessageOrigin, RecipientKeys, ResponseContent, UnpackedMessage
-from mediatord.errors import LiveModeUnsupported, NotEnrolled
+from mediatord.errors import LiveModeUnsupported, MediationNotGranted
 from mediatord.observability.event_recorder import DeliveryPath, EventRecorder
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.message_pickup import (
@@ -77,7 +77,7 @@ class Pickup:
         named = parse_recipient(body)
         limit = parse_limit(body, self._settings.delivery_limit)
         recipient = await self._own(account, named)
-        messages = await self._store.fetch(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
+        messages = await self._store.fetch_messages(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
         if not messages:
             return await self._status(account, origin, named, recipient)
         for message in messages:
@@ -127,7 +127,7 @@ class Pickup:
     async def _status(
         self, account: Account, origin: MessageOrigin, named: str | None, recipient: str | None
     ) -> ResponseContent:
-        status = await self._store.status(account.did, recipient)
+        status = await self._store.get_queue_status(account.did, recipient)
         session = origin.session
         return ResponseContent(
             STATUS,
@@ -145,11 +145,11 @@ class Pickup:
         """
         A recipient DID of this account, by any of its names.
 
-        :raise NotEnrolled: it is unknown or somebody else's, which look the same.
+        :raise MediationNotGranted: it is unknown or somebody else's, which look the same.
         """
         if named is None:
             return None
         did = canonicalize_did(named)
-        if await self._store.owner(did) == account.did:
+        if await self._store.find_owner(did) == account.did:
             return did
-        raise NotEnrolled
+        raise MediationNotGranted

@@ -25,7 +25,7 @@ from twisted.web.http import RESPONSES, datetimeToString
 from zope.interface import implementer
 
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply
-from mediatord.errors import RateLimited
+from mediatord.errors import RateLimitExceeded
 from mediatord.failure_logging import redact_failure
 from mediatord.http.flow_control import ConnectionResponseBudget, write_immediately
 from mediatord.http.memory_reclaimer import LARGE_BUFFER_BYTES
@@ -362,7 +362,7 @@ class FastHTTPChannel(Protocol):
 
     def _reject_rate_limited(self, number: int) -> None:
         """The address sends too much: nothing more is served on this connection."""
-        self._front.record_early_rejection(self._half, self._rate_limit_key, RateLimited())
+        self._front.record_early_rejection(self._half, self._rate_limit_key, RateLimitExceeded())
         self._suspended = True
         self._buffer = bytearray()
         self._finish(number, RATE_LIMIT_RESPONSES[self._half])

@@ -25,7 +25,7 @@ class SocketHandler(Protocol):
         """
         One message; what there is to say goes to the session.
 
-        :raise ShuttingDown: it was not served.
+        :raise ShutdownInProgress: it was not served.
         """
 
     def end(self) -> None:

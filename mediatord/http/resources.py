@@ -26,7 +26,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 from mediatord.decentrl.context import DecentrlReply
 from mediatord.delivery.connections import ConnectionManager
 from mediatord.didcomm.messages import DIDCommReply
-from mediatord.errors import MediatorError, RateLimited, ShuttingDown, StoreUnavailable
+from mediatord.errors import MediatorError, RateLimitExceeded, ShutdownInProgress, StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver, Network, is_in_networks
 from mediatord.http.flow_control import RoundRobinScheduler
 from mediatord.http.memory_reclaimer import MemoryReclaimer
@@ -157,9 +157,9 @@ class HTTPContext:
     """
     What the resources work with.
 
-    :param receive: takes a DIDComm message, gives the reply; raises ShuttingDown.
-    :param command: takes a Decentrl command and who pays for it, gives the reply; raises ShuttingDown.
-    :param public: reads a public channel: DID as in the path, arguments of the query, who pays; raises ShuttingDown.
+    :param receive: takes a DIDComm message, gives the reply; raises ShutdownInProgress.
+    :param command: takes a Decentrl command and who pays for it, gives the reply; raises ShutdownInProgress.
+    :param public: reads a public channel: DID as in the path, arguments of the query, who pays; raises ShutdownInProgress.
     :param ping_store: asks the store whether it answers; raises StoreUnavailable.
     :param store_trouble: what the store knows to be wrong with it; empty if nothing is.
     :param trouble: why nobody should be sent here even so, in a few words; empty if there is nothing.
@@ -269,10 +269,10 @@ class PathResource(Resource):
         if not self._front.origins.check_and_remove(request.requestHeaders):
             return send_response(request, _FORBIDDEN_ORIGIN_RESPONSES[self.half])
         if self._front.connections.draining:
-            self._front.record_early_rejection(self.half, self.rate_limit_key(request), ShuttingDown())
-            return send_response(request, build_refusal(self.half, ShuttingDown()))
+            self._front.record_early_rejection(self.half, self.rate_limit_key(request), ShutdownInProgress())
+            return send_response(request, build_refusal(self.half, ShutdownInProgress()))
         if not self._front.connections.has_room(self.rate_limit_key(request)):
-            self._front.record_early_rejection(self.half, self.rate_limit_key(request), RateLimited())
+            self._front.record_early_rejection(self.half, self.rate_limit_key(request), RateLimitExceeded())
             return send_response(request, _CONNECTION_LIMIT_RESPONSES[self.half])
         cast(Any, request).site.upgraded(get_addresses(request)[0])
         channel = cast(Any, request.channel)
@@ -424,9 +424,9 @@ class HealthResource(PathResource):
         async def asked() -> HTTPResponse:
             try:
                 await self._front.ping_store()
-            except (StoreUnavailable, ShuttingDown) as error:
+            except (StoreUnavailable, ShutdownInProgress) as error:
                 self._front.metrics.storage_up(False)
-                stopping = isinstance(error, ShuttingDown)
+                stopping = isinstance(error, ShutdownInProgress)
                 return _build_unavailable(
                     "stopping" if stopping else self._front.store_trouble() or "store unavailable"
                 )
@@ -480,7 +480,7 @@ class MetricsResource(PathResource):
                 await self._front.statistics()
             except StoreUnavailable:
                 # The store, or only so many queues; whoever is asked for a sign of life tells.
-                with suppress(StoreUnavailable, ShuttingDown):
+                with suppress(StoreUnavailable, ShutdownInProgress):
                     await self._front.ping_store()
             try:
                 text = await self._front.figures()

@@ -21,7 +21,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 from mediatord.decentrl.context import DecentrlReply as CommandReply
 from mediatord.decentrl.context import build_error_reply as command_refusal
 from mediatord.didcomm.messages import ACCEPTED, DIDCommReply, MessageOrigin
-from mediatord.errors import DeadlineExceeded, InternalFault, MediatorError, RateLimited, ShuttingDown
+from mediatord.errors import DeadlineExceeded, InternalFault, MediatorError, RateLimitExceeded, ShutdownInProgress
 from mediatord.failure_logging import redact_failure
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol import encoding
@@ -182,7 +182,7 @@ async def respond_to_message(receive: ReceiveMessage, body: bytes, client: str, 
     has_foreign_content_type = _parse_media_type(content_type) not in _TOLERATED_MEDIA_TYPES
     try:
         reply = await receive(body, MessageOrigin(client, None, has_foreign_content_type))
-    except ShuttingDown as error:
+    except ShutdownInProgress as error:
         return build_refusal("didcomm", error)
     return build_didcomm_response(reply)
 
@@ -198,7 +198,7 @@ async def respond_to_command(work: Awaitable[CommandReply]) -> HTTPResponse:
     """Put what the Decentrl half replies into HTTP."""
     try:
         return _build_decentrl_response(await work)
-    except ShuttingDown as error:
+    except ShutdownInProgress as error:
         return build_refusal("decentrl", error)
 
 
@@ -239,7 +239,7 @@ FAULT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
 }
 # In place of an answer, to a client that does not read those it has.
 UNREAD_LIMIT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
-    half: build_refusal(half, RateLimited()) for half in ("didcomm", "decentrl")
+    half: build_refusal(half, RateLimitExceeded()) for half in ("didcomm", "decentrl")
 }
 # To an address with too many requests of any kind; what else it has sent on the connection is not served.
 RATE_LIMIT_RESPONSES: dict[ProtocolName, HTTPResponse] = {

@@ -12,7 +12,7 @@ from twisted.web.http import HTTPChannel, _IdentityTransferDecoder
 from twisted.web.server import Request, Site
 
 from mediatord.decentrl.context import build_error_reply
-from mediatord.errors import RateLimited, TooLarge
+from mediatord.errors import PayloadTooLarge, RateLimitExceeded
 from mediatord.http.fast_path import FastHTTPChannel, serialize_response
 from mediatord.http.flow_control import ConnectionResponseBudget, ResponseBudget
 from mediatord.http.memory_reclaimer import LARGE_BUFFER_BYTES
@@ -254,7 +254,7 @@ class SizeLimitedRequest(Request):
     def _reject_rate_limited(self, path: bytes) -> None:
         """The address sends too much: nothing more is served on this connection."""
         half: ProtocolName = "didcomm" if path == b"/didcomm" else "decentrl"
-        self._site.front.record_early_rejection(half, self._rate_limit_key, RateLimited())
+        self._site.front.record_early_rejection(half, self._rate_limit_key, RateLimitExceeded())
         self._transport.write(serialize_response(RATE_LIMIT_RESPONSES[half], int(self._site.clock.seconds())))
         self.channel.loseConnection()
 
@@ -296,7 +296,7 @@ class SizeLimitedRequest(Request):
         # Or the channel would tell the client to go on.
         self.requestHeaders.removeHeader(b"Expect")
         half = self._half()
-        self._site.front.record_early_rejection(half, self._rate_limit_key, TooLarge())
+        self._site.front.record_early_rejection(half, self._rate_limit_key, PayloadTooLarge())
         transport = self._transport
         transport.write(_TOO_LARGE_RESPONSES[half])
         getattr(transport, "loseWriteConnection", transport.loseConnection)()
@@ -312,7 +312,7 @@ class SizeLimitedRequest(Request):
 
 
 def _build_too_large_report() -> bytes:
-    wire = DIDCOMM_ERROR_CODES[TooLarge]
+    wire = DIDCOMM_ERROR_CODES[PayloadTooLarge]
     report = {"type": PROBLEM_REPORT, "body": {"code": wire.code, "comment": wire.comment}}
     return encoding.dumps({"id": "too-large", "typ": PLAINTEXT_MEDIA_TYPE, **report})
 
@@ -330,7 +330,7 @@ def _build_final_response(status: int, reason: str, content_type: str, body: byt
 
 
 def _build_too_large_response(content_type: str, body: bytes) -> bytes:
-    return _build_final_response(DIDCOMM_ERROR_CODES[TooLarge].status, "Content Too Large", content_type, body)
+    return _build_final_response(DIDCOMM_ERROR_CODES[PayloadTooLarge].status, "Content Too Large", content_type, body)
 
 
 _BAD_REQUEST_RESPONSE = _build_final_response(
@@ -338,7 +338,9 @@ _BAD_REQUEST_RESPONSE = _build_final_response(
 )
 _TOO_LARGE_RESPONSES: dict[ProtocolName, bytes] = {
     "didcomm": _build_too_large_response(PLAINTEXT_MEDIA_TYPE, _build_too_large_report()),
-    "decentrl": _build_too_large_response(JSON_CONTENT_TYPE.decode("ascii"), build_error_reply(TooLarge()).body),
+    "decentrl": _build_too_large_response(
+        JSON_CONTENT_TYPE.decode("ascii"), build_error_reply(PayloadTooLarge()).body
+    ),
 }
 
 

@@ -33,7 +33,7 @@ from twisted.logger import Logger
 
 from mediatord.delivery.connections import ConnectionManager, WebSocketSession
 from mediatord.delivery.send_queue import SendQueue
-from mediatord.errors import ShuttingDown
+from mediatord.errors import ShutdownInProgress
 from mediatord.failure_logging import redact_failure
 from mediatord.http.client_address import ClientAddressResolver
 from mediatord.http.flow_control import RoundRobinScheduler, write_immediately
@@ -548,7 +548,7 @@ class MediatorSocket(WebSocketServerProtocol):
                     self._read_on()
                 try:
                     await self._speech.hear(payload, is_binary)
-                except ShuttingDown:
+                except ShutdownInProgress:
                     self.close(1001, "going away")
         finally:
             self._serving = False

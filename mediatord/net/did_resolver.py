@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from zope.interface import Interface, implementer
 
 from mediatord.clock import pause_deadline
-from mediatord.errors import RateLimited, SenderUnresolvable
+from mediatord.errors import RateLimitExceeded, UnresolvableDID
 from mediatord.failure_logging import redact_failure
 from mediatord.net.address_guard import IPNetwork
 from mediatord.net.outbound_http import OutboundError, OutboundResponse
@@ -40,9 +40,9 @@ class IDIDResolver(Interface):
     def resolve(did: str, peer: str | None = None) -> Deferred[DIDDocument]:
         """
         :param peer: the address on whose behalf this is done, for the limit on network lookups.
-        :raise SenderUnresolvable: it does not resolve.
-        :raise SenderUnsupported: the method is not one of did:key, did:peer 0/2/4, did:web.
-        :raise RateLimited: too many lookups for `peer`.
+        :raise UnresolvableDID: it does not resolve.
+        :raise UnsupportedDIDMethod: the method is not one of did:key, did:peer 0/2/4, did:web.
+        :raise RateLimitExceeded: too many lookups for `peer`.
         :raise StoreUnavailable: the long form of a did:peer:4 could not be looked up.
         """
 
@@ -142,8 +142,8 @@ class DIDWebResolver:
     async def resolve(self, did: str, peer: str | None) -> DIDDocument:
         """
         :param peer: the address on whose behalf; None is not limited.
-        :raise RateLimited: `peer` has caused too many fetches, or there are too many under way.
-        :raise SenderUnresolvable: there is no such document.
+        :raise RateLimitExceeded: `peer` has caused too many fetches, or there are too many under way.
+        :raise UnresolvableDID: there is no such document.
         """
         known = self._known.get(did)
         if known is not None and self._clock.seconds() < known[0]:
@@ -151,7 +151,7 @@ class DIDWebResolver:
         else:
             document = await self._fetched(did, peer)
         if document is None:
-            raise SenderUnresolvable
+            raise UnresolvableDID
         return document
 
     async def _fetched(self, did: str, peer: str | None) -> DIDDocument | None:
@@ -188,20 +188,20 @@ class DIDWebResolver:
             try:
                 address = ip_address(location.host)
             except ValueError:
-                raise SenderUnresolvable from None
+                raise UnresolvableDID from None
             if not any(address in network for network in self._allowed):
-                raise SenderUnresolvable
+                raise UnresolvableDID
         return location
 
     async def _admit(self, peer: str | None) -> None:
         self._refuse_if_busy()
         wait = await self._charge(peer) if peer is not None else 0
         if wait:
-            raise RateLimited(retry_after=wait)
+            raise RateLimitExceeded(retry_after=wait)
 
     def _refuse_if_busy(self) -> None:
         if len(self._waiting) >= _MAX_CONCURRENT_FETCHES:
-            raise RateLimited(retry_after=_BUSY_RETRY_SECONDS)
+            raise RateLimitExceeded(retry_after=_BUSY_RETRY_SECONDS)
 
     async def _fetch_and_notify(self, did: str, location: DIDWebLocation) -> None:
         """Fetch, remember the outcome, and give it to all who wait."""
@@ -222,7 +222,7 @@ class DIDWebResolver:
             if response.status != 200 or not _is_json_type(response.content_type):
                 return None
             return parse_did_web_document(did, response.body)
-        except (OutboundError, SenderUnresolvable):
+        except (OutboundError, UnresolvableDID):
             return None
 
 
@@ -232,7 +232,7 @@ class DIDResolver:
     Every DID method that is resolved here.
 
     Besides what :class:`~mediatord.net.did_resolver.IDIDResolver` names, a did:web may fail with
-    :class:`~mediatord.errors.RateLimited` and a did:peer:4 with :class:`~mediatord.errors.StoreUnavailable`.
+    :class:`~mediatord.errors.RateLimitExceeded` and a did:peer:4 with :class:`~mediatord.errors.StoreUnavailable`.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class DIDResolver:
     async def _resolve_short_form(self, short: str) -> DIDDocument:
         long = await self._recall(short)
         if long is None:
-            raise SenderUnresolvable
+            raise UnresolvableDID
         return resolve_short_did_peer_4(short, long)
 
 

@@ -6,7 +6,6 @@ What happened, told once: to the counters of Prometheus and to the event log.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
@@ -369,7 +368,7 @@ class EventRecorder(MessageEventRecorder):
         outcome = "failed" if status >= 500 else "accepted" if fault is None else "rejected"
         self.metrics.request(request_record.protocol, outcome, seconds)
         if fault is not None:
-            self.metrics.rejected(_error_label(fault))
+            self.metrics.rejected(fault.reason)
         if fault is not None or outcome == "failed":
             self.on_rejection(request_record.protocol, *_describe_rejection(request_record.protocol, fault, code))
         code = None if fault is None else code or _find_error_code(request_record.protocol, fault).code
@@ -575,9 +574,4 @@ def _describe_rejection(
     """The situation in words, and what the peer was told of it."""
     if fault is None:
         return "internal_error", code or ""
-    return _error_label(fault), code or _find_error_code(protocol, fault).code
-
-
-def _error_label(fault: type[MediatorError]) -> str:
-    """The name of a situation as a label: `RecipientUnknown` is `recipient_unknown`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", fault.__name__).lower()
+    return fault.reason, code or _find_error_code(protocol, fault).code

@@ -11,59 +11,59 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from mediatord.errors import (
-    AlienMediaType,
     AuthcryptRequired,
     AuthTimeout,
-    BadAttachment,
-    BadBody,
-    BadLimit,
-    BadPaginate,
-    BadUpdates,
     ContractNotFound,
     DeadlineExceeded,
+    DecryptionError,
     DuplicateNonce,
-    ForwardExpired,
+    EncryptionRequired,
+    ExpiredForward,
+    ExpiredMessage,
     InternalFault,
+    InvalidAttachment,
+    InvalidBody,
     InvalidCommand,
     InvalidContractSignatures,
+    InvalidEnvelope,
     InvalidEventSignature,
+    InvalidLimit,
     InvalidMessage,
+    InvalidPagination,
+    InvalidPlaintext,
     InvalidSignature,
+    InvalidUpdates,
     LinkedAttachment,
     LiveModeUnsupported,
+    MediationNotGranted,
     MediatorError,
-    MessageExpired,
-    Misaddressed,
-    NextMissing,
-    NotAMessage,
-    NotAnEnvelope,
-    NotEncrypted,
-    NotEnrolled,
-    OverQuota,
+    MisaddressedMessage,
+    MissingNext,
+    PayloadTooLarge,
     PublicEventNotFound,
     QueueFull,
-    RateLimited,
+    QuotaExceeded,
+    RateLimitExceeded,
     RecipientNotFound,
     RecipientNotRegistered,
-    RecipientUnknown,
-    RegistrationLimited,
-    RegistrationsFull,
-    Replayed,
-    ReplayMemoryFull,
+    RegistrationCapacityExceeded,
+    RegistrationLimitExceeded,
+    ReplayCacheFull,
+    ReplayedMessage,
     RoutingLoop,
     SenderMismatch,
     SenderNotFound,
     SenderSigningKeyNotFound,
-    SenderUnresolvable,
-    SenderUnsupported,
-    ShuttingDown,
+    ShutdownInProgress,
     StoreUnavailable,
     TimestampOutOfRange,
-    TooLarge,
     TooManyErrors,
     UnauthorizedCommand,
-    Undecryptable,
-    Unsupported,
+    UnknownRecipient,
+    UnresolvableDID,
+    UnsupportedDIDMethod,
+    UnsupportedMediaType,
+    UnsupportedMessageType,
 )
 
 ErrorCode = TypeVar("ErrorCode")
@@ -101,31 +101,31 @@ class DIDCommErrorCode:
 
 # DIDComm: one row per situation of its reference section 11.
 DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
-    RecipientUnknown: DIDCommErrorCode(
+    UnknownRecipient: DIDCommErrorCode(
         400, "e.p.me.res.not-found", "Recipient not registered with this mediator", packed=400
     ),
-    RateLimited: DIDCommErrorCode(429, "e.m.req.rate-limited", "Too many requests", retry_after=60),
-    RegistrationLimited: DIDCommErrorCode(
+    RateLimitExceeded: DIDCommErrorCode(429, "e.m.req.rate-limited", "Too many requests", retry_after=60),
+    RegistrationLimitExceeded: DIDCommErrorCode(
         429,
         "e.m.req.registration-limited",
         "Too many registrations from this address",
         packed=429,
         retry_after=3600,
     ),
-    RegistrationsFull: DIDCommErrorCode(
+    RegistrationCapacityExceeded: DIDCommErrorCode(
         503,
         "e.m.me.res.registrations",
         "No more registrations are taken",
         packed=503,
         retry_after=3600,
     ),
-    Undecryptable: DIDCommErrorCode(400, "e.p.trust.crypto", "The message could not be decrypted"),
-    NotAnEnvelope: DIDCommErrorCode(400, "e.p.msg", "There is no DIDComm message"),
-    AlienMediaType: DIDCommErrorCode(415, "e.p.msg", "There is no DIDComm message"),
-    NotEncrypted: DIDCommErrorCode(400, "e.p.trust.not-encrypted", "Only encrypted messages are accepted"),
-    NotAMessage: DIDCommErrorCode(400, "e.p.msg", "There is no DIDComm message", packed=400),
-    NextMissing: DIDCommErrorCode(400, "e.p.msg.missing-next", "A forward needs a next recipient", packed=400),
-    BadAttachment: DIDCommErrorCode(
+    DecryptionError: DIDCommErrorCode(400, "e.p.trust.crypto", "The message could not be decrypted"),
+    InvalidEnvelope: DIDCommErrorCode(400, "e.p.msg", "There is no DIDComm message"),
+    UnsupportedMediaType: DIDCommErrorCode(415, "e.p.msg", "There is no DIDComm message"),
+    EncryptionRequired: DIDCommErrorCode(400, "e.p.trust.not-encrypted", "Only encrypted messages are accepted"),
+    InvalidPlaintext: DIDCommErrorCode(400, "e.p.msg", "There is no DIDComm message", packed=400),
+    MissingNext: DIDCommErrorCode(400, "e.p.msg.missing-next", "A forward needs a next recipient", packed=400),
+    InvalidAttachment: DIDCommErrorCode(
         400, "e.p.msg.bad-attachment", "A forward carries encrypted attachments", packed=400
     ),
     LinkedAttachment: DIDCommErrorCode(
@@ -134,46 +134,50 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
         "Attachments must be sent inline",
         packed=400,
     ),
-    ForwardExpired: DIDCommErrorCode(400, "e.p.req.time.expired", "The message has expired", packed=400),
+    ExpiredForward: DIDCommErrorCode(400, "e.p.req.time.expired", "The message has expired", packed=400),
     RoutingLoop: DIDCommErrorCode(400, "e.p.msg.routing-loop", "Too many hops through here", packed=400),
-    TooLarge: DIDCommErrorCode(413, "e.p.me.res.storage.message_too_big", "The message is too big"),
+    PayloadTooLarge: DIDCommErrorCode(413, "e.p.me.res.storage.message_too_big", "The message is too big"),
     QueueFull: DIDCommErrorCode(
         429, "e.m.me.res.storage", "The recipient's queue is full", packed=429, retry_after=600
     ),
     StoreUnavailable: DIDCommErrorCode(503, "e.p.me.res.storage", "Try again later", packed=503, retry_after=5),
-    ReplayMemoryFull: DIDCommErrorCode(503, "e.p.me.res.storage", "Try again later", packed=503, retry_after=60),
+    ReplayCacheFull: DIDCommErrorCode(503, "e.p.me.res.storage", "Try again later", packed=503, retry_after=60),
     SenderMismatch: DIDCommErrorCode(400, "e.p.trust.sender-mismatch", "The sender is not who the encryption says"),
     AuthcryptRequired: DIDCommErrorCode(400, "e.p.trust.authcrypt-required", "This request must be authenticated"),
-    SenderUnresolvable: DIDCommErrorCode(400, "e.p.did.unresolvable", "The sender's DID does not resolve"),
-    SenderUnsupported: DIDCommErrorCode(400, "e.p.did.unsupported", "The sender's DID method is not supported"),
-    Unsupported: DIDCommErrorCode(400, "e.p.msg.unsupported", "The message type is not supported", packed=200),
-    BadBody: DIDCommErrorCode(400, "e.p.msg.bad-body", "The body of the message is malformed", packed=200),
-    BadLimit: DIDCommErrorCode(400, "e.p.msg.bad-limit", "limit must be an integer above 0", packed=200),
-    BadPaginate: DIDCommErrorCode(
+    UnresolvableDID: DIDCommErrorCode(400, "e.p.did.unresolvable", "The sender's DID does not resolve"),
+    UnsupportedDIDMethod: DIDCommErrorCode(400, "e.p.did.unsupported", "The sender's DID method is not supported"),
+    UnsupportedMessageType: DIDCommErrorCode(
+        400, "e.p.msg.unsupported", "The message type is not supported", packed=200
+    ),
+    InvalidBody: DIDCommErrorCode(400, "e.p.msg.bad-body", "The body of the message is malformed", packed=200),
+    InvalidLimit: DIDCommErrorCode(400, "e.p.msg.bad-limit", "limit must be an integer above 0", packed=200),
+    InvalidPagination: DIDCommErrorCode(
         400, "e.p.msg.bad-paginate", "paginate needs limit and offset, both natural", packed=200
     ),
-    BadUpdates: DIDCommErrorCode(400, "e.p.msg.bad-updates", "updates must be a list of updates", packed=200),
-    Misaddressed: DIDCommErrorCode(
+    InvalidUpdates: DIDCommErrorCode(400, "e.p.msg.bad-updates", "updates must be a list of updates", packed=200),
+    MisaddressedMessage: DIDCommErrorCode(
         400, "e.p.msg.misaddressed", "The message is addressed to somebody else", packed=200
     ),
-    NotEnrolled: DIDCommErrorCode(400, "e.p.req.not_enroll", "The sender has no mediation here", packed=200),
-    Replayed: DIDCommErrorCode(400, "e.p.crypto.message.dejavu", "The message was received before", packed=200),
+    MediationNotGranted: DIDCommErrorCode(400, "e.p.req.not_enroll", "The sender has no mediation here", packed=200),
+    ReplayedMessage: DIDCommErrorCode(
+        400, "e.p.crypto.message.dejavu", "The message was received before", packed=200
+    ),
     LiveModeUnsupported: DIDCommErrorCode(
         400,
         "e.m.live-mode-not-supported",
         "Connection does not support Live Delivery",
         packed=200,
     ),
-    MessageExpired: DIDCommErrorCode(400, "e.p.req.time.expired", "The message has expired", packed=200),
+    ExpiredMessage: DIDCommErrorCode(400, "e.p.req.time.expired", "The message has expired", packed=200),
     TooManyErrors: DIDCommErrorCode(400, "e.p.req.max-errors-exceeded", "Too many problems", packed=200),
-    ShuttingDown: DIDCommErrorCode(503, "e.p.me.stopping", "The mediator is stopping", retry_after=5),
+    ShutdownInProgress: DIDCommErrorCode(503, "e.p.me.stopping", "The mediator is stopping", retry_after=5),
     DeadlineExceeded: DIDCommErrorCode(503, "e.p.me.busy", "The mediator is too busy", retry_after=5),
     InternalFault: DIDCommErrorCode(500, "e.p.me.fault", "The mediator has a fault"),
 }
 
 
 # What Identus's mediator and the public conformance suite say where UC-021 has another code.
-IDENTUS_PROBLEM_CODES: dict[type[MediatorError], str] = {RecipientUnknown: "e.p.req.not_enroll"}
+IDENTUS_PROBLEM_CODES: dict[type[MediatorError], str] = {UnknownRecipient: "e.p.req.not_enroll"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +208,13 @@ DECENTRL_ERROR_CODES: dict[type[MediatorError], DecentrlErrorCode] = {
     RecipientNotRegistered: DecentrlErrorCode(404, "RECIPIENT_NOT_REGISTERED"),
     ContractNotFound: DecentrlErrorCode(404, "COMMUNICATION_CONTRACT_NOT_FOUND"),
     PublicEventNotFound: DecentrlErrorCode(404, "PUBLIC_EVENT_NOT_FOUND"),
-    TooLarge: DecentrlErrorCode(413, "PAYLOAD_TOO_LARGE"),
-    RateLimited: DecentrlErrorCode(429, "RATE_LIMITED", retry_after=60),
-    RegistrationLimited: DecentrlErrorCode(429, "RATE_LIMITED", retry_after=3600),
-    RegistrationsFull: DecentrlErrorCode(503, "UNAVAILABLE", retry_after=3600),
-    OverQuota: DecentrlErrorCode(429, "RATE_LIMITED", retry_after=600),
+    PayloadTooLarge: DecentrlErrorCode(413, "PAYLOAD_TOO_LARGE"),
+    RateLimitExceeded: DecentrlErrorCode(429, "RATE_LIMITED", retry_after=60),
+    RegistrationLimitExceeded: DecentrlErrorCode(429, "RATE_LIMITED", retry_after=3600),
+    RegistrationCapacityExceeded: DecentrlErrorCode(503, "UNAVAILABLE", retry_after=3600),
+    QuotaExceeded: DecentrlErrorCode(429, "RATE_LIMITED", retry_after=600),
     StoreUnavailable: DecentrlErrorCode(503, "UNAVAILABLE", retry_after=5),
-    ShuttingDown: DecentrlErrorCode(503, "UNAVAILABLE", retry_after=5),
+    ShutdownInProgress: DecentrlErrorCode(503, "UNAVAILABLE", retry_after=5),
     DeadlineExceeded: DecentrlErrorCode(503, "UNAVAILABLE", retry_after=5),
     InternalFault: DecentrlErrorCode(500, "INTERNAL_ERROR"),
 }
@@ -240,7 +244,7 @@ DECENTRL_CLOSE_CODES: dict[type[MediatorError], DecentrlCloseCode] = {
     DuplicateNonce: DecentrlCloseCode(4002, "INVALID_MESSAGE", 401),
     UnauthorizedCommand: DecentrlCloseCode(4007, "NOT_REGISTERED", 401),
     # Not in the standard, which knows only failures of the client: 1013 is "try again later".
-    RateLimited: DecentrlCloseCode(1013, "RATE_LIMITED", 429),
+    RateLimitExceeded: DecentrlCloseCode(1013, "RATE_LIMITED", 429),
     StoreUnavailable: DecentrlCloseCode(1013, "UNAVAILABLE", 503),
     InternalFault: DecentrlCloseCode(1011, "INTERNAL_ERROR", 500),
 }

@@ -12,7 +12,7 @@ from math import inf
 
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.errors import RegistrationLimited, RegistrationsFull
+from mediatord.errors import RegistrationCapacityExceeded, RegistrationLimitExceeded
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.protocol.probe_requests import PROBE_CLIENT
 from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
@@ -141,7 +141,7 @@ class RegistrationQuota:
         """
         now = self._clock.seconds()
         if not 0 <= now - self._asked_at < USAGE_CACHE_SECONDS:
-            self._usage = await self._store.account_usage()
+            self._usage = await self._store.get_account_usage()
             self._asked_at = now
         return self._usage
 
@@ -149,8 +149,8 @@ class RegistrationQuota:
         """
         Charge an address for an account with a DID of so many bytes, or for a Decentrl registration.
 
-        :raise RegistrationLimited: the address has had its share of today.
-        :raise RegistrationsFull: there is no room for anybody.
+        :raise RegistrationLimitExceeded: the address has had its share of today.
+        :raise RegistrationCapacityExceeded: there is no room for anybody.
         """
         if peer != PROBE_CLIENT:
             await self._charge(peer, 1, size)
@@ -159,7 +159,7 @@ class RegistrationQuota:
         """
         Charge an address for registrations of so many bytes.
 
-        :raise RegistrationLimited: as :meth:`enrol`; likewise RegistrationsFull.
+        :raise RegistrationLimitExceeded: as :meth:`enrol`; likewise RegistrationCapacityExceeded.
         """
         if peer != PROBE_CLIENT and size:
             await self._charge(peer, 0, size)
@@ -192,8 +192,8 @@ class RegistrationQuota:
     def _refuse_if(self, wait: int, limit: str, peer: str) -> None:
         if wait:
             self._on_limit(limit, peer, peer, wait)
-            raise RegistrationLimited(retry_after=wait)
+            raise RegistrationLimitExceeded(retry_after=wait)
 
     def _refuse_all(self, limit: str, peer: str) -> None:
         self._on_limit(limit, peer, peer, _CAPACITY_RETRY_SECONDS)
-        raise RegistrationsFull
+        raise RegistrationCapacityExceeded

@@ -92,7 +92,7 @@ class QuotaStore:
         self._asking += 1
         try:
             wait = await _with_timeout(
-                QUOTA_STORE_TIMEOUT, self._store.take(key, amount, limit=limit, period=period), self._clock
+                QUOTA_STORE_TIMEOUT, self._store.take_quota(key, amount, limit=limit, period=period), self._clock
             )
         except Exception as error:
             self._failed(error)
@@ -106,7 +106,7 @@ class QuotaStore:
         """In the background, and if that fails, not at all."""
         if not self.is_backing_off():
             with outside_request():
-                self._store.put_back(key, amount).addErrback(self._not_put_back)
+                self._store.return_quota(key, amount).addErrback(self._not_put_back)
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, (StoreUnavailable, QuotaStoreUnavailable)):

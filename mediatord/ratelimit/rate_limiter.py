@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from mediatord.errors import RateLimited
+from mediatord.errors import RateLimitExceeded
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.probe_requests import PROBE_CLIENT
 from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
@@ -84,7 +84,7 @@ class RequestMemoryBudget:
         """
         Wait until a request may be parsed, where it may not at once; :meth:`give_back` follows.
 
-        :raise RateLimited: that takes too long.
+        :raise RateLimitExceeded: that takes too long.
         """
         turn: Deferred[None] = Deferred()
         place = (estimate_request_memory(size), turn)
@@ -103,7 +103,7 @@ class RequestMemoryBudget:
         waiting.remove(place)
         if not waiting:
             del self._waiting[peer]
-        place[1].errback(RateLimited(retry_after=5))
+        place[1].errback(RateLimitExceeded(retry_after=5))
 
     def refund(self, peer: str, size: int) -> None:
         """A request is answered, or given up."""
@@ -260,7 +260,7 @@ class RateLimiter:
 
         :param size: bytes of the envelope.
         :param cost: what the address will be charged for it.
-        :raise RateLimited: not now.
+        :raise RateLimitExceeded: not now.
         """
         if peer == PROBE_CLIENT:
             return
@@ -273,7 +273,7 @@ class RateLimiter:
         """
         The second half of :meth:`before_reading`: only what claims an authenticated sender is opened as well.
 
-        :raise RateLimited: not now.
+        :raise RateLimitExceeded: not now.
         """
         if not authenticated and peer != PROBE_CLIENT:
             self._refuse_if(self._peers.wait(peer), "ip", peer, peer)
@@ -293,7 +293,7 @@ class RateLimiter:
         """
         Charge an address for payloads to be forwarded, or for a request of somebody without an account, by size.
 
-        :raise RateLimited: it is over its limit.
+        :raise RateLimitExceeded: it is over its limit.
         """
         if count and peer != PROBE_CLIENT:
             self._refuse_if(await self._peers.admit(peer, count), "ip", peer, peer)
@@ -318,7 +318,7 @@ class RateLimiter:
         can use up the allowance of somebody else; else only the address pays. What a trusted address passes on is
         not charged to its sender.
 
-        :raise RateLimited: it is over its limit.
+        :raise RateLimitExceeded: it is over its limit.
         """
         if peer == PROBE_CLIENT or peer in self._trusted:
             return
@@ -332,7 +332,7 @@ class RateLimiter:
         """
         Ask, without charging, whether an account may make a request; or an address, for somebody without one.
 
-        :raise RateLimited: not now.
+        :raise RateLimitExceeded: not now.
         """
         if peer == PROBE_CLIENT:
             return
@@ -345,7 +345,7 @@ class RateLimiter:
         """
         Charge an account for its own coordination and pickup, or its own commands.
 
-        :raise RateLimited: it is over its limit.
+        :raise RateLimitExceeded: it is over its limit.
         """
         if peer != PROBE_CLIENT:
             self._refuse_if(await self._accounts.admit(did, cost), "account", did, peer)
@@ -355,7 +355,7 @@ class RateLimiter:
         Charge an address for reading a command, whatever it is: DIDs cost nothing, so their own limits do not bound
         what one address can ask for.
 
-        :raise RateLimited: it is over its limit.
+        :raise RateLimitExceeded: it is over its limit.
         """
         self._refuse_if(await self._command_addresses.admit(peer, compute_request_cost(size)), "account", peer, peer)
 
@@ -370,7 +370,7 @@ class RateLimiter:
         """
         Charge an address for reading what is public.
 
-        :raise RateLimited: it is over its limit.
+        :raise RateLimitExceeded: it is over its limit.
         """
         self._refuse_if(await self._readers.admit(peer), "account", peer, peer)
 
@@ -381,4 +381,4 @@ class RateLimiter:
     def _refuse_if(self, wait: int, bucket: str, who: str, peer: str) -> None:
         if wait:
             self._on_limit(bucket, who, peer, wait)
-            raise RateLimited(retry_after=wait)
+            raise RateLimitExceeded(retry_after=wait)

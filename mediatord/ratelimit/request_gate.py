@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.clock import request_scope
-from mediatord.errors import ShuttingDown
+from mediatord.errors import ShutdownInProgress
 
 T = TypeVar("T")
 
@@ -47,14 +47,14 @@ class RequestGate(Service):
         """
         Do `work` and know of it.
 
-        :raise ShuttingDown: the daemon is stopping; `work` was not begun.
+        :raise ShutdownInProgress: the daemon is stopping; `work` was not begun.
         """
         if self._open and self._waiting is not None:
             turn: Deferred[None] = Deferred()
             self._waiting.append(turn)
             await turn
         if not self._open:
-            raise ShuttingDown
+            raise ShutdownInProgress
         self._in_flight += 1
         try:
             with request_scope(self._clock):

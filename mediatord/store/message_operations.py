@@ -152,9 +152,9 @@ def enqueue_independently(
     early: EarlyResultCallback | None = None,
 ) -> Deferred[list[_EnqueueOutcome]]:
     """
-    As :meth:`~mediatord.store.interfaces.messages.IMessageStore.deposit_each`.
+    As :meth:`~mediatord.store.interfaces.messages.IMessageStore.enqueue_each`.
 
-    :param deposit: as :meth:`~mediatord.store.interfaces.messages.IMessageStore.deposit`.
+    :param deposit: as :meth:`~mediatord.store.interfaces.messages.IMessageStore.enqueue`.
     """
     outcomes = _EnqueueOutcomes(clock, len(deposits), early)
     for place, one in enumerate(deposits):

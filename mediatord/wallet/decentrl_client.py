@@ -19,7 +19,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.client import ResponseFailed, ResponseNeverReceived
 from twisted.web.http_headers import Headers
 
-from mediatord.errors import SenderUnresolvable
+from mediatord.errors import UnresolvableDID
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import ChannelType
 from mediatord.protocol.decentrl.did_decentrl import KeyType, decode_multibase_key, parse_did
@@ -132,7 +132,7 @@ async def resolve_decentrl_mediator(http: TreqClient, did: str) -> DecentrlMedia
         raise UnreadableMessage("a mediator that is no did:web")
     try:
         location = locate_did_web(did)
-    except SenderUnresolvable:
+    except UnresolvableDID:
         raise UnreadableMessage("a did:web that points nowhere") from None
     found = read_mediator_document(await _fetch_document(http, location.url, location.host in _LOOPBACK))
     if found.did != did:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mediatord.errors import MediatorError, Undecryptable
+from mediatord.errors import DecryptionError, MediatorError
 from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm import json_web_signature, jwe
@@ -250,7 +250,7 @@ def _unpack_layers(raw: bytes, identity: WalletIdentity, resolve: ResolveDID) ->
         if "ciphertext" not in value:
             break
     else:
-        raise Undecryptable
+        raise DecryptionError
     if json_web_signature.is_jws(value):
         kid = json_web_signature.get_signer_kid(value)
         raw = _verify_signature(value, kid, resolve)

@@ -39,7 +39,6 @@ from mediatord.wallet.didcomm_messages import (
     open_problem_report,
 )
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
-from tests.counter_oracle import read_segments
 from tests.integration.message_load import (
     LoadSenders,
     enrol_wallet,
@@ -48,6 +47,7 @@ from tests.integration.message_load import (
     prepare_forwards,
 )
 from tests.integration.test_event_log import figures
+from tests.observability.counter_oracle import read_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -239,7 +239,7 @@ class InMemoryClusterTestCase(SynchronousTestCase):
 
     def live(self) -> list[str]:
         """The names of the live nodes."""
-        return [node.name for node in self.successResultOf(self.store.cluster.nodes())]
+        return [node.name for node in self.successResultOf(self.store.cluster.list_nodes())]
 
     def new_wallet(self, in_memory: InMemoryNode) -> InMemoryWallet:
         """A wallet with an account, which asks this node."""

@@ -142,7 +142,7 @@ class InProcessClusterTestCase(TestCase):
 
     def live(self) -> list[str]:
         """The names of the nodes that are live."""
-        return [node.name for node in self.successResultOf(self.store.cluster.nodes())]
+        return [node.name for node in self.successResultOf(self.store.cluster.list_nodes())]
 
     async def until(self, condition: Any) -> None:
         """Wait for something that is about to happen."""

@@ -309,7 +309,7 @@ class SweepTests(SynchronousTestCase):
         """As the test says."""
         return self.my_turn
 
-    def lapsed(self) -> Deferred[Iterable[str]]:
+    def list_lapsed_nodes(self) -> Deferred[Iterable[str]]:
         """Those whose lease is over."""
         return succeed(self.gone)
 

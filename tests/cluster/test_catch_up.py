@@ -17,7 +17,7 @@ from mediatord.cluster.anti_entropy import (
 from mediatord.cluster.message_authenticator import MAX_TIMESTAMP_SKEW as CLOCKS_DIFFER
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import StoredMessage
-from tests.cluster.test_in_memory_cluster import DIDCommVillage
+from tests.cluster.test_didcomm_cluster import DIDCommVillage
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet
 
 SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
@@ -249,11 +249,11 @@ class BacklogTests(CatchUpVillage):
         """A store that does not say what waits is told to the wallet, which tries again."""
         self.forward(self.a)
         store: Any = self.store
-        store.arrived = lambda *_, **__: fail(StoreUnavailable())
+        store.find_arrivals = lambda *_, **__: fail(StoreUnavailable())
         socket = self.b.socket()
         reply = self.bob_at_b.ask(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         self.assertEqual(reply.status, 503)
-        del store.arrived
+        del store.find_arrivals
         self.bob_at_b.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         socket.frames.clear()
         self.later(SCAN_WINDOW)

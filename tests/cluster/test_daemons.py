@@ -103,7 +103,7 @@ class PushTests(TwoNodes):
 
     def has_sockets(self, name: str) -> bool:
         """Whether the store knows of sockets of Bob's at this node."""
-        places = self.successResultOf(self.store.cluster.whereabouts([self.bob.did]))
+        places = self.successResultOf(self.store.cluster.find_presence([self.bob.did]))
         return name in [place.node.name for place in places if place.node]
 
     async def test_decentrl(self) -> None:
@@ -162,12 +162,12 @@ class RefusalTests(TwoNodes):
 
     def node_of(self, node: InProcessNode) -> Any:
         """What such a daemon left in the store."""
-        (other,) = [one for one in self.successResultOf(self.store.cluster.nodes()) if one.name == "a"]
+        (other,) = [one for one in self.successResultOf(self.store.cluster.list_nodes()) if one.name == "a"]
         return type(other)(node.name, "dead", node.config.cluster.address or "", other.seal)
 
     def boots(self, name: str) -> list[str]:
         """The boots of live nodes of this name."""
-        return [one.boot for one in self.successResultOf(self.store.cluster.nodes()) if one.name == name]
+        return [one.boot for one in self.successResultOf(self.store.cluster.list_nodes()) if one.name == name]
 
 
 class StoreTests(TwoNodes):

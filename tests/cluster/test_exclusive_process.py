@@ -68,11 +68,11 @@ class AloneTests(SynchronousTestCase):
 
     def boots(self) -> list[str]:
         """Of those that are live."""
-        return [node.boot for node in self.successResultOf(self.store.cluster.nodes())]
+        return [node.boot for node in self.successResultOf(self.store.cluster.list_nodes())]
 
     def lapsed(self) -> list[str]:
         """Those that were killed and not cleared away."""
-        found: list[str] = self.successResultOf(self.store.cluster.lapsed())
+        found: list[str] = self.successResultOf(self.store.cluster.list_lapsed_nodes())
         return found
 
     def run_for(self, seconds: float) -> None:
@@ -124,7 +124,7 @@ class AloneTests(SynchronousTestCase):
         leader_lease = build_leader_lease(base, Config.model_validate({"storage": {"backend": "mongodb"}}))
         assert leader_lease is not None
         self.assertIs(self.successResultOf(Deferred.fromCoroutine(leader_lease.is_leader())), True)
-        self.store.cluster.hold = lambda *_: succeed(False)
+        self.store.cluster.acquire_lease = lambda *_: succeed(False)
         self.clock.advance(EXCLUSIVE_LEASE)
         self.assertIs(self.successResultOf(Deferred.fromCoroutine(leader_lease.is_leader())), False)
         self.assertIsNone(build_leader_lease(base, Config.model_validate({"storage": {"backend": "sqlite"}})))

@@ -99,7 +99,7 @@ class MembershipTestCase(SynchronousTestCase):
 
     def live(self) -> list[str]:
         """The boots of the live nodes."""
-        return [one.boot for one in self.successResultOf(self.store.nodes())]
+        return [one.boot for one in self.successResultOf(self.store.list_nodes())]
 
     def pass_time(self, seconds: float) -> None:
         """In small steps."""
@@ -184,7 +184,7 @@ class MembershipTests(MembershipTestCase):
         """The lease lasts longer than that."""
         self.begin()
         self.pass_time(RENEWAL_INTERVAL)
-        with self.away("renew", "nodes"):
+        with self.away("renew", "list_nodes"):
             self.pass_time(NODE_LEASE - RENEWAL_INTERVAL - 1)
         self.pass_time(NODE_LEASE)
         self.assertEqual((self.live(), self.heard), (["aaaa"], ["joined"]))
@@ -378,13 +378,13 @@ class ClockTests(MembershipTestCase):
     def test_wrong_later(self) -> None:
         """It is no node and has no turn from then on, without waiting for its lease, until the clock is right."""
         self.begin()
-        self.successResultOf(self.store.announce("aaaa", ["did:x"]))
-        self.assertIs(self.successResultOf(self.store.hold("turn", "aaaa", 100)), True)
+        self.successResultOf(self.store.add_presence("aaaa", ["did:x"]))
+        self.assertIs(self.successResultOf(self.store.acquire_lease("turn", "aaaa", 100)), True)
         with self.wrong(-100):
             self.pass_time(RENEWAL_INTERVAL)
             self.assertEqual((self.heard[:3], self.live()), (["joined", "clock -100", "parted"], []))
-            self.assertEqual(self.successResultOf(self.store.whereabouts(["did:x"])), [])
-            self.assertIs(self.successResultOf(self.store.hold("turn", "bbbb", 100)), True)
+            self.assertEqual(self.successResultOf(self.store.find_presence(["did:x"])), [])
+            self.assertIs(self.successResultOf(self.store.acquire_lease("turn", "bbbb", 100)), True)
             self.pass_time(2 * NODE_LEASE)
             self.assertEqual((set(self.heard[3:]), self.live(), self.said), ({"clock -100"}, [], []))
             self.assertFalse(self.membership.is_settled)

@@ -30,11 +30,11 @@ class Ledger:
         self.open: list[Deferred[None]] = []
         self.away = self.late = False
 
-    def announce(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+    def add_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         """Note who is there."""
         return self._do("announce", dids, self.there.update)
 
-    def withdraw(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+    def remove_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         """Note who is gone."""
         return self._do("withdraw", dids, self.there.difference_update)
 
@@ -246,13 +246,13 @@ class AnnouncerTests(SynchronousTestCase):
 
     def test_fault(self) -> None:
         """A mistake of ours is logged, and it is tried again."""
-        announce = self.ledger.announce
-        self.ledger.announce = lambda boot, dids: fail(RuntimeError("boom"))  # type: ignore[method-assign]
+        announce = self.ledger.add_presence
+        self.ledger.add_presence = lambda boot, dids: fail(RuntimeError("boom"))  # type: ignore[method-assign]
         known = self.announcer.here(BOB)
         self.clock.advance(0)
         self.unavailable(known)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.ledger.announce = announce  # type: ignore[method-assign]
+        self.ledger.add_presence = announce  # type: ignore[method-assign]
         self.clock.advance(PUBLISH_RETRY_DELAY)
         self.assertEqual(self.ledger.there, {BOB})
 

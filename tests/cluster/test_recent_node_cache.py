@@ -8,7 +8,7 @@ from mediatord.cluster.membership import NODE_LEASE, RENEWAL_INTERVAL
 from mediatord.cluster.remote_delivery import LOOKUP_DELAY
 from mediatord.errors import StoreUnavailable
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
-from tests.cluster.test_in_memory_cluster import DIDCommVillage
+from tests.cluster.test_didcomm_cluster import DIDCommVillage
 from tests.in_memory_mediator import MP, InMemoryWallet
 
 
@@ -31,9 +31,9 @@ class TrailTests(DIDCommVillage):
     def hold(self) -> Deferred[None]:
         """Let the store be slow to say where sockets are; fires for it to be done."""
         cluster, held = self.store.cluster, Deferred[None]()
-        whereabouts = cluster.whereabouts
-        cluster.whereabouts = lambda dids: held.addCallback(lambda _: whereabouts(dids))
-        self.addCleanup(delattr, cluster, "whereabouts")
+        whereabouts = cluster.find_presence
+        cluster.find_presence = lambda dids: held.addCallback(lambda _: whereabouts(dids))
+        self.addCleanup(delattr, cluster, "find_presence")
         return held
 
     def stale(self) -> float:
@@ -97,8 +97,8 @@ class TrailTests(DIDCommVillage):
 
     def test_store_does_not_know(self) -> None:
         """Where nobody can say where sockets are, the last place is as good as any."""
-        self.store.cluster.whereabouts = lambda dids: fail(StoreUnavailable())
-        self.addCleanup(delattr, self.store.cluster, "whereabouts")
+        self.store.cluster.find_presence = lambda dids: fail(StoreUnavailable())
+        self.addCleanup(delattr, self.store.cluster, "find_presence")
         self.forward(self.a)
         self.assertEqual((self.texts(self.socket), self.methods(self.a)), (["hello"], ["live", "live"]))
 

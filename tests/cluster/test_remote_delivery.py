@@ -50,7 +50,7 @@ class Store:
     def __init__(self) -> None:
         self.asked: list[tuple[list[str], Deferred[list[PresenceRecord]]]] = []
 
-    def whereabouts(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
+    def find_presence(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
         """Noted."""
         self.asked.append((list(dids), Deferred()))
         return self.asked[-1][1]

@@ -52,7 +52,7 @@ class TimeTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.obey(command).status, 200)
         for seconds in (299, 1, 299.75, 0.25):
             self.in_memory.clock.advance(seconds)
-            self.successResultOf(self.in_memory.store.prune())
+            self.successResultOf(self.in_memory.store.prune_nonces())
             self.assertEqual(code_of(self.in_memory.obey(command, ELSEWHERE)), (401, "DUPLICATE_NONCE"))
         self.in_memory.clock.advance(0.001)
         self.assertEqual(code_of(self.in_memory.obey(command)), (401, "TIMESTAMP_OUT_OF_RANGE"))
@@ -105,7 +105,7 @@ class NonceTests(SynchronousTestCase):
     def test_not_burned_by_the_store(self) -> None:
         """What could not be kept may come again as it is."""
         command = self.alice.command("hello", to=self.bob.did, channel=PRIVATE, nonce=NONCE)
-        with self.in_memory.failing("deliver", StoreUnavailable()):
+        with self.in_memory.failing("enqueue_event", StoreUnavailable()):
             reply = self.in_memory.obey(command)
         self.assertEqual((code_of(reply), reply.retry_after), ((503, "UNAVAILABLE"), 5))
         self.assertEqual(self.in_memory.obey(command).status, 200)

@@ -10,10 +10,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt, encrypt_authcrypt
 from tests.fuzz.fuzz_mediator import MeasuredCost, measure_cost, problem_code
 from tests.fuzz.targets.http import statuses
+from tests.http.in_memory_site import HTTPResponse, InMemorySite, InMemoryTransport
 from tests.in_memory_mediator import PING, InMemoryWallet
 from tests.integration.daemon import PLENTY
-from tests.protocol.foreign_jwe import Writing
-from tests.web.in_memory_site import HTTPResponse, InMemorySite, InMemoryTransport
+from tests.protocol.didcomm.foreign_jwe import Writing
 
 # Functions that a usual message has called, thrice: about 1000.
 USUAL = 3_000

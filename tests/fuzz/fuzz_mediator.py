@@ -17,8 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.error_codes import DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
 from mediatord.wallet.didcomm_messages import open_problem_report
+from tests.http.in_memory_site import InMemorySite
 from tests.integration.daemon import PLENTY
-from tests.web.in_memory_site import InMemorySite
 
 # Inputs that one mediator is tried with, so that what it keeps of them does not grow without end.
 LIFETIME = 400

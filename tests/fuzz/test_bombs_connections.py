@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.fuzz.bombs import BombTestCase
 from tests.fuzz.fuzz_mediator import measure_cost
-from tests.web.in_memory_site import PING, PONG, TEXT, encode_masked_frame
+from tests.http.in_memory_site import PING, PONG, TEXT, encode_masked_frame
 
 HEAD = b"POST /didcomm HTTP/1.1\r\nHost: a\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

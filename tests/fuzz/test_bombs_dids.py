@@ -6,7 +6,7 @@ import json
 from hashlib import sha256
 from typing import Any
 
-from mediatord.errors import SenderUnresolvable
+from mediatord.errors import UnresolvableDID
 from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import MAX_DID_LENGTH, is_did
@@ -43,7 +43,7 @@ class DIDTests(BombTestCase):
         for start in ("did:key:z", "did:peer:0z", "did:peer:2.E", "did:peer:4z", "did:web:", "did:x:", "did:web:%3"):
             long = start + "6" * MEGABYTE
             self.assertFalse(is_did(long))
-            with self.assertRaises(SenderUnresolvable):
+            with self.assertRaises(UnresolvableDID):
                 resolve_local(long)
             self.bounded(measure_cost(is_did, long), 20, 10_000)
             self.bounded(measure_cost(canonicalize_did, long), 20, 10_000)
@@ -104,7 +104,7 @@ class DIDTests(BombTestCase):
         for value in lists:
             for member in ("verificationMethod", "keyAgreement", "authentication", "service"):
                 raw = json.dumps({"id": "did:web:a", member: value}).encode()
-                with self.assertRaises(SenderUnresolvable):
+                with self.assertRaises(UnresolvableDID):
                     parse_did_web_document("did:web:a", raw)
                 self.bounded(measure_cost(self.quietly, raw), 2_000, 40 * len(raw))
         deep = b'{"id":"did:web:a","service":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -114,6 +114,6 @@ class DIDTests(BombTestCase):
         """Read a document, which is refused."""
         try:
             parse_did_web_document("did:web:a", raw)
-        except SenderUnresolvable:
+        except UnresolvableDID:
             return
         self.fail("it was read")

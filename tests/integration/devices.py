@@ -24,8 +24,8 @@ from mediatord.wallet.didcomm_messages import (
     compose_message,
     unpack_message,
 )
+from tests.http.in_memory_site import HTTPResponse
 from tests.integration.raw_decentrl_client import DaemonClient, RawWebSocket
-from tests.web.in_memory_site import HTTPResponse
 
 CM3 = "https://didcomm.org/coordinate-mediation/3.0"
 # Bytes that the kernel keeps for who does not read.

@@ -39,9 +39,9 @@ from mediatord.wallet.decentrl_messages import (
     compose_authentication,
     compose_command,
 )
+from tests.http.in_memory_site import HTTPResponse, encode_masked_frame, encode_request, parse_responses
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS
-from tests.web.in_memory_site import HTTPResponse, encode_masked_frame, encode_request, parse_responses
 
 JSON = "application/json"
 YEAR = 31_536_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.http.in_memory_site import HTTPResponse
 from tests.integration.raw_decentrl_client import JSON, RawDecentrlClient, RawWebSocket
 from tests.integration.shared_daemon import DaemonTestCase, SharedDaemonTestCase
-from tests.web.in_memory_site import HTTPResponse
 
 # As any HTTP library asks, and with a header that takes a request through twisted.web.
 WAYS: tuple[dict[str, str], ...] = ({}, {"X-Odd": "1"})

@@ -11,12 +11,12 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
+from tests.http.in_memory_site import HTTPResponse
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import enrol_wallet, prepare_daemon
 from tests.integration.raw_decentrl_client import send_request_on
 from tests.mongod_process import mongod_binary
 from tests.replica_set import ReplicaSet
-from tests.web.in_memory_site import HTTPResponse
 
 reactor: Any = _reactor
 

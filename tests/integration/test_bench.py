@@ -221,7 +221,7 @@ def test_commands_are_posted_once(tmp_path: Path) -> None:
 def test_every_connection_posts_something(tmp_path: Path) -> None:
     """However short a run is, and however long a busy machine keeps it from beginning."""
     write_bodies(tmp_path / "bodies", [b"0"])
-    with spawn_module("mediatord.bench.baseline_servers") as site:
+    with spawn_module("mediatord.bench.baseline_servers", "empty") as site:
         load = post_for_seconds(
             TargetServer(site.pid, int(read_line(site)), "/didcomm"), tmp_path / "bodies", 3, seconds=0.0
         )
@@ -245,7 +245,7 @@ def test_floor_of_commands_verifies_and_stores(tmp_path: Path) -> None:
     alice, bob = (CommandSigner(DecentrlIdentity.fresh(name, mediator.did), mediator) for name in ("alice", "bob"))
     (command,) = sign_private_commands(CommandSigners(mediator, (alice,), (bob,)), 300, 1)
     forged = command.replace(b"TWO_WAY_PRIVATE", b"ONE_WAY_PUBLIC")
-    with spawn_module("mediatord.bench.baseline_servers", str(tmp_path / "floor")) as site:
+    with spawn_module("mediatord.bench.baseline_servers", "commands", str(tmp_path / "floor")) as site:
         with KeepAliveClient(f"http://127.0.0.1:{read_line(site)}/") as line:
             assert line.post(command).read() == {"type": "SUCCESS"}
             assert line.post(forged).status == 500

@@ -29,10 +29,7 @@ from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward, compose_message
-from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet, from_header
-from tests.integration.daemon import Daemon
-from tests.integration.message_load import PATIENCE_SECONDS
-from tests.web.in_memory_site import (
+from tests.http.in_memory_site import (
     CLOSE,
     HTTPResponse,
     InMemorySite,
@@ -41,8 +38,11 @@ from tests.web.in_memory_site import (
     encode_request,
     parse_responses,
 )
-from tests.web.in_memory_site import PING as PING_FRAME
-from tests.web.test_websocket import PLENTY
+from tests.http.in_memory_site import PING as PING_FRAME
+from tests.http.test_websocket import PLENTY
+from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet, from_header
+from tests.integration.daemon import Daemon
+from tests.integration.message_load import PATIENCE_SECONDS
 
 # In everything that may not be kept at all, and in what may be kept as a payload and nowhere else.
 SECRET = "Kanarienvogel-7f3a"

@@ -32,6 +32,7 @@ from mediatord.protocol.decentrl.signatures import encode_base64
 from mediatord.store.interfaces.decentrl import IDecentrlStore
 from mediatord.wallet.decentrl_client import read_mediator_document
 from mediatord.wallet.decentrl_messages import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL
+from tests.http.in_memory_site import HTTPResponse, InMemorySite, encode_masked_frame, encode_request
 from tests.integration.daemon import PLENTY, Daemon, merge_settings
 from tests.integration.message_load import prepare_daemon
 from tests.integration.raw_decentrl_client import (
@@ -44,7 +45,6 @@ from tests.integration.raw_decentrl_client import (
 from tests.integration.refusal_test_case import REQUEST, RESPOND, SAVE
 from tests.integration.test_canary import MARKED_HEADERS, SECRET, STORED, secrets_of, traces
 from tests.protocol.decentrl.mutations import replaced, spelled, without
-from tests.web.in_memory_site import HTTPResponse, InMemorySite, encode_masked_frame, encode_request
 
 # All nonces begin like this.
 NONCES = "caca0b1e-7f3a-4e0e-9a37"

@@ -13,10 +13,10 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from tests.http.in_memory_site import InMemorySite
+from tests.http.test_decentrl_socket import LOCAL, Client
 from tests.in_memory_identities import InMemoryIdentity
 from tests.integration.message_load import PATIENCE_SECONDS
-from tests.web.in_memory_site import InMemorySite
-from tests.web.test_decentrl_socket import LOCAL, Client
 
 FAULT = {"type": "ERROR", "code": "INTERNAL_ERROR"}
 MARK = "details of the fault"

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 from mediatord.protocol.decentrl.encryption import generate_key_pair
 from mediatord.protocol.decentrl.signatures import encode_base64
 from mediatord.wallet.decentrl_messages import DIRECT_CHANNEL, PRIVATE_CHANNEL, PUBLIC_CHANNEL
+from tests.http.in_memory_site import encode_request
 from tests.in_memory_identities import bad_dids
 from tests.integration.raw_decentrl_client import JSON, MANY, RawDecentrlClient, send_request_on, unix_time
 from tests.integration.refusal_test_case import ELSEWHERE, REQUEST, RESPOND, SAVE, SEALED, WAYS, RefusalDaemonTestCase
 from tests.protocol.decentrl.mutations import nested, places, replaced, spelled, without
-from tests.web.in_memory_site import encode_request
 
 LIMIT = 1 << 20
 NONCE = "6f1c1d52-6a0b-4e0e-9a37-0d6f3a1b2c{:02x}"

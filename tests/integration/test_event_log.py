@@ -17,7 +17,6 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket
-from tests.counter_oracle import NAMES, Line, expected_counters, read_lines, read_segments, wrong_counter_lines
 from tests.integration.daemon import Daemon, merge_settings
 from tests.integration.message_load import (
     ROOMY,
@@ -28,6 +27,14 @@ from tests.integration.message_load import (
     prepare_forwards,
 )
 from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient
+from tests.observability.counter_oracle import (
+    NAMES,
+    Line,
+    expected_counters,
+    read_lines,
+    read_segments,
+    wrong_counter_lines,
+)
 
 reactor: Any = _reactor
 

@@ -16,8 +16,8 @@ from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_client import DIDCommWallet
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import BASIC_MESSAGE, anoncrypt, authcrypt, build_forward, compose_message
-from tests.counter_oracle import read_lines
 from tests.integration.message_load import PATIENCE_SECONDS, drain_queue, enrol_wallet, prepare_daemon
+from tests.observability.counter_oracle import read_lines
 
 reactor: Any = _reactor
 

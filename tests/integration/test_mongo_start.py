@@ -14,12 +14,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_mediation import PICKUP
+from tests.http.in_memory_site import HTTPResponse
 from tests.integration.cluster import DaemonCluster
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_forwards
 from tests.integration.raw_decentrl_client import JSON, DaemonClient, RawDecentrlClient
 from tests.integration.single_mongod import SingleMongodTestCase, make_mongo_daemon, send_request
 from tests.replica_set import Credentials, ReplicaSet
-from tests.web.in_memory_site import HTTPResponse
 
 reactor: Any = _reactor
 

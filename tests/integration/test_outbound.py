@@ -18,7 +18,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 
 from mediatord.net.outbound_http import OutboundAddressError, OutboundHTTPClient, OutboundRequestError
-from tests.outbound_test_case import FakeResolver
+from tests.net.outbound_test_case import FakeResolver
 
 reactor: Any = _reactor
 LOOPBACK = ip_network("127.0.0.0/8")

@@ -21,7 +21,6 @@ from mediatord.probe.cycle import ProbeIdentities
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.wallet.didcomm_client import DIDCommWallet
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket
-from tests.counter_oracle import read_lines, wrong_counter_lines
 from tests.integration.cluster import fresh_storage
 from tests.integration.database_counters import find_miscounts
 from tests.integration.message_load import (
@@ -35,6 +34,7 @@ from tests.integration.message_load import (
 from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient
 from tests.mongod import shared_replica_set
 from tests.mongod_process import mongod_binary
+from tests.observability.counter_oracle import read_lines, wrong_counter_lines
 
 reactor: Any = _reactor
 

@@ -15,8 +15,8 @@ from mediatord.errors import MediatorError
 from mediatord.net.did_resolver import DIDResolver, DIDWebResolver
 from mediatord.net.outbound_http import OutboundError, OutboundHTTPClient
 from tests.integration.test_outbound import NamedReactor
-from tests.ssrf_corpus import PLACES, ScriptedResolver, SSRFTarget
-from tests.test_ssrf import web_did
+from tests.net.ssrf_corpus import PLACES, ScriptedResolver, SSRFTarget
+from tests.net.test_ssrf import web_did
 
 reactor: Any = _reactor
 ELSEWHERE = "127.0.0.2"

@@ -56,7 +56,7 @@ class DIDCommSteps(MirroredWallets):
         if self.did(name) in self.expected.recipients:
             assert (status, fault) == (200, None), answer
             return value
-        assert fault == "NotEnrolled", answer
+        assert fault == "not_enrolled", answer
         return None
 
     def enrol(self, name: str) -> None:
@@ -156,7 +156,7 @@ class DIDCommSteps(MirroredWallets):
         did = data.draw(st.none() | st.just(self.any_did(data)))
         answer = self.ask(name, f"{MP}/status-request", {} if did is None else {"recipient_did": did})
         if did is not None and self.expected.owner(did) != self.did(name):
-            assert answer[2] == "NotEnrolled", answer
+            assert answer[2] == "not_enrolled", answer
         elif (told := self.for_account(name, answer)) is not None:
             self.check_status(told["body"], self.expected.waiting(self.did(name), did))
 
@@ -178,9 +178,9 @@ class DIDCommSteps(MirroredWallets):
         body = {"limit": limit} if did is None else {"limit": limit, "recipient_did": did}
         answer = self.ask(name, f"{MP}/delivery-request", body, socket)
         if self.did(name) not in self.expected.recipients or limit < 1:
-            assert answer[2] in ("NotEnrolled", "BadLimit"), answer
+            assert answer[2] in ("not_enrolled", "BadLimit"), answer
         elif did is not None and self.expected.owner(did) != self.did(name):
-            assert answer[2] == "NotEnrolled", answer
+            assert answer[2] == "not_enrolled", answer
         else:
             self.check_delivery(answer, self.expected.waiting(self.did(name), did)[:limit])
 
@@ -209,7 +209,7 @@ class DIDCommSteps(MirroredWallets):
         route = "all" if answered else "none"
         status, value, fault = self.ask(name, f"{MP}/messages-received", body, return_route=route)
         if self.did(name) not in self.expected.recipients:
-            assert fault == "NotEnrolled"
+            assert fault == "not_enrolled"
             return
         assert (status, fault) == (200 if answered else 202, None)
         self.expected.acknowledge(self.did(name), chosen)

@@ -144,7 +144,7 @@ class MirroredWallets(RuleBasedStateMachine):
             one.hang_up(socket.ends[one.backend])
 
     def _read(self, mediator_fixture: RestartableMediator, reply: DIDCommReply, name: str | None) -> Answer:
-        fault = reply.fault.__name__ if reply.fault else None
+        fault = reply.fault.reason if reply.fault else None
         if not reply.body:
             return reply.status, None, fault
         if "ciphertext" in encoding.loads_object(reply.body):

@@ -213,5 +213,5 @@ class RestartableMediator(InMemoryMediator):
         )
         store = MongoStore(self._server, self.clock, self._ground.limits, caps=self._ground.caps)
         # The server judges by its own clock, which is another, whether a turn is somebody else's.
-        store.cluster.hold = lambda *args: succeed(True)  # type: ignore[method-assign]  # for this instance
+        store.cluster.acquire_lease = lambda *args: succeed(True)  # type: ignore[method-assign]  # for this instance
         return store

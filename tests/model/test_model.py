@@ -14,7 +14,7 @@ from twisted.python.monkey import MonkeyPatcher
 from mediatord.store.mongo.driver import client as server_module
 from tests.model.decentrl_steps import DecentrlSteps
 from tests.model.didcomm_steps import DIDCommSteps
-from tests.store.mongo_test_case import PATIENT
+from tests.store.mongo.mongo_test_case import PATIENT
 
 # Sequences of steps, and steps of each.
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
@@ -70,9 +70,9 @@ class Mediators(DIDCommSteps, DecentrlSteps):
     @rule()
     def look(self) -> None:
         """What waits is what has to, and the stores' own books say so."""
-        waiting = self.mediators.same(lambda one: one.get(one.store.waiting()).messages)
+        waiting = self.mediators.same(lambda one: one.get(one.store.get_queue_totals()).messages)
         assert waiting == len(self.expected.letters) + len(self.events)
-        books = self.mediators.same(lambda one: asdict(one.get(one.store.ledger())))
+        books = self.mediators.same(lambda one: asdict(one.get(one.store.read_ledger())))
         gone = self.expected.gone
         didcomm = {name: gone[name] for name in ("accepted", "acknowledged", "expired", "evicted")}
         ours = {**didcomm, "removed": 0, "withdrawn": 0, "waiting": len(self.expected.letters)}

@@ -77,5 +77,5 @@ def _program(
 
 def _site(stack: ExitStack, cores: CoreAssignment) -> TargetServer:
     with pin_to_cores(cores.server):
-        process = stack.enter_context(spawn_module("mediatord.bench.baseline_servers"))
+        process = stack.enter_context(spawn_module("mediatord.bench.baseline_servers", "empty"))
     return TargetServer(process.pid, int(read_line(process)), _PATH)

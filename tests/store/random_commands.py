@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, PendingEvent, PublicEvent, StoredEvent
 from mediatord.store.sqlite.group_commit import SQLOperation
 from tests.store.builders import NOON
-from tests.store.sqlite_operations import PEOPLE, SQLiteOperations, make_contract
+from tests.store.sqlite.operations import PEOPLE, SQLiteOperations, make_contract
 
 
 class RandomCommands:

@@ -102,7 +102,7 @@ class RandomDecentrlCommands:
     def delivery(self, data: st.DataObject) -> Write:
         did, sender, received_at = data.draw(people), data.draw(anybody), self._clock.seconds()
         event = PendingEvent(self._id(f"pending {did}", data), did, sender, data.draw(texts), received_at)
-        return lambda store, guard: store.deliver(guard, event)
+        return lambda store, guard: store.enqueue_event(guard, event)
 
     def acknowledgement(self, data: st.DataObject) -> Write:
         did = data.draw(people)

@@ -37,7 +37,7 @@ from mediatord.store.sqlite.database_file import connect
 from mediatord.store.sqlite.executor import SQLiteTuning
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
-from tests.store.mongo_test_case import PATIENT
+from tests.store.mongo.mongo_test_case import PATIENT
 
 POLICIES = (
     QueueLimits(4, 40),
@@ -77,7 +77,9 @@ class Stores(RuleBasedStateMachine):
         self.same(lambda store: store.open())
         self.same(lambda store: store.grant("did:a"))
         self.same(lambda store: store.grant("did:ab"))
-        self.same(lambda store: store.update("did:a", [("did:1", "add"), ("did:12", "add")], max_recipients=3))
+        self.same(
+            lambda store: store.update_recipients("did:a", [("did:1", "add"), ("did:12", "add")], max_recipients=3)
+        )
 
     def make_store(self, limits: QueueLimits) -> IStore:
         """The other one, not open and with nothing in it."""
@@ -113,7 +115,7 @@ class Stores(RuleBasedStateMachine):
     @invariant()
     def same_ledger(self) -> None:
         """It is the same after every step, and nothing is unaccounted for."""
-        books = self.same(lambda store: store.ledger())
+        books = self.same(lambda store: store.read_ledger())
         assert (books.didcomm.difference, books.decentrl) == (0, MessageLedger()), books
 
     @rule(did=recipients, contents=st.lists(bodies, max_size=6), ttl=spans, delay=st.none() | spans, origin=origins)
@@ -159,19 +161,19 @@ class Stores(RuleBasedStateMachine):
 
     @rule(account=accounts, did=scopes, limit=st.integers(0, 5), max_bytes=st.integers(0, 60))
     def fetch(self, account: str, did: str | None, limit: int, max_bytes: int) -> None:
-        self.same(lambda store: store.fetch(account, did, limit=limit, max_bytes=max_bytes))
+        self.same(lambda store: store.fetch_messages(account, did, limit=limit, max_bytes=max_bytes))
 
     @rule(account=accounts, did=scopes)
     def look(self, account: str, did: str | None) -> None:
-        self.same(lambda store: store.status(account, did))
-        self.same(lambda store: store.fetch(account, did, limit=99, max_bytes=9999))
+        self.same(lambda store: store.get_queue_status(account, did))
+        self.same(lambda store: store.fetch_messages(account, did, limit=99, max_bytes=9999))
 
     @rule(dids=st.lists(accounts), ages=st.tuples(spans, spans), data=st.data(), limit=st.integers(0, 5))
     def arrived(self, dids: list[str], ages: tuple[float, float], data: st.DataObject, limit: int) -> None:
         now = self.clock.seconds()
         after = data.draw(st.sampled_from(["", *self.known]))
         window = ArrivalWindow(now - max(ages), now + 1 - min(ages), after)
-        self.same(lambda store: store.arrived(dids, window, limit=limit))
+        self.same(lambda store: store.find_arrivals(dids, window, limit=limit))
 
     @rule(data=st.data())
     def mark_delivered(self, data: st.DataObject) -> None:
@@ -194,7 +196,7 @@ class Stores(RuleBasedStateMachine):
         for _ in range(2):
             (payload,) = self.payloads([b"x"])
             self.clock.advance(PROBATION_SECONDS)
-            self.same(lambda store: store.expire(99))
+            self.same(lambda store: store.expire_messages(99))
             self.same(partial(self.put, did, [payload], self.clock.seconds() + 2 * PROBATION_SECONDS, origin))
             self.same(partial(self.acknowledge_all, account, [payload.id]))
 
@@ -205,15 +207,15 @@ class Stores(RuleBasedStateMachine):
     @rule(span=spans, limit=st.integers(0, 3))
     def time_passes(self, span: float, limit: int) -> None:
         self.clock.advance(span)
-        self.same(lambda store: store.next_due())
-        self.same(lambda store: store.take_due(limit))
-        self.same(lambda store: store.expire(limit))
+        self.same(lambda store: store.find_next_due())
+        self.same(lambda store: store.take_due_messages(limit))
+        self.same(lambda store: store.expire_messages(limit))
 
     @rule(did=accounts)
     def grant(self, did: str) -> None:
         self.same(lambda store: store.grant(did))
         self.same(lambda store: store.mark_draft03(did))
-        self.same(lambda store: store.account(did))
+        self.same(lambda store: store.get_account(did))
 
     @rule(
         account=accounts,
@@ -221,16 +223,16 @@ class Stores(RuleBasedStateMachine):
         max_recipients=st.integers(1, 3),
     )
     def update(self, account: str, updates: list[tuple[str, RecipientUpdateAction]], max_recipients: int) -> None:
-        self.same(lambda store: store.update(account, updates, max_recipients=max_recipients))
+        self.same(lambda store: store.update_recipients(account, updates, max_recipients=max_recipients))
 
     @rule(account=accounts, did=recipients, offset=st.integers(0, 3), limit=st.integers(0, 3))
     def registrations(self, account: str, did: str, offset: int, limit: int) -> None:
-        self.same(lambda store: store.recipients(account, offset=offset, limit=limit))
-        self.same(lambda store: store.owner(did))
+        self.same(lambda store: store.list_recipients(account, offset=offset, limit=limit))
+        self.same(lambda store: store.find_owner(did))
 
     @rule(prior=accounts, new=accounts)
     def move(self, prior: str, new: str) -> None:
-        self.same(lambda store: store.move(prior, new))
+        self.same(lambda store: store.move_account(prior, new))
 
     @rule(top=st.integers(0, 4))
     def queue_sizes(self, top: int) -> None:
@@ -240,19 +242,19 @@ class Stores(RuleBasedStateMachine):
         assert lengths[0] == lengths[1] and rest[0] == rest[1], answers
         (memory, none), (other, nothing) = self.answers(lambda store: store.queue_sizes(99))
         assert (dict(memory), none) == (dict(other), nothing) and none == 0
-        here, there = self.answers(lambda store: store.waiting())
+        here, there = self.answers(lambda store: store.get_queue_totals())
         assert (here.messages, here.bytes, here.recipients) == (there.messages, there.bytes, there.recipients)
 
     @rule(key=keys, ttl=spans, share=st.sampled_from([1.0, 0.7]), release=st.booleans())
     def claim(self, key: bytes, ttl: float, share: float, release: bool) -> None:
         until = self.clock.seconds() + ttl
-        self.same(lambda store: store.claim(key, until, share))
+        self.same(lambda store: store.claim_nonce(key, until, share))
         if release:
-            self.same(lambda store: store.release(key))
+            self.same(lambda store: store.release_nonce(key))
 
     @rule()
     def prune(self) -> None:
-        self.same(lambda store: store.prune())
+        self.same(lambda store: store.prune_nonces())
 
 
 class SQLiteStores(Stores):
@@ -332,7 +334,7 @@ class SQLiteStores(Stores):
         ids = [self.known[-place] for place in items if place <= len(self.known)]
         if what == "acknowledge":
             return lambda store: store.acknowledge(did, ids)
-        return lambda store: store.remove(ids) if what == "remove" else store.mark_delivered(ids)
+        return lambda store: store.remove_messages(ids) if what == "remove" else store.mark_delivered(ids)
 
 
 class MongoStores(Stores):

@@ -38,7 +38,7 @@ from mediatord.store.mongo.store import MongoStore
 from mediatord.store.sqlite.executor import SQLiteTuning
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
-from tests.store.mongo_test_case import PATIENT
+from tests.store.mongo.mongo_test_case import PATIENT
 from tests.store.random_decentrl_commands import (
     PEOPLE,
     TAGS,
@@ -129,7 +129,7 @@ class DecentrlStores(RuleBasedStateMachine):
         """After it, whatever became of it, its nonce is claimed or is not."""
         write, guard = self.commands.draw(data), self.commands.guard(data)
         self.read(lambda store: write(store, guard))
-        self.same(lambda store: store.claim(guard.nonce, guard.until))
+        self.same(lambda store: store.claim_nonce(guard.nonce, guard.until))
 
     @rule(data=st.data(), number=st.integers(1, 8))
     def write_some(self, data: st.DataObject, number: int) -> None:
@@ -173,15 +173,15 @@ class DecentrlStores(RuleBasedStateMachine):
     @rule(data=st.data(), release=st.booleans())
     def nonces(self, data: st.DataObject, release: bool) -> None:
         guard = self.commands.guard(data)
-        self.same(lambda store: store.claim(guard.nonce, guard.until))
+        self.same(lambda store: store.claim_nonce(guard.nonce, guard.until))
         if release:
-            self.same(lambda store: store.release(guard.nonce))
-        self.read(lambda store: store.admit(guard))
+            self.same(lambda store: store.release_nonce(guard.nonce))
+        self.read(lambda store: store.check_guard(guard))
 
     @rule(span=spans.map(abs))
     def time_passes(self, span: float) -> None:
         self.clock.advance(span)
-        self.same(lambda store: store.prune())
+        self.same(lambda store: store.prune_nonces())
 
     @rule()
     def reopen(self) -> None:
@@ -196,7 +196,7 @@ class DecentrlStores(RuleBasedStateMachine):
             self.read(lambda store, did=did: store.pending_events(did, None, ALL))  # type: ignore[misc]
             self.read(lambda store, did=did: store.events(did, EventFilter(), ALL))  # type: ignore[misc]
         sizes = [self.answer(store.queue_sizes(99)) for store in self.stores]
-        books = self.same(lambda store: store.ledger())
+        books = self.same(lambda store: store.read_ledger())
         assert (books.didcomm, books.decentrl.difference) == (MessageLedger(), 0), books
         assert dict(sizes[0][0]) == dict(sizes[1][0]) and sizes[0][1] == sizes[1][1], sizes
 

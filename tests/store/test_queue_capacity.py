@@ -7,7 +7,7 @@ from twisted.internet.defer import Deferred
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits
 from tests.store.builders import ALICE
-from tests.store.commit_test_case import INBOX, CommitTestCase, count_wal_commits
+from tests.store.sqlite.commit_test_case import INBOX, CommitTestCase, count_wal_commits
 
 
 class RoomTests(CommitTestCase):
@@ -47,7 +47,7 @@ class RoomTests(CommitTestCase):
 
     def test_several_queues(self) -> None:
         """A full queue among others disturbs neither their order nor their room."""
-        self.done(self.store.update(ALICE, [("did:z", "add")], max_recipients=9))
+        self.done(self.store.update_recipients(ALICE, [("did:z", "add")], max_recipients=9))
         asked = [self.put(f"m{number}", to=INBOX if number % 2 else "did:z", data=b"") for number in range(9)]
         evicted = self.together(*asked)
         self.assertEqual([[id for id, _ in some] for some in evicted[6:]], [["m0"], ["m1"], ["m2"]])

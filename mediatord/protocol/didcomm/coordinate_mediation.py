@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mediatord.errors import BadPaginate, BadUpdates
+from mediatord.errors import InvalidPagination, InvalidUpdates
 from mediatord.protocol.canonical_did import canonicalize_did, is_same_did
 from mediatord.protocol.didcomm.did_document import strip_did_url
 from mediatord.protocol.didcomm.message import Message
@@ -60,19 +60,19 @@ def parse_updates(body: Mapping[str, Any]) -> list[RecipientUpdate]:
     """
     The entries of a `recipient-update` or `keylist-update`, in order.
 
-    :raise BadUpdates: `updates` is not a list of objects with two strings, or has more than 1000 entries.
+    :raise InvalidUpdates: `updates` is not a list of objects with two strings, or has more than 1000 entries.
     """
     entries = body.get("updates")
     if not isinstance(entries, list) or len(entries) > MAX_UPDATES:
-        raise BadUpdates
+        raise InvalidUpdates
     updates = []
     for entry in entries:
         if not isinstance(entry, dict):
-            raise BadUpdates
+            raise InvalidUpdates
         # Veramo calls the member recipient_key (reference 10.3).
         did, action = entry.get("recipient_did", entry.get("recipient_key")), entry.get("action")
         if not (isinstance(did, str) and isinstance(action, str)):
-            raise BadUpdates
+            raise InvalidUpdates
         updates.append(RecipientUpdate(did, action))
     return updates
 
@@ -99,17 +99,17 @@ def parse_pagination(body: Mapping[str, Any]) -> RecipientPage:
     """
     What a query asks for; without `paginate`, everything up to 1000.
 
-    :raise BadPaginate: one member of `paginate` is missing, negative or no integer.
+    :raise InvalidPagination: one member of `paginate` is missing, negative or no integer.
     """
     paginate = body.get("paginate")
     if paginate is None:
         return RecipientPage()
     if not isinstance(paginate, dict):
-        raise BadPaginate
+        raise InvalidPagination
     limit, offset = paginate.get("limit"), paginate.get("offset")
     for number in (limit, offset):
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**31:
-            raise BadPaginate
+            raise InvalidPagination
     assert isinstance(limit, int) and isinstance(offset, int)
     return RecipientPage(offset, min(limit, MAX_RECIPIENTS_PER_PAGE))
 

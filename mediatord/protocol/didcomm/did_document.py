@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from mediatord.errors import SenderUnresolvable
+from mediatord.errors import UnresolvableDID
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.keys import Curve, PublicKey
 
@@ -188,7 +188,7 @@ def parse_did_document(did: str, document: Mapping[str, Any]) -> DIDDocument:
     A key is dropped when its type is not one of reference 8.6, when it does not suit the purpose it is listed for
     (an Ed25519 key for key agreement is not converted), or when its id belongs to another DID.
 
-    :raise SenderUnresolvable: more than 64 keys, references or services.
+    :raise UnresolvableDID: more than 64 keys, references or services.
     """
     methods: dict[str, Mapping[str, Any]] = {}
     for method in _list_objects(document.get("verificationMethod"), MAX_KEYS):
@@ -208,7 +208,7 @@ def parse_services(did: str, services: object) -> tuple[DIDCommService, ...]:
     The DIDComm services among a list of services. Those without an id are called by their place in the list:
     `#service`, `#service-1` and so on (reference 8.3).
 
-    :raise SenderUnresolvable: more than 64.
+    :raise UnresolvableDID: more than 64.
     """
     found = []
     for place, service in enumerate(_list_objects(services, MAX_SERVICES)):
@@ -297,5 +297,5 @@ def _check_list(value: object, limit: int) -> list[Any]:
     if not isinstance(value, list):
         return []
     if len(value) > limit:
-        raise SenderUnresolvable
+        raise UnresolvableDID
     return value

@@ -18,7 +18,7 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from mediatord.errors import SenderUnresolvable, SenderUnsupported
+from mediatord.errors import UnresolvableDID, UnsupportedDIDMethod
 from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import (
@@ -49,7 +49,7 @@ def resolve_did_key(did: str) -> DIDDocument:
     """
     The document of a did:key.
 
-    :raise SenderUnresolvable: it holds no key of a kind that is read here.
+    :raise UnresolvableDID: it holds no key of a kind that is read here.
     """
     return make_single_key_document(did, did.removeprefix(_KEY_PREFIX))
 
@@ -59,13 +59,13 @@ def make_single_key_document(did: str, multibase: str) -> DIDDocument:
     The document that one multibase key makes: an Ed25519 key also gives an X25519 one for key agreement, a key on a
     NIST curve serves both purposes, an X25519 key agreement alone, secp256k1 signatures alone.
 
-    :raise SenderUnresolvable: no key of a kind that is read here.
+    :raise UnresolvableDID: no key of a kind that is read here.
     """
     try:
         key = PublicKey.from_multibase(multibase)
         agreement = convert_ed25519_to_x25519(key) if key.curve == "Ed25519" else key
     except ValueError:
-        raise SenderUnresolvable from None
+        raise UnresolvableDID from None
     return DIDDocument(
         did,
         (_make_verification_method(did, agreement),) if agreement.curve in AGREEMENT_CURVES else (),
@@ -142,15 +142,15 @@ def resolve_did_peer(did: str) -> DIDDocument:
     The document of a did:peer of numalgo 0, 2 or 4.
 
     :raise NeedsRecall: the short form of a numalgo 4.
-    :raise SenderUnresolvable: it is malformed.
-    :raise SenderUnsupported: another numalgo.
+    :raise UnresolvableDID: it is malformed.
+    :raise UnsupportedDIDMethod: another numalgo.
     """
     if did.startswith(_PEER_0):
         return make_single_key_document(did, did.removeprefix(_PEER_0))
     if did.startswith(_PEER_2):
         return _resolve_peer_2(did)
     if not did.startswith(_PEER_4):
-        raise SenderUnsupported
+        raise UnsupportedDIDMethod
     if _SHORT_PEER_4.fullmatch(did):
         raise DIDPeer4LongFormRequired
     return _resolve_peer_4(did, did, canonicalize_did(did))
@@ -160,10 +160,10 @@ def resolve_short_did_peer_4(short: str, long: str) -> DIDDocument:
     """
     The document of the short form of a did:peer:4 whose long form was seen before.
 
-    :raise SenderUnresolvable: the two do not belong together, or the long form is malformed.
+    :raise UnresolvableDID: the two do not belong together, or the long form is malformed.
     """
     if canonicalize_did(long) != short:
-        raise SenderUnresolvable
+        raise UnresolvableDID
     return _resolve_peer_4(long, short, long)
 
 
@@ -172,7 +172,7 @@ def _resolve_peer_2(did: str) -> DIDDocument:
     keys = [element for element in elements if element[:1] in _KEY_PURPOSES]
     services = [element for element in elements if element[:1] == "S"]
     if beginning or not keys or len(keys) + len(services) != len(elements) or len(keys) > MAX_KEYS:
-        raise SenderUnresolvable
+        raise UnresolvableDID
     return DIDDocument(
         did,
         _parse_peer_2_keys(did, keys, "E", AGREEMENT_CURVES),
@@ -202,13 +202,13 @@ def _parse_peer_2_keys(
 def _parse_peer_2_services(elements: list[str]) -> list[Any]:
     """All services with full member names. An element holds one, or (seen in the wild) an array of any number."""
     if len(elements) > MAX_SERVICES:
-        raise SenderUnresolvable
+        raise UnresolvableDID
     found: list[Any] = []
     for element in elements:
         try:
             value = encoding.loads(encoding.decode_base64url(element[1:]))
         except ValueError:
-            raise SenderUnresolvable from None
+            raise UnresolvableDID from None
         found += value if isinstance(value, list) else [value]
     expanded: list[Any] = _expand_names(found, _SERVICE_DEPTH)
     return expanded
@@ -242,14 +242,14 @@ def _resolve_peer_4(long: str, asked: str, other: str) -> DIDDocument:
     """:param asked: the form that the document is for; `other` is the other one."""
     hashed, _, encoded = long.removeprefix(_PEER_4).partition(":")
     if not encoded.startswith("z") or hashed != _hash_multibase(encoded):
-        raise SenderUnresolvable
+        raise UnresolvableDID
     try:
         data = encoding.decode_base58(encoded[1:])
         if not data.startswith(_JSON_MULTICODEC):
-            raise SenderUnresolvable
+            raise UnresolvableDID
         document = parse_did_document(asked, encoding.loads_object(data.removeprefix(_JSON_MULTICODEC)))
     except ValueError:
-        raise SenderUnresolvable from None
+        raise UnresolvableDID from None
     return DIDDocument(asked, document.key_agreement, document.authentication, document.services, (other,))
 
 
@@ -283,16 +283,16 @@ def locate_did_web(did: str) -> DIDWebLocation:
     Split on colons, decode each part once; without a path the document is in `.well-known`.
 
     :param did: a did:web by its syntax.
-    :raise SenderUnresolvable: a host or port that is none, or a path that would leave its place.
+    :raise UnresolvableDID: a host or port that is none, or a path that would leave its place.
     """
     authority, *path = [_percent_decode(part) for part in did.removeprefix(_WEB_PREFIX).split(":")]
     host, colon, port = authority.partition(":")
     if len(host) > _MAX_HOST or not _HOST.fullmatch(host):
-        raise SenderUnresolvable
+        raise UnresolvableDID
     if colon and (not _PORT.fullmatch(port) or int(port) > _MAX_PORT):
-        raise SenderUnresolvable
+        raise UnresolvableDID
     if any(segment in ("", ".", "..") for segment in path):
-        raise SenderUnresolvable
+        raise UnresolvableDID
     # Encoded again, so that a slash that came as %2F does not become one more segment.
     segments = "/".join(quote(segment, safe="") for segment in path) or ".well-known"
     return DIDWebLocation(host, f"https://{authority}/{segments}/did.json")
@@ -302,14 +302,14 @@ def parse_did_web_document(did: str, raw: bytes) -> DIDDocument:
     """
     The document of a did:web from what its host sent.
 
-    :raise SenderUnresolvable: not a JSON object, or the document of another DID.
+    :raise UnresolvableDID: not a JSON object, or the document of another DID.
     """
     try:
         document = encoding.loads_object(raw)
     except ValueError:
-        raise SenderUnresolvable from None
+        raise UnresolvableDID from None
     if document.get("id") != did:
-        raise SenderUnresolvable
+        raise UnresolvableDID
     return parse_did_document(did, document)
 
 
@@ -317,7 +317,7 @@ def _percent_decode(part: str) -> str:
     try:
         return unquote_to_bytes(part).decode("utf-8")
     except UnicodeDecodeError:
-        raise SenderUnresolvable from None
+        raise UnresolvableDID from None
 
 
 def resolve_local(did: str) -> DIDDocument:
@@ -326,11 +326,11 @@ def resolve_local(did: str) -> DIDDocument:
 
     :raise NeedsNetwork: a did:web.
     :raise NeedsRecall: the short form of a did:peer:4.
-    :raise SenderUnresolvable: it is malformed.
-    :raise SenderUnsupported: another method, or another numalgo of did:peer.
+    :raise UnresolvableDID: it is malformed.
+    :raise UnsupportedDIDMethod: another method, or another numalgo of did:peer.
     """
     if not is_did(did):
-        raise SenderUnresolvable
+        raise UnresolvableDID
     match did.split(":", 2)[1]:
         case "key":
             return resolve_did_key(did)
@@ -339,4 +339,4 @@ def resolve_local(did: str) -> DIDDocument:
         case "web":
             raise DIDWebLookupRequired
         case _:
-            raise SenderUnsupported
+            raise UnsupportedDIDMethod

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mediatord.errors import BadBody
+from mediatord.errors import InvalidBody
 
 PING_RESPONSE = "https://didcomm.org/trust-ping/2.0/ping-response"
 DISCLOSE = "https://didcomm.org/discover-features/2.0/disclose"
@@ -35,17 +35,17 @@ def parse_queries(body: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     The queries of a discover-features request as (feature type, match).
 
-    :raise BadBody: `queries` is not a list of at most 100 objects with two strings of at most 512 characters.
+    :raise InvalidBody: `queries` is not a list of at most 100 objects with two strings of at most 512 characters.
     """
     entries = body.get("queries")
     if not isinstance(entries, list) or len(entries) > MAX_QUERIES:
-        raise BadBody
+        raise InvalidBody
     queries = []
     for entry in entries:
         kind = entry.get("feature-type") if isinstance(entry, dict) else None
         match = entry.get("match") if isinstance(entry, dict) else None
         if not (isinstance(kind, str) and isinstance(match, str) and len(match) <= 512):
-            raise BadBody
+            raise InvalidBody
         queries.append((kind, match))
     return queries
 

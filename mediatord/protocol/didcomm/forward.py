@@ -21,7 +21,7 @@ import orjson
 import pybase64
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 
-from mediatord.errors import BadAttachment, ForwardExpired, LinkedAttachment, MediatorError, NextMissing
+from mediatord.errors import ExpiredForward, InvalidAttachment, LinkedAttachment, MediatorError, MissingNext
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.jwe import MAX_PROTECTED
 from mediatord.protocol.didcomm.jwe_algorithms import (
@@ -76,27 +76,27 @@ def read_next(message: Message) -> str:
     """
     `body.next`, a DID, DID URL or key.
 
-    :raise NextMissing: it is absent, empty, too long or not a string.
+    :raise MissingNext: it is absent, empty, too long or not a string.
     """
     next_ = (message.body or {}).get("next")
     if isinstance(next_, str) and 0 < len(next_) <= MAX_NEXT:
         return next_
-    raise NextMissing
+    raise MissingNext
 
 
 def read_payloads(message: Message, *, encrypted_only: bool = True) -> list[ForwardPayload]:
     """
     Every attachment as an opaque payload, in order: bytes, and the form they came in (reference 4.4).
 
-    :raise BadAttachment: there is none, or one is unreadable or not encrypted.
+    :raise InvalidAttachment: there is none, or one is unreadable or not encrypted.
     :raise LinkedAttachment: one has its data elsewhere; mediatord fetches nothing a sender names.
     """
     if not message.attachments or len(message.attachments) > MAX_ATTACHMENTS:
-        raise BadAttachment
+        raise InvalidAttachment
     try:
         texts = extract_attachment_json(message)
     except ValueError:
-        raise BadAttachment from None
+        raise InvalidAttachment from None
     return [
         read_payload(one.get("data"), text, encrypted_only)
         for one, text in zip(message.attachments, texts, strict=True)
@@ -108,31 +108,31 @@ def read_payload(data: object, text: bytes | None, encrypted_only: bool) -> Forw
     The same for the `data` of one attachment.
 
     :param text: how its `json` is written, if it has one.
-    :raise BadAttachment: as :func:`read_payloads`; likewise LinkedAttachment.
+    :raise InvalidAttachment: as :func:`read_payloads`; likewise LinkedAttachment.
     """
     if not isinstance(data, dict):
-        raise BadAttachment
+        raise InvalidAttachment
     if "json" in data:
         value = data["json"]
         if text is None or not (isinstance(value, dict) and is_payload(value, text, encrypted_only)):
-            raise BadAttachment
+            raise InvalidAttachment
         return text, "json"
     if "base64" in data:
         return _read_base64(data, encrypted_only), "base64"
-    raise LinkedAttachment if "links" in data else BadAttachment
+    raise LinkedAttachment if "links" in data else InvalidAttachment
 
 
 def _read_base64(data: Mapping[str, Any], encrypted_only: bool) -> bytes:
     text = data["base64"]
     if not isinstance(text, str):
-        raise BadAttachment
+        raise InvalidAttachment
     try:
         payload = encoding.decode_lenient_base64(text)
         value = encoding.loads_object(payload)
     except ValueError:
-        raise BadAttachment from None
+        raise InvalidAttachment from None
     if not is_payload(value, payload, encrypted_only) or not _matches_hash(data.get("hash"), payload):
-        raise BadAttachment
+        raise InvalidAttachment
     return payload
 
 
@@ -160,12 +160,12 @@ def compute_expiry(message: ExpirationHeaders, now: float, ttl: float) -> float:
     """
     When a forward stops waiting: its own `expires_time`, but never later than the TTL (reference 4.5).
 
-    :raise ForwardExpired: that time has passed.
+    :raise ExpiredForward: that time has passed.
     """
     if message.expires_time is None:
         return now + ttl
     if message.expires_time <= now:
-        raise ForwardExpired
+        raise ExpiredForward
     return min(now + ttl, message.expires_time)
 
 

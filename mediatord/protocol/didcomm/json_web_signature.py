@@ -16,7 +16,7 @@ from jwcrypto.jwk import JWK
 from jwcrypto.jws import JWS
 from nacl import bindings
 
-from mediatord.errors import Undecryptable
+from mediatord.errors import DecryptionError
 from mediatord.protocol.didcomm.jwe import ABSOLUTE_KID
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.encoding import decode_base64url, dumps, encode_base64url, loads_object, loads_unique_members
@@ -37,12 +37,12 @@ def get_signer_kid(jws: Mapping[str, Any]) -> str:
     """
     Who the first signature claims to be from: an absolute key id, from either header. Nothing is verified yet.
 
-    :raise Undecryptable: there is no such id, both headers name a different one, or this is no JWS.
+    :raise DecryptionError: there is no such id, both headers name a different one, or this is no JWS.
     """
     try:
         return _parse_signatures(jws)[0].kid
     except ValueError:
-        raise Undecryptable from None
+        raise DecryptionError from None
 
 
 def verify(jws: Mapping[str, Any], kid: str, key: PublicKey) -> bytes:
@@ -50,7 +50,7 @@ def verify(jws: Mapping[str, Any], kid: str, key: PublicKey) -> bytes:
     The payload, once the signature of `kid` is verified; other signatures are not looked at.
 
     :param key: the key that `kid` stands for: Ed25519, P-256 or secp256k1.
-    :raise Undecryptable: for whichever reason.
+    :raise DecryptionError: for whichever reason.
     """
     try:
         for signature in _parse_signatures(jws):
@@ -58,7 +58,7 @@ def verify(jws: Mapping[str, Any], kid: str, key: PublicKey) -> bytes:
                 return signature.verified(key)
     except ValueError:
         pass
-    raise Undecryptable
+    raise DecryptionError
 
 
 def sign(payload: bytes, kid: str, key: PrivateKey) -> bytes:
@@ -93,12 +93,12 @@ def parse_from_prior(token: str) -> FromPrior:
     """
     Read a token without verifying it, to learn whose key is needed.
 
-    :raise Undecryptable: not such a token.
+    :raise DecryptionError: not such a token.
     """
     try:
         return _parse_claims(_parse_compact(token))
     except ValueError:
-        raise Undecryptable from None
+        raise DecryptionError from None
 
 
 def verify_from_prior(token: str, key: PublicKey) -> FromPrior:
@@ -106,14 +106,14 @@ def verify_from_prior(token: str, key: PublicKey) -> FromPrior:
     Read a token and verify it.
 
     :param key: what :attr:`FromPrior.kid` stands for in `authentication` of :attr:`FromPrior.iss`.
-    :raise Undecryptable: not such a token, or not signed with that key.
+    :raise DecryptionError: not such a token, or not signed with that key.
     """
     try:
         signature = _parse_compact(token)
         signature.verified(key)
         return _parse_claims(signature)
     except ValueError:
-        raise Undecryptable from None
+        raise DecryptionError from None
 
 
 def make_from_prior(prior: FromPrior, key: PrivateKey) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
-from mediatord.errors import NotAnEnvelope, NotEncrypted, Undecryptable
+from mediatord.errors import DecryptionError, EncryptionRequired, InvalidEnvelope
 from mediatord.protocol.didcomm.jwe_algorithms import (
     ANONCRYPT,
     AUTHCRYPT,
@@ -111,14 +111,14 @@ class Envelope:
 
 def parse(raw: bytes) -> Envelope:
     """
-    :raise NotAnEnvelope: not a JSON object, or none that DIDComm knows.
-    :raise NotEncrypted: a JWS or a plaintext message.
-    :raise Undecryptable: a JWE that breaks a rule of reference 1.2 or 1.6.
+    :raise InvalidEnvelope: not a JSON object, or none that DIDComm knows.
+    :raise EncryptionRequired: a JWS or a plaintext message.
+    :raise DecryptionError: a JWE that breaks a rule of reference 1.2 or 1.6.
     """
     try:
         value = loads_object(raw)
     except ValueError:
-        raise NotAnEnvelope from None
+        raise InvalidEnvelope from None
     return parse_object(value)
 
 
@@ -126,12 +126,12 @@ def parse_object(value: dict[str, Any]) -> Envelope:
     """:func:`parse` for what was read as JSON already."""
     if "ciphertext" not in value:
         if "payload" in value or ("type" in value and "id" in value):
-            raise NotEncrypted
-        raise NotAnEnvelope
+            raise EncryptionRequired
+        raise InvalidEnvelope
     try:
         return _read_jwe(value)
     except ValueError:
-        raise Undecryptable from None
+        raise DecryptionError from None
 
 
 def _read_jwe(value: dict[str, Any]) -> Envelope:
@@ -263,12 +263,12 @@ def decrypt_envelope(
     :param key: the key that this kid stands for.
     :param sender: of an authcrypt, the key of `envelope.sender_kid`; None for an anoncrypt.
     :param draft03: read an authcrypt without apv as draft 03 of ECDH-1PU, and as that only (reference 1.10).
-    :raise Undecryptable: for whichever reason.
+    :raise DecryptionError: for whichever reason.
     """
     try:
         return _decrypt(envelope, kid, key, sender, draft03)
     except ValueError:
-        raise Undecryptable from None
+        raise DecryptionError from None
 
 
 def _decrypt(envelope: Envelope, kid: str, key: PrivateKey, sender: PublicKey | None, draft03: bool) -> bytes:

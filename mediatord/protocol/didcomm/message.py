@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from mediatord.errors import BadBody, NotAMessage
+from mediatord.errors import InvalidBody, InvalidPlaintext
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
 from mediatord.protocol.encoding import EACH_ITEM, JSONSource
@@ -100,10 +100,10 @@ class Message:
         """
         The body.
 
-        :raise BadBody: it is there but not an object.
+        :raise InvalidBody: it is there but not an object.
         """
         if self.body is None:
-            raise BadBody
+            raise InvalidBody
         return self.body
 
 
@@ -111,12 +111,12 @@ def parse_message(raw: bytes) -> Message:
     """
     Read the bytes of a plaintext message.
 
-    :raise NotAMessage: no JSON object, or not that of a message.
+    :raise InvalidPlaintext: no JSON object, or not that of a message.
     """
     try:
         value = encoding.loads_object(raw)
     except ValueError:
-        raise NotAMessage from None
+        raise InvalidPlaintext from None
     return parse_message_object(value, raw)
 
 
@@ -125,14 +125,14 @@ def parse_message_object(value: Mapping[str, Any], source: bytes) -> Message:
     Read a decrypted message; unknown headers and unreadable optional ones are ignored.
 
     :param source: what `value` was parsed from.
-    :raise NotAMessage: no usable `id` or `type`, or a malformed `from` or `to`.
+    :raise InvalidPlaintext: no usable `id` or `type`, or a malformed `from` or `to`.
     """
     id_, uri = value.get("id"), value.get("type")
     if not (isinstance(id_, str) and 0 < len(id_) <= MAX_ID and isinstance(uri, str)):
-        raise NotAMessage
+        raise InvalidPlaintext
     sender = value.get("from")
     if not (sender is None or (isinstance(sender, str) and is_did(strip_did_url(sender)))):
-        raise NotAMessage
+        raise InvalidPlaintext
     body = value.get("body")
     delay = value.get("delay_milli")
     return Message(
@@ -164,7 +164,7 @@ def _read_to(value: object) -> tuple[str, ...]:
         return (value,)
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return tuple(value)
-    raise NotAMessage
+    raise InvalidPlaintext
 
 
 def _optional_objects(value: object) -> tuple[dict[str, Any], ...] | None:

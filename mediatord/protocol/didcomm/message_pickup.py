@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import orjson
 
-from mediatord.errors import BadBody, BadLimit
+from mediatord.errors import InvalidBody, InvalidLimit
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.message import ENCRYPTED_MEDIA_TYPE
 
@@ -23,24 +23,24 @@ def parse_recipient(body: Mapping[str, Any]) -> str | None:
     """
     The one recipient DID a request is narrowed to, or None for all of the account.
 
-    :raise BadBody: it is there but no string.
+    :raise InvalidBody: it is there but no string.
     """
     # Veramo calls the member recipient_key (reference 10.3).
     did = body.get("recipient_did", body.get("recipient_key"))
     if did is None or isinstance(did, str):
         return did
-    raise BadBody
+    raise InvalidBody
 
 
 def parse_limit(body: Mapping[str, Any], most: int) -> int:
     """
     How many messages a delivery-request wants, at most `most`.
 
-    :raise BadLimit: `limit` is missing, not an integer or below 1.
+    :raise InvalidLimit: `limit` is missing, not an integer or below 1.
     """
     limit = body.get("limit")
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise BadLimit
+        raise InvalidLimit
     return min(limit, most)
 
 
@@ -48,11 +48,11 @@ def parse_message_ids(body: Mapping[str, Any]) -> list[str]:
     """
     The ids that a `messages-received` acknowledges.
 
-    :raise BadBody: `message_id_list` is not a list of strings, or longer than 10 000.
+    :raise InvalidBody: `message_id_list` is not a list of strings, or longer than 10 000.
     """
     ids = body.get("message_id_list")
     if not isinstance(ids, list) or len(ids) > MAX_MESSAGE_IDS or not all(isinstance(one, str) for one in ids):
-        raise BadBody
+        raise InvalidBody
     return ids
 
 
@@ -60,13 +60,13 @@ def parse_live_delivery(body: Mapping[str, Any]) -> bool:
     """
     Whether live delivery is wanted; a public conformance suite sends the truth value as a string.
 
-    :raise BadBody: `live_delivery` is neither.
+    :raise InvalidBody: `live_delivery` is neither.
     """
     wanted = {True: True, False: False, "true": True, "false": False}
     value = body.get("live_delivery")
     if isinstance(value, (bool, str)) and value in wanted:
         return wanted[value]
-    raise BadBody
+    raise InvalidBody
 
 
 def make_status_body(

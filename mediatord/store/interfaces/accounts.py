@@ -24,7 +24,7 @@ class Account:
 
     :param did: its DID; a did:peer:4 stands in its short form.
     :param draft03: whether it has been seen to use ECDH-1PU draft 03 and cannot read the later one (1.10).
-    :param seen_at: last authenticated contact, as far as that was recorded (:meth:`IAccountStore.touch`).
+    :param seen_at: last authenticated contact, as far as that was recorded (:meth:`IAccountStore.record_contact`).
     """
 
     did: str
@@ -69,17 +69,17 @@ class IAccountStore(Interface):
     form it is found fastest. DIDs of accounts are compared as they are: callers have them in the canonical form.
     """
 
-    def account(did: str) -> Deferred[Account | None]:
+    def get_account(did: str) -> Deferred[Account | None]:
         """The account of this DID, if it has a grant."""
 
     def grant(did: str) -> Deferred[Account]:
         """
         The account of this DID, made if there is none.
 
-        :raise NotEnrolled: the DID was rotated away from (`move`).
+        :raise MediationNotGranted: the DID was rotated away from (`move`).
         """
 
-    def touch(did: str) -> Deferred[None]:
+    def record_contact(did: str) -> Deferred[None]:
         """Record authenticated contact of this account now. Once a day is enough."""
 
     def expire_accounts(
@@ -93,22 +93,22 @@ class IAccountStore(Interface):
         :param idle_before: those last touched before that; None for none.
         """
 
-    def account_usage() -> Deferred[AccountUsage]:
+    def get_account_usage() -> Deferred[AccountUsage]:
         """What all accounts take together. Cheap: asked for every few seconds."""
 
     def mark_draft03(did: str) -> Deferred[None]:
         """Remember that this account reads and writes ECDH-1PU draft 03 only."""
 
-    def owner(recipient_did: str) -> Deferred[str | None]:
+    def find_owner(recipient_did: str) -> Deferred[str | None]:
         """The DID of the account that has registered this recipient DID. Cheap: asked for every forward."""
 
-    def spellings(recipient_did: str) -> Deferred[list[str]]:
+    def list_registered_names(recipient_did: str) -> Deferred[list[str]]:
         """Under which spellings its owner has registered it, in order of registration; empty if nobody has."""
 
-    def held() -> tuple[int, int]:
+    def get_buffered() -> tuple[int, int]:
         """How many operations wait in memory, and how many bytes they hold on to."""
 
-    def update(
+    def update_recipients(
         account: str, updates: Sequence[tuple[str, RecipientUpdateAction]], *, max_recipients: int
     ) -> Deferred[list[RecipientUpdateResult]]:
         """
@@ -118,13 +118,13 @@ class IAccountStore(Interface):
         On `remove` what is queued stays for this account until acknowledged or expired.
         """
 
-    def recipients(account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
+    def list_recipients(account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
         """
         A slice of what the account has registered, in the order and the spellings of that, and how many there are in
         all.
         """
 
-    def move(prior: str, new: str) -> Deferred[bool]:
+    def move_account(prior: str, new: str) -> Deferred[bool]:
         """
         `from_prior` (reference 2.3): the account of `prior`, with all it has, becomes that of `new`, and `prior`
         is refused for good. Fires with False, changing nothing, when `prior` has no account or `new` has one.

@@ -131,34 +131,34 @@ class IClusterStore(Interface):
         :param until: ends also a live one whose lease is over then, or before; `inf` for whichever.
         """
 
-    def nodes() -> Deferred[list[ClusterNode]]:
+    def list_nodes() -> Deferred[list[ClusterNode]]:
         """The live ones, by name."""
 
-    def lapsed() -> Deferred[list[str]]:
+    def list_lapsed_nodes() -> Deferred[list[str]]:
         """
         Boots whose lease is over and that were not dropped yet, and those that are no nodes but left presence or
         delivered messages behind: all that :meth:`drop` has something to do for.
         """
 
-    def announce(boot: str, dids: Sequence[str]) -> Deferred[None]:
+    def add_presence(boot: str, dids: Sequence[str]) -> Deferred[None]:
         """
         A node holds live sessions of these DIDs, from now on if it did not before. Fires once every later
         :meth:`whereabouts` knows.
         """
 
-    def withdraw(boot: str, dids: Sequence[str]) -> Deferred[None]:
+    def remove_presence(boot: str, dids: Sequence[str]) -> Deferred[None]:
         """It holds none of these any more."""
 
-    def whereabouts(dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
+    def find_presence(dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
         """All nodes that hold sessions of these DIDs, stale records included, in any order."""
 
-    def hold(lease_name: str, boot: str, lease: float) -> Deferred[bool]:
+    def acquire_lease(lease_name: str, boot: str, lease: float) -> Deferred[bool]:
         """
         Whether it is this node's turn: then nobody else holds it, and it is held for `lease` seconds from now, or
         until the node is dropped. It is nobody's whose clock differs.
         """
 
-    def take(key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
+    def take_quota(key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
         """
         Take from an allowance of `limit` in any `period` seconds, atomically.
 
@@ -166,7 +166,7 @@ class IClusterStore(Interface):
         `amount` is over `limit`), and nothing was taken. What is taken may count for a hundredth of the period more.
         """
 
-    def put_back(key: bytes, amount: int) -> Deferred[None]:
+    def return_quota(key: bytes, amount: int) -> Deferred[None]:
         """Undo the latest takings of this key, as far as there are any."""
 
     def record_pickups(ids: Sequence[str], period: float) -> Deferred[None]:
@@ -175,5 +175,5 @@ class IClusterStore(Interface):
         from now, whatever was recorded before; whether there are such messages is not looked at.
         """
 
-    def picked_up(ids: Sequence[str]) -> Deferred[frozenset[str]]:
+    def find_picked_up(ids: Sequence[str]) -> Deferred[frozenset[str]]:
         """Those of these ids whose recorded pickup still counts."""

@@ -34,7 +34,7 @@ class CommandGuard:
     :param until: when it may be forgotten.
     :param sender: DID that has to be registered; None when anybody may send this.
     :param recipient: DID that has to be registered as well.
-    :param share: as :meth:`~mediatord.store.interfaces.store.INonceCache.claim` has it.
+    :param share: as :meth:`~mediatord.store.interfaces.store.INonceCache.claim_nonce` has it.
     """
 
     nonce: bytes
@@ -63,7 +63,7 @@ class ResultPage(Generic[Item]):
 @dataclass(frozen=True, slots=True)
 class DecentrlQuotas:
     """
-    How much is kept for whom; what is over is refused with :class:`~mediatord.errors.OverQuota`, and nothing that
+    How much is kept for whom; what is over is refused with :class:`~mediatord.errors.QuotaExceeded`, and nothing that
     still counts is evicted. Bytes are those of UTF-8: of payload and tags of stored events, of event and
     tags of public ones.
 
@@ -204,11 +204,11 @@ class IDecentrlStore(Interface):
     A DID is registered while a registration of it is kept that has not expired; that is looked up every time. Every
     write takes the guard of its command and is one transaction with it, durable when its Deferred fires, which may
     fail with the errors of :meth:`admit`. Orders are total and stable. A slice of events whose payloads are more than
-    :data:`MAX_PAGE_BYTES` together fails with :class:`~mediatord.errors.TooLarge`: a smaller one can be asked for.
+    :data:`MAX_PAGE_BYTES` together fails with :class:`~mediatord.errors.PayloadTooLarge`: a smaller one can be asked for.
     An id that its kind has already fails with StoreUnavailable.
     """
 
-    def admit(guard: CommandGuard) -> Deferred[None]:
+    def check_guard(guard: CommandGuard) -> Deferred[None]:
         """
         Only what the guard says, for a command that goes on to read or is to be refused.
 
@@ -224,14 +224,14 @@ class IDecentrlStore(Interface):
         """
         Keep a contract or registration; of those with the same owner and digest the first is kept.
 
-        :raise OverQuota: it would be one too many, and no other has expired.
+        :raise QuotaExceeded: it would be one too many, and no other has expired.
         """
 
     def contracts(owner: str, wanted: ContractFilter, part: PageRequest) -> Deferred[ResultPage[Contract]]:
         """Contracts of one owner, expired ones too, oldest first."""
 
     def request_contract(guard: CommandGuard, request: ContractRequest) -> Deferred[None]:
-        """:raise OverQuota: too many wait already."""
+        """:raise QuotaExceeded: too many wait already."""
 
     def contract_requests(recipient: str, part: PageRequest) -> Deferred[ResultPage[ContractRequest]]:
         """What waits for a DID, oldest first."""
@@ -239,13 +239,13 @@ class IDecentrlStore(Interface):
     def acknowledge_requests(guard: CommandGuard, recipient: str, ids: Sequence[str]) -> Deferred[None]:
         """Remove requests to `recipient`; ids that are unknown or of others are ignored."""
 
-    def deliver(guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
+    def enqueue_event(guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
         """
         Keep an event for its recipient (reference 6.3); `event.received_at` is kept as it is.
 
         :raise ContractNotFound: the recipient owns no contract with the sender that has not expired, by the store's
             clock.
-        :raise OverQuota: too much waits already.
+        :raise QuotaExceeded: too much waits already.
         """
 
     def pending_events(recipient: str, sender: str | None, part: PageRequest) -> Deferred[ResultPage[PendingEvent]]:
@@ -257,7 +257,7 @@ class IDecentrlStore(Interface):
         payloads fit in :data:`MAX_PAGE_BYTES`, and at least one if there is one.
         """
 
-    def arrived_pending(
+    def find_pending_arrivals(
         recipients: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         """
@@ -275,7 +275,7 @@ class IDecentrlStore(Interface):
         """
         Keep all of them or none; processed are those whose sender is the owner.
 
-        :raise OverQuota: they would be too much.
+        :raise QuotaExceeded: they would be too much.
         """
 
     def events(owner: str, wanted: EventFilter, part: PageRequest) -> Deferred[ResultPage[StoredEvent]]:
@@ -286,11 +286,11 @@ class IDecentrlStore(Interface):
         Replace the tags of events and mark them processed, given as pairs of id and tags; ids that are unknown or of
         others are ignored, of an id that is there twice the last counts.
 
-        :raise OverQuota: they would be too much.
+        :raise QuotaExceeded: they would be too much.
         """
 
     def publish(guard: CommandGuard, publisher: str, event: PublicEvent) -> Deferred[None]:
-        """:raise OverQuota: it would be one too many."""
+        """:raise QuotaExceeded: it would be one too many."""
 
     def unpublish(guard: CommandGuard, publisher: str, event_id: str) -> Deferred[None]:
         """:raise PublicEventNotFound: the publisher has none with this id."""

@@ -81,7 +81,7 @@ class Payload:
 
 @dataclass(slots=True)
 class EnqueueRequest:
-    """Arguments of one :meth:`IMessageStore.deposit`."""
+    """Arguments of one :meth:`IMessageStore.enqueue`."""
 
     recipient_did: str
     payloads: tuple[Payload, ...]
@@ -136,7 +136,7 @@ class MessageArrival:
     That something came and can be pushed.
 
     :param did: whom it is for.
-    :param at: when; of a message that was delayed, when :meth:`IMessageStore.take_due` handed it out.
+    :param at: when; of a message that was delayed, when :meth:`IMessageStore.take_due_messages` handed it out.
     """
 
     id: str
@@ -168,7 +168,7 @@ class ArrivalWindow:
 
 @dataclass(slots=True)
 class EnqueueResult:
-    """What :meth:`IMessageStore.deposit` did: the stored messages in order, and what had to make room."""
+    """What :meth:`IMessageStore.enqueue` did: the stored messages in order, and what had to make room."""
 
     messages: tuple[StoredMessage, ...]
     evicted: tuple[RemovedMessage, ...]
@@ -365,7 +365,7 @@ class IMessageStore(Interface):
         Fires once everything is durable. `received_at` is the store's clock.
 
         :param origin: as :class:`QueueLimits` has it.
-        :raise RecipientUnknown: nobody has registered `recipient_did` (an exact match); nothing was stored.
+        :raise UnknownRecipient: nobody has registered `recipient_did` (an exact match); nothing was stored.
         :raise QueueFull: by `when_full` refuse; nothing was stored.
         """
 
@@ -373,7 +373,7 @@ class IMessageStore(Interface):
         deposits: Sequence[EnqueueRequest], early: EarlyResultCallback | None = None
     ) -> Deferred[list[EnqueueResult | MediatorError]]:
         """
-        Several deposits that have nothing to do with each other, as :meth:`deposit` each; fires when all are done,
+        Several deposits that have nothing to do with each other, as :meth:`enqueue` each; fires when all are done,
         with what each of them would fire with, in order: an error in place of what could not be done.
 
         :param early: called with those that are done, or could not be done, while others are still waiting; each is
@@ -383,12 +383,12 @@ class IMessageStore(Interface):
 
     def enqueue_all(deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
         """
-        Several deposits in order, all or none of them, as :meth:`deposit`.
+        Several deposits in order, all or none of them, as :meth:`enqueue`.
 
-        :raise RecipientUnknown: one of the DIDs is not registered; nothing was stored.
+        :raise UnknownRecipient: one of the DIDs is not registered; nothing was stored.
         """
 
-    def fetch(
+    def fetch_messages(
         account: str, recipient_did: str | None, *, limit: int, max_bytes: int
     ) -> Deferred[list[StoredMessage]]:
         """
@@ -396,16 +396,18 @@ class IMessageStore(Interface):
         and no more than fit in `max_bytes` of payload, but at least one if there is one. Changes nothing.
         """
 
-    def status(account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
+    def get_queue_status(account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
         """What waits for an account, or for one of its recipient DIDs."""
 
-    def find(ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
+    def find_messages(ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
         """
         The visible messages with these ids in order of arrival, but no more than the first that fit in
         :data:`~mediatord.store.interfaces.decentrl.MAX_PAGE_BYTES` bytes of payload, and at least one if there is one.
         """
 
-    def arrived(accounts: Sequence[str], window: ArrivalWindow, *, limit: int) -> Deferred[list[MessageArrival]]:
+    def find_arrivals(
+        accounts: Sequence[str], window: ArrivalWindow, *, limit: int
+    ) -> Deferred[list[MessageArrival]]:
         """
         What came for these accounts in a time and still waits: the first `limit` of it, or less if there is no more.
         Whether it was pushed, or has expired meanwhile, does not count; what is delayed has not come before
@@ -423,7 +425,7 @@ class IMessageStore(Interface):
     def mark_pending(ids: Sequence[str]) -> Deferred[list[str]]:
         """Delivered messages become `pending` again (UC-021 AF-6); fires with the ids that were delivered."""
 
-    def remove(ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
+    def remove_messages(ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
         """Remove the messages with these ids, whoever they belong to by now; unknown ids are ignored."""
 
     def acknowledge(account: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
@@ -432,43 +434,43 @@ class IMessageStore(Interface):
         (reference 6.1). Unknown and foreign ids are ignored. Fires once that is durable.
         """
 
-    def expire(limit: int) -> Deferred[list[RemovedMessage]]:
+    def expire_messages(limit: int) -> Deferred[list[RemovedMessage]]:
         """Remove at most `limit` messages whose `expires_at` has come (UC-021 AF-5)."""
 
-    def next_due() -> Deferred[float | None]:
+    def find_next_due() -> Deferred[float | None]:
         """When the earliest delayed message becomes visible."""
 
-    def take_due(limit: int) -> Deferred[list[StoredMessage]]:
+    def take_due_messages(limit: int) -> Deferred[list[StoredMessage]]:
         """
         Delayed messages, oldest due first, that have become visible since they were last asked for. From then on
-        :meth:`arrived` has them, so that they are not lost if whoever asked is.
+        :meth:`find_arrivals` has them, so that they are not lost if whoever asked is.
         """
 
     def queue_sizes(top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         """The `top` largest queues as (recipient DID, messages), largest first, and the sum of all others."""
 
-    def statistics(top: int) -> Deferred[StoreStatistics]:
+    def read_statistics(top: int) -> Deferred[StoreStatistics]:
         """
-        As :meth:`queue_sizes` and :meth:`ledger`, of one moment, so that the queues add up to what waits by the
+        As :meth:`queue_sizes` and :meth:`read_ledger`, of one moment, so that the queues add up to what waits by the
         ledger; where that is not counted, they add up to what the store's server says.
         """
 
-    def ledger() -> Deferred[StoreLedger]:
+    def read_ledger() -> Deferred[StoreLedger]:
         """
         What became of all that was ever accepted. Asked every minute by each process: what waits is counted where no
         commit waits for that, and of more messages than can be counted in a second or so it is None.
         """
 
-    def waiting() -> Deferred[QueueTotals]:
+    def get_queue_totals() -> Deferred[QueueTotals]:
         """
         All that waits for anybody. Asked every minute: what it costs depends on the number of recipients, and of
         those only up to some, never on that of messages.
         """
 
-    def backlog(bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
+    def read_backlog(bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
         """
         What waits by the time that it came, and the `top` largest queues, with the ledger of the same moment. Only so
-        much of each cohort is counted, and the ledger as in :meth:`ledger`; the rest depends on the number of
+        much of each cohort is counted, and the ledger as in :meth:`read_ledger`; the rest depends on the number of
         recipients, and of those only up to some, not on that of messages.
 
         :param bounds: times, latest first: of the first cohort came at the first of them or later, of the next at the

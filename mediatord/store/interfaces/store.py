@@ -27,20 +27,20 @@ class INonceCache(Interface):
     claimed, and what is there stays, so that nobody can have a claim forgotten by making others.
     """
 
-    def claim(key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
+    def claim_nonce(key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
         """
         Insert unless present, atomically; fires with whether it was new.
 
         :param until: from then on, by the clock of whoever claims it again, it counts as not present.
         :param share: of all the room there is, how much may be taken already, whoever took it.
-        :raise ReplayMemoryFull: it would be new, and more is taken; those that are over count until they are pruned.
+        :raise ReplayCacheFull: it would be new, and more is taken; those that are over count until they are pruned.
             Nodes of a cluster may notice that a little late.
         """
 
-    def release(key: bytes) -> Deferred[None]:
+    def release_nonce(key: bytes) -> Deferred[None]:
         """Forget a claim, because what it stood for was not done."""
 
-    def prune() -> Deferred[int]:
+    def prune_nonces() -> Deferred[int]:
         """Forget what was over :data:`NONCE_GRACE_SECONDS` seconds ago; fires with how many those were."""
 
 

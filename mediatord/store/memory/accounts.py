@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from mediatord.errors import NotEnrolled
+from mediatord.errors import MediationNotGranted
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.interfaces.accounts import (
     FIRST_DAY_SECONDS,
@@ -68,9 +68,9 @@ class MemoryAccounts:
         return self._by_text.get(recipient_did) or self._recipients.get(compute_did_digest(recipient_did))
 
     def grant(self, did: str, now: float) -> Account:
-        """:raise NotEnrolled: the DID was rotated away from."""
+        """:raise MediationNotGranted: the DID was rotated away from."""
         if did in self._retired:
-            raise NotEnrolled()
+            raise MediationNotGranted()
         account_entry = self._accounts_by_did.get(did)
         if account_entry is None:
             account_entry = self._accounts_by_did[did] = AccountEntry(
@@ -117,10 +117,10 @@ class MemoryAccounts:
     def update(
         self, did: str, updates: Sequence[tuple[str, RecipientUpdateAction]], max_recipients: int
     ) -> list[RecipientUpdateResult]:
-        """:raise NotEnrolled: there is no such account."""
+        """:raise MediationNotGranted: there is no such account."""
         account_entry = self._accounts_by_did.get(did)
         if account_entry is None:
-            raise NotEnrolled()
+            raise MediationNotGranted()
         return [
             self._add(account_entry, recipient_did, max_recipients)
             if action == "add"

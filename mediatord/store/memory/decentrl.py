@@ -27,12 +27,12 @@ from mediatord.errors import (
     ContractNotFound,
     DuplicateNonce,
     MediatorError,
-    OverQuota,
+    PayloadTooLarge,
     PublicEventNotFound,
+    QuotaExceeded,
     RecipientNotRegistered,
-    ReplayMemoryFull,
+    ReplayCacheFull,
     StoreUnavailable,
-    TooLarge,
     UnauthorizedCommand,
 )
 from mediatord.store.interfaces.decentrl import (
@@ -77,7 +77,7 @@ class MemoryNonces:
         return self._claims.get(key, now) > now
 
     def claim(self, key: bytes, until: float, now: float, share: float = 1.0) -> bool:
-        """:raise ReplayMemoryFull: there is no room for it."""
+        """:raise ReplayCacheFull: there is no room for it."""
         if self.holds(key, now):
             return False
         self.refuse_full(key, share)
@@ -87,9 +87,9 @@ class MemoryNonces:
         return True
 
     def refuse_full(self, key: bytes, share: float = 1.0) -> None:
-        """:raise ReplayMemoryFull: there is no room for a claim that is none, or none any more."""
+        """:raise ReplayCacheFull: there is no room for a claim that is none, or none any more."""
         if key not in self._claims and len(self._claims) >= int(share * self._capacity):
-            raise ReplayMemoryFull
+            raise ReplayCacheFull
 
     def release(self, key: bytes) -> None:
         self._claims.pop(key, None)
@@ -328,7 +328,7 @@ class MemoryContracts:
         self._until: dict[tuple[str, str], float] = {}
 
     def save(self, owner: str, contract: Contract, now: float) -> None:
-        """:raise OverQuota: it would be one too many, and none has expired that could make room."""
+        """:raise QuotaExceeded: it would be one too many, and none has expired that could make room."""
         if (owner, contract.digest) in self._digests:
             return
         mine, peer = self._timelines_by_owner.of(owner), _peer_label(contract.peer_did)
@@ -347,7 +347,7 @@ class MemoryContracts:
         kept = mine.find(search, PageRequest(0, len(mine))).items
         oldest = next((one for one in kept if one.expires_at <= now), None)
         if oldest is None:
-            raise OverQuota()
+            raise QuotaExceeded()
         self._timelines_by_owner.remove(owner, [oldest.id])
         self._digests.discard((owner, oldest.digest))
 
@@ -374,10 +374,10 @@ class MemoryContractRequests:
         self._timelines_by_owner: OwnerTimelines[ContractRequest] = OwnerTimelines()
 
     def add(self, request: ContractRequest) -> None:
-        """:raise OverQuota: too many wait already."""
+        """:raise QuotaExceeded: too many wait already."""
         waiting, sender = self._timelines_by_owner.of(request.recipient_did), ("sender", request.sender_did)
         if len(waiting) >= self._caps.requests or waiting.count(sender) >= self._caps.requests_of_one:
-            raise OverQuota()
+            raise QuotaExceeded()
         self._timelines_by_owner.check_ids([request])
         self._timelines_by_owner.add(request.recipient_did, request, [sender])
 
@@ -435,10 +435,10 @@ class _OwnerQuota:
         return self._usage[did].size if did in self._usage else 0
 
     def check(self, did: str, items: int, size: int) -> None:
-        """:raise OverQuota: so much more would be too much. What is less than before is never too much."""
+        """:raise QuotaExceeded: so much more would be too much. What is less than before is never too much."""
         usage = self._usage.get(did, _OwnerUsage())
         if items > 0 and usage.items + items > self._items or size > 0 and usage.size + size > self._size:
-            raise OverQuota()
+            raise QuotaExceeded()
 
     def take(self, did: str, items: int, size: int) -> None:
         """Count so much more, or less."""
@@ -460,7 +460,7 @@ class MemoryPendingEvents:
         self._ledger: Counter[str] = Counter()
 
     def add(self, event: PendingEvent) -> None:
-        """:raise OverQuota: too much waits already."""
+        """:raise QuotaExceeded: too much waits already."""
         did, size = event.recipient_did, _get_utf8_size(event.payload)
         self._room.check(did, 1, size)
         self._timelines_by_owner.check_ids([event])
@@ -534,7 +534,7 @@ class MemoryEventArchive:
         self._public: OwnerTimelines[PublicEvent] = OwnerTimelines()
 
     def save(self, owner: str, events: Sequence[StoredEvent]) -> None:
-        """:raise OverQuota: they would be too much."""
+        """:raise QuotaExceeded: they would be too much."""
         size = sum(_get_utf8_size(event.payload, *event.tags) for event in events)
         self._room.check(owner, len(events), size)
         self._stored.check_ids(events)
@@ -556,7 +556,7 @@ class MemoryEventArchive:
         return found
 
     def update_tags(self, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]]) -> None:
-        """:raise OverQuota: they would be too much."""
+        """:raise QuotaExceeded: they would be too much."""
         found = [(self._stored.get(owner, id), new) for id, new in dict(tags).items()]
         mine = [(event, new) for event, new in found if event is not None]
         growth = sum(_get_utf8_size(*new) - _get_utf8_size(*event.tags) for event, new in mine)
@@ -567,7 +567,7 @@ class MemoryEventArchive:
         self._room.take(owner, 0, growth)
 
     def publish(self, publisher: str, event: PublicEvent) -> None:
-        """:raise OverQuota: it would be one too many."""
+        """:raise QuotaExceeded: it would be one too many."""
         size = _get_utf8_size(event.event, *event.tags)
         self._room.check(publisher, 1, size)
         self._public.check_ids([event])
@@ -613,9 +613,9 @@ def _take_fitting(events: Sequence[PendingEvent]) -> list[PendingEvent]:
 
 
 def _check_page_size(texts: Sequence[str]) -> None:
-    """:raise TooLarge: they are more than a slice may have."""
+    """:raise PayloadTooLarge: they are more than a slice may have."""
     if _get_utf8_size(*texts) > MAX_PAGE_BYTES:
-        raise TooLarge()
+        raise PayloadTooLarge()
 
 
 def _get_utf8_size(*texts: str) -> int:
@@ -662,7 +662,7 @@ class MemoryDecentrlState:
         return done
 
     def save_contract(self, contract: Contract, now: float) -> None:
-        """:raise OverQuota: it would be one too many."""
+        """:raise QuotaExceeded: it would be one too many."""
         if contract.owner_did is None:
             self.registrations.save(contract, now)
         else:
@@ -671,7 +671,7 @@ class MemoryDecentrlState:
     def deliver(self, event: PendingEvent, now: float) -> None:
         """
         :raise ContractNotFound: the recipient owns no contract with the sender that has not expired.
-        :raise OverQuota: too much waits already.
+        :raise QuotaExceeded: too much waits already.
         """
         if not self.contracts.allow(event.recipient_did, event.sender_did, now):
             raise ContractNotFound()
@@ -698,7 +698,7 @@ class MemoryDecentrlStore:
     def __init__(self, answer: DecentrlStateAccess) -> None:
         self._answer = answer
 
-    def admit(self, guard: CommandGuard) -> Deferred[None]:
+    def check_guard(self, guard: CommandGuard) -> Deferred[None]:
         return self._guarded(guard, lambda kept, now: None)
 
     def registered_until(self, did: str) -> Deferred[float | None]:
@@ -719,7 +719,7 @@ class MemoryDecentrlStore:
     def acknowledge_requests(self, guard: CommandGuard, recipient: str, ids: Sequence[str]) -> Deferred[None]:
         return self._guarded(guard, lambda kept, now: kept.requests.acknowledge(recipient, ids))
 
-    def deliver(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
+    def enqueue_event(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
         return self._guarded(guard, lambda kept, now: kept.deliver(event, now))
 
     def pending_events(
@@ -730,7 +730,7 @@ class MemoryDecentrlStore:
     def find_pending(self, ids: Sequence[str]) -> Deferred[list[PendingEvent]]:
         return self._answer(lambda kept, now: kept.pending.find_by_id(ids))
 
-    def arrived_pending(
+    def find_pending_arrivals(
         self, recipients: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         return self._answer(lambda kept, now: kept.pending.arrived(recipients, window, limit))

@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
+from mediatord.errors import MediatorError, StoreUnavailable, UnknownRecipient
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.interfaces.accounts import (
     Account,
@@ -224,34 +224,34 @@ class MemoryClusterStore:
     def drop(self, boot: str, *, until: float = 0.0) -> Deferred[int]:
         return self._answer(lambda kept, now: kept.drop(boot, max(until, now)))
 
-    def nodes(self) -> Deferred[list[ClusterNode]]:
+    def list_nodes(self) -> Deferred[list[ClusterNode]]:
         return self._answer(lambda kept, now: kept.nodes(now))
 
-    def lapsed(self) -> Deferred[list[str]]:
+    def list_lapsed_nodes(self) -> Deferred[list[str]]:
         return self._answer(lambda kept, now: kept.lapsed(now))
 
-    def announce(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+    def add_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         return self._answer(lambda kept, now: kept.announce(boot, dids))
 
-    def withdraw(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+    def remove_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         return self._answer(lambda kept, now: kept.withdraw(boot, dids))
 
-    def whereabouts(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
+    def find_presence(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
         return self._answer(lambda kept, now: kept.whereabouts(dids, now))
 
-    def hold(self, lease_name: str, boot: str, lease: float) -> Deferred[bool]:
+    def acquire_lease(self, lease_name: str, boot: str, lease: float) -> Deferred[bool]:
         return self._answer(lambda kept, now: kept.hold(lease_name, boot, now + lease, now))
 
-    def take(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
+    def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
         return self._answer(lambda kept, now: kept.allowances.take(key, amount, limit, period, now))
 
-    def put_back(self, key: bytes, amount: int) -> Deferred[None]:
+    def return_quota(self, key: bytes, amount: int) -> Deferred[None]:
         return self._answer(lambda kept, now: kept.allowances.put_back(key, amount))
 
     def record_pickups(self, ids: Sequence[str], period: float) -> Deferred[None]:
         return self._answer(lambda kept, now: kept.record_pickups(ids, now + period, now))
 
-    def picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
+    def find_picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
         return self._answer(lambda kept, now: kept.picked_up(ids, now))
 
 
@@ -286,14 +286,14 @@ class _MemoryState:
         return EntryList() if queue is None else queue.entry_list
 
     def queue_for(self, recipient_did: str) -> RecipientQueue:
-        """:raise RecipientUnknown: nobody has registered it."""
+        """:raise UnknownRecipient: nobody has registered it."""
         recipient = self.accounts.recipient(recipient_did)
         if recipient is None:
-            raise RecipientUnknown()
+            raise UnknownRecipient()
         return recipient.account_entry.mailbox.queue(recipient.did)
 
     def backlog(self, bounds: Sequence[float], top: int) -> QueueBacklog:
-        """As :meth:`~mediatord.store.interfaces.messages.IMessageStore.backlog`, of both halves."""
+        """As :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`, of both halves."""
         halves = self.messages, self.decentrl.pending
         largest = []
         for did, number in self.messages.ranking.top(max(top, 0))[0]:
@@ -305,7 +305,7 @@ class _MemoryState:
         return replace(found, books=self.books())
 
     def usage(self, now: float) -> AccountUsage:
-        """As :meth:`~mediatord.store.interfaces.accounts.IAccountStore.account_usage`."""
+        """As :meth:`~mediatord.store.interfaces.accounts.IAccountStore.get_account_usage`."""
         usage, long_forms = self.accounts.usage(), sum(map(len, self.documents.values()))
         return replace(usage, bytes=usage.bytes + long_forms + self.decentrl.registrations.size(now))
 
@@ -389,7 +389,7 @@ class MemoryStore:
 
         return self._answer(enqueue)
 
-    def fetch(
+    def fetch_messages(
         self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
     ) -> Deferred[list[StoredMessage]]:
         return self._answer(
@@ -398,13 +398,13 @@ class MemoryStore:
             )
         )
 
-    def status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
+    def get_queue_status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
         return self._answer(lambda contents, now: contents.entry_list(account, recipient_did).status())
 
-    def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
+    def find_messages(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
         return self._answer(lambda contents, now: contents.messages.find(ids))
 
-    def arrived(
+    def find_arrivals(
         self, accounts: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         def arrived(contents: _MemoryState, now: float) -> list[MessageArrival]:
@@ -420,7 +420,7 @@ class MemoryStore:
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
         return self._answer(lambda contents, now: contents.messages.mark_pending(ids))
 
-    def remove(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
+    def remove_messages(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
         return self._answer(lambda contents, now: contents.messages.remove(ids, now))
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
@@ -430,37 +430,37 @@ class MemoryStore:
 
         return self._answer(acknowledge)
 
-    def expire(self, limit: int) -> Deferred[list[RemovedMessage]]:
+    def expire_messages(self, limit: int) -> Deferred[list[RemovedMessage]]:
         return self._answer(lambda contents, now: contents.messages.expire(now, limit))
 
-    def next_due(self) -> Deferred[float | None]:
+    def find_next_due(self) -> Deferred[float | None]:
         return self._answer(lambda contents, now: contents.messages.next_due(now))
 
-    def take_due(self, limit: int) -> Deferred[list[StoredMessage]]:
+    def take_due_messages(self, limit: int) -> Deferred[list[StoredMessage]]:
         return self._answer(lambda contents, now: contents.messages.take_due(now, limit))
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         return self._answer(lambda contents, now: contents.messages.ranking.top(top))
 
-    def statistics(self, top: int) -> Deferred[StoreStatistics]:
+    def read_statistics(self, top: int) -> Deferred[StoreStatistics]:
         def statistics(contents: _MemoryState, now: float) -> StoreStatistics:
             largest, other = contents.messages.ranking.top(top)
             return StoreStatistics(tuple(largest), other, contents.books())
 
         return self._answer(statistics)
 
-    def waiting(self) -> Deferred[QueueTotals]:
+    def get_queue_totals(self) -> Deferred[QueueTotals]:
         return self._answer(
             lambda contents, now: add_queue_totals(contents.messages.waiting(), contents.decentrl.pending.waiting())
         )
 
-    def ledger(self) -> Deferred[StoreLedger]:
+    def read_ledger(self) -> Deferred[StoreLedger]:
         return self._answer(lambda contents, now: contents.books())
 
-    def backlog(self, bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
+    def read_backlog(self, bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
         return self._answer(lambda contents, now: contents.backlog(bounds, top))
 
-    def account(self, did: str) -> Deferred[Account | None]:
+    def get_account(self, did: str) -> Deferred[Account | None]:
         def account(contents: _MemoryState, now: float) -> Account | None:
             account_entry = contents.accounts.account_entry(did)
             return None if account_entry is None else account_entry.account
@@ -470,7 +470,7 @@ class MemoryStore:
     def grant(self, did: str) -> Deferred[Account]:
         return self._answer(lambda contents, now: contents.accounts.grant(did, now))
 
-    def touch(self, did: str) -> Deferred[None]:
+    def record_contact(self, did: str) -> Deferred[None]:
         return self._answer(lambda contents, now: contents.accounts.touch(did, now))
 
     def expire_accounts(
@@ -478,34 +478,34 @@ class MemoryStore:
     ) -> Deferred[list[ExpiredAccount]]:
         return self._answer(lambda contents, now: contents.accounts.expire(limit, unused_before, idle_before))
 
-    def account_usage(self) -> Deferred[AccountUsage]:
+    def get_account_usage(self) -> Deferred[AccountUsage]:
         return self._answer(lambda contents, now: contents.usage(now))
 
     def mark_draft03(self, did: str) -> Deferred[None]:
         return self._answer(lambda contents, now: contents.accounts.mark_draft03(did))
 
-    def owner(self, recipient_did: str) -> Deferred[str | None]:
+    def find_owner(self, recipient_did: str) -> Deferred[str | None]:
         def owner(contents: _MemoryState, now: float) -> str | None:
             recipient = contents.accounts.recipient(recipient_did)
             return None if recipient is None else recipient.account_entry.account.did
 
         return self._answer(owner)
 
-    def spellings(self, recipient_did: str) -> Deferred[list[str]]:
+    def list_registered_names(self, recipient_did: str) -> Deferred[list[str]]:
         return self._answer(lambda contents, now: contents.accounts.spellings(recipient_did))
 
-    def held(self) -> tuple[int, int]:
+    def get_buffered(self) -> tuple[int, int]:
         return 0, 0
 
-    def update(
+    def update_recipients(
         self, account: str, updates: Sequence[tuple[str, RecipientUpdateAction]], *, max_recipients: int
     ) -> Deferred[list[RecipientUpdateResult]]:
         return self._answer(lambda contents, now: contents.accounts.update(account, updates, max_recipients))
 
-    def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
+    def list_recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
         return self._answer(lambda contents, now: contents.accounts.recipients(account, offset, limit))
 
-    def move(self, prior: str, new: str) -> Deferred[bool]:
+    def move_account(self, prior: str, new: str) -> Deferred[bool]:
         return self._answer(lambda contents, now: contents.accounts.move(prior, new))
 
     def is_retired(self, did: str) -> Deferred[bool]:
@@ -517,13 +517,13 @@ class MemoryStore:
     def recall_did(self, short: str) -> Deferred[str | None]:
         return self._answer(lambda contents, now: contents.documents.get(short))
 
-    def claim(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
+    def claim_nonce(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
         return self._answer(lambda contents, now: contents.nonces.claim(key, until, now, share))
 
-    def release(self, key: bytes) -> Deferred[None]:
+    def release_nonce(self, key: bytes) -> Deferred[None]:
         return self._answer(lambda contents, now: contents.nonces.release(key))
 
-    def prune(self) -> Deferred[int]:
+    def prune_nonces(self) -> Deferred[int]:
         return self._answer(lambda contents, now: contents.nonces.prune(now))
 
     def _empty(self) -> _MemoryState:

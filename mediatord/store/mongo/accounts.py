@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bson import ObjectId
 from twisted.internet.defer import Deferred, fail, succeed
 
-from mediatord.errors import NotEnrolled, StoreUnavailable
+from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.caches import OwnerCache
 from mediatord.store.interfaces.accounts import (
@@ -57,10 +57,10 @@ def _parse_account(document: Document) -> Account:
 
 
 async def grant_account(t: Transaction, did: str, now: float) -> Account:
-    """:raise NotEnrolled: the account has rotated away from the DID."""
+    """:raise MediationNotGranted: the account has rotated away from the DID."""
     retired, found = await t.query_many(build_find(RETIRED_DIDS, {"_id": did}), build_find(ACCOUNTS, {"did": did}))
     if retired:
-        raise NotEnrolled()
+        raise MediationNotGranted()
     if found:
         return _parse_account(found[0])
     times = {"created_at": now, "seen_at": now, "fresh": True}
@@ -84,10 +84,10 @@ async def move_account(t: Transaction, prior: str, new: str) -> bool:
 async def update_recipients(
     t: Transaction, did: str, updates: Sequence[tuple[str, RecipientUpdateAction]], max_recipients: int
 ) -> list[RecipientUpdateResult]:
-    """:raise NotEnrolled: the account does not exist."""
+    """:raise MediationNotGranted: the account does not exist."""
     found = await t.find(ACCOUNTS, {"did": did})
     if not found:
-        raise NotEnrolled()
+        raise MediationNotGranted()
     digests = list({compute_did_digest(name) for name, _ in updates})
     registered, own = await t.query_many(
         build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "registered": _REGISTERED}),

@@ -122,11 +122,11 @@ class MongoClusterStore:
         return 0 if left < 0 else await release_delivered(self._client, boot)
 
     @operation
-    async def nodes(self) -> list[ClusterNode]:
+    async def list_nodes(self) -> list[ClusterNode]:
         return [_parse_node(one) for one in await self._client.find("nodes", NODES, _LIVE, sort={"name": 1})]
 
     @operation
-    async def lapsed(self) -> list[str]:
+    async def list_lapsed_nodes(self) -> list[str]:
         """Records are read before nodes, so that a node that joins meanwhile is not taken for a lapsed one."""
         reply = await self._client.command("lapsed", {"distinct": PRESENCE, "key": "boot"})
         left = {*reply["values"], *await list_delivering_boots(self._client)} - {""}
@@ -135,18 +135,18 @@ class MongoClusterStore:
         return sorted({one["_id"] for one in lapsed} | (left - {one["_id"] for one in known}))
 
     @operation
-    async def announce(self, boot: str, dids: Sequence[str]) -> None:
+    async def add_presence(self, boot: str, dids: Sequence[str]) -> None:
         records = [{"did": did, "boot": boot} for did in dict.fromkeys(dids)]
         updates = [{"q": record, "u": {"$set": {"boot": boot}}, "upsert": True} for record in records]
         await self._write("announce", build_updates(PRESENCE, updates, ordered=False))
 
     @operation
-    async def withdraw(self, boot: str, dids: Sequence[str]) -> None:
+    async def remove_presence(self, boot: str, dids: Sequence[str]) -> None:
         filters = [{"boot": boot, "did": {"$in": some}} for some in _split_values(dids)]
         await self._write("withdraw", build_deletes(PRESENCE, *filters))
 
     @operation
-    async def whereabouts(self, dids: Sequence[str]) -> list[PresenceRecord]:
+    async def find_presence(self, dids: Sequence[str]) -> list[PresenceRecord]:
         found: list[PresenceRecord] = []
         for some in _split_values(dids):
             documents = await self._client.query("whereabouts", _build_presence_query(some))
@@ -156,7 +156,7 @@ class MongoClusterStore:
         return found
 
     @operation
-    async def hold(self, turn: str, boot: str, lease: float) -> bool:
+    async def acquire_lease(self, turn: str, boot: str, lease: float) -> bool:
         is_free = {"$or": [{"$eq": ["$boot", {"$literal": boot}]}, {"$not": [_IS_LIVE]}]}
         has_right_clock = self._clocks.build_check()  # else the lease is given up
         change = {
@@ -173,7 +173,7 @@ class MongoClusterStore:
         return held is not None and held["boot"] == boot
 
     @operation
-    async def take(self, key: bytes, amount: int, *, limit: int, period: float) -> float:
+    async def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> float:
         command = _build_quota_take(key, amount, limit, period)
         reply = await retry_on_duplicate_key(lambda: self._run("take", command))
         found = reply["value"]
@@ -183,7 +183,7 @@ class MongoClusterStore:
         return get_quota_wait(lots, amount, limit=limit, period=period, now=found["now"] / 1000) or period
 
     @operation
-    async def put_back(self, key: bytes, amount: int) -> None:
+    async def return_quota(self, key: bytes, amount: int) -> None:
         await self._run("put_back", _build_quota_return(key, amount))
 
     @operation
@@ -193,7 +193,7 @@ class MongoClusterStore:
         await self._write("record_pickups", build_updates(PICKUPS, updates, ordered=False))
 
     @operation
-    async def picked_up(self, ids: Sequence[str]) -> frozenset[str]:
+    async def find_picked_up(self, ids: Sequence[str]) -> frozenset[str]:
         found: list[Document] = []
         for some in _split_values(filter_valid_ids(ids)):
             found += await self._client.find("picked_up", PICKUPS, {"_id": {"$in": some}, **_LIVE}, hint="_id_")

@@ -17,7 +17,7 @@ from mediatord.errors import (
     DuplicateNonce,
     MediatorError,
     RecipientNotRegistered,
-    ReplayMemoryFull,
+    ReplayCacheFull,
     StoreUnavailable,
     UnauthorizedCommand,
 )
@@ -143,7 +143,7 @@ class MongoGuardedCommand(Generic[T]):
             raise DuplicateNonce()
         self.replaces = bool(held)
         if not held and not self.has_room:
-            raise ReplayMemoryFull()
+            raise ReplayCacheFull()
         try:
             for did, refusal in ((guard.sender, UnauthorizedCommand), (guard.recipient, RecipientNotRegistered)):
                 if did is not None and find_party(parties, did).registered_until <= self.now:

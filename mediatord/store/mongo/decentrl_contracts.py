@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bson import Timestamp
 
-from mediatord.errors import OverQuota
+from mediatord.errors import QuotaExceeded
 from mediatord.store.interfaces.decentrl import (
     Contract,
     ContractFilter,
@@ -120,7 +120,7 @@ class MongoSaveContractCommand(MongoStoreCommand[None]):
         ]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise OverQuota: there are too many, none of them expired."""
+        """:raise QuotaExceeded: there are too many, none of them expired."""
         same, of_pair = context.found
         if same:
             return CommandOutcome((), None)
@@ -144,13 +144,13 @@ class MongoSaveContractCommand(MongoStoreCommand[None]):
         return {"party": make_party_key(self.did), "peer": make_party_key(self.contract.peer_did)}
 
     async def _find_oldest_expired(self, context: CommandContext, mine: Document, index: str) -> list[Document]:
-        """:raise OverQuota: none has expired."""
+        """:raise QuotaExceeded: none has expired."""
         expired = {**mine, "until": {"$lte": self.now}}
         found = await context.transaction.find(
             CONTRACTS.name, expired, sort={"seq": 1}, limit=1, projection={"_id": 1}, hint=index
         )
         if not found:
-            raise OverQuota()
+            raise QuotaExceeded()
         return found
 
 
@@ -175,10 +175,10 @@ class MongoRequestContractCommand(MongoStoreCommand[None]):
         return [build_find(CONTRACT_REQUESTS.name, of_pair, projection={"_id": 0, "sender": 1}, hint=REQUEST_OF_PAIR)]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise OverQuota: there are too many."""
+        """:raise QuotaExceeded: there are too many."""
         (of_pair,) = context.found
         if context.party.requests >= self.caps.requests or len(of_pair) >= self.caps.requests_of_one:
-            raise OverQuota()
+            raise QuotaExceeded()
         document = {
             "_id": self.request.id,
             "party": context.party.key,

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from bson import Timestamp
 
-from mediatord.errors import ContractNotFound, OverQuota, PublicEventNotFound, RateLimited
+from mediatord.errors import ContractNotFound, PublicEventNotFound, QuotaExceeded, RateLimitExceeded
 from mediatord.store.caches import EventPosition, PageCursorCache, PageCursors
 from mediatord.store.interfaces.decentrl import (
     MAX_PAGE_BYTES,
@@ -111,7 +111,7 @@ class MongoDeliverCommand(MongoStoreCommand[None]):
         Store the event if its recipient allows it.
 
         :raise ContractNotFound: the recipient has no valid contract with the sender.
-        :raise OverQuota: too much is pending.
+        :raise QuotaExceeded: too much is pending.
         """
         (contracts,) = context.found
         if not contracts:
@@ -119,7 +119,7 @@ class MongoDeliverCommand(MongoStoreCommand[None]):
         event, caps, party = self.event, self.caps, context.party
         size = self.size
         if party.pending >= caps.pending or (size and party.pending_bytes + size > caps.pending_bytes):
-            raise OverQuota()
+            raise QuotaExceeded()
         document = {
             "_id": event.id,
             "party": party.key,
@@ -155,7 +155,7 @@ class MongoAcknowledgeEventsCommand(MongoStoreCommand[list[RemovedMessage]]):
 async def find_pending_events(
     reader: PartyReader, recipient: str, sender: str | None, page: PageRequest
 ) -> ResultPage[PendingEvent]:
-    """:raise TooLarge: the payloads exceed the limit of a page."""
+    """:raise PayloadTooLarge: the payloads exceed the limit of a page."""
     party = await reader.read_party(recipient)
     if not party.pending:
         return EMPTY_PAGE
@@ -389,10 +389,10 @@ class EventListReader:
         return self.position_cache.cursors.of((self.owner, self.table.name, search), self.edition)
 
     async def _limit_scans(self, scan: Callable[[], Awaitable[T]]) -> T:
-        """:raise RateLimited: too many scans are in progress for this owner."""
+        """:raise RateLimitExceeded: too many scans are in progress for this owner."""
         scans = self.position_cache.scans
         if scans[self.owner] >= _MAX_SCANS_PER_OWNER:
-            raise RateLimited(retry_after=1)
+            raise RateLimitExceeded(retry_after=1)
         scans[self.owner] += 1
         try:
             return await scan()
@@ -434,7 +434,7 @@ async def _read_event_page(
     """
     Return the events of a page with their payloads, and how many match in all.
 
-    :raise TooLarge: the payloads exceed the limit of a page.
+    :raise PayloadTooLarge: the payloads exceed the limit of a page.
     """
     held: int = getattr(party, table.counter)
     if held <= position_cache.step:
@@ -472,14 +472,14 @@ class MongoSaveEventsCommand(MongoStoreCommand[None]):
         return sum([sum_utf8_sizes(event.payload, *event.tags) for event in self.events])
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise OverQuota: they exceed a quota."""
+        """:raise QuotaExceeded: they exceed a quota."""
         party = context.party
         documents = [
             build_stored_event(event, party.key, processed=event.sender_did == self.did) for event in self.events
         ]
         size = sum([document["size"] + document["tags_size"] for document in documents])
         if not party.has_room(self.caps, len(documents), size):
-            raise OverQuota()
+            raise QuotaExceeded()
         payloads = build_inserts(STORED_EVENTS.payloads, [build_stored_payload(event) for event in self.events])
         return CommandOutcome([*build_party_changes(STORED_EVENTS, party, come=documents), *payloads], None)
 
@@ -542,12 +542,12 @@ class MongoUpdateTagsCommand(MongoStoreCommand[None]):
         return [build_party_documents_query(STORED_EVENTS, self.did, self.tags, projection)]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise OverQuota: they exceed a quota."""
+        """:raise QuotaExceeded: they exceed a quota."""
         (found,) = context.found
         party = context.party
         growth = sum([sum_utf8_sizes(*self.tags[one["_id"]]) - one["tags_size"] for one in found])
         if not party.has_room(self.caps, 0, growth):
-            raise OverQuota()
+            raise QuotaExceeded()
         if not found:
             return CommandOutcome((), None)
         updates = [{"q": {"_id": one["_id"]}, "u": {"$set": self._build_change(one, party.key)}} for one in found]
@@ -567,7 +567,7 @@ class MongoUpdateTagsCommand(MongoStoreCommand[None]):
 async def find_stored_events(
     reader: PartyReader, position_cache: EventPositionCache, owner: str, wanted: EventFilter, page: PageRequest
 ) -> ResultPage[StoredEvent]:
-    """:raise TooLarge: the payloads exceed the limit of a page."""
+    """:raise PayloadTooLarge: the payloads exceed the limit of a page."""
     party = await reader.read_party(owner)
     if not party.stored:
         return EMPTY_PAGE
@@ -613,11 +613,11 @@ class MongoPublishCommand(MongoStoreCommand[None]):
         return sum_utf8_sizes(self.event.event, *self.event.tags)
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
-        """:raise OverQuota: it exceeds a quota."""
+        """:raise QuotaExceeded: it exceeds a quota."""
         party = context.party
         document = build_public_event(self.event, party.key)
         if not party.has_room(self.caps, 1, document["size"] + document["tags_size"]):
-            raise OverQuota()
+            raise QuotaExceeded()
         payload = build_inserts(PUBLIC_EVENTS.payloads, [build_public_payload(self.event)])
         return CommandOutcome([*build_party_changes(PUBLIC_EVENTS, party, come=[document]), *payload], None)
 
@@ -680,7 +680,7 @@ async def find_public_events(
     wanted: PublicEventFilter,
     page: PageRequest,
 ) -> ResultPage[PublicEvent]:
-    """:raise TooLarge: the payloads exceed the limit of a page."""
+    """:raise PayloadTooLarge: the payloads exceed the limit of a page."""
     party = await reader.read_party(publisher)
     if not party.published:
         return EMPTY_PAGE

@@ -12,7 +12,7 @@ from bson import ObjectId
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.clock import REQUEST_TIME_LIMIT
-from mediatord.errors import TooLarge
+from mediatord.errors import PayloadTooLarge
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, DecentrlQuotas, PageRequest, ResultPage
 from mediatord.store.mongo.driver.commands import (
     Document,
@@ -261,7 +261,7 @@ def check_page_size(documents: Sequence[Document]) -> None:
     """
     Check documents that have the `size` of their payloads.
 
-    :raise TooLarge: the payloads exceed :data:`MAX_PAGE_BYTES`.
+    :raise PayloadTooLarge: the payloads exceed :data:`MAX_PAGE_BYTES`.
     """
     if sum([document["size"] for document in documents]) > MAX_PAGE_BYTES:
-        raise TooLarge()
+        raise PayloadTooLarge()

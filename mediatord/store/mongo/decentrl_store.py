@@ -81,7 +81,7 @@ class MongoDecentrlStore:
         )
         self._position_cache = decentrl_events.EventPositionCache(step)
 
-    def admit(self, guard: CommandGuard) -> Deferred[None]:
+    def check_guard(self, guard: CommandGuard) -> Deferred[None]:
         return self._run("admit", guard, MongoAdmitCommand(None))
 
     def registered_until(self, did: str) -> Deferred[float | None]:
@@ -120,7 +120,7 @@ class MongoDecentrlStore:
         command = decentrl_contracts.MongoAcknowledgeRequestsCommand(recipient, tuple(ids))
         return self._run("acknowledge_requests", guard, command)
 
-    def deliver(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
+    def enqueue_event(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
         command = decentrl_events.MongoDeliverCommand(event.recipient_did, event, self._caps, self._clock.seconds())
         return self._run("deliver", guard, command)
 
@@ -135,7 +135,7 @@ class MongoDecentrlStore:
         wanted = tuple(ids)
         return self._read("find_pending", lambda reader: decentrl_events.find_pending_by_id(reader, wanted))
 
-    def arrived_pending(
+    def find_pending_arrivals(
         self, recipients: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         dids = tuple(recipients)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mediatord.errors import MediatorError, QueueFull, RecipientUnknown
+from mediatord.errors import MediatorError, QueueFull, UnknownRecipient
 from mediatord.store.fair_share import MessageVolume, SenderUsage, find_exceeded_limit
 from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits
 from mediatord.store.mongo.driver.commands import (
@@ -116,7 +116,7 @@ class _EnqueuePass:
     def enqueue(self, orders: EnqueueWork) -> EnqueueOutcome:
         """Queue the messages of all requests; return the error if one of them is rejected."""
         if any(order.recipient_did not in self._plans for order in orders):
-            return RecipientUnknown()
+            return UnknownRecipient()
         if self._limits.when_full == "refuse":
             try:
                 self._refuse_excess(orders)

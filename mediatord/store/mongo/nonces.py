@@ -10,7 +10,7 @@ from math import inf
 
 from bson import Timestamp
 
-from mediatord.errors import ReplayMemoryFull, StoreUnavailable
+from mediatord.errors import ReplayCacheFull, StoreUnavailable
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.commands import (
@@ -53,7 +53,7 @@ class NonceClaimRequest:
 
 
 # Whether the nonce was new, or the error that there is no room for it.
-NonceClaimResult = bool | ReplayMemoryFull
+NonceClaimResult = bool | ReplayCacheFull
 
 
 class NonceClaimBatchOperation:
@@ -105,7 +105,7 @@ class NonceClaimBatchOperation:
         for work in works:
             answer: NonceClaimResult = held.get(work.key, work.now) <= work.now
             if answer and work.key not in held and not self._nonces.has_room(work.share, len(new.keys() - existing)):
-                answer = ReplayMemoryFull()
+                answer = ReplayCacheFull()
             if answer is True:
                 held[work.key] = work.until
                 new[work.key] = _build_nonce(work.key, work.until, token)

@@ -224,7 +224,7 @@ def _build_ranking_stages(half: _Half, top: int, detailed: bool) -> list[Documen
 
 
 async def read_backlog(client: ReplicaSetClient, bounds: Sequence[float], top: int) -> QueueBacklog:
-    """As :meth:`~mediatord.store.interfaces.messages.IMessageStore.backlog`."""
+    """As :meth:`~mediatord.store.interfaces.messages.IMessageStore.read_backlog`."""
 
     async def read(executor: OperationExecutor, deadline: float) -> QueueBacklog:
         largest = await _find_longest_queues(executor, top, deadline) if top > 0 else []

@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable, TooLarge
+from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.store.interfaces.accounts import (
     Account,
@@ -172,14 +172,14 @@ class MongoStore:
             for one in deposits
         ]
         if not self._enqueue_operation.is_possible(orders):
-            return fail(TooLarge())
+            return fail(PayloadTooLarge())
         dids = {one.recipient_did for one in deposits}
         keys = {*dids, *filter(None, map(self._owner_cache.get_cached, dids))}
         size = sum([len(payload.data) for one in deposits for payload in one.payloads])
         enqueued = self._batcher.submit("enqueue", self._enqueue_operation, orders, keys, size)
         return enqueued.addErrback(self._handle_unknown_recipient, dids)
 
-    def fetch(
+    def fetch_messages(
         self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
     ) -> Deferred[list[StoredMessage]]:
         if self._clocks.is_skewed:
@@ -191,7 +191,7 @@ class MongoStore:
 
         return self._read_serializer.read("fetch", account, _unless_limit_is_zero(limit, fetch))
 
-    def status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
+    def get_queue_status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
         if self._clocks.is_skewed:
             return fail(StoreUnavailable())
         now = self._clock.seconds()
@@ -199,7 +199,7 @@ class MongoStore:
             "status", account, lambda t: message_queues.read_status(t, account, recipient_did, now)
         )
 
-    def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
+    def find_messages(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
         if self._clocks.is_skewed:
             return fail(StoreUnavailable())
         known = filter_valid_ids(ids)
@@ -210,7 +210,7 @@ class MongoStore:
             self._client.operate("find", lambda executor, deadline: self._queues.find(executor, deadline, known, now))
         )
 
-    def arrived(
+    def find_arrivals(
         self, accounts: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         dids = tuple(accounts)
@@ -224,7 +224,7 @@ class MongoStore:
         known = filter_valid_ids(ids)
         return self._batcher.submit("mark_pending", mark_pending, known, frozenset(known))
 
-    def remove(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
+    def remove_messages(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
         removal = RemovalRequest(filter_valid_ids(ids), None, self._clock.seconds())
         return self._batcher.submit("remove", self._remove_operation, removal, frozenset(removal.ids), removal.size)
 
@@ -233,15 +233,15 @@ class MongoStore:
         keys = {account, *removal.ids}
         return self._batcher.submit("acknowledge", self._remove_operation, removal, keys, removal.size)
 
-    def expire(self, limit: int) -> Deferred[list[RemovedMessage]]:
+    def expire_messages(self, limit: int) -> Deferred[list[RemovedMessage]]:
         return start_operation(
             self._remove_operation.expire(self._client, self._clocks, self._clock.seconds(), limit)
         )
 
-    def next_due(self) -> Deferred[float | None]:
+    def find_next_due(self) -> Deferred[float | None]:
         return start_operation(message_queues.find_next_due(self._client, self._clock.seconds()))
 
-    def take_due(self, limit: int) -> Deferred[list[StoredMessage]]:
+    def take_due_messages(self, limit: int) -> Deferred[list[StoredMessage]]:
         if self._clocks.is_skewed:
             return fail(StoreUnavailable())  # who knows what is due
         now = self._clock.seconds()
@@ -256,19 +256,19 @@ class MongoStore:
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         return start_operation(queue_statistics.read_queue_sizes(self._client, top))
 
-    def statistics(self, top: int) -> Deferred[StoreStatistics]:
+    def read_statistics(self, top: int) -> Deferred[StoreStatistics]:
         return start_operation(queue_statistics.read_statistics(self._client, top))
 
-    def ledger(self) -> Deferred[StoreLedger]:
+    def read_ledger(self) -> Deferred[StoreLedger]:
         return start_operation(ledger.read_ledger(self._client))
 
-    def waiting(self) -> Deferred[QueueTotals]:
+    def get_queue_totals(self) -> Deferred[QueueTotals]:
         return start_operation(queue_statistics.read_waiting(self._client))
 
-    def backlog(self, bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
+    def read_backlog(self, bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
         return start_operation(queue_statistics.read_backlog(self._client, tuple(bounds), top))
 
-    def account(self, did: str) -> Deferred[Account | None]:
+    def get_account(self, did: str) -> Deferred[Account | None]:
         return start_operation(accounts.find_account(self._client, did))
 
     def grant(self, did: str) -> Deferred[Account]:
@@ -277,7 +277,7 @@ class MongoStore:
         now = self._clock.seconds()
         return self._transact("grant", lambda t: accounts.grant_account(t, did, now))
 
-    def touch(self, did: str) -> Deferred[None]:
+    def record_contact(self, did: str) -> Deferred[None]:
         return start_operation(accounts.touch_account(self._client, did, self._clock.seconds()))
 
     def expire_accounts(
@@ -306,24 +306,24 @@ class MongoStore:
             self._owner_cache.clear()
         return expired
 
-    def account_usage(self) -> Deferred[AccountUsage]:
+    def get_account_usage(self) -> Deferred[AccountUsage]:
         return start_operation(accounts.measure_accounts(self._client))
 
     def mark_draft03(self, did: str) -> Deferred[None]:
         return start_operation(accounts.mark_draft03(self._client, did))
 
-    def owner(self, recipient_did: str) -> Deferred[str | None]:
+    def find_owner(self, recipient_did: str) -> Deferred[str | None]:
         """Answered from memory if it was asked lately."""
         return self._owner_cache.find_owner(canonicalize_did(recipient_did))
 
-    def spellings(self, recipient_did: str) -> Deferred[list[str]]:
+    def list_registered_names(self, recipient_did: str) -> Deferred[list[str]]:
         return start_operation(accounts.list_spellings(self._client, recipient_did))
 
-    def held(self) -> tuple[int, int]:
+    def get_buffered(self) -> tuple[int, int]:
         waiting = [each.held for each in (self._batcher, self._claim_batcher)]
         return sum(entries for entries, _ in waiting), sum(size for _, size in waiting)
 
-    def update(
+    def update_recipients(
         self, account: str, updates: Sequence[tuple[str, RecipientUpdateAction]], *, max_recipients: int
     ) -> Deferred[list[RecipientUpdateResult]]:
         wanted = tuple(updates)
@@ -332,10 +332,10 @@ class MongoStore:
         updated = self._transact("update", lambda t: accounts.update_recipients(t, account, wanted, max_recipients))
         return updated.addBoth(self._invalidate_owners, [canonicalize_did(name) for name, _ in wanted])
 
-    def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
+    def list_recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
         return self._read("recipients", lambda t: accounts.list_recipients(t, account, offset, limit))
 
-    def move(self, prior: str, new: str) -> Deferred[bool]:
+    def move_account(self, prior: str, new: str) -> Deferred[bool]:
         if self.space_quota.refuses("move"):
             return fail(StoreUnavailable())
         return self._transact("move", lambda t: accounts.move_account(t, prior, new)).addBoth(self._clear_owners)
@@ -351,18 +351,18 @@ class MongoStore:
     def recall_did(self, short: str) -> Deferred[str | None]:
         return start_operation(accounts.recall_did(self._client, short))
 
-    def claim(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
+    def claim_nonce(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
         return self._claim_batcher.submit(
             "claim", self._claim_operation, NonceClaimRequest(key, until, self._clock.seconds(), share), [key]
         )
 
-    def release(self, key: bytes) -> Deferred[None]:
+    def release_nonce(self, key: bytes) -> Deferred[None]:
         return start_operation(self._release(key))
 
     async def _release(self, key: bytes) -> None:
         self._nonces.released(await self._release_queue.release(key))
 
-    def prune(self) -> Deferred[int]:
+    def prune_nonces(self) -> Deferred[int]:
         """Registrations that have expired go as well."""
         return start_operation(self._prune(self._clock.seconds()))
 
@@ -374,7 +374,7 @@ class MongoStore:
         self.space_quota.start()
         self._batcher.start()
         self._claim_batcher.start()
-        live = {node.boot for node in await self.cluster.nodes()}
+        live = {node.boot for node in await self.cluster.list_nodes()}
         await self._session_owner.enter(live)
         await ledger.open_ledger(self._client)
         for boot in await list_delivering_boots(self._client):
@@ -409,7 +409,7 @@ class MongoStore:
         return self._read(name, _unless_limit_is_zero(limit, work))
 
     def _handle_unknown_recipient(self, failure: Failure, dids: set[str]) -> Failure:
-        if failure.check(RecipientUnknown):
+        if failure.check(UnknownRecipient):
             self._owner_cache.forget(dids)
         return failure
 

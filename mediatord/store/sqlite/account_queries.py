@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from sqlite3 import Connection
 
-from mediatord.errors import NotEnrolled
+from mediatord.errors import MediationNotGranted
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.interfaces.accounts import (
     FIRST_DAY_SECONDS,
@@ -37,9 +37,9 @@ def get_account_id(connection: Connection, did: str) -> int | None:
 
 
 def grant_account(connection: Connection, did: str, now: float) -> Account:
-    """:raise NotEnrolled: the DID was rotated away from."""
+    """:raise MediationNotGranted: the DID was rotated away from."""
     if is_retired(connection, did):
-        raise NotEnrolled()
+        raise MediationNotGranted()
     connection.execute(
         """
         INSERT INTO account (did, did_key, created_at, seen_at, fresh) VALUES (?, ?, ?, ?, 1) ON CONFLICT DO NOTHING
@@ -139,10 +139,10 @@ def list_spellings(connection: Connection, recipient_did: str) -> list[str]:
 def update_recipients(
     connection: Connection, did: str, updates: Sequence[tuple[str, RecipientUpdateAction]], max_recipients: int
 ) -> list[RecipientUpdateResult]:
-    """:raise NotEnrolled: there is no such account."""
+    """:raise MediationNotGranted: there is no such account."""
     account_number = get_account_id(connection, did)
     if account_number is None:
-        raise NotEnrolled()
+        raise MediationNotGranted()
     clear_queue_cache(connection)
     return [
         _add_recipient(connection, account_number, recipient_did, max_recipients)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from sqlite3 import Connection
 from typing import Any, TypeVar
 
-from mediatord.errors import TooLarge
+from mediatord.errors import PayloadTooLarge
 from mediatord.protocol.encoding import loads
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, PageRequest, ResultPage
 
@@ -103,10 +103,10 @@ def read_texts(
 
     :param sizes: bytes of each.
     :param largest: how much they may be.
-    :raise TooLarge: together they are more.
+    :raise PayloadTooLarge: together they are more.
     """
     if sum(sizes.values()) > largest:
-        raise TooLarge()
+        raise PayloadTooLarge()
     texts: dict[int, str] = {}
     for some in _split_by_size(sizes):
         marks = format_placeholders(_get_padded_length(len(some)))

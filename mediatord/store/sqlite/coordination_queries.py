@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any
 
-from mediatord.errors import ReplayMemoryFull
+from mediatord.errors import ReplayCacheFull
 from mediatord.store.interfaces.cluster import (
     ClusterJoinError,
     ClusterNode,
@@ -235,13 +235,13 @@ class NonceClaimOperation:
         claims = [work.claim for work in works if isinstance(work, NonceClaimOperation)]
         answers = claim_nonces(connection, claims, self.capacity)
         return [
-            OperationOutcome(error=one) if isinstance(one, ReplayMemoryFull) else OperationOutcome(one)
+            OperationOutcome(error=one) if isinstance(one, ReplayCacheFull) else OperationOutcome(one)
             for one in answers
         ]
 
 
 # Whether it was new; or it would be, and there is no room.
-ClaimOutcome = bool | ReplayMemoryFull
+ClaimOutcome = bool | ReplayCacheFull
 
 
 def claim_nonces(connection: Connection, claims: Sequence[NonceClaim], capacity: int) -> list[ClaimOutcome]:
@@ -311,7 +311,7 @@ def _claim_nonce(connection: Connection, claim: NonceClaim, capacity: int) -> Cl
             return False
         release_nonce(connection, claim.key)
     elif _change_nonce_count(connection, 0) >= _get_nonce_limit(claim, capacity):
-        return ReplayMemoryFull()
+        return ReplayCacheFull()
     _change_nonce_count(connection, _insert_nonces(connection, [claim]))
     return True
 

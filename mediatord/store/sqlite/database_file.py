@@ -22,10 +22,9 @@ from threading import Timer
 
 from twisted.logger import Logger
 
-from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
+from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.interfaces.store import STORE_FAULT_MESSAGES, STORE_FAULTS, StoreFault
 from mediatord.store.quotas import GROWING_OPERATIONS, DiskSpaceMonitor
-from mediatord.store.sqlite.bulk_sql import hash_did
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
 from mediatord.store.sqlite.locks import LOCK_TIMEOUT_SECONDS, begin_immediate, retry_while_locked
 from mediatord.store.sqlite.queue_accounting import StoreConnection
@@ -251,7 +250,7 @@ APPLICATION_ID = 0x6D647264
 
 MAX_WAL_BYTES = 67_108_864
 CHECKPOINT_BUSY_TIMEOUT_MS = 5
-_SCHEMA_VERSION = 6
+_SCHEMA_VERSION = 1
 _CACHE_KIB = 32_768
 _READER_CACHE_KIB = 8_192  # for each of the connections that do not write
 _MIN_SQLITE_VERSION = (3, 38, 0)  # the first with JSON in every build; STRICT tables are one older
@@ -262,9 +261,9 @@ class DatabaseUnusable(Exception):
 
 
 def read_schema_steps() -> list[str]:
-    """The SQL that leads from each version of the schema to the next, beginning at an empty database."""
-    folder = files("mediatord.store.sqlite")
-    return [folder.joinpath(f"schema-{version}.sql").read_text("utf-8") for version in range(1, _SCHEMA_VERSION + 1)]
+    """SQL scripts: the first creates the schema in an empty database, each further one upgrades it by one version."""
+    names = ["schema.sql", *(f"upgrade-{version}.sql" for version in range(2, _SCHEMA_VERSION + 1))]
+    return [files("mediatord.store.sqlite").joinpath(name).read_text("utf-8") for name in names]
 
 
 def open_database(path: Path, now: float = inf, *, create: bool = True) -> StoreConnection:
@@ -353,7 +352,7 @@ def connect(path: Path) -> StoreConnection:
         "secure_delete = FAST",  # what is freed is written again only if it is written anyway
     ):
         connection.execute(f"PRAGMA {pragma}")
-    _create_functions(connection)
+    connection.create_function("did_digest", 1, compute_did_digest, deterministic=True)
     return connection
 
 
@@ -381,8 +380,7 @@ def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None
     """
     if retry_while_locked(lambda: _read_version(connection), LOCK_TIMEOUT_SECONDS) == len(steps):
         return
-    _create_functions(connection)
-    connection.execute("PRAGMA foreign_keys = OFF")  # tables are made anew, under their names
+    connection.execute("PRAGMA foreign_keys = OFF")  # a step may rebuild tables under their names
     begin_immediate(connection, LOCK_TIMEOUT_SECONDS)
     try:
         # Asked again under the lock: another process may have been faster.
@@ -418,16 +416,6 @@ def _check_no_orphaned_log(path: Path) -> None:
             f"it is {what}, but its write-ahead log {log} is there; put the database back, or restore a backup "
             f"after moving {log} away"
         )
-
-
-def _create_functions(connection: sqlite3.Connection) -> None:
-    """What SQL is to know of DIDs."""
-    for name, function in (
-        ("canonical_did", canonicalize_did),
-        ("did_digest", compute_did_digest),
-        ("account_key", hash_did),
-    ):
-        connection.create_function(name, 1, function, deterministic=True)
 
 
 def _split_statements(script: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
-from mediatord.errors import ContractNotFound, OverQuota
+from mediatord.errors import ContractNotFound, QuotaExceeded
 from mediatord.store.interfaces.decentrl import (
     Contract,
     ContractFilter,
@@ -173,7 +173,7 @@ def get_registration_expiry(connection: Connection, did: str) -> float | None:
 
 
 def save_contract(connection: Connection, contract: Contract, caps: DecentrlQuotas, now: float) -> None:
-    """:raise OverQuota: it would be one too many, and none has expired that could make room."""
+    """:raise QuotaExceeded: it would be one too many, and none has expired that could make room."""
     if contract.owner_did is None:
         _save_registration(connection, contract, caps, now)
     else:
@@ -275,14 +275,14 @@ def _delete_expired_contract(
     """
     The oldest of these that has expired goes; its peer.
 
-    :raise OverQuota: none has.
+    :raise QuotaExceeded: none has.
     """
     row = connection.execute(
         f"SELECT seq, peer_id FROM contract WHERE {where} AND expires_at <= ? ORDER BY seq LIMIT 1",
         (*parameters, now),
     ).fetchone()
     if row is None:
-        raise OverQuota()
+        raise QuotaExceeded()
     connection.execute("DELETE FROM contract WHERE seq = ?", row[:1])
     return [row[1]]
 
@@ -315,12 +315,12 @@ _COUNT_REQUESTS_OF_SENDER = "SELECT count(*) FROM contract_request WHERE recipie
 
 
 def add_contract_request(connection: Connection, wanted: ContractRequest, caps: DecentrlQuotas) -> None:
-    """:raise OverQuota: too many wait already."""
+    """:raise QuotaExceeded: too many wait already."""
     party, sender_key = find_party(connection, wanted.recipient_did), hash_did(wanted.sender_did)
     if party is not None:
         ((of_one,),) = connection.execute(_COUNT_REQUESTS_OF_SENDER, (party.id, sender_key)).fetchall()
         if party.requests >= caps.requests or of_one >= caps.requests_of_one:
-            raise OverQuota()
+            raise QuotaExceeded()
     recipient_id = (party or get_or_create_party(connection, wanted.recipient_did)).id
     connection.execute(
         """
@@ -438,7 +438,7 @@ class DeliverOperation:
             return OperationOutcome(error=ContractNotFound())
         caps, event, size = self.caps, self.event, self.size
         if box.events >= caps.pending or (size and box.bytes + size > caps.pending_bytes):
-            return OperationOutcome(error=OverQuota())
+            return OperationOutcome(error=QuotaExceeded())
         box.events += 1
         box.more_events += 1
         box.bytes += size

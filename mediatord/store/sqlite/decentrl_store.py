@@ -20,7 +20,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from mediatord.errors import DuplicateNonce, MediatorError, RateLimited, RecipientNotRegistered, UnauthorizedCommand
+from mediatord.errors import (
+    DuplicateNonce,
+    MediatorError,
+    RateLimitExceeded,
+    RecipientNotRegistered,
+    UnauthorizedCommand,
+)
 from mediatord.store.caches import PageCursorCache
 from mediatord.store.interfaces.decentrl import (
     MAX_PAGE_BYTES,
@@ -166,7 +172,7 @@ class SQLiteDecentrlStore:
         """The file may be another one than before."""
         self._page_cursors.clear()
 
-    def admit(self, guard: CommandGuard) -> Deferred[None]:
+    def check_guard(self, guard: CommandGuard) -> Deferred[None]:
         return self._guarded("admit", "", guard, _do_nothing)
 
     def registered_until(self, did: str) -> Deferred[float | None]:
@@ -217,7 +223,7 @@ class SQLiteDecentrlStore:
             lambda c: decentrl_queries.acknowledge_requests(c, recipient, gone),
         )
 
-    def deliver(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
+    def enqueue_event(self, guard: CommandGuard, event: PendingEvent) -> Deferred[None]:
         size = get_utf8_size(event.payload)
         delivering = decentrl_queries.DeliverOperation(event, size, self._caps, self._clock.seconds())
         return self._guarded("deliver", _MAIL_CLASS, guard, delivering, size)
@@ -239,7 +245,7 @@ class SQLiteDecentrlStore:
             estimate_items_bytes(len(wanted)),
         )
 
-    def arrived_pending(
+    def find_pending_arrivals(
         self, recipients: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         dids = tuple(recipients)
@@ -319,7 +325,7 @@ class SQLiteDecentrlStore:
             if found is not None:
                 return found
             if self._searching[owner] >= _SEARCHES_PER_OWNER:
-                raise RateLimited(retry_after=1)
+                raise RateLimitExceeded(retry_after=1)
             self._searching[owner] += 1
             return self._file.search(f"{name}_patiently", lambda c: search(c, patient)).addBoth(over)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
-from mediatord.errors import OverQuota, PublicEventNotFound
+from mediatord.errors import PublicEventNotFound, QuotaExceeded
 from mediatord.store.interfaces.decentrl import (
     DecentrlQuotas,
     EventFilter,
@@ -138,7 +138,7 @@ class _StoredUsage:
         """Count what is to be saved if it is not too much."""
         items, size = self.items + len(saving.events), self.size + saving.size
         if not fits_quota(self.party, saving.caps, items, size):
-            return OperationOutcome(error=OverQuota())
+            return OperationOutcome(error=QuotaExceeded())
         self.items, self.size = items, size
         return OperationOutcome()
 
@@ -265,14 +265,14 @@ class _TagChange:
 def update_tags(
     connection: Connection, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]], caps: DecentrlQuotas
 ) -> None:
-    """:raise OverQuota: they would be too much."""
+    """:raise QuotaExceeded: they would be too much."""
     party = find_party(connection, owner)
     if party is None:
         return
     changes = _find_tag_changes(connection, party.id, dict(tags))
     growth = sum([one.new_size - one.size for one in changes])
     if not fits_quota(party, caps, 0, growth):
-        raise OverQuota()
+        raise QuotaExceeded()
     if changes:
         _apply_tag_changes(connection, changes)
         _mark_processed(
@@ -329,10 +329,10 @@ _INSERT_PUBLIC_EVENT = """
 
 
 def publish_event(connection: Connection, publisher: str, event: PublicEvent, caps: DecentrlQuotas) -> None:
-    """:raise OverQuota: it would be one too many."""
+    """:raise QuotaExceeded: it would be one too many."""
     size, tags_size = get_utf8_size(event.event), get_utf8_size(*event.tags)
     if not fits_quota(find_party(connection, publisher) or UNKNOWN_PARTY, caps, 1, size + tags_size):
-        raise OverQuota()
+        raise QuotaExceeded()
     party = get_or_create_party(connection, publisher)
     tags = [EventLabel(party.id, PUBLIC_TAG_LABEL, tag) for tag in event.tags]
     channel = None if event.channel_id is None else EventLabel(party.id, CHANNEL_LABEL, event.channel_id)

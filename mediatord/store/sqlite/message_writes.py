@@ -24,7 +24,7 @@ from hashlib import sha256
 from sqlite3 import Connection
 from typing import Any
 
-from mediatord.errors import QueueFull, RecipientUnknown
+from mediatord.errors import QueueFull, UnknownRecipient
 from mediatord.store.fair_share import (
     ANONYMOUS,
     AUTHENTICATED,
@@ -307,13 +307,13 @@ def enqueue(connection: Connection, limits: QueueLimits, order: TimedEnqueueRequ
     """
     Append to a queue and make room in it; too large ones are out again at once.
 
-    :raise RecipientUnknown: nobody has registered the DID.
+    :raise UnknownRecipient: nobody has registered the DID.
     :raise QueueFull: it is to be refused.
     """
     counts = QueueCounters()
     queue = get_queue_cache(connection).find(connection, [order.recipient_did]).get(order.recipient_did)
     if queue is None:
-        raise RecipientUnknown()
+        raise UnknownRecipient()
     if limits.when_full == "refuse":
         check_capacity(connection, limits, [(queue, order.origin, len(order.payloads), order.size)])
     enqueued = enqueue_in_queue(connection, limits, queue, order, counts)
@@ -512,13 +512,13 @@ def enqueue_all(
     """
     Several deposits, all or none.
 
-    :raise RecipientUnknown: nobody has registered one of the DIDs.
+    :raise UnknownRecipient: nobody has registered one of the DIDs.
     :raise QueueFull: one of them is to be refused.
     """
     dids = list(dict.fromkeys([order.recipient_did for order in orders]))
     queues = get_queue_cache(connection).find(connection, dids)
     if len(queues) < len(dids):
-        raise RecipientUnknown()
+        raise UnknownRecipient()
     if limits.when_full == "refuse":
         addressed = [(queues[order.recipient_did], order.origin, len(order.payloads), order.size) for order in orders]
         check_capacity(connection, limits, addressed)
@@ -568,7 +568,7 @@ class _MessageOperationRun:
         order, limits = work.order, work.limits
         queue = self._queues.get(order.recipient_did)
         if queue is None:
-            return OperationOutcome(error=RecipientUnknown())
+            return OperationOutcome(error=UnknownRecipient())
         payloads = order.payloads
         size = order.size
         messages, total = queue.messages + len(payloads), queue.size + size

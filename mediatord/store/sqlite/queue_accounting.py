@@ -84,7 +84,7 @@ class CachedQueue:
 
     :ivar messages: so many wait, and so many `size` bytes; kept by whoever changes it.
     :ivar registered: whether the account still has the DID.
-    :ivar fresh: whether the account is not known to be used (:meth:`~mediatord.store.interfaces.accounts.IAccountStore.touch`).
+    :ivar fresh: whether the account is not known to be used (:meth:`~mediatord.store.interfaces.accounts.IAccountStore.record_contact`).
     :ivar standing: who has how much of it, if that was asked lately; likewise.
     :ivar senders: whom its recipient has acknowledged, if that was asked lately; likewise.
     """

@@ -17,7 +17,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.errors import MediatorError, RecipientUnknown, StoreUnavailable
+from mediatord.errors import MediatorError, StoreUnavailable, UnknownRecipient
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.store.caches import OWNER_CACHE_CAPACITY, OwnerCache
 from mediatord.store.interfaces.accounts import (
@@ -83,37 +83,37 @@ class SQLiteClusterStore:
         over = max(until, self._clock.seconds())
         return self._file.write("drop", lambda c: coordination_queries.drop_node(c, boot, over))
 
-    def nodes(self) -> Deferred[list[ClusterNode]]:
+    def list_nodes(self) -> Deferred[list[ClusterNode]]:
         now = self._clock.seconds()
         return self._file.read("nodes", lambda c: coordination_queries.list_nodes(c, now))
 
-    def lapsed(self) -> Deferred[list[str]]:
+    def list_lapsed_nodes(self) -> Deferred[list[str]]:
         now = self._clock.seconds()
         return self._file.read("lapsed", lambda c: coordination_queries.list_lapsed_nodes(c, now))
 
-    def announce(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+    def add_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         present = tuple(dids)
         return self._file.write("announce", lambda c: coordination_queries.add_presence(c, boot, present))
 
-    def withdraw(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
+    def remove_presence(self, boot: str, dids: Sequence[str]) -> Deferred[None]:
         gone = tuple(dids)
         return self._file.write("withdraw", lambda c: coordination_queries.remove_presence(c, boot, gone))
 
-    def whereabouts(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
+    def find_presence(self, dids: Sequence[str]) -> Deferred[list[PresenceRecord]]:
         now, wanted = self._clock.seconds(), tuple(dids)
         return self._file.read("whereabouts", lambda c: coordination_queries.find_presence(c, wanted, now))
 
-    def hold(self, lease_name: str, boot: str, lease: float) -> Deferred[bool]:
+    def acquire_lease(self, lease_name: str, boot: str, lease: float) -> Deferred[bool]:
         now = self._clock.seconds()
         return self._file.write(
             "hold", lambda c: coordination_queries.acquire_lease(c, lease_name, boot, now + lease, now)
         )
 
-    def take(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
+    def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
         now = self._clock.seconds()
         return self._file.write("take", lambda c: coordination_queries.take_quota(c, key, amount, limit, period, now))
 
-    def put_back(self, key: bytes, amount: int) -> Deferred[None]:
+    def return_quota(self, key: bytes, amount: int) -> Deferred[None]:
         return self._file.write("put_back", lambda c: coordination_queries.return_quota(c, key, amount))
 
     def record_pickups(self, ids: Sequence[str], period: float) -> Deferred[None]:
@@ -122,7 +122,7 @@ class SQLiteClusterStore:
             "record_pickups", lambda c: coordination_queries.record_pickups(c, got, now + period, now)
         )
 
-    def picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
+    def find_picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
         now, wanted = self._clock.seconds(), filter_valid_ids(ids)
         return self._file.read("picked_up", lambda c: coordination_queries.find_picked_up(c, wanted, now))
 
@@ -268,7 +268,7 @@ class SQLiteStore:
             enqueued.addErrback(self._not_enqueued, one.recipient_did)
         return enqueued
 
-    def fetch(
+    def fetch_messages(
         self, account: str, recipient_did: str | None, *, limit: int, max_bytes: int
     ) -> Deferred[list[StoredMessage]]:
         now = self._clock.seconds()
@@ -282,17 +282,17 @@ class SQLiteStore:
         )
         return self._read("fetch", fetching, max_bytes)
 
-    def status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
+    def get_queue_status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
         now = self._clock.seconds()
         return self._read("status", lambda c: message_queries.get_queue_status(c, account, recipient_did, now))
 
-    def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
+    def find_messages(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
         wanted, now = filter_valid_ids(ids), self._clock.seconds()
         return self._read(
             "find", lambda c: message_queries.find_messages(c, wanted, now), estimate_items_bytes(len(wanted))
         )
 
-    def arrived(
+    def find_arrivals(
         self, accounts: Sequence[str], window: ArrivalWindow, *, limit: int
     ) -> Deferred[list[MessageArrival]]:
         dids = tuple(accounts)
@@ -305,7 +305,7 @@ class SQLiteStore:
         pending = filter_valid_ids(ids)
         return self._write("mark_pending", lambda c: message_writes.mark_pending(c, pending))
 
-    def remove(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
+    def remove_messages(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
         return self._take_out("remove", filter_valid_ids(ids), None)
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
@@ -316,35 +316,35 @@ class SQLiteStore:
         found = self._find_digests(account, digests, -1, [])
         return found.addCallback(lambda more: self._take_out("acknowledge", (*received, *more), account))
 
-    def expire(self, limit: int) -> Deferred[list[RemovedMessage]]:
+    def expire_messages(self, limit: int) -> Deferred[list[RemovedMessage]]:
         """In slices, between which others write."""
         return self._expire(max(limit, 0), [])
 
-    def next_due(self) -> Deferred[float | None]:
+    def find_next_due(self) -> Deferred[float | None]:
         now = self._clock.seconds()
         return self._read("next_due", lambda c: message_queries.find_next_due(c, now))
 
-    def take_due(self, limit: int) -> Deferred[list[StoredMessage]]:
+    def take_due_messages(self, limit: int) -> Deferred[list[StoredMessage]]:
         now = self._clock.seconds()
         return self._write("take_due", lambda c: message_queries.take_due_messages(c, now, limit))
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         return self._file.survey("queue_sizes", lambda c: message_queries.find_largest_queues(c, top))
 
-    def statistics(self, top: int) -> Deferred[StoreStatistics]:
+    def read_statistics(self, top: int) -> Deferred[StoreStatistics]:
         return self._file.survey("statistics", lambda c: message_queries.collect_statistics(c, top))
 
-    def waiting(self) -> Deferred[QueueTotals]:
+    def get_queue_totals(self) -> Deferred[QueueTotals]:
         return self._file.survey("waiting", message_queries.sum_queues)
 
-    def ledger(self) -> Deferred[StoreLedger]:
+    def read_ledger(self) -> Deferred[StoreLedger]:
         return self._file.survey("ledger", queue_accounting.read_ledger)
 
-    def backlog(self, bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
+    def read_backlog(self, bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
         times = tuple(bounds)
         return self._file.survey("backlog", lambda c: message_queries.collect_backlog(c, times, top))
 
-    def account(self, did: str) -> Deferred[Account | None]:
+    def get_account(self, did: str) -> Deferred[Account | None]:
         """Answered from memory if it was asked lately."""
         return self._known("account", account_queries.get_account, self._accounts, did)
 
@@ -353,7 +353,7 @@ class SQLiteStore:
         granted = self._write("grant", lambda c: account_queries.grant_account(c, did, now))
         return granted.addBoth(self._forget, self._accounts, [did])
 
-    def touch(self, did: str) -> Deferred[None]:
+    def record_contact(self, did: str) -> Deferred[None]:
         now = self._clock.seconds()
         touched = self._write("touch", lambda c: account_queries.touch_account(c, did, now))
         return touched.addBoth(self._forget, self._accounts, [did])
@@ -366,24 +366,24 @@ class SQLiteStore:
         )
         return self._write("expire_accounts", expiring).addCallback(self._forget_expired)
 
-    def account_usage(self) -> Deferred[AccountUsage]:
+    def get_account_usage(self) -> Deferred[AccountUsage]:
         return self._read("account_usage", account_queries.get_account_usage)
 
     def mark_draft03(self, did: str) -> Deferred[None]:
         marked = self._write("mark_draft03", lambda c: account_queries.mark_draft03(c, did))
         return marked.addBoth(self._forget, self._accounts, [did])
 
-    def owner(self, recipient_did: str) -> Deferred[str | None]:
+    def find_owner(self, recipient_did: str) -> Deferred[str | None]:
         """Answered from memory if it was asked lately."""
         return self._known("owner", account_queries.find_owner, self._owners, canonicalize_did(recipient_did))
 
-    def spellings(self, recipient_did: str) -> Deferred[list[str]]:
+    def list_registered_names(self, recipient_did: str) -> Deferred[list[str]]:
         return self._read("spellings", lambda c: account_queries.list_spellings(c, recipient_did))
 
-    def held(self) -> tuple[int, int]:
+    def get_buffered(self) -> tuple[int, int]:
         return self._file.held
 
-    def update(
+    def update_recipients(
         self, account: str, updates: Sequence[tuple[str, RecipientUpdateAction]], *, max_recipients: int
     ) -> Deferred[list[RecipientUpdateResult]]:
         wanted = tuple(updates)
@@ -392,10 +392,10 @@ class SQLiteStore:
         updated: Deferred[list[RecipientUpdateResult]] = self._write("update", work, shrinking=removing)
         return updated.addBoth(self._forget, self._owners, [canonicalize_did(name) for name, _ in wanted])
 
-    def recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
+    def list_recipients(self, account: str, *, offset: int, limit: int) -> Deferred[tuple[list[str], int]]:
         return self._read("recipients", lambda c: account_queries.list_recipients(c, account, offset, limit))
 
-    def move(self, prior: str, new: str) -> Deferred[bool]:
+    def move_account(self, prior: str, new: str) -> Deferred[bool]:
         moved = self._write("move", lambda c: account_queries.move_account(c, prior, new))
         return moved.addBoth(self._forget_all)
 
@@ -408,14 +408,14 @@ class SQLiteStore:
     def recall_did(self, short: str) -> Deferred[str | None]:
         return self._read("recall_did", lambda c: account_queries.recall_did(c, short))
 
-    def claim(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
+    def claim_nonce(self, key: bytes, until: float, share: float = 1.0) -> Deferred[bool]:
         claim = coordination_queries.NonceClaim(key, until, self._clock.seconds(), share)
         return self._write("claim", coordination_queries.NonceClaimOperation(claim, self._max_nonces))
 
-    def release(self, key: bytes) -> Deferred[None]:
+    def release_nonce(self, key: bytes) -> Deferred[None]:
         return self._write("release", lambda c: coordination_queries.release_nonce(c, key))
 
-    def prune(self) -> Deferred[int]:
+    def prune_nonces(self) -> Deferred[int]:
         """In slices, between which others write; registrations and allowances that are over go as well."""
         return self._cluster.prune().addCallback(lambda _: self._prune_nonces(0, 0))
 
@@ -473,12 +473,12 @@ class SQLiteStore:
         self, outcomes: list[OperationOutcome], deposits: Sequence[EnqueueRequest]
     ) -> list[EnqueueResult | MediatorError]:
         for outcome, one in zip(outcomes, deposits, strict=True):
-            if isinstance(outcome.error, RecipientUnknown):
+            if isinstance(outcome.error, UnknownRecipient):
                 self._owners.forget([one.recipient_did])
         return [outcome.value if outcome.error is None else outcome.error for outcome in outcomes]
 
     def _not_enqueued(self, failure: Failure, recipient_did: str) -> Failure:
-        if failure.check(RecipientUnknown):
+        if failure.check(UnknownRecipient):
             self._owners.forget([recipient_did])
         return failure
 

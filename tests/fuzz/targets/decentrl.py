@@ -16,10 +16,10 @@ from mediatord.protocol.decentrl.signatures import sign_event, sign_json
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES
 from tests.fuzz.fuzz_mediator import DECENTRL_CODES, DECENTRL_STATUSES, FuzzMediator
 from tests.fuzz.targets import filled_in
+from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity
 from tests.in_memory_mediator import PEER
 from tests.protocol.decentrl import samples
-from tests.web.in_memory_site import InMemorySite
 
 _SOCKET_CODES = {row.code for row in DECENTRL_CLOSE_CODES.values()} - {"INTERNAL_ERROR"}
 _UNSIGNABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)

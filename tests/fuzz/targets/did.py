@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterable
 
-from mediatord.errors import SenderUnresolvable, SenderUnsupported
+from mediatord.errors import UnresolvableDID, UnsupportedDIDMethod
 from mediatord.protocol import encoding
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.did_document import (
@@ -30,7 +30,7 @@ from mediatord.protocol.didcomm.did_methods import (
     resolve_short_did_peer_4,
 )
 
-_DECLARED = (SenderUnresolvable, SenderUnsupported, DIDWebLookupRequired, DIDPeer4LongFormRequired)
+_DECLARED = (UnresolvableDID, UnsupportedDIDMethod, DIDWebLookupRequired, DIDPeer4LongFormRequired)
 _KEYS = ".Ez6LSqaU49Tn4sboPj9gbrxmcJ7sHF5gu6bzAASfJnh9meXK6.Vz6Mkon3Necd6NkkyfoGoHxid2znGc59LU3K7mubaRcFbLfLX"
 _DIDS = (
     "did:key:z6Mkon3Necd6NkkyfoGoHxid2znGc59LU3K7mubaRcFbLfLX",

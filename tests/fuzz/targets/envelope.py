@@ -12,9 +12,9 @@ from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt, encrypt_authcrypt
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from tests.fuzz.fuzz_mediator import STATUSES, FuzzMediator, problem_code
 from tests.fuzz.targets import filled_in
+from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet
-from tests.protocol.foreign_jwe import Writing
-from tests.web.in_memory_site import InMemorySite
+from tests.protocol.didcomm.foreign_jwe import Writing
 
 PROBLEM = "https://didcomm.org/report-problem/2.0/problem-report"
 FORWARD = "https://didcomm.org/routing/2.0/forward"

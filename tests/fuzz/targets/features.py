@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from mediatord.errors import BadBody
+from mediatord.errors import InvalidBody
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.discover_features import parse_queries, select_features
 
@@ -27,7 +27,7 @@ class FeaturesTarget:
         """What is disclosed is what matches, each once."""
         try:
             queries = parse_queries(encoding.loads_object(data[1:]))
-        except (BadBody, ValueError):
+        except (InvalidBody, ValueError):
             return
         found = [(feature["feature-type"], feature["id"]) for feature in select_features(queries, 1000)]
         everything = select_features(parse_queries({"queries": _ALL}), 1000)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tests.fuzz.fuzz_mediator import FuzzMediator
 from tests.fuzz.targets import filled_in
-from tests.web.in_memory_site import InMemorySite, InMemoryTransport
+from tests.http.in_memory_site import InMemorySite, InMemoryTransport
 
 # Whatever else there is to say, it is none of these that says it.
 STATUSES = {100, 101, 200, 202, 204, 400, 404, 405, 411, 413, 414, 415, 426, 429, 431, 503}

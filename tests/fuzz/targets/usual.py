@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from tests.protocol import foreign_jwe
-from tests.protocol.foreign_jwe import Writing
-from tests.protocol.test_envelope import BOB, flattened
-from tests.protocol.test_fast_forward_parser import INNER, KEY, agree, forward, sealed
+from tests.protocol.didcomm import foreign_jwe
+from tests.protocol.didcomm.foreign_jwe import Writing
+from tests.protocol.didcomm.test_fast_forward_parser import INNER, KEY, agree, forward, sealed
+from tests.protocol.didcomm.test_jwe import BOB, flattened
 
 
 class UsualTarget:

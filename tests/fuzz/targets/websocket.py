@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tests.fuzz.fuzz_mediator import FuzzMediator
 from tests.fuzz.targets import filled_in
-from tests.web.in_memory_site import CLOSE, PONG, TEXT, InMemorySite, InMemoryWebSocketClient
+from tests.http.in_memory_site import CLOSE, PONG, TEXT, InMemorySite, InMemoryWebSocketClient
 
 # RFC 6455 section 7.4, and those of DCTRL-0004.
 CODES = {1000, 1001, 1002, 1003, 1007, 1008, 1009, 1011, 1013, *range(3000, 5000)}

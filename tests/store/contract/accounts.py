@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mediatord.errors import NotEnrolled, RecipientUnknown
+from mediatord.errors import MediationNotGranted, UnknownRecipient
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
 from mediatord.store.interfaces.accounts import Account, ExpiredAccount, RecipientUpdateAction
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract
@@ -28,39 +28,39 @@ class AccountContract(StoreContract):
 
     async def test_grant(self) -> None:
         """A grant makes an account, and a second one answers with the same (reference 5.3)."""
-        self.assertIsNone(await self.store.account(CAROL))
+        self.assertIsNone(await self.store.get_account(CAROL))
         granted = await self.store.grant(CAROL)
         self.assertEqual(granted, Account(CAROL, NOON, draft03=False))
         self.clock.advance(5)
         self.assertEqual(await self.store.grant(CAROL), granted)
-        self.assertEqual(await self.store.account(CAROL), granted)
-        self.assertIsNone(await self.store.account(CAROL[:-1]))
+        self.assertEqual(await self.store.get_account(CAROL), granted)
+        self.assertIsNone(await self.store.get_account(CAROL[:-1]))
 
     async def test_draft03(self) -> None:
         """It is remembered which accounts speak the older draft (reference 1.10)."""
         await self.store.mark_draft03(ALICE)
         await self.store.mark_draft03(CAROL)
-        self.assertEqual(await self.store.account(ALICE), Account(ALICE, NOON, draft03=True))
-        self.assertEqual(await self.store.account(BOB), Account(BOB, NOON, draft03=False))
-        self.assertIsNone(await self.store.account(CAROL))
+        self.assertEqual(await self.store.get_account(ALICE), Account(ALICE, NOON, draft03=True))
+        self.assertEqual(await self.store.get_account(BOB), Account(BOB, NOON, draft03=False))
+        self.assertIsNone(await self.store.get_account(CAROL))
 
     async def test_owner(self) -> None:
         """The owner of a DID is the account that has registered it, whatever it is named by."""
-        self.assertEqual(await self.store.owner(INBOX), ALICE)
-        self.assertEqual(await self.store.owner(INBOX), ALICE)
-        self.assertEqual(await self.store.owner(INBOX + "#key-1"), ALICE)
+        self.assertEqual(await self.store.find_owner(INBOX), ALICE)
+        self.assertEqual(await self.store.find_owner(INBOX), ALICE)
+        self.assertEqual(await self.store.find_owner(INBOX + "#key-1"), ALICE)
         for stranger in (OTHER, ALICE, INBOX[:-1], INBOX + "x"):
-            self.assertIsNone(await self.store.owner(stranger))
+            self.assertIsNone(await self.store.find_owner(stranger))
 
     async def test_owner_changes(self) -> None:
         """The owner is right as soon as an update is done, in both directions."""
-        self.assertIsNone(await self.store.owner(OTHER))
+        self.assertIsNone(await self.store.find_owner(OTHER))
         await self.register(BOB, OTHER)
-        self.assertEqual(await self.store.owner(OTHER), BOB)
+        self.assertEqual(await self.store.find_owner(OTHER), BOB)
         await self.change(BOB, (OTHER, "remove"))
-        self.assertIsNone(await self.store.owner(OTHER))
+        self.assertIsNone(await self.store.find_owner(OTHER))
         await self.register(ALICE, OTHER)
-        self.assertEqual(await self.store.owner(OTHER), ALICE)
+        self.assertEqual(await self.store.find_owner(OTHER), ALICE)
 
     async def test_update_results(self) -> None:
         """Each update has the result of its case, in order (reference 5.3)."""
@@ -86,8 +86,8 @@ class AccountContract(StoreContract):
             "success",
         ]
         self.assertEqual(results, expected)
-        self.assertEqual(await self.store.recipients(BOB, offset=0, limit=9), ([OTHER], 1))
-        self.assertEqual(await self.store.owner(INBOX), ALICE)
+        self.assertEqual(await self.store.list_recipients(BOB, offset=0, limit=9), ([OTHER], 1))
+        self.assertEqual(await self.store.find_owner(INBOX), ALICE)
 
     async def test_max_recipients(self) -> None:
         """One DID too many is refused; what is there already is not one too many (reference 5.3)."""
@@ -101,13 +101,13 @@ class AccountContract(StoreContract):
             max_recipients=2,
         )
         self.assertEqual(results, ["success", "client_error", "no_change", "success", "success"])
-        self.assertEqual(await self.store.recipients(ALICE, offset=0, limit=9), (["did:a", "did:b"], 2))
+        self.assertEqual(await self.store.list_recipients(ALICE, offset=0, limit=9), (["did:a", "did:b"], 2))
 
     async def test_update_without_account(self) -> None:
         """Nobody registers a DID without a grant (reference 5.3)."""
-        with self.assertRaises(NotEnrolled):
+        with self.assertRaises(MediationNotGranted):
             await self.change(CAROL, (OTHER, "add"))
-        self.assertIsNone(await self.store.owner(OTHER))
+        self.assertIsNone(await self.store.find_owner(OTHER))
 
     async def test_pagination(self) -> None:
         """Recipient DIDs come in order of registration, in slices, with their number in all (reference 5.3)."""
@@ -116,20 +116,20 @@ class AccountContract(StoreContract):
         await self.register(ALICE, "did:b", "did:a")
         everything = [INBOX, "did:z", "did:m", "did:b", "did:a"]
         for offset, limit in ((0, 99), (0, 2), (2, 2), (4, 2), (5, 2), (9, 9), (0, 0)):
-            found = await self.store.recipients(ALICE, offset=offset, limit=limit)
+            found = await self.store.list_recipients(ALICE, offset=offset, limit=limit)
             self.assertEqual(found, (everything[offset : offset + limit], 5))
-        self.assertEqual(await self.store.recipients(BOB, offset=0, limit=9), ([], 0))
-        self.assertEqual(await self.store.recipients(CAROL, offset=0, limit=9), ([], 0))
+        self.assertEqual(await self.store.list_recipients(BOB, offset=0, limit=9), ([], 0))
+        self.assertEqual(await self.store.list_recipients(CAROL, offset=0, limit=9), ([], 0))
 
     async def test_remove_keeps_the_queue(self) -> None:
         """After a removal nothing more is accepted, but what waits stays for the account (reference 5.3)."""
         await self.put("a", "b")
         await self.change(ALICE, (INBOX, "remove"))
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put("c")
         self.assertEqual(await self.waiting(ALICE), ["a", "b"])
         self.assertEqual(await self.waiting(ALICE, INBOX), ["a", "b"])
-        self.assertEqual(await self.store.recipients(ALICE, offset=0, limit=9), ([], 0))
+        self.assertEqual(await self.store.list_recipients(ALICE, offset=0, limit=9), ([], 0))
         removed = await self.store.acknowledge(ALICE, ["a", "b"])
         self.assertEqual([gone.recipient_did for gone in removed], [INBOX, INBOX])
         self.assertEqual(await self.store.queue_sizes(9), ([], 0))
@@ -159,17 +159,17 @@ class AccountContract(StoreContract):
         for first, *others in EQUIVALENT:
             await self.register(BOB, first)
             for other in others:
-                self.assertEqual(await self.store.owner(other), BOB, other)
+                self.assertEqual(await self.store.find_owner(other), BOB, other)
                 self.assertEqual(await self.change(ALICE, (other, "add")), ["client_error"], other)
                 self.assertEqual(await self.change(ALICE, (other, "remove")), ["no_change"], other)
-                self.assertEqual(await self.store.spellings(other), [first])
+                self.assertEqual(await self.store.list_registered_names(other), [first])
             await self.change(BOB, (first, "remove"))
             for other in others:
-                self.assertIsNone(await self.store.owner(other), other)
-                self.assertEqual(await self.store.spellings(other), [])
+                self.assertIsNone(await self.store.find_owner(other), other)
+                self.assertEqual(await self.store.list_registered_names(other), [])
                 await self.register(ALICE, other)
                 self.assertEqual(await self.change(BOB, (first, "add")), ["client_error"], other)
-                self.assertEqual(await self.store.owner(first), ALICE, other)
+                self.assertEqual(await self.store.find_owner(first), ALICE, other)
                 await self.change(ALICE, (other, "remove"))
 
     async def test_mail_by_any_name(self) -> None:
@@ -193,23 +193,23 @@ class AccountContract(StoreContract):
         self.assertEqual(results, ["success"] * 4)
         everything = [keys[0], "did:a", OTHER, keys[1]]
         for offset, limit in ((0, 9), (0, 2), (1, 2), (2, 9), (4, 1), (0, 0)):
-            found = await self.store.recipients(BOB, offset=offset, limit=limit)
+            found = await self.store.list_recipients(BOB, offset=offset, limit=limit)
             self.assertEqual(found, (everything[offset : offset + limit], 4))
-        self.assertEqual(await self.store.spellings(OTHER), [keys[0], OTHER, keys[1]])
+        self.assertEqual(await self.store.list_registered_names(OTHER), [keys[0], OTHER, keys[1]])
         results = await self.change(
             BOB, (keys[0], "remove"), (keys[0], "remove"), (OTHER + "#key-3", "remove"), (keys[1], "add")
         )
         self.assertEqual(results, ["success", "no_change", "no_change", "no_change"])
-        self.assertEqual(await self.store.recipients(BOB, offset=0, limit=9), (["did:a", OTHER, keys[1]], 3))
+        self.assertEqual(await self.store.list_recipients(BOB, offset=0, limit=9), (["did:a", OTHER, keys[1]], 3))
         await self.put("a", to=OTHER)
         self.assertEqual(await self.change(BOB, (OTHER, "remove")), ["success"])
-        self.assertEqual(await self.store.owner(OTHER), BOB)
+        self.assertEqual(await self.store.find_owner(OTHER), BOB)
         self.assertEqual(await self.change(BOB, (keys[1], "remove")), ["success"])
-        self.assertIsNone(await self.store.owner(OTHER))
+        self.assertIsNone(await self.store.find_owner(OTHER))
         self.assertEqual(await self.waiting(BOB, OTHER), ["a"])
         await self.register(BOB, keys[1])
         self.assertEqual(await self.waiting(BOB, keys[0]), ["a"])
-        self.assertEqual(await self.store.recipients(BOB, offset=0, limit=9), (["did:a", keys[1]], 2))
+        self.assertEqual(await self.store.list_recipients(BOB, offset=0, limit=9), (["did:a", keys[1]], 2))
 
     async def test_bounded_spellings(self) -> None:
         """Names of one DID count against the limit like DIDs, and there is a limit for one DID."""
@@ -219,52 +219,52 @@ class AccountContract(StoreContract):
         self.assertEqual(results, ["success", "success", "client_error"])
         results = await self.change(BOB, *adding)
         self.assertEqual(results[-2:], ["success", "client_error"])
-        self.assertEqual((await self.store.recipients(BOB, offset=0, limit=1))[1], MAX_RECIPIENT_NAMES)
+        self.assertEqual((await self.store.list_recipients(BOB, offset=0, limit=1))[1], MAX_RECIPIENT_NAMES)
 
     async def test_move(self) -> None:
         """All that an account has goes along to its new DID (reference 2.3)."""
         await self.put("a")
         await self.store.mark_draft03(ALICE)
-        self.assertEqual(await self.store.owner(INBOX), ALICE)
-        self.assertTrue(await self.store.move(ALICE, CAROL))
-        self.assertEqual(await self.store.account(CAROL), Account(CAROL, NOON, draft03=True))
-        self.assertEqual(await self.store.owner(INBOX), CAROL)
+        self.assertEqual(await self.store.find_owner(INBOX), ALICE)
+        self.assertTrue(await self.store.move_account(ALICE, CAROL))
+        self.assertEqual(await self.store.get_account(CAROL), Account(CAROL, NOON, draft03=True))
+        self.assertEqual(await self.store.find_owner(INBOX), CAROL)
         self.assertEqual(await self.waiting(CAROL, INBOX), ["a"])
         self.assertEqual((await self.put("b")).messages[0].account, CAROL)
-        self.assertEqual(await self.store.recipients(CAROL, offset=0, limit=9), ([INBOX], 1))
-        found = await self.store.fetch(CAROL, None, limit=1, max_bytes=1000)
+        self.assertEqual(await self.store.list_recipients(CAROL, offset=0, limit=9), ([INBOX], 1))
+        found = await self.store.fetch_messages(CAROL, None, limit=1, max_bytes=1000)
         self.assertEqual(found[0].account, CAROL)
         self.assertEqual([gone.account for gone in await self.store.acknowledge(CAROL, ["a"])], [CAROL])
 
     async def test_prior_is_refused_for_good(self) -> None:
         """A DID that was rotated away from has nothing and gets nothing any more (reference 2.3)."""
         await self.put("a")
-        await self.store.move(ALICE, CAROL)
-        self.assertIsNone(await self.store.account(ALICE))
+        await self.store.move_account(ALICE, CAROL)
+        self.assertIsNone(await self.store.get_account(ALICE))
         self.assertEqual(await self.waiting(ALICE), [])
-        with self.assertRaises(NotEnrolled):
+        with self.assertRaises(MediationNotGranted):
             await self.store.grant(ALICE)
-        self.assertFalse(await self.store.move(CAROL, ALICE))
-        self.assertIsNone(await self.store.account(ALICE))
+        self.assertFalse(await self.store.move_account(CAROL, ALICE))
+        self.assertIsNone(await self.store.get_account(ALICE))
         self.assertEqual(await self.waiting(CAROL), ["a"])
 
     async def test_impossible_moves(self) -> None:
         """A move from nowhere, or onto an account, changes nothing (reference 2.3)."""
-        self.assertFalse(await self.store.move(CAROL, "did:example:dave"))
-        self.assertFalse(await self.store.move(ALICE, BOB))
-        self.assertFalse(await self.store.move(ALICE, ALICE))
-        self.assertEqual(await self.store.owner(INBOX), ALICE)
+        self.assertFalse(await self.store.move_account(CAROL, "did:example:dave"))
+        self.assertFalse(await self.store.move_account(ALICE, BOB))
+        self.assertFalse(await self.store.move_account(ALICE, ALICE))
+        self.assertEqual(await self.store.find_owner(INBOX), ALICE)
         self.assertEqual(await self.store.grant(CAROL), Account(CAROL, NOON))
         self.assertEqual(await self.store.grant(ALICE), Account(ALICE, NOON))
 
     async def test_moves_twice(self) -> None:
         """An account can move again and again; every earlier DID stays refused."""
-        await self.store.move(ALICE, CAROL)
-        self.assertTrue(await self.store.move(CAROL, "did:example:dave"))
-        self.assertEqual(await self.store.owner(INBOX), "did:example:dave")
+        await self.store.move_account(ALICE, CAROL)
+        self.assertTrue(await self.store.move_account(CAROL, "did:example:dave"))
+        self.assertEqual(await self.store.find_owner(INBOX), "did:example:dave")
         for prior in (ALICE, CAROL):
             self.assertTrue(await self.store.is_retired(prior))
-            with self.assertRaises(NotEnrolled):
+            with self.assertRaises(MediationNotGranted):
                 await self.store.grant(prior)
         for other in (BOB, INBOX, "did:example:dave"):
             self.assertFalse(await self.store.is_retired(other))
@@ -291,7 +291,7 @@ class AccountExpiryContract(StoreContract):
     async def test_unused(self) -> None:
         """One for which nothing ever came, not seen after its first day, goes with what it registered."""
         self.clock.advance(0.9 * DAY)
-        await self.store.touch(ALICE)
+        await self.store.record_contact(ALICE)
         self.clock.advance(6 * DAY)
         self.assertEqual(await self.expire(), [])
         self.clock.advance(0.2 * DAY)
@@ -302,10 +302,10 @@ class AccountExpiryContract(StoreContract):
             sorted(expired, key=lambda one: one.did),
             [ExpiredAccount(ALICE, 1, "unused"), ExpiredAccount(BOB, 0, "unused")],
         )
-        self.assertEqual([await self.store.account(did) for did in (ALICE, BOB)], [None, None])
-        self.assertIsNone(await self.store.owner(INBOX))
-        self.assertEqual(await self.store.recipients(ALICE, offset=0, limit=9), ([], 0))
-        with self.assertRaises(RecipientUnknown):
+        self.assertEqual([await self.store.get_account(did) for did in (ALICE, BOB)], [None, None])
+        self.assertIsNone(await self.store.find_owner(INBOX))
+        self.assertEqual(await self.store.list_recipients(ALICE, offset=0, limit=9), ([], 0))
+        with self.assertRaises(UnknownRecipient):
             await self.put("a")
         await self.register(CAROL, INBOX)
         self.assertEqual((await self.store.grant(ALICE)).created_at, self.clock.seconds())
@@ -316,11 +316,11 @@ class AccountExpiryContract(StoreContract):
         await self.store.acknowledge(ALICE, ["a"])
         await self.change(ALICE, (INBOX, "remove"))
         self.clock.advance(1.1 * DAY)
-        await self.store.touch(BOB)
-        self.assertEqual((await self.store.account(BOB) or Account("", 0)).seen_at, self.clock.seconds())
+        await self.store.record_contact(BOB)
+        self.assertEqual((await self.store.get_account(BOB) or Account("", 0)).seen_at, self.clock.seconds())
         self.clock.advance(99 * DAY)
         self.assertEqual(await self.expire(), [])
-        self.assertIsNotNone(await self.store.account(ALICE))
+        self.assertIsNotNone(await self.store.get_account(ALICE))
 
     async def test_something_waits(self) -> None:
         """For whom something waits stays, also when it was not seen for long; others go if that is wanted."""
@@ -331,7 +331,7 @@ class AccountExpiryContract(StoreContract):
         self.assertEqual(await self.expire(None, 30 * DAY), [BOB])
         self.assertEqual(await self.waiting(), ["a"])
         await self.store.acknowledge(ALICE, ["a"])
-        await self.store.touch(ALICE)
+        await self.store.record_contact(ALICE)
         self.clock.advance(20 * DAY)
         self.assertEqual(await self.expire(7 * DAY, 21 * DAY), [])
         self.assertEqual(await self.expire(7 * DAY, 20 * DAY), [ALICE])
@@ -345,7 +345,7 @@ class AccountExpiryContract(StoreContract):
         self.clock.advance(DAY)
         for did in (ALICE, BOB, CAROL):
             await self.store.grant(did)
-            await self.store.touch(did)
+            await self.store.record_contact(did)
         self.clock.advance(30 * DAY)
         gone = [await self.expire(None, 20 * DAY, limit=2) for _ in range(2)]
         self.assertEqual({did for some in gone for did in some}, {ALICE, BOB, CAROL})
@@ -376,32 +376,32 @@ class AccountExpiryContract(StoreContract):
 
     async def test_usage_of_decentrl(self) -> None:
         """Registrations of identities take room too, and long forms; contracts between identities do not."""
-        before = await self.store.account_usage()
+        before = await self.store.get_account_usage()
         text = b'{"x": "%b"}' % (b"x" * 5_000)
         until = self.clock.seconds() + DAY
         wallet = "did:example:wallet"
         registration = Contract("r", None, wallet, until, b"1" * 32, text)
         await self.store.decentrl.save_contract(CommandGuard(b"1", until), registration)
         await self.store.remember_did("did:peer:4zQm", "did:peer:4zQm:z" + "x" * 5_000)
-        usage = await self.store.account_usage()
+        usage = await self.store.get_account_usage()
         self.assertTrue(before.bytes + 10_000 <= usage.bytes < before.bytes + 12_000, usage)
         contract = Contract("c", wallet, BOB, until, b"2" * 32, text)
         await self.store.decentrl.save_contract(CommandGuard(b"2", until, sender=wallet), contract)
-        self.assertEqual(await self.store.account_usage(), usage)
+        self.assertEqual(await self.store.get_account_usage(), usage)
 
     async def test_usage(self) -> None:
         """Accounts are counted, and what they register takes more room until it is gone."""
-        before = await self.store.account_usage()
+        before = await self.store.get_account_usage()
         self.assertEqual(before.accounts, 2)
         await self.store.grant(CAROL)
         await self.register(CAROL, "did:example:" + "x" * 1000, OTHER, OTHER + "#key-1")
-        usage = await self.store.account_usage()
+        usage = await self.store.get_account_usage()
         self.assertEqual(usage.accounts, 3)
         self.assertGreaterEqual(usage.bytes, before.bytes + 1000)
         self.assertLess(usage.bytes, before.bytes + 3000)
         self.clock.advance(8 * DAY)
         await self.put("a")
         await self.expire()
-        after = await self.store.account_usage()
+        after = await self.store.get_account_usage()
         self.assertEqual(after.accounts, 1)
         self.assertLess(after.bytes, before.bytes)

@@ -37,13 +37,13 @@ class BacklogContract(DecentrlContract):
     async def cohorts(self, *ages: float) -> Sequence[AgeBucket]:
         """Of what is younger than each of these, and of the rest."""
         now = self.clock.seconds()
-        backlog: QueueBacklog = await self.store.backlog([now - age for age in ages], 0)
+        backlog: QueueBacklog = await self.store.read_backlog([now - age for age in ages], 0)
         return backlog.cohorts
 
     async def test_nothing(self) -> None:
         """An empty store has empty cohorts, and no queues."""
-        self.assertEqual(await self.store.backlog([NOON, NOON - 5], 3), QueueBacklog(0, 0, (NOTHING,) * 3, ()))
-        self.assertEqual(await self.store.backlog([], 0), QueueBacklog(0, 0, (NOTHING,), ()))
+        self.assertEqual(await self.store.read_backlog([NOON, NOON - 5], 3), QueueBacklog(0, 0, (NOTHING,) * 3, ()))
+        self.assertEqual(await self.store.read_backlog([], 0), QueueBacklog(0, 0, (NOTHING,), ()))
 
     async def test_ages(self) -> None:
         """Each bound is the first moment of its cohort; what is delayed or has expired counts until it is gone."""
@@ -78,7 +78,7 @@ class BacklogContract(DecentrlContract):
         await self.send(*[new_stored_message_id(self.clock.seconds()) for _ in "ab"], payload="xy")
         other, alice = LargeQueue(OTHER, 3, 6, NOON + 10), LargeQueue(ALICE, 2, 4, NOON + 10)
         for top in (1, 2, 3, 9):
-            backlog = await self.store.backlog([], top)
+            backlog = await self.store.read_backlog([], top)
             self.assertEqual(backlog.largest, (other, alice, LargeQueue(INBOX, 1, 5, NOON))[:top])
             self.assertEqual((backlog.messages, backlog.bytes), (6, 15))
 
@@ -92,7 +92,7 @@ class BacklogContract(DecentrlContract):
         self.clock.advance(10)
         await self.arrive(2, to=ALICE)
         await self.send(new_stored_message_id(self.clock.seconds()), payload="four")
-        self.assertEqual((await self.store.backlog([], 1)).largest, (LargeQueue(ALICE, 3, 7, NOON),))
+        self.assertEqual((await self.store.read_backlog([], 1)).largest, (LargeQueue(ALICE, 3, 7, NOON),))
 
     async def test_figures_of_one_moment(self) -> None:
         """Queues, ages and the ledger add up to the same, while messages come and go in both halves."""
@@ -102,19 +102,19 @@ class BacklogContract(DecentrlContract):
         await self.arrive(4, to=OTHER)
         await self.send(*[new_stored_message_id(self.clock.seconds()) for _ in "ab"])
         await self.store.acknowledge(ALICE, [acknowledged])
-        books = await self.store.ledger()
+        books = await self.store.read_ledger()
         self.assertEqual((books.didcomm.waiting, books.decentrl.waiting), (3, 2))
         for top, sizes in ((0, ()), (1, (2,)), (9, (2, 2, 1))):
-            found = await self.store.statistics(top)
+            found = await self.store.read_statistics(top)
             self.assertEqual(tuple(number for _, number in found.largest), sizes)
             self.assertEqual((sum(sizes) + found.other, found.books), (5, books))
-            backlog = await self.store.backlog([NOON], top)
+            backlog = await self.store.read_backlog([NOON], top)
             self.assertEqual((backlog.messages, backlog.books), (5, books))
             self.assertEqual(sum(one.messages for one in backlog.cohorts), 5)
         # Asked while others write.
         writing = [self.arrive(1), self.arrive(2, to=OTHER)]
         looking = [Deferred.fromCoroutine(one) for one in writing]
-        backlog, found = await self.store.backlog([NOON], 9), await self.store.statistics(1)
+        backlog, found = await self.store.read_backlog([NOON], 9), await self.store.read_statistics(1)
         for books, total in (
             (backlog.books, sum(one.messages for one in backlog.cohorts)),
             (found.books, found.largest[0][1] + found.other),

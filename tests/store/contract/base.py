@@ -72,7 +72,7 @@ class StoreContract(Base):
     async def change(
         self, account: str, *updates: tuple[str, RecipientUpdateAction], max_recipients: int = 100
     ) -> Sequence[str]:
-        return await self.store.update(account, updates, max_recipients=max_recipients)
+        return await self.store.update_recipients(account, updates, max_recipients=max_recipients)
 
     async def put(
         self,
@@ -96,10 +96,10 @@ class StoreContract(Base):
 
     async def waiting(self, account: str = ALICE, recipient_did: str | None = None) -> list[str]:
         """Ids of all that can be fetched."""
-        found = await self.store.fetch(account, recipient_did, limit=1000, max_bytes=1 << 30)
+        found = await self.store.fetch_messages(account, recipient_did, limit=1000, max_bytes=1 << 30)
         return [message.id for message in found]
 
     async def count(self, account: str = ALICE, recipient_did: str | None = None) -> tuple[int, int]:
         """How many messages and bytes the status shows."""
-        status = await self.store.status(account, recipient_did)
+        status = await self.store.get_queue_status(account, recipient_did)
         return status.message_count, status.total_bytes

@@ -23,7 +23,7 @@ class ClusterContract(ClusterStoreContract):
 
     async def test_join(self) -> None:
         """Who has joined is live for every process, in order of names, with all that was said of it."""
-        self.assertEqual(await self.cluster.nodes(), [])
+        self.assertEqual(await self.cluster.list_nodes(), [])
         await self.cluster.join(a_node("b", address="unix:/run/b.sock"), LONG)
         await self.neighbour.cluster.join(a_node("a"), LONG)
         expected = [
@@ -31,8 +31,8 @@ class ClusterContract(ClusterStoreContract):
             ClusterNode("b", "B", "unix:/run/b.sock", b"seal"),
         ]
         for store in (self.store, self.neighbour):
-            self.assertEqual(await store.cluster.nodes(), expected)
-            self.assertEqual(await store.cluster.lapsed(), [])
+            self.assertEqual(await store.cluster.list_nodes(), expected)
+            self.assertEqual(await store.cluster.list_lapsed_nodes(), [])
 
     async def test_join_again(self) -> None:
         """A boot that joins again is renewed with what it says now, and is still one node."""
@@ -40,8 +40,8 @@ class ClusterContract(ClusterStoreContract):
         moved = a_node("renamed", boot="A", address="tcp:host=elsewhere:port=1")
         await self.cluster.join(moved, LONG)
         await self.outlive()
-        self.assertEqual(await self.cluster.nodes(), [moved])
-        self.assertEqual(await self.cluster.lapsed(), [])
+        self.assertEqual(await self.cluster.list_nodes(), [moved])
+        self.assertEqual(await self.cluster.list_lapsed_nodes(), [])
 
     async def test_lease_ends(self) -> None:
         """A node whose lease is over is not live, waits to be dropped, and cannot be renewed, only join again."""
@@ -49,12 +49,12 @@ class ClusterContract(ClusterStoreContract):
         await self.join("b")
         await self.outlive()
         self.assertEqual(await self.live(), ["B"])
-        self.assertEqual(await self.neighbour.cluster.lapsed(), ["A"])
+        self.assertEqual(await self.neighbour.cluster.list_lapsed_nodes(), ["A"])
         self.assertIs(await self.cluster.renew("A", LONG), False)
         self.assertEqual(await self.live(), ["B"])
         await self.join("a")
         self.assertEqual(await self.live(), ["A", "B"])
-        self.assertEqual(await self.neighbour.cluster.lapsed(), [])
+        self.assertEqual(await self.neighbour.cluster.list_lapsed_nodes(), [])
 
     async def test_renew(self) -> None:
         """A lease that is renewed counts from then, be it longer or shorter than before."""
@@ -82,8 +82,8 @@ class ClusterContract(ClusterStoreContract):
         self.assertEqual(caught.exception.holder, a_node("a"))
         self.assertEqual(await self.until("a"), caught.exception.until)
         self.assertNotIn("\n", str(caught.exception))
-        self.assertEqual(await self.cluster.nodes(), [a_node("a")])
-        self.assertEqual(await self.cluster.lapsed(), [])
+        self.assertEqual(await self.cluster.list_nodes(), [a_node("a")])
+        self.assertEqual(await self.cluster.list_lapsed_nodes(), [])
 
     async def until(self, name: str) -> float:
         """When the lease of the live node of this name is over, as who wants the name is told."""
@@ -101,10 +101,10 @@ class ClusterContract(ClusterStoreContract):
         for name in ("a", "b"):
             await self.cluster.join(a_node(name, boot=f"{name}2"), LONG)
         self.assertEqual(await self.live(), ["a2", "b2"])
-        self.assertEqual(await self.cluster.lapsed(), ["A"])
+        self.assertEqual(await self.cluster.list_lapsed_nodes(), ["A"])
         await self.cluster.drop("A")
         self.assertEqual(await self.live(), ["a2", "b2"])
-        self.assertEqual(await self.cluster.lapsed(), [])
+        self.assertEqual(await self.cluster.list_lapsed_nodes(), [])
 
     async def test_name_is_taken_from_one_that_comes_back(self) -> None:
         """A node that was away while another one took its name does not get it back."""
@@ -123,7 +123,7 @@ class ClusterContract(ClusterStoreContract):
                 await self.neighbour.cluster.join(a_node(name, boot="X", seal=b"other"), LONG)
             self.assertNotIn("other", str(caught.exception))
         self.assertEqual(await self.live(), ["A"])
-        self.assertNotIn("seal", repr(await self.cluster.nodes()))
+        self.assertNotIn("seal", repr(await self.cluster.list_nodes()))
 
     async def test_new_secret(self) -> None:
         """When no node is live, or only oneself, there may be another secret."""
@@ -131,7 +131,7 @@ class ClusterContract(ClusterStoreContract):
         await self.outlive()
         await self.cluster.join(a_node("b", seal=b"other"), LONG)
         await self.cluster.join(a_node("b", seal=b"third"), LONG)
-        self.assertEqual(await self.cluster.nodes(), [a_node("b", seal=b"third")])
+        self.assertEqual(await self.cluster.list_nodes(), [a_node("b", seal=b"third")])
 
     async def refusals(self, asked: Iterable[Deferred[None]]) -> list[type[ClusterJoinError]]:
         """How those were refused that were."""
@@ -152,7 +152,7 @@ class ClusterContract(ClusterStoreContract):
             for name in ("a", "b")
         ]
         self.assertEqual(await self.refusals(asked), [NodeNameTaken] * 10)
-        self.assertEqual([node.name for node in await self.cluster.nodes()], ["a", "b"])
+        self.assertEqual([node.name for node in await self.cluster.list_nodes()], ["a", "b"])
 
     async def test_secrets_at_the_same_time(self) -> None:
         """Of nodes with different secrets that start at the same time only those with one of them come up."""
@@ -162,14 +162,14 @@ class ClusterContract(ClusterStoreContract):
             for number in range(6)
         ]
         self.assertEqual(await self.refusals(asked), [ClusterSecretMismatch] * 3)
-        self.assertEqual(len({node.seal for node in await self.cluster.nodes()}), 1)
+        self.assertEqual(len({node.seal for node in await self.cluster.list_nodes()}), 1)
 
     async def test_drop(self) -> None:
         """Who is dropped is gone at once, and neither live nor lapsed; dropping nobody is nothing."""
         await self.join("a", "b")
         self.assertEqual(await self.neighbour.cluster.drop("A", until=inf), 0)
         self.assertEqual(await self.live(), ["B"])
-        self.assertEqual(await self.cluster.lapsed(), [])
+        self.assertEqual(await self.cluster.list_lapsed_nodes(), [])
         for boot in ("A", "unknown", ""):
             self.assertEqual(await self.cluster.drop(boot, until=inf), 0)
         self.assertEqual(await self.live(), ["B"])
@@ -178,17 +178,17 @@ class ClusterContract(ClusterStoreContract):
         """Who is live is not dropped by somebody who thinks that it is not, and keeps all it has."""
         await self.join("a", lease=self.short)
         await self.join("b")
-        await self.cluster.announce("A", ["did:x"])
-        self.assertIs(await self.cluster.hold("turn", "A", LONG), True)
+        await self.cluster.add_presence("A", ["did:x"])
+        self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), True)
         await self.put("m")
         await self.store.mark_delivered(["m"], node="A")
         await self.outlive()
-        self.assertEqual(await self.neighbour.cluster.lapsed(), ["A"])
+        self.assertEqual(await self.neighbour.cluster.list_lapsed_nodes(), ["A"])
         await self.join("a")
         self.assertEqual(await self.neighbour.cluster.drop("A"), 0)
         self.assertEqual(await self.live(), ["A", "B"])
-        self.assertEqual([place.boot for place in await self.cluster.whereabouts(["did:x"])], ["A"])
-        self.assertIs(await self.cluster.hold("turn", "B", LONG), False)
+        self.assertEqual([place.boot for place in await self.cluster.find_presence(["did:x"])], ["A"])
+        self.assertIs(await self.cluster.acquire_lease("turn", "B", LONG), False)
         self.assertEqual(await self.store.mark_pending(["m"]), ["m"])
 
     async def test_drop_of_a_lease(self) -> None:
@@ -209,14 +209,14 @@ class ClusterContract(ClusterStoreContract):
         for turn in range(5):
             boot = f"boot{turn}"
             await self.cluster.join(a_node("a", boot=boot), self.short)
-            await self.cluster.announce(boot, ["did:x", "did:y"])
+            await self.cluster.add_presence(boot, ["did:x", "did:y"])
             await self.outlive()
             dropped = [self.neighbour.cluster.drop(boot) for _ in range(2)]
             await self.cluster.join(a_node("a", boot=boot), LONG)
-            await self.cluster.announce(boot, ["did:x"])
+            await self.cluster.add_presence(boot, ["did:x"])
             await gatherResults(dropped)
             self.assertEqual(await self.live(), [boot])
-            self.assertEqual([place.boot for place in await self.cluster.whereabouts(["did:x"])], [boot])
+            self.assertEqual([place.boot for place in await self.cluster.find_presence(["did:x"])], [boot])
             await self.cluster.drop(boot, until=inf)
 
     async def test_closed(self) -> None:
@@ -233,14 +233,14 @@ class ClusterContract(ClusterStoreContract):
             cluster.join(a_node("a"), LONG),
             cluster.renew("A", LONG),
             cluster.drop("A"),
-            cluster.nodes(),
-            cluster.lapsed(),
-            cluster.announce("A", ["did:x"]),
-            cluster.withdraw("A", ["did:x"]),
-            cluster.whereabouts(["did:x"]),
-            cluster.hold("turn", "A", LONG),
-            cluster.take(b"key", 1, limit=2, period=60.0),
-            cluster.put_back(b"key", 1),
+            cluster.list_nodes(),
+            cluster.list_lapsed_nodes(),
+            cluster.add_presence("A", ["did:x"]),
+            cluster.remove_presence("A", ["did:x"]),
+            cluster.find_presence(["did:x"]),
+            cluster.acquire_lease("turn", "A", LONG),
+            cluster.take_quota(b"key", 1, limit=2, period=60.0),
+            cluster.return_quota(b"key", 1),
         ):
             with self.assertRaises(StoreUnavailable):
                 await asked
@@ -258,14 +258,14 @@ class ClusterIdentityContract(ClusterStoreContract):
         with self.assertRaises(ClusterSecretMismatch):
             await self.neighbour.cluster.join(a_node("b", seal=b"other", identity=b"two"), LONG)
         await self.neighbour.cluster.join(a_node("b", identity=b"one"), LONG)
-        self.assertEqual([node.identity for node in await self.cluster.nodes()], [b"one", b"one"])
+        self.assertEqual([node.identity for node in await self.cluster.list_nodes()], [b"one", b"one"])
 
     async def test_one_that_does_not_say(self) -> None:
         """It is let in, and in nobody's way."""
         await self.cluster.join(a_node("a"), LONG)
         await self.neighbour.cluster.join(a_node("b", identity=b"one"), LONG)
         await self.cluster.join(a_node("c"), LONG)
-        self.assertEqual([node.identity for node in await self.cluster.nodes()], [b"", b"one", b""])
+        self.assertEqual([node.identity for node in await self.cluster.list_nodes()], [b"", b"one", b""])
 
     async def test_new_identity(self) -> None:
         """When no node is live, or only oneself, there may be another."""
@@ -273,19 +273,19 @@ class ClusterIdentityContract(ClusterStoreContract):
         await self.outlive()
         await self.cluster.join(a_node("b", identity=b"two"), LONG)
         await self.cluster.join(a_node("b", identity=b"three"), LONG)
-        self.assertEqual([node.identity for node in await self.cluster.nodes()], [b"three"])
+        self.assertEqual([node.identity for node in await self.cluster.list_nodes()], [b"three"])
 
 
 class LeaderLeaseContract(ClusterStoreContract):
     """Promises of `IClusterStore` about turns."""
 
     async def hold(self, boot: str, turn: str = "sweep", lease: float = LONG) -> bool:
-        return await self.cluster.hold(turn, boot, lease)
+        return await self.cluster.acquire_lease(turn, boot, lease)
 
     async def test_one_at_a_time(self) -> None:
         """It is one node's turn, as often as it asks, and nobody else's; other turns are apart."""
         self.assertIs(await self.hold("A"), True)
-        self.assertIs(await self.neighbour.cluster.hold("sweep", "B", LONG), False)
+        self.assertIs(await self.neighbour.cluster.acquire_lease("sweep", "B", LONG), False)
         self.assertIs(await self.hold("A"), True)
         self.assertIs(await self.hold("B", "other"), True)
         self.assertIs(await self.hold("A", "other"), False)
@@ -328,5 +328,5 @@ class LeaderLeaseContract(ClusterStoreContract):
         await self.hold("gone", lease=self.short)
         await self.outlive()
         stores = (self.store, self.neighbour)
-        asked = [stores[number % 2].cluster.hold("sweep", f"B{number}", LONG) for number in range(8)]
+        asked = [stores[number % 2].cluster.acquire_lease("sweep", f"B{number}", LONG) for number in range(8)]
         self.assertEqual(sorted(await gatherResults(asked)), [False] * 7 + [True])

@@ -44,7 +44,7 @@ class ClusterStoreContract(StoreContract):
 
     async def live(self) -> list[str]:
         """Boots of the live nodes."""
-        return [node.boot for node in await self.neighbour.cluster.nodes()]
+        return [node.boot for node in await self.neighbour.cluster.list_nodes()]
 
     def outlive(self) -> Deferred[None]:
         """Let a short lease be over."""

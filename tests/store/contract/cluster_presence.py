@@ -16,38 +16,38 @@ class ClusterPresenceContract(ClusterStoreContract):
 
     async def where(self, *dids: str) -> list[tuple[str, str, bool]]:
         """DID, boot, and whether the node is live."""
-        found = await self.neighbour.cluster.whereabouts(dids)
+        found = await self.neighbour.cluster.find_presence(dids)
         return sorted((one.did, one.boot, one.node is not None) for one in found)
 
     async def test_announce(self) -> None:
         """Every process knows which nodes hold sessions of a DID, and where those nodes are."""
         await self.join("a", "b")
-        await self.cluster.announce("A", [X, Y])
-        await self.cluster.announce("B", [Y])
+        await self.cluster.add_presence("A", [X, Y])
+        await self.cluster.add_presence("B", [Y])
         self.assertEqual(await self.where(X, Y, Z), [(X, "A", True), (Y, "A", True), (Y, "B", True)])
         self.assertEqual(await self.where(X), [(X, "A", True)])
-        self.assertEqual(await self.neighbour.cluster.whereabouts([X]), [PresenceRecord(X, "A", a_node("a"))])
+        self.assertEqual(await self.neighbour.cluster.find_presence([X]), [PresenceRecord(X, "A", a_node("a"))])
         self.assertEqual(await self.where(), [])
         self.assertEqual(await self.where(X[:-1], Z, ""), [])
 
     async def test_announce_again(self) -> None:
         """What is announced or asked for twice is there once."""
         await self.join("a")
-        await self.cluster.announce("A", [X, X, Y])
-        await self.cluster.announce("A", [Y, Z])
-        await self.cluster.announce("A", [])
+        await self.cluster.add_presence("A", [X, X, Y])
+        await self.cluster.add_presence("A", [Y, Z])
+        await self.cluster.add_presence("A", [])
         self.assertEqual(await self.where(X, Y, X, Z), [(did, "A", True) for did in (X, Y, Z)])
 
     async def test_withdraw(self) -> None:
         """What is withdrawn is gone for that node only; what was never announced is not missed."""
         await self.join("a", "b")
-        await self.cluster.announce("A", [X, Y])
-        await self.cluster.announce("B", [X])
-        await self.cluster.withdraw("A", [X, X, Z])
-        await self.cluster.withdraw("A", [])
-        await self.cluster.withdraw("unknown", [Y])
+        await self.cluster.add_presence("A", [X, Y])
+        await self.cluster.add_presence("B", [X])
+        await self.cluster.remove_presence("A", [X, X, Z])
+        await self.cluster.remove_presence("A", [])
+        await self.cluster.remove_presence("unknown", [Y])
         self.assertEqual(await self.where(X, Y, Z), [(X, "B", True), (Y, "A", True)])
-        await self.cluster.announce("A", [X])
+        await self.cluster.add_presence("A", [X])
         self.assertEqual(await self.where(X), [(X, "A", True), (X, "B", True)])
 
     async def test_pickups(self) -> None:
@@ -56,25 +56,25 @@ class ClusterPresenceContract(ClusterStoreContract):
         await self.cluster.record_pickups(["short", "b"], self.short)
         await self.cluster.record_pickups([], LONG)
         neighbour = self.neighbour.cluster
-        self.assertEqual(await neighbour.picked_up(["a", "b", "c", "short", "a", ""]), {"a", "b", "short"})
-        self.assertEqual(await neighbour.picked_up([]), frozenset())
+        self.assertEqual(await neighbour.find_picked_up(["a", "b", "c", "short", "a", ""]), {"a", "b", "short"})
+        self.assertEqual(await neighbour.find_picked_up([]), frozenset())
         await self.outlive()
-        self.assertEqual(await neighbour.picked_up(["a", "b", "short"]), {"a"})
+        self.assertEqual(await neighbour.find_picked_up(["a", "b", "short"]), {"a"})
         await self.cluster.record_pickups(["b"], LONG)
-        self.assertEqual(await neighbour.picked_up(["short", "b"]), {"b"})
+        self.assertEqual(await neighbour.find_picked_up(["short", "b"]), {"b"})
 
     async def test_many_pickups(self) -> None:
         """Hundreds are no trouble."""
         ids = [f"m{number}" for number in range(1500)]
         await self.cluster.record_pickups(ids, LONG)
-        self.assertEqual(await self.neighbour.cluster.picked_up([*ids, "x"]), frozenset(ids))
+        self.assertEqual(await self.neighbour.cluster.find_picked_up([*ids, "x"]), frozenset(ids))
 
     async def test_stale(self) -> None:
         """Records of a node whose lease is over are found, but name no node; they come back with it."""
         await self.join("a", lease=self.short)
         await self.join("b")
-        await self.cluster.announce("A", [X])
-        await self.cluster.announce("B", [X])
+        await self.cluster.add_presence("A", [X])
+        await self.cluster.add_presence("B", [X])
         await self.outlive()
         self.assertEqual(await self.where(X), [(X, "A", False), (X, "B", True)])
         await self.join("a")
@@ -83,8 +83,8 @@ class ClusterPresenceContract(ClusterStoreContract):
     async def test_drop(self) -> None:
         """The records of a node that is dropped are gone, and only those; it begins with none when it joins again."""
         await self.join("a", "b")
-        await self.cluster.announce("A", [X, Y])
-        await self.cluster.announce("B", [Y])
+        await self.cluster.add_presence("A", [X, Y])
+        await self.cluster.add_presence("B", [Y])
         await self.cluster.drop("A", until=inf)
         self.assertEqual(await self.where(X, Y), [(Y, "B", True)])
         await self.join("a")
@@ -93,21 +93,21 @@ class ClusterPresenceContract(ClusterStoreContract):
     async def test_left_behind(self) -> None:
         """What is announced by no node is stale, and can be dropped."""
         await self.join("a")
-        await self.cluster.announce("ghost", [X, Y])
+        await self.cluster.add_presence("ghost", [X, Y])
         self.assertEqual(await self.where(X), [(X, "ghost", False)])
-        self.assertEqual(await self.cluster.lapsed(), ["ghost"])
+        self.assertEqual(await self.cluster.list_lapsed_nodes(), ["ghost"])
         self.assertEqual(await self.cluster.drop("ghost"), 0)
         self.assertEqual(await self.where(X, Y), [])
-        self.assertEqual(await self.cluster.lapsed(), [])
+        self.assertEqual(await self.cluster.list_lapsed_nodes(), [])
 
     async def test_many(self) -> None:
         """Thousands at once are no trouble, and none is forgotten."""
         dids = [f"did:example:{number}" for number in range(2500)]
         await self.join("a", "b")
-        await self.cluster.announce("A", dids)
-        await self.cluster.announce("B", dids[::2])
+        await self.cluster.add_presence("A", dids)
+        await self.cluster.add_presence("B", dids[::2])
         self.assertEqual(len(await self.where(*dids)), 3750)
-        await self.cluster.withdraw("A", dids[1:])
+        await self.cluster.remove_presence("A", dids[1:])
         self.assertEqual(len(await self.where(*dids)), 1251)
         await self.cluster.drop("B", until=inf)
         self.assertEqual(await self.where(*dids), [(dids[0], "A", True)])
@@ -122,7 +122,7 @@ class ClusterDeliveryContract(ClusterStoreContract):
 
     async def delivered(self) -> list[str]:
         """Ids of what is delivered."""
-        found = await self.neighbour.fetch(ALICE, None, limit=9, max_bytes=9999)
+        found = await self.neighbour.fetch_messages(ALICE, None, limit=9, max_bytes=9999)
         return [message.id for message in found if message.status == "delivered"]
 
     async def open_another(self) -> None:
@@ -158,7 +158,7 @@ class ClusterDeliveryContract(ClusterStoreContract):
         await self.store.mark_delivered(["m", "n", "o"], node="A")
         await self.store.mark_pending(["m"])
         await self.store.acknowledge(ALICE, ["n"])
-        await self.store.remove(["o"])
+        await self.store.remove_messages(["o"])
         self.assertEqual(await self.cluster.drop("A", until=inf), 0)
 
     async def test_open(self) -> None:
@@ -181,8 +181,8 @@ class ClusterDeliveryContract(ClusterStoreContract):
         await self.cluster.drop("A", until=inf)
         await self.store.mark_delivered(["m"], node="A")
         await self.store.mark_delivered(["n"])
-        self.assertEqual(await self.cluster.lapsed(), ["A"])
+        self.assertEqual(await self.cluster.list_lapsed_nodes(), ["A"])
         self.assertEqual(await self.cluster.drop("A", until=inf), 1)
         self.assertEqual(await self.cluster.drop(""), 0)
         self.assertEqual(await self.delivered(), ["n"])
-        self.assertEqual(await self.cluster.lapsed(), [])
+        self.assertEqual(await self.cluster.list_lapsed_nodes(), [])

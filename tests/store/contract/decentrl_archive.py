@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mediatord.errors import OverQuota
+from mediatord.errors import QuotaExceeded
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, EventFilter, StoredEvent
 from tests.store.builders import ALICE, BOB
 from tests.store.contract.decentrl_base import ALL, CAROL, ODD_TEXTS, DecentrlContract, a_public_event, an_event
@@ -93,14 +93,14 @@ class DecentrlArchiveCapContract(DecentrlContract):
     caps = DecentrlQuotas(stored=4, stored_bytes=20)
 
     async def over_quota(self, *events: StoredEvent) -> None:
-        await self.refused(OverQuota, lambda guard: self.decentrl.save_events(guard, ALICE, events))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.save_events(guard, ALICE, events))
 
     async def unpublishable(self, event: str = "", *tags: str) -> None:
         public = a_public_event("one too many", *tags, event=event)
-        await self.refused(OverQuota, lambda guard: self.decentrl.publish(guard, ALICE, public))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.publish(guard, ALICE, public))
 
     async def untaggable(self, *tags: tuple[str, tuple[str, ...]]) -> None:
-        await self.refused(OverQuota, lambda guard: self.decentrl.update_tags(guard, ALICE, tags))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.update_tags(guard, ALICE, tags))
 
     async def test_cap(self) -> None:
         """An owner keeps at most so many events, and of those that would be too many none."""

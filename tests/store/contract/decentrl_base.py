@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from zope.interface.verify import verifyObject
 
-from mediatord.errors import MediatorError, TooLarge
+from mediatord.errors import MediatorError, PayloadTooLarge
 from mediatord.store.interfaces.decentrl import (
     MAX_PAGE_BYTES,
     CommandGuard,
@@ -99,7 +99,7 @@ class DecentrlContract(StoreContract):
         """Deliver events, for which there has to be a contract."""
         for id in ids:
             event = PendingEvent(id, to, sender, payload, self.clock.seconds())
-            await self.decentrl.deliver(self.guard(recipient=to), event)
+            await self.decentrl.enqueue_event(self.guard(recipient=to), event)
 
     async def request(self, *ids: str, sender: str = BOB, to: str = ALICE) -> None:
         for id in ids:
@@ -142,7 +142,7 @@ class DecentrlContract(StoreContract):
             found = await ask(part)
             self.assertEqual((len(found.items), found.total), (len(range(3)[part.offset :][: part.limit]), 3))
         for part in (ALL, PageRequest(0, 3)):
-            with self.assertRaises(TooLarge):
+            with self.assertRaises(PayloadTooLarge):
                 await ask(part)
 
     def ids(self, items: Iterable[Any], total: int) -> list[str]:
@@ -161,7 +161,7 @@ class DecentrlContract(StoreContract):
         with self.assertRaises(error) as caught:
             await ask(guard)
         self.assertIs(type(caught.exception), error)
-        self.assertFalse(await self.store.claim(guard.nonce, guard.until))
+        self.assertFalse(await self.store.claim_nonce(guard.nonce, guard.until))
 
     async def slices(self, ask: Callable[[PageRequest], Deferred[Any]], everything: list[str]) -> None:
         """Every slice is that of all that matches, and every total the same."""

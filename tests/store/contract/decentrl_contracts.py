@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mediatord.errors import OverQuota
+from mediatord.errors import QuotaExceeded
 from mediatord.store.interfaces.decentrl import Contract, ContractFilter, DecentrlQuotas
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.decentrl_base import ALL, CAROL, ODD_TEXTS, DecentrlContract, a_contract
@@ -220,7 +220,7 @@ class DecentrlCommunicationContract(DecentrlContract):
         await self.agree("d2")
         self.assertEqual(await self.contracts(), ["a", "d", "d2"])
         one_more = a_contract("d3", until=NOON + HOUR)
-        await self.refused(OverQuota, lambda guard: self.decentrl.save_contract(guard, one_more))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.save_contract(guard, one_more))
         self.assertEqual(await self.contracts(), ["a", "d", "d2"])
         await self.agree("e", peer=CAROL)
         await self.agree("f", owner=BOB, peer=ALICE)
@@ -238,7 +238,7 @@ class DecentrlCommunicationContract(DecentrlContract):
         for number in range(5):
             await self.agree(f"c{number}", peer=f"did:example:{number}")
         one_more = a_contract("d", until=NOON + HOUR)
-        await self.refused(OverQuota, lambda guard: self.decentrl.save_contract(guard, one_more))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.save_contract(guard, one_more))
         self.assertEqual(len(await self.contracts()), 5)
         self.clock.advance(HOUR)
         await self.enlist(ALICE, BOB)

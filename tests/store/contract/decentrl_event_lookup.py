@@ -14,7 +14,7 @@ HALF = "x" * (MAX_PAGE_BYTES // 2)
 
 class DecentrlEventLookupContract(DecentrlContract):
     """
-    Promises of `IDecentrlStore.find_pending` and `IDecentrlStore.arrived_pending`.
+    Promises of `IDecentrlStore.find_pending` and `IDecentrlStore.find_pending_arrivals`.
 
     :ivar largest: bytes of an event that is more than a slice may have, or nearly as much if no more can be kept.
     """
@@ -34,7 +34,7 @@ class DecentrlEventLookupContract(DecentrlContract):
     async def arrived(
         self, *recipients: str, since: float = NOON, until: float = NOON + HOUR, after: str = "", limit: int = 99
     ) -> list[str]:
-        found = await self.decentrl.arrived_pending(recipients, ArrivalWindow(since, until, after), limit=limit)
+        found = await self.decentrl.find_pending_arrivals(recipients, ArrivalWindow(since, until, after), limit=limit)
         return [one.id for one in found]
 
     async def test_find(self) -> None:
@@ -74,7 +74,7 @@ class DecentrlEventLookupContract(DecentrlContract):
         self.clock.advance(0.1234567)
         await self.send("a")
         at = self.clock.seconds()
-        found = await self.decentrl.arrived_pending([BOB, ALICE], ArrivalWindow(at, at + 0.5), limit=1)
+        found = await self.decentrl.find_pending_arrivals([BOB, ALICE], ArrivalWindow(at, at + 0.5), limit=1)
         self.assertEqual(found, [MessageArrival("a", ALICE, at)])
         self.assertEqual(await self.arrived(ALICE, until=at), [])
 
@@ -91,7 +91,7 @@ class DecentrlEventLookupContract(DecentrlContract):
         await self.send("0")
         for limit in (1, 3, 4, 8):
             window, found = ArrivalWindow(NOON, NOON + HOUR), list[str]()
-            while page := await self.decentrl.arrived_pending([ALICE], window, limit=limit):
+            while page := await self.decentrl.find_pending_arrivals([ALICE], window, limit=limit):
                 found += [one.id for one in page]
                 window = window.behind(page[-1])
             self.assertEqual(found, [*"abcdefg0"])

@@ -46,17 +46,17 @@ class DecentrlLifecycleContract(DecentrlContract):
     async def every_call_fails(self, decentrl: IDecentrlStore) -> None:
         guard, part = self.guard(), PageRequest()
         for asked in (
-            decentrl.admit(guard),
+            decentrl.check_guard(guard),
             decentrl.registered_until(ALICE),
             decentrl.save_contract(guard, a_contract("c", until=NOON)),
             decentrl.contracts(ALICE, ContractFilter(), part),
             decentrl.request_contract(guard, a_request("r")),
             decentrl.contract_requests(ALICE, part),
             decentrl.acknowledge_requests(guard, ALICE, ["r"]),
-            decentrl.deliver(guard, PendingEvent("p", ALICE, BOB, "", NOON)),
+            decentrl.enqueue_event(guard, PendingEvent("p", ALICE, BOB, "", NOON)),
             decentrl.pending_events(ALICE, None, part),
             decentrl.find_pending(["p"]),
-            decentrl.arrived_pending([ALICE], ArrivalWindow(0, NOON), limit=1),
+            decentrl.find_pending_arrivals([ALICE], ArrivalWindow(0, NOON), limit=1),
             decentrl.acknowledge_events(guard, ALICE, ["p"]),
             decentrl.save_events(guard, ALICE, [an_event("e")]),
             decentrl.events(ALICE, EventFilter(), part),

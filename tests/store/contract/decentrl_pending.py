@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mediatord.errors import ContractNotFound, OverQuota, RecipientNotRegistered
+from mediatord.errors import ContractNotFound, QuotaExceeded, RecipientNotRegistered
 from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, CommandGuard, DecentrlQuotas, PendingEvent
 from mediatord.store.interfaces.messages import QueueTotals, RemovedMessage
 from tests.store.builders import ALICE, BOB, HOUR, NOON
@@ -17,11 +17,11 @@ class DecentrlDeliveryContract(DecentrlContract):
 
     async def rejected(self, *, to: str = ALICE, sender: str = BOB, payload: str = "") -> None:
         event = PendingEvent("rejected", to, sender, payload, self.clock.seconds())
-        await self.refused(ContractNotFound, lambda guard: self.decentrl.deliver(guard, event))
+        await self.refused(ContractNotFound, lambda guard: self.decentrl.enqueue_event(guard, event))
 
     async def over_quota(self, *, to: str = ALICE, sender: str = BOB, payload: str = "") -> None:
         event = PendingEvent("one too many", to, sender, payload, self.clock.seconds())
-        await self.refused(OverQuota, lambda guard: self.decentrl.deliver(guard, event))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.enqueue_event(guard, event))
 
     async def acknowledge(self, *ids: str, recipient: str = ALICE) -> list[RemovedMessage]:
         return await self.decentrl.acknowledge_events(self.guard(recipient), recipient, ids)
@@ -63,10 +63,10 @@ class DecentrlDeliveryContract(DecentrlContract):
         """It is the store's clock that a contract expires by, not when the event is said to have come."""
         await self.agree("a", ttl=10)
         late = PendingEvent("late", ALICE, BOB, "", NOON + HOUR)
-        await self.decentrl.deliver(self.guard(), late)
+        await self.decentrl.enqueue_event(self.guard(), late)
         self.clock.advance(10)
         early = PendingEvent("early", ALICE, BOB, "", NOON)
-        await self.refused(ContractNotFound, lambda guard: self.decentrl.deliver(guard, early))
+        await self.refused(ContractNotFound, lambda guard: self.decentrl.enqueue_event(guard, early))
 
     async def test_any_contract(self) -> None:
         """Of several contracts of a pair any that has not expired suffices (reference 6.3)."""
@@ -88,7 +88,7 @@ class DecentrlDeliveryContract(DecentrlContract):
         self.clock.advance(HOUR)
         event = PendingEvent("p", ALICE, BOB, "", self.clock.seconds())
         await self.refused(
-            RecipientNotRegistered, lambda guard: self.decentrl.deliver(guard, event), self.guard(None, ALICE)
+            RecipientNotRegistered, lambda guard: self.decentrl.enqueue_event(guard, event), self.guard(None, ALICE)
         )
 
     async def test_cap(self) -> None:
@@ -154,14 +154,14 @@ class DecentrlPendingContract(DecentrlContract):
             PendingEvent(f"p{number}", ALICE, BOB, text, NOON - number / 3) for number, text in enumerate(ODD_TEXTS)
         ]
         for event in events:
-            await self.decentrl.deliver(self.guard(), event)
+            await self.decentrl.enqueue_event(self.guard(), event)
         found = await self.decentrl.pending_events(ALICE, None, ALL)
         self.assertEqual((found.items, found.total), (tuple(events), len(events)))
 
     async def test_order_of_arrival(self) -> None:
         """Events wait in the order in which they were delivered, whatever their ids and times say."""
         for id, received_at in (("c", NOON), ("a", NOON + 5), ("b", NOON - 5), ("d", NOON)):
-            await self.decentrl.deliver(self.guard(), PendingEvent(id, ALICE, BOB, "", received_at))
+            await self.decentrl.enqueue_event(self.guard(), PendingEvent(id, ALICE, BOB, "", received_at))
         self.assertEqual(await self.pending(), ["c", "a", "b", "d"])
 
     async def test_of_one_sender(self) -> None:
@@ -236,14 +236,14 @@ class DecentrlPendingContract(DecentrlContract):
     async def test_waiting(self) -> None:
         """Events count like messages, and the oldest of both is the oldest."""
         await self.send("a", "b", to=ALICE, payload="xy")
-        first = await self.store.waiting()
+        first = await self.store.get_queue_totals()
         self.assertEqual((first.messages, first.bytes, first.recipients), (2, 4, 1))
         assert first.oldest_received_at is not None
         self.clock.advance(5)
         await self.put("m", data=b"x" * 7)
-        self.assertEqual(await self.store.waiting(), QueueTotals(3, 11, 2, first.oldest_received_at))
+        self.assertEqual(await self.store.get_queue_totals(), QueueTotals(3, 11, 2, first.oldest_received_at))
         await self.acknowledge("a", "b")
-        later = await self.store.waiting()
+        later = await self.store.get_queue_totals()
         self.assertEqual((later.messages, later.bytes, later.recipients), (1, 7, 1))
         assert later.oldest_received_at is not None and later.oldest_received_at > first.oldest_received_at
 
@@ -253,7 +253,7 @@ class DecentrlPendingContract(DecentrlContract):
         await self.send("a", "b", to=ALICE)
         await self.send("c", to=BOB, sender=ALICE)
         self.assertEqual(await self.store.queue_sizes(1), ([(ALICE, 2)], 2))
-        await self.store.update(BOB, [(BOB, "add")], max_recipients=9)
+        await self.store.update_recipients(BOB, [(BOB, "add")], max_recipients=9)
         await self.put("n", "o", to=BOB)
         largest, rest = await self.store.queue_sizes(9)
         self.assertEqual(

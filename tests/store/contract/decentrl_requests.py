@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mediatord.errors import OverQuota
+from mediatord.errors import QuotaExceeded
 from mediatord.store.interfaces.decentrl import ContractRequest, DecentrlQuotas
 from tests.store.builders import ALICE, BOB
 from tests.store.contract.decentrl_base import ALL, CAROL, ODD_TEXTS, DecentrlContract, a_request
@@ -70,7 +70,7 @@ class DecentrlRequestContract(DecentrlContract):
     async def test_cap_of_one(self) -> None:
         """At most so many requests of one sender wait for one DID; to another DID it may send as many again."""
         await self.request("a", "b", sender=CAROL)
-        await self.refused(OverQuota, lambda guard: self.decentrl.request_contract(guard, a_request("c", CAROL)))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.request_contract(guard, a_request("c", CAROL)))
         await self.request("d", sender=BOB)
         await self.request("e", "f", sender=CAROL, to=BOB)
         self.assertEqual(await self.requests(), ["a", "b", "d"])
@@ -80,7 +80,7 @@ class DecentrlRequestContract(DecentrlContract):
         await self.request("a", "b", sender=CAROL)
         await self.request("c", "d", sender=BOB)
         one_more = a_request("e", "did:example:dave")
-        await self.refused(OverQuota, lambda guard: self.decentrl.request_contract(guard, one_more))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.request_contract(guard, one_more))
         self.assertEqual(await self.requests(), ["a", "b", "c", "d"])
         await self.request("f", sender="did:example:dave", to=BOB)
 
@@ -91,7 +91,7 @@ class DecentrlRequestContract(DecentrlContract):
         await self.acknowledge("b")
         await self.request("e", sender=CAROL)
         self.assertEqual(await self.requests(), ["a", "c", "d", "e"])
-        await self.refused(OverQuota, lambda guard: self.decentrl.request_contract(guard, a_request("f", CAROL)))
+        await self.refused(QuotaExceeded, lambda guard: self.decentrl.request_contract(guard, a_request("f", CAROL)))
 
     async def test_slices(self) -> None:
         """Any slice can be asked for, however far beyond the end, and the total does not depend on it."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mediatord.errors import RecipientUnknown, StoreUnavailable
+from mediatord.errors import StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, RemovedMessage, StoredMessage
 from tests.store.builders import ALICE, BOB, HOUR, NOON, make_payload
 from tests.store.contract.base import INBOX, LONG_FORM, OTHER, SHORT_FORM, StoreContract
 
 
 class EnqueueContract(StoreContract):
-    """Promises of `IMessageStore.deposit`."""
+    """Promises of `IMessageStore.enqueue`."""
 
     async def test_stored_as_sent(self) -> None:
         """A deposit answers with the messages as stored, and the same come back from fetch (UC-021)."""
@@ -22,7 +22,7 @@ class EnqueueContract(StoreContract):
         )
         self.assertEqual(enqueued.messages, expected)
         self.assertEqual(enqueued.evicted, ())
-        self.assertEqual(tuple(await self.store.fetch(ALICE, None, limit=10, max_bytes=1000)), expected)
+        self.assertEqual(tuple(await self.store.fetch_messages(ALICE, None, limit=10, max_bytes=1000)), expected)
 
     async def test_order_of_arrival(self) -> None:
         """Messages come back in order of arrival, even if the clock stands still or goes back (reference 12)."""
@@ -35,27 +35,27 @@ class EnqueueContract(StoreContract):
 
     async def test_unknown_recipient(self) -> None:
         """A deposit for a DID that nobody has registered is refused (UC-021 AF-1)."""
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put("a", to=OTHER)
         await self.register(ALICE, OTHER)
         self.assertEqual(await self.waiting(), [])
 
     async def test_account_did_is_no_recipient(self) -> None:
         """An account DID is not routable unless it was registered (reference 5.3)."""
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put("a", to=ALICE)
 
     async def test_exact_match(self) -> None:
         """A DID that is the beginning of a registered one, or goes on after it, is another DID (reference 4.3)."""
         for stranger in (INBOX[:-1], INBOX + "x", INBOX.upper(), INBOX + "%"):
-            with self.assertRaises(RecipientUnknown):
+            with self.assertRaises(UnknownRecipient):
                 await self.put("a", to=stranger)
         self.assertEqual(await self.waiting(ALICE), [])
 
     async def test_nothing_to_store(self) -> None:
         """A deposit of nothing stores nothing, but still wants a recipient."""
         self.assertEqual((await self.put()).messages, ())
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put(to=OTHER)
 
     async def test_all_or_nothing(self) -> None:
@@ -91,7 +91,7 @@ class EnqueueContract(StoreContract):
         spellings = LONG_FORM, SHORT_FORM, f"{LONG_FORM}#key-1", f"{SHORT_FORM}?a=b"
         for registered in (LONG_FORM, SHORT_FORM):
             await self.register(ALICE, registered)
-            before = (await self.store.ledger()).didcomm
+            before = (await self.store.read_ledger()).didcomm
             await self.put("a", "b", "c", to=registered)
             deposits = [
                 EnqueueRequest(did, (make_payload(id),), NOON + HOUR)
@@ -102,7 +102,7 @@ class EnqueueContract(StoreContract):
             self.assertEqual([gone.id for one in done for gone in one.evicted], ["a", "b", "c", "d"])
             self.assertEqual(await self.waiting(ALICE, SHORT_FORM), ["e", "f", "g"])
             self.assertEqual(await self.store.queue_sizes(9), ([(registered, 3)], 0))
-            books = (await self.store.ledger()).didcomm
+            books = (await self.store.read_ledger()).didcomm
             self.assertEqual((books.accepted - before.accepted, books.evicted - before.evicted), (7, 4))
             self.assertEqual(books.difference, 0)
             await self.store.acknowledge(ALICE, ["e", "f", "g"])
@@ -168,7 +168,7 @@ class EnqueueContract(StoreContract):
         self.assertEqual([gone.id for gone in enqueued.evicted], ["a"])
         self.clock.advance(600)
         self.assertEqual(await self.waiting(), ["b", "c", "d"])
-        self.assertEqual(await self.store.take_due(9), [])
+        self.assertEqual(await self.store.take_due_messages(9), [])
 
     async def test_expired_count_until_removed(self) -> None:
         """An expired message that was not yet removed is the first to make room."""
@@ -204,7 +204,7 @@ class EnqueueContract(StoreContract):
         """An unknown recipient, or an id that was used, and nothing at all is stored."""
         await self.put("used")
         for last, error in (
-            (EnqueueRequest(OTHER, (make_payload("b"),), NOON + HOUR), RecipientUnknown),
+            (EnqueueRequest(OTHER, (make_payload("b"),), NOON + HOUR), UnknownRecipient),
             (EnqueueRequest(INBOX, (make_payload("used"),), NOON + HOUR), StoreUnavailable),
         ):
             with self.assertRaises(error):
@@ -214,8 +214,8 @@ class EnqueueContract(StoreContract):
     async def test_removal_by_id_alone(self) -> None:
         """Whoever a message belongs to, also after its account goes by another DID; unknown ids do not matter."""
         await self.put("a", "b")
-        await self.store.move(ALICE, "did:example:alice-2")
-        removed = await self.store.remove(["b", "nobody", "b"])
+        await self.store.move_account(ALICE, "did:example:alice-2")
+        removed = await self.store.remove_messages(["b", "nobody", "b"])
         self.assertEqual(
             [(one.id, one.account, one.recipient_did) for one in removed], [("b", "did:example:alice-2", INBOX)]
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from mediatord.errors import MediatorError, QueueFull, RecipientUnknown
+from mediatord.errors import MediatorError, QueueFull, UnknownRecipient
 from mediatord.store.fair_share import PROBATION_SECONDS
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, MessageLedger, QueueLimits, StoreLedger
 from tests.store.builders import ALICE, HOUR, NOON, make_payload
@@ -139,9 +139,9 @@ class FairShareContract(FairShareTestCase):
         await self.put("X", data=b"x", ttl=5, origin=origin(2, 2))
         await self.fill("ABCD", origin(2, 2))
         self.clock.advance(6)
-        await self.store.expire(1)
+        await self.store.expire_messages(1)
         await self.store.acknowledge(ALICE, ["A"])
-        await self.store.remove(["B"])
+        await self.store.remove_messages(["B"])
         await self.fill("fgh", origin(3, 3))
         self.assertEqual(await self.fill("E", origin(2, 2)), ["a"])
 
@@ -164,7 +164,9 @@ class FairShareContract(FairShareTestCase):
         both = await self.store.enqueue_all([self.enqueue("HI", origin=origin(2, 2)), self.enqueue("J")])
         gone = [[one.id for one in each.evicted] for each in both]
         self.assertEqual(gone, [["C", "D"], ["a"]])
-        self.assertEqual(await self.store.ledger(), StoreLedger(MessageLedger(accepted=15, evicted=5, waiting=10)))
+        self.assertEqual(
+            await self.store.read_ledger(), StoreLedger(MessageLedger(accepted=15, evicted=5, waiting=10))
+        )
 
 
 class SenderReserveContract(FairShareTestCase):
@@ -313,7 +315,7 @@ class SenderReserveContract(FairShareTestCase):
         """Who registers a DID anew knows nobody."""
         await self.befriend(origin(7, 0))
         for action in ("remove", "add"):
-            await self.store.update(ALICE, [(INBOX, action)], max_recipients=9)
+            await self.store.update_recipients(ALICE, [(INBOX, action)], max_recipients=9)
         await self.fill("ABCDE", origin(7, 0))
         await self.flood(60, 30)
         self.assertEqual(await self.left("ABCDE"), "")
@@ -395,7 +397,7 @@ class RefusalContract(FairShareTestCase):
         await self.refused("big", size=101)
         with self.assertRaises(QueueFull):
             await self.put_payloads(make_payload("a", b"x"), make_payload("big", b"x" * 101))
-        self.assertEqual(await self.store.ledger(), StoreLedger())
+        self.assertEqual(await self.store.read_ledger(), StoreLedger())
 
     async def test_as_a_whole(self) -> None:
         """Of a deposit of which a part would fit nothing is stored."""
@@ -418,7 +420,7 @@ class RefusalContract(FairShareTestCase):
         deposits = [self.enqueue("cde"), self.enqueue("c"), self.enqueue("x", OTHER), self.enqueue("d")]
         done = await self.store.enqueue_each([*deposits, self.enqueue("e")])
         kinds = [type(one) if isinstance(one, MediatorError) else EnqueueResult for one in done]
-        self.assertEqual(kinds, [QueueFull, EnqueueResult, RecipientUnknown, EnqueueResult, QueueFull])
+        self.assertEqual(kinds, [QueueFull, EnqueueResult, UnknownRecipient, EnqueueResult, QueueFull])
         self.assertEqual(await self.waiting(), [*"abcd"])
 
     async def test_all_or_none(self) -> None:
@@ -437,7 +439,7 @@ class RefusalContract(FairShareTestCase):
 
     async def test_unknown_recipient(self) -> None:
         """Nobody's queue is not full."""
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.put("a", "b", "c", "d", "e", to=OTHER)
 
     async def test_ledger(self) -> None:
@@ -445,7 +447,7 @@ class RefusalContract(FairShareTestCase):
         await self.fill("abcd")
         await self.refused("e")
         await self.store.enqueue_each([self.enqueue("f")])
-        self.assertEqual(await self.store.ledger(), StoreLedger(MessageLedger(accepted=4, waiting=4)))
+        self.assertEqual(await self.store.read_ledger(), StoreLedger(MessageLedger(accepted=4, waiting=4)))
 
 
 class FairShareRefusalContract(FairShareTestCase):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from mediatord.errors import ContractNotFound, MediatorError, OverQuota, RecipientUnknown, StoreUnavailable
+from mediatord.errors import ContractNotFound, MediatorError, QuotaExceeded, StoreUnavailable, UnknownRecipient
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, PendingEvent
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, MessageLedger, StoreLedger
 from tests.store.builders import ALICE, BOB, HOUR, NOON, make_payload
@@ -13,11 +13,11 @@ from tests.store.contract.decentrl_base import DecentrlContract
 
 
 class LedgerContract(StoreContract):
-    """Promises of `IMessageStore.ledger` for messages."""
+    """Promises of `IMessageStore.read_ledger` for messages."""
 
     async def check(self, **expected: int) -> None:
         """The ledger has these numbers, others are 0, and nothing is unaccounted for."""
-        books = await self.store.ledger()
+        books = await self.store.read_ledger()
         self.assertEqual(books, StoreLedger(didcomm=MessageLedger(**expected)))
         self.assertEqual(books.didcomm.difference, 0)
 
@@ -39,9 +39,9 @@ class LedgerContract(StoreContract):
         await self.put("a", "b", "c")
         await self.put()
         for enqueue in (self.put("d", to=OTHER), self.put("d", "a"), self.put("e", "e")):
-            with self.assertRaises((RecipientUnknown, StoreUnavailable)):
+            with self.assertRaises((UnknownRecipient, StoreUnavailable)):
                 await enqueue
-        with self.assertRaises(RecipientUnknown):
+        with self.assertRaises(UnknownRecipient):
             await self.store.enqueue_all(
                 [EnqueueRequest(did, (make_payload("f"),), NOON + HOUR) for did in (INBOX, OTHER)],
             )
@@ -82,7 +82,7 @@ class LedgerContract(StoreContract):
     async def test_taken_by_an_endpoint(self) -> None:
         """What was delivered and removed counts as acknowledged."""
         await self.put("a", "b")
-        await self.store.remove(["b", "nobody", "b"])
+        await self.store.remove_messages(["b", "nobody", "b"])
         await self.check(accepted=2, acknowledged=1, waiting=1)
 
     async def test_expired(self) -> None:
@@ -91,9 +91,9 @@ class LedgerContract(StoreContract):
         await self.put("c")
         self.clock.advance(6)
         await self.check(accepted=3, waiting=3)
-        await self.store.expire(1)
+        await self.store.expire_messages(1)
         await self.check(accepted=3, expired=1, waiting=2)
-        await self.store.expire(9)
+        await self.store.expire_messages(9)
         await self.check(accepted=3, expired=2, waiting=1)
 
     async def test_evicted(self) -> None:
@@ -114,7 +114,7 @@ class LedgerContract(StoreContract):
         await self.put("a", delay=5)
         await self.check(accepted=1, waiting=1)
         self.clock.advance(5)
-        await self.store.take_due(9)
+        await self.store.take_due_messages(9)
         await self.check(accepted=1, waiting=1)
 
     async def test_what_changes_nothing(self) -> None:
@@ -124,7 +124,7 @@ class LedgerContract(StoreContract):
         await self.store.mark_pending(["a"])
         await self.change(ALICE, (INBOX, "remove"))
         await self.register(BOB, INBOX)
-        await self.store.move(ALICE, "did:example:alice-2")
+        await self.store.move_account(ALICE, "did:example:alice-2")
         await self.check(accepted=2, waiting=2)
         await self.store.acknowledge("did:example:alice-2", ["a"])
         await self.check(accepted=2, acknowledged=1, waiting=1)
@@ -136,13 +136,13 @@ class LedgerContract(StoreContract):
         await neighbour.open()
         await neighbour.acknowledge(ALICE, ["b"])
         for store in (self.store, neighbour):
-            books = await store.ledger()
+            books = await store.read_ledger()
             self.assertEqual(books.didcomm, MessageLedger(accepted=4, acknowledged=1, waiting=3))
         await neighbour.close()
 
 
 class DecentrlLedgerContract(DecentrlContract):
-    """Promises of `IMessageStore.ledger` for pending events."""
+    """Promises of `IMessageStore.read_ledger` for pending events."""
 
     caps = DecentrlQuotas(pending=3)
 
@@ -153,7 +153,7 @@ class DecentrlLedgerContract(DecentrlContract):
 
     async def check(self, **expected: int) -> None:
         """The ledger has these numbers, others are 0, and nothing is unaccounted for."""
-        books = await self.store.ledger()
+        books = await self.store.read_ledger()
         self.assertEqual(books, StoreLedger(decentrl=MessageLedger(**expected)))
         self.assertEqual(books.decentrl.difference, 0)
 
@@ -171,11 +171,11 @@ class DecentrlLedgerContract(DecentrlContract):
         with self.assertRaises(StoreUnavailable):
             await self.send("a")
         await self.send("c")
-        with self.assertRaises(OverQuota):
+        with self.assertRaises(QuotaExceeded):
             await self.send("d")
         stranger = PendingEvent("e", ALICE, "did:example:stranger", "", NOON)
         with self.assertRaises(ContractNotFound):
-            await self.decentrl.deliver(self.guard(), stranger)
+            await self.decentrl.enqueue_event(self.guard(), stranger)
         await self.check(accepted=3, waiting=3)
 
     async def test_acknowledged(self) -> None:
@@ -191,7 +191,7 @@ class DecentrlLedgerContract(DecentrlContract):
         """They outlive the registrations and contracts of both sides."""
         await self.send("a")
         self.clock.advance(2 * HOUR)
-        await self.store.prune()
+        await self.store.prune_nonces()
         await self.check(accepted=1, waiting=1)
 
     async def test_halves_are_apart(self) -> None:
@@ -199,7 +199,7 @@ class DecentrlLedgerContract(DecentrlContract):
         await self.put("m", "n")
         await self.store.acknowledge(ALICE, ["m"])
         await self.send("a")
-        books = await self.store.ledger()
+        books = await self.store.read_ledger()
         self.assertEqual(
             books,
             StoreLedger(MessageLedger(accepted=2, acknowledged=1, waiting=1), MessageLedger(accepted=1, waiting=1)),

@@ -25,7 +25,7 @@ class LifecycleContract(StoreContract):
     async def test_table_sizes(self) -> None:
         """Sizes in bytes, those of messages among them; or nobody counts them."""
         await self.store.grant(ALICE)
-        await self.store.update(ALICE, [(INBOX, "add")], max_recipients=9)
+        await self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
         await self.store.enqueue(INBOX, [make_payload("a")], expires_at=NOON + 60)
         sizes = await self.store.table_sizes()
         self.assertTrue(all(size >= 0 for size in sizes.values()))
@@ -54,32 +54,32 @@ class LifecycleContract(StoreContract):
             store.ping(),
             store.table_sizes(),
             store.enqueue(INBOX, [make_payload("a")], expires_at=NOON),
-            store.fetch(ALICE, None, limit=1, max_bytes=1),
-            store.status(ALICE, None),
-            store.find(["a"]),
-            store.arrived([ALICE], ArrivalWindow(0, NOON), limit=1),
+            store.fetch_messages(ALICE, None, limit=1, max_bytes=1),
+            store.get_queue_status(ALICE, None),
+            store.find_messages(["a"]),
+            store.find_arrivals([ALICE], ArrivalWindow(0, NOON), limit=1),
             store.mark_delivered(["a"]),
             store.mark_pending(["a"]),
             store.acknowledge(ALICE, ["a"]),
-            store.expire(1),
-            store.next_due(),
-            store.take_due(1),
+            store.expire_messages(1),
+            store.find_next_due(),
+            store.take_due_messages(1),
             store.queue_sizes(1),
-            store.ledger(),
-            store.backlog([NOON], 1),
-            store.account(ALICE),
+            store.read_ledger(),
+            store.read_backlog([NOON], 1),
+            store.get_account(ALICE),
             store.grant(ALICE),
             store.mark_draft03(ALICE),
-            store.owner(INBOX),
-            store.update(ALICE, [], max_recipients=1),
-            store.recipients(ALICE, offset=0, limit=1),
-            store.move(ALICE, "did:example:carol"),
+            store.find_owner(INBOX),
+            store.update_recipients(ALICE, [], max_recipients=1),
+            store.list_recipients(ALICE, offset=0, limit=1),
+            store.move_account(ALICE, "did:example:carol"),
             store.remember_did("a", "b"),
             store.recall_did("a"),
             store.is_retired(ALICE),
-            store.claim(b"a", NOON),
-            store.release(b"a"),
-            store.prune(),
+            store.claim_nonce(b"a", NOON),
+            store.release_nonce(b"a"),
+            store.prune_nonces(),
         ):
             with self.assertRaises(StoreUnavailable):
                 await asked

@@ -14,7 +14,7 @@ LARGE = b"x" * (MAX_PAGE_BYTES // 2)
 
 class MessageLookupContract(StoreContract):
     """
-    Promises of `IMessageStore.find` and `IMessageStore.arrived`.
+    Promises of `IMessageStore.find_messages` and `IMessageStore.find_arrivals`.
 
     :ivar largest: bytes of a message that is more than a slice may have, or nearly as much if no more can be kept.
     """
@@ -24,17 +24,17 @@ class MessageLookupContract(StoreContract):
     limits = QueueLimits(max_messages=100, max_bytes=4 * MAX_PAGE_BYTES)
 
     async def find(self, *ids: str) -> list[str]:
-        return [message.id for message in await self.store.find(ids)]
+        return [message.id for message in await self.store.find_messages(ids)]
 
     async def arrived(
         self, *accounts: str, since: float = NOON, until: float = NOON + HOUR, after: str = "", limit: int = 99
     ) -> list[str]:
-        found = await self.store.arrived(accounts, ArrivalWindow(since, until, after), limit=limit)
+        found = await self.store.find_arrivals(accounts, ArrivalWindow(since, until, after), limit=limit)
         return [one.id for one in found]
 
     async def page_by_page(self, *accounts: str, limit: int) -> list[MessageArrival]:
         window, found = ArrivalWindow(NOON, NOON + HOUR), list[MessageArrival]()
-        while page := await self.store.arrived(accounts, window, limit=limit):
+        while page := await self.store.find_arrivals(accounts, window, limit=limit):
             found += page
             if len(page) < limit:
                 break
@@ -51,7 +51,7 @@ class MessageLookupContract(StoreContract):
         self.assertEqual(await self.find(), [])
         await self.store.mark_delivered(["c"])
         expected = StoredMessage("c", INBOX, ALICE, b"1", "json", NOON, NOON + HOUR, "delivered")
-        self.assertEqual(await self.store.find(["c"]), [expected])
+        self.assertEqual(await self.store.find_messages(["c"]), [expected])
 
     async def test_find_many(self) -> None:
         """Hundreds of ids are no trouble."""
@@ -73,8 +73,10 @@ class MessageLookupContract(StoreContract):
     async def test_find_after_a_move(self) -> None:
         """A message shows the account as it is now."""
         await self.put("a")
-        await self.store.move(ALICE, "did:example:carol")
-        self.assertEqual([message.account for message in await self.store.find(["a"])], ["did:example:carol"])
+        await self.store.move_account(ALICE, "did:example:carol")
+        self.assertEqual(
+            [message.account for message in await self.store.find_messages(["a"])], ["did:example:carol"]
+        )
 
     async def test_arrived(self) -> None:
         """What came for some accounts between two times is found, in order of time, at most so many."""
@@ -105,7 +107,7 @@ class MessageLookupContract(StoreContract):
         self.clock.advance(0.1234567)
         await self.put("a")
         at = self.clock.seconds()
-        found = await self.store.arrived([ALICE], ArrivalWindow(at, at + 0.5), limit=1)
+        found = await self.store.find_arrivals([ALICE], ArrivalWindow(at, at + 0.5), limit=1)
         self.assertEqual(found, [MessageArrival("a", ALICE, at)])
         self.assertEqual(await self.arrived(ALICE, until=at), [])
 
@@ -115,7 +117,7 @@ class MessageLookupContract(StoreContract):
         await self.put("delayed", delay=1000)
         await self.put("a", "b")
         self.clock.advance(10)
-        await self.store.take_due(9)
+        await self.store.take_due_messages(9)
         self.assertEqual(await self.arrived(ALICE, until=inf), ["a", "b", "late"])
         self.assertEqual(await self.arrived(ALICE, since=NOON + 5, until=inf, limit=1), ["late"])
         self.assertEqual(await self.arrived(ALICE, since=NOON + 11, until=inf), [])
@@ -137,10 +139,10 @@ class MessageLookupContract(StoreContract):
         await self.put("early")
         self.clock.advance(1001.7)
         self.assertEqual(await self.arrived(ALICE), ["early"])
-        self.assertEqual(len(await self.store.take_due(9)), 2)
+        self.assertEqual(len(await self.store.take_due_messages(9)), 2)
         at = self.clock.seconds()
         await self.put("last")
-        found = await self.store.arrived([BOB, ALICE], ArrivalWindow(at, at + 1), limit=9)
+        found = await self.store.find_arrivals([BOB, ALICE], ArrivalWindow(at, at + 1), limit=9)
         self.assertEqual(found, [MessageArrival(id, ALICE, at) for id in ("last", "late", "later")])
         for limit in (1, 2, 3):
             pages = await self.page_by_page(ALICE, limit=limit)
@@ -148,7 +150,9 @@ class MessageLookupContract(StoreContract):
         self.assertEqual(await self.arrived(ALICE, since=at + 0.1), [])
         self.assertEqual(await self.arrived(ALICE, since=at - 1, until=at), [])
         self.assertEqual(await self.arrived(BOB), [])
-        self.assertEqual([message.due_at for message in await self.store.find(["late", "early"])], [None, None])
+        self.assertEqual(
+            [message.due_at for message in await self.store.find_messages(["late", "early"])], [None, None]
+        )
         self.assertEqual((await self.count())[0], 4)
         await self.store.acknowledge(ALICE, ["late"])
         self.assertEqual(await self.arrived(ALICE, since=at), ["last", "later"])
@@ -159,12 +163,12 @@ class MessageLookupContract(StoreContract):
             await self.put(id, delay=10 * (number + 1))
         for _ in "cba":
             self.clock.advance(10)
-            await self.store.take_due(9)
+            await self.store.take_due_messages(9)
         self.assertEqual(await self.arrived(ALICE), ["c", "b", "a"])
         self.assertEqual(await self.arrived(ALICE, since=NOON + 20), ["b", "a"])
         self.assertEqual(await self.arrived(ALICE, until=NOON + 30), ["c", "b"])
-        self.assertIsNone(await self.store.next_due())
-        self.assertEqual(await self.store.take_due(9), [])
+        self.assertIsNone(await self.store.find_next_due())
+        self.assertEqual(await self.store.take_due_messages(9), [])
 
     async def test_arrived_for_many(self) -> None:
         """So many accounts may be asked for as a node has sockets."""

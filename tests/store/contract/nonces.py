@@ -19,8 +19,8 @@ class NonceContract(NonceCapacityContract):
     async def test_release(self) -> None:
         """A released key is new again; releasing an unknown one is nothing."""
         await self.claims(b"a", b"b")
-        await self.store.release(b"a")
-        await self.store.release(b"unknown")
+        await self.store.release_nonce(b"a")
+        await self.store.release_nonce(b"unknown")
         self.assertEqual(await self.claims(b"a", b"b"), [True, False])
 
     async def test_until(self) -> None:
@@ -36,10 +36,10 @@ class NonceContract(NonceCapacityContract):
         await self.claims(b"a", b"b", ttl=10)
         await self.claims(b"c", ttl=20)
         self.clock.advance(9 + NONCE_GRACE_SECONDS)
-        self.assertEqual(await self.store.prune(), 0)
+        self.assertEqual(await self.store.prune_nonces(), 0)
         self.clock.advance(1)
-        self.assertEqual(await self.store.prune(), 2)
-        self.assertEqual(await self.store.prune(), 0)
+        self.assertEqual(await self.store.prune_nonces(), 2)
+        self.assertEqual(await self.store.prune_nonces(), 0)
         self.clock.advance(-NONCE_GRACE_SECONDS)
         self.assertEqual(await self.claims(b"c", b"a"), [False, True])
 
@@ -47,7 +47,7 @@ class NonceContract(NonceCapacityContract):
         """What is pruned by a clock that is ahead, and asked for by one that is behind, is not new too early."""
         await self.claims(b"a", ttl=300)
         self.clock.advance(299 + 2 * MAX_CLOCK_SKEW)
-        self.assertEqual(await self.store.prune(), 0)
+        self.assertEqual(await self.store.prune_nonces(), 0)
         self.clock.advance(-2 * MAX_CLOCK_SKEW)
         self.assertEqual(await self.claims(b"a"), [False])
 
@@ -55,15 +55,15 @@ class NonceContract(NonceCapacityContract):
         """What is not there any more takes no room."""
         await self.claims(b"1", b"2", b"3", ttl=1000)
         await self.claims(b"4", b"5", ttl=5)
-        await self.store.release(b"3")
+        await self.store.release_nonce(b"3")
         self.clock.advance(5 + NONCE_GRACE_SECONDS)
-        self.assertEqual(await self.store.prune(), 2)
+        self.assertEqual(await self.store.prune_nonces(), 2)
         await self.claims(b"6", b"7", b"8")
         self.assertEqual(await self.claims(b"1", b"2", b"6", b"7", b"8"), [False] * 5)
 
     async def test_claimed_again_takes_no_more_room(self) -> None:
         """A claim that is renewed after its time is one."""
-        await self.store.claim(b"1", NOON + 1)
+        await self.store.claim_nonce(b"1", NOON + 1)
         await self.claims(b"2", b"3", b"4", b"5")
         self.clock.advance(2)
         self.assertEqual(await self.claims(b"1"), [True])

@@ -18,15 +18,15 @@ class PickupContract(StoreContract):
         """At most `limit` messages are fetched, the oldest, and again the same until acknowledged (reference 6.1)."""
         await self.put("a", "b", "c")
         for _ in range(2):
-            found = await self.store.fetch(ALICE, None, limit=2, max_bytes=1000)
+            found = await self.store.fetch_messages(ALICE, None, limit=2, max_bytes=1000)
             self.assertEqual([message.id for message in found], ["a", "b"])
-        self.assertEqual(await self.store.fetch(ALICE, None, limit=0, max_bytes=1000), [])
+        self.assertEqual(await self.store.fetch_messages(ALICE, None, limit=0, max_bytes=1000), [])
 
     async def test_fetch_max_bytes(self) -> None:
         """No more is fetched than fits in `max_bytes`, but at least one message (reference 6.1)."""
         await self.put("a", "b", "c", data=b"x" * 100)
         for max_bytes, expected in ((1, 1), (199, 1), (200, 2), (299, 2), (300, 3)):
-            found = await self.store.fetch(ALICE, None, limit=9, max_bytes=max_bytes)
+            found = await self.store.fetch_messages(ALICE, None, limit=9, max_bytes=max_bytes)
             self.assertEqual(len(found), expected, f"in {max_bytes} bytes")
 
     async def test_fetch_one_recipient(self) -> None:
@@ -43,23 +43,23 @@ class PickupContract(StoreContract):
         await self.put("a")
         for account, did in ((BOB, None), (BOB, INBOX), (ALICE, OTHER), ("did:example:nobody", INBOX), (INBOX, None)):
             self.assertEqual(await self.waiting(account, did), [])
-            self.assertEqual(await self.store.status(account, did), NOTHING)
+            self.assertEqual(await self.store.get_queue_status(account, did), NOTHING)
 
     async def test_status(self) -> None:
         """The status counts messages and bytes and gives the first and the last time of arrival (reference 6)."""
-        self.assertEqual(await self.store.status(ALICE, None), NOTHING)
+        self.assertEqual(await self.store.get_queue_status(ALICE, None), NOTHING)
         await self.put("a", data=b"12345")
         self.clock.advance(10)
         await self.put("b", "c", data=b"123")
         expected = QueueStatus(3, 11, NOON, NOON + 10)
-        self.assertEqual(await self.store.status(ALICE, None), expected)
-        self.assertEqual(await self.store.status(ALICE, INBOX), expected)
+        self.assertEqual(await self.store.get_queue_status(ALICE, None), expected)
+        self.assertEqual(await self.store.get_queue_status(ALICE, INBOX), expected)
 
     async def test_delivered_still_waits(self) -> None:
         """A pushed message stays in the queue and counts until it is acknowledged (reference 6.1, 6.3)."""
         await self.put("a", "b")
         await self.store.mark_delivered(["a", "unknown"])
-        found = await self.store.fetch(ALICE, None, limit=9, max_bytes=1000)
+        found = await self.store.fetch_messages(ALICE, None, limit=9, max_bytes=1000)
         self.assertEqual([(m.id, m.status) for m in found], [("a", "delivered"), ("b", "pending")])
         self.assertEqual((await self.count())[0], 2)
 
@@ -69,7 +69,7 @@ class PickupContract(StoreContract):
         await self.store.mark_delivered(["c", "a"])
         self.assertEqual(await self.store.mark_pending(["c", "b", "c", "unknown", "a"]), ["c", "a"])
         self.assertEqual(await self.store.mark_pending(["a", "c"]), [])
-        found = await self.store.fetch(ALICE, None, limit=9, max_bytes=1000)
+        found = await self.store.fetch_messages(ALICE, None, limit=9, max_bytes=1000)
         self.assertEqual({m.status for m in found}, {"pending"})
 
     async def test_acknowledge_by_id(self) -> None:
@@ -128,13 +128,13 @@ class PickupContract(StoreContract):
         self.assertEqual(await self.store.acknowledge(ALICE, [half]), [])
         await self.store.mark_delivered([half, "a"])
         self.assertEqual(await self.store.mark_pending([half, "a"]), ["a"])
-        self.assertEqual([one.id for one in await self.store.find([half, "a"])], ["a"])
-        self.assertEqual(await self.store.find([half]), [])
+        self.assertEqual([one.id for one in await self.store.find_messages([half, "a"])], ["a"])
+        self.assertEqual(await self.store.find_messages([half]), [])
         for account, did in ((ALICE, half), (half, None), (half, INBOX)):
             self.assertEqual(await self.waiting(account, did), [])
-            self.assertEqual(await self.store.status(account, did), NOTHING)
+            self.assertEqual(await self.store.get_queue_status(account, did), NOTHING)
         self.assertEqual([one.id for one in await self.store.acknowledge(ALICE, [half, "a"])], ["a"])
-        self.assertEqual([one.id for one in await self.store.remove([half, "b"])], ["b"])
+        self.assertEqual([one.id for one in await self.store.remove_messages([half, "b"])], ["b"])
 
     async def test_room_after_acknowledgement(self) -> None:
         """What was acknowledged takes no room any more, however it went."""
@@ -157,18 +157,18 @@ class PickupContract(StoreContract):
 
     async def test_waiting(self) -> None:
         """All that waits for anybody, also what is delayed or has expired, until it is gone."""
-        self.assertEqual(await self.store.waiting(), QueueTotals(0, 0, 0, None))
+        self.assertEqual(await self.store.get_queue_totals(), QueueTotals(0, 0, 0, None))
         await self.register(BOB, OTHER)
         await self.put("a", "b", data=b"x" * 10)
         self.clock.advance(5)
         await self.put("c", data=b"x" * 7, to=OTHER)
-        self.assertEqual(await self.store.waiting(), QueueTotals(3, 27, 2, NOON))
+        self.assertEqual(await self.store.get_queue_totals(), QueueTotals(3, 27, 2, NOON))
         await self.store.acknowledge(ALICE, ["a"])
-        self.assertEqual(await self.store.waiting(), QueueTotals(2, 17, 2, NOON))
+        self.assertEqual(await self.store.get_queue_totals(), QueueTotals(2, 17, 2, NOON))
         await self.store.acknowledge(ALICE, ["b"])
-        self.assertEqual(await self.store.waiting(), QueueTotals(1, 7, 1, NOON + 5))
+        self.assertEqual(await self.store.get_queue_totals(), QueueTotals(1, 7, 1, NOON + 5))
         await self.store.acknowledge(BOB, ["c"])
-        self.assertEqual(await self.store.waiting(), QueueTotals(0, 0, 0, None))
+        self.assertEqual(await self.store.get_queue_totals(), QueueTotals(0, 0, 0, None))
 
     async def test_queue_sizes_of_a_did_that_changed_hands(self) -> None:
         """A DID appears once, with all that waits for it, whoever has it now."""

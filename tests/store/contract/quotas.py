@@ -17,7 +17,7 @@ class QuotaContract(ClusterStoreContract):
     delta = 0.0
 
     async def take(self, amount: int, *, limit: int = 10, period: float = LONG, key: bytes = b"key") -> float:
-        return await self.cluster.take(key, amount, limit=limit, period=period)
+        return await self.cluster.take_quota(key, amount, limit=limit, period=period)
 
     def assert_wait(self, wait: float, expected: float, period: float = LONG) -> None:
         self.assertLessEqual(abs(wait - expected), self.delta + period / 100)
@@ -26,7 +26,7 @@ class QuotaContract(ClusterStoreContract):
     async def test_limit(self) -> None:
         """Takings are counted together until the limit is reached, and a refusal takes nothing."""
         self.assertEqual(await self.take(4), 0.0)
-        self.assertEqual(await self.neighbour.cluster.take(b"key", 4, limit=10, period=LONG), 0.0)
+        self.assertEqual(await self.neighbour.cluster.take_quota(b"key", 4, limit=10, period=LONG), 0.0)
         self.assert_wait(await self.take(3), LONG)
         self.assertEqual(await self.take(2), 0.0)
         self.assert_wait(await self.take(1), LONG)
@@ -63,12 +63,12 @@ class QuotaContract(ClusterStoreContract):
         """What is put back can be had again, as far as it was taken."""
         await self.take(3)
         await self.take(4)
-        await self.cluster.put_back(b"key", 5)
+        await self.cluster.return_quota(b"key", 5)
         self.assertGreater(await self.take(9), 0.0)
         self.assertEqual(await self.take(8), 0.0)
-        await self.cluster.put_back(b"key", 1000)
-        await self.cluster.put_back(b"key", 1)
-        await self.cluster.put_back(b"unknown", 1)
+        await self.cluster.return_quota(b"key", 1000)
+        await self.cluster.return_quota(b"key", 1)
+        await self.cluster.return_quota(b"unknown", 1)
         for key in (b"key", b"unknown"):
             self.assertGreater(await self.take(11, key=key), 0.0)
             self.assertEqual(await self.take(10, key=key), 0.0)
@@ -79,7 +79,7 @@ class QuotaContract(ClusterStoreContract):
         await self.take(5, period=period)
         await self.pass_time(self.short)
         await self.take(5, period=period)
-        await self.cluster.put_back(b"key", 6)
+        await self.cluster.return_quota(b"key", 6)
         self.assertEqual(await self.take(6, period=period), 0.0)
         await self.pass_time(self.short + period / 100)
         self.assertEqual(await self.take(4, period=period), 0.0)
@@ -87,7 +87,7 @@ class QuotaContract(ClusterStoreContract):
     async def test_many_takings(self) -> None:
         """However many small takings there are, they count until they are over, not much longer and not shorter."""
         for _ in range(40):
-            taken = [self.cluster.take(b"key", 1, limit=1000, period=LONG) for _ in range(25)]
+            taken = [self.cluster.take_quota(b"key", 1, limit=1000, period=LONG) for _ in range(25)]
             self.assertEqual(await gatherResults(taken), [0.0] * 25)
             self.clock.advance(LONG / 80)
         self.assertGreater(await self.take(1, limit=1000), 0.0)
@@ -95,7 +95,7 @@ class QuotaContract(ClusterStoreContract):
     async def test_at_the_same_time(self) -> None:
         """However many ask at the same time, wherever, together they get the limit and not one more."""
         stores = (self.store, self.neighbour)
-        asked = [stores[number % 2].cluster.take(b"key", 1, limit=25, period=LONG) for number in range(60)]
+        asked = [stores[number % 2].cluster.take_quota(b"key", 1, limit=25, period=LONG) for number in range(60)]
         self.assertEqual((await gatherResults(asked)).count(0.0), 25)
-        asked = [stores[number % 2].cluster.take(b"lots", 4, limit=25, period=LONG) for number in range(20)]
+        asked = [stores[number % 2].cluster.take_quota(b"lots", 4, limit=25, period=LONG) for number in range(20)]
         self.assertEqual((await gatherResults(asked)).count(0.0), 6)

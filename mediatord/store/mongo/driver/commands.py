@@ -8,7 +8,7 @@ from typing import Any
 
 from bson import Int64, encode
 
-from mediatord.errors import TooLarge
+from mediatord.errors import PayloadTooLarge
 
 Document = dict[str, Any]
 
@@ -43,7 +43,7 @@ class MongoCommand:
 
 
 def build_inserts(collection: str, documents: Iterable[Document], *, ordered: bool = True) -> list[MongoCommand]:
-    """:raise TooLarge: a document exceeds :data:`MAX_DOCUMENT_BYTES`."""
+    """:raise PayloadTooLarge: a document exceeds :data:`MAX_DOCUMENT_BYTES`."""
     return list(_build_batches({"insert": collection, "ordered": ordered}, "documents", documents))
 
 
@@ -52,7 +52,7 @@ def build_updates(collection: str, updates: Iterable[Document], *, ordered: bool
     Build update commands.
 
     :param updates: with `q` and `u`, and optionally `upsert`, `multi`, `hint`, `arrayFilters` each.
-    :raise TooLarge: an update exceeds :data:`MAX_DOCUMENT_BYTES`.
+    :raise PayloadTooLarge: an update exceeds :data:`MAX_DOCUMENT_BYTES`.
     """
     return list(_build_batches({"update": collection, "ordered": ordered}, "updates", updates))
 
@@ -139,10 +139,10 @@ async def read_cursor(
 
 
 def encode_document(document: Mapping[str, Any]) -> bytes:
-    """:raise TooLarge: it exceeds :data:`MAX_DOCUMENT_BYTES`."""
+    """:raise PayloadTooLarge: it exceeds :data:`MAX_DOCUMENT_BYTES`."""
     data = encode(document)
     if len(data) > MAX_DOCUMENT_BYTES:
-        raise TooLarge()
+        raise PayloadTooLarge()
     return data
 
 

@@ -238,7 +238,7 @@ class Transaction:
         Insert documents.
 
         :raise DuplicateKeyError: one of them exists, and the transaction is aborted.
-        :raise TooLarge: one of them is too large to be stored.
+        :raise PayloadTooLarge: one of them is too large to be stored.
         """
         await self._write(build_inserts(collection, documents))
 

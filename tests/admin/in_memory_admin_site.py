@@ -1,0 +1,87 @@
+"""A house with the status page for operators in front of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.admin.site import AdminToken
+from mediatord.app.http_sites import ProcessMonitor, build_admin_site
+from tests.http.in_memory_site import HTTPResponse, InMemoryTransport, encode_request, parse_responses
+from tests.in_memory_mediator import PEER, InMemoryMediator
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+BEARER = f"Bearer {TOKEN}"
+
+
+class InMemoryAdminSite(InMemoryMediator):
+    """
+    :ivar reports: the directory of the nightly reports.
+    """
+
+    def __init__(self, test: SynchronousTestCase, **settings: Any) -> None:
+        self.reports = Path(tempfile.mkdtemp())
+        test.addCleanup(shutil.rmtree, self.reports)
+        admin = {"listen": "tcp:0", "token_file": "unused", "reports": str(self.reports)}
+        super().__init__(test, **{"admin": admin, "node": "m1", **settings})
+        self.base.recorder.metrics.storage_up(True)
+        self.watch = ProcessMonitor(self.base, self.config.node_name)
+        self.watch.startService()
+        test.addCleanup(self.watch.stopService)
+        self.site = build_admin_site(self.base, self.config, AdminToken.of(TOKEN.encode()), self.watch)
+
+    def line(self, peer: str = PEER) -> InMemoryTransport:
+        """A new connection."""
+        line = InMemoryTransport(self.clock, peer)
+        line.protocol = self.site.buildProtocol(line.getPeer())
+        line.protocol.makeConnection(line)
+        return line
+
+    def settle(self) -> None:
+        """Let everything happen that is to happen at once."""
+        while any(call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()):
+            self.clock.advance(0)
+
+    def raw(self, request: bytes, peer: str = PEER) -> bytes:
+        """All that comes back."""
+        line = self.line(peer)
+        line.feed(request)
+        self.settle()
+        answer = line.taken()
+        line.hang_up()
+        return answer
+
+    def request(
+        self, path: str, authorization: str | None = BEARER, method: str = "GET", peer: str = PEER, **headers: str
+    ) -> HTTPResponse:
+        """The response to a request on a connection of its own."""
+        if authorization is not None:
+            headers["Authorization"] = authorization
+        (answer,) = parse_responses(
+            self.raw(encode_request(method, path, None, headers), peer), head=method == "HEAD"
+        )
+        return answer
+
+    def page(self) -> str:
+        """The page as it is now."""
+        self.clock.advance(3)  # or it might be the one that was shown just before
+        return self.request("/admin").body.decode("utf-8")
+
+    def status(self) -> dict[str, Any]:
+        """The same for programs."""
+        self.clock.advance(3)
+        status: dict[str, Any] = json.loads(self.request("/admin/status.json").body)
+        return status
+
+    def a_report(self, day: str, **files: str) -> Path:
+        """The report of a day; `index` is its page."""
+        folder = self.reports / day
+        folder.mkdir()
+        for name, content in {"index.html": f"<h1>{day}</h1>", **files}.items():
+            (folder / name.replace("__", ".")).write_text(content, "utf-8")
+        return folder

@@ -1,0 +1,172 @@
+"""Reading the configuration again while the daemon runs (analytics contract 4.2)."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from twisted.logger import formatEvent
+from twisted.logger._capture import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.app.reload import list_changed_settings, load_identity, reload_config
+from mediatord.config.file import ConfigError, load_config
+from mediatord.config.settings import Config
+from mediatord.identity.key_file import create_keys
+from tests.http.in_memory_site import InMemorySite
+
+
+class ReloadingTests(SynchronousTestCase):
+    """A daemon whose configuration is in the test's hand."""
+
+    def setUp(self) -> None:
+        self.in_memory = InMemorySite(self)
+
+    def other(self, **sections: Any) -> Config:
+        """The configuration with other values in some sections."""
+        values = self.in_memory.config.model_dump()
+        for name, changes in sections.items():
+            values[name] = {**values[name], **changes} if isinstance(values[name], dict) else changes
+        return Config.model_validate(values)
+
+    def reload(self, read: Any) -> list[str]:
+        """What is said."""
+        with capturedLogs() as said:
+            self.in_memory.base.reloading.reload(read)
+        return [formatEvent(event) for event in said]
+
+    def outcome(self) -> str:
+        """What the last line about it says; it is followed by the end of the segment."""
+        event = self.in_memory.events("proc.reload")[-1]
+        self.assertGreaterEqual(event["dur_ms"], 0)
+        reason: str = event["reason"]
+        return reason
+
+    def test_applied(self) -> None:
+        """The level and the segments of the log, and who sees how much of the metrics."""
+        self.assertEqual(self.in_memory.request("GET", "/metrics", peer="127.0.0.1").status, 200)
+        changes = {"allow": ("192.0.2.0/24",), "queue_size_top": 1}
+        rotate, retention = {"keep": 1, "bytes": 70_000, "compress": False}, {"bytes": 1, "unread_bytes": 1}
+        new = self.other(metrics=changes, log={"rotate": rotate, "retention": retention})
+        self.assertEqual(self.reload(lambda: new), ["the configuration was read again"])
+        self.assertEqual(self.in_memory.request("GET", "/metrics", peer="127.0.0.1").status, 403)
+        self.assertEqual(self.in_memory.request("GET", "/metrics", peer="192.0.2.9").status, 200)
+        for _ in range(2):
+            self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+            self.in_memory.base.events.rotate()
+        self.assertEqual(list(self.in_memory.config.log.directory.glob("events-*")), [])
+        self.assertEqual(self.in_memory.counter("mediator_log_segments_deleted_total"), 2)
+
+    def test_nothing_but_reloads(self) -> None:
+        """However often it is read again, a segment that has nothing else in it goes on."""
+        for _ in range(5):
+            self.reload(lambda: self.in_memory.config)
+        self.assertEqual(list(self.in_memory.config.log.directory.glob("events-*")), [])
+        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+        self.reload(lambda: self.in_memory.config)
+        self.assertEqual(len(list(self.in_memory.config.log.directory.glob("events-*"))), 1)
+        self.assertEqual(len(self.in_memory.events("proc.reload")), 6)
+
+    def test_level(self) -> None:
+        """From now on only what is as grave is written."""
+        self.reload(lambda: self.other(log={"level": "warn"}))
+        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+        self.in_memory.base.recorder.denied("did:web:a", "policy", "didcomm")
+        self.assertEqual(self.in_memory.events("acct.grant"), [])
+        self.assertEqual(len(self.in_memory.events("acct.deny")), 1)
+        self.reload(lambda: self.other(log={"level": "info"}))
+        self.assertEqual(self.outcome(), "ok")
+
+    def test_restart_needed(self) -> None:
+        """What cannot be applied is named and left as it was; what can is applied all the same."""
+        new = self.other(queue={"ttl": 60.0}, node="other", log={"level": "warn", "dids": "keyed"})
+        said = self.reload(lambda: new)
+        self.assertEqual(
+            said, ["the configuration was read again; a restart is needed for node, queue.ttl, log.dids"]
+        )
+        self.assertEqual(self.in_memory.base.reloading.config.log.level, "warn")
+        self.assertEqual(self.in_memory.base.reloading.config.queue.ttl, self.in_memory.config.queue.ttl)
+        back = self.reload(lambda: self.in_memory.config)
+        self.assertEqual((back, self.outcome()), (["the configuration was read again"], "ok"))
+
+    def test_restart_needed_is_written(self) -> None:
+        """Also where the log says so."""
+        self.reload(lambda: self.other(node="other"))
+        self.assertEqual(self.outcome(), "restart_needed")
+
+    def test_refused(self) -> None:
+        """What is wrong is said in one line, and nothing changes; the log begins a segment all the same."""
+
+        def wrong() -> Config:
+            raise ConfigError(["mediator.yaml:3: log.level: expected info", "mediator.yaml:9: more"])
+
+        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+        said = self.reload(wrong)
+        self.assertEqual(
+            said,
+            [
+                "the configuration was not taken, nothing has changed: mediator.yaml:3: log.level: expected info "
+                "(and 1 more; mediatord check-config lists all)"
+            ],
+        )
+        self.assertEqual(self.outcome(), "refused")
+        self.assertIs(self.in_memory.base.reloading.config, self.in_memory.config)
+        self.assertEqual(len(self.in_memory.events("log.open")), 2)
+
+
+class FilesTests(SynchronousTestCase):
+    """A daemon and its file."""
+
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = Path(directory.name) / "mediator.yaml"
+        self.text = "public_url: https://m.example\nlog: {rotate: {keep: 500}}\nstorage: {sqlite: {path: a.db}}\n"
+        self.config = self.read(self.text)
+        create_keys(self.config.identity.keys)
+        self.identity = load_identity(self.config)
+
+    def read(self, text: str) -> Config:
+        self.path.write_text(text)
+        return load_config(self.path, {})
+
+    def again(self, text: str) -> tuple[int, str, str]:
+        """How many segments are kept when the file is this, what becomes of it, and what is said."""
+        with capturedLogs() as said:
+            config, outcome, _ = reload_config(self.config, self.identity, lambda: self.read(text))
+        (event,) = said
+        return config.log.rotate.keep, outcome, formatEvent(event)
+
+    def test_caught_while_written(self) -> None:
+        """Of a file of which only the beginning is there, nothing is applied."""
+        for text in ("", "# new\n"):
+            self.assertEqual(self.again(text)[:2], (500, "refused"))
+        gone = "it says nothing of storage.sqlite.path any more; restart if that is meant"
+        refused = f"the configuration was not taken, nothing has changed: {gone}"
+        self.assertEqual(self.again(self.text[: self.text.index("log:")]), (500, "refused", refused))
+
+    def test_other_values(self) -> None:
+        """What is said otherwise, if only as it is by default, and what nobody had said, is no such thing."""
+        by_default = self.text.replace("a.db", str(Config().storage.sqlite.path)).replace("500", "7")
+        self.assertEqual(self.again(by_default)[:2], (7, "restart_needed"))
+        self.assertEqual(self.again("public_url: https://m.example\nstorage: {sqlite: {path: a.db}}\n")[1], "ok")
+
+
+def test_changed() -> None:
+    """Every setting by its name, in the order of the file; what the operator names is one setting."""
+    one = Config()
+    other = Config.model_validate(
+        {
+            "didcomm": {"failover": "configured", "endpoints": {"did:web:a.example": "https://a.example/inbox"}},
+            "storage": {"mongodb": {"uri": "mongodb://u:secret@127.0.0.1/mediatord"}},
+            "workers": 2,
+        }
+    )
+    assert list_changed_settings(one, one) == []
+    assert list_changed_settings(one, other) == [
+        "storage.mongodb.uri",
+        "didcomm.failover",
+        "didcomm.endpoints",
+        "workers",
+    ]

@@ -1,0 +1,267 @@
+"""From file to file: whatever was done to a store, the other one has the same records and gives the same answers."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Coroutine
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+
+from mediatord.backup.archive import CountMismatchError, import_archive, verify_archive, write_archive
+from mediatord.backup.mongo_import import make_import_batch
+from mediatord.backup.records import (
+    AccountRecord,
+    BackupError,
+    MessageRecord,
+    RecipientRecord,
+    RetiredDIDRecord,
+    StoreRecord,
+)
+from mediatord.backup.sqlite_export import open_sqlite_source
+from mediatord.backup.sqlite_import import make_import_path, open_sqlite_target
+from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
+from mediatord.store.sqlite import account_queries
+from mediatord.store.sqlite.database_file import connect, prepare_database
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
+from tests.backup.populated_store import StorePopulator, query_everything
+from tests.cli.test_commands import Capture, call, one_line
+from tests.store.builders import ImmediateClock, make_sqlite_store, result_of
+
+ROUNDS = 6
+
+
+def done(work: Coroutine[Any, Any, Any]) -> Any:
+    """What came of something that waits for nothing."""
+    results: list[Any] = []
+    Deferred.fromCoroutine(work).addCallback(results.append)
+    return results.pop()
+
+
+def opened(clock: ImmediateClock, path: Path) -> SQLiteStore:
+    """A store of a daemon."""
+    store = make_sqlite_store(clock, path)
+    store.open()
+    return store
+
+
+def exported(path: Path, archive: Path) -> list[StoreRecord]:
+    """The records of a store."""
+    with open_sqlite_source(path) as source:
+        write_archive(archive, source.backend, source.records())
+    return [record for record, _ in verify_archive(archive).records()]
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=15)
+@given(st.integers(0, 1 << 32))
+def test_the_same(seed: int) -> None:
+    """After any history, and later, when what was delayed is due and what was to expire has."""
+    folder = Path(mkdtemp(prefix="mediatord-transfer-"))
+    try:
+        clock = ImmediateClock()
+        one, other = folder / "one.sqlite3", folder / "other.sqlite3"
+        store = opened(clock, one)
+        done(StorePopulator(store, Random(seed), clock.seconds()).fill(ROUNDS))
+        store.close()
+        records = exported(one, folder / "a.gz")
+        with open_sqlite_target(other) as target:
+            import_archive(verify_archive(folder / "a.gz"), target)
+        assert exported(other, folder / "b.gz") == records
+        stores = [opened(clock, one), opened(clock, other)]
+        halves = [len([record for record in records if record.kind == kind]) for kind in ("message", "pending_event")]
+        accepted = StoreLedger(*[MessageLedger(accepted=number, waiting=number) for number in halves])
+        assert result_of(stores[1].read_ledger()) == accepted
+        for seconds in (0.0, 601.0, 7200.0):
+            clock.advance(seconds)
+            told = [done(query_everything(store)) for store in stores]
+            assert told[0] == told[1]
+            removed = [result_of(store.expire_messages(1000)) for store in stores]
+            assert removed[0] == removed[1]
+            taken = [result_of(store.take_due_messages(1000)) for store in stores]
+            assert taken[0] == taken[1]
+            books = [result_of(store.read_ledger()) for store in stores]
+            assert [(one.didcomm.difference, one.decentrl.difference) for one in books] == [(0, 0), (0, 0)]
+        for store in stores:
+            store.close()
+    finally:
+        rmtree(folder)
+
+
+def test_what_comes_later_is_not_in_it(tmp_path: Path) -> None:
+    """An export is of the time when it began."""
+    clock = ImmediateClock()
+    store = opened(clock, tmp_path / "s.sqlite3")
+    store.grant("did:before")
+    with open_sqlite_source(tmp_path / "s.sqlite3") as source:
+        store.grant("did:after")
+        assert [record.did for record in source.records() if isinstance(record, AccountRecord)] == ["did:before"]
+        assert source.counts()["account"] == 1
+    store.close()
+
+
+def test_a_database_of_another_version(tmp_path: Path) -> None:
+    """Or of another program: refused, and as it was."""
+    path = tmp_path / "s.sqlite3"
+    prepare_database(path).close()
+    for pragma, said in (("user_version = 2", "version 2"), ("application_id = 1", "is not a database of mediatord")):
+        with closing(connect(path)) as connection:
+            connection.execute(f"PRAGMA {pragma}")
+        with pytest.raises(BackupError, match=said), open_sqlite_source(path):
+            pass
+        with pytest.raises(BackupError, match=said), open_sqlite_target(path) as target:
+            target.begin("archive")
+
+
+def test_counts_that_differ(tmp_path: Path, capsys: Capture) -> None:
+    """Exit status 1, with the table; the store stays as it was, and no daemon finds what is unfinished."""
+    assert call("init", "--dir", str(tmp_path)) == 0
+    capsys.readouterr()
+    archive, path = tmp_path / "a.gz", tmp_path / "mediator.sqlite3"
+    write_archive(archive, "sqlite", [AccountRecord(number=1, did="did:a", created_at=1.0, draft03=False)])
+    read = verify_archive(archive)
+    with open_sqlite_target(path) as target:
+        target.begin(read.id)
+        target.connection.execute("INSERT INTO retired VALUES ('did:lost')")
+    assert call("import", "--config", str(tmp_path / "mediator.yaml"), "--from", str(archive)) == 1
+    told = capsys.readouterr()
+    assert "retired DIDs                  0      1  differs" in told.out
+    assert told.err.startswith("mediatord: the store has 1 retired DIDs instead of 0") and told.err.count("\n") == 1
+    assert not path.exists() and make_import_path(path).exists()
+    with open_sqlite_target(path) as target, pytest.raises(CountMismatchError):
+        import_archive(read, target)
+
+
+def test_an_archive_that_contradicts_itself(tmp_path: Path) -> None:
+    """Two records of the same id, which only the store can see: refused, and no daemon finds any of it."""
+    message: dict[str, Any] = {
+        "account": 1,
+        "recipient": 1,
+        "form": "json",
+        "received_at": 1.0,
+        "expires_at": 2.0,
+        "pushes": 0,
+    }
+    records: list[StoreRecord] = [
+        AccountRecord(number=1, did="did:a", created_at=1.0, draft03=False),
+        RecipientRecord(number=1, account=1, did="did:key:z", place=1),
+        *[MessageRecord(id="twice", **message, due_at=None, arrived_at=1.0, payload=b"") for _ in range(2)],
+    ]
+    write_archive(tmp_path / "a.gz", "sqlite", records)
+    with pytest.raises(BackupError, match="UNIQUE"), open_sqlite_target(tmp_path / "s.sqlite3") as target:
+        import_archive(verify_archive(tmp_path / "a.gz"), target)
+    assert not (tmp_path / "s.sqlite3").exists()
+
+
+def test_an_archive_of_an_earlier_version(tmp_path: Path) -> None:
+    """Accounts have the canonical forms of their DIDs, and are as if seen now; of two that are one neither comes."""
+    archive, path = tmp_path / "a.gz", tmp_path / "s.sqlite3"
+    records: list[StoreRecord] = [
+        AccountRecord(number=1, did="did:web:Wallet.example%3A443", created_at=1.0, draft03=False),
+        RetiredDIDRecord(did="did:web:Gone.example"),
+    ]
+    began = datetime.now(UTC).timestamp()
+    write_archive(archive, "sqlite", records)
+    with open_sqlite_target(path) as target:
+        import_archive(verify_archive(archive), target)
+    with closing(connect(path)) as connection:
+        account = account_queries.get_account(connection, "did:web:wallet.example")
+        assert account is not None and account.seen_at >= began
+        assert account_queries.is_retired(connection, "did:web:gone.example")
+    more = AccountRecord(number=2, did="did:web:wallet.example", created_at=2.0, draft03=False)
+    write_archive(tmp_path / "b.gz", "sqlite", [records[0], more])
+    with pytest.raises(BackupError, match="account 2 has another form"):
+        with open_sqlite_target(tmp_path / "t.sqlite3") as target:
+            import_archive(verify_archive(tmp_path / "b.gz"), target)
+    document = make_import_batch(1, records).documents
+    assert document["accounts"][0]["did"] == "did:web:wallet.example" and document["accounts"][0]["seen_at"] >= began
+    assert document["retired"] == [{"_id": "did:web:gone.example"}]
+
+
+def test_a_place_that_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all was written: the same command goes on, or begins again."""
+    path, archive = tmp_path / "s.sqlite3", tmp_path / "a.gz"
+    write_archive(archive, "sqlite", [AccountRecord(number=1, did="did:a", created_at=1.0, draft03=False)])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mediatord.backup.sqlite_import.install_database", full)
+        with pytest.raises(OSError, match="No space"), open_sqlite_target(path) as target:
+            import_archive(verify_archive(archive), target)
+    assert not path.exists()
+    with open_sqlite_target(path) as target:
+        assert import_archive(verify_archive(archive), target).is_equal
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.gz", "s.sqlite3", "s.sqlite3.lock"]
+
+
+def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
+    """Nobody is to be stopped for that."""
+    (tmp_path / "s.sqlite3.lock").symlink_to("elsewhere")
+    with (
+        pytest.raises(BackupError, match="Too many levels of symbolic links$"),
+        open_sqlite_target(tmp_path / "s.sqlite3"),
+    ):
+        pass
+
+
+def test_a_damaged_store(tmp_path: Path) -> None:
+    """A message of nobody costs a line."""
+    path = tmp_path / "s.sqlite3"
+    with closing(prepare_database(path)) as connection:
+        connection.execute("INSERT INTO account (did, created_at) VALUES ('did:a', 1.0)")
+        connection.execute("INSERT INTO recipient (account_id, did, registered) VALUES (1, 'did:r', 1)")
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute("DELETE FROM account")
+    with pytest.raises(BackupError, match="damaged"):
+        exported(path, tmp_path / "a.gz")
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path, capsys: Capture) -> None:
+    """One line says so."""
+    assert call("init", "--dir", str(tmp_path)) == 0
+    text = (tmp_path / "mediator.yaml").read_text().replace("path: mediator.sqlite3", "path: data/mediator.sqlite3")
+    (tmp_path / "mediator.yaml").write_text(text)
+    capsys.readouterr()
+    write_archive(tmp_path / "a.gz", "sqlite", [])
+    assert call("import", "--config", str(tmp_path / "mediator.yaml"), "--from", str(tmp_path / "a.gz")) == 1
+    assert "data is not there" in one_line(capsys)
+
+
+def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    """On standard error; standard output has what was asked for."""
+    assert call("init", "--dir", str(tmp_path)) == 0
+    records: list[StoreRecord] = [
+        AccountRecord(number=number, did=f"did:{number}", created_at=1.0, draft03=False) for number in range(1, 2001)
+    ]
+    write_archive(tmp_path / "a.gz", "sqlite", records)
+    ours, theirs = pty.openpty()
+    arguments = ["import", "--config", str(tmp_path / "mediator.yaml"), "--from", str(tmp_path / "a.gz"), "--json"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "mediatord", *arguments], stderr=theirs, stdout=subprocess.PIPE, env=environment
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while some := os.read(ours, 4096):
+                shown += some
+        except OSError:  # what a terminal says when nobody is there any more
+            pass
+        told = process.communicate()[0]
+    os.close(ours)
+    assert process.returncode == 0 and told.startswith(b'{"archive"')
+    assert b"importing" in shown and b"2000/2000" in shown

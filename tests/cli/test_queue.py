@@ -1,0 +1,650 @@
+"""`mediatord queue`: looking into queues and taking messages out, beside a store that is in use."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from mediatord.cli.keys import read_identity
+from mediatord.cli.store_access import (
+    MessageFilter,
+    PurgeLog,
+    PurgeProgress,
+    QueuedMessage,
+    SQLiteQueueAccess,
+    find_purged,
+    open_queue_access,
+)
+from mediatord.config.file import load_config
+from mediatord.config.settings import Config
+from mediatord.errors import StartupError
+from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.probe.cycle import ProbeIdentities
+from mediatord.store.interfaces import messages as interface
+from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
+from mediatord.store.interfaces.messages import MessageLedger, QueueTotals
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
+from tests.cli.test_commands import Capture, call, one_line
+from tests.observability.counter_oracle import read_lines, wrong_counter_lines
+from tests.store.builders import ImmediateClock, make_payload, make_sqlite_store, result_of
+
+ALICE, BOB, INBOX = "did:example:alice", "did:example:bob", "did:key:z6MkInbox"
+CAROL, DAVE = "did:decentrl:carol", "did:decentrl:dave"
+HOUR = 3600.0
+NODE = "m1"
+
+
+@dataclass
+class Office:
+    """
+    A configuration with its store, which a daemon would have open.
+
+    :ivar began: the store's time at first, seconds.
+    """
+
+    path: Path
+    config: Config
+    clock: Clock
+    store: SQLiteStore
+    began: float
+
+    def put(self, *ids: str, to: str = INBOX, size: int = 10, due_in: float | None = None) -> None:
+        """Deposit messages, now by the store's clock."""
+        now = self.clock.seconds()
+        payloads = [make_payload(id, id.encode().ljust(size)) for id in ids]
+        due_at = None if due_in is None else now + due_in
+        result_of(self.store.enqueue(to, payloads, expires_at=now + 72 * HOUR, due_at=due_at))
+
+    def send(self, *ids: str) -> None:
+        """Deliver events from DAVE to CAROL."""
+        for id in ids:
+            event = PendingEvent(id, CAROL, DAVE, "secret", self.clock.seconds())
+            assert result_of(self.store.decentrl.enqueue_event(CommandGuard(id.encode(), 9e9), event)) is None
+
+    def waiting(self) -> QueueTotals:
+        """As the store says it."""
+        found: QueueTotals = result_of(self.store.get_queue_totals())
+        return found
+
+    def ids(self, did: str = INBOX) -> list[str]:
+        """What waits, as found by the command."""
+        return [one.id for one in open_queue_access(self.config).entries(MessageFilter(did))]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What the event log says was removed."""
+        return [line for line in read_lines(self.config.log.directory) if line["event"] == "msg.remove"]
+
+
+@pytest.fixture
+def office(tmp_path: Path, capsys: Capture) -> Iterator[Office]:
+    assert call("init", "--dir", str(tmp_path / "m")) == 0
+    capsys.readouterr()
+    path = tmp_path / "m" / "mediator.yaml"
+    text = path.read_text("utf-8")
+    path.write_text(text.replace("node: null", f"node: {NODE}").replace("dids: plain", "dids: keyed"), "utf-8")
+    config = load_config(path)
+    config.log.directory.mkdir()
+    clock = ImmediateClock()
+    began = datetime.now(UTC).timestamp() - 10 * HOUR
+    clock.rightNow = began
+    store = make_sqlite_store(clock, config.storage.sqlite.path)
+    result_of(store.open())
+    result_of(store.grant(ALICE))
+    result_of(store.update_recipients(ALICE, [(INBOX, "add"), (ALICE, "add")], max_recipients=9))
+    contract = Contract("c", CAROL, DAVE, 9e9, b"digest", b"{}")
+    result_of(store.decentrl.save_contract(CommandGuard(b"contract", 9e9), contract))
+    yield Office(path, config, clock, store, began)
+    result_of(store.close())
+
+
+def asked(office: Office, *arguments: str) -> Sequence[str]:
+    """The arguments for `mediatord queue`, with the configuration."""
+    return ("queue", *arguments, "--config", str(office.path))
+
+
+def printed(capture: Capture) -> Any:
+    """The one JSON document."""
+    captured = capture.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def test_list(office: Office, capsys: Capture) -> None:
+    """The longest queues come first, those of both halves, and the sum is of all."""
+    office.put("a", "b", "c", size=1000)
+    office.put("d", to=ALICE)
+    office.clock.advance(HOUR)
+    office.send("e", "f")
+
+    assert call(*asked(office, "list", "--json")) == 0
+    shown = printed(capsys)
+    assert [(one["half"], one["did"], one["account"], one["messages"], one["bytes"]) for one in shown["queues"]] == [
+        ("didcomm", INBOX, ALICE, 3, 3000),
+        ("decentrl", CAROL, CAROL, 2, 12),
+        ("didcomm", ALICE, ALICE, 1, 10),
+    ]
+    assert [one["oldest_at"] for one in shown["queues"]] == [office.began, office.began + HOUR, office.began]
+    assert shown["totals"] == {"queues": 3, "messages": 6, "bytes": 3022}
+
+    assert call(*asked(office, "list", "--top", "1")) == 0
+    head, row, end = capsys.readouterr().out.splitlines()
+    assert head.split() == ["half", "recipient", "account", "messages", "size", "oldest"]
+    assert row.split()[:8] == ["didcomm", INBOX, ALICE, "3", "2.9", "KiB", "10", "h"]
+    assert end == "3 queues with 6 messages, 3.0 KiB, of which the 1 longest are shown"
+
+    assert call(*asked(office, "list", "--half", "decentrl", "--json")) == 0
+    assert [one["did"] for one in printed(capsys)["queues"]] == [CAROL]
+    assert call(*asked(office, "list", "--half", "decentrl")) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 queue with 2 messages, 12 B"
+
+
+def test_list_of_nothing(office: Office, capsys: Capture) -> None:
+    """Empty queues are none."""
+    assert call(*asked(office, "list")) == 0
+    assert capsys.readouterr().out == "0 queues with 0 messages, 0 B\n"
+
+
+def test_show(office: Office, capsys: Capture) -> None:
+    """Messages of a recipient are shown with all that is known of them but their payloads."""
+    office.put("pushed", "waiting")
+    result_of(office.store.mark_delivered(["pushed"]))
+    office.put("later", due_in=20 * HOUR)
+    office.send("event")
+
+    assert call(*asked(office, "show", INBOX, "--json")) == 0
+    shown = printed(capsys)
+    assert shown["messages"] == 3
+    fields = ("id", "status", "pushes", "due_at")
+    assert [tuple(one[name] for name in fields) for one in shown["shown"]] == [
+        ("pushed", "delivered", 1, None),
+        ("waiting", "pending", 0, None),
+        ("later", "pending", 0, office.began + 20 * HOUR),
+    ]
+    assert {one["expires_at"] for one in shown["shown"]} == {office.began + 72 * HOUR}
+
+    assert call(*asked(office, "show", CAROL)) == 0
+    text = capsys.readouterr().out
+    assert "event" in text and "never" in text
+    assert "secret" not in text
+    assert text.endswith(f"1 messages, 6 B, for {CAROL}\n")
+
+
+def test_nothing_is_done_to_the_terminal(office: Office, capsys: Capture) -> None:
+    """DIDs and ids that an import has brought are shown, and their times, whatever they are."""
+    did = "did:example:\x1b[2Jtitle\x07"
+    result_of(office.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
+    office.clock.rightNow = 1e15  # of a year that no calendar has
+    office.put("\x9bid", to=did)
+    for arguments in (("list",), ("show", did), ("purge", did), ("purge", did, "--yes")):
+        assert call(*asked(office, *arguments)) == 0
+        shown = capsys.readouterr().out
+        assert "\x1b" not in shown and "\x9b" not in shown
+        assert "removed" in shown or "\\x1b[2Jtitle\\x07" in shown
+        assert arguments[0] != "show" or "\\x9bid" in shown
+
+
+@pytest.mark.system
+def test_dids_on_a_terminal(office: Office) -> None:
+    """Are those that wait: `:key:` is no picture of one."""
+    office.put("a")
+    command = [sys.executable, "-m", "mediatord", *asked(office, "list")]
+    near, far = pty.openpty()
+    with os.fdopen(near, "rb", buffering=0) as terminal:
+        with subprocess.Popen(command, stdout=far, env={**os.environ, "TERM": "xterm", "COLUMNS": "200"}):
+            os.close(far)
+        assert INBOX.encode() in terminal.read(65_536)
+
+
+def test_tags_stand_for_dids(office: Office, capsys: Capture) -> None:
+    """A long DID is shown short, and is found by that as well as by its pseudonym in the log."""
+    long = "did:peer:2." + "Ez6LS" * 40
+    result_of(office.store.update_recipients(ALICE, [(long, "add")], max_recipients=9))
+    office.put("a", to=long)
+    office.send("e")
+    assert call(*asked(office, "list")) == 0
+    shown = next(word for word in capsys.readouterr().out.split() if word.startswith("did:peer:2."))
+    assert shown == Pseudonymizer("plain", PurgeLog(office.config)._pseudonymizer.key).did(long)
+    assert len(shown) < 50
+    for name in (shown, PurgeLog(office.config)._pseudonymizer.did(long)):
+        assert call(*asked(office, "show", name, "--json")) == 0
+        assert [one["id"] for one in printed(capsys)["shown"]] == ["a"]
+    assert call(*asked(office, "purge", PurgeLog(office.config)._pseudonymizer.did(CAROL), "--yes", "--json")) == 0
+    assert printed(capsys)["halves"] == {"decentrl": 1}
+
+
+def test_any_form_of_a_did(office: Office, capsys: Capture) -> None:
+    """Recipients, accounts and identities are found by all forms of their DIDs, also of one that is left over."""
+    bob = "did:web:bob.example"
+    result_of(office.store.grant(bob))
+    for given in (f"{bob}#k1", "did:web:Bob.example%3A443"):
+        assert call(*asked(office, "show", given, "--json")) == 0
+        assert printed(capsys)["did"] == bob
+    result_of(office.store.update_recipients(ALICE, [(f"{bob}#k1", "add")], max_recipients=9))
+    office.put("a", to=bob)
+    result_of(office.store.update_recipients(ALICE, [(f"{bob}#k1", "remove")], max_recipients=9))
+    office.send("e")
+    for given, kept, halves in ((f"{bob}#k1", bob, {"didcomm": 1}), (f"{CAROL}#k1", CAROL, {"decentrl": 1})):
+        assert call(*asked(office, "show", given, "--json")) == 0
+        assert printed(capsys)["did"] == kept
+        assert call(*asked(office, "purge", given, "--yes", "--json")) == 0
+        assert printed(capsys)["halves"] == halves
+
+
+@pytest.mark.parametrize("json_too", [(), ("--json",)])
+@pytest.mark.parametrize(
+    "did", ["did:example:nobody", "did:peer:2.Ez~1a2b", "~1a2b3c", "", "\udcff", f"{INBOX}x", "*", "did:example:%"]
+)
+def test_dids_that_nobody_has(did: str, json_too: tuple[str, ...], office: Office, capsys: Capture) -> None:
+    """Each costs a line and status 1, and nothing goes, wherever the mistake is."""
+    office.put("a")
+    office.send("b")
+    for arguments in (("show", did), ("purge", did), ("purge", did, "--yes"), ("show", did, "--half", "decentrl")):
+        assert call(*asked(office, *arguments, *json_too)) == 1
+        assert one_line(capsys).endswith(": nobody has registered this DID")
+    assert (office.ids(), office.ids(CAROL)) == (["a"], ["b"])
+
+
+def test_dids_that_nothing_waits_for(office: Office, capsys: Capture) -> None:
+    """Whoever is registered has a queue, though it is empty; one that was given up has one while something waits."""
+    tag = PurgeLog(office.config)._pseudonymizer.did(ALICE)
+    for did in (ALICE, INBOX, DAVE, tag):
+        for command in ("show", "purge"):
+            assert call(*asked(office, command, did)) == 0
+            assert capsys.readouterr().out.startswith("0 messages, 0 B, for ")
+    office.put("a")
+    result_of(office.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
+    for command in ("show", "purge"):
+        assert call(*asked(office, command, INBOX, "--json")) == 0
+        assert printed(capsys)["messages"] == 1
+
+
+def self_test(office: Office, *ids: str) -> str:
+    """The DID of the daemon's self-test, with an account for which something waits."""
+    did = ProbeIdentities(read_identity(office.config).secret).identity(NODE).did
+    result_of(office.store.grant(did))
+    result_of(office.store.update_recipients(did, [(did, "add")], max_recipients=9))
+    office.put(*ids, to=did)
+    return did
+
+
+def test_the_self_test_is_marked(office: Office, capsys: Capture) -> None:
+    """What the daemon sends to itself is not taken for a wallet's, in tables and by programs."""
+    did = self_test(office, "a", "b")
+    office.put("c")
+    assert call(*asked(office, "list", "--json")) == 0
+    shown = printed(capsys)["queues"]
+    assert [(one["did"], one["self_test"]) for one in shown] == [(did, True), (INBOX, False)]
+    assert call(*asked(office, "list")) == 0
+    _, own, other, end = capsys.readouterr().out.splitlines()
+    assert ("(self-test)" in own, "(self-test)" in other) == (True, False)
+    assert end.startswith("2 queues with 3 messages")
+    for asked_for, marked in ((did, True), (INBOX, False)):
+        assert call(*asked(office, "show", asked_for, "--json")) == 0
+        assert printed(capsys)["self_test"] is marked
+        assert call(*asked(office, "show", asked_for)) == 0
+        assert capsys.readouterr().out.rstrip("\n").endswith("(self-test)") is marked
+
+
+def test_the_self_test_is_not_purged(office: Office, capsys: Capture) -> None:
+    """By whatever name it is called, and however little is asked for."""
+    did = self_test(office, "a")
+    tags = PurgeLog(office.config)._pseudonymizer
+    for name in (did, f"{did}#k1", tags.did(did), Pseudonymizer("plain", tags.key).did(did)):
+        for more in ((), ("--yes",), ("--yes", "--json"), ("--yes", "--id", "a"), ("--half", "decentrl")):
+            assert call(*asked(office, "purge", name, *more)) == 1
+            assert one_line(capsys).endswith(
+                "belongs to the daemon's own self-test (GET /ready), which clears it: not removed"
+            )
+    assert office.ids(did) == ["a"]
+
+
+def test_who_only_looks_like_the_self_test(office: Office, capsys: Capture) -> None:
+    """Anybody can make such a DID, and fill its queue; without the mediator's keys it is one like any other."""
+    did = ProbeIdentities(b"of another").identity(NODE).did
+    result_of(office.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
+    office.put("a", to=did)
+    assert call(*asked(office, "list", "--json")) == 0
+    assert [one["self_test"] for one in printed(capsys)["queues"]] == [False]
+    assert call(*asked(office, "purge", did, "--yes")) == 0
+    assert office.ids(did) == []
+
+
+def test_the_self_test_without_keys(office: Office, capsys: Capture) -> None:
+    """Whoever may not read them sees the form of it, and removes nothing that may be it; other queues need none."""
+    did = self_test(office, "a")
+    office.put("b")
+    office.config.identity.keys.unlink()
+    assert call(*asked(office, "list", "--json")) == 0
+    assert {one["did"]: one["self_test"] for one in printed(capsys)["queues"]} == {did: True, INBOX: False}
+    assert call(*asked(office, "purge", did, "--yes")) == 1
+    assert one_line(capsys) == f"{office.config.identity.keys} cannot be read: No such file or directory"
+    assert call(*asked(office, "purge", INBOX, "--yes")) == 0
+    assert (office.ids(did), office.ids()) == (["a"], [])
+
+
+def test_looking_changes_nothing(office: Office) -> None:
+    """What a daemon has pushed stays pushed: the store is not opened as a daemon opens it."""
+    office.put("pushed")
+    result_of(office.store.mark_delivered(["pushed"]))
+    assert call(*asked(office, "list")) == call(*asked(office, "show", INBOX)) == 0
+    assert call(*asked(office, "purge", INBOX, "--id", "another", "--yes")) == 0
+    (found,) = result_of(office.store.find_messages(["pushed"]))
+    assert found.status == "delivered"
+
+
+def test_purge_shows_first(office: Office, capsys: Capture) -> None:
+    """Without --yes nothing is removed and nothing is logged; it is shown what would be."""
+    office.put(*(f"m{number}" for number in range(12)))
+    before = sorted(office.config.log.directory.iterdir())
+    assert call(*asked(office, "purge", INBOX)) == 0
+    shown = capsys.readouterr().out
+    assert "m0" in shown and "m9 " in shown and "m10" not in shown
+    assert shown.splitlines()[-2:] == [
+        f"12 messages, 120 B, for {INBOX} would be removed, of which the first 10 are shown",
+        "nothing was removed; the same with --yes removes them",
+    ]
+    assert len(office.ids()) == 12
+    assert sorted(office.config.log.directory.iterdir()) == before
+
+
+def test_purge(office: Office, capsys: Capture) -> None:
+    """What is meant is removed from the store that the daemon has open, counted off, and told."""
+    office.put("old", "older", size=100)
+    office.send("event")
+    office.clock.advance(9 * HOUR)
+    office.put("new")
+    chosen = ("purge", INBOX, "--older-than", "2h", "--yes")
+    assert call(*asked(office, *chosen)) == 0
+    assert capsys.readouterr().out == "2 messages, 200 B, removed\n"
+    assert office.ids() == ["new"]
+    assert office.waiting().messages == 2
+    assert (office.waiting().bytes, office.waiting().recipients) == (16, 2)
+    messages = MessageLedger(accepted=3, removed=2, waiting=1)
+    assert result_of(office.store.read_ledger()) == interface.StoreLedger(
+        messages, MessageLedger(accepted=1, waiting=1)
+    )
+    assert call(*asked(office, "purge", CAROL, "--half", "decentrl", "--yes", "--json")) == 0
+    assert printed(capsys) == {
+        "dry_run": False,
+        "messages": 1,
+        "bytes": 6,
+        "halves": {"decentrl": 1},
+        "gone_before": 0,
+    }
+    assert office.waiting().messages == 1
+    assert result_of(office.store.read_ledger()) == interface.StoreLedger(
+        messages, MessageLedger(accepted=1, removed=1)
+    )
+
+
+def test_purge_by_id(office: Office) -> None:
+    """Only those named go, and only if they are for this recipient."""
+    office.put("a", "b", "c")
+    office.put("d", to=ALICE)
+    assert call(*asked(office, "purge", INBOX, "--id", "a", "--id", "c", "--id", "d", "--yes")) == 0
+    assert office.ids() == ["b"]
+    assert office.ids(ALICE) == ["d"]
+
+
+def test_purged_messages_are_logged(office: Office) -> None:
+    """Each removal has its line, written by a short process of a name of its own whose counters agree with it."""
+    office.put("a", "b")
+    result_of(office.store.mark_delivered(["a"]))
+    office.send("e")
+    log = office.config.log.directory
+    growing = log / "events.jsonl"
+    growing.write_text("the daemon's\n")
+    for did in (INBOX, CAROL):
+        assert call(*asked(office, "purge", did, "--yes")) == 0
+    assert growing.read_text() == "the daemon's\n"
+    growing.unlink()
+    assert not list(log.glob(".*"))
+
+    tags = PurgeLog(office.config)._pseudonymizer
+    told = [(line["msg"], line["rcpt"], line["proto"], line["reason"], line["pushes"]) for line in office.lines()]
+    assert sorted(told) == sorted(
+        [
+            (tags.message("a"), tags.did(INBOX), "didcomm", "purged", 1),
+            (tags.message("b"), tags.did(INBOX), "didcomm", "purged", 0),
+            (tags.message("e"), tags.did(CAROL), "decentrl", "purged", 0),
+        ]
+    )
+    lines = read_lines(log)
+    assert {line["node"] for line in lines} == {f"{NODE}-operator"}
+    for boot in {line["boot"] for line in lines}:
+        own = [line for line in lines if line["boot"] == boot]
+        events = [line["event"] for line in own]
+        assert events[:2] == ["log.open", "proc.start"]
+        assert events[-3:] == ["proc.stop", "counters", "log.close"]
+        assert [line["seq"] for line in own] == list(range(1, len(own) + 1))
+    assert wrong_counter_lines(lines) == []
+    assert all(900 * 60 > line["age_ms"] / 1000 > 599 * 60 for line in office.lines())
+
+
+def test_nothing_is_removed_without_a_log(office: Office, capsys: Capture) -> None:
+    """Where no daemon writes a log, its lines would be lost."""
+    office.put("a")
+    log = office.config.log.directory
+    log.rmdir()
+    assert call(*asked(office, "purge", INBOX, "--yes")) == 1
+    assert one_line(capsys) == f"{log} is not there: what is removed could not be logged"
+    assert office.ids() == ["a"]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("room", [0, 100, 700])
+def test_nothing_is_removed_that_cannot_be_logged(room: int, office: Office) -> None:
+    """Without room for its plan or its lines a message stays, and nothing is left behind."""
+    office.put("a", "b")
+    script = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room})); "
+        "from mediatord.cli import main; main(sys.argv[1:])"
+    )
+    # Nor for compiled modules, which others would find torn.
+    command = [sys.executable, "-B", "-c", script, *asked(office, "purge", INBOX, "--yes")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("mediatord: the event log cannot be written, so nothing is removed: ")
+    assert done.stderr.count("\n") == 1
+    assert list(office.config.log.directory.iterdir()) == []
+    assert office.ids() == ["a", "b"]
+
+
+class Interrupted(Exception):
+    """What a kill is to the process that is killed."""
+
+
+class Unheard(PurgeProgress):
+    """Who is told does not live to hear it."""
+
+    def end(self, removed: Sequence[QueuedMessage]) -> None:
+        raise Interrupted
+
+
+class Killed(SQLiteQueueAccess):
+    """A store beside which the process is killed after the first transaction, and cannot do anything any more."""
+
+    def remove(self, entries: Sequence[QueuedMessage], progress: PurgeProgress) -> None:
+        super().remove(entries[:1], Unheard(progress._path))
+
+    def missing(self, entries: Sequence[QueuedMessage]) -> list[QueuedMessage]:
+        raise StartupError("killed")
+
+
+def test_a_removal_that_was_killed_is_entered_by_the_next(office: Office) -> None:
+    """What it had removed gets its line, once; what it had not stays, without one."""
+    office.put("a", "b")
+    path = office.config.storage.sqlite.path
+    books = PurgeLog(office.config)
+    entries = SQLiteQueueAccess(path).entries(MessageFilter(INBOX))
+    with pytest.raises(Interrupted):
+        books.remove(Killed(path), entries)
+    assert office.ids() == ["b"]
+    assert office.lines() == []
+    assert books.settle(SQLiteQueueAccess(path)) == 1
+    assert [line["msg"] for line in office.lines()] == [books._pseudonymizer.message("a")]
+    assert books.settle(SQLiteQueueAccess(path)) == 0
+    assert books.remove(SQLiteQueueAccess(path), entries) == entries[1:]
+    assert sorted(line["msg"] for line in office.lines()) == sorted(books._pseudonymizer.message(id) for id in "ab")
+    assert not list(office.config.log.directory.glob(".*"))
+
+
+class Stopped(SQLiteQueueAccess):
+    """Beside which the process is killed after so many transactions, before the next one."""
+
+    def __init__(self, path: Path, done: int) -> None:
+        super().__init__(path)
+        self.left = done
+
+    def remove(self, entries: Sequence[QueuedMessage], progress: PurgeProgress) -> None:
+        if self.left:
+            super().remove(entries[: self.left * 50], progress)
+        raise Interrupted
+
+    def missing(self, entries: Sequence[QueuedMessage]) -> list[QueuedMessage]:
+        raise StartupError("killed")
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_what_a_wallet_fetches_after_a_kill_is_its_own(done: int, office: Office) -> None:
+    """What a removal that was killed had planned only, and has gone by itself since, gets no line."""
+    ids = [f"m{number:03}" for number in range(120)]
+    office.put(*ids)
+    path = office.config.storage.sqlite.path
+    books = PurgeLog(office.config)
+    with pytest.raises(Interrupted):
+        books.remove(Stopped(path, done), SQLiteQueueAccess(path).entries(MessageFilter(INBOX)))
+    result_of(office.store.acknowledge(ALICE, ids[100:]))
+    assert books.settle(SQLiteQueueAccess(path)) == done * 50
+    tags = books._pseudonymizer
+    assert sorted(line["msg"] for line in office.lines()) == sorted(tags.message(id) for id in ids[: done * 50])
+    assert office.ids() == ids[done * 50 : 100]
+
+
+def test_an_announcement_that_is_torn(office: Office) -> None:
+    """Was of what had not begun; one that is whole is of what may be done."""
+    office.put("a", "b")
+    path, progress = office.config.storage.sqlite.path, office.config.log.directory / "course"
+    plan = SQLiteQueueAccess(path).entries(MessageFilter(INBOX))
+    office.store.acknowledge(ALICE, ["a"])
+    assert find_purged(progress, plan, SQLiteQueueAccess(path).missing) == []
+    PurgeProgress(progress).begin(plan)
+    assert find_purged(progress, plan, SQLiteQueueAccess(path).missing) == plan[:1]
+    progress.write_bytes(progress.read_bytes()[:-1])
+    assert find_purged(progress, plan, SQLiteQueueAccess(path).missing) == []
+
+
+def test_what_was_killed_before_it_began(office: Office) -> None:
+    """A removal without a whole plan has removed nothing: what is left of it is thrown away."""
+    draft = office.config.log.directory / ".purge-123456"
+    draft.mkdir()
+    (draft / "plan.jsonl.draft").write_text('{"half": "didco')
+    assert PurgeLog(office.config).settle(open_queue_access(office.config)) == 0
+    assert not draft.exists()
+
+
+def test_two_at_a_time(office: Office) -> None:
+    """One that is being carried out is left alone."""
+    office.put("a")
+    waiting = open_queue_access(office.config)
+    entries = waiting.entries(MessageFilter(INBOX))
+    books = PurgeLog(office.config)
+
+    class Meddling(SQLiteQueueAccess):
+        def remove(self, entries: Sequence[QueuedMessage], progress: PurgeProgress) -> None:
+            super().remove(entries, progress)
+            assert PurgeLog(office.config).settle(waiting) == 0
+
+    assert books.remove(Meddling(office.config.storage.sqlite.path), entries) == entries
+    assert len(office.lines()) == 1
+
+
+@pytest.mark.system
+def test_killed_for_real(office: Office) -> None:
+    """Wherever a removal is killed, once another one has been done each message has had one line."""
+    ids = [f"m{number:03}" for number in range(999)]
+    office.put(*ids)
+    log = office.config.log.directory
+    command = [sys.executable, "-m", "mediatord", *asked(office, "purge", INBOX, "--yes")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        while process.poll() is None and not list(log.glob(".purge-*/plan.jsonl")):
+            pass
+        process.kill()
+    # The plan may have been moved away just now, or not be complete.
+    subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    assert office.ids() == []
+    told = [line["msg"] for line in office.lines()]
+    assert sorted(told) == sorted(PurgeLog(office.config)._pseudonymizer.message(id) for id in ids)
+    assert wrong_counter_lines(read_lines(log)) == []
+
+
+def test_what_goes_meanwhile_is_not_entered(office: Office) -> None:
+    """A message that its wallet acknowledges between the look and the removal is the wallet's."""
+    office.put("a", "b")
+    waiting = open_queue_access(office.config)
+    entries = waiting.entries(MessageFilter(INBOX))
+    result_of(office.store.acknowledge(ALICE, ["a"]))
+    assert [one.id for one in PurgeLog(office.config).remove(waiting, entries)] == ["b"]
+    assert len(office.lines()) == 1
+
+
+def test_plain_tags(office: Office) -> None:
+    """Lines name what the daemon's name, as log.dids says."""
+    config = office.config.model_copy(update={"log": office.config.log.model_copy(update={"dids": "plain"})})
+    office.put("a")
+    waiting = open_queue_access(config)
+    PurgeLog(config).remove(waiting, waiting.entries(MessageFilter(INBOX)))
+    assert [line["rcpt"] for line in office.lines()] == [
+        Pseudonymizer("plain", PurgeLog(config)._pseudonymizer.key).did(INBOX)
+    ]
+
+
+@pytest.mark.parametrize("command", ["list", "show", "purge"])
+def test_memory(command: str, office: Office, capsys: Capture) -> None:
+    """Nobody can look into the memory of another process."""
+    office.path.write_text(office.path.read_text().replace("backend: sqlite", "backend: memory"))
+    arguments = [command] if command == "list" else [command, INBOX]
+    assert call(*asked(office, *arguments)) == 1
+    assert one_line(capsys).startswith("storage.backend: nobody but the daemon itself knows")
+
+
+def test_no_database(office: Office, capsys: Capture) -> None:
+    """Where no daemon has run there is nothing to look into, and none is made."""
+    path = office.config.storage.sqlite.path
+    text = office.path.read_text()
+    office.path.write_text(text.replace(f"path: {path.name}", "path: other.sqlite3"))
+    assert call(*asked(office, "list")) == 1
+    assert one_line(capsys).endswith("other.sqlite3 is not there: no daemon has kept anything yet")
+    assert not path.with_name("other.sqlite3").exists()
+    path.with_name("other.sqlite3").write_bytes(b"not a database at all, but long enough to be read as one" * 20)
+    assert call(*asked(office, "list")) == 1
+    assert "other.sqlite3 cannot be used: file is not a database" in one_line(capsys)
+
+
+def test_wrong_usage(office: Office, capsys: Capture) -> None:
+    """A time that is none costs a line."""
+    assert call(*asked(office, "purge", INBOX, "--older-than", "soon")) == 2
+    assert "--older-than: expected a duration such as 72h" in one_line(capsys)
+
+
+def test_the_log_belongs_to_the_daemon(office: Office) -> None:
+    """A segment that root writes is whoever's the directory is."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    log = office.config.log.directory
+    os.chown(log, 12345, 12345)
+    office.put("a")
+    assert call(*asked(office, "purge", INBOX, "--yes")) == 0
+    (segment,) = log.iterdir()
+    assert (segment.stat().st_uid, segment.stat().st_gid) == (12345, 12345)

@@ -1,0 +1,655 @@
+"""The configuration: its defaults, what is refused and in which words (contract section 4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from ipaddress import ip_network
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from twisted.internet.endpoints import clientFromString, serverFromString
+from twisted.internet.protocol import Factory
+from twisted.internet.testing import MemoryReactor
+
+from mediatord.app.lifecycle import check_setting_combinations
+from mediatord.config.file import ConfigError, load_config, render_config
+from mediatord.config.location import DEFAULT_CONFIG_PATH, get_default_config_path
+from mediatord.config.settings import Config, SizeMarker, format_duration
+from mediatord.config.units import format_size
+from mediatord.errors import StartupError
+
+ETC = Path(__file__).parents[2] / "etc" / "mediator.yaml"
+# A file without any key is refused.
+SOME_KEY = "workers: 1"
+
+
+def problems(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> list[str]:
+    """What is wrong with a file `m.yaml` of this content; its directory is left out."""
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, environ or {})
+    return [problem.removeprefix(f"{tmp_path}/") for problem in caught.value.problems]
+
+
+def read(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> Config:
+    """The configuration in a file of this content."""
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    return load_config(path, environ or {})
+
+
+def keys_of(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+    """The path of every key that is no section."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from ((name, *rest) for rest in keys_of(kind))
+        else:
+            yield (name,)
+
+
+def keys_in(tree: object) -> Iterator[tuple[str, ...]]:
+    """The path of every key of a YAML tree below which there are no further keys."""
+    if isinstance(tree, dict) and tree:
+        for name, below in tree.items():
+            yield from ((name, *rest) for rest in keys_in(below))
+    else:
+        yield ()
+
+
+def test_example_is_all_defaults() -> None:
+    """etc/mediator.yaml shows every key at its default."""
+    assert load_config(ETC, {}) == Config().resolved(ETC.parent.absolute())
+
+
+def test_example_shows_every_key() -> None:
+    """etc/mediator.yaml has every key that the models have, and no other, each under a line of explanation."""
+    assert set(keys_in(yaml.safe_load(ETC.read_text()))) == set(keys_of(Config))
+    lines = ETC.read_text().splitlines()
+    for above, line in zip(lines, lines[1:], strict=False):
+        if ":" in line and not line.lstrip().startswith("#"):
+            assert above.lstrip().startswith("# "), line
+
+
+def test_example_is_what_the_models_render() -> None:
+    """The example is written from the models by mediatord.config.file.render_config."""
+    assert ETC.read_text() == render_config()
+
+
+def test_contract_defaults() -> None:
+    """The defaults are those of the contract."""
+    config = Config()
+    assert config.queue.ttl == 72 * 3600
+    assert (config.queue.max_messages, config.queue.max_bytes) == (1000, 67_108_864)
+    assert (config.limits.did_per_minute, config.limits.ip_per_minute) == (60, 120)
+    assert config.storage.backend == "sqlite"
+    assert config.listen == ("tcp:8080:interface=127.0.0.1",)
+    assert config.metrics.allow == (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+    assert config.decentrl.contract_lifetime == 365 * 86400
+
+
+def test_empty_sections(tmp_path: Path) -> None:
+    """Every key has a default, so that a file with sections emptied by comments will do."""
+    assert read("queue:\nlog:\n  rotate:\n", tmp_path) == Config().resolved(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n", "{}\n", "---\n"])
+def test_empty_file(text: str, tmp_path: Path) -> None:
+    """A file without any key is refused: it would be another mediator. The environment may say which it is."""
+    refused = ["expected keys with values; there are none. Restore the file; `mediatord init` writes one"]
+    for environ in ({}, {"MEDIATORD_LISTEN": '["tcp:8080"]'}):
+        (line,) = problems(text, tmp_path, environ)
+        assert refused[0] in line
+    environ = {"MEDIATORD_PUBLIC_URL": "https://m.example"}
+    assert read(text, tmp_path, environ).public_url == "https://m.example"
+
+
+def test_cut_short(tmp_path: Path) -> None:
+    """What `init` has written is refused without its end, wherever it was cut; what others write has no such end."""
+    whole = render_config(Config(public_url="https://m.example"))
+    assert read(whole, tmp_path).public_url == "https://m.example"
+    assert read(whole + "\n", tmp_path).public_url == "https://m.example"
+    for left in range(60, len(whole) - 2, 97):
+        assert problems(whole[:left], tmp_path), left
+    lines = whole.splitlines(keepends=True)
+    for left in range(1, len(lines)):
+        assert problems("".join(lines[:left]), tmp_path), left
+    (line,) = problems("".join(lines[:20]), tmp_path)
+    assert ":21: expected the line '# end of mediator.yaml': the rest is missing. Restore the file" in line
+    assert read("".join(lines[1:20]), tmp_path).public_url == "https://m.example"
+
+
+def test_written_before_there_was_an_end(tmp_path: Path) -> None:
+    """A file from the time when `init` wrote no end is whole without one."""
+    old = (
+        "# mediatord: every setting, at its default unless changed. Unknown keys and impossible values are refused "
+        "at start;\n# `mediatord check-config --config FILE` tells which.\n\npublic_url: https://m.example\n"
+    )
+    assert read(old, tmp_path).public_url == "https://m.example"
+
+
+def test_changed_around(tmp_path: Path) -> None:
+    """Lines added after the end or before the beginning leave a file whole; its end is missed all the same."""
+    whole = render_config(Config(public_url="https://m.example"))
+    for text in (
+        f"{whole}node: b-2\n",
+        whole.replace("\n", "\r\n") + "node: b-2\r\n",
+        f"# by hand\n{whole}node: b-2",
+    ):
+        text = text.replace("node: null", "# node: null", 1)
+        assert read(text, tmp_path).node == "b-2"
+    cut = whole.replace("# end of mediator.yaml\n", "")
+    for text in (cut, f"# by hand\n{cut}", f"{cut}# end of\n"):
+        assert "the rest is missing" in problems(text, tmp_path)[0]
+
+
+def test_what_is_rendered_is_read(tmp_path: Path) -> None:
+    """A configuration that differs from the defaults comes back from its file as it was."""
+    config = Config.model_validate(
+        {
+            "public_url": "https://m.example/path",
+            "node": "a-1",
+            "drain_timeout": "1500ms",
+            "trusted_proxies": ["10.0.0.0/8", "::1"],
+            "queue": {"ttl": "90s", "delivered_timeout": 0.25},
+            "didcomm": {
+                "endpoints": {"did:web:a.example": "https://b.example/x"},
+                "routing_keys": {"did:web:c.example": ["did:key:z6Mk#z6Mk"]},
+                "allow": ["did:peer:2.Ez6LS"],
+            },
+        }
+    )
+    assert read(render_config(config), tmp_path) == config.resolved(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("67108864", 67_108_864),
+        ("'4096'", 4096),
+        ("67_108_864", 67_108_864),
+        ("64MiB", 67_108_864),
+        ("64 MiB", 67_108_864),
+        ("64mib", 67_108_864),
+        ("64M", 67_108_864),
+        ("64 MB", 64_000_000),
+        ("1k", 1024),
+        ("1KB", 1000),
+        ("2GiB", 2**31),
+        ("1T", 2**40),
+        ("1.5MiB", 1_572_864),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text: str, size: int, tmp_path: Path) -> None:
+    """A size is a number with a unit, or a number of bytes, in the file and in the environment."""
+    assert read(f"queue: {{max_bytes: {text}}}", tmp_path).queue.max_bytes == size
+    environ = {"MEDIATORD_QUEUE__MAX_BYTES": text.strip("'").replace("_", "")}
+    assert read(SOME_KEY, tmp_path, environ).queue.max_bytes == size
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1024, 65_536, 1_048_577, 5 * 2**29, 2**40, 2**63 - 1])
+def test_sizes_are_written_exactly(size: int, tmp_path: Path) -> None:
+    """What is written for a size reads as the same size."""
+    assert read(f"queue: {{max_bytes: {format_size(size)}}}", tmp_path).queue.max_bytes == size
+    assert [format_size(one) for one in (67_108_864, 2**30, 5 * 2**29, 1000)] == ["64MiB", "1GiB", "2560MiB", "1000"]
+
+
+@pytest.mark.parametrize(
+    "text", ["-1", "big", "true", "1.5", ".inf", "10 bushels", "[1]", "1MiB2", "64 Mi", "MiB", "null", "9" * 5000]
+)
+def test_bad_sizes(text: str, tmp_path: Path) -> None:
+    """Anything else is refused in one line with file, line and key."""
+    (only,) = problems(f"queue:\n  max_bytes: {text}\n", tmp_path)
+    assert only.startswith("m.yaml:2: queue.max_bytes: expected ") or only.startswith("m.yaml:1: not YAML")
+
+
+def test_bounds_of_sizes(tmp_path: Path) -> None:
+    """A size is more than nothing and can be counted by a database; log segments have a bound of their own."""
+    assert problems("queue: {max_bytes: 0}", tmp_path) == ["m.yaml:1: queue.max_bytes: expected at least 1"]
+    assert problems("queue: {max_bytes: 9999999999TiB}", tmp_path) == [
+        "m.yaml:1: queue.max_bytes: expected at most 9223372036854775807 bytes"
+    ]
+    assert problems("log: {rotate: {bytes: 63KiB}}", tmp_path) == [
+        "m.yaml:1: log.rotate.bytes: expected at least 65536"
+    ]
+
+
+def test_every_number_of_bytes_is_a_size() -> None:
+    """Each key that counts bytes takes units, and the example shows them."""
+    found = {key: default for key, default in keys_of_bytes(Config(), "")}
+    assert {"queue.max_bytes", "limits.max_message_bytes", "log.rotate.bytes"} <= found.keys()
+    assert [key for key, (is_size, _) in found.items() if not is_size] == []
+    lines = [line.strip() for line in ETC.read_text().splitlines()]
+    for key, (_, default) in found.items():
+        shown = "null" if default is None else format_size(default)
+        assert f"{key.rpartition('.')[2]}: {shown}" in lines
+
+
+def keys_of_bytes(section: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[bool, int | None]]]:
+    """Keys whose names say bytes; for each, whether it is a size, and its default."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from keys_of_bytes(value, f"{prefix}{name}.")
+        elif name.endswith("bytes"):
+            # Of `Size | None` the marks are those of the first alternative.
+            alternatives = get_args(field.annotation)
+            marks = [*field.metadata, *(mark for one in alternatives for mark in getattr(one, "__metadata__", ()))]
+            yield prefix + name, (any(isinstance(mark, SizeMarker) for mark in marks), value)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("72h", 259200.0),
+        ("60s", 60.0),
+        ("5m", 300.0),
+        ("500ms", 0.5),
+        ("365d", 31536000.0),
+        ("1.5h", 5400.0),
+        ("7", 7),
+    ],
+)
+def test_durations(text: str, seconds: float, tmp_path: Path) -> None:
+    """A duration is a number with a unit, or a number of seconds."""
+    assert read(f"queue: {{ttl: {text}}}", tmp_path).queue.ttl == seconds
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.25, 1.0, 90.0, 600.0, 3600.0, 86400.0, 259200.0, 31536000.0])
+def test_durations_are_written_exactly(seconds: float, tmp_path: Path) -> None:
+    """What is written for a duration reads as the same duration."""
+    assert read(f"didcomm: {{max_delay: {format_duration(seconds)}}}", tmp_path).didcomm.max_delay == seconds
+
+
+@pytest.mark.parametrize("text", ["-1", "forever", "true", ".nan", ".inf", "10 parsecs", "[1]", "1h30m"])
+def test_bad_durations(text: str, tmp_path: Path) -> None:
+    """Anything else is refused in one line with file, line and key."""
+    expected = "m.yaml:2: queue.ttl: expected a duration such as 72h, 60s, 500ms or a number of seconds"
+    assert problems(f"queue:\n  ttl: {text}\n", tmp_path) == [expected]
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    """All mistakes are reported together, in the order of the file."""
+    text = """\
+public_url: ftp://x
+listen: tcp:8080
+listne: [tcp:8080]
+queue:
+  max_mesages: 3
+  max_bytes: 1
+  max_bytes: 2
+limits:
+  did_per_minute: "60"
+  ip_per_minute: 0
+didcomm:
+  delivery_form: xml
+  endpoints: {nope: "https://x", "did:web:a": 3}
+  live_default_on: 1
+metrics:
+  allow: [127.0.0.1/8, '::1']
+storage: memory
+drain_timeout: 20
+"""
+    assert problems(text, tmp_path) == [
+        "m.yaml:1: public_url: expected an http:// or https:// URL with a host, without query, fragment or user",
+        "m.yaml:2: listen: expected a list",
+        "m.yaml:3: listne: unknown key; did you mean listen?",
+        "m.yaml:5: queue.max_mesages: unknown key; did you mean max_messages?",
+        "m.yaml:7: queue.max_bytes: expected once; it is already in line 6",
+        "m.yaml:9: limits.did_per_minute: expected a whole number",
+        "m.yaml:10: limits.ip_per_minute: expected at least 1",
+        "m.yaml:12: didcomm.delivery_form: expected one of 'as-received', 'json' or 'base64'",
+        "m.yaml:13: didcomm.endpoints.did:web:a: expected text",
+        "m.yaml:13: didcomm.endpoints.nope: expected a DID such as did:web:example.com",
+        "m.yaml:14: didcomm.live_default_on: expected true or false",
+        "m.yaml:16: metrics.allow[0]: expected an address or a network such as 10.0.0.0/8 or ::1/128",
+        "m.yaml:17: storage: expected keys with values",
+        "m.yaml:18: drain_timeout: expected less than 10",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", "expected more than 0"),
+        ("1.01", "expected at most 1"),
+        (".nan", "expected at most 1.0"),
+        ("true", "expected a number"),
+        ("'0.5'", "expected a number"),
+        ("half", "expected a number"),
+    ],
+)
+def test_no_share(text: str, expected: str, tmp_path: Path) -> None:
+    """A share is more than nothing, and all of it at most."""
+    (problem,) = problems(f"queue:\n  sender_share: {text}\n", tmp_path)
+    assert problem.startswith(f"m.yaml:2: queue.sender_share: {expected}")
+    assert [read(f"queue: {{sender_share: {good}}}", tmp_path).queue.sender_share for good in ("1", "0.25")] == [
+        1.0,
+        0.25,
+    ]
+
+
+def test_no_part_to_reserve(tmp_path: Path) -> None:
+    """What is reserved three times is a third at most, and may be nothing."""
+    for text in ("0.34", "-0.1", "'0.1'"):
+        (problem,) = problems(f"queue:\n  reserved_for_known: {text}\n", tmp_path)
+        assert problem.startswith("m.yaml:2: queue.reserved_for_known: expected")
+    found = [read(f"queue: {{reserved_for_known: {good}}}", tmp_path).queue for good in ("0", "0.33")]
+    assert [one.reserved_for_known for one in found] == [0.0, 0.33]
+
+
+def test_unlike_any_key(tmp_path: Path) -> None:
+    """A key that is nothing like a known one is answered with the known ones."""
+    assert problems("queue:\n  zzz: 1\n", tmp_path) == [
+        "m.yaml:2: queue.zzz: unknown key; expected one of max_messages, max_bytes, when_full, sender_share, "
+        "reserved_for_known, ttl, delivered_timeout"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a: b: c", 1), ("queue:\n  ttl: [1", 2), ("queue:\n\tttl: 1", 2), ("a: &x [*x]", 1), ("a: \x01", 1)],
+)
+def test_not_yaml(text: str, line: int, tmp_path: Path) -> None:
+    """What is no YAML is one line with file and line, not a traceback."""
+    (only,) = problems(text, tmp_path)
+    assert only.startswith(f"m.yaml:{line}: not YAML: ")
+    assert "\n" not in only
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    """A tag that would make another loader run code is only an unknown key."""
+    (only,) = problems("x: !!python/object/apply:os.system [true]", tmp_path)
+    assert only.startswith("m.yaml:1: x: unknown key")
+
+
+def test_not_a_mapping(tmp_path: Path) -> None:
+    """A file that is a list is refused."""
+    assert problems("- 1\n", tmp_path) == ["m.yaml:1: expected keys with values"]
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    """A file that is not there is a problem like any other."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "no.yaml", {})
+    assert caught.value.problems == [f"{tmp_path}/no.yaml: No such file or directory"]
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp:0",
+        "tcp6:8080:interface=\\:\\:",
+        "unix:/run/m.sock",
+        "systemd:domain=INET:index=0",
+        "ssl:443:privateKey=/no",
+        "haproxy:ssl:443:privateKey=/no",
+    ],
+)
+def test_endpoints(endpoint: str, tmp_path: Path) -> None:
+    """Every kind of Twisted endpoint can be listened on; certificates and sockets are looked for only at start."""
+    assert read(f"listen: ['{endpoint}']", tmp_path).listen == (endpoint,)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["8080", "tcp", "tcp:http", "tcp:8080:interfce=1", "carrier-pigeon:1", "tcp:70000"]
+)
+def test_bad_endpoints(endpoint: str, tmp_path: Path) -> None:
+    """A mistake in an endpoint string is found before the daemon starts."""
+    (only,) = problems(f"listen:\n- tcp:1\n- '{endpoint}'", tmp_path)
+    assert only.startswith("m.yaml:3: listen[1]: expected a ")
+    # The only one is no second mistake: that there is none.
+    (only,) = problems(f"listen: ['{endpoint}']", tmp_path)
+    assert only.startswith("m.yaml:1: listen[0]: expected a ")
+
+
+def test_nothing_to_listen_on(tmp_path: Path) -> None:
+    """A daemon without a listener is impossible."""
+    assert problems("listen: []", tmp_path) == ["m.yaml:1: listen: expected at least 1"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://m.example?x=1", "https://m.example#a", "https://u:p@m.example", "m.example", "https://", "http://[::1"],
+)
+def test_bad_public_url(url: str, tmp_path: Path) -> None:
+    """The public URL is http or https with a host, and has neither query nor fragment."""
+    (only,) = problems(f"public_url: '{url}'", tmp_path)
+    assert only.startswith("m.yaml:1: public_url: expected an http:// or https:// URL")
+
+
+def test_public_url_without_slash(tmp_path: Path) -> None:
+    """Paths are appended to the public URL, so a slash at its end is dropped."""
+    assert read("public_url: https://m.example/", tmp_path).public_url == "https://m.example"
+
+
+def test_impossible_together(tmp_path: Path) -> None:
+    """Values that exclude each other are refused at one of them."""
+    text = "storage: {backend: memory}\nworkers: 2\ncluster:\n  listen: tcp:9000\n"
+    assert problems(text, tmp_path) == [
+        "m.yaml:2: workers: expected 1 with storage.backend memory, which processes cannot share",
+        "m.yaml:3: cluster: expected a secret_file beside listen",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "address"),
+    [
+        ("tcp:7070:interface=10.0.0.5", None, "tcp:host=10.0.0.5:port=7070"),
+        ("tcp:port=7070:interface=10.0.0.5:backlog=9", None, "tcp:host=10.0.0.5:port=7070"),
+        (r"tcp6:7070:interface=fe80\:\:1", None, r"tcp:host=fe80\:\:1:port=7070"),
+        ("unix:/run/m.sock:mode=600", None, "unix:/run/m.sock"),
+        (r"unix:address=/run/m\:1.sock", None, r"unix:/run/m\:1.sock"),
+        ("tcp:7070", "a.example:7071", "tcp:host=a.example:port=7071"),
+        ("tcp:7070:interface=0.0.0.0", "[fe80::1]:7070", r"tcp:host=fe80\:\:1:port=7070"),
+        ("systemd:domain=INET:index=0", "10.0.0.5:7070", "tcp:host=10.0.0.5:port=7070"),
+    ],
+)
+def test_address_for_other_nodes(listen: str, advertise: str | None, address: str, tmp_path: Path) -> None:
+    """It follows from where a node listens, unless something else is advertised; it is one that Twisted takes."""
+    told = f"advertise: '{advertise}', " if advertise else ""
+    config = read(f"cluster: {{listen: '{listen}', {told}secret_file: s}}", tmp_path)
+    assert config.cluster.address == address
+    clientFromString(MemoryReactor(), address)
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["tcp:7070", "tcp:7070:interface=", "tcp:7070:interface=0.0.0.0", r"tcp6:7070:interface=\:\:", "tcp6:7070"]
+    + ["tcp:0:interface=10.0.0.5", "systemd:domain=INET:index=0"],
+)
+def test_no_address_for_other_nodes(listen: str, tmp_path: Path) -> None:
+    """Where others cannot know where to connect to, it has to be said."""
+    (only,) = problems(f"cluster:\n  listen: '{listen}'\n  secret_file: s", tmp_path)
+    assert (
+        only
+        == "m.yaml:1: cluster: expected an interface in listen that other nodes can reach, or advertise beside it"
+    )
+
+
+@pytest.mark.parametrize(
+    "advertise", ["a.example", "a.example:0", "a.example:70000", ":7070", "a b:1", "fe80::1:7070"]
+)
+def test_bad_advertise(advertise: str, tmp_path: Path) -> None:
+    """A host and a port, IPv6 in brackets."""
+    (only,) = problems(f"cluster:\n  advertise: '{advertise}'", tmp_path)
+    assert only == "m.yaml:2: cluster.advertise: expected host:port such as 10.0.0.5:7070"
+
+
+def test_a_cluster_needs_a_store_to_share() -> None:
+    """One line that names both settings."""
+    cluster = {"listen": "tcp:7070:interface=10.0.0.5", "secret_file": "s"}
+    for backend in ("memory", "sqlite"):
+        config = Config.model_validate({"cluster": cluster, "storage": {"backend": backend}})
+        with pytest.raises(StartupError, match=r"^cluster\.listen needs storage\.backend mongodb"):
+            check_setting_combinations(config)
+    check_setting_combinations(Config.model_validate({"cluster": cluster, "storage": {"backend": "mongodb"}}))
+
+
+def test_mongodb_is_a_backend(tmp_path: Path) -> None:
+    """MongoDB can be configured, and its URI, which may hold a password, is in no representation."""
+    config = read("storage: {backend: mongodb, mongodb: {uri: 'mongodb://u:s3cret@h/d'}}", tmp_path)
+    assert config.storage.mongodb.uri == "mongodb://u:s3cret@h/d"
+    assert "s3cret" not in repr(config)
+    assert "s3cret" not in "".join(problems("storage: {mongodb: {uri: 's3cret'}}", tmp_path))
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    """Relative paths start at the directory of the file, absolute ones stay."""
+    config = read("log: {directory: /var/log/m}\ncluster: {secret_file: s}\n", tmp_path)
+    assert config.identity.keys == tmp_path / "keys.jwks"
+    assert config.storage.sqlite.path == tmp_path / "mediator.sqlite3"
+    assert config.cluster.secret_file == tmp_path / "s"
+    assert config.log.directory == Path("/var/log/m")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "resolved"),
+    [
+        ("unix:m.sock", "unix:{}/m.sock"),
+        ("unix:address=run/m.sock:mode=660", "unix:address={}/run/m.sock:mode=660"),
+        ("unix:m.sock:660:lockfile=0", "unix:{}/m.sock:660:lockfile=0"),
+        ("unix:/run/m.sock", "unix:/run/m.sock"),
+        ("haproxy:unix:m.sock", "haproxy:unix:{}/m.sock"),
+        ("unix:with\\:colon", "unix:{}/with\\:colon"),
+        ("ssl:443:privateKey=k.pem:certKey=/c.pem", "ssl:443:privateKey={}/k.pem:certKey=/c.pem"),
+        ("ssl:443:k.pem:c.pem:extraCertChain=x.pem", "ssl:443:{0}/k.pem:{0}/c.pem:extraCertChain={0}/x.pem"),
+        ("ssl:port=443:privateKey=k.pem:dhParameters=d", "ssl:port=443:privateKey={0}/k.pem:dhParameters={0}/d"),
+        ("ssl:443:interface=127.0.0.1", "ssl:443:interface=127.0.0.1:privateKey={}/server.pem"),
+        ("haproxy:ssl:443:privateKey=k.pem", "haproxy:ssl:443:privateKey={}/k.pem"),
+        ("tls:certificates:8443", "tls:{}/certificates:8443"),
+        ("tcp:8080:interface=127.0.0.1", "tcp:8080:interface=127.0.0.1"),
+        ("systemd:domain=INET:index=0", "systemd:domain=INET:index=0"),
+    ],
+)
+def test_paths_in_endpoints_are_relative_to_the_file(endpoint: str, resolved: str, tmp_path: Path) -> None:
+    """What a listener names is found where every other file is, whatever directory the daemon was started in."""
+    expected = resolved.format(tmp_path)
+    assert read(f"listen: ['{endpoint}']", tmp_path).listen == (expected,)
+    assert read(SOME_KEY, tmp_path, {"MEDIATORD_LISTEN": json.dumps([endpoint])}).listen == (expected,)
+    assert read(f"admin: {{listen: '{endpoint}', token_file: t}}", tmp_path).admin.listen == expected
+
+
+def test_paths_of_nodes_are_relative_to_the_file(tmp_path: Path) -> None:
+    """Likewise the socket of a node, which the others connect to."""
+    config = read("cluster: {listen: 'unix:node.sock', secret_file: s}", tmp_path)
+    assert config.cluster.listen == f"unix:{tmp_path}/node.sock"
+    assert config.cluster.address == f"unix:{tmp_path}/node.sock"
+
+
+def test_directories_of_any_name(tmp_path: Path) -> None:
+    """What Twisted opens is the file beside the configuration, though its directory has colons in its name."""
+    directory = tmp_path / "a:b=c\\d"
+    directory.mkdir()
+    (listen,) = read("listen: ['unix:m.sock']", directory).listen
+    reactor = MemoryReactor()
+    serverFromString(reactor, listen).listen(Factory())
+    assert [address for address, *_ in reactor.unixServers] == [f"{directory}/m.sock"]
+
+
+def test_environment_overrides(tmp_path: Path) -> None:
+    """MEDIATORD_A__B overrides a.b; text stays text, lists and mappings are JSON, null is null."""
+    config = read(
+        "storage: {backend: sqlite}\nnode: x\n",
+        tmp_path,
+        {
+            "MEDIATORD_STORAGE__BACKEND": "memory",
+            "MEDIATORD_LISTEN": '["tcp:9000:interface=127.0.0.1"]',
+            "MEDIATORD_NODE": "null",
+            "MEDIATORD_PUBLIC_URL": "https://m.example",
+            "MEDIATORD_QUEUE__TTL": "1h",
+            "MEDIATORD_QUEUE__MAX_MESSAGES".replace("MESAGES", "MESSAGES"): "5",
+            "MEDIATORD_DIDCOMM__LIVE_DEFAULT_ON": "true",
+            "MEDIATORD_DIDCOMM__ENDPOINTS": '{"did:web:a": "https://b"}',
+            "MEDIATORD_LOG__DIRECTORY": "elsewhere",
+            "MEDIATORD_LOG__ROTATE__KEEP": "7",
+            "HOME": "/",
+        },
+    )
+    assert config.storage.backend == "memory"
+    assert config.listen == ("tcp:9000:interface=127.0.0.1",)
+    assert config.node is None
+    assert config.public_url == "https://m.example"
+    assert (config.queue.ttl, config.queue.max_messages) == (3600.0, 5)
+    assert config.didcomm.live_default_on is True
+    assert config.didcomm.endpoints == {"did:web:a": "https://b"}
+    assert config.log.directory == tmp_path / "elsewhere"
+    assert config.log.rotate.keep == 7
+
+
+def test_environment_problems(tmp_path: Path) -> None:
+    """What is wrong in the environment is reported with the variable, after the file."""
+    environ = {
+        "MEDIATORD_QUEUE__MAX_BYTES": "abc",
+        "MEDIATORD_STORAGE__BACKEN": "x",
+        "MEDIATORD_NODE": "a b",
+        "MEDIATORD_LISTEN": "tcp:1",
+    }
+    assert problems("queue: {ttl: x, max_bytes: 1}", tmp_path, environ) == [
+        "m.yaml:1: queue.ttl: expected a duration such as 72h, 60s, 500ms or a number of seconds",
+        "environment MEDIATORD_LISTEN: listen: expected a list, written as JSON, such as "
+        """MEDIATORD_LISTEN='["tcp:8080:interface=127.0.0.1"]'""",
+        "environment MEDIATORD_NODE: node: expected at most 63 letters, digits, dots, hyphens and underscores",
+        "environment MEDIATORD_QUEUE__MAX_BYTES: queue.max_bytes: expected a size such as 64MiB, 512k or a number of "
+        "bytes",
+        "environment MEDIATORD_STORAGE__BACKEN: storage.backen: unknown key; did you mean backend?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "example"),
+    [
+        ("LISTEN", "tcp:1", '["tcp:8080:interface=127.0.0.1"]'),
+        ("LISTEN", '["tcp:1"', '["tcp:8080:interface=127.0.0.1"]'),
+        ("LISTEN", '"tcp:1"', '["tcp:8080:interface=127.0.0.1"]'),
+        ("METRICS__ALLOW", "127.0.0.1", '["10.0.0.0/8"]'),
+        ("DIDCOMM__ALLOW", "did:web:a", '["did:web:example.com:*"]'),
+        ("IDENTITY__FORMER_DIDS", "did:web:a", '["did:web:example.com"]'),
+        ("DIDCOMM__ENDPOINTS", "x", '{"did:web:example.com": "https://example.com/didcomm"}'),
+        ("DIDCOMM__ROUTING_KEYS", "[]", '{"did:web:example.com": ["did:web:example.com#key-1"]}'),
+    ],
+)
+def test_lists_in_the_environment(key: str, value: str, example: str, tmp_path: Path) -> None:
+    """A list or mapping that is not JSON is answered with an example that is taken."""
+    name = f"MEDIATORD_{key}"
+    (only,) = problems(SOME_KEY, tmp_path, {name: value})
+    assert only.startswith(f"environment {name}: {key.lower().replace('__', '.')}: expected ")
+    assert only.endswith(f", written as JSON, such as {name}='{example}'")
+    assert read(SOME_KEY, tmp_path, {name: example})
+
+
+def test_sections_in_the_environment(tmp_path: Path) -> None:
+    """What stands for a whole section is answered with a variable of one of its keys."""
+    assert problems(SOME_KEY, tmp_path, {"MEDIATORD_QUEUE": "5"}) == [
+        "environment MEDIATORD_QUEUE: queue: expected keys with values, a variable for each key, such as "
+        "MEDIATORD_QUEUE__MAX_MESSAGES, or all as JSON"
+    ]
+
+
+def test_where_the_configuration_is_counts_as_no_key(tmp_path: Path) -> None:
+    """MEDIATORD_CONFIG names the file; a variable that only begins like it is a mistake."""
+    assert read(SOME_KEY, tmp_path, {"MEDIATORD_CONFIG": "/x", "MEDIATORD_JAVA": "/java"}) == Config().resolved(
+        tmp_path
+    )
+    (only,) = problems(SOME_KEY, tmp_path, {"MEDIATORD_CONFIGS": "/x"})
+    assert only.startswith("environment MEDIATORD_CONFIGS: configs: unknown key")
+    assert get_default_config_path({}) == get_default_config_path({"MEDIATORD_CONFIG": ""}) == DEFAULT_CONFIG_PATH
+    assert get_default_config_path({"MEDIATORD_CONFIG": "here.yaml"}) == Path("here.yaml")
+
+
+def test_environment_mends_the_file(tmp_path: Path) -> None:
+    """A variable replaces a value of the file before it is checked."""
+    assert read("workers: none", tmp_path, {"MEDIATORD_WORKERS": "1"}).workers == 1
+
+
+def test_node_name() -> None:
+    """The node has a name that can stand in a file name, even if none is configured."""
+    assert Config(node="a.b-c_1").node_name == "a.b-c_1"
+    assert set(Config().node_name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+    assert Config().node_name

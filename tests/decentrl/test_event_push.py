@@ -1,0 +1,185 @@
+"""Events between identities (DCTRL-0004 section 7, 8.7, 8.8)."""
+
+from __future__ import annotations
+
+import json
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.store.interfaces.messages import RemovedMessage
+from tests.in_memory_identities import PRIVATE, InMemoryIdentity, bad_dids, code_of, register_two_identities
+from tests.in_memory_mediator import NOW, FakeSocket
+
+
+class DeliveryTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
+
+    def test_waits(self) -> None:
+        """An event waits for its recipient, in order of arrival, until it is acknowledged."""
+        self.bob.befriend(self.alice)
+        ids = [json.loads(self.alice.tell(self.bob, text).body)["pendingEventId"] for text in ("one", "two")]
+        expected = [
+            {"id": id_, "payload": text, "sender_did": self.alice.did}
+            for id_, text in zip(ids, ("one", "two"), strict=True)
+        ]
+        self.assertEqual(self.bob.pending(), expected)
+        self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[ids[0]])
+        self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[ids[0], "unknown"])
+        self.assertEqual(self.bob.pending(), expected[1:])
+
+    def test_reply(self) -> None:
+        """SUCCESS and the id, in camel case, and nothing else."""
+        self.bob.befriend(self.alice)
+        body = json.loads(self.alice.tell(self.bob).body)
+        self.assertEqual(set(body), {"type", "pendingEventId"})
+
+    def test_sender_need_not_be_registered(self) -> None:
+        """Only the recipient has to be: that is what makes two mediators work."""
+        carol = InMemoryIdentity(self.in_memory, "carol", mediator_did="did:web:elsewhere.example")
+        self.bob.befriend(carol)
+        self.assertEqual(carol.tell(self.bob).status, 200)
+
+    def test_recipient(self) -> None:
+        """Not a DID, not registered, no contract: in this order."""
+        carol = InMemoryIdentity(self.in_memory, "carol")
+        for did in ("did:web:elsewhere.example", "did:decentrl:a:b:c:d", "nobody", *bad_dids(self.bob.did)):
+            reply = self.in_memory.obey(self.alice.command("x", to=did, channel=PRIVATE))
+            self.assertEqual(code_of(reply), (404, "RECIPIENT_NOT_FOUND"))
+        self.assertEqual(code_of(self.alice.tell(carol)), (404, "RECIPIENT_NOT_REGISTERED"))
+        to_us = self.in_memory.obey(self.alice.command("x", to=self.alice.mediator, channel=PRIVATE))
+        self.assertEqual(code_of(to_us), (404, "RECIPIENT_NOT_REGISTERED"))
+        self.assertEqual(code_of(self.alice.tell(self.bob)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
+
+    def test_contract_of_the_sender_does_not_count(self) -> None:
+        """Nobody can let itself in: the contract has to be the recipient's."""
+        self.alice.befriend(self.bob)
+        self.assertEqual(code_of(self.alice.tell(self.bob)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
+        self.assertEqual(self.bob.tell(self.alice).status, 200)
+
+    def test_either_role(self) -> None:
+        """It does not matter who asked for the contract."""
+        self.bob.save(self.bob.contract_with(self.alice))
+        self.assertEqual(self.alice.tell(self.bob).status, 200)
+
+    def test_rotation(self) -> None:
+        """Several contracts live side by side; any that has not expired will do."""
+        now = int(self.in_memory.clock.seconds())
+        self.bob.befriend(self.alice, expires_at=now + 100)
+        self.bob.befriend(self.alice, expires_at=now + 200)
+        self.in_memory.clock.advance(150)
+        self.assertEqual(self.alice.tell(self.bob).status, 200)
+        self.in_memory.clock.advance(50)
+        self.assertEqual(code_of(self.alice.tell(self.bob)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
+
+    def test_filter(self) -> None:
+        """Only those of one sender, with the total of those."""
+        carol = InMemoryIdentity(self.in_memory, "carol")
+        self.bob.befriend(self.alice)
+        self.bob.befriend(carol)
+        self.alice.tell(self.bob, "a")
+        carol.tell(self.bob, "c")
+        found = self.bob.query("PENDING_EVENTS", "pending_events", filter={"sender_did": carol.did})
+        self.assertEqual([event["payload"] for event in found], ["c"])
+        self.assertEqual(len(self.bob.query("PENDING_EVENTS", "pending_events", filter={})), 2)
+
+    def test_not_others(self) -> None:
+        """Nobody sees or acknowledges what waits for somebody else."""
+        self.bob.befriend(self.alice)
+        id_ = json.loads(self.alice.tell(self.bob).body)["pendingEventId"]
+        self.assertEqual(self.alice.pending(), [])
+        self.alice.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[id_])
+        self.assertEqual(len(self.bob.pending()), 1)
+
+    def test_quota(self) -> None:
+        """A full mailbox refuses and loses nothing."""
+        in_memory, alice, bob = register_two_identities(self, decentrl={"max_pending_events": 2})
+        bob.befriend(alice)
+        replies = [alice.tell(bob, text) for text in ("1", "2", "3")]
+        self.assertEqual(code_of(replies[2]), (429, "RATE_LIMITED"))
+        self.assertEqual([event["payload"] for event in bob.pending()], ["1", "2"])
+
+    def test_told(self) -> None:
+        """Counters and events tell an event on its way like any message, by its way."""
+        self.bob.befriend(self.alice)
+        socket = self.bob.connect()
+        pushed = json.loads(self.alice.tell(self.bob, "pushed").body)["pendingEventId"]
+        socket.hang_up()
+        queued = json.loads(self.alice.tell(self.bob, "queued").body)["pendingEventId"]
+        self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[pushed, queued])
+        self.assertEqual([event["method"] for event in self.in_memory.events("msg.accept")], ["live", "queue"])
+        self.assertEqual([event["path"] for event in self.in_memory.events("msg.ack")], ["live", "poll"])
+        self.assertEqual(self.in_memory.counter("mediator_messages_forwarded_total"), 2)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
+        self.assertEqual(self.in_memory.counter("mediator_messages_delivered_total"), 2)
+
+    def test_told_late(self) -> None:
+        """What the store says of acknowledgements late is told like what it says in time, and forgotten."""
+        self.bob.befriend(self.alice)
+        queued = json.loads(self.alice.tell(self.bob, "queued").body)["pendingEventId"]
+        self.bob.connect()
+        pushed = json.loads(self.alice.tell(self.bob, "pushed").body)["pendingEventId"]
+        did = self.bob.did
+        self.in_memory.base.late.tell_events([RemovedMessage(id_, did, did, 6, NOW, 0) for id_ in (pushed, queued)])
+        self.assertEqual([event["path"] for event in self.in_memory.events("msg.ack")], ["live", "poll"])
+        self.assertFalse(self.in_memory.decentrl.event_pusher.was_pushed(pushed))
+
+
+class PushTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
+        self.bob.befriend(self.alice)
+
+    def test_all_sockets(self) -> None:
+        """Every socket of the recipient gets the event; nobody else's does, and it still waits."""
+        sockets = [self.bob.connect(), self.bob.connect()]
+        other = self.alice.connect()
+        self.alice.tell(self.bob, "hello")
+        waiting = self.bob.pending()
+        for socket in sockets:
+            self.assertEqual(socket.heard(), [{"type": "PENDING_EVENTS", "events": waiting}])
+        self.assertEqual(other.heard(), [])
+
+    def test_not_before_the_commit(self) -> None:
+        """What the store did not take is not pushed."""
+        from mediatord.errors import StoreUnavailable
+
+        socket = self.bob.connect()
+        with self.in_memory.failing("enqueue_event", StoreUnavailable()):
+            self.assertEqual(code_of(self.alice.tell(self.bob)), (503, "UNAVAILABLE"))
+        self.assertEqual(socket.heard(), [])
+        self.assertEqual(self.bob.pending(), [])
+
+    def test_stuck_socket(self) -> None:
+        """A socket that takes nothing delays nobody: the event waits."""
+        socket = self.bob.connect()
+        socket.socket.takes = False
+        self.assertEqual(self.alice.tell(self.bob).status, 200)
+        self.assertEqual(len(self.bob.pending()), 1)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
+
+    def test_registration_expired(self) -> None:
+        """A socket outlives the registration, and gets nothing any more, until there is a new one."""
+        now = int(self.in_memory.clock.seconds())
+        carol = InMemoryIdentity(self.in_memory, "carol")
+        carol.register(expires_at=now + 20)
+        carol.befriend(self.alice)
+        socket = carol.connect()
+        self.in_memory.clock.advance(20)
+        self.alice.tell(carol)
+        self.alice.ask(
+            "REQUEST_COMMUNICATION_CONTRACT",
+            to=carol.did,
+            encrypted_contract_request="x",
+            requestor_ephemeral_public_key="y",
+        )
+        self.assertEqual(socket.heard(), [])
+        carol.register()
+        self.alice.tell(carol)
+        self.assertEqual([frame["type"] for frame in socket.heard()], ["PENDING_EVENTS"])
+
+    def test_socket_of_didcomm(self) -> None:
+        """A socket that never authenticated gets nothing."""
+        silent: FakeSocket = self.in_memory.socket()
+        self.alice.tell(self.bob)
+        self.assertEqual(silent.frames, [])

@@ -1,0 +1,555 @@
+"""Whatever arrives is answered in the terms of the protocol; nothing is a fault of ours, or logged as one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import uuid
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.decentrl.context import DecentrlReply
+from mediatord.errors import InvalidCommand, InvalidMessage
+from mediatord.protocol.decentrl.commands import parse_authentication_request, parse_command
+from mediatord.protocol.decentrl.contracts import sign_contract
+from mediatord.protocol.decentrl.signatures import make_encrypted_tag, sign_event, sign_json
+from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES
+from tests.http.in_memory_site import InMemorySite
+from tests.in_memory_identities import PRIVATE, PUBLIC, InMemoryDecentrlSocket, InMemoryIdentity
+from tests.in_memory_mediator import PEER, InMemoryMediator
+from tests.integration.daemon import PLENTY
+from tests.protocol.decentrl.mutations import at, places, replaced, spelled, variants, without
+
+# Some are, some are almost, some only to Python.
+NUMBERS = (
+    *("0", "-0", "-1", "1.0", "1.5", "1e3", "1e400", "-1e400", "1e-400", "9" * 400, "0." + "9" * 400),
+    *("9007199254740991", "9007199254740992", "18446744073709551616"),
+    *("", "+1", "0x1", "1_0", " 1", "NaN", "inf", "true", "\u0661"),
+)
+STATUSES = {200, 400, 401, 404, 413, 429}
+MEBIBYTE = 1 << 20
+# So that nothing is refused for its number.
+ROOM = dict.fromkeys(
+    (
+        "max_contract_requests",
+        "max_contract_requests_per_sender",
+        "max_contracts",
+        "max_contracts_per_peer",
+        "max_pending_events",
+        "max_stored_events",
+    ),
+    1_000_000,
+)
+few = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(10**40), 10**40),
+    st.floats(),
+    st.text(st.characters(), max_size=40),
+    st.text(st.characters(categories=["Cs", "Cc", "Co"]), max_size=5),
+    st.sampled_from(["did:web:x", "did:decentrl:a:b:c:d", "DIRECT_AUTHENTICATED", "TWO_WAY_PRIVATE", "SAVE_EVENTS"]),
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+class FuzzTestCase(SynchronousTestCase):
+    """
+    Alice and Bob, who are registered and may write to each other.
+
+    :ivar nonces: those of the good commands.
+    """
+
+    nonces: set[str] = set()
+
+    def setUp(self) -> None:
+        self.in_memory = self.build()
+        self.alice, self.bob = InMemoryIdentity(self.in_memory, "alice"), InMemoryIdentity(self.in_memory, "bob")
+        for one in (self.alice, self.bob):
+            one.register()
+        self.alice.befriend(self.bob)
+        self.bob.befriend(self.alice)
+
+    def build(self) -> InMemoryMediator:
+        """The mediator."""
+        return InMemoryMediator(self, **PLENTY, decentrl=ROOM)
+
+    def check(self, reply: DecentrlReply) -> DecentrlReply:
+        """It is one that the protocol has, and nothing has gone wrong."""
+        body = json.loads(reply.body)
+        self.assertIn(reply.status, STATUSES, body)
+        self.assertEqual(body["type"], "SUCCESS" if reply.status == 200 else "ERROR")
+        if reply.status != 200:
+            self.assertEqual(set(body), {"type", "code"})
+        self.assertEqual(self.flushLoggedErrors(), [])
+        return reply
+
+    def send(self, raw: bytes) -> DecentrlReply:
+        """The reply to a body; whatever it is, it is a command or it is not."""
+        try:
+            parse_command(raw)
+        except InvalidCommand:
+            reply = self.check(self.in_memory.obey(raw))
+            self.assertEqual((reply.status, json.loads(reply.body)["code"]), (400, "INVALID_COMMAND"))
+            return reply
+        return self.check(self.in_memory.obey(raw))
+
+    def commands(self) -> list[dict[str, Any]]:
+        """Every command there is, good, of Alice's."""
+        alice, bob = self.alice, self.bob
+        event = {
+            "sender_did": bob.did,
+            "recipient_did": alice.did,
+            "contract_id": "contract",
+            "timestamp": 1_700_000_000,
+            "payload": "c2VhbGVk",
+            "encrypted_tags": [make_encrypted_tag("chat", alice.seed), "two"],
+        }
+        pages = {"page": 0, "page_size": 10}
+        public = {"event": '{"type":"blog.post"}', "tags": ["blog", "é"], "timestamp": 1_760_000_000.5}
+        signature = sign_event("", [], 0, alice.seed)
+        request = {"encrypted_contract_request": "AAAA", "requestor_ephemeral_public_key": "AAAA"}
+        contract = {"signed_communication_contract": alice.contract_with(bob)}
+        asked = "COMMUNICATION_CONTRACT"
+        direct: list[tuple[str, dict[str, Any], str | None]] = [
+            (f"REQUEST_{asked}", request, bob.did),
+            (f"REQUEST_{asked}", alice.registration(), None),
+            (f"{asked}_RESPONSE", contract, bob.did),
+            (f"QUERY_PENDING_{asked}_REQUESTS", {"pagination": pages}, None),
+            (f"ACKNOWLEDGE_PENDING_{asked}_REQUESTS", {"communication_contract_ids": ["a", "b"]}, None),
+            (f"SAVE_{asked}", contract, None),
+            (
+                f"QUERY_{asked}S",
+                {"filter": {"did": bob.did, "expires_at_before": 2e9, "expires_at_after": 1}, "pagination": pages},
+                None,
+            ),
+            ("QUERY_PENDING_EVENTS", {"filter": {"sender_did": bob.did}, "pagination": pages}, None),
+            ("ACKNOWLEDGE_PENDING_EVENTS", {"event_ids": ["a", "b"]}, None),
+            ("SAVE_EVENTS", {"events": [event, {**event, "sender_did": alice.did}]}, None),
+            (
+                "QUERY_EVENTS",
+                {
+                    "filter": {
+                        "after_timestamp": 1,
+                        "before_timestamp": 2e9,
+                        "participant_did": bob.did,
+                        "encrypted_tags": ["two"],
+                        "unprocessed_only": True,
+                    },
+                    "pagination": pages,
+                },
+                None,
+            ),
+            ("UPDATE_EVENT_TAGS", {"events": [{"event_id": "a", "encrypted_tags": ["one"]}]}, None),
+        ]
+        found = [alice.command({"type": name, **members}, to=to) for name, members, to in direct]
+        found.append(alice.command("c2VhbGVk", to=bob.did, channel=PRIVATE))
+        for payload in (
+            {"type": "PUBLISH_PUBLIC_EVENT", **public, "event_signature": signature, "channel_id": "blog"},
+            {"type": "DELETE_PUBLIC_EVENT", "public_event_id": "a"},
+        ):
+            found.append(alice.command(payload, channel=PUBLIC))
+        return [json.loads(raw) for raw in found]
+
+    def resigned(self, document: Any) -> Any:
+        """With a fresh nonce, unless that is what was changed, and signed by Alice as far as that is possible."""
+        try:
+            header, payload = document["header"], document["payload"]
+            if header["nonce"] in self.nonces:
+                header["nonce"] = str(uuid.uuid4())
+            if "event_signature" in payload:
+                payload["event_signature"] = self.event_signature(payload)
+            document["signature"] = sign_json({"header": header, "payload": payload}, self.alice.seed)
+        except (KeyError, TypeError, ValueError):
+            pass
+        return document
+
+    def event_signature(self, payload: dict[str, Any]) -> str:
+        """Of what is to be published."""
+        event, tags, timestamp = (payload[name] for name in ("event", "tags", "timestamp"))
+        return sign_event(event, tags, timestamp, self.alice.seed, payload.get("channel_id"))
+
+
+class BodyTests(FuzzTestCase):
+    """The bodies of POSTs."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.good = self.commands()
+        self.nonces = {one["header"]["nonce"] for one in self.good}
+
+    def test_good_ones(self) -> None:
+        """What all the others are made of is carried out, but for what is not there to be deleted."""
+        replies = [self.send(spelled(self.resigned(one))) for one in self.good]
+        self.assertEqual([reply.status for reply in replies], [200] * 14 + [404])
+
+    def test_oddities(self) -> None:
+        """Everything odd in every place of every command, signed all the same."""
+        seen = set()
+        for good, part in self.parts():
+            for variant in variants(part):
+                document = {**copy.deepcopy(good), **variant} if part is not good else variant
+                seen.add(self.send(spelled(self.resigned(document))).status)
+        self.assertEqual(seen, {200, 400, 401, 404})
+
+    def test_long_texts(self) -> None:
+        """A megabyte in place of every text."""
+        for good, part in self.parts():
+            for path in places(part):
+                if isinstance(at(good, path), str):
+                    self.send(spelled(self.resigned(replaced(good, path, "x" * MEBIBYTE))))
+
+    def parts(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """All commands, each with the part of it that is like that of no other: what is around it is alike."""
+        channels = set()
+        for good in self.good:
+            channel = good["header"]["channel"]
+            yield good, {"payload": good["payload"]} if channel in channels else good
+            channels.add(channel)
+
+    def test_many(self) -> None:
+        """Ten thousand of everything that there may be several of."""
+        for good in self.good:
+            for path in places(good):
+                found = at(good, path)
+                if isinstance(found, list):
+                    reply = self.send(spelled(self.resigned(replaced(good, path, found[:1] * 10_000))))
+                    self.assertEqual(reply.status, 400, path)
+
+    def test_as_many_as_there_may_be(self) -> None:
+        """A thousand of them are taken."""
+        for good in self.good:
+            for path in places(good):
+                found = at(good, path)
+                if isinstance(found, list):
+                    reply = self.send(spelled(self.resigned(replaced(good, path, found[:1] * 1000))))
+                    self.assertEqual(reply.status, 200, path)
+
+    def test_depth(self) -> None:
+        """Nesting without end, in brackets and in braces, closed or not, where it may stand and where it may not."""
+        for raw in (
+            b"[" * 100_000,
+            b'{"a":' * 100_000,
+            b"[" * 100_000 + b"]" * 100_000,
+            b'{"header":' * 50_000 + b"1" + b"}" * 50_000,
+            b'{"header":{"channel":"DIRECT_AUTHENTICATED"},"payload":{"type":"SAVE_EVENTS","events":%b%b},"signature":""}'
+            % (b"[" * 5000, b"]" * 5000),
+        ):
+            self.assertEqual(self.send(raw).status, 400)
+
+    def test_twice(self) -> None:
+        """An object with two members of one name means nothing, wherever it stands."""
+        for good in self.good:
+            for path in places(good):
+                if isinstance(path[-1], str):
+                    doubled = replaced(good, (*path[:-1], "\0twin\0"), at(good, path))
+                    raw = spelled(doubled).replace(b'"\\u0000twin\\u0000"', spelled(path[-1]))
+                    self.assertEqual(self.send(raw).status, 400, path)
+
+    def test_surrogates(self) -> None:
+        """Half of a pair is refused anywhere; a pair written as two escapes is one character."""
+        for good in self.good:
+            raw = spelled({**good, "unknown": "HERE"})
+            for half in (b"\\ud800", b"\\udc00", b"\\ud800x", b"\\udc00\\ud800", b"\xed\xa0\x80"):
+                self.assertEqual(self.send(raw.replace(b"HERE", half)).status, 400)
+        whole = spelled({**self.alice_says({"type": "QUERY_EVENTS", "note": "\U0001f600"}), "unknown": 1})
+        self.assertIn(b"\\ud83d\\ude00", whole)
+        self.assertEqual(self.send(whole).status, 200)
+
+    def alice_says(self, payload: Any) -> Any:
+        """A command of hers."""
+        return json.loads(self.alice.command(payload))
+
+    def test_a_contract_as_it_came(self) -> None:
+        """Whatever is in a contract that both have signed comes back just so, or the contract is refused."""
+        terms = self.alice.contract_with(self.bob)["communication_contract"]
+        kept = set()
+        for variant in variants({**terms, "unknown": {"a": [1.0]}}):
+            signed = self.countersigned(variant)
+            if signed is None:
+                continue
+            reply = self.send(self.says("SAVE_COMMUNICATION_CONTRACT", signed_communication_contract=signed))
+            if reply.status == 200:
+                kept.add(self.comparable(self.newest_contract()))
+                self.assertIn(self.comparable(signed), kept)
+        self.assertGreater(len(kept), 50)
+
+    def countersigned(self, terms: dict[str, Any]) -> dict[str, Any] | None:
+        """By both, if it can be signed at all."""
+        try:
+            signature = sign_json(terms, self.alice.seed)
+            return {
+                "communication_contract": terms,
+                "requestor_signature": signature,
+                "recipient_signature": sign_contract(terms, self.bob.seed),
+            }
+        except ValueError:
+            return None
+
+    def says(self, type_: str, **members: Any) -> bytes:
+        """A command of Alice's, spelled so that anything can be in it."""
+        signable = {"header": self.alice.header("DIRECT_AUTHENTICATED", self.alice.mediator)}
+        signable["payload"] = {"type": type_, **members}
+        return spelled({**signable, "signature": sign_json(signable, self.alice.seed)})
+
+    def newest_contract(self) -> Any:
+        """The contract that Alice has kept last."""
+        total = self.contracts(0)["pagination"]["total"]
+        (newest,) = self.contracts(total - 1)["communication_contracts"]
+        return newest["signed_communication_contract"]
+
+    def contracts(self, page: int) -> Any:
+        """A page of one."""
+        return self.alice.answer("QUERY_COMMUNICATION_CONTRACTS", pagination={"page": page, "page_size": 1})[
+            "payload"
+        ]
+
+    def comparable(self, value: Any) -> str:
+        """With the numbers that a JavaScript engine has, of which zero is one."""
+
+        def number(text: str) -> float:
+            return float(text) + 0.0
+
+        return json.dumps(json.loads(json.dumps(value), parse_int=number, parse_float=number), sort_keys=True)
+
+    def test_registrations(self) -> None:
+        """Every oddity inside a request for registration, encrypted as it should be and signed."""
+        carol = InMemoryIdentity(self.in_memory, "carol")
+        plain = {"communication_contract": carol.terms(carol.mediator), "requestor_signature": ""}
+        granted = 0
+        for variant in variants(plain):
+            terms = variant.get("communication_contract")
+            if isinstance(terms, dict) and variant.get("requestor_signature") == "":
+                variant["requestor_signature"] = self.request(carol, terms)
+            if (sealed := self.sealed(carol, variant)) is not None:
+                command = carol.command({"type": "REQUEST_COMMUNICATION_CONTRACT", **sealed})
+                granted += self.send(command).status == 200
+        self.assertGreater(granted, 5)
+        for garbage in (b"", b"\xff", b"[" * 10_000, b"null", b'{"a":1,"a":2}', b"x" * MEBIBYTE):
+            sealed = carol.sealed_registration(garbage.decode("latin-1"))
+            command = carol.command({"type": "REQUEST_COMMUNICATION_CONTRACT", **sealed})
+            self.assertEqual(self.send(command).status, 400)
+
+    def request(self, new_identity: InMemoryIdentity, terms: dict[str, Any]) -> str:
+        try:
+            return new_identity.request(terms)
+        except ValueError:
+            return ""
+
+    def sealed(self, new_identity: InMemoryIdentity, plaintext: Any) -> dict[str, Any] | None:
+        try:
+            return new_identity.sealed_registration(plaintext)
+        except ValueError:
+            return None  # our own writer cannot write it
+
+    @few
+    @given(st.binary(max_size=300))
+    def test_bytes(self, raw: bytes) -> None:
+        """Bytes."""
+        self.send(raw)
+
+    @few
+    @given(anything)
+    def test_values(self, value: Any) -> None:
+        """JSON of any kind."""
+        self.send(spelled(value))
+
+    @few
+    @given(st.data())
+    def test_random_changes(self, data: st.DataObject) -> None:
+        """A good command in which up to three places are something else, signed all the same."""
+        document = data.draw(st.sampled_from(self.good))
+        for _ in range(data.draw(st.integers(1, 3))):
+            path = data.draw(st.sampled_from(list(places(document))))
+            document = (
+                replaced(document, path, data.draw(anything)) if data.draw(st.booleans()) else without(document, path)
+            )
+            if not document:
+                break
+        self.send(spelled(self.resigned(document)))
+
+    @few
+    @given(st.data())
+    def test_random_damage(self, data: st.DataObject) -> None:
+        """A good command of which some bytes are others, or are missing, or are there twice."""
+        raw = bytearray(spelled(self.resigned(data.draw(st.sampled_from(self.good)))))
+        dice = random.Random(data.draw(st.integers(0, 1 << 32)))
+        for _ in range(data.draw(st.integers(1, 4))):
+            start = dice.randrange(len(raw))
+            end = min(len(raw), start + dice.randrange(1, 20))
+            raw[start:end] = dice.choice([b"", raw[start:end] * 2, dice.randbytes(2), b'"', b"{", b"\\u0000"])
+            raw = raw or bytearray(b"{")
+        self.send(bytes(raw))
+
+
+class SocketTests(FuzzTestCase):
+    """What a socket says first."""
+
+    def say(self, frame: bytes, *, binary: bool = False) -> str:
+        """How a first message is answered."""
+        dialogue = InMemoryDecentrlSocket(self.in_memory)
+        dialogue.say(frame, binary=binary)
+        (told,) = dialogue.heard()
+        self.assertEqual(self.flushLoggedErrors(), [])
+        if told == {"type": "AUTH_SUCCESS"}:
+            self.assertEqual(dialogue.socket.codes, [])
+        else:
+            self.assertEqual((set(told), told["type"]), ({"type", "code"}, "AUTH_FAILED"))
+            self.assertEqual(dialogue.socket.codes, [self.close_code(told["code"])])
+        dialogue.hang_up()
+        return str(told.get("code", told["type"]))
+
+    def close_code(self, code: str) -> int:
+        """What goes with the code."""
+        (close,) = {row.close for row in DECENTRL_CLOSE_CODES.values() if row.code == code}
+        self.assertIn(close, range(4002, 4008))
+        return close
+
+    def greeting(self) -> dict[str, Any]:
+        """A good one."""
+        return dict(json.loads(self.alice.greeting()))
+
+    def signed(self, message: Any) -> bytes:
+        """With a signature of what is there."""
+        try:
+            signable = {name: message[name] for name in ("did", "signing_key_id", "timestamp", "nonce")}
+            message = {**message, "signature": sign_json(signable, self.alice.seed)}
+        except (KeyError, TypeError, ValueError):
+            pass
+        return spelled(message)
+
+    def test_oddities(self) -> None:
+        """Everything odd in every member, signed all the same where it can be."""
+        told = set()
+        for path in places(self.greeting()):
+            for variant in self.changed(path):
+                told.add(self.say(self.signed(variant)))
+        self.assertGreaterEqual(told, {"AUTH_SUCCESS", "INVALID_MESSAGE", "DID_NOT_FOUND", "SIGNING_KEY_NOT_FOUND"})
+
+    def changed(self, path: Any) -> Iterator[Any]:
+        """A greeting of now with every oddity in one place."""
+        for variant in variants({path[0]: self.greeting()[path[0]]}):
+            message = self.greeting()
+            del message[path[0]]
+            yield {**message, **variant}
+
+    @few
+    @given(st.binary(max_size=200) | anything.map(spelled), st.booleans())
+    def test_anything(self, frame: bytes, binary: bool) -> None:
+        """Bytes, and JSON of any kind."""
+        self.assertEqual(self.say(frame, binary=binary), "INVALID_MESSAGE")
+
+    @few
+    @given(st.data())
+    def test_random_changes(self, data: st.DataObject) -> None:
+        """A good message of which one member is something else."""
+        message = self.greeting()
+        name = data.draw(st.sampled_from(sorted(message)))
+        raw = self.signed({**message, name: data.draw(anything)})
+        try:
+            parse_authentication_request(raw)
+        except InvalidMessage:
+            self.assertEqual(self.say(raw), "INVALID_MESSAGE")
+        else:
+            self.say(raw)
+
+    @few
+    @given(st.lists(st.binary(max_size=100) | anything.map(spelled), max_size=5))
+    def test_chatter(self, frames: list[bytes]) -> None:
+        """Whatever is said after the authentication is not answered, and pushes come all the same."""
+        dialogue = self.alice.connect()
+        for frame in frames:
+            dialogue.say(frame)
+        self.assertEqual(dialogue.heard(), [])
+        self.check(self.bob.tell(self.alice, "sealed"))
+        self.assertEqual([told["type"] for told in dialogue.heard()], ["PENDING_EVENTS"])
+        dialogue.hang_up()
+
+
+class PublicTests(FuzzTestCase):
+    """What readers of public channels ask for."""
+
+    def build(self) -> InMemoryMediator:
+        """The mediator with its front door."""
+        self.site_fixture = InMemorySite(self, **PLENTY, decentrl=ROOM)
+        return self.site_fixture
+
+    def read(self, did: str, arguments: dict[bytes, list[bytes]]) -> int:
+        """The status of a query."""
+        asked = self.in_memory.decentrl.mediator.public(did, arguments, PEER)
+        reply: DecentrlReply = self.successResultOf(Deferred.fromCoroutine(asked))
+        self.assertIn(reply.status, (200, 400))
+        body = json.loads(reply.body)
+        expected = {"publisher_did", "events", "pagination"} if reply.status == 200 else {"type", "code"}
+        self.assertEqual(set(body), expected)
+        self.assertEqual(self.flushLoggedErrors(), [])
+        return reply.status
+
+    @few
+    @given(
+        st.text(max_size=30) | st.text(max_size=30).map("did:".__add__),
+        st.dictionaries(
+            st.sampled_from([b"tags", b"after", b"before", b"channel_id", b"page", b"page_size", b"other"]),
+            st.lists(
+                st.binary(max_size=10)
+                | st.integers().map(lambda number: b"%d" % number)
+                | st.floats().map(lambda number: repr(number).encode())
+                | st.text(max_size=10).map(str.encode),
+                max_size=3,
+            ),
+        ),
+    )
+    def test_arguments(self, did: str, arguments: dict[bytes, list[bytes]]) -> None:
+        """Any DID and any values."""
+        self.read(did, arguments)
+
+    def test_oddities(self) -> None:
+        """Numbers at the edge of what there is, in every parameter."""
+        did = self.alice.did
+        for name in (b"after", b"before", b"page", b"page_size", b"tags", b"channel_id"):
+            for text in NUMBERS:
+                self.read(did, {name: [text.encode()]})
+        for status, arguments in (
+            (200, {b"page": [b"9007199254740991"], b"page_size": [b"1000"]}),
+            (400, {b"page": [b"9007199254740992"]}),
+            (400, {b"page_size": [b"1001"]}),
+            (200, {b"tags": [b"," * 100_000]}),
+            (400, {b"tags": [b"a," * 1001]}),
+            (400, {b"tags": [b"\xff"]}),
+            (400, {b"channel_id": [b""]}),
+            (200, {b"channel_id": [b"\0"], b"tags": [b"\0"]}),
+        ):
+            self.assertEqual(self.read(did, arguments), status, arguments)
+
+    @few
+    @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=60), st.booleans())
+    def test_addresses(self, rest: str, is_did: bool) -> None:
+        """Any characters that an address may consist of, below the path and behind the question mark."""
+        path = f"/public/{self.alice.did}?{rest}" if is_did else f"/public/{rest}"
+        answered = self.site_fixture.request("GET", path)
+        self.assertIn(answered.status, (200, 400))
+        self.assertEqual(answered.headers["content-type"], "application/json")
+        self.assertIsInstance(answered.json, dict)
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    @few
+    @given(st.binary(max_size=40))
+    def test_escapes(self, raw: bytes) -> None:
+        """Any bytes, percent-encoded, as a DID and as a tag."""
+        escaped = quote(raw, safe="")
+        for path in (f"/public/{escaped}", f"/public/did:{escaped}?tags={escaped}&channel_id=x{escaped}"):
+            self.assertIn(self.site_fixture.request("GET", path).status, (200, 400))
+        self.assertEqual(self.flushLoggedErrors(), [])

@@ -1,0 +1,184 @@
+"""Decentrl sockets (DCTRL-0004 section 10)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import StoreUnavailable
+from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity, bad_dids, register_two_identities
+
+
+class AuthenticationTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.in_memory, self.alice, self.bob = register_two_identities(self)
+
+    def refused(self, frame: bytes, *, binary: bool = False) -> tuple[str, int]:
+        """How a first frame is refused: the code that is told, and that of the close frame after it."""
+        dialogue = InMemoryDecentrlSocket(self.in_memory)
+        dialogue.say(frame, binary=binary)
+        (told,) = dialogue.heard()
+        self.assertEqual(set(told), {"type", "code"})
+        self.assertEqual(told["type"], "AUTH_FAILED")
+        (code,) = dialogue.socket.codes
+        return told["code"], code
+
+    def test_success(self) -> None:
+        """AUTH_SUCCESS and nothing else; the event log knows who it is."""
+        self.alice.connect()
+        (event,) = self.in_memory.events("conn.auth")
+        self.assertEqual(event["proto"], "decentrl")
+        self.assertTrue(event["did"].startswith("did:decentrl:"))
+
+    def test_too_late(self) -> None:
+        """After ten seconds without a word the socket is closed, and what it says then is not heard."""
+        dialogue = InMemoryDecentrlSocket(self.in_memory)
+        self.in_memory.clock.advance(9.9)
+        self.assertEqual(dialogue.heard(), [])
+        self.in_memory.clock.advance(0.1)
+        self.assertEqual(dialogue.heard(), [{"type": "AUTH_FAILED", "code": "AUTH_TIMEOUT"}])
+        self.assertEqual(dialogue.socket.codes, [4001])
+        dialogue.say(self.alice.greeting())
+        self.assertEqual(dialogue.heard(), [])
+
+    def test_just_in_time(self) -> None:
+        """Who has authenticated is not closed after ten seconds."""
+        dialogue = self.alice.connect()
+        self.in_memory.clock.advance(11)
+        self.assertEqual(dialogue.socket.codes, [])
+
+    def test_invalid_message(self) -> None:
+        """Everything that is no AUTHENTICATE."""
+        for frame in (
+            b"",
+            b"garbage",
+            b"[]",
+            b"\xff",
+            self.alice.greeting(type="PONG"),
+            self.alice.greeting(type=None),
+            self.alice.greeting(signature=None),
+            self.alice.greeting(did=7),
+            self.alice.greeting(timestamp="1"),
+            self.alice.greeting(timestamp=True),
+            self.alice.greeting(nonce="no uuid"),
+        ):
+            self.assertEqual(self.refused(frame), ("INVALID_MESSAGE", 4002))
+        self.assertEqual(self.refused(self.alice.greeting(), binary=True), ("INVALID_MESSAGE", 4002))
+
+    def test_out_of_range(self) -> None:
+        """The window of commands, and looked at before the signature."""
+        now = int(self.in_memory.clock.seconds() * 1000)
+        for off in (-300_001, 300_001):
+            frame = self.alice.greeting(timestamp=now + off, signature="AAAA")
+            self.assertEqual(self.refused(frame), ("TIMESTAMP_OUT_OF_RANGE", 4003))
+        dialogue = InMemoryDecentrlSocket(self.in_memory)
+        dialogue.say(self.alice.greeting(timestamp=now - 300_000))
+        self.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
+
+    def test_did(self) -> None:
+        """A DID that does not resolve."""
+        for did in ("did:web:elsewhere.example", *bad_dids(self.alice.did)):
+            self.assertEqual(self.refused(self.alice.greeting(did=did)), ("DID_NOT_FOUND", 4004))
+
+    def test_key(self) -> None:
+        """A key that the DID does not have."""
+        for key_id in (self.bob.key_id, *bad_dids(self.alice.key_id)):
+            frame = self.alice.greeting(signing_key_id=key_id)
+            self.assertEqual(self.refused(frame), ("SIGNING_KEY_NOT_FOUND", 4005))
+
+    def test_signature(self) -> None:
+        """Somebody else's, or none."""
+        for signature in (json.loads(self.bob.greeting())["signature"], "", "AAAA"):
+            frame = self.alice.greeting(signature=signature)
+            self.assertEqual(self.refused(frame), ("INVALID_SIGNATURE", 4006))
+
+    def test_not_registered(self) -> None:
+        """A good signature of somebody who is not registered, or no more."""
+        carol = InMemoryIdentity(self.in_memory, "carol")
+        self.assertEqual(self.refused(carol.greeting()), ("NOT_REGISTERED", 4007))
+        carol.register(expires_at=int(self.in_memory.clock.seconds()) + 5)
+        self.in_memory.clock.advance(5)
+        self.assertEqual(self.refused(carol.greeting()), ("NOT_REGISTERED", 4007))
+
+    def test_once(self) -> None:
+        """A captured frame opens no second socket, for as long as it is within the window."""
+        frame = self.alice.greeting()
+        InMemoryDecentrlSocket(self.in_memory).say(frame)
+        self.in_memory.clock.advance(300)
+        self.assertEqual(self.refused(frame), ("INVALID_MESSAGE", 4002))
+
+    def test_nonce_of_a_command(self) -> None:
+        """Commands and sockets do not get into each other's way."""
+        nonce = json.loads(self.alice.greeting())["nonce"]
+        self.in_memory.obey(self.alice.command({"type": "QUERY_EVENTS"}, nonce=nonce))
+        dialogue = InMemoryDecentrlSocket(self.in_memory)
+        dialogue.say(self.greeting_with(nonce))
+        self.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
+
+    def greeting_with(self, nonce: str) -> bytes:
+        from mediatord.protocol import encoding
+        from mediatord.protocol.decentrl.signatures import sign_json
+
+        members: dict[str, Any] = json.loads(self.alice.greeting())
+        signable = {name: members[name] for name in ("did", "signing_key_id", "timestamp")} | {"nonce": nonce}
+        return encoding.dumps({"type": "AUTHENTICATE", **signable, "signature": sign_json(signable, self.alice.seed)})
+
+    def test_store_down(self) -> None:
+        """Nothing of the client's fault: try again later."""
+        with self.in_memory.failing("claim_nonce", StoreUnavailable()):
+            self.assertEqual(self.refused(self.alice.greeting()), ("UNAVAILABLE", 1013))
+
+    def test_fault(self) -> None:
+        """A fault of ours says so and nothing more."""
+        with self.in_memory.failing("registered_until", RuntimeError("details")):
+            self.assertEqual(self.refused(self.alice.greeting()), ("INTERNAL_ERROR", 1011))
+        self.assertEqual(len(self.flushLoggedErrors()), 1)
+
+    def test_guessing_costs(self) -> None:
+        """An address that fails too often is not listened to for a while."""
+        in_memory, alice, bob = register_two_identities(self, limits={"ip_per_minute": 4, "account_per_minute": 4})
+        self.in_memory = in_memory
+        codes = [self.refused(alice.greeting(signature="AAAA"))[0] for _ in range(9)]
+        self.assertEqual(codes[0], "INVALID_SIGNATURE")
+        self.assertEqual(codes[-1], "RATE_LIMITED")
+        (limited,) = {code for _, code in [self.refused(bob.greeting())]}
+        self.assertEqual(limited, 1013)
+
+
+class KeepaliveTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.in_memory, self.alice, _ = register_two_identities(self)
+
+    def test_pings(self) -> None:
+        """Every 30 seconds, with the time in milliseconds, for as long as the socket is there."""
+        dialogue = self.alice.connect()
+        self.in_memory.clock.advance(29.9)
+        self.assertEqual(dialogue.heard(), [])
+        for _ in range(3):
+            self.in_memory.clock.advance(0.1)
+            ping = {"type": "PING", "timestamp": int(self.in_memory.clock.seconds() * 1000)}
+            self.assertEqual(dialogue.heard(), [ping])
+            self.in_memory.clock.advance(29.9)
+        dialogue.hang_up()
+        self.in_memory.clock.advance(100)
+        self.assertEqual(dialogue.heard(), [])
+
+    def test_what_it_says_is_ignored(self) -> None:
+        """PONG, a second AUTHENTICATE, and nonsense."""
+        dialogue = self.alice.connect()
+        for frame in (b'{"type":"PONG","timestamp":1}', self.alice.greeting(), b"garbage"):
+            dialogue.say(frame)
+        dialogue.say(b"\0", binary=True)
+        self.assertEqual((dialogue.heard(), dialogue.socket.codes), ([], []))
+
+    def test_nothing_is_left(self) -> None:
+        """A socket that is gone, whenever that was, leaves no timer behind."""
+        before = len(self.in_memory.clock.getDelayedCalls())
+        InMemoryDecentrlSocket(self.in_memory).hang_up()
+        self.alice.connect().hang_up()
+        failed = InMemoryDecentrlSocket(self.in_memory)
+        failed.say(b"garbage")
+        failed.hang_up()
+        self.assertEqual(len(self.in_memory.clock.getDelayedCalls()), before)

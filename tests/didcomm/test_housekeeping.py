@@ -1,0 +1,562 @@
+"""What happens by itself: rounds that survive everything, and delayed messages that come due (reference 4.5, 12)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.app.metrics_collection import refresh_store_metrics
+from mediatord.cluster.leases import LEADER_LEASE, LeaderLease
+from mediatord.didcomm.housekeeping import BATCH_SIZE, MAX_TIMER_DELAY, DelayedMessageScheduler, Housekeeping
+from mediatord.errors import StoreUnavailable
+from mediatord.store.interfaces.messages import MessageLedger, Payload, StoredMessage, StoreLedger, StoreStatistics
+from tests.in_memory_mediator import FakeSocket, InMemoryMediator, InMemoryWallet, pack_forward
+
+
+class HousekeepingTestCase(SynchronousTestCase):
+    ttl = "60s"
+
+    def setUp(self) -> None:
+        self.in_memory = InMemoryMediator(self, queue={"ttl": self.ttl}, limits={"ip_per_minute": 10_000})
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+
+    def forward(self, **headers: Any) -> None:
+        """A stranger sends Bob something."""
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(), **headers)
+        self.assertEqual(self.in_memory.receive(raw).status, 202)
+
+    def calls_of(self, operation: str) -> list[tuple[Any, ...]]:
+        """The arguments of every call of an operation of the store from now on."""
+        store: Any = self.in_memory.store
+        real, calls = getattr(store, operation), []
+
+        def noted(*args: Any) -> Deferred[Any]:
+            calls.append(args)
+            result: Deferred[Any] = real(*args)
+            return result
+
+        setattr(store, operation, noted)
+        return calls
+
+
+class RoundsTests(HousekeepingTestCase):
+    def test_a_round_that_fails_is_not_the_last(self) -> None:
+        """A fault of ours is logged, a store that is away is no fault; the next round does the work."""
+        for error, logged in ((RuntimeError("boom"), 1), (StoreUnavailable(), 0)):
+            self.forward()
+            with self.in_memory.failing("expire_messages", error):
+                self.in_memory.clock.pump([15] * 5)
+            self.assertGreaterEqual(len(self.flushLoggedErrors(RuntimeError)), logged)
+            before = self.in_memory.counter("mediator_messages_expired_total")
+            self.in_memory.clock.advance(15)
+            self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), before + 1)
+
+    def test_the_other_rounds(self) -> None:
+        """Nonces are pruned every ten minutes and the gauge is told every minute, also after failures."""
+        for operation, interval in (("prune_nonces", 600), ("get_queue_totals", 60)):
+            with self.in_memory.failing(operation, RuntimeError("boom")):
+                self.in_memory.clock.advance(interval)
+            self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+            calls = self.calls_of(operation)
+            self.in_memory.clock.advance(interval)
+            self.assertEqual(len(calls), 1)
+
+    def test_expiry_in_chunks(self) -> None:
+        """A mass of old messages goes in steps with breaths between them, each message with its event (AF-5)."""
+        count = 0
+        for number in range(3):
+            did = f"did:example:{number}"
+            self.bob.enrol(did)
+            payloads = [Payload(f"{number}-{each}", b"{}", "json") for each in range(BATCH_SIZE - 20)]
+            now = self.in_memory.clock.seconds()
+            self.successResultOf(self.in_memory.store.enqueue(did, payloads, expires_at=now + 10))
+            count += len(payloads)
+        calls = self.calls_of("expire_messages")
+        self.in_memory.clock.advance(15)
+        self.assertEqual(len(calls), 1)
+        self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), BATCH_SIZE)
+        self.in_memory.clock.advance(0.01)
+        self.assertEqual(len(calls), 2)
+        self.in_memory.clock.advance(0.01)
+        self.assertEqual([limit for (limit,) in calls], [BATCH_SIZE] * 3)
+        self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), count)
+        events = self.in_memory.events("msg.expire")
+        self.assertEqual((len(events), {event["reason"] for event in events}), (count, {"ttl"}))
+
+    def test_gauge(self) -> None:
+        """Once a minute: how much waits, how many sockets, how much memory and how many files (analytics 2.2)."""
+        self.forward()
+        self.forward()
+        waiting = self.successResultOf(self.in_memory.store.get_queue_status(self.bob.did, None))
+        self.in_memory.socket()
+        self.in_memory.clock.advance(59)
+        self.assertEqual(self.in_memory.events("gauge"), [])
+        self.in_memory.clock.advance(1)
+        (event,) = self.in_memory.events("gauge")
+        self.assertEqual((event["depth"], event["conns"], event["rcpts"]), (2, 1, 1))
+        self.assertEqual(event["oldest_ms"], 60_000)
+        self.assertEqual(event["bytes"], waiting.total_bytes)
+        self.assertGreater(event["rss"], 1_000_000)
+        self.assertEqual(self.in_memory.counter("mediator_messages_waiting"), 2)
+        oldest = self.in_memory.counter("mediator_oldest_message_timestamp_seconds")
+        self.assertEqual(oldest, self.in_memory.clock.seconds() - 60)
+
+    def test_gauge_without_the_store(self) -> None:
+        """What the process knows by itself is said all the same, and so are the counters."""
+        with self.in_memory.failing("get_queue_totals", StoreUnavailable()):
+            self.in_memory.clock.advance(60)
+        (event,) = self.in_memory.events("gauge")
+        self.assertNotIn("depth", event)
+        self.assertEqual(event["conns"], 0)
+        self.assertEqual(len(self.in_memory.events("counters")), 1)
+
+    def test_ledger(self) -> None:
+        """Once a minute: what the store's books say, a line for each half; when they are asked, the metrics too."""
+        self.in_memory.clock.advance(30)
+        self.forward()
+        self.in_memory.clock.advance(30)
+        didcomm, decentrl = self.in_memory.events("ledger")
+        self.assertEqual((didcomm["proto"], decentrl["proto"]), ("didcomm", "decentrl"))
+        self.assertEqual((didcomm["all_accepted"], didcomm["waiting"], didcomm["difference"]), (1, 1, 0))
+        self.assertEqual((decentrl["all_accepted"], decentrl["waiting"], decentrl["difference"]), (0, 0, 0))
+        self.assertEqual(didcomm["store"], decentrl["store"])
+        self.successResultOf(Deferred.fromCoroutine(refresh_store_metrics(self.in_memory.base)))
+        accepted = self.in_memory.counter("mediator_ledger_messages", entry="accepted", half="didcomm")
+        self.assertEqual(accepted, 1)
+        text = self.in_memory.base.recorder.metrics.render().decode()
+        self.assertIn('mediator_ledger_difference{half="didcomm"} 0.0', text)
+        self.in_memory.clock.pump([15] * 5)
+        self.assertEqual(self.in_memory.events("ledger")[2]["all_expired"], 1)
+
+    def test_ledger_that_is_not_closed(self) -> None:
+        """A difference is shown, and what is not known is not."""
+        for books, shown in (
+            (StoreLedger(MessageLedger(accepted=5, waiting=3)), 'mediator_ledger_difference{half="didcomm"} 2.0'),
+            (StoreLedger(MessageLedger(accepted=5, waiting=None)), None),
+        ):
+            self.patch(self.in_memory.store, "read_ledger", lambda books=books: succeed(books))
+            found = StoreStatistics((), 0, books)
+            self.patch(self.in_memory.store, "read_statistics", lambda top, found=found: succeed(found))
+            self.in_memory.clock.advance(60)
+            line = self.in_memory.events("ledger")[-2]
+            self.assertEqual(line.get("difference"), books.didcomm.difference)
+            self.assertEqual(line.get("waiting"), books.didcomm.waiting)
+            self.successResultOf(Deferred.fromCoroutine(refresh_store_metrics(self.in_memory.base)))
+            text = self.in_memory.base.recorder.metrics.render().decode()
+            self.assertEqual('mediator_ledger_difference{half="didcomm"}' in text, shown is not None)
+            if shown is not None:
+                self.assertIn(shown, text)
+
+    def test_ledger_without_the_store(self) -> None:
+        """The gauge is told all the same, and the next round comes, whatever became of this one."""
+        for error, logged in ((RuntimeError("boom"), 1), (StoreUnavailable(), 0)):
+            told = len(self.in_memory.events("gauge")), len(self.in_memory.events("ledger"))
+            with self.in_memory.failing("read_ledger", error):
+                self.in_memory.clock.advance(60)
+            self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), logged)
+            self.assertEqual(
+                (len(self.in_memory.events("gauge")), len(self.in_memory.events("ledger"))), (told[0] + 1, told[1])
+            )
+            self.in_memory.clock.advance(60)
+            self.assertEqual(len(self.in_memory.events("ledger")), told[1] + 2)
+
+    def test_lag(self) -> None:
+        """The gauge has by how much the reactor was late at worst since the one before, in milliseconds."""
+        clock = self.in_memory.clock
+        clock.pump([1.0] * 10 + [1.25] + [1.0] * 49)
+        self.assertEqual(self.in_memory.events("gauge")[0]["lag_ms"], 250.0)
+        clock.pump([1.0] * 60)
+        self.assertEqual(self.in_memory.events("gauge")[1]["lag_ms"], 0.0)
+        self.assertEqual(self.in_memory.counter("mediator_reactor_lag_seconds_count"), 120)
+        self.assertEqual(self.in_memory.counter("mediator_reactor_lag_seconds_sum"), 0.25)
+
+    def test_stopping_waits_for_a_round(self) -> None:
+        """A round that is under way ends before the store is closed; no other one begins."""
+        store: Any = self.in_memory.store
+        held: Deferred[list[Any]] = Deferred()
+        store.expire_messages = lambda limit: held
+        self.in_memory.clock.advance(15)
+        stopped = self.in_memory.half.housekeeping.stopService()
+        self.assertNoResult(stopped)
+        held.callback([])
+        self.successResultOf(stopped)
+        calls = self.calls_of("prune_nonces")
+        self.in_memory.clock.advance(3600)
+        self.assertEqual(calls, [])
+
+    def test_stopping_in_the_middle_of_a_mass_expiry(self) -> None:
+        """It ends at the next breath; what is left expires after the next start."""
+        payloads = [Payload(f"{each}", b"{}", "json") for each in range(BATCH_SIZE + 1)]
+        now = self.in_memory.clock.seconds()
+        self.successResultOf(self.in_memory.store.enqueue(self.bob.did, payloads, expires_at=now + 10))
+        self.in_memory.clock.advance(15)
+        stopped = self.in_memory.half.housekeeping.stopService()
+        self.in_memory.clock.advance(0.01)
+        self.successResultOf(stopped)
+        self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), BATCH_SIZE)
+        self.in_memory.half.housekeeping.startService()
+        self.in_memory.clock.advance(15)
+        self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), BATCH_SIZE + 1)
+
+
+class DueTimesTests(HousekeepingTestCase):
+    def live(self) -> FakeSocket:
+        """A socket of Bob's with nothing on it yet."""
+        socket = self.bob.go_live()
+        socket.frames.clear()
+        return socket
+
+    def test_after_a_restart(self) -> None:
+        """What came due while nothing ran is handed over at once, the rest when it is due (reference 4.5)."""
+        socket = self.live()
+        for seconds in (10, 30):
+            self.forward(delay_milli=seconds * 1000)
+        self.in_memory.half.due.stopService()
+        self.in_memory.clock.advance(20)
+        self.assertEqual(len(socket.frames), 0)
+        self.in_memory.half.due.startService()
+        self.in_memory.clock.advance(0)
+        self.assertEqual(len(socket.frames), 1)
+        self.in_memory.clock.advance(9)
+        self.assertEqual(len(socket.frames), 1)
+        self.in_memory.clock.advance(2)
+        self.assertEqual(len(socket.frames), 2)
+
+    def test_one_timer_for_any_number(self) -> None:
+        """However many wait."""
+        self.in_memory.clock.advance(0)
+        before = len(self.in_memory.clock.getDelayedCalls())
+        for seconds in (30, 10, 20):
+            self.forward(delay_milli=seconds * 1000)
+        self.in_memory.clock.advance(0)
+        self.assertEqual(len(self.in_memory.clock.getDelayedCalls()), before + 1)
+
+    def test_a_store_that_fails(self) -> None:
+        """Due messages are handed over a second after it is back, whichever operation failed, and how."""
+        for operation in ("take_due_messages", "find_next_due"):
+            for error in (StoreUnavailable(), RuntimeError("boom")):
+                socket = self.live()
+                self.forward(delay_milli=1000)
+                self.forward(delay_milli=5000)
+                with self.in_memory.failing(operation, error):
+                    self.in_memory.clock.pump([0.5] * 14)
+                self.in_memory.clock.advance(1)
+                self.assertEqual(len(socket.frames), 2, (operation, error))
+                self.in_memory.base.connections.closed(socket)
+                self.flushLoggedErrors(RuntimeError)
+
+    def test_a_store_that_is_away_at_the_start(self) -> None:
+        """The first due time is asked for until it is known."""
+        socket = self.live()
+        self.forward(delay_milli=3000)
+        self.in_memory.half.due.stopService()
+        with self.in_memory.failing("find_next_due", StoreUnavailable()):
+            self.in_memory.half.due.startService()
+            self.in_memory.clock.advance(1)
+        self.in_memory.clock.pump([1] * 3)
+        self.assertEqual(len(socket.frames), 1)
+
+    def test_more_than_a_chunk(self) -> None:
+        """All that is due is handed over."""
+        now = self.in_memory.clock.seconds()
+        payloads = [Payload(f"{each}", b"{}", "json") for each in range(BATCH_SIZE + 10)]
+        self.successResultOf(
+            self.in_memory.store.enqueue(self.bob.did, payloads, expires_at=now + 50, due_at=now + 5)
+        )
+        socket = self.live()
+        self.in_memory.half.due.schedule_wakeup(now + 5)
+        self.in_memory.clock.advance(5)
+        self.assertEqual(len(socket.frames), BATCH_SIZE + 10)
+
+    def test_stopping_waits_for_a_delivery(self) -> None:
+        """A hand-over that is under way ends before the store is closed."""
+        store: Any = self.in_memory.store
+        held: Deferred[list[Any]] = Deferred()
+        self.forward(delay_milli=1000)
+        store.take_due_messages = lambda limit: held
+        self.in_memory.clock.advance(1)
+        stopped = self.in_memory.half.due.stopService()
+        assert stopped is not None
+        self.assertNoResult(stopped)
+        held.callback([])
+        self.successResultOf(stopped)
+
+
+class ClockSetTests(HousekeepingTestCase):
+    """Timers keep the time that they have left."""
+
+    ttl = "7d"
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock = self.in_memory.clock
+        self.socket = self.bob.go_live()
+        self.socket.frames.clear()
+
+    def after(self, seconds: float) -> int:
+        """How many messages are pushed in the next seconds, to the very last of them."""
+        self.clock.advance(seconds)
+        count = len(self.socket.frames)
+        self.socket.frames.clear()
+        return count
+
+    def test_delayed_messages_after_a_step_forward(self) -> None:
+        """What is due by then is handed over within a minute, and what comes meanwhile in its time."""
+        self.forward(delay_milli=600_000)
+        self.assertEqual(self.after(10), 0)
+        self.clock.set_by(900)
+        self.forward(delay_milli=3_000)
+        self.assertEqual(self.after(3), 2)
+        self.forward(delay_milli=600_000)
+        self.clock.set_by(900)
+        self.assertEqual(self.after(MAX_TIMER_DELAY), 1)
+
+    def test_delayed_messages_after_a_step_back(self) -> None:
+        """What came before is due by the new time, what comes then in its own."""
+        self.forward(delay_milli=30_000)
+        self.clock.set_by(-600)
+        self.forward(delay_milli=3_000)
+        self.assertEqual(self.after(3), 1)
+        self.assertEqual(self.after(626), 0)
+        self.assertEqual(self.after(1), 1)
+
+    def test_pushes_after_a_step_back(self) -> None:
+        """Those from before are pending again, and do not keep later ones from it."""
+        timeout = self.in_memory.config.queue.delivered_timeout
+        pending = partial(self.in_memory.counter, "mediator_messages_stored_total")
+        self.forward()
+        self.assertEqual((self.after(0), pending()), (1, 0))
+        self.clock.set_by(-86_400)
+        self.forward()
+        self.clock.advance(1)
+        self.assertEqual(pending(), 1)
+        self.clock.advance(timeout - 2)
+        self.assertEqual(pending(), 1)
+        self.clock.advance(1)
+        self.assertEqual(pending(), 2)
+
+
+class Neighbour:
+    """
+    The rounds of one of several nodes, with a view of its own of the house's store.
+
+    :ivar calls: operations of the store that it asked for, and when.
+    :ivar handed_over: what came due here.
+    """
+
+    def __init__(self, in_memory: InMemoryMediator, boot: str) -> None:
+        self.in_memory = in_memory
+        self.boot = boot
+        self.calls: list[tuple[str, float]] = []
+        self.handed_over: list[StoredMessage] = []
+        self.measured = 0
+        store: Any = self
+        leader_lease = LeaderLease(in_memory.clock, in_memory.store.cluster, boot)
+        self.due = DelayedMessageScheduler(in_memory.clock, store, self.handed_over.append, leader_lease)
+        self.rounds = Housekeeping(
+            in_memory.clock, store, in_memory.half.live, in_memory.base.recorder, self.measure, leader_lease
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self.in_memory.store, name)
+
+        def noted(*args: Any) -> Any:
+            self.calls.append((name, self.in_memory.clock.seconds()))
+            return operation(*args)
+
+        return noted
+
+    async def measure(self) -> None:
+        self.measured += 1
+
+    def start(self) -> None:
+        """Begin."""
+        self.due.startService()
+        self.rounds.startService()
+
+    def stop(self) -> None:
+        """End in order, which does not end its turn."""
+        self.in_memory.test.successResultOf(self.due.stopService())
+        self.in_memory.test.successResultOf(self.rounds.stopService())
+
+    def count(self, operation: str) -> int:
+        """How often it asked for that."""
+        return sum(name == operation for name, _ in self.calls)
+
+
+class TurnsTests(HousekeepingTestCase):
+    """Several nodes on one store."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock = self.in_memory.clock
+        self.in_memory.half.due.stopService()
+        self.in_memory.half.housekeeping.stopService()
+        self.first, self.second = Neighbour(self.in_memory, "first"), Neighbour(self.in_memory, "second")
+
+    def run_for(self, seconds: float) -> None:
+        """Let time pass in small steps."""
+        self.clock.pump([0.5] * int(seconds * 2))
+
+    def test_one_sweeps(self) -> None:
+        """Expiry and nonces are the business of one node, gauges of each."""
+        self.first.start()
+        self.run_for(7)
+        self.second.start()
+        self.run_for(1293)
+        self.assertEqual((self.first.count("expire_messages"), self.second.count("expire_messages")), (86, 0))
+        self.assertEqual((self.first.count("prune_nonces"), self.second.count("prune_nonces")), (2, 0))
+        self.assertEqual((self.first.measured, self.second.measured), (21, 21))
+
+    def test_the_other_takes_over(self) -> None:
+        """When the one stops, the other goes on after the lease, or at once where the one is known to be gone."""
+        for known, patience in ((False, LEADER_LEASE + 15), (True, 15)):
+            self.first, self.second = (
+                Neighbour(self.in_memory, f"first {known}"),
+                Neighbour(self.in_memory, f"second {known}"),
+            )
+            self.first.start()
+            self.second.start()
+            self.run_for(60)
+            self.first.stop()
+            if known:
+                self.in_memory.store.cluster.drop(self.first.boot)
+            self.assertEqual(self.second.count("expire_messages"), 0)
+            self.run_for(patience)
+            self.assertGreater(self.second.count("expire_messages"), 0)
+            self.second.stop()
+            self.in_memory.store.cluster.drop(self.second.boot)
+
+    def test_a_turn_lost_in_the_middle(self) -> None:
+        """A node that was away for too long stops after the chunk it is at."""
+        payloads = [Payload(f"{each}", b"{}", "json") for each in range(3 * BATCH_SIZE)]
+        now = self.clock.seconds()
+        for number in range(3):
+            self.bob.enrol(f"did:example:{number}")
+            part = payloads[number * BATCH_SIZE : (number + 1) * BATCH_SIZE]
+            self.in_memory.store.enqueue(f"did:example:{number}", part, expires_at=now + 10)
+        self.first.rounds.startService()
+        self.clock.advance(15)
+        self.assertEqual(self.first.count("expire_messages"), 1)
+        self.in_memory.store.cluster.drop(self.first.boot)
+        self.assertTrue(
+            self.successResultOf(self.in_memory.store.cluster.acquire_lease("housekeeping", "second", LEADER_LEASE))
+        )
+        self.clock.advance(4)
+        self.assertEqual(self.first.count("expire_messages"), 1)
+        self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), BATCH_SIZE)
+
+    def test_a_store_that_is_away(self) -> None:
+        """Nobody sweeps, and somebody does when it is back."""
+        self.first.start()
+        with self.in_memory.failing("acquire_lease", StoreUnavailable()):
+            self.run_for(60)
+        self.assertEqual(self.first.count("expire_messages"), 0)
+        self.run_for(15)
+        self.assertEqual(self.first.count("expire_messages"), 1)
+
+    def test_delayed_messages_of_a_node_that_is_gone(self) -> None:
+        """Whose turn it is finds them within five seconds."""
+        self.first.start()
+        self.second.start()
+        self.forward(delay_milli=30_000)  # accepted by a third one
+        self.run_for(36)
+        self.assertEqual((len(self.first.handed_over), len(self.second.handed_over)), (1, 0))
+        (message,) = self.first.handed_over
+        assert message.due_at is not None
+        ((_, at),) = [
+            call for call in self.first.calls if call[0] == "take_due_messages" and call[1] >= message.due_at
+        ][:1]
+        self.assertLessEqual(at - message.due_at, 5)
+
+    def test_delayed_messages_are_handed_over_once(self) -> None:
+        """Who accepted one has its time, and may be anybody."""
+        self.first.start()
+        self.second.start()
+        self.forward(delay_milli=32_000)
+        self.second.due.schedule_wakeup(self.clock.seconds() + 32)
+        self.run_for(60)
+        self.assertEqual((len(self.first.handed_over), len(self.second.handed_over)), (0, 1))
+
+    def test_stopping_waits_for_a_look(self) -> None:
+        """Also when it is only being asked whose turn it is."""
+        held: Deferred[bool] = Deferred()
+        cluster: Any = self.in_memory.store.cluster
+        cluster.acquire_lease = lambda *args: held
+        self.first.due.startService()
+        self.clock.advance(5)
+        stopped = self.first.due.stopService()
+        self.assertNoResult(stopped)
+        before = self.first.count("take_due_messages")
+        held.callback(True)
+        self.successResultOf(stopped)
+        self.assertEqual(self.first.count("take_due_messages"), before)
+
+    def test_pushes_of_what_another_node_removed(self) -> None:
+        """They are forgotten by the time at which they would be pending again, which is nothing to tell."""
+        self.first.start()
+        socket = self.bob.go_live()
+        self.forward()
+        self.assertEqual(len(socket.frames), 1)
+        waiting = self.in_memory.store.fetch_messages(self.bob.did, None, limit=10, max_bytes=100_000)
+        (message,) = self.successResultOf(waiting)
+        self.assertTrue(self.in_memory.half.live.was_pushed(message.id))
+        self.successResultOf(self.in_memory.store.acknowledge(self.bob.did, [message.id]))
+        stored = self.in_memory.counter("mediator_messages_stored_total")
+        self.run_for(self.in_memory.config.queue.delivered_timeout + 1)
+        self.assertFalse(self.in_memory.half.live.was_pushed(message.id))
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), stored)
+
+
+class TurnTests(SynchronousTestCase):
+    """Whose turn it is, as one node sees it."""
+
+    def setUp(self) -> None:
+        self.in_memory = InMemoryMediator(self)
+        self.clock = self.in_memory.clock
+        self.asked = 0
+        cluster: Any = self
+        self.first, self.second = (LeaderLease(self.clock, cluster, boot) for boot in ("first", "second"))
+
+    def acquire_lease(self, *args: Any) -> Deferred[bool]:
+        """The store's, counted."""
+        self.asked += 1
+        return self.in_memory.store.cluster.acquire_lease(*args)
+
+    def is_of(self, leader_lease: LeaderLease) -> bool:
+        return self.successResultOf(Deferred.fromCoroutine(leader_lease.is_leader()))
+
+    def test_asked_now_and_then(self) -> None:
+        """Every three seconds at most, whatever the answer."""
+        for _ in range(60):
+            self.assertTrue(self.is_of(self.first))
+            self.assertFalse(self.is_of(self.second))
+            self.clock.advance(0.5)
+        self.assertEqual(self.asked, 20)
+
+    def test_not_known(self) -> None:
+        """A store that is away does not say; what was known before is over with the lease."""
+        self.assertTrue(self.is_of(self.first))
+        self.clock.advance(3)
+        with self.in_memory.failing("acquire_lease", StoreUnavailable()):
+            self.failureResultOf(Deferred.fromCoroutine(self.first.is_leader()), StoreUnavailable)
+
+    def test_an_answer_that_took_too_long(self) -> None:
+        """It may be somebody else's turn by now."""
+        held: Deferred[bool] = Deferred()
+        cluster: Any = self.in_memory.store.cluster
+        cluster.acquire_lease = lambda *args: held
+        asking = Deferred.fromCoroutine(self.first.is_leader())
+        self.clock.advance(LEADER_LEASE)
+        held.callback(True)
+        self.assertFalse(self.successResultOf(asking))
+
+    def test_a_clock_set_back(self) -> None:
+        """It is asked again."""
+        self.assertTrue(self.is_of(self.first))
+        self.clock.rightNow -= 3600
+        self.assertTrue(self.is_of(self.first))
+        self.assertEqual(self.asked, 2)

@@ -1,0 +1,426 @@
+"""The main flow of UC-021 through all rooms: enrol, forward, push or pick up, acknowledge."""
+
+import hashlib
+import json
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.protocol.didcomm.did_document import parse_did_document
+from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_mediation import read_delivery
+from mediatord.wallet.didcomm_messages import anoncrypt, compose_message
+from tests.in_memory_mediator import CM2, CM3, MP, NOW, InMemoryMediator, InMemoryWallet, code_of, pack_forward
+
+
+class OfflineTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.in_memory = InMemoryMediator(self)
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+
+    def forward(self, *payloads: bytes, **headers: object) -> int:
+        return self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, *payloads, **headers)).status
+
+    def test_a_message_waits_until_it_is_acknowledged(self) -> None:
+        """Stored, counted, delivered as often as asked for, gone once acknowledged (UC-021 steps 8, 7)."""
+        letter = self.bob.letter()
+        reply = self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, letter))
+        self.assertEqual((reply.status, reply.body), (202, b""))
+        for _ in range(2):
+            (delivered,) = self.bob.fetch()
+            self.assertEqual((delivered.payload, delivered.form), (letter, "json"))
+        status = self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
+        self.assertEqual(status.body["message_count"], 0)
+        again = self.bob.answer(f"{MP}/delivery-request", {"limit": 10})
+        self.assertTrue(again.message.type.uri.endswith("/status"))
+        self.assertEqual(
+            [
+                self.in_memory.counter(f"mediator_messages_{name}_total")
+                for name in ("forwarded", "stored", "delivered")
+            ],
+            [1, 1, 1],
+        )
+
+    def test_what_is_delivered_opens(self) -> None:
+        """The recipient decrypts exactly what the sender wrote."""
+        self.forward(self.bob.letter("secret words"))
+        self.assertEqual(self.bob.open(self.bob.fetch()[0].payload).text, "secret words")
+
+    def test_several_attachments_are_several_messages_in_order(self) -> None:
+        """Each is queued as its own (reference 4.4)."""
+        letters = [self.bob.letter(text) for text in "abc"]
+        self.assertEqual(self.forward(*letters), 202)
+        self.assertEqual([delivered.payload for delivered in self.bob.fetch()], letters)
+        self.assertEqual(self.in_memory.counter("mediator_messages_forwarded_total"), 3)
+
+    def test_one_bad_attachment_stores_none(self) -> None:
+        """All or nothing (reference 4.4)."""
+        good = {"data": {"json": json.loads(self.bob.letter())}}
+        attachments = [good, {"data": {"json": {"plain": 1}}}]
+        message = compose_message(FORWARD, {"next": self.bob.did}, attachments=attachments)
+        reply = self.in_memory.receive(anoncrypt(message, self.in_memory.document))
+        self.assertEqual((reply.status, code_of(reply)), (400, "e.p.msg.bad-attachment"))
+        self.assertEqual(self.bob.waiting(), 0)
+
+    def test_base64_comes_back_as_base64(self) -> None:
+        """Decision D10."""
+        letter = self.bob.letter()
+        self.forward(letter, form="base64")
+        (delivered,) = self.bob.fetch()
+        self.assertEqual((delivered.payload, delivered.form), (letter, "base64"))
+
+    def test_the_order_is_that_of_arrival(self) -> None:
+        """Oldest first, at most `limit` (reference 6.1)."""
+        for text in "abcd":
+            self.forward(self.bob.letter(text))
+        texts = [self.bob.open(delivered.payload).text for delivered in self.bob.fetch(3)]
+        self.assertEqual(texts, ["a", "b", "c"])
+
+    def test_acknowledging_by_digest(self) -> None:
+        """The SHA-256 of the payload also names it (reference 6.1)."""
+        letter = self.bob.letter()
+        self.forward(letter)
+        status = self.bob.answer(f"{MP}/messages-received", {"message_id_list": [hashlib.sha256(letter).hexdigest()]})
+        self.assertEqual(status.body["message_count"], 0)
+
+    def test_nobody_elses_messages_can_be_acknowledged(self) -> None:
+        """Foreign ids are ignored (reference 6.1)."""
+        self.forward(self.bob.letter())
+        (delivered,) = self.bob.fetch()
+        eve = InMemoryWallet(self.in_memory).enrol()
+        eve.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
+        self.assertEqual(self.bob.waiting(), 1)
+
+    def test_expiry_by_time(self) -> None:
+        """After the TTL the message is gone, whoever asks first: the reader or the sweep (UC-021 AF-5)."""
+        self.forward(self.bob.letter())
+        self.in_memory.clock.advance(72 * 3600 - 1)
+        self.assertEqual(self.bob.waiting(), 1)
+        self.in_memory.clock.advance(1)
+        self.assertEqual(self.bob.waiting(), 0)
+        self.in_memory.clock.pump([1] * 20)
+        self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), 1)
+        self.assertEqual([event["reason"] for event in self.in_memory.events("msg.expire")], ["ttl"])
+
+    def test_expires_time_shortens(self) -> None:
+        """A forward may ask for less than the TTL (reference 4.5)."""
+        self.forward(self.bob.letter(), expires_time=int(NOW) + 100)
+        self.in_memory.clock.advance(99)
+        self.assertEqual(self.bob.waiting(), 1)
+        self.in_memory.clock.advance(2)
+        self.assertEqual(self.bob.waiting(), 0)
+
+    def test_status_tells_ages_and_sizes(self) -> None:
+        """Whole seconds, and bytes of payload (reference 6)."""
+        letter = self.bob.letter()
+        self.forward(letter)
+        self.in_memory.clock.advance(10)
+        self.forward(letter)
+        self.in_memory.clock.advance(5)
+        body = self.bob.answer(f"{MP}/status-request", {"recipient_did": self.bob.did}).body
+        self.assertEqual(body["message_count"], 2)
+        self.assertEqual(body["longest_waited_seconds"], 15)
+        self.assertEqual(body["oldest_received_time"], int(NOW))
+        self.assertEqual(body["newest_received_time"], int(NOW) + 10)
+        self.assertEqual(body["total_bytes"], 2 * len(letter))
+        self.assertEqual(body["recipient_did"], self.bob.did)
+
+    def test_authenticated_forwards_are_taken_too(self) -> None:
+        """Decision D12: both encryptions, with or without `to`."""
+        alice = InMemoryWallet(self.in_memory)
+        body = {"next": self.bob.did}
+        attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
+        reply = alice.ask(FORWARD, body, attachments=attachments, to=None)
+        self.assertEqual((reply.status, reply.body), (202, b""))
+
+    def test_please_ack_is_not_honoured(self) -> None:
+        """Mediators must not answer it (reference 4.5)."""
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(), please_ack=[""], id="f")
+        self.assertEqual(self.in_memory.receive(raw).body, b"")
+
+    def test_the_same_forward_twice_is_two_messages(self) -> None:
+        """A sender that lost our 202 tries again with the same bytes (section 11, row 24)."""
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
+        self.assertEqual([self.in_memory.receive(raw).status for _ in range(2)], [202, 202])
+        self.assertEqual(self.bob.waiting(), 2)
+
+
+class QueueLimitTests(SynchronousTestCase):
+    def test_a_full_queue_drops_its_oldest_message_and_the_sender_still_gets_202(self) -> None:
+        """FIFO eviction, transparent to the sender (UC-021 AF-4)."""
+        in_memory = InMemoryMediator(self, queue={"max_messages": 3})
+        bob = InMemoryWallet(in_memory).enrol()
+        for text in "abcd":
+            self.assertEqual(in_memory.receive(pack_forward(in_memory, bob.did, bob.letter(text))).status, 202)
+        texts = [bob.open(delivered.payload).text for delivered in bob.fetch()]
+        self.assertEqual(texts, ["b", "c", "d"])
+        self.assertEqual(in_memory.counter("mediator_messages_evicted_total"), 1)
+        self.assertEqual([event["reason"] for event in in_memory.events("msg.evict")], ["fifo_count"])
+
+
+class LiveTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.in_memory = InMemoryMediator(self)
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+
+    def forward(self, text: str = "hello", **headers: object) -> None:
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(text), **headers)
+        self.assertEqual(self.in_memory.receive(raw).status, 202)
+
+    def pushed(self, frame: bytes) -> tuple[str, str]:
+        """Id and text of a pushed delivery."""
+        message = self.bob.open(frame).message
+        self.assertEqual((message.thid, message.body), (None, {}))
+        (delivered,) = read_delivery(message)
+        return delivered.id, self.bob.open(delivered.payload).text
+
+    def test_a_live_socket_gets_messages_at_once(self) -> None:
+        """Pushed as a delivery, kept until acknowledged (UC-021 step 7, decision D11)."""
+        socket = self.bob.go_live()
+        self.forward()
+        id_, text = self.pushed(socket.frames[-1])
+        self.assertEqual(text, "hello")
+        self.assertEqual(self.bob.waiting(), 1)
+        self.bob.answer(f"{MP}/messages-received", {"message_id_list": [id_]})
+        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
+        self.assertEqual(self.in_memory.counter("mediator_messages_delivered_total"), 1)
+        self.assertEqual(self.in_memory.events("msg.ack")[0]["path"], "live")
+
+    def test_a_socket_without_live_mode_gets_nothing(self) -> None:
+        """While live mode is off new messages are queued only (reference 6.3)."""
+        socket = self.in_memory.socket()
+        self.bob.answer(f"{MP}/status-request", socket=socket)
+        self.forward()
+        self.assertEqual(socket.frames, [])
+
+    def test_the_backlog_is_not_flushed(self) -> None:
+        """Switching live mode on pushes nothing old (reference 6.3)."""
+        self.forward()
+        socket = self.bob.go_live()
+        self.assertEqual(socket.frames, [])
+
+    def test_every_live_socket_gets_it_and_one_acknowledgement_is_enough(self) -> None:
+        """Several devices (reference 6.3)."""
+        sockets = [self.bob.go_live(), self.bob.go_live()]
+        self.forward()
+        (first, _), (second, _) = (self.pushed(socket.frames[-1]) for socket in sockets)
+        self.assertEqual(first, second)
+        self.bob.answer(f"{MP}/messages-received", {"message_id_list": [first]}, socket=sockets[1])
+        self.assertEqual(self.bob.waiting(), 0)
+
+    def test_switching_off_one_socket_leaves_the_other(self) -> None:
+        """Live mode belongs to a connection (reference 6.3)."""
+        first, second = self.bob.go_live(), self.bob.go_live()
+        self.bob.answer(f"{MP}/live-delivery-change", {"live_delivery": False}, socket=first)
+        self.forward()
+        self.assertEqual((len(first.frames), len(second.frames)), (0, 1))
+
+    def test_two_wallets_on_one_socket(self) -> None:
+        """Each gets its own, encrypted to itself."""
+        carol = InMemoryWallet(self.in_memory).enrol()
+        socket = self.bob.go_live()
+        carol.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
+        self.forward("for bob")
+        self.in_memory.receive(pack_forward(self.in_memory, carol.did, carol.letter("for carol")))
+        self.assertEqual(self.pushed(socket.frames[0])[1], "for bob")
+        (delivered,) = read_delivery(carol.open(socket.frames[1]).message)
+        self.assertEqual(carol.open(delivered.payload).text, "for carol")
+
+    def test_a_socket_that_closes_gives_its_messages_back(self) -> None:
+        """Pending again, counted as stored, and there on reconnect (UC-021 AF-6)."""
+        socket = self.bob.go_live()
+        self.forward()
+        self.in_memory.base.connections.closed(socket)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
+        self.assertEqual(len(self.bob.fetch()), 1)
+
+    def test_a_push_that_is_never_acknowledged_is_pending_after_a_minute(self) -> None:
+        """`queue.delivered_timeout` (reference 6.3)."""
+        self.bob.go_live()
+        self.forward()
+        self.in_memory.clock.pump([1] * 58)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
+        self.in_memory.clock.pump([1] * 4)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
+
+    def test_a_second_push_of_a_message_counts_beside_the_first(self) -> None:
+        """Two looks at the store may meet; it waits again when the last socket that took it is gone."""
+        first, second = self.bob.go_live(), self.bob.go_live()
+        second.takes = False
+        self.forward()
+        first.takes, second.takes = False, True
+        (message,) = self.successResultOf(
+            self.in_memory.store.fetch_messages(self.bob.did, None, limit=1, max_bytes=1)
+        )
+        self.assertTrue(self.in_memory.half.live.push(message))
+        self.in_memory.base.connections.closed(second)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
+        self.in_memory.base.connections.closed(first)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
+
+    def test_a_stuck_socket_leaves_the_message_in_the_queue(self) -> None:
+        """A push never blocks (reference 6.3)."""
+        socket = self.bob.go_live()
+        socket.takes = False
+        self.forward()
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
+        self.assertEqual(self.bob.waiting(), 1)
+
+    def test_a_delayed_message_is_invisible_until_it_is_due(self) -> None:
+        """To status, delivery and live push alike (reference 4.5)."""
+        socket = self.bob.go_live()
+        self.forward(delay_milli=5000)
+        self.in_memory.clock.advance(4.9)
+        self.assertEqual((self.bob.waiting(), socket.frames), (0, []))
+        self.in_memory.clock.advance(0.2)
+        self.assertEqual(self.pushed(socket.frames[-1])[1], "hello")
+        self.assertEqual(self.bob.waiting(), 1)
+
+    def test_delays_come_due_in_their_own_order(self) -> None:
+        """The later of two waits on after the first is out."""
+        socket = self.bob.go_live()
+        self.forward("late", delay_milli=9000)
+        self.forward("soon", delay_milli=2000)
+        self.in_memory.clock.advance(3)
+        self.assertEqual([self.pushed(frame)[1] for frame in socket.frames], ["soon"])
+        self.in_memory.clock.advance(7)
+        self.assertEqual([self.pushed(frame)[1] for frame in socket.frames], ["soon", "late"])
+
+    def test_delays_are_capped_and_negative_ones_random(self) -> None:
+        """At most max_delay; a negative one is within its size (reference 4.5)."""
+        in_memory = InMemoryMediator(self, didcomm={"max_delay": "10s"})
+        bob = InMemoryWallet(in_memory).enrol()
+        for milli in (10**9, -(10**9), -1000):
+            in_memory.receive(pack_forward(in_memory, bob.did, bob.letter(), delay_milli=milli))
+        in_memory.clock.advance(1.01)
+        self.assertGreaterEqual(bob.waiting(), 1)
+        in_memory.clock.advance(9)
+        self.assertEqual(bob.waiting(), 3)
+
+    def test_raw_push(self) -> None:
+        """`live_push: raw` sends the inner envelope itself (reference 6.3)."""
+        in_memory = InMemoryMediator(self, didcomm={"live_push": "raw"})
+        bob = InMemoryWallet(in_memory).enrol()
+        socket = bob.go_live()
+        letter = bob.letter()
+        in_memory.receive(pack_forward(in_memory, bob.did, letter))
+        self.assertEqual(socket.frames, [letter])
+
+    def test_live_by_default(self) -> None:
+        """`live_default_on` serves wallets that never ask (reference 6.3)."""
+        in_memory = InMemoryMediator(self, didcomm={"live_default_on": True})
+        bob = InMemoryWallet(in_memory).enrol()
+        socket = in_memory.socket()
+        bob.answer(f"{MP}/status-request", socket=socket)
+        in_memory.receive(pack_forward(in_memory, bob.did, bob.letter()))
+        self.assertEqual(len(socket.frames), 1)
+
+
+class CoordinationTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.in_memory = InMemoryMediator(self)
+
+    def test_grants_in_both_versions(self) -> None:
+        """Decision D13, and a second request gets the same grant."""
+        bob = InMemoryWallet(self.in_memory)
+        for _ in range(2):
+            self.assertEqual(bob.answer(f"{CM2}/mediate-request").body, {"routing_did": self.in_memory.did})
+            self.assertEqual(bob.answer(f"{CM3}/mediate-request").body, {"routing_did": [self.in_memory.did]})
+
+    def test_a_grant_alone_makes_nothing_routable(self) -> None:
+        """Only `add` does (reference 5.3)."""
+        bob = InMemoryWallet(self.in_memory)
+        bob.answer(f"{CM3}/mediate-request")
+        reply = self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter()))
+        self.assertEqual((reply.status, code_of(reply)), (400, "e.p.me.res.not-found"))
+
+    def test_every_result_of_an_update(self) -> None:
+        """One result an entry, in order (reference 5.3)."""
+        bob, eve = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory).enrol()
+        key = WalletIdentity.fresh("did:key").did
+        cases = [
+            (key, "add", "success"),
+            (key, "add", "no_change"),
+            (f"{key}#key-1", "add", "success"),
+            (eve.did, "add", "client_error"),
+            ("not a did", "add", "client_error"),
+            ("", "add", "client_error"),
+            (self.in_memory.did, "add", "client_error"),
+            (self.in_memory.base.identity.web_did, "add", "client_error"),
+            (key, "remove", "success"),
+            (key, "remove", "no_change"),
+            (eve.did, "remove", "no_change"),
+            (key, "explode", "client_error"),
+        ]
+        for version, name in ((CM3, "recipient-update"), (CM2, "keylist-update")):
+            updates = [{"recipient_did": did, "action": action} for did, action, _ in cases]
+            answer = bob.answer(f"{version}/{name}", {"updates": updates})
+            self.assertEqual(answer.message.type.uri, f"{version}/{name}-response")
+            expected = [{"recipient_did": did, "action": action, "result": result} for did, action, result in cases]
+            self.assertEqual(answer.body, {"updated": expected})
+            bob.answer(f"{version}/{name}", {"updates": [{"recipient_did": f"{key}#key-1", "action": "remove"}]})
+
+    def test_query_pages(self) -> None:
+        """In order of registration (reference 5.3)."""
+        dids = [f"did:example:{number}" for number in range(5)]
+        bob = InMemoryWallet(self.in_memory).enrol(*dids)
+        everything = bob.answer(f"{CM3}/recipient-query").body
+        self.assertEqual(everything, {"dids": [{"recipient_did": did} for did in dids]})
+        page = bob.answer(f"{CM2}/keylist-query", {"paginate": {"limit": 2, "offset": 1}}).body
+        self.assertEqual(
+            page,
+            {
+                "keys": [{"recipient_did": did} for did in dids[1:3]],
+                "pagination": {"count": 2, "offset": 1, "remaining": 2},
+            },
+        )
+
+    def test_removal_keeps_what_is_queued(self) -> None:
+        """No more forwards from now on, but what came stays for the account (reference 5.3)."""
+        bob = InMemoryWallet(self.in_memory).enrol()
+        raw = pack_forward(self.in_memory, bob.did, bob.letter())
+        self.in_memory.receive(raw)
+        bob.answer(f"{CM3}/recipient-update", {"updates": [{"recipient_did": bob.did, "action": "remove"}]})
+        self.assertEqual(self.in_memory.receive(raw).status, 400)
+        self.assertEqual(bob.waiting(), 1)
+
+    def test_an_allow_list_denies_others(self) -> None:
+        """Section 11, row 27."""
+        bob = WalletIdentity.fresh()
+        in_memory = InMemoryMediator(self, didcomm={"registration": "allow-list", "allow": [bob.did]})
+        self.assertTrue(
+            InMemoryWallet(in_memory, bob).answer(f"{CM3}/mediate-request").message.type.uri.endswith("mediate-grant")
+        )
+        for version in (CM2, CM3):
+            denied = InMemoryWallet(in_memory).answer(f"{version}/mediate-request")
+            self.assertEqual((denied.message.type.uri, denied.body), (f"{version}/mediate-deny", {}))
+
+    def test_no_more_recipients_than_allowed(self) -> None:
+        """`didcomm.max_recipients`: one too many is a client_error."""
+        in_memory = InMemoryMediator(self, didcomm={"max_recipients": 2})
+        bob = InMemoryWallet(in_memory).enrol("did:example:1", "did:example:2")
+        updates = [{"recipient_did": "did:example:3", "action": "add"}]
+        updated = bob.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
+        self.assertEqual(updated[0]["result"], "client_error")
+
+    def test_our_did_web_is_given_back_to_who_used_it(self) -> None:
+        """The form the client addressed (reference 5.3)."""
+        identity = self.in_memory.base.identity
+        self.in_memory.document = parse_did_document(identity.web_did, identity.web_document)
+        self.in_memory.did = identity.web_did
+        bob = InMemoryWallet(self.in_memory, WalletIdentity.fresh(curve="P-384"))
+        bob.book.learn(self.in_memory.document)
+        grant = bob.answer(f"{CM3}/mediate-request")
+        self.assertEqual(grant.body, {"routing_did": [identity.web_did]})
+        self.assertEqual(grant.sender, identity.web_did)
+
+    def test_peer_4_long_and_short_are_one(self) -> None:
+        """A long form in `next` finds what was registered short, and the other way round (reference 8.4)."""
+        bob = InMemoryWallet(self.in_memory, WalletIdentity.fresh("did:peer:4", endpoint=self.in_memory.did)).enrol()
+        short = bob.did.rpartition(":")[0]
+        for next_ in (bob.did, short, f"{bob.did}#key-1"):
+            self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, next_, bob.letter())).status, 202)
+        self.assertEqual(bob.waiting(), 3)
+        narrowed = bob.answer(f"{MP}/status-request", {"recipient_did": short}).body
+        self.assertEqual((narrowed["message_count"], narrowed["recipient_did"]), (3, short))

@@ -1,0 +1,221 @@
+"""Proofs that a recipient DID belongs to the holder of an account, and `didcomm.require_ownership`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import StoreUnavailable
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm import json_web_signature
+from mediatord.protocol.didcomm.coordinate_mediation import OWNERSHIP_PROOF, make_ownership_proof_body
+from mediatord.wallet.didcomm_identity import WalletIdentity
+from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_attachment, compose_message, prove_ownership
+from tests.in_memory_mediator import CM3, MP, PING, InMemoryMediator, InMemoryWallet, from_header, pack_forward
+from tests.ratelimit.test_access_control import ReloadedHouse
+
+
+class OwnershipTestCase(SynchronousTestCase):
+    required = True
+    in_memory: InMemoryMediator
+
+    def setUp(self) -> None:
+        self.in_memory = InMemoryMediator(self, didcomm={"require_ownership": self.required})
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+        self.alias = WalletIdentity.fresh()
+
+    def update(self, guest: InMemoryWallet, did: str, *proofs: bytes, action: str = "add") -> str:
+        """What becomes of one entry."""
+        headers: dict[str, Any] = {"attachments": [build_attachment(proof) for proof in proofs]} if proofs else {}
+        updates = [{"recipient_did": did, "action": action}]
+        body = guest.answer(f"{CM3}/recipient-update", {"updates": updates}, **headers).body
+        return str(body["updated"][0]["result"])
+
+    def proof(self, did: str | None = None, account: str | None = None, owner: WalletIdentity | None = None) -> bytes:
+        """Made now, as the wallet does."""
+        owner = owner or self.alias
+        now = self.in_memory.clock.seconds()
+        return prove_ownership(owner, did or owner.did, account or self.bob.did, self.in_memory.document, now=now)
+
+    def message(self, **changes: Any) -> dict[str, Any]:
+        """A proof before it is packed."""
+        headers = {
+            "to": [self.in_memory.did],
+            "created_time": int(self.in_memory.clock.seconds()),
+            **from_header(self.alias.did),
+        }
+        body = changes.pop("body", make_ownership_proof_body(self.bob.did, self.alias.did))
+        return compose_message(changes.pop("type_", OWNERSHIP_PROOF), body, **{**headers, **changes})
+
+
+class RequiredTests(OwnershipTestCase):
+    def test_its_own(self) -> None:
+        """The account's own DID needs none; nor does what is registered already, and removal."""
+        self.assertEqual(self.update(self.bob, self.bob.did), "no_change")
+        self.assertEqual(self.update(self.bob, self.alias.did, self.proof()), "success")
+        self.assertEqual(self.update(self.bob, self.alias.did), "no_change")
+        self.assertEqual(self.update(self.bob, self.alias.did, action="remove"), "success")
+        self.assertEqual(self.update(self.bob, self.alias.did), "client_error")
+
+    def test_another(self) -> None:
+        """Needs one, and then mail comes for it."""
+        self.assertEqual(self.update(self.bob, self.alias.did), "client_error")
+        forward = pack_forward(self.in_memory, self.alias.did, self.bob.letter())
+        self.assertEqual(self.in_memory.receive(forward).status, 400)
+        self.assertEqual(self.update(self.bob, self.alias.did, self.proof()), "success")
+        again = pack_forward(self.in_memory, self.alias.did, self.bob.letter())
+        self.assertEqual(self.in_memory.receive(again).status, 202)
+        self.assertEqual(self.bob.waiting(), 1)
+
+    def test_a_key_of_it(self) -> None:
+        """A proof is for a DID, under whichever of its names it is registered."""
+        with_key = self.alias.agreement.kid
+        self.assertEqual(self.update(self.bob, with_key), "client_error")
+        self.assertEqual(self.update(self.bob, with_key, self.proof()), "success")
+        self.assertEqual(self.update(self.bob, self.alias.did, self.proof(with_key)), "success")
+
+    def test_a_signature(self) -> None:
+        """Proves as much as authenticated encryption."""
+        jws = json_web_signature.sign(
+            encoding.dumps(self.message()), self.alias.signing.kid, self.alias.signing.private
+        )
+        self.assertEqual(
+            self.update(self.bob, self.alias.did, anoncrypt(encoding.loads_object(jws), self.in_memory.document)),
+            "success",
+        )
+
+    def test_what_proves_nothing(self) -> None:
+        """Somebody else's, for another account or mediator, of another time or kind, or nobody's."""
+        now, eve = int(self.in_memory.clock.seconds()), InMemoryWallet(self.in_memory).enrol()
+        bad: dict[str, bytes] = {
+            "by another": self.proof(self.alias.did, owner=WalletIdentity.fresh()),
+            "for another account": self.proof(account=eve.did),
+            "of another DID": self.proof(owner=WalletIdentity.fresh()),
+            "anonymous": anoncrypt(self.message(), self.in_memory.document),
+            "unreadable": anoncrypt(self.message(), self.alias.document),
+        }
+        others: dict[str, dict[str, Any]] = {
+            "to another mediator": {"to": ["did:web:elsewhere.example"]},
+            "to nobody": {"to": None},
+            "too old": {"created_time": now - 301},
+            "too new": {"created_time": now + 301},
+            "undated": {"created_time": None},
+            "over": {"expires_time": now},
+            "of another type": {"type_": "https://didcomm.org/empty/1.0/empty"},
+            "without an account": {"body": {"recipient_did": self.alias.did}},
+            "without a DID": {"body": {"account": self.bob.did}},
+            "without a body": {"body": {}},
+        }
+        for name, changes in others.items():
+            bad[name] = authcrypt(self.message(**changes), self.alias, self.in_memory.document)
+        for name, proof in bad.items():
+            self.assertEqual(self.update(self.bob, self.alias.did, proof), "client_error", name)
+        good: list[dict[str, Any]] = [
+            {"created_time": now - 300},
+            {"created_time": now + 300, "expires_time": now + 301},
+        ]
+        for changes in good:
+            proof = authcrypt(self.message(**changes), self.alias, self.in_memory.document)
+            self.assertEqual(self.update(self.bob, self.alias.did, proof), "success")
+            self.update(self.bob, self.alias.did, action="remove")
+
+    def test_once(self) -> None:
+        """Whoever has taken its DID elsewhere does not have it taken back by what was recorded."""
+        proof = self.proof()
+        self.assertEqual(self.update(self.bob, self.alias.did, proof), "success")
+        self.update(self.bob, self.alias.did, action="remove")
+        self.assertEqual(self.update(self.bob, self.alias.did, proof), "client_error")
+
+    def test_not_used_up_by_what_was_not_done(self) -> None:
+        """Where the update was refused as a whole, the very same one may come again."""
+        updates = [{"recipient_did": self.alias.did, "action": "add"}]
+        proofs = [build_attachment(self.proof()), build_attachment(self.proof(owner=WalletIdentity.fresh()))]
+        update = self.bob.pack(f"{CM3}/recipient-update", {"updates": updates}, attachments=proofs)
+        self.in_memory.clock.advance(60)
+        for _ in range(598):
+            self.assertEqual(self.bob.ask(PING).status, 200)
+        self.assertEqual(self.in_memory.receive(update).status, 429)
+        self.in_memory.clock.advance(61)
+        with self.in_memory.failing("find_owner", StoreUnavailable()):
+            other = [*updates, {"recipient_did": WalletIdentity.fresh().did, "action": "add"}]
+            packed = self.bob.pack(f"{CM3}/recipient-update", {"updates": other}, attachments=proofs[:1])
+            self.assertEqual(self.in_memory.receive(packed).status, 503)
+        body = self.bob.open(self.in_memory.receive(update).body).body
+        self.assertEqual([one["result"] for one in body["updated"]], ["success"])
+
+    def test_not_used_up_by_what_was_not_charged(self) -> None:
+        """Where there was no room for what the update adds, the very same one may come again."""
+        self.in_memory = ReloadedHouse(self, didcomm={"require_ownership": True})
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+        self.in_memory.change("limits", registration_bytes=1)
+        update = [{"recipient_did": self.alias.did, "action": "add"}]
+        packed = self.bob.pack(
+            f"{CM3}/recipient-update", {"updates": update}, attachments=[build_attachment(self.proof())]
+        )
+        self.assertEqual(self.in_memory.receive(packed).status, 503)
+        self.in_memory.change("limits", registration_bytes=1_000_000)
+        body = self.bob.open(self.in_memory.receive(packed).body).body
+        self.assertEqual([one["result"] for one in body["updated"]], ["success"])
+
+    def test_each_costs_as_much_as_a_request(self) -> None:
+        """Of the account that sends them."""
+        self.in_memory.clock.advance(60)
+        proofs = [self.proof(owner=WalletIdentity.fresh()) for _ in range(4)]
+        answers = 0
+        while (
+            self.bob.ask(
+                f"{CM3}/recipient-update", {"updates": []}, attachments=list(map(build_attachment, proofs))
+            ).status
+            == 200
+        ):
+            answers += 1
+        self.assertEqual(answers, 600 // 5)
+
+
+class TakingOverTests(OwnershipTestCase):
+    """Where no proof is asked for, one counts all the same."""
+
+    required = False
+
+    def test_the_owner_wins(self) -> None:
+        """Of who has registered a DID, and who proves that it is theirs; the other's own mail stays the other's."""
+        eve = InMemoryWallet(self.in_memory).enrol()
+        self.assertEqual(self.update(eve, self.alias.did), "success")
+        self.in_memory.receive(pack_forward(self.in_memory, self.alias.did, self.bob.letter("before")))
+        self.assertEqual(self.update(self.bob, self.alias.did), "client_error")
+        self.assertEqual(self.update(self.bob, self.alias.did, self.proof()), "success")
+        self.in_memory.receive(pack_forward(self.in_memory, self.alias.did, self.bob.letter("after")))
+        self.assertEqual((eve.waiting(), self.bob.waiting()), (1, 1))
+        self.assertEqual(self.update(eve, self.alias.did), "client_error")
+        self.assertEqual(eve.answer(f"{CM3}/recipient-query").body["dids"], [{"recipient_did": eve.did}])
+        events = [(event["n_added"], event["n_removed"]) for event in self.in_memory.events("acct.update")]
+        self.assertIn((0, 1), events)
+
+    def test_a_former_name(self) -> None:
+        """Who has lost the keys of a DID, and goes by another one since, does not lose its mail too."""
+        alias = InMemoryWallet(self.in_memory, self.alias).enrol(self.alias.did)
+        new = InMemoryWallet(self.in_memory)
+        claim = json_web_signature.FromPrior(
+            self.alias.signing.kid, alias.did, new.did, int(self.in_memory.clock.seconds())
+        )
+        token = json_web_signature.make_from_prior(claim, self.alias.signing.private)
+        self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 200)
+        self.assertEqual(self.update(self.bob, self.alias.did, self.proof()), "client_error")
+        self.assertIn({"recipient_did": self.alias.did}, new.answer(f"{CM3}/recipient-query").body["dids"])
+
+    def test_no_room(self) -> None:
+        """What cannot be added stays where it was, rather than nowhere."""
+        self.in_memory = InMemoryMediator(self, didcomm={"max_recipients": 1})
+        self.bob, eve = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory).enrol()
+        self.update(eve, eve.did, action="remove")
+        self.assertEqual(self.update(eve, self.alias.did), "success")
+        self.assertEqual(self.update(self.bob, self.alias.did, self.proof()), "client_error")
+        self.assertEqual(eve.answer(f"{CM3}/recipient-query").body["dids"], [{"recipient_did": self.alias.did}])
+
+    def test_removing_takes_nothing_from_others(self) -> None:
+        """A proof is for adding."""
+        eve = InMemoryWallet(self.in_memory).enrol()
+        self.update(eve, self.alias.did)
+        self.assertEqual(self.update(self.bob, self.alias.did, self.proof(), action="remove"), "no_change")
+        self.assertEqual(self.update(eve, self.alias.did), "no_change")

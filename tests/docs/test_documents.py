@@ -1,0 +1,314 @@
+"""The documents: what they name exists, and what operators and wallets rely on is in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import click
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
+
+from mediatord.bench.cli import bench
+from mediatord.cli.commands import cli
+from mediatord.config.settings import Config
+from mediatord.observability.event_schema import EVENTS
+from mediatord.observability.metrics import Metrics
+from mediatord.protocol.decentrl.commands import DirectPayload, PublicPayload
+from mediatord.protocol.didcomm.discover_features import select_features
+from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES, DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
+from mediatord.workers.metrics_aggregator import MetricsAggregator
+
+PROJECT = Path(__file__).parents[2]
+DOCUMENTS = [
+    path
+    for path in (*sorted(PROJECT.glob("*.rst")), *sorted(PROJECT.glob("docs/*.md")))
+    if path.name != "CHANGELOG.rst"
+]
+FILES_OF_LOG = {"log.key"}
+GENERATED = {"cli.md", "configuration.md"}
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+
+def text(name: str) -> str:
+    """A document of the project."""
+    return (PROJECT / name).read_text("utf-8")
+
+
+def literals(document: str) -> list[str]:
+    """What stands between back quotes, single or double, on one line."""
+    return [found[2] for found in re.finditer(r"(?<!`)(``?)(?!`)([^`\n]+?)\1(?!`)", document)]
+
+
+def settings() -> dict[str, type[BaseModel] | None]:
+    """Every key of the configuration by its dotted name; sections with their models."""
+
+    def below(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel] | None]]:
+        for name, field in model.model_fields.items():
+            kind = field.annotation
+            section = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+            yield prefix + name, section
+            if section is not None:
+                yield from below(section, f"{prefix}{name}.")
+
+    return dict(below(Config, ""))
+
+
+def rows(document: str, begin: str, end: str) -> list[list[str]]:
+    """The cells of the Markdown table between two comments, without its head."""
+    body = document.partition(begin)[2].partition(end)[0]
+    lines = [line for line in body.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+def shell_lines(document: str) -> list[str]:
+    """The commands of a document: lines that begin with a dollar, and literals that begin with a command."""
+    typed = re.findall(r"^\s*\$ (.+)$", document, re.MULTILINE)
+    named = [one for one in literals(document) if re.match(r"(?:make|mediatord|\.venv/bin/\S+|twistd) ", one)]
+    return typed + named
+
+
+def check_mediatord(words: list[str]) -> None:
+    """The subcommand is there and has these options."""
+    command = cli.commands[words[0]] if words and not words[0].startswith("-") else cli
+    if words[:1] == ["bench"]:
+        command = bench
+    elif words and isinstance(command, click.Group) and words[0] in cli.commands:
+        command = command.commands[words[1]]
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word for word in words if word.startswith("--")} <= known, words
+
+
+def check_make(words: list[str]) -> None:
+    """The targets are there; `NAME=value` sets a variable that the Makefile reads."""
+    makefile = text("Makefile")
+    for word in words:
+        if "=" in word:
+            assert f"$({word.partition('=')[0]})" in makefile, word
+        else:
+            assert re.search(rf"^(?:\S+ )*{re.escape(word)}(?: \S+)*:", makefile, re.MULTILINE), word
+
+
+@each_document
+def test_commands_exist(document: Path) -> None:
+    """Every make target, subcommand and option that a document tells to type is there."""
+    for line in shell_lines(document.read_text("utf-8")):
+        program, *words = shlex.split(line)
+        match program.removeprefix(".venv/bin/"):
+            case "make":
+                check_make(words)
+            case "mediatord":
+                check_mediatord(words)
+
+
+def test_readme_leads_with_the_two_commands() -> None:
+    """`make run`, then `make test`, then `make demo` (contract section 1)."""
+    typed = re.findall(r"^\s*\$ (.+)$", text("README.rst"), re.MULTILINE)
+    assert typed[:3] == ["make run", "make test", "make demo"]
+
+
+def test_every_subcommand_is_mentioned() -> None:
+    """In the README or on a page that was written by hand."""
+    said = "".join(path.read_text("utf-8") for path in DOCUMENTS if path.name not in GENERATED)
+    shown = [name for name, command in cli.commands.items() if not command.hidden]
+    assert [name for name in shown if not re.search(rf"(?:mediatord|make) {name}\b", said)] == []
+
+
+# --- configuration ------------------------------------------------------------------------------------------------
+
+
+@each_document
+def test_settings_exist(document: Path) -> None:
+    """Every dotted key that a document names is a key of the configuration."""
+    known = settings()
+    sections = {name for name, model in known.items() if model is not None and "." not in name}
+    for literal in literals(document.read_text("utf-8")):
+        name = literal.partition(":")[0]
+        if not re.fullmatch(r"[a-z_0-9]+(?:\.(?!py$)[a-z_0-9]+)+", name) or name.partition(".")[0] not in sections:
+            continue
+        assert name in known or name in EVENTS or name in FILES_OF_LOG, name
+
+
+@each_document
+def test_variables_exist(document: Path) -> None:
+    """Every MEDIATORD_ variable stands for a key."""
+    for name in re.findall(r"MEDIATORD_([A-Z_0-9]+)=", document.read_text("utf-8")):
+        assert name.lower().replace("__", ".") in settings(), name
+
+
+def test_keys_of_the_readme() -> None:
+    """The keys in the README's table are keys, and stand in etc/mediator.yaml."""
+    table = text("README.rst").partition("Configuration\n---")[2].partition("For a mediator of your own")[0]
+    names = re.findall(r"^``([a-z_.]+)``", table, re.MULTILINE)
+    assert len(names) == 5
+    for name in names:
+        value = yaml.safe_load(text("etc/mediator.yaml"))
+        for part in name.split("."):
+            assert part in value, name
+            value = value[part]
+
+
+# --- situations and protocols -------------------------------------------------------------------------------------
+
+
+def test_situations() -> None:
+    """The table of situations is that of wire.WIRE, row by row; only the last column is free."""
+    found = rows(text("docs/protocols.md"), "<!-- situations", "<!-- end of situations")
+    assert [row[:-1] for row in found] == [
+        [
+            f"`{kind.reason}`",
+            str(wire.status),
+            str(wire.packed or "-"),
+            f"`{wire.code}`",
+            wire.comment,
+        ]
+        for kind, wire in DIDCOMM_ERROR_CODES.items()
+    ]
+    assert all(row[-1] for row in found)
+
+
+def test_decentrl_refusals() -> None:
+    """The two tables of Decentrl are those of mediatord.protocol.error_codes, row by row; only the last column is free."""
+    document = text("docs/protocols.md")
+    found = rows(document, "<!-- decentrl", "<!-- end of decentrl")
+    assert [row[:3] for row in found] == [
+        [f"`{kind.reason}`", str(wire.status), f"`{wire.code}`"] for kind, wire in DECENTRL_ERROR_CODES.items()
+    ]
+    sockets = rows(document, "<!-- socket", "<!-- end of socket")
+    assert [row[:2] for row in sockets] == [
+        [f"`{wire.code}`", str(wire.close)] for wire in DECENTRL_CLOSE_CODES.values()
+    ]
+
+
+def test_commands_are_described() -> None:
+    """Every command that is served has its row, and no other."""
+    described = rows(text("docs/protocols.md"), "sign another one when there is room.", "Pages:")
+    named = {re.findall(r"`([A-Z_]+)`", row[0])[0] for row in described}
+    models = [*get_args(DirectPayload), *get_args(PublicPayload)]
+    assert named == {get_args(model.model_fields["type"].annotation)[0] for model in models} | {"TWO_WAY_PRIVATE"}
+
+
+@each_document
+def test_codes_exist(document: Path) -> None:
+    """A problem code that a document names is one of wire.WIRE."""
+    codes = {wire.code for wire in DIDCOMM_ERROR_CODES.values()}
+    named = {one for one in literals(document.read_text("utf-8")) if re.fullmatch(r"[ew]\.[pm]\.[a-z._-]+", one)}
+    assert named <= codes
+
+
+def test_disclosed_protocols_are_described() -> None:
+    """What discover-features discloses has its place in the wallet developers' document, and nothing else has."""
+    disclosed = {feature["id"] for feature in select_features([("protocol", "*")], 1)}
+    named = re.findall(r"`(https://didcomm\.org/[a-z-]+/\d\.\d)(?:/[a-z-]+)?`", text("docs/protocols.md"))
+    assert set(named) == disclosed
+
+
+# --- metrics and events -------------------------------------------------------------------------------------------
+
+
+def test_metrics() -> None:
+    """The operators' table lists every metric with its kind and labels, and no other."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, version="0")
+    # A family shows its labels only once it has a series.
+    metrics.request("didcomm", "accepted", 1.0)
+    metrics.rejected("undecryptable")
+    metrics.latency("live", 1.0)
+    metrics.observe_store_operation("commit", 1.0)
+    metrics.count_cluster_push("pushed")
+    metrics.count_refused_peer_request("seal")
+    metrics.queue_sizes([("did:example:bob", 1)], 0)
+    metrics.read_readiness = lambda: True
+    metrics.count_probe_failure("store")
+    metrics.certificate("*:443", 1.0)
+    metrics.table_sizes({"message": 1})
+    metrics.waiting(1, 1.0)
+    metrics.accounts(1, 60)
+    metrics.record_account_expired("unused")
+    metrics.ledger.tell("didcomm", {"accepted": 1}, 0)
+    metrics.set_store_read_time(1.0, 1)
+    metrics.watch("any", lambda: (1, 1))
+    real = {}
+    for family in text_string_to_metric_families(MetricsAggregator().page({1: metrics.render().decode()}, 1, 1)):
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        real[family.name + ("_total" if family.type == "counter" else "")] = (family.type, labels)
+    document = text("docs/monitoring.md")
+    table = rows(document, "## Metrics", "Worth an alert")
+    described = {row[0].strip("`"): (row[1], set(re.findall(r"`(\w+)`", row[2]))) for row in table}
+    assert described == real
+    said = set(re.findall(r"\bmediator_[a-z_]+", "".join(path.read_text("utf-8") for path in DOCUMENTS)))
+    assert said <= set(real)
+
+
+def test_events() -> None:
+    """The operators' table lists every event with its level, fields and meaning, and no other."""
+    found = rows(text("docs/logs.md"), "<!-- events", "<!-- end of events")
+    assert found == [
+        [f"`{name}`", event.level, ", ".join(f"`{field}`" for field in event.fields), event.meaning]
+        for name, event in EVENTS.items()
+    ]
+
+
+@each_document
+def test_events_exist(document: Path) -> None:
+    """An event that a document names is declared."""
+    families = {name.partition(".")[0] for name in EVENTS if "." in name}
+    for literal in literals(document.read_text("utf-8")):
+        if re.fullmatch(r"[a-z]+\.[a-z]+", literal) and literal.partition(".")[0] in families - {"log"}:
+            assert literal in EVENTS, literal
+
+
+# --- links --------------------------------------------------------------------------------------------------------
+
+
+def headings(path: Path) -> set[str]:
+    """The anchors of a document, as they are made from headings: lower case, hyphens, no punctuation."""
+    document = path.read_text("utf-8")
+    if path.suffix == ".md":
+        titles = re.findall(r"^#+ (.+)$", document, re.MULTILINE)
+    else:
+        titles = re.findall(r"^(.+)\n(?:=|-){3,}$", document, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links(document: Path) -> list[str]:
+    """The targets of a document's links that lead into the project."""
+    pattern = r"\]\(([^)\s]+)\)" if document.suffix == ".md" else r"`[^`<]*<([^>`\s]+)>`__?"
+    found = re.findall(pattern, document.read_text("utf-8"))
+    return [target for target in found if "://" not in target]
+
+
+@each_document
+def test_links_resolve(document: Path) -> None:
+    """A link within the project leads to a file, and its anchor to a heading there."""
+    for target in links(document):
+        name, _, anchor = target.partition("#")
+        path = document.parent / name if name else document
+        assert path.exists(), target
+        assert not anchor or anchor in headings(path), target
+
+
+@each_document
+def test_named_files_exist(document: Path) -> None:
+    """Paths to files of the project that stand in literals are there."""
+    for literal in literals(document.read_text("utf-8")):
+        if re.fullmatch(r"(?:tests|docs|etc|systemd|mediatord)/[\w./-]+", literal):
+            assert (PROJECT / literal).exists(), literal
+
+
+def test_news_fragments() -> None:
+    """Each is of a type that towncrier knows, and one sentence."""
+    for fragment in (PROJECT / "newsfragments").glob("*.*.rst"):
+        assert fragment.name.split(".")[1] in ("feature", "bugfix", "doc", "removal", "misc"), fragment.name
+        sentence = fragment.read_text("utf-8").strip()
+        assert sentence.endswith(".") and "\n" not in sentence, fragment.name

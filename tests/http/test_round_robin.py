@@ -1,0 +1,113 @@
+"""A connection that sends much is served a little in each iteration of the reactor, then the next has its turn."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.http.flow_control import MAX_ITERATION_SECONDS, MAX_QUANTA, RoundRobinScheduler
+from tests.http.in_memory_site import PING, PONG, InMemorySite, encode_masked_frame, encode_request, parse_responses
+
+PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
+
+
+class Connection:
+    """:ivar left: quanta that it needs."""
+
+    def __init__(self, scheduler: RoundRobinScheduler, log: list[str], name: str, left: int) -> None:
+        self.scheduler, self.log, self.name, self.left = scheduler, log, name, left
+
+    def run_quantum(self) -> None:
+        self.log.append(self.name)
+        self.left -= 1
+        if self.left:
+            self.scheduler.add(self)
+
+
+class SchedulerTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock, self.now, self.log = Clock(), 0.0, list[str]()
+        self.scheduler = RoundRobinScheduler(self.clock, lambda: self.now)
+
+    def test_in_turn(self) -> None:
+        """Each has a quantum before one has its second, however often it queues up."""
+        for name, left in (("a", 3), ("b", 2)):
+            one = Connection(self.scheduler, self.log, name, left)
+            self.scheduler.add(one)
+            self.scheduler.add(one)
+        self.clock.advance(0)
+        self.assertEqual(self.log, list("ababa"))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_so_many_in_an_iteration(self) -> None:
+        """The others in the next."""
+        self.scheduler.add(Connection(self.scheduler, self.log, "a", MAX_QUANTA + 1))
+        self.scheduler._run()
+        self.assertEqual(len(self.log), MAX_QUANTA)
+        self.clock.advance(0)
+        self.assertEqual(len(self.log), MAX_QUANTA + 1)
+
+    def test_slow_quanta(self) -> None:
+        """None begins when time is up."""
+        steps = iter(range(1000))
+        self.scheduler = RoundRobinScheduler(self.clock, lambda: next(steps) * MAX_ITERATION_SECONDS)
+        self.scheduler.add(Connection(self.scheduler, self.log, "a", 3))
+        self.scheduler._run()
+        self.assertEqual(len(self.log), 1)
+
+
+class FloodTests(SynchronousTestCase):
+    """Nothing that is sent in one piece is served in one iteration."""
+
+    def setUp(self) -> None:
+        self.site_fixture = InMemorySite(self, limits=PLENTY)
+        self.patch(self.site_fixture.site.scheduler, "_steady", lambda: 0.0)
+
+    def served_at_once(self, requests: bytes, number: int) -> int:
+        """How many requests are answered before others have their turn; in the end all are."""
+        line = self.site_fixture.line()
+        line.protocol.dataReceived(requests * number)
+        at_once: int = line.value().count(b"HTTP/1.1 ")
+        self.site_fixture.settle()
+        self.assertEqual(len(parse_responses(line.taken())), number)
+        self.assertEqual(line.producerState, "producing")
+        return at_once
+
+    def test_empty_posts(self) -> None:
+        """Of either protocol, on the fast path."""
+        for path in ("/didcomm", "/"):
+            self.assertLessEqual(self.served_at_once(encode_request("POST", path, b""), 500), 8)
+
+    def test_general_path(self) -> None:
+        """Whatever twisted.web serves."""
+        for request in (
+            encode_request("OPTIONS", "/"),
+            encode_request("GET", "/nothing"),
+            encode_request("POST", "/didcomm", b"", {"X-Anything": "1"}),
+        ):
+            self.assertLessEqual(self.served_at_once(request, 300), 2)
+
+    def test_pings(self) -> None:
+        """And every ping is answered, in order."""
+        websocket_client = self.site_fixture.websocket_client()
+        websocket_client.line.protocol.dataReceived(
+            b"".join(encode_masked_frame(b"%d" % n, PING) for n in range(900))
+        )
+        self.assertLess(websocket_client.line.value().count(b"\x8a"), 50)
+        self.assertEqual(websocket_client.line.producerState, "paused")
+        self.assertEqual(websocket_client.frames(), [(PONG, b"%d" % n) for n in range(900)])
+        self.assertEqual(websocket_client.line.producerState, "producing")
+
+    def test_flooded(self) -> None:
+        """An address that has used up its requests is told so once, and its connections are closed."""
+        self.site_fixture.base.admission.change(did_per_minute=1, ip_per_minute=1, account_per_minute=1)
+        for request in (encode_request("POST", "/didcomm", b""), encode_request("OPTIONS", "/")):
+            line = self.site_fixture.line("192.0.2.50")
+            line.feed(request * 1200)
+            self.site_fixture.settle()
+            self.assertEqual([one.status for one in parse_responses(line.taken())][-1], 429)
+            self.assertTrue(line.lost)
+        websocket_client = self.site_fixture.websocket_client(peer="192.0.2.51")
+        websocket_client.send(b"".join([b""]))
+        websocket_client.line.feed(encode_masked_frame(b"", PING) * 1200)
+        self.assertEqual(websocket_client.close_code(), 1008)

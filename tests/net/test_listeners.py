@@ -1,0 +1,236 @@
+"""TLS and the PROXY protocol around the listeners: limits, handshakes, cipher suites."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from OpenSSL import SSL
+from twisted.internet.address import IPv4Address
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.cluster.peer_server import MAX_UNAUTHENTICATED_PER_ADDRESS, PeerSite
+from mediatord.net.listeners import TLS_HANDSHAKE_TIMEOUT, Listener
+from tests.admin.in_memory_admin_site import InMemoryAdminSite
+from tests.certificate_authority import CertificateAuthority
+from tests.http.fake_protocols import FakeDecentrl
+from tests.http.in_memory_site import InMemorySite, encode_masked_frame, encode_request
+from tests.in_memory_mediator import PEER
+
+OPENING = encode_request(
+    "GET",
+    "/ws",
+    None,
+    {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    },
+)
+
+
+class LimitedFactory(Factory):
+    """
+    Lets one connection in.
+
+    :ivar received: what it got.
+    """
+
+    noisy = False
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.is_full = False
+
+    def buildProtocol(self, addr: Any) -> Protocol | None:
+        if self.is_full:
+            return None
+        self.is_full = True
+        protocol = Protocol()
+        protocol.dataReceived = self.receive  # type: ignore[method-assign]
+        return protocol
+
+    def receive(self, data: bytes) -> None:
+        """Note it."""
+        self.received += data
+
+
+class Wire(StringTransport):
+    """The transport below the layers."""
+
+    def setTcpNoDelay(self, enabled: bool) -> None:  # noqa: N802  Twisted's name
+        """As TCP has it."""
+
+
+class TLSClient:
+    """A client's side of TLS, in memory."""
+
+    def __init__(self, ciphers: bytes | None = None, latest: int = SSL.TLS1_3_VERSION) -> None:
+        context = SSL.Context(SSL.TLS_METHOD)
+        context.set_min_proto_version(SSL.TLS1_VERSION)
+        context.set_max_proto_version(latest)
+        if ciphers is not None:
+            context.set_cipher_list(ciphers)
+        self.connection = SSL.Connection(context)
+        self.connection.set_connect_state()
+
+    def shake_hands(self, protocol: Any, transport: StringTransport) -> bool:
+        """Whether the two agree."""
+        is_done = False
+        for _ in range(4):
+            try:
+                self.connection.do_handshake()
+                is_done = True
+            except SSL.WantReadError:
+                pass
+            except SSL.Error:
+                return False
+            with contextlib.suppress(SSL.WantReadError):
+                protocol.dataReceived(self.connection.bio_read(1 << 16))
+            if transport.value():
+                self.connection.bio_write(transport.value())
+            transport.clear()
+        return is_done
+
+
+class ListenerLayerTests(SynchronousTestCase):
+    """Listeners on a reactor of memory."""
+
+    def setUp(self) -> None:
+        directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, directory)
+        self.authority = CertificateAuthority(directory)
+        both = self.authority.issue("here", ["127.0.0.1"])
+        self.tls = f"ssl:8443:privateKey={both}:certKey={both}"
+        self.reactor: Any = MemoryReactorClock()
+        self.address = IPv4Address("TCP", PEER, 50_000)
+
+    def listen(self, endpoint: str, factory: Any) -> Any:
+        """What the port of a listener builds its protocols with."""
+        Listener(endpoint, factory, self.reactor).privilegedStartService()
+        return self.reactor.tcpServers[-1][1]
+
+    def connect(self, factory: Any) -> tuple[Any, StringTransport]:
+        """A connection that the factory takes."""
+        transport = Wire(peerAddress=self.address)
+        protocol = factory.buildProtocol(self.address)
+        protocol.makeConnection(transport)
+        return protocol, transport
+
+    def test_refused_within_every_layer(self) -> None:
+        """What the factory inside refuses is refused by the whole, so that the port closes it."""
+        for endpoint in ("tcp:8080", self.tls, "haproxy:tcp:8080", f"haproxy:{self.tls}"):
+            inner = LimitedFactory()
+            outer = self.listen(endpoint, inner)
+            with self.subTest(endpoint):
+                self.assertIsNotNone(outer.buildProtocol(self.address))
+                self.assertIsNone(outer.buildProtocol(self.address))
+
+    def test_limits_of_the_sites(self) -> None:
+        """Those of clients, of the page of operators and of nodes hold behind TLS; handshakes that wait count."""
+        nodes = PeerSite(self.reactor, lambda *request: self.fail("nobody asks"))
+        site_fixture = InMemorySite(self, limits={"max_connections_per_ip": 1})
+        for site, limit in (
+            (site_fixture.site, 4),
+            (InMemoryAdminSite(self).site, 64),
+            (nodes, MAX_UNAUTHENTICATED_PER_ADDRESS),
+        ):
+            outer = self.listen(self.tls, site)
+            connections = [self.connect(outer) for _ in range(limit)]
+            if site is not nodes:  # where the oldest that says nothing gives way
+                self.assertIsNone(outer.buildProtocol(self.address))
+            for protocol, _ in connections:
+                protocol.connectionLost()
+            self.assertIsNotNone(outer.buildProtocol(self.address))
+
+    def test_nodes_without_room(self) -> None:
+        """The listener of nodes refuses behind TLS as well, where nobody can give way."""
+        site = PeerSite(self.reactor, lambda *request: self.fail("nobody asks"))
+        outer = self.listen(self.tls, site)
+        for _ in range(MAX_UNAUTHENTICATED_PER_ADDRESS):
+            protocol, _ = self.connect(outer)
+            protocol.wrappedProtocol._handlingRequest = True
+        self.assertIsNone(outer.buildProtocol(self.address))
+
+    def test_proxy_header(self) -> None:
+        """A listener behind HAProxy reads the first line, and hands on what follows."""
+        inner = LimitedFactory()
+        protocol, _ = self.connect(self.listen("haproxy:tcp:8080", inner))
+        protocol.dataReceived(b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nrest")
+        self.assertEqual((inner.received, protocol.getPeer().host), (b"rest", "192.0.2.1"))
+
+    def test_handshake_that_does_not_end(self) -> None:
+        """It is aborted when its time is up, also of a client that goes on sending."""
+        outer = self.listen(self.tls, LimitedFactory())
+        protocol, transport = self.connect(outer)
+        protocol.dataReceived(b"\x16\x03\x01")
+        self.reactor.advance(TLS_HANDSHAKE_TIMEOUT - 1)
+        protocol.dataReceived(b"\x02")
+        self.assertFalse(transport.disconnected)
+        self.reactor.advance(1)
+        self.assertTrue(transport.disconnected)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_handshake_that_ends(self) -> None:
+        """The connection stays, and no timer is left behind when it is gone."""
+        inner = LimitedFactory()
+        protocol, transport = self.connect(self.listen(self.tls, inner))
+        client = TLSClient()
+        self.assertTrue(client.shake_hands(protocol, transport))
+        self.reactor.advance(TLS_HANDSHAKE_TIMEOUT)
+        self.assertFalse(transport.disconnected)
+        client.connection.send(b"hello")
+        protocol.dataReceived(client.connection.bio_read(1 << 16))
+        self.assertEqual(inner.received, b"hello")
+
+    def test_client_that_leaves_before_its_handshake(self) -> None:
+        """No timer is left behind."""
+        protocol, _ = self.connect(self.listen(self.tls, LimitedFactory()))
+        protocol.connectionLost()
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_frames_behind_the_handshake(self) -> None:
+        """A WebSocket gets those in the TLS record of its upgrade, also where a proxy names its client within TLS."""
+        for before, header in (("", b""), ("haproxy:", b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n")):
+            talker = FakeDecentrl()
+            site_fixture = InMemorySite(self, talker=talker)
+            protocol, transport = self.connect(self.listen(before + self.tls, site_fixture.site))
+            client = TLSClient()
+            self.assertTrue(client.shake_hands(protocol, transport))
+            client.connection.send(header + OPENING + encode_masked_frame(b"first") + encode_masked_frame(b"second"))
+            protocol.dataReceived(client.connection.bio_read(1 << 16))
+            client.connection.send(encode_masked_frame(b"third"))
+            protocol.dataReceived(client.connection.bio_read(1 << 16))
+            (talk,) = talker.talks
+            self.assertEqual(talk.told, ["begin", *((one, False) for one in (b"first", b"second", b"third"))])
+
+    def test_cipher_suites(self) -> None:
+        """Suites without forward secrecy or without authenticated encryption are refused, and TLS before 1.2."""
+        by_rsa = self.authority.issue("rsa", ["127.0.0.1"], with_rsa=True)
+        for name, is_accepted in {
+            "ECDHE-ECDSA-AES128-GCM-SHA256": True,
+            "ECDHE-ECDSA-CHACHA20-POLY1305": True,
+            "ECDHE-ECDSA-AES256-SHA384": False,
+            "ECDHE-RSA-AES256-GCM-SHA384": True,
+            "ECDHE-RSA-AES128-SHA": False,
+            "AES128-SHA": False,
+            "AES256-GCM-SHA384": False,
+        }.items():
+            with self.subTest(name):
+                self.assertIs(self.is_accepted(name.encode(), by_rsa if "ECDSA" not in name else None), is_accepted)
+        self.assertTrue(self.is_accepted(None, latest=SSL.TLS1_3_VERSION))
+        self.assertFalse(self.is_accepted(b"ALL:@SECLEVEL=0", by_rsa, latest=SSL.TLS1_1_VERSION))
+
+    def is_accepted(
+        self, ciphers: bytes | None, key: Path | None = None, *, latest: int = SSL.TLS1_2_VERSION
+    ) -> bool:
+        """Whether a client that offers these gets a connection."""
+        endpoint = self.tls if key is None else f"ssl:8443:privateKey={key}:certKey={key}"
+        protocol, transport = self.connect(self.listen(endpoint, LimitedFactory()))
+        return TLSClient(ciphers, latest).shake_hands(protocol, transport)

@@ -1,0 +1,224 @@
+"""Requests to addresses that strangers named (reference 3.3, 4.7 and 8.5): real bytes, played to in memory."""
+
+from __future__ import annotations
+
+import gzip
+from ipaddress import ip_network
+from typing import Any
+
+from treq.client import HTTPClient
+from treq.testing import RequestTraversalAgent
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
+from twisted.web.server import Request
+
+from mediatord.net.outbound_http import (
+    OutboundAddressError,
+    OutboundError,
+    OutboundHTTPClient,
+    OutboundRequestError,
+    OutboundResponse,
+    _UncompressedAgent,
+)
+from tests.net.outbound_test_case import OK, OTHER_PUBLIC, PUBLIC, OutboundTestCase, redirect
+
+
+class GuardTests(OutboundTestCase):
+    """Where requests may go."""
+
+    def test_connects_to_the_address_that_was_checked(self) -> None:
+        """A name is resolved once, and what is connected to is the address it resolved to, not the name (8.5)."""
+        self.get("https://a.example:8443/did.json")
+        self.assertEqual(self.attempts(), [(PUBLIC, 8443)])
+        self.assertEqual(self.names.asked, ["a.example"])
+
+    def test_tries_the_next_address(self) -> None:
+        """When an address does not answer, the next one that the name resolved to is tried; it is not asked anew."""
+        asked = self.get("https://b.example/")
+        self.refuse()
+        self.assertNoResult(asked)
+        self.refuse()
+        self.assertEqual(self.attempts(), [(OTHER_PUBLIC, 443), (PUBLIC, 443)])
+        self.assertEqual(self.failureResultOf(asked, OutboundRequestError).value.reason, "ConnectionRefusedError")
+        self.assertEqual(self.names.asked, ["b.example"])
+
+    def test_names_of_private_addresses(self) -> None:
+        """A name that resolves to an address off limits, if only among others, is not connected to (8.5)."""
+        for name in ("private.example", "mixed.example", "mapped.example"):
+            self.failureResultOf(self.get(f"https://{name}/"), OutboundAddressError)
+            self.failureResultOf(self.post(f"http://{name}/"), OutboundAddressError)
+        self.assertEqual(self.attempts(), [])
+
+    def test_allowed_networks(self) -> None:
+        """An operator can allow networks that are not public; the others stay off limits (8.5)."""
+        self.outbound = OutboundHTTPClient(self.reactor, allow_private=[ip_network("10.0.0.0/8")])
+        self.post("http://mixed.example/")
+        self.assertEqual(self.attempts(), [(PUBLIC, 80)])
+        self.failureResultOf(self.post("http://private.example/"), OutboundAddressError)
+
+    def test_unknown_name(self) -> None:
+        """A name without addresses is a failure, not a refusal: it may have some tomorrow."""
+        self.failureResultOf(self.get("https://nobody.example/"), OutboundRequestError)
+
+    def test_what_is_no_address(self) -> None:
+        """Other schemes, user information, impossible hosts and ports, and no URLs are refused unresolved."""
+        for url in (
+            "",
+            "a.example",
+            "//a.example/",
+            "https:a.example",
+            "https://",
+            "https:///path",
+            "ftp://a.example/",
+            "file:///etc/passwd",
+            "gopher://a.example/",
+            "didcomm:transport/queue",
+            "did:web:a.example",
+            "https://user@a.example/",
+            "https://user:password@a.example/",
+            "https://a.example:0/",
+            "https://a.example:65536/",
+            "https://a.example:x/",
+            "https://a example/",
+            "https://a.example/\r\nHost: b.example",
+            "https://a.example/\x00",
+            "https://a%2eexample/",
+            "https://a..example/",
+            f"https://{'a' * 64}.example/",
+            f"https://{'a.' * 130}example/",
+            "https://[::1/",
+            "https://[::1]x/",
+            "https://[fe80::1%25eth0]/",
+            "https://a.example/" + "a" * 8192,
+        ):
+            self.failureResultOf(self.get(url), OutboundAddressError)
+            self.failureResultOf(self.post(url), OutboundAddressError)
+        self.assertEqual(self.names.asked, [])
+
+    def test_get_is_https_only(self) -> None:
+        """did:web knows no http (8.5)."""
+        self.failureResultOf(self.get("http://a.example/"), OutboundAddressError)
+
+    def test_spelling_of_the_scheme(self) -> None:
+        """A scheme in capitals is the same scheme."""
+        self.post("HTTP://a.example")
+        self.assertEqual(self.attempts(), [(PUBLIC, 80)])
+
+    def test_international_names(self) -> None:
+        """A name beyond ASCII is asked for as DNS has it."""
+        self.failureResultOf(self.get("https://bücher.example/ä"), OutboundRequestError)
+        self.assertEqual(self.names.asked, ["xn--bcher-kva.example"])
+
+
+class PostTests(OutboundTestCase):
+    """What is sent, and what becomes of the answer."""
+
+    def test_request_and_response(self) -> None:
+        """The body goes out with its exact media type, without a cookie; status, type and body come back (4.7)."""
+        posted = self.post("http://a.example/inbox?x=1#fragment")
+        wire = self.answer(OK.replace(b"200 OK", b"202 Accepted\r\nSet-Cookie: a=b"))
+        head, _, body = wire.value().partition(b"\r\n\r\n")
+        self.assertTrue(head.startswith(b"POST /inbox?x=1 HTTP/1.1\r\n"))
+        self.assertIn(b"\r\nContent-Type: application/x-test", head)
+        self.assertIn(b"\r\nHost: a.example", head)
+        self.assertEqual(body, b"sealed")
+        self.assertEqual(self.successResultOf(posted), OutboundResponse(202, b"application/json", b"{}"))
+        self.post()
+        self.assertNotIn(b"cookie", self.accept().value().lower())
+
+    def test_long_answer(self) -> None:
+        """Of an answer 64 KiB are kept; the rest is not waited for."""
+        posted = self.post()
+        wire = self.answer(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 65_537)
+        self.assertEqual(self.successResultOf(posted).body, b"x" * 65_536)
+        self.assertTrue(wire.disconnecting)
+
+    def test_answer_without_length(self) -> None:
+        """The end of the connection is the end of a body whose length was not given."""
+        posted = self.post()
+        wire = self.answer(b"HTTP/1.0 200 OK\r\n\r\nfine")
+        self.assertNoResult(posted)
+        wire.protocol.connectionLost(Failure(ConnectionDone()))
+        self.assertEqual(self.successResultOf(posted), OutboundResponse(200, b"", b"fine"))
+
+    def test_follows_307(self) -> None:
+        """A 307 is followed, with method, body and type unchanged (4.7)."""
+        posted = self.post()
+        self.answer(redirect(307, b"https://b.example:8443/other"))
+        self.assertEqual(self.attempts(), [(PUBLIC, 80), (OTHER_PUBLIC, 8443)])
+        self.assertNoResult(posted)
+
+    def test_relative_redirect(self) -> None:
+        """A 307 may be relative; the new place is resolved and judged anew."""
+        posted = self.post()
+        self.answer(redirect(307, b"/other"))
+        wire = self.answer(OK)
+        self.assertTrue(wire.value().startswith(b"POST /other HTTP/1.1\r\n"))
+        self.assertTrue(wire.value().endswith(b"\r\n\r\nsealed"))
+        self.assertEqual(self.successResultOf(posted).status, 200)
+        self.assertEqual(self.names.asked, ["a.example", "a.example"])
+
+    def test_three_redirects(self) -> None:
+        """At most three are followed."""
+        posted = self.post()
+        for _ in range(3):
+            self.answer(redirect(307, b"/again"))
+            self.assertNoResult(posted)
+        self.answer(redirect(307, b"/again"))
+        self.failureResultOf(posted, OutboundRequestError)
+        self.assertEqual(len(self.attempts()), 4)
+
+    def test_other_redirects(self) -> None:
+        """No other redirect is followed (4.7), nor a 307 that does not say where to."""
+        for status in (301, 302, 303, 308):
+            posted = self.post()
+            self.answer(redirect(status, b"http://b.example/"))
+            self.assertEqual(self.successResultOf(posted).status, status)
+        posted = self.post()
+        self.answer(b"HTTP/1.1 307 There\r\nContent-Length: 0\r\n\r\n")
+        self.assertEqual(self.successResultOf(posted).status, 307)
+        self.assertEqual(self.names.asked, ["a.example"] * 5)
+
+    def test_redirect_to_a_private_address(self) -> None:
+        """A redirect to an address off limits, or to another scheme, is refused (8.5)."""
+        for location in (b"http://private.example/", b"https://mixed.example/", b"ftp://b.example/", b"http://x@b/"):
+            posted = self.post()
+            self.answer(redirect(307, location))
+            self.failureResultOf(posted, OutboundAddressError)
+        self.assertEqual(self.attempts(), [(PUBLIC, 80)] * 4)
+
+    def test_redirect_that_is_none(self) -> None:
+        """A Location that is no URL is a failure."""
+        for location in (b"http://[", b"\xff", b"http://b.example:x/"):
+            posted = self.post()
+            self.answer(redirect(307, location))
+            self.failureResultOf(posted, OutboundError)
+        self.assertEqual(self.attempts(), [(PUBLIC, 80)] * 3)
+
+
+class PlainTests(SynchronousTestCase):
+    """What treq would unpack by itself."""
+
+    def test_compressed_answers_stay_as_they_are(self) -> None:
+        """Compression is not asked for, and an answer that is compressed all the same is not unpacked."""
+        asked: list[object] = []
+        packed = gzip.compress(b"x" * 100_000)
+
+        class Compressing(Resource):
+            isLeaf = True
+
+            def render_GET(self, request: Request) -> bytes:  # noqa: N802  Twisted's name
+                asked.append(request.requestHeaders.getRawHeaders("accept-encoding"))
+                request.setHeader("content-encoding", "gzip")
+                return packed
+
+        agent = RequestTraversalAgent(Compressing())
+        clock: Any = Clock()
+        getting = HTTPClient(_UncompressedAgent(agent)).get("https://a.example/", reactor=clock)
+        agent.flush()
+        response = self.successResultOf(getting)
+        body = self.successResultOf(response.content())
+        self.assertEqual((asked, body), ([None], packed))

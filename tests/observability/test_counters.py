@@ -1,0 +1,234 @@
+"""The counters are those of the lines of the event log, always and exactly (analytics contract 2.2, J4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema_rs
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import StoreUnavailable
+from mediatord.observability.event_log import SegmentLimits
+from mediatord.observability.event_schema import build_json_schema
+from tests.http.in_memory_site import InMemorySite
+from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity
+from tests.in_memory_mediator import MP, PING, InMemoryWallet, pack_forward
+from tests.observability.counter_oracle import expected_counters, read_lines, wrong_counter_lines
+
+GARBAGE = b"no envelope"
+SCHEMA = jsonschema_rs.validator_for(build_json_schema())
+
+
+class CountersTests(SynchronousTestCase):
+    """A mediator with traffic of both halves over every transport; after each step everything is counted anew."""
+
+    def start(self, **settings: Any) -> None:
+        limits = {"ip_per_minute": 10_000, "did_per_minute": 10_000, **settings.pop("limits", {})}
+        self.in_memory = InMemorySite(self, limits=limits, **settings)
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+
+    def check(self) -> dict[str, int]:
+        """All agree: the metrics now, every line `counters` in the log, and the lines counted anew."""
+        self.in_memory.base.events.rotate()
+        lines = read_lines(self.in_memory.config.log.directory)
+        self.assertEqual([line["seq"] for line in lines], list(range(1, len(lines) + 1)))
+        self.assertEqual([line for line in lines if not SCHEMA.is_valid(line)], [])
+        self.assertEqual(wrong_counter_lines(lines), [])
+        totals = expected_counters(lines)
+        self.assertEqual(self.in_memory.base.recorder.metrics.totals(), totals)
+        return totals
+
+    def grown(self, before: dict[str, int], **by: int) -> dict[str, int]:
+        """By so much the counters differ from `before`, those of requests aside."""
+        after = self.check()
+        grown = {name: after[name] - before[name] for name in after if not name.startswith("requests")}
+        self.assertEqual({name: number for name, number in grown.items() if number}, by)
+        return after
+
+    def forward(self, *payloads: bytes, **headers: Any) -> int:
+        """Somebody sends Bob something; the status."""
+        return self.in_memory.post(pack_forward(self.in_memory, self.bob.did, *payloads, **headers)).status
+
+    def test_didcomm(self) -> None:
+        """Queued, fetched, acknowledged, refused, evicted, expired; over HTTP, plain and not so plain."""
+        self.start(queue={"max_messages": 3, "ttl": "600s"})
+        now = self.check()
+        self.assertEqual(self.forward(self.bob.letter(), self.bob.letter()), 202)
+        now = self.grown(now, forwarded=2, stored=2)
+        self.bob.answer(f"{MP}/messages-received", {"message_id_list": [self.bob.fetch()[0].id]})
+        now = self.grown(now, delivered=1)
+        self.forward(self.bob.letter(), self.bob.letter(), self.bob.letter())
+        now = self.grown(now, forwarded=3, stored=3, evicted=1)
+        self.forward(self.bob.letter(), delay_milli=5_000)
+        self.in_memory.clock.advance(6)
+        now = self.grown(now, forwarded=1, stored=1, evicted=1)
+        self.in_memory.clock.pump([15.0] * 45)
+        now = self.grown(now, expired=3)
+        for raw in (GARBAGE, self.bob.pack(PING), pack_forward(self.in_memory, "did:web:nobody.example", b"{}")):
+            self.in_memory.post(raw)
+            self.in_memory.post(raw, Expect="nothing")  # which twisted.web answers
+            self.in_memory.request("POST", "/didcomm", raw, {"Content-Type": "text/plain"})
+        self.in_memory.request("POST", "/didcomm", b"x" * 2_000_000)
+        with self.in_memory.failing("enqueue", StoreUnavailable()):
+            self.assertEqual(self.forward(self.bob.letter()), 503)
+        with self.in_memory.failing("enqueue", RuntimeError("of ours")):
+            self.assertEqual(self.forward(self.bob.letter()), 500)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+        after = self.grown(now)
+        self.assertEqual(after["requests_failed"], 2)
+        self.assertGreater(after["requests_rejected"], 3)
+
+    def test_pushes(self) -> None:
+        """To one socket and to two, in vain, again and again; sockets that go; a store that takes no mark."""
+        self.start(queue={"delivered_timeout": "60s"})
+        now = self.check()
+        sockets = [self.bob.go_live(), self.bob.go_live()]
+        self.forward(self.bob.letter())
+        now = self.grown(now, forwarded=1)
+        self.in_memory.clock.pump([1.0] * 61)
+        now = self.grown(now, stored=1)
+        self.in_memory.clock.pump([1.0] * 122)
+        now = self.grown(now)
+        self.forward(self.bob.letter(), self.bob.letter())
+        for socket in sockets:
+            self.in_memory.base.connections.closed(socket)
+        now = self.grown(now, forwarded=2, stored=2)
+        self.bob.go_live()
+        self.forward(self.bob.letter())
+        with self.in_memory.failing("mark_pending", StoreUnavailable()):
+            self.in_memory.clock.pump([1.0] * 61)
+        now = self.grown(now, forwarded=1)
+        lost = [line for line in self.lines("msg.push") if not line["ok"]]
+        self.assertEqual([line["attempt"] for line in lost], [1, 1, 1])
+        self.assertEqual({(line["proto"], line["path"]) for line in lost}, {("didcomm", "live")})
+        accepted = {line["msg"]: line["rcpt"] for line in self.lines("msg.accept")}
+        self.assertEqual([accepted[line["msg"]] for line in lost], [line["rcpt"] for line in lost])
+        self.in_memory.base.recorder.record_remote_push_failures(2)
+        self.grown(now, stored=2)
+
+    def test_sockets(self) -> None:
+        """Connections are open until they are closed, whatever was said on them."""
+        self.start()
+        now = self.check()
+        one, two = self.in_memory.websocket_client(), self.in_memory.websocket_client("/ws")
+        now = self.grown(now, connections=2)
+        one.send(GARBAGE)
+        one.send(self.bob.pack(PING, return_route="all"))
+        two.send(GARBAGE)
+        self.in_memory.settle()
+        one.line.hang_up()
+        two.line.hang_up()
+        now = self.grown(now, connections=-2)
+        self.in_memory.upgrade(**{"Sec-WebSocket-Version": "7"})
+        self.grown(now)
+        closed = self.lines("conn.close")[0]
+        self.assertEqual((closed["did"], closed["n_in"]), (self.in_memory.tag(self.bob.did), 2))
+
+    def test_decentrl(self) -> None:
+        """Events that are pushed and polled, commands that are refused, sockets that do not authenticate."""
+        self.start()
+        alice, bob = InMemoryIdentity(self.in_memory, "alice"), InMemoryIdentity(self.in_memory, "bob")
+        now = self.check()
+        for one in (alice, bob):
+            one.register()
+        alice.befriend(bob)
+        self.assertEqual(bob.tell(alice).status, 200)
+        now = self.grown(now, forwarded=1, stored=1)
+        (event,) = alice.pending()
+        alice.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[event["id"]])
+        now = self.grown(now, delivered=1)
+        alice.connect()
+        bob.tell(alice)
+        now = self.grown(now, forwarded=1)
+        alice.pending()
+        pushes = [(line["path"], line["attempt"], line["proto"]) for line in self.lines("msg.push")]
+        self.assertEqual(pushes, [("poll", 1, "decentrl"), ("live", 1, "decentrl"), ("poll", 2, "decentrl")])
+        command = bob.command({"type": "QUERY_EVENTS"})
+        for raw in (command, command, GARBAGE):
+            self.in_memory.post(raw, "/")
+        InMemoryDecentrlSocket(self.in_memory).say(GARBAGE)
+        InMemoryDecentrlSocket(self.in_memory)
+        self.in_memory.clock.advance(11)
+        self.in_memory.request("GET", f"/public/{bob.did}")
+        with self.in_memory.failing("enqueue_event", StoreUnavailable()):
+            self.assertEqual(bob.tell(alice).status, 503)
+        after = self.grown(now)
+        self.assertEqual(after["requests_failed"], 1)
+        self.assertLessEqual({line["req"] for line in self.lines("msg.accept")}, self.requests())
+
+    def requests(self) -> set[str]:
+        """Ids of all requests."""
+        return {line["req"] for line in self.lines("req.done")}
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        """Of one kind."""
+        self.in_memory.settle()
+        return [line for line in read_lines(self.in_memory.config.log.directory) if line["event"] == event]
+
+    def test_rotation_in_the_middle(self) -> None:
+        """A segment that ends after any line of a long turn."""
+        self.start()
+        self.in_memory.base.events.limit(SegmentLimits(size=1), "info")
+        socket = self.bob.go_live()
+        for _ in range(8):
+            self.forward(*[self.bob.letter() for _ in range(32)])
+        self.in_memory.base.connections.closed(socket)
+        self.check()
+        self.assertGreater(len(self.lines("counters")), 8)
+
+    def test_once_a_minute(self) -> None:
+        """With the gauge, and the store's books of both halves; and before every last line of a segment."""
+        self.start()
+        self.in_memory.clock.pump([60.0] * 3)
+        events = [line["event"] for line in read_lines(self.in_memory.config.log.directory)]
+        self.assertEqual(events[-12:], ["gauge", "counters", "ledger", "ledger"] * 3)
+        self.check()
+        events = [line["event"] for line in read_lines(self.in_memory.config.log.directory)]
+        self.assertEqual(events[-3:], ["counters", "log.close", "log.open"])
+
+    def test_level(self) -> None:
+        """Above info there is nothing that they could be compared with, nor when the level is lower again."""
+        self.start(log={"level": "warn"})
+        for level in ("warn", "info", "debug"):
+            self.in_memory.base.events.limit(SegmentLimits(), level)
+            self.forward(self.bob.letter())
+            self.in_memory.clock.advance(60)
+            self.in_memory.base.events.rotate()
+        self.assertEqual(self.lines("counters"), [])
+        self.assertEqual(len(self.lines("msg.accept")), 2)
+
+    def test_above_info_for_a_while(self) -> None:
+        """What was written before stays, and is right."""
+        self.start()
+        self.forward(self.bob.letter())
+        self.in_memory.base.events.rotate()
+        for level in ("warn", "info"):
+            self.in_memory.base.events.limit(SegmentLimits(), level)
+            self.forward(self.bob.letter())
+            self.in_memory.clock.advance(60)
+        lines = read_lines(self.in_memory.config.log.directory)
+        self.assertEqual(wrong_counter_lines(lines), [])
+        self.assertEqual([line["forwarded"] for line in lines if line["event"] == "counters"], [1])
+
+
+class TimeTests(SynchronousTestCase):
+    """What of a request's time was spent on envelopes and signatures."""
+
+    def test_crypto(self) -> None:
+        """Is in the request's line, is no more than the whole, and is left out where there was none."""
+        in_memory = InMemorySite(self)
+        bob = InMemoryWallet(in_memory).enrol()
+        new_identity = InMemoryIdentity(in_memory, "carol")
+        new_identity.register()
+        in_memory.request("GET", f"/public/{new_identity.did}")
+        in_memory.post(GARBAGE)
+        bob.go_live()
+        in_memory.post(pack_forward(in_memory, bob.did, bob.letter()))
+        lines = in_memory.events("req.done")
+        self.assertGreater(len([line for line in lines if line["proto"] == "didcomm" and "crypto_ms" in line]), 3)
+        (registration,) = [line for line in lines if line.get("mtype") == "REQUEST_COMMUNICATION_CONTRACT"]
+        self.assertGreater(registration["crypto_ms"], 0.0)
+        (page,) = [line for line in lines if line.get("mtype") == "GET_PUBLIC"]
+        self.assertNotIn("crypto_ms", page)
+        (garbage,) = [line for line in lines if "code" in line]
+        self.assertNotIn("crypto_ms", garbage)

@@ -1,0 +1,287 @@
+"""Keys of pseudonyms, one an epoch: made, renewed and forgotten (analytics contract 2.6)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import formatEvent
+from twisted.logger._capture import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.app.daemon import build_daemon
+from mediatord.app.pseudonym_key_rotation import to_utc_day
+from mediatord.observability.pseudonym_keys import (
+    create_pseudonym_key,
+    delete_epoch_key,
+    load_pseudonym_key,
+    read_pseudonym_keys,
+    renew_pseudonym_key,
+    start_key_epoch,
+)
+from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.private_file import PrivateFileError
+from tests.cli.test_commands import call, one_line
+from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack_forward
+from tests.observability.counter_oracle import read_lines
+
+TODAY = date(2026, 11, 21)
+DID = "did:web:alice.example"
+
+
+def aged(path: Path, days: int) -> None:
+    """Make the file as old as that, counted from today."""
+    moment = (TODAY - date(1970, 1, 1)).days * 86_400 - days * 86_400
+    os.utime(path, (moment, moment))
+
+
+def test_one_key_lasts(tmp_path: Path) -> None:
+    """A single key is as old as its file, which stays as it is until that is too old."""
+    path = tmp_path / "log.key"
+    first = create_pseudonym_key(path)
+    content = path.read_bytes()
+    aged(path, 89)
+    assert renew_pseudonym_key(path, TODAY, 90).secret == first.secret
+    aged(path, 1000)
+    assert renew_pseudonym_key(path, TODAY, 0).epoch == 1
+    assert path.read_bytes() == content
+
+
+def test_renewed(tmp_path: Path) -> None:
+    """After so many days there is another key, for as long again; the old ones stay, in a file of our own eyes."""
+    path = tmp_path / "log.key"
+    first = create_pseudonym_key(path)
+    aged(path, 90)
+    second = renew_pseudonym_key(path, TODAY, 90)
+    assert (second.epoch, second.since) == (2, TODAY)
+    assert second.secret != first.secret
+    assert renew_pseudonym_key(path, TODAY + timedelta(days=89), 90) == second == load_pseudonym_key(path)
+    third = renew_pseudonym_key(path, TODAY + timedelta(days=90), 90)
+    assert [(key.epoch, key.since) for key in read_pseudonym_keys(path)] == [
+        (1, TODAY - timedelta(days=90)),
+        (2, TODAY),
+        (3, third.since),
+    ]
+    assert read_pseudonym_keys(path)[0].secret == first.secret
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["log.key"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_owner(tmp_path: Path) -> None:
+    """What root rotates is still the daemon's to read."""
+    path = tmp_path / "log.key"
+    create_pseudonym_key(path)
+    os.chown(path, 12345, 23456)
+    start_key_epoch(path, TODAY)
+    assert (path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o777) == (12345, 23456, 0o600)
+
+
+def test_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be written, as systemd may have it, the daemon goes on with the key that there is."""
+
+    def read_only(path: Path, content: bytes) -> None:
+        raise PrivateFileError(f"{path} cannot be written: Read-only file system")
+
+    path = tmp_path / "log.key"
+    create_pseudonym_key(path)
+    aged(path, 500)
+    monkeypatch.setattr("mediatord.private_file.replace_private_file", read_only)
+    with capturedLogs() as said:
+        assert renew_pseudonym_key(path, TODAY, 90).epoch == 1
+    assert "Read-only file system" in formatEvent(said[0])
+
+
+def test_clock_set_back(tmp_path: Path) -> None:
+    """A key of tomorrow is good enough; one from when the clock was far ahead does not last until then."""
+    path = tmp_path / "log.key"
+    create_pseudonym_key(path)
+    start_key_epoch(path, TODAY)
+    assert renew_pseudonym_key(path, TODAY - timedelta(days=89), 90).epoch == 2
+    assert renew_pseudonym_key(path, TODAY - timedelta(days=400), 90).epoch == 3
+
+
+def test_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be locked, as on some network file systems, the daemon goes on with the key that there is."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    path = tmp_path / "log.key"
+    create_pseudonym_key(path)
+    monkeypatch.setattr("mediatord.private_file.fcntl.flock", refuse)
+    with pytest.raises(PrivateFileError, match="cannot be locked: No locks available"):
+        start_key_epoch(path, TODAY)
+    with capturedLogs() as said:
+        assert renew_pseudonym_key(path, TODAY + timedelta(days=500), 90).epoch == 1
+    assert "cannot be locked" in formatEvent(said[0])
+
+
+def test_no_such_path(tmp_path: Path) -> None:
+    """A path that cannot even be looked at is a line for the operator."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PrivateFileError, match="File name too long"):
+        load_pseudonym_key(tmp_path / ("x" * 300) / "log.key")
+
+
+def test_forget(tmp_path: Path) -> None:
+    """A key that is over can be deleted, the present one cannot; the next epoch never has a number again."""
+    path = tmp_path / "log.key"
+    create_pseudonym_key(path)
+    with pytest.raises(PrivateFileError, match="in use"):
+        delete_epoch_key(path, 1)
+    start_key_epoch(path, TODAY)
+    delete_epoch_key(path, 1)
+    assert [key.epoch for key in read_pseudonym_keys(path)] == [2]
+    with pytest.raises(PrivateFileError, match="no key of epoch 1"):
+        delete_epoch_key(path, 1)
+    assert start_key_epoch(path, TODAY).epoch == 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"keys": []}, {"keys": [{"epoch": 1}]}, {"keys": 7}, [], {"keys": [{"epoch": 1, "key": "00" * 32}] * 2}, "keys"],
+)
+def test_bad_file(value: Any, tmp_path: Path) -> None:
+    """What is no list of keys is refused in one line."""
+    path = tmp_path / "log.key"
+    path.write_text(json.dumps(value))
+    path.chmod(0o600)
+    with pytest.raises(PrivateFileError, match="is not a key file"):
+        read_pseudonym_keys(path)
+
+
+class EpochsTests(SynchronousTestCase):
+    """A daemon over months."""
+
+    def setUp(self) -> None:
+        self.in_memory = InMemoryMediator(self, log={"dids": "keyed", "key_days": 2})
+        self.path = self.in_memory.config.identity.keys.with_name("log.key")
+        self.epochs = self.in_memory.base.epochs
+        self.epochs.startService()
+        self.addCleanup(self.epochs.stopService)
+
+    def days(self, number: int) -> None:
+        """So many pass, hour by hour."""
+        self.in_memory.clock.pump([3600.0] * (24 * number))
+
+    def test_midnight(self) -> None:
+        """After two days everything is tagged with another key, in a segment of its own."""
+        before = self.in_memory.base.recorder
+        before.granted(DID, "didcomm")
+        self.days(3)
+        self.in_memory.base.recorder.granted(DID, "didcomm")
+        lines = [line for line in self.in_memory.events("acct.grant")]
+        self.assertEqual([line["epoch"] for line in lines], [1, 2])
+        keys = read_pseudonym_keys(self.path)
+        self.assertEqual([line["did"] for line in lines], [Pseudonymizer("keyed", key).did(DID) for key in keys])
+        self.assertEqual([key.since for key in keys], [to_utc_day(NOW), to_utc_day(NOW) + timedelta(days=2)])
+        opened = {line["segment"]: line["epoch"] for line in self.in_memory.events("log.open")}
+        self.assertEqual(sorted(opened.values())[0], 1)
+        all_lines = read_lines(self.in_memory.config.log.directory)
+        self.assertEqual([line["seq"] for line in all_lines], list(range(1, len(all_lines) + 1)))
+
+    def test_label(self) -> None:
+        """The label of the queue size follows."""
+        bob = InMemoryWallet(self.in_memory).enrol()
+        self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter()))
+        start_key_epoch(self.path, to_utc_day(NOW))
+        self.epochs.rotate_if_due()
+        self.in_memory.base.recorder.metrics.queue_sizes([(bob.did, 1)], 0)
+        tag = Pseudonymizer("keyed", load_pseudonym_key(self.path)).did(bob.did)
+        self.assertEqual(self.in_memory.counter("mediator_message_queue_size", did=tag), 1)
+
+    def test_reload(self) -> None:
+        """A key that the operator has added is used from a SIGHUP on."""
+        start_key_epoch(self.path, to_utc_day(NOW))
+        self.in_memory.base.reloading.reload(lambda: self.in_memory.config)
+        self.assertEqual(self.in_memory.events("log.open")[-1]["epoch"], 2)
+
+    def said(self) -> str:
+        """The one line when it is looked for the key."""
+        with capturedLogs() as said:
+            self.epochs.rotate_if_due()
+        (event,) = said
+        return formatEvent(event)
+
+    def test_unusable(self) -> None:
+        """A file that cannot be used is said so, and the key stays."""
+        self.path.chmod(0o644)
+        self.assertIn("open to others", self.said())
+        self.assertEqual(self.in_memory.base.events._origin.epoch, 1)
+
+    def test_missing(self) -> None:
+        """A running daemon makes no key that it would not use itself."""
+        self.path.unlink()
+        self.assertIn("stays the same", self.said())
+        self.assertFalse(self.path.exists())
+
+    def test_another_of_the_same_epoch(self) -> None:
+        """Is said, and not used: what it stands for could not be told from what the other one does."""
+        before = self.in_memory.base.recorder._pseudonymizer.did(DID)
+        self.path.unlink()
+        create_pseudonym_key(self.path)
+        os.utime(self.path, (NOW, NOW))
+        self.assertIn("another key of epoch 1", self.said())
+        self.assertEqual(self.in_memory.base.recorder._pseudonymizer.did(DID), before)
+
+    def test_closed_in_another_epoch(self) -> None:
+        """A connection that outlives a key ends with the pseudonym of the epoch of that line."""
+        recorder = self.in_memory.base.recorder
+        recorder.record_connection_opened("c", "192.0.2.1")
+        recorder.record_connection_authenticated("didcomm", "c", DID)
+        key = start_key_epoch(self.path, to_utc_day(NOW))
+        self.epochs.rotate_if_due()
+        recorder.record_connection_closed("c", "didcomm", 1000, "peer", (0, 0, 0, 0))
+        (closed,) = self.in_memory.events("conn.close")
+        self.assertEqual((closed["epoch"], closed["did"]), (2, Pseudonymizer("keyed", key).did(DID)))
+
+    def test_looking_fails(self) -> None:
+        """Whatever comes of it, it is looked again the next day, the configuration is applied and segments begin."""
+
+        def fail() -> int:
+            raise ZeroDivisionError
+
+        self.patch(self.epochs, "_days", fail)
+        self.in_memory.base.recorder.granted("did:web:a", "didcomm")
+        self.in_memory.base.reloading.reload(lambda: self.in_memory.config)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertEqual(len(self.in_memory.events("log.open")), 2)
+        for _ in range(2):
+            with self.assertRaises(ZeroDivisionError):  # which the reactor would have caught
+                self.days(2)
+
+
+def test_at_start(tmp_path: Path) -> None:
+    """A daemon that starts begins another epoch if the present one is over, and all its lines say so."""
+    test = SynchronousTestCase()
+    in_memory = InMemoryMediator(test)
+    path = in_memory.config.identity.keys.with_name("log.key")
+    os.utime(path, (NOW - 91 * 86_400, NOW - 91 * 86_400))
+    clock = MemoryReactorClock()
+    clock.advance(NOW)
+    build_daemon(clock, in_memory.config.model_copy(update={"node": "other"}), give_up=print)
+    assert [key.epoch for key in read_pseudonym_keys(path)] == [1, 2]
+    test.doCleanups()
+
+
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys are listed, rotated and forgotten; mistakes are one line and status 1."""
+    assert call("init", "--dir", str(tmp_path / "m")) == 0
+    config = ["--config", str(tmp_path / "m" / "mediator.yaml")]
+    capsys.readouterr()
+    assert call("log-keys", "rotate", *config) == 0
+    assert call("log-keys", "list", *config) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["1", "2"]
+    assert call("log-keys", "forget", "2", *config) == 1
+    assert "in use" in one_line(capsys)
+    assert call("log-keys", "forget", "1", *config) == 0
+    capsys.readouterr()
+    assert call("log-keys", "list", *config) == 0
+    assert capsys.readouterr().out.startswith("2  since 20")

@@ -1,0 +1,227 @@
+"""How a readiness cycle ends that does not get far, who the daemon is to itself, and the ways to its listeners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.interfaces import IProtocol, IStreamClientEndpoint
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.testing import MemoryReactorClock
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
+
+from mediatord.errors import StoreUnavailable
+from mediatord.probe.cycle import (
+    ListenerAddress,
+    ProbeContext,
+    ProbeCycle,
+    ProbeError,
+    ProbeIdentities,
+    derive_probe_credentials,
+    make_listener_endpoint,
+)
+from mediatord.protocol.didcomm.did_methods import make_did_peer_2, resolve_local
+from mediatord.protocol.didcomm.keys import PrivateKey
+from tests.http.in_memory_site import InMemorySite, InMemoryTransport
+
+SEED = b"s" * 32
+MEDIATOR = make_did_peer_2(
+    [("E", PrivateKey.generate("X25519").public)], [{"t": "dm", "s": {"uri": "https://mediator.example/didcomm"}}]
+)
+
+
+@implementer(IStreamClientEndpoint)
+class NoWay:
+    """Whoever goes it meets nobody."""
+
+    def connect(self, protocolFactory: object) -> Deferred[IProtocol]:  # noqa: N803  the interface's name
+        return fail(ConnectionRefusedError())
+
+
+class CycleTests(SynchronousTestCase):
+    """How it ends where it does not get far; the rest of it needs a mediator (tests/integration/test_readiness.py)."""
+
+    def setUp(self) -> None:
+        self.written: Deferred[bool] = Deferred()
+        self.way: NoWay | None = NoWay()
+        rooms = ProbeContext(
+            reactor=MemoryReactorClock(),
+            endpoints=lambda: [self.way],
+            write=lambda: self.written,
+            mediator=lambda: MEDIATOR,
+            identity=ProbeIdentities(SEED).identity("a"),
+            token=b"token",
+        )
+        self.cycle = ProbeCycle(rooms)
+        self.run_ = Deferred.fromCoroutine(self.cycle.run())
+
+    def ends_at(self) -> tuple[str, str]:
+        """The stage, and what went wrong."""
+        failed: Any = self.failureResultOf(self.run_, ProbeError).value
+        self.assertEqual(self.cycle.stage, failed.stage)
+        return failed.stage, failed.cause
+
+    def test_the_store_refuses(self) -> None:
+        """Then nothing else is tried."""
+        self.written.errback(StoreUnavailable())
+        self.assertEqual(self.ends_at(), ("store", "StoreUnavailable"))
+
+    def test_the_store_does_not_answer(self) -> None:
+        """Who gives up the cycle does not take back what was asked of the store."""
+        self.run_.cancel()
+        self.assertEqual(self.ends_at(), ("store", "no answer"))
+        self.assertNoResult(self.written)
+        self.written.errback(StoreUnavailable())  # which is of no interest any more
+
+    def test_nobody_listens(self) -> None:
+        """Nobody is there, or this process knows of no port of its own."""
+        self.written.callback(True)
+        self.assertEqual(self.ends_at(), ("listener", "ConnectionRefusedError"))
+        self.way = None
+        self.run_ = Deferred.fromCoroutine(self.cycle.run())
+        self.assertEqual(self.ends_at()[0], "listener")
+
+
+@implementer(IStreamClientEndpoint)
+class Ways:
+    """To a mediator in memory; the connection of this number is taken, and nobody is behind it."""
+
+    def __init__(self, site_fixture: InMemorySite, mute: int) -> None:
+        self._premises = site_fixture
+        self._mute = mute
+        self._ends: list[tuple[InMemoryTransport, InMemoryTransport]] = []
+        self._count = 0
+
+    def connect(self, protocolFactory: Any) -> Deferred[IProtocol]:  # noqa: N803  the interface's name
+        self._count += 1
+        near, far = (InMemoryTransport(self._premises.clock, "127.0.0.1") for _ in range(2))
+        near.protocol = protocolFactory.buildProtocol(near.getPeer())
+        near.protocol.makeConnection(near)
+        if self._count != self._mute:
+            far.protocol = self._premises.site.buildProtocol(far.getPeer())
+            far.protocol.makeConnection(far)
+            self._ends.append((near, far))
+        return succeed(near.protocol)
+
+    def carry(self) -> None:
+        """What both ends have written, until they are silent."""
+        written = True
+        while written:
+            self._premises.clock.advance(0)
+            written = False
+            for pair in self._ends:
+                for end, other in (pair, pair[::-1]):
+                    data = end.taken()
+                    written |= bool(data)
+                    if data:
+                        other.feed(data)
+
+
+class SilenceTests(SynchronousTestCase):
+    """A mediator whose listener takes connections, as the kernel does for a process that hangs."""
+
+    def ends_at(self, mute: int) -> tuple[str, str]:
+        """The stage of a cycle that is given up, and why, with nobody behind its first or its second connection."""
+        site_fixture = InMemorySite(self)
+        own_, endpoints = site_fixture.base.own, Ways(site_fixture, mute)
+        rooms = ProbeContext(
+            reactor=site_fixture.clock,
+            endpoints=lambda: [endpoints],
+            write=lambda: succeed(True),
+            mediator=lambda: site_fixture.base.identity.did,
+            identity=own_.identities.identity("a"),
+            token=own_.token,
+        )
+        running = Deferred.fromCoroutine(ProbeCycle(rooms).run())
+        endpoints.carry()
+        running.cancel()
+        failed: Any = self.failureResultOf(running, ProbeError).value
+        return failed.stage, failed.cause
+
+    def test_no_answer(self) -> None:
+        """Whoever has a connection has found the listener: it is what comes next that has no answer."""
+        self.assertEqual(self.ends_at(1), ("socket", "no answer"))
+        self.assertEqual(self.ends_at(2), ("forward", "no answer"))
+
+
+class KinTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.identities = ProbeIdentities(SEED)
+        self.did = self.identities.identity("a").did
+
+    def test_the_same_after_a_restart(self) -> None:
+        """Of one seed and node name there is one identity; of another, another."""
+        self.assertEqual(ProbeIdentities(SEED).identity("a"), self.identities.identity("a"))
+        others = {self.identities.identity("b").did, ProbeIdentities(b"t" * 32).identity("a").did}
+        self.assertEqual(len({self.did, *others}), 3)
+
+    def test_it_is_a_wallets(self) -> None:
+        """The DID resolves to the keys, and to no service that anything could be sent to."""
+        identity = self.identities.identity("a")
+        document = resolve_local(identity.did)
+        self.assertEqual([method.key for method in document.key_agreement], [identity.agreement.private.public])
+        self.assertEqual([method.key for method in document.authentication], [identity.signing.private.public])
+        self.assertEqual(document.services, ())
+
+    def test_all_processes_know_all(self) -> None:
+        """Whatever the name of the other node is."""
+        self.assertTrue(ProbeIdentities(SEED).is_probe_did(self.did))
+        self.assertTrue(self.identities.is_probe_did(ProbeIdentities(SEED).identity("another node").did))
+
+    def test_nobody_else_can_make_one(self) -> None:
+        """Neither with other keys, nor with another tag, nor with something behind it."""
+        foreign = ProbeIdentities(b"t" * 32).identity("a").did
+        keys, _, tag = self.did.partition(".S")
+        for did in (
+            foreign,
+            f"{foreign.partition('.S')[0]}.S{tag}",
+            f"{self.did}.S{tag}",
+            f"{self.did}#key-1",
+            self.did[:-2],
+            f"{keys}.S",
+            "did:web:a.example",
+            "",
+            "\ud800",
+            f"{self.did}\ud800",
+        ):
+            self.assertFalse(self.identities.is_probe_did(did), did)
+
+    def test_the_token(self) -> None:
+        """Workers have the same; processes that share nothing do not, from one start to the next."""
+        self.assertEqual(
+            derive_probe_credentials(SEED, b"shared").token, derive_probe_credentials(SEED, b"shared").token
+        )
+        self.assertNotEqual(
+            derive_probe_credentials(SEED, b"shared").token, derive_probe_credentials(SEED, b"other").token
+        )
+        self.assertNotEqual(derive_probe_credentials(SEED, None).token, derive_probe_credentials(SEED, None).token)
+        self.assertNotIn(
+            derive_probe_credentials(SEED, b"shared").token.decode(), repr(derive_probe_credentials(SEED, b"shared"))
+        )
+
+
+class WayTests(SynchronousTestCase):
+    def goes_to(self, address: Any, **options: bool) -> tuple[Any, ...]:
+        """Where somebody who goes it connects to."""
+        reactor: Any = MemoryReactorClock()
+        make_listener_endpoint(reactor, ListenerAddress(address, **options), "mediator.example").connect(
+            Factory.forProtocol(Protocol)
+        )
+        (client,) = reactor.tcpClients or reactor.unixClients
+        return tuple(client[:2]) if reactor.tcpClients else (client[0],)
+
+    def test_addresses(self) -> None:
+        """To where the listener is; where it is everywhere, over the loopback."""
+        self.assertEqual(self.goes_to(IPv4Address("TCP", "192.0.2.1", 80)), ("192.0.2.1", 80))
+        self.assertEqual(self.goes_to(IPv4Address("TCP", "0.0.0.0", 80)), ("127.0.0.1", 80))
+        self.assertEqual(self.goes_to(IPv6Address("TCP", "2001:db8::1", 80)), ("2001:db8::1", 80))
+        self.assertEqual(self.goes_to(IPv6Address("TCP", "::", 80), tls=True), ("::1", 80))
+        self.assertEqual(self.goes_to(IPv4Address("TCP", "127.0.0.1", 80), proxied=True), ("127.0.0.1", 80))
+
+    def test_unix_sockets(self) -> None:
+        """By path, as Twisted's port has it and as the operating system does."""
+        self.assertEqual(self.goes_to(UNIXAddress(b"/run/socket")), ("/run/socket",))
+        self.assertEqual(self.goes_to("/run/socket"), ("/run/socket",))

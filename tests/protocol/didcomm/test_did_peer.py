@@ -1,0 +1,300 @@
+"""did:peer 0, 2, 3 and 4: the known answers of reference 8.3 and 8.4, and what released generators make of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mediatord.errors import UnresolvableDID, UnsupportedDIDMethod
+from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.did_document import (
+    DIDCommService,
+    DIDPeer4LongFormRequired,
+    ServiceEndpoint,
+    VerificationMethod,
+)
+from mediatord.protocol.didcomm.did_methods import (
+    derive_did_peer_3,
+    make_did_peer_0,
+    make_did_peer_2,
+    make_did_peer_4,
+    resolve_did_peer,
+    resolve_short_did_peer_4,
+)
+from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
+
+X25519 = PrivateKey.from_secret("X25519", b"\x31" * 32).public
+ED25519 = PrivateKey.from_secret("Ed25519", b"\x32" * 32).public
+E = ".Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR"
+V = ".Vz6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue"
+
+PEER_2 = (
+    f"did:peer:2{E}{V}"
+    ".SeyJ0IjoiZG0iLCJzIjp7InVyaSI6Imh0dHA6Ly8xMjcuMC4wLjE6ODA4MC9kaWRjb21tIiwiYSI6WyJkaWRjb21tL3YyIl19fQ"
+    ".SeyJ0IjoiZG0iLCJzIjp7InVyaSI6IndzOi8vMTI3LjAuMC4xOjgwODAvd3MiLCJhIjpbImRpZGNvbW0vdjIiXX19"
+)
+PEER_3 = "did:peer:3zQmNowBq4niaXgPzwk8jJ99SYc8vCEgD2KbUXyHDBPhKtt3"
+HTTP = ServiceEndpoint("http://127.0.0.1:8080/didcomm", ("didcomm/v2",))
+WS = ServiceEndpoint("ws://127.0.0.1:8080/ws", ("didcomm/v2",))
+
+PEER_4_INPUT = {
+    "@context": ["https://www.w3.org/ns/did/v1"],
+    "verificationMethod": [
+        {
+            "id": "#key-1",
+            "type": "Multikey",
+            "publicKeyMultibase": "z6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR",
+        },
+        {
+            "id": "#key-2",
+            "type": "Multikey",
+            "publicKeyMultibase": "z6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue",
+        },
+    ],
+    "keyAgreement": ["#key-1"],
+    "authentication": ["#key-2"],
+}
+PEER_4_SHORT = "did:peer:4zQmXgCFA4qsZQ1S7je6MqLEY8CLF1KNGahR6qqhekydCbnc"
+PEER_4 = (
+    PEER_4_SHORT + ":zHWLXRSr3dLUyYGwZUNMhrSijbxmNpqFdPvYCXzjHo3czgGCE52aTFx614nksMLc8yMat2UkaK2nBsTXR7dXMSbSrQMQ6vm"
+    "WpmPaf7DC6Bn1cfRQdFqdN1yQa3iFYdeqmrnVw4LaW8shPoL3RGRjEjfbGmrbCmpppR5D2eXXsPabsygm5CBpbLhw6opUNvR7vnN9BpH6dzEmN"
+    "iKiBsjwEMMczXBbiXPEWQemEwLtyq3q9e78p9ZzxMotEMhu9VrHCxd8eTLANR4X7vPhUjGPow5YAyygGcMsdoxzhrvmXzodDhh7VNdVhV5yxQn"
+    "1GGNUeX9pB8MoH7fdPnAaK3Ld52PHCtMdnzikmHFpmmJr7ezymv7zopcVTxp9JWfR4GQYxrn5pEDcHTt3XZu3idoSFczBKuKDQaK4Gq9FAxez2"
+    "TewcqUrtyp4rh6Ss8AG6dfApsTGSMhh2n9r"
+)
+
+
+def with_service(value: object) -> str:
+    """A did:peer:2 with one key and one `.S` that holds `value`."""
+    return f"did:peer:2{E}.S{encoding.encode_base64url(encoding.dumps(value))}"
+
+
+def services_of(value: object) -> tuple[DIDCommService, ...]:
+    """The services that `value` in a `.S` comes to."""
+    return resolve_did_peer(with_service(value)).services
+
+
+def test_the_keys_of_the_known_answers() -> None:
+    """The public keys belong to the private keys that reference 8.3 names."""
+    assert X25519.multibase() == E[2:]
+    assert ED25519.multibase() == V[2:]
+
+
+def test_peer_0() -> None:
+    """A did:peer:0 is a did:key with another beginning (reference 8.2)."""
+    did = make_did_peer_0(ED25519)
+    assert did == f"did:peer:0{ED25519.multibase()}"
+    document = resolve_did_peer(did)
+    derived = PublicKey.from_multibase("z6LSrSBwAXWz5HV7peV57WE3fau3LBCWtuC1zzJCvK58cvw7")
+    assert document.authentication == (VerificationMethod(f"{did}#{ED25519.multibase()}", ED25519),)
+    assert document.key_agreement == (VerificationMethod(f"{did}#{derived.multibase()}", derived),)
+    assert document.authentication_key(f"{did}#6Mkknhhw") == document.authentication[0]
+
+
+def test_known_answer_of_peer_2() -> None:
+    """Keys, key ids, services and the did:peer:3 alias of the known answer (reference 8.3)."""
+    document = resolve_did_peer(PEER_2)
+    assert document.did == PEER_2
+    assert document.key_agreement == (VerificationMethod(f"{PEER_2}#key-1", X25519),)
+    assert document.authentication == (VerificationMethod(f"{PEER_2}#key-2", ED25519),)
+    assert document.services == (
+        DIDCommService(f"{PEER_2}#service", (HTTP,)),
+        DIDCommService(f"{PEER_2}#service-1", (WS,)),
+    )
+    assert document.also_known_as == (PEER_3,)
+
+
+@pytest.mark.parametrize("abbreviated", [False, True])
+def test_making_the_known_answer_of_peer_2(abbreviated: bool) -> None:
+    """The builder writes the known answer, byte for byte, from full and from abbreviated names (reference 8.3)."""
+    kind, place, accept = ("t", "s", "a") if abbreviated else ("type", "serviceEndpoint", "accept")
+    services = [
+        {
+            kind: "dm" if abbreviated else "DIDCommMessaging",
+            place: {"uri": endpoint.uri, accept: list(endpoint.accept)},
+        }
+        for endpoint in (HTTP, WS)
+    ]
+    assert make_did_peer_2([("E", X25519), ("V", ED25519)], services) == PEER_2
+    assert derive_did_peer_3(PEER_2) == PEER_3
+
+
+def test_what_no_peer_2_is_made_of() -> None:
+    """Another purpose is refused, and so is a did:peer:3 of something else."""
+    with pytest.raises(ValueError):
+        make_did_peer_2([("S", X25519)], [])
+    with pytest.raises(ValueError):
+        derive_did_peer_3(make_did_peer_0(ED25519))
+
+
+def test_keys_are_numbered_as_they_appear() -> None:
+    """V before E (Indicio), services in between, unused purposes, unknown keys: keys count, services not."""
+    service = ".S" + encoding.encode_base64url(b'{"t":"dm","s":"http://a.example"}')
+    did = f"did:peer:2{service}{V}.A{V[2:]}{service}.Ez6LSunknown{E}"
+    document = resolve_did_peer(did)
+    assert document.authentication == (VerificationMethod(f"{did}#key-1", ED25519),)
+    assert document.key_agreement == (VerificationMethod(f"{did}#key-4", X25519),)
+    assert [found.id for found in document.services] == [f"{did}#service", f"{did}#service-1"]
+
+
+def test_a_key_for_the_wrong_purpose() -> None:
+    """An Ed25519 key listed for key agreement is not converted (reference 8.6)."""
+    assert resolve_did_peer(f"did:peer:2.E{V[2:]}").key_agreement == ()
+
+
+def test_an_array_of_services_in_one_element() -> None:
+    """One `.S` may hold an array (Identus SDK), or an empty one, `W10` (reference 8.3)."""
+    services = [{"t": "dm", "s": {"uri": endpoint.uri, "a": ["didcomm/v2"]}} for endpoint in (HTTP, WS)]
+    did = with_service(services)
+    assert services_of(services) == (
+        DIDCommService(f"{did}#service", (HTTP,)),
+        DIDCommService(f"{did}#service-1", (WS,)),
+    )
+    assert resolve_did_peer(f"did:peer:2{E}.SW10").services == ()
+
+
+def test_old_style_service() -> None:
+    """`s` as a plain string, with `r` and `a` beside it (peerdid, older Identus; reference 8.3)."""
+    service = {"t": "dm", "s": "http://a.example/", "r": ["did:key:z6Mk#z6Mk"], "a": ["didcomm/v2"]}
+    expected = ServiceEndpoint("http://a.example/", ("didcomm/v2",), ("did:key:z6Mk#z6Mk",))
+    assert [found.endpoints for found in services_of(service)] == [(expected,)]
+
+
+def test_padded_service() -> None:
+    """The base64url may be padded (old generators; reference 8.3)."""
+    unpadded = encoding.encode_base64url(b'{"t":"dm","s":"http://aa.example"}')
+    document = resolve_did_peer(f"did:peer:2{E}.S{unpadded}" + "=" * (-len(unpadded) % 4))
+    assert document.did.endswith("=")
+    assert document.http_endpoints() == (ServiceEndpoint("http://aa.example"),)
+
+
+def test_full_names_among_abbreviated_ones() -> None:
+    """Full and abbreviated member names may be mixed (reference 8.3)."""
+    service = {"type": "dm", "s": {"uri": "ws://a.example", "accept": ["didcomm/v2"], "r": ["did:x:y"]}}
+    expected = ServiceEndpoint("ws://a.example", ("didcomm/v2",), ("did:x:y",))
+    assert [found.endpoints for found in services_of(service)] == [(expected,)]
+    listed: dict[str, object] = {
+        "t": "DIDCommMessaging",
+        "serviceEndpoint": [{"uri": "ws://a.example", "a": ["didcomm/v2"]}],
+    }
+    assert services_of(listed)[0].endpoints == (ServiceEndpoint("ws://a.example", ("didcomm/v2",)),)
+
+
+def test_an_id_inside_a_service() -> None:
+    """An id of the service's own is kept (reference 8.3)."""
+    service = {"id": "#didcomm", "t": "dm", "s": {"uri": "http://a.example"}}
+    assert services_of(service)[0].id == f"{with_service(service)}#didcomm"
+
+
+def test_services_of_other_types() -> None:
+    """A service of another type is ignored (reference 8.3)."""
+    assert services_of([{"t": "LinkedDomains", "s": "https://a.example"}, 7, None, {"s": {}}]) == ()
+
+
+@pytest.mark.parametrize(
+    "did",
+    [
+        "did:peer:2",
+        "did:peer:2.",
+        f"did:peer:2x{E}",
+        f"did:peer:2{E}.",
+        f"did:peer:2{E}.Xabc",
+        f"did:peer:2{E}.S",
+        f"did:peer:2{E}.SW10==",
+        f"did:peer:2{E}.Seyx",
+        "did:peer:2.SW10",
+        f"did:peer:2{E * 65}",
+        f"did:peer:2{E}{'.SW10' * 65}",
+        with_service([{}] * 65),
+        "did:peer:0z6Mk",
+    ],
+)
+def test_malformed(did: str) -> None:
+    """No key, an unknown purpose, a service that is no JSON, or too many of either does not resolve."""
+    with pytest.raises(UnresolvableDID):
+        resolve_did_peer(did)
+
+
+def test_as_many_as_allowed() -> None:
+    """64 keys and 64 services are fine."""
+    document = resolve_did_peer(f"did:peer:2{E * 64}{'.SeyJ0IjoiZG0ifQ' * 64}")
+    assert len(document.key_agreement) == len(document.services) == 64
+
+
+def test_deep_nesting_in_a_service() -> None:
+    """A service nested as deep as a DID has room for costs nothing but itself."""
+    for deep in ("[" * 3000 + "]" * 3000, '{"s":' * 900 + "1" + "}" * 900):
+        did = f"did:peer:2{E}.S{encoding.encode_base64url(deep.encode())}"
+        try:
+            assert resolve_did_peer(did).services == ()
+        except UnresolvableDID:
+            pass
+
+
+def test_known_answer_of_peer_4() -> None:
+    """The long form resolves to the document in it, known by the short form too (reference 8.4)."""
+    document = resolve_did_peer(PEER_4)
+    assert document.did == PEER_4
+    assert document.key_agreement == (VerificationMethod(f"{PEER_4}#key-1", X25519),)
+    assert document.authentication == (VerificationMethod(f"{PEER_4}#key-2", ED25519),)
+    assert document.also_known_as == (PEER_4_SHORT,)
+
+
+def test_making_the_known_answer_of_peer_4() -> None:
+    """The builder writes the known answer (reference 8.4)."""
+    assert make_did_peer_4(PEER_4_INPUT) == (PEER_4, PEER_4_SHORT)
+
+
+def test_the_short_form_of_peer_4() -> None:
+    """The short form needs the long one, and then is what the document is about (reference 8.4)."""
+    with pytest.raises(DIDPeer4LongFormRequired):
+        resolve_did_peer(PEER_4_SHORT)
+    document = resolve_short_did_peer_4(PEER_4_SHORT, PEER_4)
+    assert document.did == PEER_4_SHORT
+    assert document.key_agreement == (VerificationMethod(f"{PEER_4_SHORT}#key-1", X25519),)
+    assert document.also_known_as == (PEER_4,)
+    with pytest.raises(UnresolvableDID):
+        resolve_short_did_peer_4("did:peer:4zQmOther", PEER_4)
+
+
+def test_the_hash_is_verified() -> None:
+    """A document that was changed, or put behind the hash of another, does not resolve (reference 8.4)."""
+    other, _ = make_did_peer_4({**PEER_4_INPUT, "keyAgreement": []})
+    for did in (PEER_4[:-1] + "s", f"{PEER_4_SHORT}:{other.rpartition(':')[2]}", f"{PEER_4}:{PEER_4}"):
+        with pytest.raises(UnresolvableDID):
+            resolve_did_peer(did)
+
+
+def test_claims_of_a_peer_4_document() -> None:
+    """What the document says of its own names and of other DIDs' keys is not believed (reference 8.4)."""
+    victim = f"{PEER_2}#key-1"
+    method = {"id": victim, "type": "Multikey", "publicKeyMultibase": X25519.multibase()}
+    long, short = make_did_peer_4(
+        {"id": PEER_2, "alsoKnownAs": [PEER_2], "verificationMethod": [method], "keyAgreement": [victim, method]}
+    )
+    document = resolve_did_peer(long)
+    assert document.did == long
+    assert document.also_known_as == (short,)
+    assert document.key_agreement == ()
+
+
+@pytest.mark.parametrize(
+    "did",
+    [
+        "did:peer:4",
+        "did:peer:4zQm",
+        "did:peer:4zQm:",
+        f"{PEER_4_SHORT}0",
+        make_did_peer_4({})[0].replace(":z", ":x"),
+    ],
+)
+def test_malformed_peer_4(did: str) -> None:
+    """No hash, no document, or one in another encoding does not resolve."""
+    with pytest.raises(UnresolvableDID):
+        resolve_did_peer(did)
+
+
+@pytest.mark.parametrize("did", ["did:peer:1zQmabc", PEER_3, "did:peer:5z", "did:peer:z6Mk"])
+def test_other_numalgos(did: str) -> None:
+    """Numalgo 1 and 3 resolve for those who know more than the DID (reference 8.1)."""
+    with pytest.raises(UnsupportedDIDMethod):
+        resolve_did_peer(did)

@@ -1,0 +1,158 @@
+"""Reading and writing forwards (reference section 4)."""
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from mediatord.errors import ExpiredForward, InvalidAttachment, LinkedAttachment, MediatorError, MissingNext
+from mediatord.protocol.didcomm.forward import compute_delay, compute_expiry, make_forward, read_next, read_payloads
+from mediatord.protocol.didcomm.message import Message, parse_message
+
+NOW, TTL = 1_800_000_000.0, 259_200.0
+INNER = {"ciphertext": "c", "protected": "p", "zebra": 1, "apple": "é"}
+
+
+def forward(**headers: object) -> Message:
+    value: dict[str, object] = {
+        "id": "1",
+        "type": "https://didcomm.org/routing/2.0/forward",
+        "body": {"next": "did:a:b"},
+    }
+    return parse_message(json.dumps({**value, **headers}).encode())
+
+
+def attached(*data: object) -> Message:
+    return forward(attachments=[{"data": one} for one in data])
+
+
+@pytest.mark.parametrize("body", [{}, {"next": ""}, {"next": ["did:a:b"]}, {"next": 1}, [], {"next": "d" * 8193}])
+def test_next_is_a_string(body: object) -> None:
+    """`next` missing, empty, endless or not a string (4.3; section 11 row 11)."""
+    with pytest.raises(MissingNext):
+        read_next(forward(body=body))
+
+
+def test_json_is_kept_as_it_was_written() -> None:
+    """Member order, white space, escapes and all (4.4)."""
+    assert read_payloads(attached({"json": INNER})) == [
+        (b'{"ciphertext": "c", "protected": "p", "zebra": 1, "apple": "\\u00e9"}', "json")
+    ]
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+def test_base64_is_kept_to_the_byte(encode: Any) -> None:
+    """Either alphabet, padded or not: the bytes are stored untouched, odd white space and all (4.4)."""
+    payload = b'{ "ciphertext": "\xc3\xbf\xc3\xbe?>" }\n'
+    for text in (encode(payload).decode(), encode(payload).decode().rstrip("="), encode(payload).decode() + "\n"):
+        assert read_payloads(attached({"base64": text})) == [(payload, "base64")]
+
+
+def test_json_wins_over_base64() -> None:
+    """With both members `json` counts (2.2)."""
+    assert read_payloads(attached({"json": INNER, "base64": "!"}))[0][1] == "json"
+
+
+@pytest.mark.parametrize(
+    ("attachments", "error"),
+    [
+        (None, InvalidAttachment),
+        ([], InvalidAttachment),
+        ("x", InvalidAttachment),
+        ([1], InvalidAttachment),
+        ([{}], InvalidAttachment),
+        ([{"data": None}], InvalidAttachment),
+        ([{"data": {"json": "text"}}], InvalidAttachment),
+        ([{"data": {"json": {"type": "plain", "id": "1"}}}], InvalidAttachment),
+        ([{"data": {"base64": "####"}}], InvalidAttachment),
+        ([{"data": {"base64": base64.b64encode(b"not json").decode()}}], InvalidAttachment),
+        ([{"data": {"base64": base64.b64encode(b'{"a":1}').decode()}}], InvalidAttachment),
+        ([{"data": {"base64": 7}}], InvalidAttachment),
+        ([{"data": {"links": ["https://a.example/x"], "hash": "1220"}}], LinkedAttachment),
+        ([{"data": {"json": INNER}}, {"data": {}}], InvalidAttachment),
+        ([{"data": {"json": INNER}}] * 21, InvalidAttachment),
+    ],
+)
+def test_bad_attachments(attachments: object, error: type[MediatorError]) -> None:
+    """One unreadable, unencrypted or merely linked attachment refuses all (4.4; section 11 rows 12, 13)."""
+    with pytest.raises(error):
+        read_payloads(forward(attachments=attachments))
+
+
+def test_a_signed_payload_passes_as_well() -> None:
+    """The shape test is lenient towards JWS, and can be switched off."""
+    assert read_payloads(attached({"json": {"payload": "p", "signatures": []}}))
+    assert read_payloads(attached({"json": {"a": 1}}), encrypted_only=False)
+
+
+def test_a_wrong_hash_is_noticed() -> None:
+    """`hash` next to inline data is checked where it is sha2-256 and ignored otherwise (4.4)."""
+    payload = json.dumps(INNER).encode()
+    good = "1220" + hashlib.sha256(payload).hexdigest()
+    text = base64.b64encode(payload).decode()
+    assert read_payloads(attached({"base64": text, "hash": good}))
+    assert read_payloads(attached({"base64": text, "hash": "zQmUnknown"}))
+    with pytest.raises(InvalidAttachment):
+        read_payloads(attached({"base64": text, "hash": "1220" + "0" * 64}))
+
+
+def test_payloads_nested_too_deep_are_refused() -> None:
+    """What cannot be written again is not accepted."""
+    deep: dict[str, object] = {"ciphertext": "c"}
+    for _ in range(400):
+        deep = {"ciphertext": deep}
+    with pytest.raises(InvalidAttachment):
+        read_payloads(attached({"json": deep}))
+
+
+@pytest.mark.parametrize(
+    ("expires_time", "expected"), [(None, NOW + TTL), (NOW + 10, NOW + 10), (NOW + 2 * TTL, NOW + TTL)]
+)
+def test_expiry_is_the_earlier_of_ttl_and_wish(expires_time: float | None, expected: float) -> None:
+    """Never longer than the TTL (4.5)."""
+    assert compute_expiry(forward(expires_time=expires_time), NOW, TTL) == expected
+
+
+def test_what_has_expired_is_refused() -> None:
+    """A second ago is past, and so is now (section 11 row 14)."""
+    for moment in (NOW - 1, NOW):
+        with pytest.raises(ExpiredForward):
+            compute_expiry(forward(expires_time=moment), NOW, TTL)
+
+
+@pytest.mark.parametrize(
+    ("milli", "longest", "expected"),
+    [
+        (1500, 60, 1.5),
+        (90_000, 60, 60),
+        (-8000, 60, (0.0, 8.0)),
+        (-90_000, 60, (0.0, 60)),
+        (5000, 0, 0),
+        (-5000, 0, (0.0, 0)),
+        (10**30, 60, 60),
+        (-(10**30), 60, (0.0, 60)),
+        (True, 60, 0),
+        ("7", 60, 0),
+    ],
+)
+def test_delays(milli: object, longest: float, expected: object) -> None:
+    """Positive as asked, negative a random part of it, both capped; 0 switches delays off (4.5)."""
+    drawn: list[tuple[float, float]] = []
+
+    def uniform(low: float, high: float) -> float:
+        drawn.append((low, high))
+        return high
+
+    held = compute_delay(forward(delay_milli=milli), longest, uniform)
+    assert (drawn[0] if drawn else held) == expected
+
+
+def test_a_forward_of_ours_can_be_read_back() -> None:
+    """Written for one routing key: one `json` attachment, and nothing a strict reader refuses (4.6)."""
+    payload = json.dumps(INNER, ensure_ascii=False, separators=(",", ":")).encode()
+    draft = make_forward(payload, "did:a:next", "7")
+    message = parse_message(draft.plaintext(sender=None, to="did:a:router", created_time=1))
+    assert (read_next(message), message.to) == ("did:a:next", ("did:a:router",))
+    assert read_payloads(message) == [(payload, "json")]

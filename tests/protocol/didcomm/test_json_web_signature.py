@@ -1,0 +1,258 @@
+"""Signed messages and `from_prior` (reference 1.7 and 2.3)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jwcrypto.jwk import JWK
+from jwcrypto.jws import JWS
+from nacl.signing import SigningKey
+
+from mediatord.errors import DecryptionError
+from mediatord.protocol.didcomm.json_web_signature import (
+    FromPrior,
+    get_signer_kid,
+    is_jws,
+    make_from_prior,
+    parse_from_prior,
+    sign,
+    verify,
+    verify_from_prior,
+)
+from mediatord.protocol.didcomm.keys import Curve, PrivateKey
+from tests.protocol.didcomm.foreign_jwe import b64, compact, unb64
+
+CURVES: tuple[Curve, ...] = ("Ed25519", "P-256", "secp256k1")
+ALGS = {"Ed25519": "EdDSA", "P-256": "ES256", "secp256k1": "ES256K"}
+ALICE = "did:example:alice#key-1"
+KEYS = {curve: PrivateKey.generate(curve) for curve in CURVES}
+OTHERS = {curve: PrivateKey.generate(curve) for curve in CURVES}
+KEY = KEYS["Ed25519"]
+PAYLOAD = b'{"id":"1","type":"https://example.org/1.0/hello"}'
+PRIOR = FromPrior(kid=ALICE, iss="did:example:alice", sub="did:example:alice2", iat=1_516_269_022)
+
+
+def signed(
+    protected: dict[str, Any], header: dict[str, Any] | None, key: PrivateKey = KEY, payload: bytes = PAYLOAD
+) -> dict[str, Any]:
+    """A flattened JWS with these headers, which nobody looks at while it is signed."""
+    text = b64(compact(protected))
+    signature = SigningKey(key.secret).sign(f"{text}.{b64(payload)}".encode()).signature
+    jws: dict[str, Any] = {"payload": b64(payload), "protected": text, "signature": b64(signature)}
+    return jws if header is None else {**jws, "header": header}
+
+
+def general(jws: dict[str, Any]) -> dict[str, Any]:
+    return {"payload": jws["payload"], "signatures": [{n: v for n, v in jws.items() if n != "payload"}]}
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_sign_and_verify(curve: Curve) -> None:
+    """What is signed verifies with the same key, with no other, and for no other kid."""
+    jws = json.loads(sign(PAYLOAD, ALICE, KEYS[curve]))
+    assert is_jws(jws)
+    assert get_signer_kid(jws) == ALICE
+    assert verify(jws, ALICE, KEYS[curve].public) == PAYLOAD
+    for kid, key in ((ALICE, OTHERS[curve]), (ALICE + "0", KEYS[curve])):
+        with pytest.raises(DecryptionError):
+            verify(jws, kid, key.public)
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_emitted_layout(curve: Curve) -> None:
+    """General form, kid in the unprotected header and nowhere else (reference 1.7); jwcrypto verifies it."""
+    raw = sign(PAYLOAD, ALICE, KEYS[curve])
+    jws = json.loads(raw)
+    assert set(jws) == {"payload", "signatures"}
+    (entry,) = jws["signatures"]
+    assert entry["header"] == {"kid": ALICE}
+    assert json.loads(unb64(entry["protected"])) == {
+        "typ": "application/didcomm-signed+json",
+        "alg": ALGS[curve],
+    }
+    token = JWS()
+    token.allowed_algs = list(ALGS.values())
+    token.deserialize(raw.decode(), JWK(**KEYS[curve].public.jwk()))
+    assert token.payload == PAYLOAD
+
+
+@pytest.mark.parametrize("curve", ["X25519", "P-384", "P-521"])
+def test_curves_that_do_not_sign(curve: Curve) -> None:
+    """Only what clients verify is written."""
+    key = PrivateKey.generate(curve)
+    with pytest.raises(ValueError):
+        sign(PAYLOAD, ALICE, key)
+    with pytest.raises(ValueError):
+        make_from_prior(PRIOR, key)
+
+
+@pytest.mark.parametrize(
+    ("protected", "header"),
+    [
+        ({"alg": "EdDSA"}, {"kid": ALICE}),
+        ({"alg": "EdDSA", "kid": ALICE}, None),
+        ({"alg": "EdDSA", "kid": ALICE}, {}),
+        ({"alg": "EdDSA", "kid": ALICE}, {"kid": ALICE}),
+        ({"alg": "EdDSA", "kid": ALICE, "typ": "JWM"}, {"foo": 1}),
+    ],
+)
+def test_where_the_kid_is(protected: dict[str, Any], header: dict[str, Any] | None) -> None:
+    """In the unprotected header, the protected one, or both if they agree; General or flattened (reference 1.7)."""
+    jws = signed(protected, header)
+    for form in (jws, general(jws)):
+        assert is_jws(form)
+        assert get_signer_kid(form) == ALICE
+        assert verify(form, ALICE, KEY.public) == PAYLOAD
+
+
+@pytest.mark.parametrize(
+    ("protected", "header"),
+    [
+        ({"alg": "EdDSA", "kid": ALICE}, {"kid": ALICE + "0"}),
+        ({"alg": "EdDSA"}, None),
+        ({"alg": "EdDSA"}, {"kid": 5}),
+        ({"alg": "EdDSA"}, {"kid": "#key-1"}),
+        ({"alg": "EdDSA"}, {"kid": "did:example:alice"}),
+        ({"alg": "EdDSA"}, [ALICE]),
+        ({"alg": "EdDSA", "typ": "a"}, {"kid": ALICE, "typ": "b"}),
+        ({"alg": "EdDSA", "typ": "a"}, {"kid": ALICE, "typ": "a"}),
+        ({"alg": "EdDSA", "crit": ["exp"], "exp": 1}, {"kid": ALICE}),
+        ({"alg": "EdDSA", "crit": ["b64"], "b64": False}, {"kid": ALICE}),
+        ({"alg": "EdDSA"}, {"kid": ALICE, "crit": ["exp"]}),
+        ({"kid": ALICE}, {"alg": "EdDSA"}),
+    ],
+)
+def test_refused_headers(protected: dict[str, Any], header: Any) -> None:
+    """Correctly signed, and refused for its headers: they contradict each other, or extend the format."""
+    with pytest.raises(DecryptionError):
+        verify(signed(protected, header), ALICE, KEY.public)
+
+
+@pytest.mark.parametrize("alg", ["none", "HS256", "ES256", "Ed448", "EdDSA ", None, 5, ["EdDSA"]])
+def test_refused_algorithms(alg: Any) -> None:
+    """An algorithm that does not belong to the key, whatever the signature."""
+    with pytest.raises(DecryptionError):
+        verify(signed({"alg": alg}, {"kid": ALICE}), ALICE, KEY.public)
+
+
+def test_hmac_with_the_public_key() -> None:
+    """The classic: a MAC under the public key as if that were a shared secret."""
+    token = JWS(PAYLOAD)
+    secret = JWK(kty="oct", k=b64(KEY.public.raw))
+    token.add_signature(
+        secret, alg="HS256", protected=json.dumps({"alg": "HS256"}), header=json.dumps({"kid": ALICE})
+    )
+    with pytest.raises(DecryptionError):
+        verify(json.loads(token.serialize()), ALICE, KEY.public)
+
+
+def test_doubled_names() -> None:
+    """A protected header in which a name comes twice."""
+    text = b64(b'{"alg":"EdDSA","alg":"EdDSA"}')
+    signature = b64(SigningKey(KEY.secret).sign(f"{text}.{b64(PAYLOAD)}".encode()).signature)
+    jws = {"payload": b64(PAYLOAD), "protected": text, "signature": signature, "header": {"kid": ALICE}}
+    with pytest.raises(DecryptionError):
+        verify(jws, ALICE, KEY.public)
+
+
+def test_several_signatures() -> None:
+    """The first one names the signer; the one that is asked for is verified, wherever it is."""
+    one = general(signed({"alg": "EdDSA"}, {"kid": ALICE}))
+    other = general(signed({"alg": "EdDSA"}, {"kid": "did:example:bob#1"}, OTHERS["Ed25519"]))
+    jws = {"payload": one["payload"], "signatures": other["signatures"] + one["signatures"]}
+    assert get_signer_kid(jws) == "did:example:bob#1"
+    assert verify(jws, ALICE, KEY.public) == PAYLOAD
+    with pytest.raises(DecryptionError):
+        verify(jws, "did:example:bob#1", KEY.public)
+    with pytest.raises(DecryptionError):
+        get_signer_kid({"payload": one["payload"], "signatures": one["signatures"] * 101})
+
+
+@pytest.mark.parametrize("part", ["payload", "protected", "signature"])
+def test_every_bit_counts(part: str) -> None:
+    """Flipping any bit of what is signed, or of the signature, is noticed."""
+    jws = signed({"alg": "EdDSA"}, {"kid": ALICE})
+    data = unb64(jws[part])
+    for position in range(0, len(data) * 8, 7):
+        flipped = bytearray(data)
+        flipped[position // 8] ^= 1 << position % 8
+        with pytest.raises(DecryptionError):
+            verify({**jws, part: b64(bytes(flipped))}, ALICE, KEY.public)
+
+
+JSON = st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2) | st.just({"kid": ALICE})
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["payload", "signatures", "protected", "signature", "header"]), JSON),
+    st.booleans(),
+)
+def test_any_change(members: dict[str, Any], flat: bool) -> None:
+    """Whatever stands in a JWS, an error of ours comes out, and the payload only when nothing was changed."""
+    jws = signed({"alg": "EdDSA"}, {"kid": ALICE})
+    jws = {**(jws if flat else general(jws)), **members}
+    for attempt in (lambda: get_signer_kid(jws), lambda: verify(jws, ALICE, KEY.public)):
+        try:
+            assert attempt() in (ALICE, PAYLOAD)
+        except DecryptionError as error:
+            assert str(error) == ""
+
+
+def test_what_is_not_signed() -> None:
+    """Neither a plaintext nor a JWE is a JWS (reference 1.1)."""
+    assert not is_jws({"id": "1", "type": "x"})
+    assert not is_jws({"ciphertext": "", "payload": ""})
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("prior", [PRIOR, FromPrior(ALICE, "did:example:alice", None, None)])
+def test_from_prior_round_trip(curve: Curve, prior: FromPrior) -> None:
+    """A token says what was put in, verified or not; `sub` may be missing (reference 2.3)."""
+    token = make_from_prior(prior, KEYS[curve])
+    assert parse_from_prior(token) == verify_from_prior(token, KEYS[curve].public) == prior
+    with pytest.raises(DecryptionError):
+        verify_from_prior(token, OTHERS[curve].public)
+
+
+def test_from_prior_layout() -> None:
+    """Header and claims as reference 2.3 has them."""
+    header, claims, _ = make_from_prior(PRIOR, KEY).split(".")
+    assert json.loads(unb64(header)) == {"typ": "JWT", "alg": "EdDSA", "kid": ALICE}
+    assert json.loads(unb64(claims)) == {"iss": PRIOR.iss, "sub": PRIOR.sub, "iat": PRIOR.iat}
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        b"x",
+        b"[]",
+        b"{}",
+        b'{"iss":1}',
+        b'{"iss":"did:example:alice","sub":1}',
+        b'{"iss":"did:example:alice","iat":"1"}',
+        b'{"iss":"did:example:alice","iat":true}',
+    ],
+)
+def test_malformed_claims(claims: bytes) -> None:
+    """Correctly signed claims that say nothing useful."""
+    jws = signed({"alg": "EdDSA", "kid": ALICE}, None, payload=claims)
+    token = ".".join(jws[part] for part in ("protected", "payload", "signature"))
+    with pytest.raises(DecryptionError):
+        parse_from_prior(token)
+    with pytest.raises(DecryptionError):
+        verify_from_prior(token, KEY.public)
+
+
+@settings(deadline=None)
+@given(st.text() | st.lists(st.text(max_size=8), min_size=3, max_size=3).map(".".join))
+def test_any_token(token: str) -> None:
+    """Whatever the token, an error of ours comes out."""
+    with pytest.raises(DecryptionError):
+        parse_from_prior(token)
+    with pytest.raises(DecryptionError):
+        verify_from_prior(token, KEY.public)

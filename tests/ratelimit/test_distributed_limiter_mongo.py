@@ -1,0 +1,116 @@
+"""Limits that hold over several nodes on a real MongoDB, in real time."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import LoopingCall, deferLater
+
+from mediatord.errors import RateLimitExceeded
+from mediatord.ratelimit import distributed_limiter
+from mediatord.ratelimit.distributed_limiter import KeyedLimiter, QuotaStore
+from mediatord.ratelimit.rate_limiter import RateLimiter
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.mongo.store import MongoStore
+from mediatord.store.quotas import QUOTA_WINDOW_SLOTS
+from tests.ratelimit.rate_limiter_processes import DID, PEER, max_in_a_minute, min_in_a_minute
+from tests.store.mongo.mongo_test_case import CLOCK, MongoTestCase
+
+# Seconds: what is a minute in production, and how many of them are watched.
+PERIOD = 10.0
+PERIODS = 2.3
+NODES = 3
+
+
+class Crowd:
+    """
+    Asks all nodes in turn for more than is allowed.
+
+    :ivar admitted: when.
+    :ivar slowest: the longest that anybody waited for an answer, or that nobody asked: it did not get the processor.
+    """
+
+    def __init__(self, buckets: list[KeyedLimiter], limit: int) -> None:
+        self.limit = limit
+        self.admitted: list[float] = []
+        self.slowest = 0.0
+        self._buckets = cycle(buckets)
+        self._asked = CLOCK.seconds()
+        self._asking: list[Deferred[None]] = []
+
+    async def run(self, seconds: float) -> None:
+        """Ask three times as often as may be."""
+        self._asked = CLOCK.seconds()
+        loop = LoopingCall.withCount(self._ask)
+        loop.clock = CLOCK
+        done = loop.start(PERIOD / self.limit / 3)
+        await deferLater(CLOCK, seconds)
+        loop.stop()
+        await done
+        await gatherResults(self._asking)
+
+    def _ask(self, times: int) -> None:
+        self.slowest, self._asked = max(self.slowest, CLOCK.seconds() - self._asked), CLOCK.seconds()
+        for _ in range(times):
+            self._asking.append(Deferred.fromCoroutine(self._ask_one(next(self._buckets))))
+
+    async def _ask_one(self, bucket: KeyedLimiter) -> None:
+        begun = CLOCK.seconds()
+        wait = await bucket.admit(DID)
+        now = CLOCK.seconds()
+        self.slowest = max(self.slowest, now - begun)
+        if not wait:
+            self.admitted.append(now)
+
+
+class SharedLimitTests(MongoTestCase):
+    """Three nodes, each with a store of its own."""
+
+    async def a_node(self) -> QuotaStore:
+        store = MongoStore(self.a_server(), CLOCK, QueueLimits())
+        self.addCleanup(store.close)
+        await store.open()
+        return QuotaStore(CLOCK, store.cluster, lambda: NODES, secret=b"secret")
+
+    @pytest.mark.exhaustive
+    async def test_within_5_percent(self) -> None:
+        """In any period; what an answer took to come may have been taken that much earlier."""
+        self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 30.0)  # a busy machine is not what is tried here
+        nodes = [await self.a_node() for _ in range(NODES)]
+        crowds = [
+            Crowd([KeyedLimiter(CLOCK, f"limit of {limit}", limit, node, PERIOD) for node in nodes], limit)
+            for limit in (60, 120, 600)
+        ]
+        begun = CLOCK.seconds()
+        await gatherResults([Deferred.fromCoroutine(crowd.run(PERIODS * PERIOD)) for crowd in crowds])
+        for crowd in crowds:
+            admitted, limit, late = sorted(crowd.admitted), crowd.limit, crowd.slowest
+            self.assertLessEqual(max_in_a_minute(admitted, PERIOD - late), limit * 1.05, f"{late} s")
+            longer = PERIOD + PERIOD / QUOTA_WINDOW_SLOTS + 2 * late
+            fewest = min_in_a_minute(admitted, begun, begun + PERIODS * PERIOD, longer)
+            self.assertGreaterEqual(fewest, limit * 0.95, f"{late} s")
+
+    async def test_a_burst_on_all(self) -> None:
+        """Whatever comes to all of them at the same time, exactly the limit is admitted."""
+        self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 30.0)
+        limits: dict[str, Any] = {"did_per_minute": 60, "ip_per_minute": 120, "account_per_minute": 600}
+        nodes = [RateLimiter(CLOCK, lambda *_: None, allowances=await self.a_node(), **limits) for _ in range(NODES)]
+        answers = await gatherResults(
+            [
+                Deferred.fromCoroutine(charge).addCallbacks(lambda _: True, self.refused)
+                for _ in range(250)
+                for node in nodes
+                for charge in (node.sender(DID, None, PEER), node.charge_anonymous(PEER), node.account(DID, PEER))
+            ]
+        )
+        for number, limit in enumerate(limits.values()):
+            self.assertGreaterEqual(sum(answers[number::3]), limit * 0.95)
+            self.assertLessEqual(sum(answers[number::3]), limit)
+        self.assertNotIn(DID, repr(list(self.documents["allowances"].find())))
+
+    def refused(self, failure: Any) -> bool:
+        failure.trap(RateLimitExceeded)
+        return False

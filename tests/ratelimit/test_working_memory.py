@@ -1,0 +1,92 @@
+"""What requests in progress may take together, while whatever they wait for is slow."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import RateLimitExceeded
+from mediatord.protocol.probe_requests import PROBE_CLIENT
+from mediatord.ratelimit.rate_limiter import MEMORY_WAIT_SECONDS, RequestMemoryBudget, estimate_request_memory
+
+# As many bytes as one request of the tests.
+SIZE = 1000
+ONE = estimate_request_memory(SIZE)
+
+
+class WorkingMemoryTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.memory = RequestMemoryBudget(self.clock, 3 * ONE, 5 * ONE)
+
+    def wait(self, peer: str) -> Deferred[None]:
+        """A request that finds no room at once."""
+        self.assertFalse(self.memory.take(peer, SIZE))
+        return Deferred.fromCoroutine(self.memory.wait(peer, SIZE))
+
+    def test_what_a_request_may_take(self) -> None:
+        """Small ones by their bytes; of large ones the number of values is bounded."""
+        self.assertEqual(estimate_request_memory(1000), 50_000)
+        self.assertEqual(estimate_request_memory(1_048_576), 4 * 1_048_576 + 12_000_000)
+
+    def test_of_one_address(self) -> None:
+        """What is one too many waits for one that is answered, and later ones wait behind it."""
+        self.assertEqual([self.memory.take("a", SIZE) for _ in range(3)], [True] * 3)
+        first, second = self.wait("a"), self.wait("a")
+        self.assertTrue(self.memory.take("b", SIZE))
+        self.assertEqual(self.memory.held, (4, 4 * ONE))
+        self.memory.refund("a", SIZE)
+        self.clock.advance(0)
+        self.assertTrue(first.called)
+        self.assertNoResult(second)
+        self.assertEqual(self.memory.held, (4, 4 * ONE))
+        for peer in "aaab":
+            self.memory.refund(peer, SIZE)
+            self.clock.advance(0)
+        self.assertTrue(second.called)
+        self.memory.refund("a", SIZE)
+        self.assertEqual((self.memory.held, self.memory._taken, self.memory._waiting), ((0, 0), {}, {}))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_of_all(self) -> None:
+        """An address that has none in progress has room for one, whatever others have."""
+        for peer in "aaabb":
+            self.assertTrue(self.memory.take(peer, SIZE))
+        late = self.wait("b")
+        self.assertTrue(self.memory.take("c", SIZE))
+        self.memory.refund("a", SIZE)
+        self.clock.advance(0)
+        self.assertNoResult(late)
+        self.memory.refund("a", SIZE)
+        self.clock.advance(0)
+        self.successResultOf(late)
+
+    def test_a_large_one(self) -> None:
+        """Has room for itself alone, even beyond the bound."""
+        self.assertTrue(self.memory.take("a", 100 * SIZE))
+        late = self.wait("a")
+        self.memory.refund("a", 100 * SIZE)
+        self.clock.advance(0)
+        self.successResultOf(late)
+
+    def test_too_late(self) -> None:
+        """Who waited too long is refused; nothing is kept of that."""
+        for _ in range(3):
+            self.memory.take("a", SIZE)
+        late = self.wait("a")
+        self.clock.advance(MEMORY_WAIT_SECONDS)
+        self.assertEqual(self.failureResultOf(late, RateLimitExceeded).value.retry_after, 5)
+        self.assertEqual((self.memory.held, self.memory._waiting), ((3, 3 * ONE), {}))
+        last = self.wait("a")
+        self.clock.advance(MEMORY_WAIT_SECONDS - 1)
+        self.memory.refund("a", SIZE)
+        self.clock.advance(1)
+        self.successResultOf(last)
+
+    def test_own_requests(self) -> None:
+        """Those of the daemon itself are not counted."""
+        for _ in range(9):
+            self.assertTrue(self.memory.take(PROBE_CLIENT, SIZE))
+        self.memory.refund(PROBE_CLIENT, SIZE)
+        self.assertEqual(self.memory.held, (0, 0))

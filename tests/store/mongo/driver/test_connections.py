@@ -1,0 +1,148 @@
+"""Connections to MongoDB that are cut, held up, or not let in."""
+
+from __future__ import annotations
+
+import atexit
+from functools import cache
+from typing import Any
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  txmongo connects by the global one
+from twisted.internet.defer import gatherResults
+from twisted.protocols.portforward import ProxyFactory, ProxyServer
+
+from mediatord.errors import StoreUnavailable
+from mediatord.store.mongo.driver import client as server_module
+from mediatord.store.mongo.driver import connection_pool
+from mediatord.store.mongo.driver.commands import build_updates
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from tests.replica_set import Credentials, ReplicaSet
+from tests.store.mongo.mongo_test_case import ALICE, BACK, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
+
+reactor: Any = _reactor
+
+BEATING = build_updates("things", [{"q": {"_id": 1}, "u": {"$set": {"there": True}}, "upsert": True}])
+
+
+class CutOnce(ProxyServer):
+    """A way to a server that lets nothing through once a connection begins to authenticate, the first time."""
+
+    factory: Any
+    cut = False
+
+    def dataReceived(self, data: bytes) -> None:
+        if b"saslStart" in data and not self.factory.used_up:
+            self.factory.used_up = self.cut = True
+        if not self.cut:
+            super().dataReceived(data)
+
+
+@cache
+def guarded_server() -> ReplicaSet:
+    servers = ReplicaSet(auth=Credentials("root", "root"))
+    servers.open()
+    atexit.register(servers.close)
+    return servers
+
+
+class GuardedTests(MongoTestCase):
+    """A server that wants to know who we are."""
+
+    patience = None
+
+    def choose_servers(self) -> ReplicaSet:
+        return guarded_server()
+
+    async def test_cut_while_authenticating(self) -> None:
+        """A connection that is not answered before it can be used is given up for another one."""
+        self.patch(connection_pool, "_READY_TIMEOUT", 0.3)
+        host = self.servers.hosts[0]
+        proxy: Any = ProxyFactory("127.0.0.1", int(host.rpartition(":")[2]))
+        proxy.protocol, proxy.used_up, proxy.noisy = CutOnce, False, False
+        port = reactor.listenTCP(0, proxy, interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        uri = self.servers.uri(self.database).replace(host, f"127.0.0.1:{port.getHost().port}")
+        connections = connection_pool.PrimaryConnectionPool(parse_mongo_uri(uri), CLOCK, size=1)
+        self.addCleanup(connections.stop)
+        connections.start()
+        await wait_until(lambda: connections.is_connected)
+        self.assertTrue(proxy.used_up)
+
+    async def test_revoked(self) -> None:
+        """Nobody is asked anything for whom the server does not know any more, until it does again."""
+        create: dict[str, Any] = {
+            "pwd": "p",
+            "roles": [{"role": "readWrite", "db": self.database}],
+            "mechanisms": ["SCRAM-SHA-1"],
+        }
+        admin = self.servers.client.admin
+        admin.command("createUser", "revoked", **create)
+        server = await self.an_open_server(
+            uri=self.servers.uri(self.database, credentials="revoked:p"), connections=10
+        )
+        await server.write("write", BEATING)
+        admin.command("dropUser", "revoked")
+        dropped = self.count_drops(server)
+        refused = [start_mongod(server.write("write", BEATING)) for _ in range(20)]
+        for one in refused:
+            with self.assertRaises(StoreUnavailable):
+                await one
+        await wait_until(lambda: not server.is_available)
+        self.assertEqual(dropped, [])
+        admin.command("createUser", "revoked", **create)
+        self.addCleanup(admin.command, "dropUser", "revoked")
+        await wait_until(lambda: server.is_available, BACK)
+        await gatherResults([start_mongod(server.find("read", "things", {})) for _ in range(20)])
+        await gatherResults([start_mongod(server.write("write", BEATING)) for _ in range(20)])
+        self.assertEqual((self.states, len(dropped)), ([True, False, True], 1))
+
+    async def test_not_allowed(self) -> None:
+        """Being refused one thing says nothing about others, and costs no connection."""
+        roles = [{"role": "readWrite", "db": self.database}]
+        self.servers.client.admin.command("createUser", "limited", pwd="p", roles=roles, mechanisms=["SCRAM-SHA-1"])
+        self.addCleanup(self.servers.client.admin.command, "dropUser", "limited")
+        server = await self.an_open_server(uri=self.servers.uri(self.database, credentials="limited:p"))
+        await wait_until(lambda: len(server._pool._protocols()) == 3)
+        before, dropped = server._pool._protocols(), self.count_drops(server)
+        for _ in range(3):
+            with self.assertRaises(StoreUnavailable):
+                await server.command("refused", {"replSetGetConfig": 1}, database="admin", has_time_limit=False)
+        await server.write("write", BEATING)
+        self.assertEqual((server._pool._protocols(), dropped, self.states), (before, [], [True]))
+
+    def count_drops(self, server: server_module.ReplicaSetClient) -> list[None]:
+        """Notes when all connections are given up."""
+        dropped: list[None] = []
+        drop = server._pool.drop
+
+        def note() -> None:
+            dropped.append(None)
+            drop()
+
+        self.patch(server._pool, "drop", note)
+        return dropped
+
+
+class LaneTests(MongoTestCase):
+    """Reads that take long."""
+
+    async def test_writes_go_on(self) -> None:
+        """However many reads are slow, writes are done meanwhile, and so is what comes before each."""
+        store = await self.a_store(connections=10)
+        namespace = f"{self.database}.messages"
+        with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=1_500, namespace=namespace):
+            with self.impatiently():
+                slow = [store.get_queue_status(ALICE, None) for _ in range(24)]
+            for number in range(8):
+                await self.put(store, f"m{number}")
+                self.assertEqual(await store.find_owner(f"did:key:{number}"), None)
+            for one in slow:
+                with self.assertRaises(StoreUnavailable):
+                    await one
+        self.assertEqual(self.states, [True])
+        self.assertEqual((await store.get_queue_status(ALICE, None)).message_count, 8)
+
+    async def test_no_unicode(self) -> None:
+        """Who has what nobody can have is known without asking, and spoils nobody's question."""
+        store = await self.a_store()
+        answers = await gatherResults([store.find_owner(did) for did in ("did:key:\ud800", "did:key:other", INBOX)])
+        self.assertEqual(answers, [None, None, ALICE])

@@ -1,0 +1,558 @@
+"""MongoDB servers that fail, in all the ways in which they do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Coroutine
+from functools import cache
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
+
+from mediatord.clock import request_scope
+from mediatord.errors import PayloadTooLarge, StoreUnavailable, UnknownRecipient
+from mediatord.store.interfaces.messages import Payload
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo.driver import server_monitor
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.commands import (
+    MAX_DOCUMENT_BYTES,
+    MongoCommand,
+    build_aggregate,
+    build_inserts,
+    build_updates,
+    encode_document,
+)
+from mediatord.store.mongo.driver.errors import CommitWithError, DuplicateKeyError, UnsupportedServer
+from mediatord.store.mongo.driver.transactions import Transaction
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from tests.mongod_process import Mongod, TemporaryDataDirectory
+from tests.replica_set import ReplicaSet
+from tests.store.builders import HOUR
+from tests.store.mongo.mongo_test_case import (
+    ALICE,
+    AT_MOST,
+    BACK,
+    CLOCK,
+    INBOX,
+    HostClock,
+    MongoTestCase,
+    authenticated_server,
+    open_store,
+    start_mongod,
+    wait_until,
+)
+
+NOT_PRIMARY = (91, 189, 10107, 11600, 11602, 13435, 13436)
+TRANSIENT = ["TransientTransactionError"]
+CANARY = "Tremendously-secret"
+# How long a server keeps silent: longer than anybody waits for it.
+BLOCKED_MS = 4_500
+
+
+def adding(number: int) -> list[MongoCommand]:
+    """Something that may be written twice."""
+    return build_updates("things", [{"q": {"_id": number}, "u": {"$set": {"there": True}}, "upsert": True}])
+
+
+class ServerCase(MongoTestCase):
+    """An open server."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        super().setUp()
+        self.server = await self.an_open_server(connections=9)
+        self.documents["things"].delete_many({})
+
+    def things(self) -> list[Any]:
+        return [one["_id"] for one in self.documents["things"].find().sort("_id", 1)]
+
+    async def fails(self, work: Coroutine[Any, Any, Any] | Deferred[Any]) -> None:
+        """See it fail for lack of a store, in time."""
+        begun = CLOCK.seconds()
+        with self.assertRaises(StoreUnavailable):
+            await work
+        self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+
+    def fails_at_once(self, work: Coroutine[Any, Any, Any]) -> None:
+        """See it fail without waiting for anything."""
+        self.failureResultOf(start_mongod(work), StoreUnavailable)
+
+
+class CommandTests(ServerCase):
+    """What may be done twice is done again until it is done."""
+
+    async def test_connection_lost(self) -> None:
+        """A read and a write that are answered with the end of the connection are asked again."""
+        with self.servers.failpoint("update", "find", closeConnection=True, times=2):
+            await self.server.write("write", adding(1))
+            self.assertEqual(len(await self.server.find("read", "things", {})), 1)
+
+    async def test_not_primary(self) -> None:
+        """So are those that the server is not, or is no longer, the one for."""
+        for number, code in enumerate(NOT_PRIMARY):
+            with self.servers.failpoint("update", errorCode=code, times=1):
+                await self.server.write("write", adding(number))
+        self.assertEqual(self.things(), list(range(len(NOT_PRIMARY))))
+
+    async def test_not_on_a_majority(self) -> None:
+        """Something that was written, but nobody knows how durably, is written again."""
+        for code in (64, 91, 11602):
+            with self.servers.failpoint("update", writeConcernError={"code": code, "errmsg": CANARY}, times=1):
+                await self.server.write("write", adding(code))
+        self.assertEqual(self.things(), [64, 91, 11602])
+
+    async def test_never_on_a_majority(self) -> None:
+        """If that does not help it has failed, in time."""
+        failing = self.servers.failpoint("update", writeConcernError={"code": 64, "errmsg": CANARY})
+        with failing, self.impatiently():
+            await self.fails(self.server.write("write", adding(1)))
+
+    async def test_cursor_lost(self) -> None:
+        """A long answer of which the server loses the rest is asked for from the beginning."""
+        await self.server.write("write", build_inserts("things", [{"_id": number} for number in range(2500)]))
+        with self.servers.failpoint("getMore", errorCode=43, times=1):
+            self.assertEqual(len(await self.server.find("read", "things", {})), 2500)
+
+    async def test_refused(self) -> None:
+        """What the server will not do is not asked again, and its reasons are not repeated."""
+        await self.fails(self.server.find("read", "things", {"$nonsense": CANARY}))
+        self.assertTrue(self.server.is_available)
+        await self.server.write("write", adding(1))
+
+    async def test_slow(self) -> None:
+        """An answer that does not come in time is not waited for, and the server is still asked other things."""
+        with self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS):
+            with self.impatiently():
+                slow = start_mongod(self.server.find("read", "things", {}))
+            slow.addErrback(
+                lambda failure: failure.trap(StoreUnavailable) and start_mongod(self.server.write("w", adding(1)))
+            )
+            begun = CLOCK.seconds()
+            await slow
+            self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+        await self.server.write("write", adding(2))
+        self.assertEqual(self.things(), [1, 2])
+
+    async def test_too_large(self) -> None:
+        """A document that no server would take is refused before it is sent."""
+        largest: dict[str, Any] = {
+            "_id": 1,
+            "data": b"x" * (MAX_DOCUMENT_BYTES - len(encode_document({"_id": 1, "data": b""}))),
+        }
+        await self.server.write("write", build_inserts("things", [largest]))
+        for excess in (1, 1_000_000):
+            with self.assertRaises(PayloadTooLarge):
+                build_inserts("things", [{**largest, "_id": 2, "data": largest["data"] + b"x" * excess}])
+        self.assertEqual(self.things(), [1])
+
+    async def test_large_and_small(self) -> None:
+        """Answers of many megabytes and many small ones come whole, each to its question."""
+        documents = [{"_id": number, "data": bytes([number]) * 3_000_000} for number in range(8)]
+        for one in documents:
+            await self.server.write("write", build_inserts("things", [one]))
+        large = start_mongod(self.server.find("read", "things", {}, sort={"_id": 1}))
+        small = [
+            start_mongod(self.server.find("read", "things", {"_id": number % 8}, projection={"_id": 1}))
+            for number in range(100)
+        ]
+        self.assertEqual([await one for one in small], [[{"_id": number % 8}] for number in range(100)])
+        self.assertEqual(await large, documents)
+
+    async def test_unstorable(self) -> None:
+        """Text that is no Unicode, and numbers that are too large, are not stored and not told."""
+        for value in (f"{CANARY}\ud800", 1 << 64):
+            await self.fails(self.server.find("read", "things", {"a": value}))
+
+    async def test_says_nothing(self) -> None:
+        """Whatever fails, nothing is logged of what was asked and answered."""
+        document = {"_id": CANARY, "data": CANARY}
+        await self.server.write("write", build_inserts("things", [document]))
+        with self.assertRaises(DuplicateKeyError):
+            await self.server.write("write", build_inserts("things", [document]))
+        await self.test_refused()
+        await self.test_unstorable()
+        with self.servers.failpoint("insert", "find", errorCode=8, closeConnection=False, times=2):
+            await self.fails(self.server.write("write", build_inserts("things", [{**document, "_id": 2}])))
+            await self.fails(self.server.find("read", "things", document))
+        await self.server.close()
+        self.assertNotIn(CANARY, "\n".join(self.said))
+        self.assertIn("operations failed", "\n".join(self.said))
+
+    async def test_close(self) -> None:
+        """What was begun is finished, and later nothing can be asked."""
+        begun = start_mongod(self.server.write("write", adding(1)))
+        await self.server.close()
+        self.successResultOf(begun)
+        self.fails_at_once(self.server.find("read", "things", {}))
+        await self.server.close()
+
+    async def test_close_while_nobody_answers(self) -> None:
+        """What is never answered ends before the close does."""
+        blocked = self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS)
+        with blocked, self.impatiently():
+            asked = start_mongod(self.server.find("read", "things", {}))
+            begun = CLOCK.seconds()
+            await self.server.close()
+            self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+            self.failureResultOf(asked, StoreUnavailable)
+
+
+class TransactionTests(ServerCase):
+    """All of it or nothing, once."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        await super().setUp()
+        await self.server.write("write", build_inserts("things", [{"_id": 0, "number": 0}]))
+        self.attempts = 0
+
+    async def count(self, transaction: Transaction) -> int:
+        """Count one more, reading first and writing in the end."""
+        self.attempts += 1
+        (found,) = await transaction.find("things", {"_id": 0})
+        transaction.write_at_end(build_inserts("things", [{"_id": found["number"] + 1}]))
+        transaction.write_at_end(build_updates("things", [{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
+        return int(found["number"])
+
+    def counted(self) -> int:
+        """How often, after seeing that all of it was done each time."""
+        there = self.things()
+        found = self.documents["things"].find_one({"_id": 0})
+        assert found is not None
+        self.assertEqual(there, list(range(found["number"] + 1)))
+        return int(found["number"])
+
+    async def test_is_one(self) -> None:
+        """What it writes is there when it is done, and it sees what it wrote itself."""
+
+        async def work(transaction: Transaction) -> list[Any]:
+            await transaction.insert("things", [{"_id": 1}])
+            await transaction.update("things", {"q": {"_id": 1}, "u": {"$set": {"a": 1}}})
+            await transaction.update("things", {"q": {"_id": 1}, "u": {"$inc": {"a": 1}}})
+            self.assertEqual(await transaction.find("things", {"_id": 1}), [{"_id": 1, "a": 2}])
+            self.assertEqual(await transaction.delete("things", {"_id": 0}, {"_id": 9}), 1)
+            self.assertEqual(self.things(), [0])
+            return await transaction.query(build_aggregate("things", [{"$match": {}}]))
+
+        self.assertEqual(await self.server.transact("work", work), [{"_id": 1, "a": 2}])
+        self.assertEqual(self.things(), [1])
+
+    async def test_refusal(self) -> None:
+        """A refusal is the answer and undoes everything, unless what was written is to be kept."""
+
+        async def refuse(transaction: Transaction) -> None:
+            await transaction.insert("things", [{"_id": 1}])
+            raise UnknownRecipient()
+
+        async def keep(transaction: Transaction) -> None:
+            await transaction.insert("things", [{"_id": 2}])
+            raise CommitWithError(UnknownRecipient())
+
+        for work in (refuse, keep):
+            with self.assertRaises(UnknownRecipient):
+                await self.server.transact("work", work)
+        self.assertEqual(self.things(), [0, 2])
+
+    async def test_duplicate(self) -> None:
+        """What a unique index has already is told with its name, and nothing is written."""
+
+        async def work(transaction: Transaction) -> None:
+            transaction.write_at_end(build_updates("things", [{"q": {"_id": 0}, "u": {"$set": {"number": 9}}}]))
+            transaction.write_at_end(build_inserts("things", [{"_id": 0}]))
+
+        with self.assertRaises(DuplicateKeyError) as caught:
+            await self.server.transact("work", work)
+        self.assertEqual((caught.exception.collection, caught.exception.index), ("things", "_id_"))
+        self.assertEqual(self.counted(), 0)
+
+    async def test_in_the_way(self) -> None:
+        """Whatever is in its way, it is begun again and done once."""
+        for command in ("find", "insert", "update", "commitTransaction"):
+            for code, labels in ((112, TRANSIENT), (251, TRANSIENT), (10107, TRANSIENT), (11602, TRANSIENT)):
+                before = self.counted()
+                with self.servers.failpoint(command, errorCode=code, errorLabels=labels, times=1):
+                    self.assertEqual(await self.server.transact("count", self.count), before)
+                self.assertEqual(self.counted(), before + 1, f"{command} {code}")
+
+    async def test_connection_lost(self) -> None:
+        """So it is when the connection ends at any point of it."""
+        for command in ("find", "insert", "update", "commitTransaction"):
+            before = self.counted()
+            with self.servers.failpoint(command, closeConnection=True, times=1):
+                await self.server.transact("count", self.count)
+            self.assertEqual(self.counted(), before + 1, command)
+
+    async def test_committed_but_not_said(self) -> None:
+        """A commit that was done and then said to be doubtful is not done again."""
+        for code in (64, 91, 11600):
+            before, self.attempts = self.counted(), 0
+            error = {"code": code, "errmsg": CANARY}
+            with self.servers.failpoint("commitTransaction", writeConcernError=error, times=2):
+                await self.server.transact("count", self.count)
+            self.assertEqual((self.counted(), self.attempts), (before + 1, 1))
+
+    async def test_conflicts(self) -> None:
+        """Many at once that are all in each other's way are all done."""
+        counting = [start_mongod(self.server.transact("count", self.count)) for _ in range(30)]
+        self.assertEqual(sorted([await one for one in counting]), list(range(30)))
+        self.assertEqual(self.counted(), 30)
+
+    async def test_blocked_forever(self) -> None:
+        """When it stays in the way it has failed, in time, and is in nobody's way itself."""
+        in_the_way = self.servers.failpoint("commitTransaction", errorCode=112, errorLabels=TRANSIENT)
+        with in_the_way, self.impatiently():
+            await self.fails(self.server.transact("count", self.count))
+        self.assertEqual(self.counted(), 0)
+        await self.server.transact("count", self.count)
+
+    async def test_given_up(self) -> None:
+        """What is given up half way, having written, is in nobody's way afterwards."""
+
+        async def write_first(transaction: Transaction) -> None:
+            await transaction.update("things", {"q": {"_id": 0}, "u": {"$inc": {"number": 1}}})
+            await transaction.find("things", {})
+
+        blocked = self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS)
+        with blocked, self.impatiently():
+            await self.fails(self.server.transact("work", write_first))
+        begun = CLOCK.seconds()
+        await self.server.transact("count", self.count)
+        self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+        self.assertEqual(self.counted(), 1)
+
+    async def test_died(self) -> None:
+        """What a process had begun when it died can be ended by another."""
+
+        async def leave(transaction: Transaction) -> None:
+            await transaction.update("things", {"q": {"_id": 0}, "u": {"$inc": {"number": 1}}})
+            await Deferred[None]()
+
+        self.server.set_session_owner("boot 1")
+        left = start_mongod(self.server.transact("work", leave))
+        left.addErrback(lambda _: None)
+        other = await self.an_open_server()
+        await wait_until(lambda: self._in_the_way())
+        await other.end_sessions("boot 1")
+        await other.transact("count", self.count)
+        self.assertEqual(self.counted(), 1)
+        left.cancel()
+
+    def _in_the_way(self) -> bool:
+        """Whether somebody has begun to change the number."""
+        status = self.servers.client.admin.command("serverStatus")
+        return bool(status["transactions"]["currentInactive"])
+
+
+class DoubtTests(ServerCase):
+    """Nobody knows whether it was done, and it was said to have failed: so it is undone."""
+
+    async def insert(self, transaction: Transaction) -> None:
+        transaction.write_at_end(build_inserts("things", [{"_id": 1}]))
+
+    async def undo(self, transaction: Transaction) -> None:
+        await transaction.delete("things", {"_id": 1})
+
+    async def test_committed(self) -> None:
+        """It was done, but not said to be so until time was up."""
+        with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
+            with self.impatiently():
+                await self.fails(self.server.transact("insert", self.insert, undo=self.undo))
+            self.assertEqual(self.things(), [1])
+        await wait_until(lambda: not self.things())
+        await self.server.transact("insert", self.insert)
+
+    async def test_commit_blocked(self) -> None:
+        """It was not done in time, and is not done later."""
+        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=2_000, times=1):
+            with self.impatiently():
+                await self.fails(self.server.transact("insert", self.insert, undo=self.undo))
+            await wait_until(lambda: not self.server.transactions.has_uncertain_commits)
+        self.assertEqual(self.things(), [])
+        await self.server.transact("insert", self.insert)
+        self.assertEqual(self.things(), [1])
+
+
+class AwayTests(ServerCase):
+    """A server that is not there, or says nothing."""
+
+    patience = None
+
+    def choose_servers(self) -> ReplicaSet:
+        return lonely_server()
+
+    async def goes_and_comes_back(self, go: Callable[[int], None], come: Callable[[int], None]) -> None:
+        """Everything fails in time while it is away, soon at once, and works again soon after it is back."""
+        await self.elsewhere(go, 0)
+        try:
+            await self.fails(self.server.write("write", adding(1)))
+            await wait_until(lambda: not self.server.is_available)
+            self.fails_at_once(self.server.write("write", adding(1)))
+            self.fails_at_once(self.server.transact("work", self.read))
+        finally:
+            await self.elsewhere(come, 0)
+        # Since there is a primary again, which is not up to us.
+        await self.elsewhere(self.servers.primary)
+        took = await wait_until(lambda: self.server.is_available, BACK)
+        await self.server.write("write", adding(2))
+        self.assertEqual(self.states, [True, False, True], f"after {took:.1f} s")
+        self.assertIn(2, self.things())
+
+    async def read(self, transaction: Transaction) -> list[Any]:
+        return await transaction.find("things", {})
+
+    async def test_stopped(self) -> None:
+        """One that was ended and started again."""
+        await self.goes_and_comes_back(self.servers.stop, self.servers.start)
+
+    async def test_killed(self) -> None:
+        """One that crashed."""
+        await self.goes_and_comes_back(self.servers.kill, self.servers.start)
+
+    async def test_frozen(self) -> None:
+        """One that keeps its connections and says nothing."""
+        await self.goes_and_comes_back(self.servers.freeze, self.servers.thaw)
+
+    async def test_frozen_and_set_back(self) -> None:
+        """All that was asked, and waits for its turn, fails in time though the clock of this host is set back."""
+        clock = HostClock()
+        server = ReplicaSetClient(
+            parse_mongo_uri(self.servers.uri(self.database)),
+            cast(Any, clock),
+            observe=ignore_observation,
+            on_up=self.states.append,
+        )
+        self.addCleanup(server.close)
+        store = await self.a_store(clock=cast(Any, clock), server=server)
+        await self.elsewhere(self.servers.freeze, 0)
+        try:
+            asked: list[Deferred[Any]] = [
+                store.enqueue(INBOX, [Payload("a", b"payload", "json")], expires_at=clock.seconds() + HOUR),
+                store.fetch_messages(ALICE, None, limit=1, max_bytes=1),
+                store.fetch_messages(ALICE, None, limit=1, max_bytes=1),
+                store.get_account(ALICE),
+                store.claim_nonce(b"nonce", clock.seconds() + HOUR),
+            ]
+            await deferLater(CLOCK, 0.3)
+            clock.ahead = -HOUR
+            await gatherResults([start_mongod(self.fails(one)) for one in asked])
+            await wait_until(lambda: not server.is_available)
+        finally:
+            await self.elsewhere(self.servers.thaw, 0)
+        await wait_until(lambda: server.is_available)
+        self.assertIsNotNone(await store.get_account(ALICE))
+        with request_scope(cast(Any, clock)):
+            self.assertEqual(await store.find_owner(INBOX), ALICE)
+
+    async def test_counted(self) -> None:
+        """What waits is counted right after a crash, which the server's own count is not."""
+        store = await self.a_store()
+        ids = [f"{number}" for number in range(200)]
+        await self.put(store, *ids)
+        self.servers.client.admin.command("fsync")
+        await store.acknowledge(ALICE, ids[2:])
+        await self.elsewhere(self.servers.kill, 0)
+        await self.elsewhere(self.servers.start, 0)
+        await self.elsewhere(self.servers.primary)
+        self.assertGreater(self.documents.command("count", "messages")["n"], 2)
+        other = await self.a_store()
+        self.assertEqual(await other.queue_sizes(0), ([], 2))
+        self.assertEqual(await other.queue_sizes(1), ([(INBOX, 2)], 0))
+
+    async def test_not_there_yet(self) -> None:
+        """It may come later than we do, and then is used as soon as it is there."""
+        server = self.a_server()
+        await self.elsewhere(self.servers.kill, 0)
+        try:
+            await self.fails(server.open())
+            self.fails_at_once(server.find("read", "things", {}))
+        finally:
+            await self.elsewhere(self.servers.start, 0)
+        await server.open()
+        await server.find("read", "things", {})
+
+    async def test_closed_while_away(self) -> None:
+        """Closing waits for nobody who is not there."""
+        await self.elsewhere(self.servers.kill, 0)
+        try:
+            asked = [start_mongod(self.server.write("write", adding(number))) for number in range(20)]
+            await wait_until(lambda: True)
+            begun = CLOCK.seconds()
+            await self.server.close()
+            self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+            for one in asked:
+                self.failureResultOf(one, StoreUnavailable)
+        finally:
+            await self.elsewhere(self.servers.start, 0)
+
+
+class OpeningTests(MongoTestCase):
+    """Servers that are not what they should be."""
+
+    async def test_version(self) -> None:
+        """One of a version that was not tested is used, and said to be one, once."""
+        self.patch(server_monitor, "NEWEST_TESTED_VERSION", (5, 0))
+        server = self.a_server()
+        for _ in range(2):
+            await server.open()
+            await server.find("read", "things", {})
+            await server.close()
+        self.assertEqual(sum("not among the versions" in line for line in self.said), 1)
+
+    async def test_tested_version(self) -> None:
+        """One that was tested is not."""
+        await self.an_open_server()
+        self.assertEqual([line for line in self.said if "versions" in line], [])
+
+    async def test_alone(self) -> None:
+        """One without a replica set has no transactions, and there is no point in waiting for them."""
+        directory = TemporaryDataDirectory()
+        self.addCleanup(directory.close)
+        alone = Mongod(directory.path / "0", [])
+        await self.elsewhere(alone.start)
+        self.addCleanup(alone.kill)
+        server = self.a_server(uri=f"mongodb://127.0.0.1:{alone.port}/test")
+        with self.assertRaisesRegex(UnsupportedServer, f"127.0.0.1:{alone.port} is not a member of a replica set"):
+            await server.open()
+
+
+class CredentialTests(MongoTestCase):
+    """A server that does not take everybody."""
+
+    patience = None
+
+    PASSWORD = "p4ss-w0rd"
+
+    def choose_servers(self) -> ReplicaSet:
+        return authenticated_server()
+
+    async def test_wrong_password(self) -> None:
+        """It is said once, without secrets; when the password is changed at the server there is no restart."""
+        uri = self.servers.uri(self.database, credentials=f"late:{self.PASSWORD}", authMechanism="SCRAM-SHA-1")
+        server = self.a_server(uri=uri)
+        for _ in range(2):
+            with self.assertRaises(StoreUnavailable):
+                await server.open()
+        refused = [line for line in self.said if "rejects the credentials" in line]
+        self.assertEqual(len(refused), 1)
+        self.assertIn(self.servers.hosts[0], refused[0])
+        self.servers.client.admin.command(
+            "createUser", "late", pwd=self.PASSWORD, roles=[{"role": "readWrite", "db": self.database}]
+        )
+        self.addCleanup(self.servers.client.admin.command, "dropUser", "late")
+        begun = CLOCK.seconds()
+        while True:
+            self.assertLess(CLOCK.seconds() - begun, BACK)
+            with contextlib.suppress(StoreUnavailable):
+                await server.open()
+                await server.write("write", adding(1))
+                break
+        server.set_session_owner("boot")
+        await server.transact("work", lambda t: t.insert("things", [{"_id": 2}]))
+        await server.end_sessions("boot")
+        self.assertNotIn(self.PASSWORD, "\n".join(self.said))
+
+
+@cache
+def lonely_server() -> ReplicaSet:
+    """One for those tests that end it and start it again."""
+    return open_store(ReplicaSet())

@@ -1,0 +1,191 @@
+"""A host whose clock is not that of the MongoDB server."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from twisted.internet import reactor  # noqa: TID251  the server's time passes by itself
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from mediatord.errors import StoreUnavailable
+from mediatord.store.interfaces.cluster import MAX_CLOCK_SKEW, ClockSkewError
+from mediatord.store.interfaces.decentrl import CommandGuard, DecentrlQuotas, PendingEvent
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from mediatord.store.mongo.store import MongoStore
+from tests.mongod import shared_replica_set
+from tests.store.builders import ALICE, BOB, HOUR, NOON
+from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
+from tests.store.mongo.mongo_test_case import HostClock
+from tests.store.mongo.test_contract import MakesMongo
+
+DAYS = 4 * 86_400.0
+# What asking may take without that a clock that is hardly right counts as wrong, or the other way round.
+ASKING = 5.0
+
+
+class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
+    """The store goes by this host's clock, its neighbour is on one whose clock is right."""
+
+    short = 0.4
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        self.hosts: list[HostClock] = []
+        await super().setUp()
+        self.host = self.hosts[0]
+
+    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
+        host = HostClock()
+        self.hosts.append(host)
+        address = parse_mongo_uri(shared_replica_set().uri(self.database))
+        server = ReplicaSetClient(
+            address, cast(Any, host), observe=ignore_observation, on_up=lambda up: None, connections=2
+        )
+        return MongoStore(server, clock, limits, caps=caps, max_nonces=max_nonces)
+
+    def pass_time(self, seconds: float) -> Deferred[None]:
+        return deferLater(IReactorTime(reactor), seconds)
+
+    async def notice(self, ahead: float) -> ClockSkewError:
+        """Set the clock, and have that found out."""
+        self.host.ahead = ahead
+        with self.assertRaises(ClockSkewError) as caught:
+            await self.cluster.join(a_node("x"), LONG)
+        refused: ClockSkewError = caught.exception
+        return refused
+
+    async def test_join(self) -> None:
+        """Refused, with how wrong it is; others are not disturbed, and it may come when the clock is right."""
+        await self.neighbour.cluster.join(a_node("b"), LONG)
+        for ahead in (DAYS, MAX_CLOCK_SKEW + ASKING, -MAX_CLOCK_SKEW - ASKING, -DAYS):
+            refused = await self.notice(ahead)
+            self.assertLess(abs(refused.ahead - ahead), ASKING)
+            self.assertEqual(await self.live(), ["B"])
+        for ahead in (MAX_CLOCK_SKEW - ASKING, ASKING - MAX_CLOCK_SKEW):
+            self.host.ahead = ahead
+            await self.join("a")
+        self.assertEqual(await self.live(), ["A", "B"])
+
+    async def test_renew(self) -> None:
+        """Nothing is renewed, though the lease lasts on."""
+        await self.join("a")
+        for ahead in (DAYS, -DAYS):
+            self.host.ahead = ahead
+            with self.assertRaises(ClockSkewError):
+                await self.cluster.renew("A", self.short)
+        await self.outlive()
+        self.assertEqual(await self.live(), ["A"])
+        self.host.ahead = 0
+        self.assertIs(await self.cluster.renew("A", LONG), True)
+
+    async def test_hold(self) -> None:
+        """It is no turn of this host, and one that was is free at once."""
+        for ahead in (DAYS, -DAYS):
+            self.host.ahead = 0
+            self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), True)
+            self.host.ahead = ahead
+            self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), False)
+            self.assertIs(await self.cluster.acquire_lease("other", "A", LONG), False)
+            for turn in ("turn", "other"):
+                self.assertIs(await self.neighbour.cluster.acquire_lease(turn, "B", self.short), True)
+                self.assertIs(await self.cluster.acquire_lease(turn, "A", LONG), False)
+            await self.outlive()
+            self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), False)
+
+    async def test_nothing_expires(self) -> None:
+        """Not even before it is noticed: what is over by this clock may have days to go."""
+        await self.put("a", ttl=HOUR)
+        self.clock.advance(2 * HOUR)
+        for ahead in (2 * HOUR, -DAYS):
+            self.host.ahead = ahead
+            self.assertEqual(await self.store.expire_messages(9), [])
+        self.host.ahead = MAX_CLOCK_SKEW - ASKING
+        self.assertEqual([one.id for one in await self.store.expire_messages(9)], ["a"])
+
+    async def test_nothing_is_accepted(self) -> None:
+        """Once it is noticed: it would expire at a wrong time, and not be found by others in time."""
+        event = PendingEvent("e", ALICE, BOB, "payload", NOON)
+        for ahead in (DAYS, -DAYS):
+            await self.join("a")
+            await self.notice(ahead)
+            for asked in (
+                lambda: self.put("m"),
+                lambda: self.store.decentrl.enqueue_event(CommandGuard(b"nonce", NOON + HOUR), event),
+                lambda: self.store.take_due_messages(9),
+            ):
+                with self.assertRaises(StoreUnavailable):
+                    await asked()
+            self.host.ahead = 0
+            self.assertIs(await self.cluster.renew("A", LONG), True)
+            self.assertEqual(await self.waiting(), [])
+            await self.put("m")
+            self.assertEqual(await self.waiting(), ["m"])
+            self.assertEqual(len(await self.store.acknowledge(ALICE, ["m"])), 1)
+
+    async def test_nothing_is_told(self) -> None:
+        """Nobody is told that nothing waits, nor that he is not registered, because all seems to have expired."""
+        await self.put("m")
+        store, decentrl = self.store, self.store.decentrl
+        for ahead in (DAYS, -DAYS):
+            await self.join("a")
+            await self.notice(ahead)
+            self.clock.advance(ahead)
+            for asked in (
+                self.waiting,
+                lambda: store.get_queue_status(ALICE, None),
+                lambda: store.find_messages(["m"]),
+                lambda: decentrl.registered_until(ALICE),
+                lambda: decentrl.check_guard(CommandGuard(b"nonce", NOON + HOUR, ALICE)),
+            ):
+                with self.assertRaises(StoreUnavailable):
+                    await asked()
+            self.host.ahead = 0
+            self.clock.advance(-ahead)
+            self.assertIs(await self.cluster.renew("A", LONG), True)
+            self.assertEqual(await self.waiting(), ["m"])
+            self.assertEqual((await store.get_queue_status(ALICE, None)).message_count, 1)
+            self.assertEqual([one.id for one in await store.find_messages(["m"])], ["m"])
+            self.assertIsNone(await decentrl.registered_until(ALICE))
+
+    async def test_nothing_comes_due(self) -> None:
+        """Not even before it is noticed; whoever asks is told to ask again, unless nothing seems to be due."""
+        await self.put("m", ttl=2 * HOUR, delay=HOUR)
+        for ahead in (DAYS, -DAYS):
+            self.host.ahead = ahead
+            self.assertEqual(await self.store.take_due_messages(9), [])
+        self.clock.advance(HOUR)
+        for ahead in (DAYS, -DAYS):
+            self.host.ahead = ahead
+            with self.assertRaises(StoreUnavailable):
+                await self.store.take_due_messages(9)
+        self.host.ahead = MAX_CLOCK_SKEW - ASKING
+        self.assertEqual([one.id for one in await self.store.take_due_messages(9)], ["m"])
+
+    async def test_nothing_is_accepted_before_it_is_noticed(self) -> None:
+        """A clock that was just set may be wrong: only when it was found to agree once more."""
+        await self.join("a")
+        for ahead in (DAYS, -DAYS, MAX_CLOCK_SKEW / 2):
+            self.host.ahead = ahead
+            with self.assertRaises(StoreUnavailable):
+                await self.put("m")
+        self.assertIs(await self.cluster.renew("A", LONG), True)
+        await self.put("m")
+        self.assertEqual(await self.waiting(), ["m"])
+
+
+class TextTests(SynchronousTestCase):
+    def test_for_the_operator(self) -> None:
+        """One line that says which way, and how far in two units at most."""
+        for ahead, said in (
+            (4320.4, "1 h 12 min ahead of"),
+            (-61.0, "1 min 1 s behind"),
+            (DAYS + 3 * 3600 + 59, "4 days 3 h ahead of"),
+            (-7200.0, "2 h behind"),
+        ):
+            self.assertEqual(str(ClockSkewError(ahead)), f"the clock of this host is {said} the MongoDB server's")

@@ -1,0 +1,208 @@
+"""The MongoDB store keeps the contract about clusters, on a real server whose clock cannot be moved."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+from uuid import uuid4
+
+from twisted.internet import reactor  # noqa: TID251  the server's time passes by itself
+from twisted.internet.defer import CancelledError, Deferred, gatherResults
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from mediatord.errors import StoreUnavailable
+from mediatord.store.interfaces.decentrl import DecentrlQuotas
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo import cluster
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.transactions import Transaction
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from mediatord.store.mongo.store import MongoStore
+from tests.mongod import shared_replica_set
+from tests.store import contract
+from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
+from tests.store.mongo.test_contract import MakesMongo
+
+
+class Namesakes(ReplicaSetClient):
+    """
+    Keeps the sessions of a boot apart from those of the same boot in another test; real ones are never the same.
+
+    :ivar test: anything that no other test has.
+    """
+
+    test = ""
+
+    def set_session_owner(self, owner: str) -> None:
+        super().set_session_owner(f"{self.test} {owner}")
+
+    async def end_sessions(self, owner: str) -> None:
+        await super().end_sessions(f"{self.test} {owner}")
+
+
+class MakesMongoCluster(MakesMongo):
+    """Short leases are really waited for."""
+
+    short = 0.4
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        self.test = uuid4().hex
+        await super().setUp()
+
+    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
+        return MongoStore(self.another_server(), clock, limits, caps=caps, max_nonces=max_nonces)
+
+    def another_server(self) -> ReplicaSetClient:
+        address = parse_mongo_uri(shared_replica_set().uri(self.database))
+        server = Namesakes(
+            address, IReactorTime(reactor), observe=ignore_observation, on_up=lambda up: None, connections=2
+        )
+        server.test = self.test
+        return server
+
+    def pass_time(self, seconds: float) -> Deferred[None]:
+        return deferLater(IReactorTime(reactor), seconds)
+
+
+class MongoClusterTests(MakesMongoCluster, contract.ClusterContract, TestCase): ...
+
+
+class MongoClusterIdentityTests(MakesMongoCluster, contract.ClusterIdentityContract, TestCase): ...
+
+
+class MongoClusterTurnTests(MakesMongoCluster, contract.LeaderLeaseContract, TestCase): ...
+
+
+class MongoClusterPresenceTests(MakesMongoCluster, contract.ClusterPresenceContract, TestCase): ...
+
+
+class MongoClusterDeliveryTests(MakesMongoCluster, contract.ClusterDeliveryContract, TestCase): ...
+
+
+class MongoAllowanceTests(MakesMongoCluster, contract.QuotaContract, TestCase):
+    delta = 0.8
+
+
+class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
+    """What is up to the server, and what it is like when the server fails."""
+
+    def documents(self, collection: str) -> list[dict[str, Any]]:
+        return list(shared_replica_set().client[self.database][collection].find())
+
+    async def test_lots_are_bounded(self) -> None:
+        """However often something is taken, what is kept of it does not grow beyond some hundred entries."""
+        for _ in range(30):
+            takings = [self.cluster.take_quota(b"key", 1, limit=10_000, period=0.64) for _ in range(20)]
+            self.assertEqual(await gatherResults(takings), [0.0] * 20)
+        (found,) = self.documents("allowances")
+        self.assertLessEqual(len(found["lots"]), 129)
+        self.assertLess(sum(lot["n"] for lot in found["lots"]), 601)
+        self.assertEqual({round(lot["at"]) % 5 for lot in found["lots"]}, {0})
+
+    async def test_a_refusal_comes_to_an_end(self) -> None:
+        """The server may delete what is kept of a taking that was too much from the beginning."""
+        self.assertGreater(await self.cluster.take_quota(b"key", 5, limit=3, period=60.0), 0)
+        (found,) = self.documents("allowances")
+        self.assertIn("until", found)
+
+    async def test_unknown_identity(self) -> None:
+        """A node whose record does not say its identity works beside any other."""
+        await self.cluster.join(a_node("a", identity=b"one"), LONG)
+        nodes = shared_replica_set().client[self.database]["nodes"]
+        nodes.update_one({"_id": "A"}, {"$set": {"identity": b""}})
+        await self.neighbour.cluster.join(a_node("b", identity=b"two"), LONG)
+        self.assertEqual([node.identity for node in await self.cluster.list_nodes()], [b"", b"two"])
+
+    async def test_presence_hangs_on_the_lease(self) -> None:
+        """Renewing a node writes its one document and none of those that say who is there."""
+        await self.join("a")
+        await self.cluster.add_presence("A", [f"did:example:{number}" for number in range(50)])
+        before = self.documents("presence")
+        self.assertEqual({tuple(sorted(one)) for one in before}, {("_id", "boot", "did")})
+        await self.cluster.renew("A", LONG)
+        self.assertEqual(self.documents("presence"), before)
+        self.assertEqual(len(self.documents("nodes")), 2)
+
+    async def test_who_comes_meanwhile(self) -> None:
+        """A node that joins and announces while somebody looks for what is left behind is not taken for that."""
+        server = self.server_of(self.store)
+        find, came = server.find, False
+
+        async def meanwhile(name: str, *args: Any, **more: Any) -> Any:
+            nonlocal came
+            found = await find(name, *args, **more)
+            if name == "lapsed" and not came:
+                came = True
+                await self.neighbour.cluster.join(a_node("a"), LONG)
+                await self.neighbour.cluster.add_presence("A", ["did:x"])
+            return found
+
+        self.patch(server, "find", meanwhile)
+        self.assertEqual(await self.cluster.list_lapsed_nodes(), [])
+        self.assertTrue(came)
+
+    async def test_end_of_many(self) -> None:
+        """What a node has announced goes in pieces, and none of it once the node is back."""
+        self.patch(cluster, "_PRESENCE_DELETE_BATCH", 3)
+        await self.neighbour.cluster.join(a_node("a"), self.short)
+        await self.neighbour.cluster.add_presence("A", [f"did:example:{number}" for number in range(10)])
+        await self.outlive()
+        server = self.server_of(self.store)
+        transact, pieces = server.transact, 0
+
+        async def meanwhile(name: str, work: Any) -> Any:
+            nonlocal pieces
+            pieces += 1
+            if pieces == 3:
+                await self.neighbour.cluster.join(a_node("a"), LONG)
+            return await transact(name, work)
+
+        self.patch(server, "transact", meanwhile)
+        self.assertEqual(await self.cluster.drop("A"), 0)
+        self.assertEqual((pieces, await self.live(), len(self.documents("presence"))), (3, ["A"], 4))
+        await self.cluster.drop("A", until=inf)
+        self.assertEqual((pieces, await self.live(), len(self.documents("presence"))), (5, [], 0))
+
+    def server_of(self, store: Any) -> Any:
+        """What its cluster side asks."""
+        return store.cluster._client
+
+    async def test_asked_twice(self) -> None:
+        """A connection that breaks while an answer is on its way changes no answer."""
+        await self.join("a")
+        servers = shared_replica_set()
+        with servers.failpoint("findAndModify", times=1, closeConnection=True):
+            self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), True)
+        with servers.failpoint("update", times=1, closeConnection=True):
+            self.assertIs(await self.cluster.renew("A", LONG), True)
+        with servers.failpoint("aggregate", times=1, closeConnection=True):
+            self.assertEqual(await self.cluster.find_presence(["did:x"]), [])
+        with servers.failpoint("update", times=1, closeConnection=True):
+            await self.cluster.add_presence("A", ["did:x"])
+        self.assertEqual([one.boot for one in await self.cluster.find_presence(["did:x"])], ["A"])
+
+    async def test_what_a_dead_node_began(self) -> None:
+        """What a node had begun to write when it died is in nobody's way once it is dropped."""
+        dead = self.another_server()
+        await dead.open()
+        dead.set_session_owner("A")
+        begun: Deferred[None] = Deferred()
+
+        async def die(transaction: Transaction) -> None:
+            await transaction.update("documents", {"q": {"_id": "short"}, "u": {"long": "theirs"}, "upsert": True})
+            begun.callback(None)
+            await Deferred()
+
+        dying = Deferred.fromCoroutine(dead.transact("die", die))
+        await begun
+        await self.cluster.drop("A")
+        await self.store.remember_did("short", "ours")
+        self.assertEqual(await self.store.recall_did("short"), "ours")
+        dying.addErrback(lambda failure: failure.trap(CancelledError, StoreUnavailable))
+        dying.cancel()
+        await dying
+        await dead.close()

@@ -1,0 +1,40 @@
+"""Reading that takes long holds up neither what is written nor what others read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredList, gatherResults
+
+from tests.store.mongo.mongo_test_case import ALICE, MongoTestCase
+
+BOB = "did:example:bob"
+SLOW: dict[str, Any] = {"blockConnection": True, "blockTimeMS": 1_500}
+
+
+class ReaderTests(MongoTestCase):
+    """A status asks for what writing never does, which the server can be told to be slow with."""
+
+    async def test_writing(self) -> None:
+        """However many read, somebody can write."""
+        store = await self.a_store(connections=10)
+        dids = [f"did:example:{number}" for number in range(40)]
+        await gatherResults([store.grant(did) for did in dids])
+        with self.servers.failpoint("aggregate", **SLOW):
+            reading = [store.get_queue_status(did, None) for did in dids]
+            over = DeferredList(reading, consumeErrors=True)  # it is too much for so few connections
+            await self.put(store, "a")
+            self.assertEqual([one for one in reading if one.called], [])
+        await over
+
+    async def test_in_turn(self) -> None:
+        """An account that asks many things at once is answered one by one, and others meanwhile."""
+        store = await self.a_store(connections=10)
+        await store.grant(BOB)
+        with self.servers.failpoint("aggregate", times=1, **SLOW):
+            mine: list[Deferred[Any]] = [store.get_queue_status(ALICE, None) for _ in range(3)]
+            mine.append(store.fetch_messages(ALICE, None, limit=1, max_bytes=1))
+            await store.fetch_messages(BOB, None, limit=1, max_bytes=1)
+            await store.get_queue_status(BOB, None)
+            self.assertEqual([one for one in mine if one.called], [])
+            await gatherResults(mine)

@@ -1,0 +1,86 @@
+"""The MongoDB store keeps the contract, on a real server."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.trial.unittest import TestCase
+
+from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES, DecentrlQuotas
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.mongo.driver import client as server_module
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.uri import parse_mongo_uri
+from mediatord.store.mongo.store import MongoStore
+from tests.mongod import fresh_database, shared_replica_set
+from tests.store import contract
+from tests.store.contract.base import Base, StoreContract
+from tests.store.mongo.mongo_test_case import CLOCK, PATIENT
+
+
+class MakesMongo(Base):
+    """Stores on one database, which has no documents before a test."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        cast(TestCase, self).patch(server_module, "REQUEST_TIME_LIMIT", PATIENT)
+        fresh = fresh_database()
+        self.database = fresh.__enter__()
+        self.addCleanup(fresh.__exit__, None, None, None)
+        await cast(Any, super()).setUp()
+
+    def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
+        address = parse_mongo_uri(shared_replica_set().uri(self.database))
+        server = ReplicaSetClient(address, CLOCK, observe=ignore_observation, on_up=lambda up: None, connections=2)
+        return MongoStore(server, clock, limits, caps=caps, max_nonces=max_nonces)
+
+    def a_neighbour(self) -> IStore:
+        return cast(StoreContract, self).a_store()
+
+
+class MongoDepositTests(MakesMongo, contract.EnqueueContract, TestCase): ...
+
+
+class MongoShareTests(MakesMongo, contract.FairShareContract, TestCase): ...
+
+
+class MongoNoShareTests(MakesMongo, contract.NoFairShareContract, TestCase): ...
+
+
+class MongoRankTests(MakesMongo, contract.SenderReserveContract, TestCase): ...
+
+
+class MongoRankRefusalTests(MakesMongo, contract.SenderReserveRefusalContract, TestCase): ...
+
+
+class MongoRefusalTests(MakesMongo, contract.RefusalContract, TestCase): ...
+
+
+class MongoRefusalByShareTests(MakesMongo, contract.FairShareRefusalContract, TestCase): ...
+
+
+class MongoLedgerTests(MakesMongo, contract.LedgerContract, TestCase): ...
+
+
+class MongoPickupTests(MakesMongo, contract.PickupContract, TestCase): ...
+
+
+class MongoTimingTests(MakesMongo, contract.TimingContract, TestCase): ...
+
+
+class MongoArrivalTests(MakesMongo, contract.MessageLookupContract, TestCase):
+    largest = MAX_PAGE_BYTES - 2_048
+
+
+class MongoAccountTests(MakesMongo, contract.AccountContract, TestCase): ...
+
+
+class MongoAccountExpiryTests(MakesMongo, contract.AccountExpiryContract, TestCase): ...
+
+
+class MongoNonceTests(MakesMongo, contract.NonceContract, TestCase): ...
+
+
+class MongoLifecycleTests(MakesMongo, contract.LifecycleContract, TestCase): ...

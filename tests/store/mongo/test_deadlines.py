@@ -1,0 +1,252 @@
+"""Operations that are done for one request, which has one deadline, on servers that are slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
+
+from mediatord import clock as deadline_module
+from mediatord.clock import request_scope
+from mediatord.errors import StoreUnavailable
+from mediatord.store.interfaces.decentrl import CommandGuard
+from mediatord.store.interfaces.messages import Payload
+from mediatord.store.message_operations import BatchLimits
+from mediatord.store.mongo.driver import client as server_module
+from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.driver.transactions import Transaction
+from mediatord.store.mongo.transaction_batcher import BatchOperation, TransactionBatcher
+from tests.store.mongo.mongo_test_case import ALICE, AT_MOST, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
+
+# Seconds that a request has here, and milliseconds that a command is held up: one is done in time, two are not.
+PATIENCE = 1.5
+SLOW = 900
+
+
+class Ago:
+    """The time that it was, for a request that began then."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def seconds(self) -> float:
+        return CLOCK.seconds() - self._seconds
+
+
+def began(seconds: float) -> Any:
+    """Within a request that began so many seconds ago."""
+    return request_scope(cast(Any, Ago(seconds)))
+
+
+class DeadlineCase(MongoTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        for module in (deadline_module, server_module):
+            self.patch(module, "REQUEST_TIME_LIMIT", PATIENCE)
+        self.asked: list[str] = []
+
+    def observe(self, operation: str, _seconds: float) -> None:
+        self.asked.append(operation)
+
+    async def fails(self, work: Deferred[Any]) -> None:
+        """See it fail for lack of a store, in time."""
+        begun = CLOCK.seconds()
+        with self.assertRaises(StoreUnavailable):
+            await work
+        self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+
+
+class RequestTests(DeadlineCase):
+    """However many operations there are, and though each would be done in time."""
+
+    async def test_one_after_the_other(self) -> None:
+        """A request whose operations are slow fails in time; the same without a request does not."""
+        store = await self.a_store()
+
+        async def ask() -> None:
+            for _ in range(2):
+                self.assertTrue(await store.get_account(ALICE))
+
+        async def request() -> None:
+            with request_scope(CLOCK):
+                await ask()
+
+        with self.servers.failpoint("find", "aggregate", blockConnection=True, blockTimeMS=SLOW):
+            await self.fails(start_mongod(request()))
+            await ask()
+
+    async def test_forward(self) -> None:
+        """What a slow commit had no time for after a slow question is not there, and can be sent once more."""
+        store = await self.a_store()
+        store._owner_cache.clear()
+
+        async def request() -> None:
+            with request_scope(CLOCK):
+                self.assertEqual(await store.find_owner(INBOX), ALICE)
+                await self.put(store, "a")
+
+        held = {"blockConnection": True, "blockTimeMS": SLOW}
+        with self.servers.failpoint("aggregate", "commitTransaction", **held):
+            await self.fails(start_mongod(request()))
+        await wait_until(lambda: not store._client.transactions.has_uncertain_commits)
+        await self.put(store, "a")
+        self.assertEqual(self.kept(), ["a"])
+
+    async def test_claim(self) -> None:
+        """What was claimed before there was no more time can be claimed again: it was not done."""
+        store = await self.a_store()
+        later = CLOCK.seconds() + 60
+        with began(0.5):
+            self.assertTrue(await store.claim_nonce(b"key", later))
+        with began(PATIENCE), self.assertRaises(StoreUnavailable):
+            await store.release_nonce(b"key")
+        await wait_until(lambda: not store._client.transactions.has_uncertain_commits)
+        self.assertTrue(await store.claim_nonce(b"key", later))
+
+    async def test_command(self) -> None:
+        """Nor is a command begun, nor its nonce used up."""
+        store = await self.a_store()
+        guard = CommandGuard(b"nonce", CLOCK.seconds() + 60)
+        with began(PATIENCE), self.assertRaises(StoreUnavailable):
+            await store.decentrl.check_guard(guard)
+        await store.decentrl.check_guard(guard)
+
+    async def test_hardly_any_time(self) -> None:
+        """What could only be left in doubt is not begun, of any kind; and that is no fault of the server."""
+        server = await self.an_open_server(observe=self.observe)
+        gathering = TransactionBatcher(server, at_once=1, bounds=BatchLimits())
+        gathering.start()
+
+        async def together(
+            executor: OperationExecutor, works: Sequence[Any], deadline: float, tries: int | None
+        ) -> Sequence[Any]:
+            raise AssertionError
+
+        async def work(_: Transaction) -> None:
+            raise AssertionError
+
+        with began(PATIENCE - 0.1):
+            for asked in (start_mongod(server.transact("work", work)), gathering.submit("batch", together, None, ())):
+                await self.fails(asked)
+        self.assertEqual((self.asked, self.states, server.transactions.has_uncertain_commits), ([], [True], False))
+
+    async def test_too_much_at_once(self) -> None:
+        """Nor does a request wait longer for its turn when the server has more to do than it may at a time."""
+        server = await self.an_open_server()
+        ended: list[Transaction] = []
+
+        async def lasting(transaction: Transaction) -> None:
+            await transaction.find("things", {})
+            await deferLater(CLOCK, 2.0)
+            ended.append(transaction)
+
+        lasts = [start_mongod(server.transact("lasting", lasting)) for _ in range(32)]
+        with began(PATIENCE - 0.5):
+            waiting = start_mongod(server.transact("waiting", lasting))
+        await self.fails(waiting)
+        self.assertEqual(ended, [])
+        await gatherResults(lasts)
+
+    async def test_owner(self) -> None:
+        """Two that ask for the same: one gives up when it has to, and the other one is answered."""
+        store = await self.a_store()
+        store._owner_cache.clear()
+        with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=SLOW, times=1):
+            with began(PATIENCE - 0.5):
+                hasty = store.find_owner(INBOX)
+            with request_scope(CLOCK):
+                patient = store.find_owner(INBOX)
+            await self.fails(hasty)
+            self.assertNoResult(patient)
+            self.assertEqual(await patient, ALICE)
+
+
+class TogetherTests(DeadlineCase):
+    """Works of several requests, and of none."""
+
+    async def a_gathering(self) -> TransactionBatcher:
+        """One that does one batch at a time; works are the seconds that a batch lasts."""
+        gathering = TransactionBatcher(await self.an_open_server(), at_once=1, bounds=BatchLimits(batch=3))
+        gathering.start()
+        self.batches: list[tuple[int, float]] = []
+
+        async def last(
+            executor: OperationExecutor, works: Sequence[float], deadline: float, tries: int | None
+        ) -> Sequence[None]:
+            self.batches.append((len(works), deadline))
+            await deferLater(CLOCK, max(works))
+            return [None] * len(works)
+
+        self.last: BatchOperation = last
+        return gathering
+
+    async def test_the_earliest_counts(self) -> None:
+        """Those that are done together are done by the deadline of the first of their requests."""
+        gathering = await self.a_gathering()
+        asked = [gathering.submit("free", self.last, 0.0, ())]
+        before = CLOCK.seconds()
+        for ago in (0.2, 0.1):
+            with began(ago):
+                asked.append(gathering.submit("request", self.last, 0.0, ()))
+        after = CLOCK.seconds()
+        await gatherResults(asked)
+        ((number, deadline),) = self.batches
+        self.assertEqual(number, 3)
+        self.assertTrue(before - 0.2 <= deadline - PATIENCE <= after - 0.2)
+
+    async def test_others_do_not_hurry(self) -> None:
+        """Those with less time left are apart, and still in the order of what they have in common."""
+        gathering = await self.a_gathering()
+        now = CLOCK.seconds()
+        asked = [gathering.submit("free", self.last, 0.0, ())]
+        with began(0.6):
+            asked.append(gathering.submit("request", self.last, 0.0, ["key"]))
+        asked.append(gathering.submit("after it", self.last, 0.0, ["key"]))
+        asked.append(gathering.submit("free", self.last, 0.0, ()))
+        await gatherResults(asked)
+        self.assertEqual([number for number, _ in self.batches], [2, 1, 1])
+        self.assertEqual([deadline >= now + PATIENCE for _, deadline in self.batches], [True, False, True])
+        await gathering.drain()
+
+    async def test_the_late_are_left_out(self) -> None:
+        """A request that has hardly any time left takes none from the others."""
+        gathering = await self.a_gathering()
+        with began(PATIENCE - 0.5):
+            late = gathering.submit("late", self.last, 0.0, ())
+        now = CLOCK.seconds()
+        free = gathering.submit("free", self.last, 0.0, ())
+        await self.fails(late)
+        await free
+        ((number, deadline),) = self.batches
+        self.assertEqual(number, 1)
+        self.assertGreaterEqual(deadline, now + PATIENCE)
+
+    async def test_waiting(self) -> None:
+        """Whoever waits is told when it is too late for it, though nothing ends and others wait before it."""
+        self.patch(server_module, "REQUEST_TIME_LIMIT", 4.0)
+        gathering = await self.a_gathering()
+        hanging = gathering.submit("hanging", self.last, 1.5, ())
+        await wait_until(lambda: bool(self.batches))
+        free = gathering.submit("free", self.last, 0.0, ())
+        late = []
+        for ago in (2.0, 2.2, 2.1):
+            with began(ago):
+                late.append(gathering.submit("late", self.last, 0.0, ()))
+        await gatherResults([self.assertFailure(one, StoreUnavailable) for one in late])
+        self.assertNoResult(hanging)
+        await gatherResults([hanging, free])
+        self.assertEqual([number for number, _ in self.batches], [1, 1])
+        await gathering.drain()
+
+    async def test_half_written(self) -> None:
+        """Of several payloads that are deposited too late none is there."""
+        store = await self.a_store()
+        payloads = [Payload(id, b"payload", "json") for id in "abc"]
+        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=1_500):
+            with began(PATIENCE - 0.7):
+                asked = store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 60)
+            await self.fails(asked)
+        await wait_until(lambda: not store._client.transactions.has_uncertain_commits)
+        self.assertEqual(self.kept(), [])

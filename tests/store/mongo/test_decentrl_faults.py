@@ -1,0 +1,318 @@
+"""What becomes of commands when the MongoDB server does not do as it should, or is given too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredList
+
+from mediatord.errors import (
+    ContractNotFound,
+    DuplicateNonce,
+    PayloadTooLarge,
+    PublicEventNotFound,
+    ReplayCacheFull,
+    StoreUnavailable,
+    UnauthorizedCommand,
+)
+from mediatord.store.interfaces.decentrl import (
+    MAX_PAGE_BYTES,
+    CommandGuard,
+    ContractRequest,
+    EventFilter,
+    PageRequest,
+    PublicEvent,
+    StoredEvent,
+)
+from mediatord.store.interfaces.messages import MessageLedger, RemovedMessage
+from mediatord.store.mongo import ledger
+from mediatord.store.mongo.decentrl_commands import MongoGuardedCommand
+from mediatord.store.mongo.decentrl_events import MongoDeliverCommand
+from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
+from mediatord.store.mongo.driver import client, server_monitor
+from mediatord.store.mongo.removal import LateCommitReporter
+from tests.store.builders import ALICE, BOB, NOON
+from tests.store.mongo.decentrl_test_case import MongoDecentrlTestCase
+from tests.store.mongo.mongo_test_case import wait_until
+
+ALL = PageRequest(0, 1000)
+TRANSIENT: dict[str, Any] = {"errorCode": 112, "errorLabels": ["TransientTransactionError"]}
+DONE_OR_NOT: dict[str, Any] = {"writeConcernError": {"code": 91, "errmsg": "going down"}}
+
+Write = Callable[[CommandGuard], Deferred[Any]]
+
+
+class FaultCase(MongoDecentrlTestCase):
+    """A node that gives up soon."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        await super().setUp()
+        await self.agree()
+        await self.enlist(ALICE)
+        self.before = self.everything()
+
+    @contextmanager
+    def impatiently(self) -> Iterator[None]:
+        """Operations have little time while inside."""
+        patches = [self.patch(client, "REQUEST_TIME_LIMIT", 0.25), self.patch(server_monitor, "PROBE_INTERVAL", 0.05)]
+        try:
+            yield
+        finally:
+            for one in patches:
+                one.restore()
+
+    def everything(self) -> dict[str, Any]:
+        """All documents of our collections, nonces included, but for counters that are nought and the ledger."""
+        others = ("schema", "pulse", "ledger")
+        names = [name for name in self.documents.list_collection_names() if name not in others]
+        found = {name: list(self.documents[name].find({}, {"edition": 0, "seq": 0})) for name in names}
+        return {name: documents for name, documents in found.items() if documents}
+
+    def writes(self) -> dict[str, Write]:
+        """Commands that add something."""
+        decentrl = self.decentrl
+        return {
+            "save_contract": lambda guard: decentrl.save_contract(guard, self.a_contract(ALICE, "did:example:carol")),
+            "request_contract": lambda guard: decentrl.request_contract(
+                guard, ContractRequest("request", BOB, ALICE, "", "")
+            ),
+            "deliver": lambda guard: decentrl.enqueue_event(guard, self.an_event(payload="payload")),
+            "save_events": lambda guard: decentrl.save_events(
+                guard, ALICE, [self.kept_event("tag"), self.kept_event("tag")]
+            ),
+            "publish": lambda guard: decentrl.publish(
+                guard, ALICE, PublicEvent("public", "event", ("tag",), 1.0, "")
+            ),
+            "admit": decentrl.check_guard,
+        }
+
+
+class DoubtTests(FaultCase):
+    """Nobody knows whether a command was carried out: then it was not."""
+
+    async def lost(self, write: Write, guard: CommandGuard, **fault: Any) -> None:
+        """A command whose commit is not answered."""
+        with self.impatiently(), self.servers.failpoint("commitTransaction", **fault):
+            await self.assertFailure(write(guard), StoreUnavailable)
+        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
+
+    async def test_committed(self) -> None:
+        """What was carried out all the same is undone, and can be sent again with the same nonce."""
+        for name, write in self.writes().items():
+            guard = self.guard(ALICE)
+            await self.lost(write, guard, **DONE_OR_NOT)
+            self.assertEqual(self.everything(), self.before, name)
+            self.assertEqual(self.miscounted(), [], name)
+        self.assertEqual((await ledger.read_ledger(self.links[0])).decentrl, MessageLedger(accepted=1, withdrawn=1))
+        for name, write in self.writes().items():
+            await write(CommandGuard(name.encode(), 9e9, ALICE))
+        self.assertEqual(self.miscounted(), [])
+
+    async def test_not_committed(self) -> None:
+        """What was not carried out needs no undoing."""
+        guard, write = self.guard(), self.writes()["deliver"]
+        await self.lost(write, guard, closeConnection=True)
+        self.assertEqual(self.everything(), self.before)
+        await write(guard)
+        self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).total, 1)
+
+    async def test_acknowledged(self) -> None:
+        """Events that were acknowledged all the same stay so, and are told of once, if undoing is in doubt too."""
+        told: list[Sequence[RemovedMessage]] = []
+        decentrl = MongoDecentrlStore(
+            self.links[0], self.clock, self.caps, late_commits=LateCommitReporter(told.append)
+        )
+        events = [self.an_event(), self.an_event()]
+        for event in events:
+            await decentrl.enqueue_event(self.guard(), event)
+        guard, ids = self.guard(), [event.id for event in events]
+
+        def acknowledge(guard: CommandGuard) -> Deferred[Any]:
+            return decentrl.acknowledge_events(guard, ALICE, [ids[0], "unknown"])
+
+        with self.impatiently(), self.servers.failpoint("commitTransaction", **DONE_OR_NOT):
+            await self.assertFailure(acknowledge(guard), StoreUnavailable)
+            # Undoing it releases the nonce, though nobody says so.
+            await wait_until(lambda: any("undo of an uncertain commit" in line for line in self.said))
+            self.assertEqual(self.documents["nonces"].count_documents({"_id": guard.nonce}), 0)
+        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
+        self.assertEqual([[one.id for one in some] for some in told], [ids[:1]])
+        self.assertEqual((await decentrl.pending_events(ALICE, None, ALL)).items, (events[1],))
+        self.assertEqual(await acknowledge(guard), [])
+        await self.lost(acknowledge, self.guard(), **DONE_OR_NOT)
+        self.assertEqual((len(told), self.miscounted()), (1, []))
+
+    async def test_taken_back(self) -> None:
+        """A public event that was taken back all the same is gone, as is said to whoever takes it back again."""
+        await self.writes()["publish"](self.guard())
+        guard = self.guard()
+        await self.lost(lambda guard: self.decentrl.unpublish(guard, ALICE, "public"), guard, **DONE_OR_NOT)
+        await self.assertFailure(self.decentrl.unpublish(guard, ALICE, "public"), PublicEventNotFound)
+
+    async def test_not_acknowledged(self) -> None:
+        """Of what was not acknowledged nothing is told."""
+        told: list[Sequence[RemovedMessage]] = []
+        decentrl = MongoDecentrlStore(
+            self.links[0], self.clock, self.caps, late_commits=LateCommitReporter(told.append)
+        )
+        event = self.an_event()
+        await decentrl.enqueue_event(self.guard(), event)
+        await self.lost(
+            lambda guard: decentrl.acknowledge_events(guard, ALICE, [event.id]), self.guard(), closeConnection=True
+        )
+        self.assertEqual(told, [])
+        self.assertEqual(len(await decentrl.acknowledge_events(self.guard(), ALICE, [event.id])), 1)
+
+    async def test_refused(self) -> None:
+        """A refusal that nobody heard of has claimed no nonce."""
+        guard, stranger = self.guard(), self.an_event(sender="did:example:stranger")
+        await self.lost(lambda guard: self.decentrl.enqueue_event(guard, stranger), guard, **DONE_OR_NOT)
+        self.assertEqual(self.everything(), self.before)
+        await self.assertFailure(self.decentrl.enqueue_event(guard, stranger), ContractNotFound)
+
+    async def test_sent_again_before_it_is_undone(self) -> None:
+        """It is not called a repetition, as if it had been done; once it is undone it may come."""
+        guard, event = self.guard(), self.an_event()
+        undone = Deferred[None]()
+        undo = MongoGuardedCommand.undo
+
+        async def later(guarded: MongoGuardedCommand[Any], transaction: Any) -> Any:
+            await undone
+            return await undo(guarded, transaction)
+
+        self.patch(MongoGuardedCommand, "undo", later)
+        with self.impatiently(), self.servers.failpoint("commitTransaction", **DONE_OR_NOT):
+            await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
+        await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
+        undone.callback(None)
+        await wait_until(lambda: self.links[0].is_available and not self.links[0].transactions.has_uncertain_commits)
+        await self.decentrl.enqueue_event(guard, event)
+        await self.assertFailure(self.decentrl.enqueue_event(guard, event), DuplicateNonce)
+        self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
+
+    async def test_somebody_elses(self) -> None:
+        """What another node has done with the same nonce meanwhile is not undone."""
+        guard, event = self.guard(), self.an_event()
+        has_uncertain_commits = MongoGuardedCommand(
+            guard, MongoDeliverCommand(event.recipient_did, event, self.caps, NOON), NOON, b"another token"
+        )
+        await self.decentrl.enqueue_event(guard, event)
+        await self.links[0].transact("undo", has_uncertain_commits.undo)
+        await self.assertFailure(self.decentrl.enqueue_event(guard, event), DuplicateNonce)
+        self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
+
+
+class RetryTests(FaultCase):
+    """What passes is not noticed, and nothing is done twice."""
+
+    async def test_once(self) -> None:
+        """Every command is carried out once, whatever comes in between."""
+        faults: dict[str, dict[str, Any]] = {
+            "insert": TRANSIENT,
+            "update": TRANSIENT,
+            "find": {"closeConnection": True},
+            "commitTransaction": DONE_OR_NOT,
+        }
+        for command, fault in faults.items():
+            await self.decentrl.acknowledge_events(self.guard(), ALICE, self.documents.pending_events.distinct("_id"))
+            guard, event = self.guard(None, ALICE), self.an_event()
+            with self.servers.failpoint(command, times=1, **fault):
+                await self.decentrl.enqueue_event(guard, event)
+            found = await self.decentrl.pending_events(ALICE, None, ALL)
+            self.assertEqual(found.items, (event,), command)
+            await self.assertFailure(self.decentrl.enqueue_event(guard, event), DuplicateNonce)
+            self.assertEqual(self.miscounted(), [])
+
+    async def test_many_wait(self) -> None:
+        """Hundreds of commands for one party that fail at the same time do so, and the next one is carried out."""
+        with self.impatiently(), self.servers.failpoint("find", closeConnection=True):
+            begun = [self.decentrl.enqueue_event(self.guard(), self.an_event()) for _ in range(600)]
+            results: list[Any] = await DeferredList(begun, consumeErrors=True)
+        self.assertEqual({result.type for _, result in results}, {StoreUnavailable})
+        await wait_until(lambda: self.links[0].is_available)
+        await self.decentrl.enqueue_event(self.guard(), self.an_event())
+        self.assertEqual(self.miscounted(), [])
+
+
+class NonceTests(FaultCase):
+    """Nonces of commands, which are those of the whole store."""
+
+    most_nonces = 6
+
+    def claimed(self) -> list[bytes]:
+        """In the order in which they were."""
+        return [one["_id"] for one in self.documents.nonces.find().sort("seq", 1)]
+
+    async def test_bounded(self) -> None:
+        """No more than so many are kept, those of refused commands too; a command that has no room is not done."""
+        before = self.claimed()
+        guards = [self.guard(ALICE if number % 2 else "did:example:stranger") for number in range(10)]
+        outcomes: list[Any] = []
+        for guard in guards:
+            outcomes += await DeferredList([self.decentrl.check_guard(guard)], consumeErrors=True)
+        room = 6 - len(before)
+        self.assertEqual(self.claimed(), before + [guard.nonce for guard in guards[:room]])
+        refused = [outcome.type for _, outcome in outcomes[room:]]
+        self.assertEqual(refused, [ReplayCacheFull] * (10 - room))
+
+    async def test_not_counted(self) -> None:
+        """A command that was carried out was, even if nobody can count nonces right then."""
+        event = self.an_event()
+        with self.servers.failpoint("count", errorCode=8000):
+            await self.decentrl.enqueue_event(self.guard(), event)
+            await self.assertFailure(
+                self.decentrl.check_guard(self.guard("did:example:stranger")), UnauthorizedCommand
+            )
+        self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).items, (event,))
+
+
+class SizeTests(FaultCase):
+    """What is too much for a document, a message or this process."""
+
+    async def test_document(self) -> None:
+        """What is over what a server takes is refused before it is sent, with its nonce."""
+        large = "x" * (MAX_PAGE_BYTES + 1)
+        stored = StoredEvent("large", BOB, ALICE, large, (), 1.0)
+        for write in (
+            lambda guard: self.decentrl.save_events(guard, ALICE, [self.kept_event(), stored]),
+            lambda guard: self.decentrl.publish(guard, ALICE, PublicEvent("large", large, (), 1.0, "")),
+        ):
+            guard = self.guard()
+            await self.assertFailure(write(guard), PayloadTooLarge)
+            await self.assertFailure(self.decentrl.check_guard(guard), DuplicateNonce)
+        self.assertEqual(self.miscounted(), [])
+        self.assertEqual((await self.decentrl.events(ALICE, EventFilter(), ALL)).total, 0)
+
+    async def test_many_large_events(self) -> None:
+        """Events that do not go into one message together are kept together."""
+        events = [replace(self.kept_event("tag"), payload="x" * 9_000_000) for _ in range(3)]
+        await self.decentrl.save_events(self.guard(), ALICE, events)
+        self.assertEqual(
+            (await self.decentrl.events(ALICE, EventFilter(("tag",)), PageRequest(2, 1))).items, (events[2],)
+        )
+        self.assertEqual(self.miscounted(), [])
+
+    async def test_many_events(self) -> None:
+        """Nor is their number, within a command, or that of new tags."""
+        events = [self.kept_event(at=number, sender=ALICE) for number in range(5_001)]
+        await self.decentrl.save_events(self.guard(), ALICE, events)
+        self.assertEqual(
+            (await self.decentrl.events(ALICE, EventFilter(), PageRequest(5_000, 9))).items, (events[-1],)
+        )
+        await self.decentrl.update_tags(self.guard(), ALICE, [(event.id, ("new",)) for event in events])
+        found = await self.decentrl.events(ALICE, EventFilter(("new",)), PageRequest(0, 1))
+        self.assertEqual(found.total, 5_001)
+        self.assertEqual(self.miscounted(), [])
+
+    async def test_too_much_waiting(self) -> None:
+        """What commands hold on to in memory counts as long as they are under way (back-pressure)."""
+        payload = "x" * 15_000_000
+        events = [self.an_event(f"did:example:{number}", payload=payload) for number in range(9)]
+        begun = [self.decentrl.enqueue_event(self.guard(), event) for event in events]
+        results: list[Any] = await DeferredList(begun, consumeErrors=True)
+        outcomes = [result.type for _, result in results]
+        self.assertEqual(outcomes, [*[ContractNotFound] * 8, StoreUnavailable])
+        await self.assertFailure(self.decentrl.enqueue_event(self.guard(), events[-1]), ContractNotFound)

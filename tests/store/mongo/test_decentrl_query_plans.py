@@ -1,0 +1,245 @@
+"""How much the MongoDB server looks at for what the Decentrl half asks, as it says itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
+
+from mediatord.errors import PayloadTooLarge
+from mediatord.store.interfaces.decentrl import (
+    MAX_PAGE_BYTES,
+    ContractFilter,
+    ContractRequest,
+    DecentrlQuotas,
+    EventFilter,
+    PageRequest,
+    PendingEvent,
+    PublicEvent,
+    PublicEventFilter,
+    StoredEvent,
+)
+from mediatord.store.interfaces.messages import ArrivalWindow
+from tests.store.builders import ALICE, BOB, HOUR, NOON
+from tests.store.mongo.decentrl_test_case import MongoDecentrlTestCase
+
+# How many others there are, and how much each of them and ALICE has of everything.
+OTHERS = 12
+EACH = 6
+
+# What may be looked at for two items, with whose they are, how many there are, and the places where a search ends.
+KEYS, DOCUMENTS = 16, 9
+# Tags that are looked for at once, more than are read side by side and merged.
+TAGS = tuple([f"tag {number}" for number in range(400)])
+
+PEER = "did:peer:1"
+CAROL = "did:example:carol"
+PART = PageRequest(1, 2)
+
+Ask = Callable[[], Deferred[Any]]
+
+
+class PlanCase(MongoDecentrlTestCase):
+    """What the server says of itself."""
+
+    async def profile(self, ask: Ask) -> list[dict[str, Any]]:
+        """What was asked for, and what that took."""
+        database = self.documents
+        database.command("profile", 2)
+        try:
+            await ask()
+        finally:
+            database.command("profile", 0)
+        seen = list(database["system.profile"].find({"ns": {"$ne": f"{self.database}.system.profile"}}))
+        database["system.profile"].drop()
+        self.assertTrue(seen)
+        for one in seen:
+            self.assertNotIn("COLLSCAN", one.get("planSummary", ""), one["ns"])
+        return seen
+
+    async def looked_at(self, ask: Ask) -> tuple[int, int]:
+        """How many keys of indexes, and how many documents."""
+        seen = await self.profile(ask)
+        return sum(one.get("keysExamined", 0) for one in seen), sum(one.get("docsExamined", 0) for one in seen)
+
+    async def look_at_little(self, asks: dict[str, Ask], keys: int = KEYS, documents: int = DOCUMENTS) -> None:
+        for name, ask in asks.items():
+            looked_at = await self.looked_at(ask)
+            self.assertLessEqual(looked_at[0], keys, name)
+            self.assertLessEqual(looked_at[1], documents, name)
+
+
+class PlanTests(PlanCase):
+    """Nothing is read from end to end, and nothing takes longer for what is kept for others."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        await super().setUp()
+        dids = [*(f"did:example:{number}" for number in range(OTHERS)), ALICE]
+        await gatherResults([Deferred.fromCoroutine(self.settle(did)) for did in dids])
+
+    async def settle(self, did: str) -> None:
+        """Have some of everything."""
+        decentrl, events = self.decentrl, []
+        await self.enlist(did)
+        for number in range(EACH):
+            peer, tags = f"did:peer:{number % 3}", ("x", f"tag {number}")
+            await self.agree(did, peer)
+            await decentrl.request_contract(
+                self.guard(), ContractRequest(f"request {did} {number}", peer, did, "", "")
+            )
+            pending = PendingEvent(f"pending {did} {number}", did, peer, "", NOON + number)
+            await decentrl.enqueue_event(self.guard(), pending)
+            public = PublicEvent(f"public {did} {number}", "", tags, number, "", f"channel {number % 2}")
+            await decentrl.publish(self.guard(), did, public)
+            events.append(StoredEvent(f"event {did} {number}", peer, did, "", tags, number))
+        await decentrl.save_events(self.guard(), did, events)
+
+    async def test_contracts_and_mail(self) -> None:
+        """Slices of contracts, requests and pending events are ranges of an index."""
+        decentrl = self.decentrl
+        mine = [f"pending {ALICE} {number}" for number in (1, 3)]
+        await self.look_at_little(
+            {
+                "registered_until": lambda: decentrl.registered_until(ALICE),
+                "contracts": lambda: decentrl.contracts(ALICE, ContractFilter(), PART),
+                "of a pair": lambda: decentrl.contracts(ALICE, ContractFilter(PEER), PART),
+                "between times": lambda: decentrl.contracts(ALICE, ContractFilter(None, NOON + 2 * HOUR, NOON), PART),
+                "both": lambda: decentrl.contracts(ALICE, ContractFilter(PEER, NOON + 2 * HOUR, NOON), PART),
+                "contract_requests": lambda: decentrl.contract_requests(ALICE, PART),
+                "pending_events": lambda: decentrl.pending_events(ALICE, None, PART),
+                "of one sender": lambda: decentrl.pending_events(ALICE, PEER, PART),
+                "find_pending": lambda: decentrl.find_pending(mine),
+            }
+        )
+        for window in (ArrivalWindow(NOON, NOON + 2), ArrivalWindow(NOON, NOON + 2, "a")):
+            arrived = partial(decentrl.find_pending_arrivals, [ALICE], window, limit=10)
+            await self.look_at_little({"arrived_pending": arrived}, documents=0)
+
+    async def test_events(self) -> None:
+        """So are those of events, whatever they are looked for by."""
+        decentrl = self.decentrl
+        await self.look_at_little(
+            {
+                str(wanted): lambda wanted=wanted: decentrl.events(ALICE, wanted, PART)  # type: ignore[misc]
+                for wanted in (
+                    EventFilter(),
+                    EventFilter(("x",)),
+                    EventFilter(("tag 1", "tag 2")),
+                    EventFilter(participant=PEER),
+                    EventFilter(unprocessed_only=True),
+                    EventFilter(after=1, before=3),
+                    EventFilter(("x",), PEER),
+                    EventFilter(("x",), PEER, 0, 3, unprocessed_only=True),
+                )
+            }
+        )
+        many = EventFilter(TAGS)
+        await self.look_at_little({"many tags": lambda: decentrl.events(ALICE, many, PART)}, keys=3 * len(TAGS))
+
+    async def test_public_events(self) -> None:
+        """And those of public events."""
+        decentrl = self.decentrl
+        await self.look_at_little(
+            {
+                str(wanted): lambda wanted=wanted: decentrl.public_events(ALICE, wanted, PART)  # type: ignore[misc]
+                for wanted in (
+                    PublicEventFilter(),
+                    PublicEventFilter(("x",)),
+                    PublicEventFilter(channel_id="channel 1"),
+                    PublicEventFilter(("x",), channel_id="channel 1"),
+                    PublicEventFilter(after=1, before=3),
+                )
+            }
+        )
+
+    async def test_writes(self) -> None:
+        """A command looks at what it is about."""
+        decentrl, pending, event = self.decentrl, f"pending {ALICE} 1", f"event {ALICE} 1"
+        await self.look_at_little(
+            {
+                "admit": lambda: decentrl.check_guard(self.guard(ALICE, "did:example:3")),
+                "register": lambda: decentrl.save_contract(self.guard(), self.a_contract(None, ALICE)),
+                "agree": lambda: decentrl.save_contract(self.guard(ALICE), self.a_contract(ALICE, PEER)),
+                "request": lambda: decentrl.request_contract(self.guard(), ContractRequest("r", PEER, ALICE, "", "")),
+                "acknowledge_requests": lambda: decentrl.acknowledge_requests(self.guard(), ALICE, ["r"]),
+                "deliver": lambda: decentrl.enqueue_event(self.guard(None, ALICE), self.an_event(ALICE, PEER)),
+                "acknowledge_events": lambda: decentrl.acknowledge_events(self.guard(), ALICE, [pending]),
+                "save_events": lambda: decentrl.save_events(self.guard(), ALICE, [self.kept_event("x", "y")]),
+                "update_tags": lambda: decentrl.update_tags(self.guard(), ALICE, [(event, ("z",))]),
+                "publish": lambda: decentrl.publish(self.guard(), ALICE, PublicEvent("p", "", ("x",), 1, "")),
+                "unpublish": lambda: decentrl.unpublish(self.guard(), ALICE, "p"),
+                "prune": decentrl.drop_expired_registrations,
+            }
+        )
+        self.assertEqual(self.miscounted(), [])
+
+
+class MemoryTests(PlanCase):
+    """No more is in memory at once than an answer may have, or a little more."""
+
+    caps = DecentrlQuotas(pending_bytes=4 * MAX_PAGE_BYTES)
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        await super().setUp()
+        await self.agree(ALICE, PEER)
+        self.events = [self.an_event(ALICE, PEER, "x" * (MAX_PAGE_BYTES // 2 - 1_000)) for _ in range(5)]
+        for event in self.events:
+            await self.decentrl.enqueue_event(self.guard(), event)
+
+    async def sent(self, ask: Ask) -> int:
+        """Bytes of all that the server said."""
+        return sum([one.get("responseLength", 0) for one in await self.profile(ask)])
+
+    async def test_find_pending(self) -> None:
+        """Of events that are too much together, only those are read that fit, and one batch more."""
+        ids = [event.id for event in self.events]
+        sent = await self.sent(lambda: self.decentrl.find_pending(ids))
+        self.assertLess(sent, 2.1 * MAX_PAGE_BYTES)
+        found = await self.decentrl.find_pending(ids)
+        self.assertEqual([event.id for event in found], ids[:2])
+
+    async def test_too_large(self) -> None:
+        """What is refused for its size is not read."""
+        part = PageRequest(0, 5)
+        sent = await self.sent(
+            lambda: self.assertFailure(self.decentrl.pending_events(ALICE, None, part), PayloadTooLarge)
+        )
+        self.assertLess(sent, 10_000)
+
+
+class LongListPlanTests(PlanCase):
+    """Of a long list, no more is looked at than a step and a page, once it was walked along."""
+
+    step = 16
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        await super().setUp()
+        events = [self.kept_event("x", "yz"[number % 2], at=number) for number in range(400)]
+        await self.decentrl.save_events(self.guard(), ALICE, events)
+
+    async def test_events(self) -> None:
+        """That is true of what is looked for by one thing, and of what is looked for by several."""
+        for wanted, total in (
+            (EventFilter(), 400),
+            (EventFilter(("x",)), 400),
+            (EventFilter(("y", "z")), 400),
+            (EventFilter(("z",), BOB), 200),
+            (EventFilter(("x",), ALICE, after=100), 300),
+        ):
+            walked, _ = await self.looked_at(self.page(wanted, total - 2))
+            self.assertGreater(walked, total)
+            offsets = (150, 0, total - 2, total // 2, total // 2 + 2, 152)
+            asks = {f"{wanted} {offset}": self.page(wanted, offset) for offset in offsets}
+            await self.look_at_little(asks, keys=5 * self.step, documents=3 * self.step)
+
+    async def test_rarest(self) -> None:
+        """Of several things, the rarest is looked up, even the first time."""
+        rare = [self.kept_event("x", at=number, sender=CAROL) for number in range(0, 400, 40)]
+        await self.decentrl.save_events(self.guard(), ALICE, rare)
+        _, documents = await self.looked_at(self.page(EventFilter(("x",), CAROL), 5))
+        self.assertLessEqual(documents, 3 * len(rare))
+
+    def page(self, wanted: EventFilter, offset: int) -> Ask:
+        return lambda: self.decentrl.events(ALICE, wanted, PageRequest(offset, 2))

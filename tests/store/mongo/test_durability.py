@@ -1,0 +1,56 @@
+"""What is accepted is on the disks of a majority of the servers: so MongoDB is asked, the rest it promises itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mediatord.store.interfaces.messages import Payload
+from mediatord.store.mongo.store import MongoStore
+from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase
+
+# Milliseconds from which on the server writes a command into its log, and what it does so from otherwise.
+_EVERYTHING, _USUAL = -1, 100
+
+
+class DurabilityTests(MongoTestCase):
+    """As the server itself says what it was asked."""
+
+    async def test_journal_and_majority(self) -> None:
+        """Each commit asks for both; messages come and go in transactions only."""
+        store = await self.a_store()
+        with self.listening() as commands:
+            await self.everything(store)
+        commits = [one for one in commands if "commitTransaction" in one]
+        concerns = [{name: one["writeConcern"].get(name) for name in ("w", "j")} for one in commits]
+        self.assertEqual(concerns, [{"w": "majority", "j": True}] * len(commits))
+        self.assertGreaterEqual(len(commits), 4)
+        changes = [one for one in commands if "messages" in (one.get("insert"), one.get("update"), one.get("delete"))]
+        self.assertEqual([one.get("autocommit") for one in changes], [False] * len(changes))
+        self.assertGreaterEqual(len(changes), 4)
+
+    async def everything(self, store: MongoStore) -> None:
+        """One by one, whatever adds and removes messages."""
+        await self.put(store, "acknowledged", "removed")
+        await store.enqueue(INBOX, [Payload("expired", b"", "json")], expires_at=CLOCK.seconds())
+        await store.acknowledge(ALICE, ["acknowledged"])
+        await store.remove_messages(["removed"])
+        (expired,) = await store.expire_messages(10)
+        self.assertEqual((expired.id, self.kept()), ("expired", []))
+
+    @contextmanager
+    def listening(self) -> Iterator[list[dict[str, Any]]]:
+        """What the server is asked inside about this database, or to commit; complete afterwards."""
+        found: list[dict[str, Any]] = []
+        log = self.servers.members[0].log
+        begin = log.stat().st_size
+        self.servers.client.admin.command("profile", 0, slowms=_EVERYTHING)
+        try:
+            yield found
+        finally:
+            self.servers.client.admin.command("profile", 0, slowms=_USUAL)
+        said = log.read_bytes()[begin:].decode(errors="replace").splitlines()
+        asked = [json.loads(line).get("attr", {}).get("command", {}) for line in said if '"COMMAND"' in line]
+        found += [one for one in asked if one.get("$db") == self.database or "commitTransaction" in one]

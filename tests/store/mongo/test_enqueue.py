@@ -1,0 +1,425 @@
+"""Several nodes on one MongoDB, and works that are committed together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
+
+from mediatord.errors import MediatorError, PayloadTooLarge, StoreUnavailable, UnknownRecipient
+from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits
+from mediatord.store.message_operations import BatchLimits
+from mediatord.store.mongo import accounts
+from mediatord.store.mongo.driver import client as server_module
+from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.store import MongoStore
+from mediatord.store.mongo.transaction_batcher import TransactionBatcher
+from tests.replica_set import ReplicaSet
+from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
+
+OTHER = "did:key:z6MkOther"
+
+
+async def settled(*asked: Deferred[Any]) -> list[Any]:
+    """What each has fired with; for a refusal, its class."""
+    for one in asked:
+        one.addErrback(lambda failure: failure.trap(MediatorError) and type(failure.value))
+    return await gatherResults(list(asked))
+
+
+class TogetherTests(MongoTestCase):
+    """What is asked for at the same time is committed together, as if it had come one by one."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.observed: Counter[str] = Counter()
+
+    def observe(self, operation: str, _seconds: float) -> None:
+        self.observed[operation] += 1
+
+    async def test_few_commits(self) -> None:
+        """Many deposits are few commits, whoever they are for, and come back in their order."""
+        store = await self.a_store(observe=self.observe)
+        await self.register(store, OTHER)
+        await store.fetch_messages(ALICE, None, limit=1, max_bytes=1)
+        asked = [self.put(store, f"m{number:03}", to=OTHER if number % 3 else INBOX) for number in range(100)]
+        before = self.observed["commit"]
+        await gatherResults(asked)
+        self.assertLessEqual(self.observed["commit"] - before, 4)
+        self.assertEqual(self.observed["enqueue"], 100)
+        for did in (INBOX, OTHER):
+            found = await store.fetch_messages(ALICE, did, limit=100, max_bytes=10_000)
+            mine = [f"m{number:03}" for number in range(100) if bool(number % 3) == (did == OTHER)]
+            self.assertEqual([message.id for message in found], mine)
+        self.assertEqual(len(self.kept()), 100)
+
+    async def test_refused_alone(self) -> None:
+        """What cannot be done is refused, and the others are as if it had not been there."""
+        store = await self.a_store(QueueLimits(max_messages=4))
+        await self.put(store, "used")
+        answers = await settled(
+            self.put(store, "a"),
+            self.put(store, "b", to="did:key:unknown"),
+            self.put(store, "c", "used"),
+            self.put(store, "d", "d"),
+            self.put(store, "e\ud800"),
+            self.put(store, "f", data=b"x" * 16_777_216),
+            self.put(store, "g"),
+        )
+        self.assertEqual(answers[1:6], [UnknownRecipient, *[StoreUnavailable] * 3, PayloadTooLarge])
+        self.assertEqual(self.kept(), ["used", "a", "g"])
+        self.assertTrue(await store.find_owner(INBOX))
+
+    async def test_room(self) -> None:
+        """Each evicts what was the oldest when its turn came, also of those that came along with it."""
+        store = await self.a_store(QueueLimits(max_messages=3, max_bytes=100))
+        await gatherResults([self.put(store, "old", data=b"x" * 10), self.put(store, "older", data=b"x" * 10)])
+        asked = [
+            self.put(store, id, data=b"x" * size)
+            for id, size in (("a", 10), ("b", 10), ("big", 101), ("c", 85), ("d", 1), ("e", 1), ("f", 1), ("g", 1))
+        ]
+        evicted = [[(gone.id, gone.reason) for gone in one.evicted] for one in await gatherResults(asked)]
+        count, size = "fifo_count", "fifo_bytes"
+        self.assertEqual(
+            evicted,
+            [
+                [],
+                [("old", count)],
+                [("big", size)],
+                [("older", count), ("a", size)],
+                [],
+                [("b", count)],
+                [("c", count)],
+                [("d", count)],
+            ],
+        )
+        self.assertEqual(self.kept(), ["e", "f", "g"])
+
+    async def test_much_room(self) -> None:
+        """However many small ones have to make room for a large one."""
+        store = await self.a_store(QueueLimits(max_messages=1000, max_bytes=1000))
+        await self.put(store, *(f"m{number:03}" for number in range(200)), data=b"12345")
+        (enqueued,) = await gatherResults([self.put(store, "large", data=b"x" * 998)])
+        self.assertEqual([gone.id for gone in enqueued.evicted], [f"m{number:03}" for number in range(200)])
+        self.assertEqual(self.kept(), ["large"])
+
+    async def test_in_turn(self) -> None:
+        """What has to do with the same message is done in the order in which it was asked for."""
+        store = await self.a_store()
+        asked: list[Deferred[Any]] = [self.put(store, "a"), self.put(store, "b")]
+        await gatherResults(asked)
+        marked = store.mark_delivered(["a"])
+        again = store.mark_pending(["a", "b"])
+        marked_again = store.mark_delivered(["a"])
+        removed = store.acknowledge(ALICE, ["a"])
+        late = store.remove_messages(["a", "b"])
+        await gatherResults([marked, marked_again])
+        self.assertEqual(await again, ["a"])
+        self.assertEqual([(gone.id, gone.pushes) for gone in await removed], [("a", 2)])
+        self.assertEqual([(gone.id, gone.pushes) for gone in await late], [("b", 0)])
+        self.assertEqual(self.kept(), [])
+
+    async def test_too_much(self) -> None:
+        """When too much is waiting already, more is refused; what is being done does not count."""
+        gathering = TransactionBatcher(
+            await self.an_open_server(), at_once=1, bounds=BatchLimits(batch=2, waiting=3, waiting_bytes=100)
+        )
+        gathering.start()
+        done: list[list[str]] = []
+
+        async def together(
+            executor: OperationExecutor, works: Sequence[str], deadline: float, tries: int | None
+        ) -> list[None]:
+            done.append(list(works))
+            return [None for _ in works]
+
+        def submit(work: str, size: int = 0) -> Deferred[None]:
+            return gathering.submit("test", together, work, (), size)
+
+        asked = [submit("a", 99), submit("b"), submit("c", 1)]
+        refused = [submit("d")]
+        await asked[0]
+        refused += [submit("e", 100)]
+        asked += [submit("f", 50)]
+        await gathering.drain()
+        for one in (*refused, submit("g")):
+            self.failureResultOf(one, StoreUnavailable)
+        self.assertEqual(done, [["a", "b"], ["c", "f"]])
+        await gatherResults(asked)
+
+
+class NodesTests(MongoTestCase):
+    """Three nodes that use one database at the same time."""
+
+    LIMIT = 20
+
+    async def nodes(self, limits: QueueLimits | None = None) -> list[MongoStore]:
+        return [await self.a_store(limits) for _ in range(3)]
+
+    async def test_full_queue(self) -> None:
+        """A queue that all of them fill is never over its limit, and nothing is lost or evicted twice."""
+        nodes = await self.nodes(QueueLimits(max_messages=self.LIMIT))
+        evicted: list[str] = []
+        most = 0
+
+        def note(enqueued: EnqueueResult) -> None:
+            nonlocal most
+            evicted.extend(gone.id for gone in enqueued.evicted)
+            most = max(most, self.documents["messages"].count_documents({}))
+
+        asked = [self.put(nodes[number % 3], f"m{number:03}").addCallback(note) for number in range(150)]
+        await gatherResults(asked)
+        kept = self.kept()
+        self.assertEqual((len(kept), most), (self.LIMIT, self.LIMIT))
+        self.assertEqual(sorted(kept + evicted), [f"m{number:03}" for number in range(150)])
+
+    async def test_many_queues(self) -> None:
+        """Deposits, acknowledgements and expiry in everybody's way leave the counters right."""
+        nodes = await self.nodes()
+        dids = [f"did:key:{number}" for number in range(6)]
+        await self.register(nodes[0], *dids)
+        ids = [f"m{number:03}" for number in range(180)]
+
+        async def receive(number: int, id: str) -> None:
+            node, other = nodes[number % 3], nodes[(number + 1) % 3]
+            await self.put(node, id, to=dids[number % 6])
+            if number % 2:
+                await other.mark_delivered([id], node="boot")
+                await node.acknowledge(ALICE, [id])
+
+        asked: list[Deferred[Any]] = [start_mongod(receive(number, id)) for number, id in enumerate(ids)]
+        await gatherResults([*asked, *(node.expire_messages(50) for node in nodes)])
+        self.assertEqual(sorted(self.kept()), ids[::2])
+
+    async def test_one_owner(self) -> None:
+        """Of several accounts that register a DID at the same time one gets it."""
+        nodes = await self.nodes()
+        accounts = [f"did:example:{number}" for number in range(3)]
+        for account in accounts:
+            await nodes[0].grant(account)
+        results = await gatherResults(
+            [
+                node.update_recipients(account, [(OTHER, "add")], max_recipients=9)
+                for node, account in zip(nodes, accounts, strict=True)
+            ]
+        )
+        self.assertEqual(sorted(results), [["client_error"], ["client_error"], ["success"]])
+        owner = await nodes[0].find_owner(OTHER)
+        self.assertEqual(results[accounts.index(str(owner))], ["success"])
+
+    async def test_one_grant(self) -> None:
+        """An account that is granted everywhere at the same time is one account."""
+        nodes = await self.nodes()
+        granted = await gatherResults([node.grant("did:example:carol") for node in nodes for _ in range(5)])
+        self.assertEqual(len(set(granted)), 1)
+
+    async def test_one_move(self) -> None:
+        """Of several DIDs that an account is to move to at the same time it has one."""
+        nodes = await self.nodes()
+        moved = await gatherResults(
+            [node.move_account(ALICE, f"did:example:new-{number}") for number, node in enumerate(nodes)]
+        )
+        self.assertEqual(sorted(moved), [False, False, True])
+        await self.put(nodes[0], "a")
+
+    async def test_one_claim(self) -> None:
+        """Of several claims of a nonce, wherever they come in, one is new."""
+        nodes = await self.nodes()
+        until = CLOCK.seconds() + 60
+        answers = await gatherResults(
+            [node.claim_nonce(b"%d" % number, until) for number in range(40) for node in nodes for _ in range(2)]
+        )
+        self.assertEqual([sum(answers[start : start + 6]) for start in range(0, 240, 6)], [1] * 40)
+
+    async def test_registered_elsewhere(self) -> None:
+        """What another node registers is known at once, and what it removes soon, but nothing is stored meanwhile."""
+        first, second, _ = await self.nodes()
+        self.assertIsNone(await first.find_owner(OTHER))
+        await self.register(second, OTHER)
+        self.assertEqual(await first.find_owner(OTHER), ALICE)
+        await second.update_recipients(ALICE, [(OTHER, "remove")], max_recipients=9)
+        with self.assertRaises(UnknownRecipient):
+            await self.put(first, "a", to=OTHER)
+        self.assertIsNone(await first.find_owner(OTHER))
+
+    async def test_forgotten_in_time(self) -> None:
+        """Whose a DID is, is remembered for a short time."""
+        self.patch(accounts, "_OWNER_LIFETIME", 0.3)
+        first, second, _ = await self.nodes()
+        self.assertEqual(await first.find_owner(INBOX), ALICE)
+        await second.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
+        self.assertEqual(await first.find_owner(INBOX), ALICE)
+        await deferLater(CLOCK, 0.4)
+        self.assertIsNone(await first.find_owner(INBOX))
+
+    async def test_many_owners(self) -> None:
+        """Whose many DIDs are is asked at once, and each is answered."""
+        first, second, _ = await self.nodes()
+        dids = [f"did:key:{number}" for number in range(300)]
+        await self.register(second, *dids[::2])
+        owners = await gatherResults([first.find_owner(did) for did in [*dids, *dids]])
+        self.assertEqual(owners, [ALICE, None] * 300)
+
+    async def test_moved_elsewhere(self) -> None:
+        """A deposit tells whose it is by now, and the prior DID has nothing any more."""
+        first, second, _ = await self.nodes()
+        await self.put(first, "a")
+        await second.move_account(ALICE, "did:example:new")
+        (message,) = (await self.put(first, "b")).messages
+        self.assertEqual(message.account, "did:example:new")
+        self.assertEqual(await first.fetch_messages(ALICE, None, limit=9, max_bytes=99), [])
+        self.assertEqual(await first.acknowledge(ALICE, ["a", "b"]), [])
+
+    async def test_died(self) -> None:
+        """What a node had begun when it died is in nobody's way once another opens the store."""
+        first = await self.a_store()
+        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=3_000, times=1):
+            asked = self.put(first, "a")
+            await wait_until(self._in_the_way)
+            second = await self.a_store()
+            begun = CLOCK.seconds()
+            await self.put(second, "b")
+            self.assertLess(CLOCK.seconds() - begun, 2.0)
+            await asked
+        self.assertEqual(sorted(self.kept()), ["a", "b"])
+
+    async def test_comes_and_goes(self) -> None:
+        """Who has closed the store is not looked for any more, nor who has died once somebody has seen to that."""
+        first, second, _ = await self.nodes()
+        self.documents["owners"].insert_one({"_id": "dead", "user": ""})
+        await second.close()
+        await second.open()
+        self.assertEqual(self.documents["owners"].count_documents({"_id": "dead"}), 0)
+        for node in (first, second):
+            await node.close()
+        self.assertLessEqual(self.documents["owners"].count_documents({}), 1)
+
+    def _in_the_way(self) -> bool:
+        """Whether somebody has written and not committed."""
+        status = self.servers.client.admin.command("serverStatus")
+        return bool(status["transactions"]["currentOpen"])
+
+    async def test_opened_beside_others(self) -> None:
+        """What a live node has delivered stays so when another opens the store; what nobody live has, does not."""
+        first, second, third = await self.nodes()
+        await self.put(first, "a", "b", "c")
+        await first.mark_delivered(["a"], node="gone")
+        await first.mark_delivered(["b"])
+        await third.close()
+        await third.open()
+        found = await second.find_messages(["a", "b", "c"])
+        self.assertEqual({message.status for message in found}, {"pending"})
+
+
+class DoubtTests(MongoTestCase):
+    """A deposit that failed has stored nothing, even if it had."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(server_module, "REQUEST_TIME_LIMIT", 0.8)
+
+    async def test_deposit(self) -> None:
+        """Messages of which nobody knows whether they were committed are taken out again."""
+        store = await self.a_store()
+        await self.put(store, "before")
+        with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
+            self.assertEqual(
+                await settled(self.put(store, "a"), self.put(store, "b", "c")), [StoreUnavailable, StoreUnavailable]
+            )
+            self.assertEqual(self.kept(), ["before", "a", "b", "c"])
+        await wait_until(lambda: self.kept() == ["before"])
+        await self.put(store, "a")
+        self.assertEqual(self.kept(), ["before", "a"])
+
+    async def test_closed(self) -> None:
+        """That is done before the store is closed, too."""
+        store = await self.a_store()
+        with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
+            await settled(self.put(store, "a"))
+        await store.close()
+        self.assertEqual(self.kept(), [])
+
+    async def test_claim(self) -> None:
+        """So are claims, but not those of others."""
+        store = await self.a_store()
+        later = CLOCK.seconds() + 60
+        await store.claim_nonce(b"other", later)
+        with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
+            self.assertEqual(
+                await settled(store.claim_nonce(b"other", later), store.claim_nonce(b"mine", later)),
+                [StoreUnavailable] * 2,
+            )
+        await wait_until(lambda: self.documents["nonces"].count_documents({}) == 1)
+        self.assertEqual(
+            [await store.claim_nonce(b"other", later), await store.claim_nonce(b"mine", later)], [False, True]
+        )
+
+    @pytest.mark.exhaustive
+    async def test_half_done(self) -> None:
+        """A deposit of which only the half was done is not committed, and done again."""
+        store = await self.a_store()
+        for number, command in enumerate(("insert", "update", "commitTransaction")):
+            faults: list[dict[str, Any]] = [{"errorCode": 11602}, {"errorCode": 50}, {"closeConnection": True}]
+            for fault in faults:
+                id = f"{number} {fault}"
+                with self.servers.failpoint(command, times=1, **fault):
+                    (answer,) = await settled(self.put(store, id))
+                self.assertEqual(id in self.kept(), answer is not StoreUnavailable, id)
+
+
+@pytest.mark.exhaustive
+class FailoverTests(MongoTestCase):
+    """Three servers, one of which is the primary, and not always the same."""
+
+    patience = None
+
+    def choose_servers(self) -> ReplicaSet:
+        servers = ReplicaSet(3, election=1.0)
+        servers.open()
+        self.addCleanup(servers.close)
+        return servers
+
+    async def test_primary_changes(self) -> None:
+        """Whatever becomes of the primary, what was accepted is there once, and what was refused is not."""
+        server = self.a_server(connections=6)
+        store = await self.a_store(server=server)
+        self.accepted: list[str] = []
+        self.going = True
+        workers = [start_mongod(self._deposit_on(store, name)) for name in "abcd"]
+        primary = self.servers.primary
+        for fault in (
+            self.servers.step_down,
+            lambda: self.servers.freeze(primary()),
+            self._thaw,
+            lambda: self.servers.kill(primary()),
+        ):
+            wanted = len(self.accepted) + 20
+            await self.elsewhere(fault)
+            await wait_until(partial(self._accepted, wanted), 30.0)
+        self.going = False
+        await gatherResults(workers)
+        await wait_until(lambda: server.is_available and not server.transactions.has_uncertain_commits)
+        self.assertEqual(sorted(self.kept()), sorted(self.accepted))
+
+    def _thaw(self) -> None:
+        for number in range(3):
+            self.servers.thaw(number)
+
+    async def _deposit_on(self, store: MongoStore, name: str) -> None:
+        for number in count():
+            if not self.going:
+                return
+            (answer,) = await settled(self.put(store, f"{name}{number}"))
+            if answer is StoreUnavailable:
+                await deferLater(CLOCK, 0.02)
+            else:
+                self.accepted.append(f"{name}{number}")
+
+    def _accepted(self, number: int) -> bool:
+        return len(self.accepted) >= number

@@ -1,0 +1,119 @@
+"""Shares of full queues in MongoDB: what a process remembers of them is right, whatever other nodes do."""
+
+from __future__ import annotations
+
+from random import Random
+
+from twisted.internet.defer import gatherResults
+
+from mediatord.errors import QueueFull, StoreUnavailable
+from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, FullQueuePolicy, Payload, QueueLimits
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.memory.memory_store import MemoryStore
+from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, wait_until
+
+NO_MAJORITY = {"code": 64, "errmsg": "no"}
+
+
+class SharesTests(MongoTestCase):
+    """Nodes that deposit into the same queue, one after the other."""
+
+    async def nodes(self, when_full: FullQueuePolicy) -> None:
+        limits = QueueLimits(max_messages=12, max_bytes=120, when_full=when_full, share=0.4)
+        memory = MemoryStore(CLOCK, limits)
+        await memory.open()
+        await memory.grant(ALICE)
+        await memory.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
+        self.stores = [await self.a_store(limits) for _ in range(2)]
+        self.random, self.memory, self.ids = Random(3), memory, 0
+        for _ in range(60):
+            await self.enqueue()
+            if not self.random.randrange(4):
+                await self.acknowledge()
+        self.assertEqual((await self.stores[0].read_ledger()).didcomm, (await memory.read_ledger()).didcomm)
+        self.assertEqual(self.kept(), await self.waiting(memory))
+
+    async def enqueue(self) -> None:
+        """Some of several origins, together."""
+        deposits = []
+        for _ in range(self.random.randrange(1, 4)):
+            self.ids += 1
+            size, origin = self.random.choice((1, 9, 40)), self.random.randrange(3) << 32 | self.random.randrange(4)
+            payload = Payload(f"m{self.ids:04}", b"x" * size, "json")
+            deposits.append(EnqueueRequest(INBOX, (payload,), CLOCK.seconds() + 3600, origin=origin))
+        store = self.random.choice(self.stores)
+        asked = [await one.enqueue_each(deposits) for one in (store, self.memory)]
+        one, other = [[_evicted(each) for each in answers] for answers in asked]
+        self.assertEqual(one, other)
+
+    async def acknowledge(self) -> None:
+        waiting = await self.waiting(self.memory)
+        ids = self.random.sample(waiting, min(2, len(waiting)))
+        for one in (self.random.choice(self.stores), self.memory):
+            await one.acknowledge(ALICE, ids)
+
+    async def waiting(self, store: IStore) -> list[str]:
+        return [one.id for one in await store.fetch_messages(ALICE, None, limit=99, max_bytes=9_999)]
+
+    async def test_oldest(self) -> None:
+        """Each makes room as if it had been alone."""
+        await self.nodes("oldest")
+
+    async def test_refuse(self) -> None:
+        """And refuses the same."""
+        await self.nodes("refuse")
+
+    async def test_in_doubt(self) -> None:
+        """What was taken out again is nobody's share."""
+        server = self.a_server()
+        store = await self.a_store(QueueLimits(max_messages=4, share=0.5, when_full="refuse"), server=server)
+
+        async def put(*ids: str) -> None:
+            payloads = [Payload(id, b"x", "json") for id in ids]
+            await store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 3600, origin=7)
+
+        await self.put(store, "a", "b")
+        await put("c")
+        with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.impatiently():
+            with self.assertRaises(StoreUnavailable):
+                await put("d")
+        await wait_until(lambda: not server.transactions.has_uncertain_commits)
+        with self.assertRaises(QueueFull):
+            await put("e", "f")
+        await put("g")
+        self.assertEqual(self.kept(), ["a", "b", "c", "g"])
+
+    async def test_not_counted_again(self) -> None:
+        """Who has how much of a full queue is counted once, as long as nobody else changes it; then once more."""
+        stores = [await self.a_store(QueueLimits(max_messages=50, share=0.5)) for _ in range(2)]
+        await gatherResults([self.put(stores[0], f"old {number:02}") for number in range(50)])
+        counted = []
+        for number, store in enumerate([*stores[:1] * 3, *stores[1:] * 3, stores[0]]):
+            before = self.aggregations()
+            payloads = [Payload(f"new {number}", b"x", "json")]
+            await store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 3600, origin=7)
+            counted.append(self.aggregations() - before)
+        self.assertEqual(counted, [1, 0, 0, 1, 0, 0, 1])
+
+    def aggregations(self) -> int:
+        found: int = self.servers.client.admin.command("serverStatus")["metrics"]["commands"]["aggregate"]["total"]
+        return found
+
+    async def test_forgotten(self) -> None:
+        """No more is remembered than fits; what was used last stays."""
+        store = await self.a_store(QueueLimits(max_messages=2, share=0.5))
+        self.patch(store._enqueue_operation.usage_cache, "_capacity", 5)
+        dids = [f"did:key:z6Mk{number}" for number in range(3)]
+        await self.register(store, *dids)
+        counted = []
+        for turn, did in enumerate([did for did in dids for _ in range(3)] + [dids[2], dids[0]]):
+            before = self.aggregations()
+            payloads = [Payload(f"{turn}", b"x", "json")]
+            await store.enqueue(did, payloads, expires_at=CLOCK.seconds() + 3600, origin=turn + 1 << 32 | 7)
+            counted.append(self.aggregations() - before)
+        self.assertEqual(counted, [0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1])
+
+
+def _evicted(answer: object) -> object:
+    """Ids of what made room; of a refusal, which."""
+    return [one.id for one in answer.evicted] if isinstance(answer, EnqueueResult) else type(answer)

@@ -1,0 +1,271 @@
+"""The ledger of the MongoDB store: kept by many nodes at once, carried forward, and opened where there was none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import gatherResults
+
+from mediatord.backup.mongo_import import open_mongodb_target
+from mediatord.backup.records import AccountRecord, MessageRecord, RecipientRecord, StoreRecord
+from mediatord.backup.records import PendingEventRecord as PendingRecord
+from mediatord.errors import StoreUnavailable
+from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingEvent
+from mediatord.store.interfaces.messages import MessageLedger, Payload, QueueLimits, StoreLedger
+from mediatord.store.message_operations import BatchLimits
+from mediatord.store.mongo import ledger
+from mediatord.store.mongo import store as store_module
+from mediatord.store.mongo.store import MongoStore
+from tests.store.builders import BOB
+from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, start_mongod, wait_until
+from tests.store.mongo.snapshot import restore_snapshot
+
+NO_MAJORITY = {"code": 64, "errmsg": "no"}
+OTHER = "did:key:z6MkOther"
+
+
+class LedgerCase(MongoTestCase):
+    """What its pages say."""
+
+    def pages(self) -> list[str]:
+        """Owners of all pages; empty for what is carried forward."""
+        return sorted(page.get("owner", "") for page in self.documents["ledger"].find())
+
+    async def check(self, store: MongoStore, **expected: int) -> None:
+        """What became of messages; nothing is unaccounted for."""
+        found = (await store.read_ledger()).didcomm
+        self.assertEqual(found, MessageLedger(**expected))
+        self.assertEqual(found.difference, 0)
+
+
+class TogetherTests(LedgerCase):
+    """Several nodes that write and read at the same time."""
+
+    async def test_while_others_write(self) -> None:
+        """Whoever looks, and whenever, sees all of what was done and nothing of what was not."""
+        stores = [await self.a_store(QueueLimits(max_messages=30)) for _ in range(3)]
+        await self.register(stores[0], OTHER)
+        seen: list[MessageLedger] = []
+        writing = True
+
+        async def write(store: MongoStore, number: int) -> None:
+            ids = [f"{number} {place:02}" for place in range(40)]
+            await gatherResults([self.put(store, id, to=(INBOX, OTHER)[number % 2]) for id in ids])
+            await gatherResults([store.acknowledge(ALICE, [id]) for id in ids[::2]])
+            await store.remove_messages(ids[1::8])
+
+        async def look(store: MongoStore) -> None:
+            while writing:
+                seen.append((await store.read_ledger()).didcomm)
+
+        looking = [start_mongod(look(store)) for store in stores[:2]]
+        for _ in range(2):
+            await gatherResults([start_mongod(write(store, number)) for number, store in enumerate(stores)])
+            self.documents["messages"].count_documents({})
+            for store in stores:
+                await store.acknowledge(ALICE, self.kept())
+        writing = False
+        await gatherResults(looking)
+        self.assertEqual({one.difference for one in seen}, {0})
+        self.assertGreater(len({one.accepted for one in seen}), 3)
+        last = (await stores[2].read_ledger()).didcomm
+        self.assertEqual((last.accepted, last.waiting, last.difference), (240, 0, 0))
+        self.assertGreater(last.evicted, 0)
+
+    async def test_in_nobodys_way(self) -> None:
+        """No two transactions that are under way at the same time note anything on the same page."""
+        self.patch(store_module, "_BATCH_BOUNDS", BatchLimits(batch=1))
+        store = await self.a_store()
+        dids = [f"did:key:z6Mk{number}" for number in range(12)]
+        await self.register(store, *dids)
+        before = self.aborted()
+        for turn in range(10):
+            await gatherResults([self.put(store, f"{turn} {did}", to=did) for did in dids])
+        self.assertEqual(self.aborted() - before, 0)
+        self.assertIn(len(self.pages()), range(3, 8))
+
+    def aborted(self) -> int:
+        """Transactions that something was in the way of."""
+        found: int = self.servers.client.admin.command("serverStatus")["transactions"]["totalAborted"]
+        return found
+
+    async def test_more_than_can_be_counted(self) -> None:
+        """Of very many messages it is not said how many there are, but what became of the others."""
+        self.patch(ledger, "_COUNT_LIMIT", 3)
+        store = await self.a_store()
+        await self.put(store, "a", "b", "c")
+        await self.check(store, accepted=3, waiting=3)
+        await self.put(store, "d")
+        await store.acknowledge(ALICE, ["a"])
+        await self.put(store, "e")
+        found = (await store.read_ledger()).didcomm
+        self.assertEqual((found, found.difference), (MessageLedger(accepted=5, acknowledged=1, waiting=None), None))
+
+    async def test_takes_too_long(self) -> None:
+        """Nor if they cannot be counted in time."""
+        store = await self.a_store()
+        await self.put(store, "a")
+        with self.servers.failpoint("aggregate", errorCode=50, times=1):
+            found = await store.read_ledger()
+        self.assertEqual(found, StoreLedger(MessageLedger(accepted=1, waiting=None), MessageLedger(waiting=None)))
+        await self.check(store, accepted=1, waiting=1)
+
+
+class DoubtTests(LedgerCase):
+    """Commits of which nobody knows whether they were done, until it is seen."""
+
+    async def in_doubt(self, asked: Any) -> None:
+        with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.impatiently():
+            with self.assertRaises(StoreUnavailable):
+                await asked()
+
+    async def settled(self) -> None:
+        await wait_until(lambda: not self.server.transactions.has_uncertain_commits)
+
+    async def a_doubtful_store(self, **limits: Any) -> MongoStore:
+        self.server = self.a_server()
+        return await self.a_store(QueueLimits(**limits), server=self.server)
+
+    async def test_deposit(self) -> None:
+        """What is taken out again was withdrawn; what it had evicted stays evicted."""
+        store = await self.a_doubtful_store(max_messages=2, max_bytes=100)
+        await self.put(store, "a", "b")
+        await self.in_doubt(
+            lambda: store.enqueue(
+                INBOX,
+                [Payload("c", b"x", "json"), Payload("large", b"x" * 101, "json")],
+                expires_at=CLOCK.seconds() + 60,
+            )
+        )
+        await self.settled()
+        await self.check(store, accepted=4, evicted=2, withdrawn=1, waiting=1)
+
+    async def test_removals(self) -> None:
+        """What was acknowledged or has expired is counted once."""
+        store = await self.a_doubtful_store()
+        await self.put(store, "a", "b")
+        await store.enqueue(INBOX, [Payload("old", b"x", "json")], expires_at=CLOCK.seconds() - 1)
+        await self.in_doubt(lambda: store.acknowledge(ALICE, ["a", "x"]))
+        await self.in_doubt(lambda: store.expire_messages(9))
+        await self.settled()
+        await store.acknowledge(ALICE, ["a"])
+        await self.check(store, accepted=3, acknowledged=1, expired=1, waiting=1)
+
+    async def test_not_done(self) -> None:
+        """What was not done is not counted."""
+        store = await self.a_doubtful_store()
+        for command in ("commitTransaction", "update"):
+            with self.servers.failpoint(command, closeConnection=True), self.impatiently():
+                with self.assertRaises(StoreUnavailable):
+                    await self.put(store, command)
+            await self.settled()
+        found = (await store.read_ledger()).didcomm
+        self.assertEqual((found.waiting, found.difference), (0, 0))
+
+    async def test_events(self) -> None:
+        """Likewise of events."""
+        decentrl, later = (store := await self.a_doubtful_store()).decentrl, CLOCK.seconds() + 3600
+        await decentrl.save_contract(
+            CommandGuard(b"1", later), Contract("contract", ALICE, BOB, later, b"digest", b"text")
+        )
+        for id in "ab":
+            await decentrl.enqueue_event(
+                CommandGuard(id.encode(), later), PendingEvent(id, ALICE, BOB, "payload", 1.0)
+            )
+        late = PendingEvent("c", ALICE, BOB, "payload", 1.0)
+        await self.in_doubt(lambda: decentrl.enqueue_event(CommandGuard(b"c", later), late))
+        await self.in_doubt(lambda: decentrl.acknowledge_events(CommandGuard(b"2", later), ALICE, ["a"]))
+        await self.settled()
+        found = (await store.read_ledger()).decentrl
+        self.assertEqual(found, MessageLedger(accepted=3, acknowledged=1, withdrawn=1, waiting=1))
+
+
+class CarriedTests(LedgerCase):
+    """Pages of processes that are gone."""
+
+    async def test_carried_forward(self) -> None:
+        """Those of all that have ended become one when another begins."""
+        for number in range(3):
+            store = await self.a_store(QueueLimits(max_messages=2))
+            await self.put(store, f"m{number}")
+            await store.close()
+        last = await self.a_store()
+        self.assertEqual(self.pages(), [""])
+        await self.put(last, "x")
+        self.assertEqual(len(self.pages()), 2)
+        await self.check(last, accepted=4, evicted=1, waiting=3)
+
+    async def test_once(self) -> None:
+        """However many do it at the same time; pages of those that live stay theirs."""
+        for number in range(5):
+            store = await self.a_store()
+            await self.put(store, f"m{number}")
+            await store.close()
+            self.documents["ledger"].update_many({"owner": {"$exists": True}}, {"$set": {"owner": "dead"}})
+        live = [await self.an_open_server() for _ in range(3)]
+        await gatherResults([start_mongod(ledger.carry_forward(server)) for server in live])
+        store = await self.a_store()
+        await self.put(store, "x")
+        await store.prune_nonces()
+        self.assertEqual(len(self.pages()), 2)
+        await self.check(store, accepted=6, waiting=6)
+
+    async def test_of_the_living(self) -> None:
+        """One that was taken for dead goes on."""
+        store = await self.a_store()
+        await self.put(store, "a")
+        self.documents["owners"].delete_many({})
+        await (await self.a_store()).close()
+        self.assertEqual(self.pages(), [""])
+        await self.put(store, "b")
+        await self.check(store, accepted=2, waiting=2)
+
+
+class OpeningTests(LedgerCase):
+    """Databases in which messages wait that nobody has noted."""
+
+    async def test_without_a_ledger(self) -> None:
+        """Messages that nobody has recorded were accepted."""
+        restore_snapshot(self.documents, version=1)
+        self.documents["ledger"].delete_many({})
+        store = await self.a_store()
+        found = await store.read_ledger()
+        self.assertEqual(
+            found, StoreLedger(MessageLedger(accepted=2, waiting=2), MessageLedger(accepted=1, waiting=1))
+        )
+        await store.acknowledge(ALICE, ["m"])
+        await self.check(store, accepted=2, acknowledged=1, waiting=1)
+
+    async def test_imported(self) -> None:
+        """What was imported was accepted, and is not what a first look finds."""
+        message = MessageRecord(
+            id="m", account=1, recipient=1, form="json", payload=b"x", received_at=1.0, expires_at=4e9, due_at=None,
+            arrived_at=1.0, pushes=0,
+        )  # fmt: skip
+        records = [
+            AccountRecord(number=1, did=ALICE, created_at=1.0, draft03=False),
+            RecipientRecord(number=1, account=1, did=INBOX, place=1),
+            *[message.model_copy(update={"id": f"m{number}"}) for number in range(3)],
+            PendingRecord(id="e", recipient=ALICE, sender=BOB, received_at=1.0, payload="x"),
+        ]
+        await self.elsewhere(self.load, records)
+        self.documents["messages"].delete_one({"_id": "m1"})
+        store = await self.a_store()
+        found = await store.read_ledger()
+        self.assertEqual(
+            found, StoreLedger(MessageLedger(accepted=3, waiting=2), MessageLedger(accepted=1, waiting=1))
+        )
+
+    def load(self, records: list[StoreRecord]) -> None:
+        with open_mongodb_target(self.servers.uri(self.database), stopped=False) as target:
+            target.begin("archive")
+            target.write(1, records)
+            target.finish()
+
+    async def test_loss_is_seen(self) -> None:
+        """A message that is gone without having been noted is a difference, also after a restart."""
+        store = await self.a_store()
+        await self.put(store, "a", "b", "c")
+        self.documents["messages"].delete_one({"_id": "b"})
+        for one in (store, await self.a_store()):
+            self.assertEqual((await one.read_ledger()).didcomm.difference, 1)

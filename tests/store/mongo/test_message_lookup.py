@@ -1,0 +1,73 @@
+"""Reading messages that other nodes have hinted at: what that costs a server, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from mediatord.store.interfaces.decentrl import MAX_PAGE_BYTES
+from mediatord.store.interfaces.messages import QueueLimits
+from tests.store.mongo.mongo_test_case import ALICE, MongoTestCase
+
+LIMITS = QueueLimits(max_messages=100, max_bytes=4 * MAX_PAGE_BYTES)
+
+
+class FindTests(MongoTestCase):
+    async def commands(self, ask: Callable[[], Deferred[Any]]) -> list[str]:
+        """What a server was told, in our collections."""
+        self.documents.command("profile", 2)
+        try:
+            await ask()
+        finally:
+            self.documents.command("profile", 0)
+        seen = list(
+            self.documents["system.profile"].find({"ns": {"$not": {"$regex": "system[.]profile$"}}}).sort("ts")
+        )
+        self.documents["system.profile"].drop()
+        return [next(iter(one["command"])) for one in seen]
+
+    async def test_one_round_trip(self) -> None:
+        """However many there are, once it is known who registered what they are for."""
+        store = await self.a_store(LIMITS)
+        await self.put(store, "a", "b")
+        await store.find_messages(["a"])
+        self.assertEqual(await self.commands(lambda: store.find_messages(["b", "a", "b"])), ["aggregate"])
+
+    async def test_what_does_not_fit(self) -> None:
+        """Of small ones that are too much together, the first in order of arrival; and no cursor is left open."""
+        store = await self.a_store(LIMITS)
+        ids = [f"{number:02}" for number in reversed(range(20))]
+        for id in ids:
+            await self.put(store, id, data=b"x" * 1_000_000)
+        self.assertEqual([one.id for one in await store.find_messages(sorted(ids))], ids[:16])
+        idle = {"type": "idleCursor", "ns": f"{self.database}.messages"}
+        cursors = self.documents.client.admin.aggregate([{"$currentOp": {"idleCursors": True}}, {"$match": idle}])
+        self.assertEqual(list(cursors), [])
+
+    async def test_large_and_small(self) -> None:
+        """In order of arrival."""
+        store = await self.a_store(LIMITS)
+        for id in "cab":
+            await self.put(store, id, data=b"x" * (2_000_000 if id == "a" else 1))
+        self.assertEqual([one.id for one in await store.find_messages(["a", "b", "c", "gone"])], ["c", "a", "b"])
+
+    async def test_no_room_for_its_account(self) -> None:
+        """One that is as large as a document may be is found all the same, and so is one of an endless DID."""
+        store = await self.a_store(LIMITS)
+        long = "did:example:" + "x" * 40_000
+        await store.move_account(ALICE, long)
+        largest = MAX_PAGE_BYTES - 2_048
+        await self.put(store, "a", data=b"x" * largest)
+        await self.put(store, "b")
+        for id, size in (("a", largest), ("b", 7)):
+            (found,) = await store.find_messages([id])
+            self.assertEqual((found.account, len(found.payload)), (long, size))
+
+    async def test_gone_meanwhile(self) -> None:
+        """A message that goes with its recipient while that is looked up is not found."""
+        store = await self.a_store(LIMITS)
+        await self.put(store, "a")
+        self.documents["recipients"].delete_many({})
+        self.assertEqual(await store.find_messages(["a"]), [])

@@ -1,0 +1,285 @@
+"""How much the MongoDB server looks at for what the DIDComm half asks, as it says itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
+
+from mediatord.store.interfaces.messages import AgeBucket, ArrivalWindow, EnqueueRequest, new_stored_message_id
+from mediatord.store.mongo import ledger, message_queues, queue_statistics
+from tests.store.builders import ALICE, HOUR, NOON, ImmediateClock, make_payload
+from tests.store.mongo.mongo_test_case import MongoTestCase, start_mongod
+
+# How many other accounts there are, and how many messages wait for each recipient DID.
+OTHERS = 12
+WAITING = 30
+# What may be looked at for two messages: whose they are, they themselves, and where a search ends.
+KEYS, DOCUMENTS = 12, 10
+
+Ask = Callable[[], Deferred[Any]]
+
+
+def mine(number: int) -> str:
+    return f"did:key:{ALICE}-{number}"
+
+
+class PlanTests(MongoTestCase):
+    """Nothing is read from end to end, and nothing takes longer for what waits for others or behind."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        super().setUp()
+        self.clock = ImmediateClock()
+        self.store = await self.a_store(clock=self.clock)
+        accounts = [ALICE, *(f"did:example:{number}" for number in range(OTHERS))]
+        await gatherResults([Deferred.fromCoroutine(self.settle(account)) for account in accounts])
+        await gatherResults([self.store.claim_nonce(b"%d" % number, NOON + HOUR + number) for number in range(100)])
+
+    async def settle(self, account: str) -> None:
+        """Have two recipient DIDs, with some of everything."""
+        store = self.store
+        await store.grant(account)
+        dids = [f"did:key:{account}-{number}" for number in (0, 1)]
+        await store.update_recipients(account, [(did, "add") for did in dids], max_recipients=9)
+        ids = [f"{account} {number:03}" for number in range(WAITING)]
+        for number, did in enumerate(dids):
+            payloads = tuple(make_payload(id) for id in ids[number::2])
+            late = (make_payload(f"{did} late"),)
+            await store.enqueue_all(
+                [EnqueueRequest(did, payloads, NOON + HOUR), EnqueueRequest(did, late, NOON + HOUR, NOON + 60)]
+            )
+        await store.mark_delivered(ids[::5], node=account)
+
+    async def looked_at(self, ask: Ask) -> tuple[int, int]:
+        """How many keys of indexes, and how many documents."""
+        self.documents.command("profile", 2)
+        try:
+            await ask()
+        finally:
+            self.documents.command("profile", 0)
+        seen = list(self.documents["system.profile"].find({"ns": {"$not": {"$regex": "system[.]profile$"}}}))
+        self.documents["system.profile"].drop()
+        self.assertTrue(seen)
+        for one in seen:
+            if not one["ns"].endswith((".nodes", ".owners", ".ledger")):  # of which there are never many
+                self.assertNotIn("COLLSCAN", one.get("planSummary", ""), one["ns"])
+        return sum(one.get("keysExamined", 0) for one in seen), sum(one.get("docsExamined", 0) for one in seen)
+
+    async def look(self, keys: int, documents: int, **asks: Ask) -> None:
+        for name, ask in asks.items():
+            found = await self.looked_at(ask)
+            self.assertLessEqual(found[0], keys, f"keys: {name}")
+            self.assertLessEqual(found[1], documents, f"documents: {name}")
+
+    async def test_two_messages(self) -> None:
+        """What has to do with two messages costs as much, however many there are."""
+        store = self.store
+        await self.look(
+            KEYS,
+            DOCUMENTS,
+            fetch=lambda: store.fetch_messages(ALICE, None, limit=2, max_bytes=1000),
+            fetch_one=lambda: store.fetch_messages(ALICE, mine(0), limit=2, max_bytes=1000),
+            find=lambda: store.find_messages([f"{ALICE} 001", f"{ALICE} 002"]),
+            enqueue=lambda: self.put(store, "new-1", "new-2", to=mine(0)),
+            mark_delivered=lambda: store.mark_delivered([f"{ALICE} 001", f"{ALICE} 002"], node="x"),
+            mark_pending=lambda: store.mark_pending([f"{ALICE} 001", f"{ALICE} 002"]),
+            acknowledge=lambda: store.acknowledge(ALICE, [f"{ALICE} 001"]),
+            remove=lambda: store.remove_messages([f"{ALICE} 003"]),
+            next_due=store.find_next_due,
+        )
+
+    async def test_all_of_an_account(self) -> None:
+        """What has to do with all of an account costs nothing for others."""
+        store = self.store
+        await self.look(
+            6 * WAITING,
+            4 * WAITING,
+            by_digest=lambda: store.acknowledge(ALICE, ["0" * 64, "f" * 64]),
+            recipients=lambda: store.list_recipients(ALICE, offset=1, limit=1),
+            status=lambda: store.get_queue_status(ALICE, None),
+            status_of_one=lambda: store.get_queue_status(ALICE, mine(0)),
+        )
+
+    async def test_status(self) -> None:
+        """Counting does not read what is counted."""
+        await self.look(16, 16, status=lambda: self.store.get_queue_status(ALICE, mine(1)))
+
+    async def test_what_has_expired(self) -> None:
+        """Nor does anybody's reading take longer for what of others has expired and is still there."""
+        (alice,) = self.documents["accounts"].find({"did": ALICE})
+        self.documents["messages"].update_many({"account": {"$ne": alice["_id"]}}, {"$set": {"expires_at": NOON - 1}})
+        store = self.store
+        await self.look(
+            40,
+            16,
+            status=lambda: store.get_queue_status(ALICE, None),
+            status_of_one=lambda: store.get_queue_status(ALICE, mine(1)),
+            fetch=lambda: store.fetch_messages(ALICE, None, limit=2, max_bytes=1000),
+            fetch_one=lambda: store.fetch_messages(ALICE, mine(0), limit=2, max_bytes=1000),
+            find=lambda: store.find_messages([f"{ALICE} 001", f"{ALICE} 002"]),
+        )
+
+    async def test_arrived(self) -> None:
+        """Of what came lately only keys are read, and none of others."""
+        first, rest = ArrivalWindow(NOON, NOON + 1), ArrivalWindow(NOON, NOON + 1, f"{ALICE} 001")
+        await self.look(KEYS, 1, arrived=lambda: self.store.find_arrivals([ALICE], first, limit=2))
+        await self.look(KEYS, 1, arrived=lambda: self.store.find_arrivals([ALICE], rest, limit=2))
+
+    async def test_in_time(self) -> None:
+        """What has come to its time is found by that."""
+        self.clock.advance(60)
+        await self.look(4 * KEYS, 4 * DOCUMENTS, take_due=lambda: self.store.take_due_messages(2))
+        self.clock.advance(HOUR)
+        await self.look(4 * KEYS, 4 * DOCUMENTS, expire=lambda: self.store.expire_messages(2))
+        await self.look(250, 250, prune=self.store.prune_nonces)
+
+    async def test_ledger(self) -> None:
+        """What waits is counted by keys alone, and not at all where it is too much."""
+        messages = self.documents["messages"].count_documents({})
+        await self.look(messages + KEYS, DOCUMENTS, ledger=self.store.read_ledger)
+        self.patch(ledger, "_COUNT_LIMIT", messages - 1)
+        await self.look(KEYS, DOCUMENTS, ledger=self.store.read_ledger)
+
+    async def test_accounts(self) -> None:
+        """Accounts, their DIDs and what was remembered are looked up."""
+        store = self.store
+        await self.look(
+            KEYS,
+            DOCUMENTS,
+            account=lambda: store.get_account(ALICE),
+            grant=lambda: store.grant(ALICE),
+            grant_new=lambda: store.grant("did:example:new"),
+            owner=lambda: store.find_owner(mine(0)),
+            update=lambda: store.update_recipients(ALICE, [(mine(0), "remove"), (mine(2), "add")], max_recipients=9),
+            move=lambda: store.move_account(ALICE, "did:example:newer"),
+            mark_draft03=lambda: store.mark_draft03("did:example:newer"),
+            remember_did=lambda: store.remember_did("did:peer:4a", "did:peer:4a:b"),
+            recall_did=lambda: store.recall_did("did:peer:4a"),
+            is_retired=lambda: store.is_retired(ALICE),
+            claim=lambda: store.claim_nonce(b"1", NOON),
+            release=lambda: store.release_nonce(b"1"),
+            ping=store.ping,
+        )
+
+    async def test_delayed(self) -> None:
+        """What is delayed does not keep an account from what is not, however much there is, and is only counted."""
+        store, account = self.store, "did:example:waits"
+        await store.grant(account)
+        await store.update_recipients(account, [(mine(7), "add"), (mine(8), "add")], max_recipients=9)
+        for delayed in (100, 300):
+            late = tuple(make_payload(f"late {delayed} {number}") for number in range(delayed // 2))
+            await store.enqueue(mine(7), late, expires_at=NOON + HOUR, due_at=NOON + 60)
+            other = tuple(make_payload(f"other {delayed} {number}") for number in range(delayed // 2))
+            await store.enqueue(mine(8), other, expires_at=NOON + HOUR, due_at=NOON + 60)
+            fresh = (make_payload(f"fresh {delayed} 1"), make_payload(f"fresh {delayed} 2"))
+            await store.enqueue(mine(8), fresh, expires_at=NOON + HOUR)
+            await self.look(
+                KEYS, DOCUMENTS, fetch=lambda: store.fetch_messages(account, None, limit=2, max_bytes=1000)
+            )
+            found = await store.fetch_messages(account, None, limit=2, max_bytes=1000)
+            self.assertEqual([one.id for one in found], ["fresh 100 1", "fresh 100 2"])
+        self.assertEqual((await store.get_queue_status(account, None)).message_count, 4)
+        await self.look(400 + 2 * KEYS, 16, status=lambda: store.get_queue_status(account, None))
+
+    async def test_due(self) -> None:
+        """Of what is due and was not handed out yet, only what is fetched is read."""
+        store = self.store
+        late = tuple(make_payload(f"late {number}") for number in range(100))
+        await store.enqueue(mine(0), late, expires_at=NOON + HOUR, due_at=NOON + 60)
+        self.clock.advance(60)
+        await self.look(
+            2 * 100 + 2 * KEYS,
+            DOCUMENTS + 2,
+            fetch=lambda: store.fetch_messages(ALICE, None, limit=2, max_bytes=1000),
+            status=lambda: store.get_queue_status(ALICE, None),
+        )
+
+    async def test_many_sizes(self) -> None:
+        """Of very many queues some are looked at, and of very many messages some counted."""
+        self.patch(queue_statistics, "_MAX_RANKED_QUEUES", 5)
+        self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
+        before = self.counted_by_the_server()
+        largest, rest = await self.store.queue_sizes(2)
+        self.assertEqual(len(largest), 2)
+        self.assertIn(rest + sum(number for _, number in largest), (before, self.counted_by_the_server()))
+        await self.look(2 * 5 + 4 + 9, 2 * 5 + 4, queue_sizes=lambda: self.store.queue_sizes(2))
+        await self.look(9, 0, queue_sizes=lambda: self.store.queue_sizes(0))
+        self.patch(ledger, "_COUNT_LIMIT", 9)
+        pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "owners"))
+        await self.look(2 * 5 + 4 + 9, 2 * 5 + 4 + pages, statistics=lambda: self.store.read_statistics(2))
+
+    async def test_all_that_waits(self) -> None:
+        """Of what waits the first is read, and of queues the counters, of only so many; the rest is not said."""
+        self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
+        queues = 2 * (OTHERS + 1)
+        known = await self.store.get_queue_totals()
+        self.assertEqual(known.recipients, queues)
+        await self.look(2 * queues + 9 + 4, queues + 2, waiting=lambda: self.store.get_queue_totals())
+        namespace = f"{self.documents.name}.recipients"
+        with self.servers.failpoint("aggregate", errorCode=50, namespace=namespace):  # it would be late
+            self.assertEqual(await self.store.get_queue_totals(), replace(known, bytes=None, recipients=None))
+        self.patch(queue_statistics, "_MAX_SUMMED_QUEUES", 5)
+        unknown = await self.store.get_queue_totals()
+        self.assertEqual((unknown.bytes, unknown.recipients), (None, None))
+        self.assertEqual(unknown.oldest_received_at, known.oldest_received_at)
+        await self.look(6 + 9 + 4, 2, waiting=lambda: self.store.get_queue_totals())
+
+    async def test_backlog(self) -> None:
+        """Of each age so many keys are counted, and of few messages the bytes; of each queue the first is read."""
+        self.patch(queue_statistics, "_COHORT_COUNT_LIMIT", 9)
+        self.patch(ledger, "_COUNT_LIMIT", 9)
+        self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
+        self.patch(queue_statistics, "_COHORT_SIZE_LIMIT", 5)
+        aged = tuple(make_payload(new_stored_message_id(NOON - 10)) for _ in "ab")
+        await self.store.enqueue(mine(0), aged, expires_at=NOON + HOUR)
+        size = sum(len(payload.data) for payload in aged)
+        bounds = [NOON, NOON - 5]
+        # All that was there before has ids that come after those of any time.
+        before = self.counted_by_the_server()
+        cohorts = (await self.store.read_backlog(bounds, 0)).cohorts
+        self.assertEqual(cohorts[1:], (AgeBucket(0, 0), AgeBucket(2, size)))
+        self.assertIsNone(cohorts[0].bytes)
+        self.assertIn(cohorts[0].messages + 2, (before, self.counted_by_the_server()))
+        ages = 2 * (9 + 3) + 2 * 3
+        pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "owners"))
+        await self.look(ages, 2 + pages, by_age=lambda: self.store.read_backlog(bounds, 0))
+        queues = 2 * (OTHERS + 1)
+        await self.look(
+            ages + queues + 4 + 3 * 3, 2 + pages + queues + 4 + 3, all=lambda: self.store.read_backlog(bounds, 3)
+        )
+
+    def counted_by_the_server(self) -> int:
+        """How many messages and events the server says there are; not for certain, if it has undone anything."""
+        return sum(self.documents[name].estimated_document_count() for name in ("messages", "pending_events"))
+
+    async def test_sizes(self) -> None:
+        """The largest queues are found among those that are not empty."""
+        empty = [(f"did:key:empty-{number}", "add") for number in range(200)]
+        await self.store.update_recipients(ALICE, empty, max_recipients=1000)  # type: ignore[arg-type]  # of a list of pairs
+        self.documents["parties"].insert_many([{"did": f"did:example:{n}", "pending": 0} for n in range(200)])
+        queues = 2 * (OTHERS + 1)
+        keys = queues + 4 + (OTHERS + 1) * (WAITING + 2) + 1
+        await self.look(keys, queues + 4, queue_sizes=lambda: self.store.queue_sizes(5))
+
+    async def test_open(self) -> None:
+        """Nor does opening it look at more than what was delivered by nodes that are gone."""
+        self.patch(message_queues, "_RELEASE_BATCH", 20)
+        boots, delivered = OTHERS + 1, (OTHERS + 1) * WAITING // 5
+        for more in (100, 400):
+            self.documents["messages"].insert_many(
+                [{"_id": f"{more} {number}", "delivered": "gone"} for number in range(more)]
+            )
+            # A key to find it and two to change it, and a few for each slice and each boot.
+            number, slices = delivered + more, boots + more // 20
+            await self.look(3 * number + 4 * slices, number + 4 * slices, open=self.store.open)
+            self.assertEqual(self.documents["messages"].count_documents({"delivered": {"$exists": True}}), 0)
+            delivered = 0
+
+    async def test_who_delivered(self) -> None:
+        """Of all that was delivered, a key is read for every node."""
+        server = await self.an_open_server()
+        await self.look(
+            OTHERS + 3, 0, delivered_by=lambda: start_mongod(message_queues.list_delivering_boots(server))
+        )

@@ -1,0 +1,473 @@
+"""Collections, indexes and versions of the MongoDB store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymongo.errors import OperationFailure
+from twisted.internet.defer import Deferred, gatherResults
+
+from mediatord.errors import StoreUnavailable
+from mediatord.store.interfaces.decentrl import ContractFilter, EventFilter, PageRequest, PublicEventFilter
+from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
+from mediatord.store.interfaces.store import StoreUnusable
+from mediatord.store.mongo import schema
+from mediatord.store.mongo import schema as schema_module
+from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.commands import MongoCommand, build_updates
+from mediatord.store.mongo.driver.executor import OperationExecutor
+from mediatord.store.mongo.schema import CollectionSpec, IndexSpec, MongoMigration, MongoSchema
+from mediatord.store.mongo.store import MongoStore
+from tests.mongod import fresh_database
+from tests.replica_set import ReplicaSet
+from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, authenticated_server, wait_until
+from tests.store.mongo.snapshot import RECORDED, WALLET, restore_snapshot
+
+THINGS = CollectionSpec(
+    "things",
+    (
+        IndexSpec("thing_name", {"name": 1, "place": -1}, unique=True, partial={"place": {"$gt": 1}}),
+        IndexSpec("thing_end", {"end": 1}, expire_after=60),
+    ),
+)
+
+
+class SchemaCase(MongoTestCase):
+    """An entirely new database."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        fresh = fresh_database(self.servers)
+        self.database = fresh.__enter__()
+        self.addCleanup(fresh.__exit__, None, None, None)
+        self.documents = self.servers.client[self.database]
+
+    def indexes(self, collection: str) -> dict[str, Any]:
+        """Definitions by name, those of `_id` left out."""
+        found = self.documents[collection].index_information()
+        return {
+            name: {key: value for key, value in one.items() if key != "v"}
+            for name, one in found.items()
+            if name != "_id_"
+        }
+
+    def version(self) -> Any:
+        return self.documents["schema"].find_one()
+
+
+class IndexTests(SchemaCase):
+    """What there has to be is made, and what is different is made anew."""
+
+    EXPECTED = {
+        "thing_name": {
+            "key": [("name", 1), ("place", -1)],
+            "unique": True,
+            "partialFilterExpression": {"place": {"$gt": 1}},
+        },
+        "thing_end": {"key": [("end", 1)], "expireAfterSeconds": 60},
+    }
+
+    async def prepare(self) -> None:
+        server = self.a_server()
+        await server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+        self.assertEqual(self.indexes("things"), self.EXPECTED)
+
+    async def test_new(self) -> None:
+        """Collections and indexes of all parts are there once it is open, with their version."""
+        await self.a_store()
+        for collection in schema.ALL_COLLECTIONS:
+            self.assertEqual(set(self.indexes(collection.name)), {index.name for index in collection.indexes})
+        self.assertEqual(self.version(), {"_id": "schema", "version": 1, "readable_from": 1})
+
+    async def test_again(self) -> None:
+        """Opening it again changes nothing."""
+        await self.prepare()
+        await self.prepare()
+
+    async def test_something_missing(self) -> None:
+        """What was dropped is made again."""
+        await self.prepare()
+        self.documents["things"].drop_index("thing_name")
+        await self.prepare()
+
+    async def test_other_definition(self) -> None:
+        """An index of a name that we know, but another definition, is made anew."""
+        for other in (
+            {"keys": [("place", -1), ("name", 1)], "unique": True},
+            {"keys": [("name", 1), ("place", -1)]},
+            {"keys": [("name", 1), ("place", 1)], "unique": True, "partialFilterExpression": {"place": {"$gt": 1}}},
+        ):
+            self.documents["things"].drop_indexes()
+            self.documents["things"].create_index(name="thing_name", **other)
+            await self.prepare()
+
+    async def test_other_name(self) -> None:
+        """One that is ours under another name makes room."""
+        self.documents["things"].create_index([("end", 1)], name="end_1", expireAfterSeconds=60)
+        await self.prepare()
+
+    async def test_other_time(self) -> None:
+        """One that deletes after another time is made anew."""
+        for time in (61, 10_000):
+            self.documents["things"].drop_indexes()
+            self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=time)
+            await self.prepare()
+
+    async def test_being_built(self) -> None:
+        """One that somebody else is still building is waited for, and built by a majority of the members."""
+        self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
+        hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
+        self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
+        server = self.a_server()
+        try:
+            first = self.elsewhere(self.make_thing_name)
+            await wait_until(lambda: self.building() == 1)
+            server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+            await wait_until(lambda: self.building() == 2)
+            self.assertFalse(server.is_available)
+        finally:
+            self.servers.client.admin.command({**hang, "mode": "off"})
+        await first
+        await wait_until(lambda: server.is_available)
+        self.assertEqual(self.indexes("things"), self.EXPECTED)
+        self.assertTrue(any("building indexes of things: thing_name, thing_end" in line for line in self.said))
+
+    async def test_other_being_built(self) -> None:
+        """One that is another makes room, even before it is there."""
+        self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=60)
+        self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
+        hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
+        self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
+        try:
+            other = self.elsewhere(self.documents["things"].create_index, [("place", 1)], name="thing_name")
+            await wait_until(lambda: self.building() == 1)
+            opened = self.a_server().open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+            await wait_until(lambda: any("rebuilding index thing_name" in line for line in self.said))
+        finally:
+            self.servers.client.admin.command({**hang, "mode": "off"})
+        await self.assertFailure(other, OperationFailure)
+        await opened
+        self.assertEqual(self.indexes("things"), self.EXPECTED)
+
+    async def test_longer_than_anybody_waits(self) -> None:
+        """One that takes longer than a start waits goes on, and the next start waits for the same."""
+        self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
+        patience = self.patch(schema_module, "_BUILD_TIMEOUT", 1.0)
+        hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
+        self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
+        builds: list[Any] = []
+        try:
+            for _ in range(2):
+                with self.assertRaises(StoreUnavailable):
+                    await self.a_server().open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+                builds += [one["buildUUID"] for one in self.described() if "buildUUID" in one]
+        finally:
+            self.servers.client.admin.command({**hang, "mode": "off"})
+        patience.restore()
+        # Both indexes are built in one go.
+        self.assertEqual((len(builds), len(set(builds))), (4, 1))
+        await self.prepare()
+
+    async def test_altered_last(self) -> None:
+        """One that makes room is there while others are built, for those who name it in what they ask."""
+        self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
+        self.documents["things"].create_index([("end", 1)], name="thing_end", expireAfterSeconds=61)
+        hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
+        self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
+        try:
+            opened = self.a_server().open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+            await wait_until(lambda: self.building() == 1)
+            self.assertIn("thing_end", [one.get("name") for one in self.described()])
+        finally:
+            self.servers.client.admin.command({**hang, "mode": "off"})
+        await opened
+        self.assertEqual(self.indexes("things"), self.EXPECTED)
+
+    def described(self) -> list[Any]:
+        """Its indexes, those that are being built too."""
+        reply = self.documents.command({"listIndexes": "things", "includeBuildUUIDs": True})
+        found: list[Any] = reply["cursor"]["firstBatch"]
+        return found
+
+    def make_thing_name(self) -> None:
+        self.documents["things"].create_index(
+            [("name", 1), ("place", -1)],
+            name="thing_name",
+            unique=True,
+            partialFilterExpression={"place": {"$gt": 1}},
+        )
+
+    def building(self) -> int:
+        """How many are making indexes of our collection."""
+        operations = self.servers.client.admin.command("currentOp")["inprog"]
+        commands = [one.get("command", {}) for one in operations if "client" in one]
+        wanted = [one for one in commands if one.get("createIndexes") == "things" and one["$db"] == self.database]
+        return len(wanted)
+
+    async def test_others_stay(self) -> None:
+        """Indexes of somebody else stay as they are."""
+        self.documents["things"].create_index([("other", 1)], name="theirs")
+        with self.assertRaises(AssertionError):
+            await self.prepare()
+        self.assertEqual(self.indexes("things").pop("theirs"), {"key": [("other", 1)]})
+
+    async def test_at_the_same_time(self) -> None:
+        """Several nodes that start on a new database at the same time all come up."""
+        servers = [self.a_server() for _ in range(5)]
+        self.documents["things"].create_index([("name", 1)], name="thing_name")
+        await gatherResults(
+            [server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK)) for server in servers]
+        )
+        self.assertEqual(self.indexes("things"), self.EXPECTED)
+
+    async def test_no_answer(self) -> None:
+        """A server that is asked what there is and says nothing is not waited for."""
+        self.patch(schema_module, "_COMMAND_TIMEOUT", 0.3)
+        server, begun = self.a_server(), CLOCK.seconds()
+        with self.servers.failpoint("listIndexes", blockConnection=True, blockTimeMS=3_000):
+            with self.assertRaises(StoreUnavailable):
+                await server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+            self.assertLess(CLOCK.seconds() - begun, 2.5)
+
+    async def test_cannot_be_made(self) -> None:
+        """Documents that a unique index does not allow prevent the start, and it is said where they are."""
+        self.documents["things"].insert_many([{"name": 1, "place": 2}, {"name": 1, "place": 2}])
+        server = self.a_server()
+        with self.assertRaisesRegex(StoreUnusable, "the index thing_name of the MongoDB collection things"):
+            await server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+        self.assertFalse(server.is_available)
+
+
+class AuthorizationTests(MongoTestCase):
+    """As a user who may read and write, and nothing else."""
+
+    def choose_servers(self) -> ReplicaSet:
+        return authenticated_server()
+
+    def uri(self, user: str) -> str:
+        """That of a new user."""
+        self.documents.command("createUser", user, pwd="p4ss", roles=["readWrite"], mechanisms=["SCRAM-SHA-1"])
+        self.addCleanup(self.documents.command, "dropUser", user)
+        return self.servers.uri(self.database, credentials=f"{user}:p4ss", authSource=self.database)
+
+    async def test_other_time(self) -> None:
+        """An index that deletes after another time can be mended by that."""
+        await (await self.a_store(uri=self.uri("node"))).close()
+        turns = self.documents["turns"]
+        wanted = turns.index_information()
+        turns.drop_index("turn_over")
+        turns.create_index([("until", 1)], name="turn_over", expireAfterSeconds=1)
+        await self.a_store(uri=self.servers.uri(self.database, credentials="node:p4ss", authSource=self.database))
+        self.assertEqual(turns.index_information(), wanted)
+
+    async def test_another_user(self) -> None:
+        """Nodes that are different users are told so, once, as neither can end the transactions of the other."""
+        one, other = self.uri("one"), self.uri("other")
+        await self.a_store(uri=one)
+        self.assertEqual(self.warnings(), [])
+        store = await self.a_store(uri=other)
+        (warning,) = self.warnings()
+        self.assertIn(f"MongoDB user other@{self.database}, another one one@{self.database}", warning)
+        await self.a_store(uri=one)
+        await store.open()
+        self.assertEqual(len(self.warnings()), 2)
+
+    def warnings(self) -> list[str]:
+        return [line for line in self.said if "the same user" in line]
+
+
+class QuorumTests(SchemaCase):
+    """Three servers, one of which is away."""
+
+    def choose_servers(self) -> ReplicaSet:
+        servers = ReplicaSet(3)
+        servers.open()
+        self.addCleanup(servers.close)
+        return servers
+
+    async def test_member_away(self) -> None:
+        """An index is made by those that are there."""
+        self.documents["things"].insert_one({"name": 1, "place": 2})
+        away = next(number for number in range(3) if number != self.servers.primary())
+        await self.elsewhere(self.servers.kill, away)
+        server = self.a_server()
+        server.open(lambda operations: MongoSchema([THINGS]).prepare(operations, CLOCK))
+        await wait_until(lambda: server.is_available, 30.0)
+        self.assertEqual(set(self.indexes("things")), {"thing_name", "thing_end"})
+
+
+async def _name_places(operations: OperationExecutor, deadline: float) -> None:
+    await operations.write(
+        build_updates("recipients", [{"q": {}, "u": {"$set": {"place": "here"}}, "multi": True}]), deadline
+    )
+
+
+async def _count_places(operations: OperationExecutor, deadline: float) -> None:
+    await operations.write(
+        build_updates("counts", [{"q": {"_id": 1}, "u": {"$inc": {"n": 1}}, "upsert": True}]), deadline
+    )
+
+
+NAMED = MongoMigration(_name_places, readable_from=1)
+COUNTED = MongoMigration(_count_places, readable_from=2)
+
+
+class UpgradeTests(SchemaCase):
+    """A version that has another index, and one that knows nothing of it, at the same time."""
+
+    OTHERS = CollectionSpec("things", (IndexSpec("thing_name", {"name": 1}), THINGS.indexes[1]))
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.migrating: Deferred[None] = Deferred()
+        self.migrate: Deferred[None] = Deferred()
+
+    async def take_time(self, operations: OperationExecutor, deadline: float) -> None:
+        self.migrating.callback(None)
+        await self.migrate
+
+    def open(self, schema: MongoSchema) -> Deferred[None]:
+        return self.a_server().open(lambda operations: schema.prepare(operations, CLOCK))
+
+    def newer(self, readable_from: int = 1) -> MongoSchema:
+        return MongoSchema([self.OTHERS], [MongoMigration(self.take_time, readable_from)])
+
+    def assert_newer(self) -> None:
+        self.assertEqual(self.indexes("things")["thing_name"], {"key": [("name", 1)]})
+        self.assertEqual(self.version(), {"_id": "schema", "version": 2, "readable_from": 1})
+
+    async def test_while_it_migrates(self) -> None:
+        """The older leaves alone what is different, and makes what it misses."""
+        await self.open(MongoSchema([THINGS]))
+        newer = self.open(self.newer())
+        await self.migrating
+        self.documents["things"].drop_index("thing_end")
+        await self.open(MongoSchema([THINGS]))
+        self.assertEqual(self.indexes("things")["thing_name"], {"key": [("name", 1)]})
+        self.assertIn("thing_end", self.indexes("things"))
+        self.migrate.callback(None)
+        await newer
+        self.assert_newer()
+
+    async def test_older_first(self) -> None:
+        """What the older undoes, having looked before there was a newer one, is made again."""
+        newer = self.open(self.newer())
+        await self.migrating
+        self.documents["things"].drop_index("thing_name")
+        self.documents["things"].create_index([("name", 1), ("place", -1)], name="thing_name")
+        self.migrate.callback(None)
+        await newer
+        self.assert_newer()
+
+    async def test_at_the_same_time(self) -> None:
+        """In whichever order they come."""
+        self.migrate.callback(None)
+        for order in (1, -1):
+            self.migrating = Deferred()
+            self.documents["schema"].delete_many({})
+            self.documents["things"].drop()
+            await gatherResults([self.open(schema) for schema in (MongoSchema([THINGS]), self.newer())[::order]])
+            self.assert_newer()
+
+    async def test_too_new(self) -> None:
+        """One that is being brought to a version that the older must not use is not used by it."""
+        newer = self.open(self.newer(readable_from=2))
+        await self.migrating
+        with self.assertRaisesRegex(StoreUnusable, "its schema is version 2, this mediatord knows 1 at most"):
+            await self.open(MongoSchema([THINGS]))
+        self.migrate.callback(None)
+        await newer
+
+
+class VersionTests(SchemaCase):
+    """Databases of other versions."""
+
+    async def test_older(self) -> None:
+        """What is missing is done, in order, once; what was there stays."""
+        old = await self.a_store()
+        await self.put(old, "a")
+        await old.close()
+        for _ in range(2):
+            store = await self.a_store(migrations=(NAMED, COUNTED))
+            self.assertEqual(self.kept(), ["a"])
+            await store.close()
+        self.assertEqual(self.version(), {"_id": "schema", "version": 3, "readable_from": 2})
+        self.assertEqual([one["place"] for one in self.documents["recipients"].find()], ["here"])
+        self.assertEqual(self.documents["counts"].find_one(), {"_id": 1, "n": 1})
+
+    async def test_side_by_side(self) -> None:
+        """Nodes of this version and the next use one database at the same time, whoever comes first."""
+        for _ in range(2):
+            ours = await self.a_store()
+            newer = await self.a_store(migrations=(NAMED,))
+            again = await self.a_store()
+            await gatherResults([self.put(store, f"m{n}") for n, store in enumerate((ours, newer, again))])
+            self.assertEqual(sorted(self.kept()), ["m0", "m1", "m2"])
+            for store in (ours, newer, again):
+                self.assertEqual(await store.find_owner(INBOX), ALICE)
+                await store.acknowledge(ALICE, ["m0", "m1", "m2"])
+                await store.close()
+        self.assertEqual(self.version(), {"_id": "schema", "version": 2, "readable_from": 1})
+
+    async def test_recorded(self) -> None:
+        """A database as any version left it is used by the next, with all that is in it."""
+        for version in RECORDED:
+            for collection in self.documents.list_collection_names():
+                self.documents.drop_collection(collection)
+            restore_snapshot(self.documents, version)
+            store = await self.a_store(migrations=(NAMED,))
+            await self.check_recorded(store)
+            await store.close()
+
+    async def check_recorded(self, store: MongoStore) -> None:
+        self.assertEqual([line for line in self.said if "rebuilding" in line], [])
+        self.assertEqual(self.kept(), ["m", "left-over"])
+        (found,) = await store.fetch_messages(ALICE, None, limit=9, max_bytes=99)
+        self.assertEqual((found.id, found.payload, found.status), ("m", b"{}", "pending"))
+        self.assertEqual(await store.list_recipients(ALICE, offset=0, limit=9), ([INBOX], 1))
+        self.assertEqual(await store.get_account("did:example:old"), None)
+        self.assertTrue((await store.grant("did:example:new")).draft03)
+        self.assertFalse(await store.claim_nonce(b"nonce", CLOCK.seconds() + 1))
+        self.assertEqual(await store.recall_did("did:peer:4z"), "did:peer:4z:long")
+        self.assertEqual(await store.queue_sizes(1), ([("did:example:wallet", 1)], 2))
+        self.assertEqual(
+            (await store.decentrl.pending_events(WALLET, None, PageRequest())).items[0].payload, "payload"
+        )
+        self.assertEqual((await store.decentrl.contract_requests(WALLET, PageRequest())).total, 1)
+        self.assertEqual((await store.decentrl.contracts(WALLET, ContractFilter(), PageRequest())).total, 1)
+        self.assertEqual((await store.decentrl.events(WALLET, EventFilter(tags=("tag",)), PageRequest())).total, 1)
+        self.assertEqual((await store.decentrl.public_events(WALLET, PublicEventFilter(), PageRequest())).total, 1)
+        books = StoreLedger(MessageLedger(accepted=2, waiting=2), MessageLedger(accepted=1, waiting=1))
+        self.assertEqual(await store.read_ledger(), books)
+
+    async def test_too_new(self) -> None:
+        """A newer one that we must not use is left as it is."""
+        newer = await self.a_store(migrations=(NAMED, COUNTED))
+        await newer.close()
+        self.documents["messages"].drop_index("message_expiry")
+        server: ReplicaSetClient = self.a_server()
+        with self.assertRaisesRegex(StoreUnusable, "its schema is version 3, this mediatord knows 1 at most"):
+            await self.a_store(server=server)
+        self.assertFalse(server.is_available)
+        self.assertNotIn("message_expiry", self.indexes("messages"))
+        await self.a_store(migrations=(NAMED,))
+
+    async def test_fails(self) -> None:
+        """A migration that fails is done when the store is opened again."""
+        await self.a_store()
+        with self.servers.failpoint("update", errorCode=8, times=1):
+            with self.assertRaises(StoreUnavailable):
+                await self.a_store(migrations=(NAMED,))
+        self.assertEqual(self.version()["version"], 1)
+        await self.a_store(migrations=(NAMED,))
+        self.assertEqual(self.version()["version"], 2)
+
+    async def test_command(self) -> None:
+        """Migrations may use any command."""
+        done: list[Any] = []
+
+        async def ask(operations: OperationExecutor, deadline: float) -> None:
+            done.append(await operations.command(MongoCommand({"count": "messages"}), deadline))
+
+        await self.a_store(migrations=(MongoMigration(ask, readable_from=1),))
+        self.assertEqual([one["n"] for one in done], [0])

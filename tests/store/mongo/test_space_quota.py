@@ -1,0 +1,178 @@
+"""A MongoDB database that may take so many bytes, or whose disk has too little left."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from mediatord.errors import StoreUnavailable
+from mediatord.store.interfaces.decentrl import CommandGuard, Contract, DecentrlQuotas
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import StoreFault
+from mediatord.store.mongo.space_quota import CHECK_INTERVAL, SpaceQuota
+from mediatord.store.mongo.store import MongoStore
+from mediatord.store.quotas import SpaceLimits
+from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, SOMETIME, MongoTestCase, wait_until
+
+BOB = "did:example:bob"
+QUOTA = 4_000_000
+
+
+class SpaceCase(MongoTestCase):
+    """:ivar faults: what was reported."""
+
+    faults: list[tuple[StoreFault, bool]]
+
+    async def limited_store(self, limits: SpaceLimits) -> MongoStore:
+        """An open store with these limits."""
+        self.faults = []
+        store = MongoStore(
+            self.a_server(),
+            CLOCK,
+            QueueLimits(max_messages=10_000, max_bytes=1 << 30),
+            caps=DecentrlQuotas(),
+            space_limits=limits,
+            on_fault=lambda fault, present: self.faults.append((fault, present)),
+        )
+        self.addCleanup(store.close)
+        await store.open()
+        return store
+
+    async def checkpoint(self, store: MongoStore) -> None:
+        """Have the server write to its files now, and the store ask for their size."""
+        await self.elsewhere(self.servers.client.admin.command, "fsync")
+        await store.space_quota.check()
+
+    async def unavailable(self, *writes: Deferred[Any]) -> None:
+        """All of them are refused."""
+        for write in writes:
+            with self.assertRaises(StoreUnavailable):
+                await write
+
+
+class QuotaTests(SpaceCase):
+    """A bound in bytes."""
+
+    async def test_full(self) -> None:
+        """Beyond it mail and registrations are refused, reading and deleting go on, until there is room again."""
+        # What other tests have left in indexes does not count.
+        stats = await self.elsewhere(self.documents.command, "dbStats")
+        quota = SpaceLimits(max_bytes=int(stats["indexSize"] + stats["dataSize"]) + QUOTA, min_free_bytes=1)
+        store = await self.limited_store(quota)
+        await store.grant(ALICE)
+        await self.register(store, INBOX)
+        await self.checkpoint(store)
+        self.assertEqual((store.trouble, self.faults), ("", []))
+        number, tomorrow = 0, CLOCK.seconds() + 86_400
+        while not store.trouble:
+            self.assertLess(number, 100)
+            await self.put(store, f"m{number}", data=random.randbytes(100_000))
+            await self.checkpoint(store)
+            number += 1
+        self.assertGreater(number, QUOTA // 400_000)
+        self.assertEqual((store.trouble, self.faults), ("store full: only reading and deleting", [("full", True)]))
+        await self.unavailable(
+            self.put(store, "one more"),
+            store.grant(BOB),
+            store.move_account(ALICE, BOB),
+            store.remember_did("did:peer:4short", "did:peer:4long"),
+            store.update_recipients(ALICE, [("did:example:more", "add")], max_recipients=9),
+            store.decentrl.save_contract(
+                CommandGuard(b"1", tomorrow), Contract("c", None, BOB, tomorrow, b"c", b"{}")
+            ),
+            store.ping(),
+        )
+        await store.decentrl.check_guard(CommandGuard(b"2", tomorrow))
+        found = await store.fetch_messages(ALICE, None, limit=number, max_bytes=1 << 30)
+        self.assertEqual([message.id for message in found], [f"m{each}" for each in range(number)])
+        self.assertTrue(await store.claim_nonce(b"nonce", CLOCK.seconds() + 9))
+        await store.mark_delivered(["m0"])
+        self.assertEqual(len(await store.acknowledge(ALICE, ["m0"])), 1)
+        await self.checkpoint(store)
+        await self.unavailable(self.put(store, "one more"))  # a message less is not enough
+        await store.acknowledge(ALICE, [message.id for message in found])
+        await store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
+        await self.checkpoint(store)
+        self.assertEqual((store.trouble, self.faults), ("", [("full", True), ("full", False)]))
+        await store.ping()
+        await self.register(store, INBOX)
+        await self.put(store, "one more")
+
+    async def test_asks_by_itself(self) -> None:
+        """Soon after the store is open, and again and again."""
+        store = await self.limited_store(SpaceLimits(max_bytes=1))
+        await wait_until(lambda: bool(store.trouble), SOMETIME)
+        store.space_quota.limits = SpaceLimits()
+        await wait_until(lambda: not store.trouble, CHECK_INTERVAL + SOMETIME)
+        self.assertEqual(self.faults, [("full", True), ("full", False)])
+
+
+class DiskTests(SpaceCase):
+    """What is left of the server's disk."""
+
+    async def test_little_left(self) -> None:
+        """The same, when less is left than there is to be."""
+        store = await self.limited_store(SpaceLimits(min_free_bytes=1 << 60))
+        await wait_until(lambda: bool(store.trouble), SOMETIME)
+        await self.unavailable(store.grant(ALICE), store.ping())
+
+    async def test_enough_left(self) -> None:
+        """More or less than what is free now."""
+        stats = await self.elsewhere(self.documents.command, "dbStats")
+        free = stats["fsTotalSize"] - stats["fsUsedSize"]
+        for least, trouble in ((int(free * 0.9), ""), (int(free * 1.1), "store full: only reading and deleting")):
+            store = await self.limited_store(SpaceLimits(min_free_bytes=least))
+            await store.space_quota.check()
+            self.assertEqual(store.trouble, trouble)
+            await store.close()
+
+
+class RefusedTests(SpaceCase):
+    """What the server says instead of figures."""
+
+    async def check(self, code: int) -> tuple[MongoStore, list[str]]:
+        """Check while the server answers with this code once. :return: and what is logged."""
+        store = await self.limited_store(SpaceLimits(max_bytes=1))
+        await wait_until(lambda: bool(store.trouble), SOMETIME)
+        self.said.clear()
+        with self.servers.failpoint("dbStats", times=1, errorCode=code):
+            await store.space_quota.check()
+        return store, self.said
+
+    async def test_old_server(self) -> None:
+        """One that does not know what is free in its files is asked for the rest."""
+        store, said = await self.check(72)
+        self.assertEqual((bool(store.trouble), said), (True, []))
+
+    async def test_no_privilege(self) -> None:
+        """It is said once; what is known of the space stays."""
+        store, said = await self.check(13)
+        self.assertEqual((bool(store.trouble), len(said)), (True, 1))
+        self.assertIn("may not run dbStats", said[0])
+        with self.servers.failpoint("dbStats", times=1, errorCode=13):
+            await store.space_quota.check()
+        self.assertEqual(len(said), 1)
+
+    async def test_out_of_time(self) -> None:
+        """The next check asks for everything again."""
+        with self.assertRaises(StoreUnavailable):
+            await self.check(50)
+
+    async def test_away(self) -> None:
+        """Nobody is told that what waits can be read."""
+        store = await self.limited_store(SpaceLimits(max_bytes=1))
+        await wait_until(lambda: bool(store.trouble), SOMETIME)
+        await store.close()
+        self.assertEqual(store.trouble, "")
+
+
+class ReuseTests(SpaceCase):
+    """Space of the disk, and space inside of the files."""
+
+    async def test_half_is_free_on_the_disk(self) -> None:
+        """What is free inside of the files counts, but journal and oplog need some of the disk itself."""
+        quota = SpaceQuota(self.a_server(), SpaceLimits(min_free_bytes=1000), lambda fault, present: None)
+        for free, reusable, full in ((1000, 0, False), (600, 400, False), (600, 300, True), (400, 9000, True)):
+            self.assertEqual(quota.exceeded(taken=1, free=free, reusable=reusable, total=10_000), full)

@@ -1,0 +1,122 @@
+"""
+A process that stores and removes for ever, in all ways there are, and prints what was done, until it is killed.
+
+`python -m tests.store.sqlite.churn_process DATABASE SEED`: lines with a half, an entry of its ledger, and a number.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import react
+
+from mediatord.errors import QuotaExceeded
+from mediatord.store.factory import build_store
+from mediatord.store.interfaces.decentrl import CommandGuard, Contract, DecentrlQuotas, PageRequest, PendingEvent
+from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.message_operations import LEDGER_ENTRY_BY_REASON
+from tests.store.builders import ALICE, BOB, HOUR, make_payload
+
+INBOX = "did:key:z6MkInbox"
+LIMITS = QueueLimits(max_messages=40, max_bytes=100_000, share=0.5)
+AT_A_TIME = 8
+ORIGINS = (0, 0x0001_0001, 0x0001_0002, 0x0002_0003)
+
+
+class Churner:
+    """Its numbers make ids that no earlier process with another seed has used."""
+
+    def __init__(self, store: IStore, clock: IReactorTime, seed: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._random = Random(seed)
+        self._seed = seed
+        self._last = 0
+
+    async def begin(self) -> None:
+        """Somebody to deposit for, in either half."""
+        await self._store.grant(ALICE)
+        await self._store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=1)
+        until = self._clock.seconds() + HOUR
+        for owner, peer in ((None, ALICE), (ALICE, BOB)):
+            contract = Contract(self._id(), owner, peer, until, self._id().encode(), b"{}")
+            await self._store.decentrl.save_contract(self._guard(), contract)
+
+    async def churn(self) -> None:
+        """For ever."""
+        works = (self._deposit, self._deposit, self._acknowledge, self._take, self._expire, self._send, self._receive)
+        while True:
+            await self._random.choice(works)()
+
+    async def _deposit(self) -> None:
+        payloads = [make_payload(self._id(), b"x" * self._random.randrange(3000)) for _ in range(3)]
+        if not self._random.randrange(9):
+            payloads.append(make_payload(self._id(), b"x" * (LIMITS.max_bytes + 1)))
+        expires_at = self._clock.seconds() + self._random.choice([0.0, 0.1, HOUR])
+        origin = self._random.choice(ORIGINS)
+        enqueued = await self._store.enqueue(INBOX, payloads, expires_at=expires_at, origin=origin)
+        _print_entry("didcomm", "accepted", len(enqueued.messages))
+        _print_removed(enqueued.evicted)
+
+    async def _acknowledge(self) -> None:
+        _print_removed(await self._store.acknowledge(ALICE, await self._some()))
+
+    async def _take(self) -> None:
+        _print_removed(await self._store.remove_messages(await self._some()))
+
+    async def _some(self) -> list[str]:
+        found = await self._store.fetch_messages(ALICE, None, limit=3, max_bytes=1 << 20)
+        return [message.id for message in found]
+
+    async def _expire(self) -> None:
+        _print_removed(await self._store.expire_messages(5))
+
+    async def _send(self) -> None:
+        event = PendingEvent(self._id(), ALICE, BOB, "event", self._clock.seconds())
+        try:
+            await self._store.decentrl.enqueue_event(self._guard(), event)
+        except QuotaExceeded:
+            return
+        _print_entry("decentrl", "accepted", 1)
+
+    async def _receive(self) -> None:
+        found = await self._store.decentrl.pending_events(ALICE, None, PageRequest(0, 2))
+        ids = [event.id for event in found.items]
+        gone = await self._store.decentrl.acknowledge_events(self._guard(), ALICE, ids)
+        _print_entry("decentrl", "acknowledged", len(gone))
+
+    def _guard(self) -> CommandGuard:
+        return CommandGuard(self._id().encode(), self._clock.seconds() + 1)
+
+    def _id(self) -> str:
+        self._last += 1
+        return f"{self._seed}-{self._last}"
+
+
+def _print_removed(removed: Iterable[RemovedMessage]) -> None:
+    for one in removed:
+        _print_entry("didcomm", LEDGER_ENTRY_BY_REASON[one.reason], 1)
+
+
+def _print_entry(half: str, entry: str, number: int) -> None:
+    sys.stdout.write(f"{half} {entry} {number}\n")
+    sys.stdout.flush()
+
+
+async def churn_forever(reactor: IReactorTime) -> None:
+    path, seed = sys.argv[1:]
+    store = build_store("sqlite", reactor, LIMITS, caps=DecentrlQuotas(pending=20), path=Path(path))
+    await store.open()
+    churner = Churner(store, reactor, seed)
+    await churner.begin()
+    await gatherResults([Deferred.fromCoroutine(churner.churn()) for _ in range(AT_A_TIME)])
+
+
+if __name__ == "__main__":
+    react(lambda reactor: Deferred.fromCoroutine(churn_forever(reactor)))

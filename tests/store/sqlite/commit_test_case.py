@@ -1,0 +1,79 @@
+"""A SQLite store with its turns and threads in the hands of a test, and how to count its commits."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.store.interfaces.messages import EnqueueResult, QueueLimits
+from mediatord.store.sqlite.executor import SQLiteTuning
+from tests.store.builders import ALICE, NOON, HoldableRunner, make_database_path, make_payload, make_sqlite_store
+
+T = TypeVar("T")
+
+INBOX = "did:key:z6MkInbox"
+
+
+def count_wal_commits(path: Path) -> int:
+    """How many transactions the write-ahead log holds: a frame that tells the size of the database ends one."""
+    log = path.with_name(path.name + "-wal").read_bytes()
+    page_size, salt = struct.unpack_from(">8xI4x8s", log)
+    frames = range(32, len(log), 24 + page_size)
+    ends = [struct.unpack_from(">4xI8s", log, frame) for frame in frames]
+    return sum(size > 0 and its_salt == salt for size, its_salt in ends)
+
+
+class CommitTestCase(SynchronousTestCase):
+    """A store whose reactor turns end when the test says so, and whose threads can be held."""
+
+    limits = QueueLimits(max_messages=10_000)
+    tuning = SQLiteTuning()
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.clock.advance(NOON)
+        self.writer = HoldableRunner()
+        self.reader = HoldableRunner()
+        self.path = make_database_path(self)
+        self.observed: list[str] = []
+        self.store = make_sqlite_store(
+            self.clock,
+            self.path,
+            self.limits,
+            write=self.writer,
+            read=self.reader,
+            observe=lambda operation, seconds: self.observed.append(operation),
+            tuning=self.tuning,
+        )
+        self.successResultOf(self.store.open())
+        self.addCleanup(self.close)  # trial removes the directory before it calls tearDown
+        self.done(self.store.grant(ALICE))
+        self.done(self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9))
+        self.observed.clear()
+
+    def close(self) -> None:
+        """Do what was held, and close the store."""
+        self.writer.let_go()
+        closed = self.store.close()
+        self.turn()
+        self.successResultOf(closed)
+
+    def turn(self) -> None:
+        """End the turn of the reactor, and the next ones."""
+        self.clock.pump([0, 0, 0])
+
+    def done(self, asked: Deferred[T]) -> T:
+        self.turn()
+        return self.successResultOf(asked)
+
+    def put(self, *ids: str, to: str = INBOX, data: bytes | None = None) -> Deferred[EnqueueResult]:
+        return self.store.enqueue(to, [make_payload(id, data) for id in ids], expires_at=NOON + 3600)
+
+    def stored(self) -> list[str]:
+        found = self.done(self.store.fetch_messages(ALICE, None, limit=10_000, max_bytes=1 << 30))
+        return [message.id for message in found]

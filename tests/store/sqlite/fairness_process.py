@@ -1,0 +1,42 @@
+"""
+A process that writes to a database as often as it can, one row a transaction.
+
+`python -m tests.store.sqlite.fairness_process DATABASE NAME ROWS`: waits for a line, then writes until there are so many rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from sqlite3 import Connection
+
+from mediatord.store.message_operations import ignore_observation
+from mediatord.store.sqlite.executor import SQLiteExecutor, SQLiteRunners, SQLiteTuning
+from tests.store.builders import ImmediateClock, InlineRunner
+
+PATIENCE = 60.0
+
+
+def compete(path: Path, name: str, rows: int) -> None:
+    """Write the name of this process again and again."""
+    runners = SQLiteRunners(InlineRunner(), InlineRunner(), InlineRunner(), InlineRunner())
+    file = SQLiteExecutor(
+        path, ImmediateClock(), runners, ignore_observation, SQLiteTuning(patience=PATIENCE), shared=True
+    )
+    file.open()
+    print(flush=True)  # noqa: T201  it is read by who has started this
+    sys.stdin.readline()
+    written: list[int] = [0]
+
+    def write(connection: Connection) -> int:
+        connection.execute("INSERT INTO written (name) VALUES (?)", (name,))
+        return int(connection.execute("SELECT count(*) FROM written").fetchone()[0])
+
+    while written[-1] < rows:
+        file.write("write", write).addCallback(written.append)
+    file.close()
+
+
+if __name__ == "__main__":
+    database, own_name, most = sys.argv[1:]
+    compete(Path(database), own_name, int(most))

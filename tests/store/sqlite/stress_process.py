@@ -1,0 +1,135 @@
+"""
+A process that shares a database with others like it, and works on the same accounts as hard as it can.
+
+`python -m tests.store.sqlite.stress_process DATABASE NAME`: waits for a line, then works, then prints what it has done as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import react
+
+from mediatord.errors import QuotaExceeded
+from mediatord.store.factory import build_store
+from mediatord.store.interfaces.cluster import ClusterJoinError, ClusterNode
+from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, DecentrlQuotas
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.interfaces.store import IStore
+from tests.store.builders import ALICE, BOB, HOUR, make_payload
+
+INBOX = "did:key:z6MkInbox"
+LIMITS = QueueLimits(max_messages=60)
+CAPS = DecentrlQuotas(requests=40, requests_of_one=1000)
+MOST_RECIPIENTS = 30
+NONCES = 200
+TAKEN = 50
+ROUNDS = 40
+AT_A_TIME = 5
+
+
+class StressWorker:
+    """
+    :ivar done: what was deposited, evicted and acknowledged, and what was won where only so much could be had.
+    """
+
+    def __init__(self, store: IStore, clock: IReactorTime, name: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._name = name
+        self.done: dict[str, list[Any]] = {}
+
+    async def work(self) -> None:
+        works = [self._deposits, self._claims, self._registers, self._requests, self._takes, self._joins]
+        await gatherResults([Deferred.fromCoroutine(work()) for work in works])
+
+    def _note(self, what: str, *items: Any) -> None:
+        self.done.setdefault(what, []).extend(items)
+
+    async def _at_a_time(self, work: Callable[[int], Awaitable[None]], rounds: int) -> None:
+        async def some(first: int) -> None:
+            for number in range(first, rounds, AT_A_TIME):
+                await work(number)
+
+        await gatherResults([Deferred.fromCoroutine(some(first)) for first in range(AT_A_TIME)])
+
+    async def _deposits(self) -> None:
+        await self._at_a_time(self._deposit, ROUNDS)
+
+    async def _deposit(self, number: int) -> None:
+        """A few messages, then an acknowledgement of the oldest, which somebody else may have had as well."""
+        payloads = [make_payload(f"{self._name}-{number}-{part}") for part in range(3)]
+        enqueued = await self._store.enqueue(INBOX, payloads, expires_at=self._clock.seconds() + HOUR)
+        self._note("deposited", *(message.id for message in enqueued.messages))
+        self._note("evicted", *(gone.id for gone in enqueued.evicted))
+        found = await self._store.fetch_messages(ALICE, None, limit=1000, max_bytes=1 << 30)
+        self._note("waiting", len(found))
+        gone = await self._store.acknowledge(ALICE, [message.id for message in found[:2]])
+        self._note("acknowledged", *(one.id for one in gone))
+
+    async def _claims(self) -> None:
+        order = Random(self._name).sample(range(NONCES), NONCES)
+        until = self._clock.seconds() + HOUR
+
+        async def claim(number: int) -> None:
+            if await self._store.claim_nonce(b"%d" % order[number], until):
+                self._note("claimed", order[number])
+
+        await self._at_a_time(claim, NONCES)
+
+    async def _registers(self) -> None:
+        async def register(number: int) -> None:
+            update = await self._store.update_recipients(
+                BOB, [(f"did:{self._name}:{number}", "add")], max_recipients=MOST_RECIPIENTS
+            )
+            self._note("registered", *(one for one in update if one == "success"))
+
+        await self._at_a_time(register, ROUNDS)
+
+    async def _requests(self) -> None:
+        async def request(number: int) -> None:
+            id = f"{self._name}-{number}"
+            guard = CommandGuard(id.encode(), self._clock.seconds() + HOUR)
+            try:
+                await self._store.decentrl.request_contract(guard, ContractRequest(id, BOB, ALICE, "", ""))
+            except QuotaExceeded:
+                return
+            self._note("requested", id)
+
+        await self._at_a_time(request, ROUNDS)
+
+    async def _takes(self) -> None:
+        async def take(_: int) -> None:
+            if not await self._store.cluster.take_quota(b"key", 1, limit=TAKEN, period=HOUR):
+                self._note("taken", 1)
+
+        await self._at_a_time(take, TAKEN)
+
+    async def _joins(self) -> None:
+        try:
+            await self._store.cluster.join(ClusterNode("node", self._name, "tcp:host=x:port=1", b""), HOUR)
+        except ClusterJoinError:
+            return
+        self._note("joined", self._name)
+
+
+async def run_stress(reactor: IReactorTime) -> None:
+    path, name = sys.argv[1:]
+    store = build_store("sqlite", reactor, LIMITS, caps=CAPS, path=Path(path), shared=True)
+    sys.stdin.readline()
+    await store.open()
+    one = StressWorker(store, reactor, name)
+    await one.work()
+    await store.close()
+    sys.stdout.write(json.dumps(one.done))
+
+
+if __name__ == "__main__":
+    react(lambda reactor: Deferred.fromCoroutine(run_stress(reactor)))

@@ -1,0 +1,226 @@
+"""Several processes on one database."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from mediatord.errors import ReplayCacheFull, StoreUnavailable
+from mediatord.store.interfaces.decentrl import EventFilter, PageRequest
+from mediatord.store.sqlite.account_queries import grant_account, update_recipients
+from mediatord.store.sqlite.database_file import connect, open_database, prepare_database
+from mediatord.store.sqlite.executor import SQLiteTuning
+from mediatord.store.sqlite.group_commit import commit_batch
+from mediatord.store.sqlite.sqlite_store import SQLiteStore
+from tests.store.builders import (
+    ALICE,
+    BOB,
+    HOUR,
+    NOON,
+    HoldableRunner,
+    ImmediateClock,
+    make_database_path,
+    make_payload,
+    make_sqlite_store,
+)
+from tests.store.contract.decentrl_base import an_event
+from tests.store.sqlite import stress_process
+from tests.store.sqlite.operations import SQLiteOperations, find_miscounts, resolve_results
+from tests.store.sqlite.stress_process import INBOX
+
+PROCESSES = ("a", "b", "c")
+PATIENCE = 0.05
+
+
+@pytest.mark.system
+class HammerTests(SynchronousTestCase):
+    """Real processes that want the same at the same time."""
+
+    def prepare(self) -> Path:
+        """A database with accounts and a DID that takes contract requests."""
+        path = make_database_path(self)
+        orders = SQLiteOperations(stress_process.CAPS)
+        with closing(prepare_database(path)) as connection:
+            connection.execute("BEGIN")
+            for did in (ALICE, BOB):
+                grant_account(connection, did, NOON)
+            update_recipients(connection, ALICE, [(INBOX, "add")], 1)
+            connection.execute("COMMIT")
+            outcomes = commit_batch(connection, orders.settled())
+            self.assertEqual({error for _, error in resolve_results(outcomes)}, {None})
+        return path
+
+    def stress_worker(self, path: Path) -> Counter[tuple[str, Any]]:
+        """What all of them together say they have done; how often each."""
+        command = [sys.executable, "-m", "tests.store.sqlite.stress_process", str(path)]
+        children = [
+            subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for name in PROCESSES
+        ]
+        for child in children:
+            self.addCleanup(child.kill)
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("\n")
+            child.stdin.flush()
+        told = [json.loads(child.communicate(timeout=180)[0]) for child in children]
+        self.assertEqual([child.returncode for child in children], [0] * len(children))
+        return Counter((what, item) for one in told for what, items in one.items() for item in items)
+
+    def test_it_all_reconciles(self) -> None:
+        """Nothing is lost, nothing is there twice, and nowhere is more than there may be."""
+        path = self.prepare()
+        done = self.stress_worker(path)
+        with closing(open_database(path)) as connection:
+            left = [id for (id,) in connection.execute("SELECT id FROM message")]
+            self.assertEqual(find_miscounts(connection), [])
+            self.assertEqual(connection.execute("PRAGMA integrity_check").fetchall(), [("ok",)])
+            self.assertEqual(connection.execute("PRAGMA foreign_key_check").fetchall(), [])
+            counted = connection.execute("SELECT sum(messages) FROM queue").fetchone()
+            self.assertEqual(counted[0] or 0, len(left))
+
+        def told(what: str) -> list[Any]:
+            return sorted(item for kind, item in done.elements() if kind == what)
+
+        self.assertEqual(len(told("deposited")), 3 * stress_process.ROUNDS * len(PROCESSES))
+        self.assertEqual(told("deposited"), sorted([*told("evicted"), *told("acknowledged"), *left]))
+        self.assertLessEqual(max(told("waiting")), stress_process.LIMITS.max_messages)
+        self.assertEqual(told("claimed"), list(range(stress_process.NONCES)))
+        self.assertEqual(len(told("registered")), stress_process.MOST_RECIPIENTS)
+        self.assertEqual(len(told("requested")), stress_process.CAPS.requests)
+        self.assertEqual(len(told("taken")), stress_process.TAKEN)
+        self.assertEqual(len(told("joined")), 1)
+
+
+class SharedTests(TestCase):
+    """What one process does is seen by another as soon as it is done."""
+
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        self.clock, self.path = ImmediateClock(), make_database_path(self)
+        tuning = SQLiteTuning(max_nonces=5)
+        self.stores = [make_sqlite_store(self.clock, self.path, shared=True, tuning=tuning) for _ in range(2)]
+        for store in self.stores:
+            await store.open()
+        await self.stores[0].grant(ALICE)
+        await self.stores[1].grant(BOB)
+
+    async def tearDown(self) -> None:  # type: ignore[override]  # trial waits for it
+        for store in self.stores:
+            await store.close()
+
+    async def test_owners(self) -> None:
+        """Who has registered a DID is known everywhere, whatever was known before."""
+        ours, theirs = self.stores
+        await ours.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
+        for store in self.stores:
+            self.assertEqual(await store.find_owner(INBOX), ALICE)
+        await theirs.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
+        self.assertIsNone(await ours.find_owner(INBOX))
+        await theirs.update_recipients(BOB, [(INBOX, "add")], max_recipients=9)
+        self.assertEqual(await ours.find_owner(INBOX), BOB)
+        await theirs.move_account(BOB, "did:example:carol")
+        self.assertEqual(await ours.find_owner(INBOX), "did:example:carol")
+
+    async def test_pages(self) -> None:
+        """Pages that were read begin where they ought to after another process has changed the list."""
+        ours, theirs = self.stores
+        orders = SQLiteOperations(stress_process.CAPS)
+        events = [an_event(f"e{number}", at=float(number)) for number in range(40)]
+        await theirs.decentrl.save_events(orders.guard(), ALICE, events[1:])
+
+        async def pages() -> list[str]:
+            found = [
+                await ours.decentrl.events(ALICE, EventFilter(), PageRequest(offset, 7)) for offset in range(0, 42, 7)
+            ]
+            self.assertEqual({page.total for page in found}, {len(events)})
+            return [event.id for page in found for event in page.items]
+
+        first, *events = events
+        self.assertEqual(await pages(), [event.id for event in events])
+        events = [first, *events]
+        await theirs.decentrl.save_events(orders.guard(), ALICE, [first])
+        self.assertEqual(await pages(), [event.id for event in events])
+        await theirs.decentrl.update_tags(orders.guard(), ALICE, [("e3", ("x",))])
+        found = await ours.decentrl.events(ALICE, EventFilter(tags=("x",)), PageRequest(0, 9))
+        self.assertEqual([event.id for event in found.items], ["e3"])
+        self.assertEqual(await pages(), [event.id for event in events])
+
+    async def test_nonces_are_bounded(self) -> None:
+        """No more nonces are kept than one process alone would keep; what has no room is refused by each."""
+        for number in range(5):
+            self.assertTrue(await self.stores[number % 2].claim_nonce(b"%d" % number, NOON + HOUR))
+        for store in self.stores:
+            with self.assertRaises(ReplayCacheFull):
+                await store.claim_nonce(b"5", NOON + HOUR)
+        for number in range(5):
+            self.assertFalse(await self.stores[1 - number % 2].claim_nonce(b"%d" % number, NOON + HOUR))
+
+    async def test_order_of_arrival(self) -> None:
+        """Messages have one order, whichever process accepted them."""
+        await self.stores[0].update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
+        for number in range(6):
+            await self.stores[number % 2].enqueue(INBOX, [make_payload(f"m{number}")], expires_at=NOON + HOUR)
+        for store in self.stores:
+            found = await store.fetch_messages(ALICE, None, limit=9, max_bytes=9999)
+            self.assertEqual([message.id for message in found], [f"m{number}" for number in range(6)])
+
+
+class LockTests(SynchronousTestCase):
+    """Waiting for another process that writes."""
+
+    def setUp(self) -> None:
+        self.clock, self.path, self.writer = ImmediateClock(), make_database_path(self), HoldableRunner()
+        self.store = self.a_store()
+        self.successResultOf(self.store.open())
+        self.addCleanup(lambda: self.successResultOf(self.store.close()))
+        self.other = connect(self.path)
+        self.addCleanup(self.other.close)
+
+    def a_store(self) -> SQLiteStore:
+        return make_sqlite_store(
+            self.clock, self.path, shared=True, write=self.writer, tuning=SQLiteTuning(patience=PATIENCE)
+        )
+
+    def refused(self, *asked: Deferred[Any]) -> None:
+        for one in asked:
+            self.failureResultOf(one, StoreUnavailable)
+
+    def test_lock_is_waited_for(self) -> None:
+        """A write is done when the other process ends its transaction in time."""
+        self.other.execute("BEGIN IMMEDIATE")
+        steps: list[str] = []
+        self.other.set_trace_callback(steps.append)
+        self.writer.hold()
+        claimed = self.store.claim_nonce(b"a", NOON + 9)
+        self.other.execute("COMMIT")
+        self.writer.let_go()
+        self.assertTrue(self.successResultOf(claimed))
+        self.assertEqual(steps, ["COMMIT"])
+
+    def test_all_that_wait_fail_together(self) -> None:
+        """What has waited behind a write that was locked out fails with it, and does not wait as long once more."""
+        self.other.execute("BEGIN IMMEDIATE")
+        self.writer.hold()
+        asked = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(5)]
+        before = self.writer.hops
+        self.writer.let_go()
+        self.refused(*asked)
+        self.assertEqual(self.writer.hops, before)
+        self.other.execute("ROLLBACK")
+        self.assertTrue(self.successResultOf(self.store.claim_nonce(b"0", NOON + 9)))
+
+    def test_reads_do_not_wait(self) -> None:
+        """While another process writes everything can be read."""
+        self.successResultOf(self.store.grant(ALICE))
+        self.other.execute("BEGIN IMMEDIATE")
+        self.assertEqual(self.successResultOf(self.store.list_recipients(ALICE, offset=0, limit=9)), ([], 0))
+        self.other.execute("ROLLBACK")

@@ -1,0 +1,135 @@
+"""The SQLite store with its real threads, and with a real end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from threading import current_thread, enumerate
+
+import pytest
+from twisted.internet import reactor  # noqa: TID251  these tests are about calls from real threads to it
+from twisted.internet.defer import gatherResults
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from mediatord.errors import StoreUnavailable
+from mediatord.store.factory import build_store
+from mediatord.store.interfaces.messages import QueueLimits
+from mediatord.store.sqlite.database_file import connect, connect_reader
+from mediatord.store.sqlite.group_commit import ThreadRunner
+from tests.store.builders import ALICE, HOUR, make_database_path, make_payload
+from tests.store.sqlite.enqueue_process import INBOX
+
+LINES = 100
+
+
+def store_threads() -> set[str]:
+    return {thread.name for thread in enumerate() if thread.name.startswith("mediatord-store")}
+
+
+class ThreadTests(TestCase):
+    """Real threads between open and close."""
+
+    def setUp(self) -> None:
+        self.path = make_database_path(self)
+        self.clock = IReactorTime(reactor)
+        self.observed: Counter[str] = Counter()
+        self.store = build_store(
+            "sqlite", self.clock, QueueLimits(), path=self.path, observe=lambda name, _: self.observed.update([name])
+        )
+
+    async def open(self) -> None:
+        await self.store.open()
+        self.addCleanup(self.store.close)
+        await self.store.grant(ALICE)
+        await self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
+
+    def expiry(self) -> float:
+        return self.clock.seconds() + HOUR
+
+    async def test_many_at_once(self) -> None:
+        """Hundreds of concurrent deposits are all stored, in the order of asking, in a few commits."""
+        await self.open()
+        before = self.observed["commit"]
+        names = [f"m{number}" for number in range(300)]
+        await gatherResults([self.store.enqueue(INBOX, [make_payload(id)], expires_at=self.expiry()) for id in names])
+        found = await self.store.fetch_messages(ALICE, None, limit=1000, max_bytes=1 << 20)
+        self.assertEqual([message.id for message in found], names)
+        self.assertLessEqual(self.observed["commit"] - before, 3)
+
+    async def test_threads_come_and_go(self) -> None:
+        """There are threads between open and close only, also when opening fails."""
+        self.assertEqual(store_threads(), set())
+        await self.open()
+        self.assertEqual(len(store_threads()), 4)
+        await self.store.close()
+        self.assertEqual(store_threads(), set())
+        refused = build_store("sqlite", self.clock, QueueLimits(), path=self.path / "not a directory")
+        with self.assertRaises(StoreUnavailable):
+            await refused.open()
+        self.assertEqual(store_threads(), set())
+        await self.store.open()
+        self.assertEqual(await self.store.find_owner(INBOX), ALICE)
+
+    async def test_one_thread_each(self) -> None:
+        """A runner does everything in one and the same thread, which is not the reactor's."""
+        runner = ThreadRunner(IReactorFromThreads(reactor), "mediatord-store-test")
+        runner.start()
+        self.addCleanup(runner.stop)
+        threads = await gatherResults([runner(current_thread) for _ in range(20)])
+        self.assertEqual(len(set(threads)), 1)
+        self.assertNotIn(current_thread(), threads)
+
+    async def test_reads_while_locked_out(self) -> None:
+        """While another process holds the write lock, reads are answered; then the write goes through."""
+        await self.open()
+        with closing(connect(self.path)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            writing = self.store.enqueue(INBOX, [make_payload("a")], expires_at=self.expiry())
+            self.assertEqual((await self.store.get_queue_status(ALICE, None)).message_count, 0)
+            self.assertEqual((await self.store.list_recipients(ALICE, offset=0, limit=9))[1], 1)
+            self.assertNoResult(writing)
+            other.execute("ROLLBACK")
+        await writing
+        self.assertEqual((await self.store.get_queue_status(ALICE, None)).message_count, 1)
+
+    async def test_close_while_busy(self) -> None:
+        """Close waits for what was accepted, in all threads."""
+        await self.open()
+        asked = [
+            self.store.enqueue(INBOX, [make_payload(f"m{number}")], expires_at=self.expiry()) for number in range(50)
+        ]
+        owner = self.store.find_owner(INBOX)
+        await self.store.close()
+        for enqueued in asked:
+            self.successResultOf(enqueued)
+        self.assertEqual(self.successResultOf(owner), ALICE)
+
+
+@pytest.mark.system
+class KillTests(SynchronousTestCase):
+    """The end without a close."""
+
+    def test_kill(self) -> None:
+        """What was accepted before the process was killed is stored, and nothing is stored by half."""
+        path = make_database_path(self)
+        command = [sys.executable, "-m", "tests.store.sqlite.enqueue_process", str(path)]
+        child = subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        with child.stdout:
+            lines = [child.stdout.readline() for _ in range(LINES)]
+            child.kill()
+            lines += child.stdout.readlines()
+        child.wait()
+        accepted = {id for line in lines if line.endswith("\n") for id in line.split()}
+        self.assertGreaterEqual(len(accepted), 3 * LINES)
+        with closing(connect_reader(path)) as connection:
+            stored = [id for (id,) in connection.execute("SELECT id FROM message")]
+            counted = connection.execute("SELECT sum(messages) FROM queue").fetchone()
+            self.assertEqual(connection.execute("PRAGMA integrity_check").fetchall(), [("ok",)])
+        self.assertEqual(accepted - set(stored), set())
+        self.assertEqual(set(Counter(id.split("-")[0] for id in stored).values()), {3})
+        self.assertEqual(counted, (len(stored),))

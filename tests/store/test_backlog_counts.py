@@ -1,0 +1,101 @@
+"""How much of what waits is counted."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.store.interfaces.messages import AgeBucket, QueueLimits, new_stored_message_id
+from mediatord.store.interfaces.store import IStore
+from mediatord.store.memory import decentrl, messages
+from mediatord.store.memory.memory_store import MemoryStore
+from mediatord.store.message_operations import complete_buckets, get_id_ranges, group_by_age, sum_buckets
+from mediatord.store.sqlite import message_queries
+from tests.store.builders import (
+    ALICE,
+    HOUR,
+    NOON,
+    ImmediateClock,
+    InlineRunner,
+    make_database_path,
+    make_payload,
+    make_sqlite_store,
+)
+
+INBOX = "did:key:z6MkInbox"
+
+
+class CountingTests(SynchronousTestCase):
+    """What is said where not all is counted."""
+
+    def aged(self, store: IStore, clock: ImmediateClock) -> IStore:
+        """An open store with five messages each from now, five seconds ago and ten seconds ago."""
+        self.successResultOf(store.open())
+        self.successResultOf(store.grant(ALICE))
+        self.successResultOf(store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=1))
+        self.addCleanup(store.close)
+        for number in range(3):
+            payloads = [make_payload(new_stored_message_id(clock.seconds()), b"x") for _ in range(5)]
+            self.successResultOf(store.enqueue(INBOX, payloads, expires_at=NOON + HOUR))
+            clock.advance(5 * (number < 2))
+        return store
+
+    def cohorts(self, store: IStore, *bounds: float) -> tuple[AgeBucket, ...]:
+        return self.successResultOf(store.read_backlog(bounds, 0)).cohorts
+
+    def test_memory(self) -> None:
+        """The latest are counted; of what is older it is known that it is not younger, and the last is the rest."""
+        for module in (messages, decentrl):
+            self.patch(module, "LOOKED_AT", 7)
+        clock = ImmediateClock()
+        store = self.aged(MemoryStore(clock, QueueLimits()), clock)
+        self.assertEqual(self.cohorts(store, NOON + 10), (AgeBucket(5, 5), AgeBucket(10, 10)))
+        expected = AgeBucket(5, 5), AgeBucket(2, 2, exact=False), AgeBucket(0, 0, exact=False)
+        self.assertEqual(self.cohorts(store, NOON + 10, NOON + 5), expected)
+
+    def test_sqlite(self) -> None:
+        """So many of each age are counted, and of fewer the bytes added up; what all amount to is known."""
+        self.patch(message_queries, "_COHORT_SIZE_LIMIT", 5)
+        self.patch(message_queries, "_COHORT_COUNT_LIMIT", 5)
+        clock, runner = ImmediateClock(), InlineRunner()
+        store = self.aged(make_sqlite_store(clock, make_database_path(self), write=runner, read=runner), clock)
+        backlog = self.successResultOf(store.read_backlog([NOON + 10], 0))
+        self.assertEqual(backlog.cohorts, (AgeBucket(5, None, exact=False),) * 2)
+        self.assertEqual((backlog.messages, backlog.bytes), (15, 15))
+        self.patch(message_queries, "_COHORT_SIZE_LIMIT", 6)
+        self.patch(message_queries, "_COHORT_COUNT_LIMIT", 6)
+        self.assertEqual(self.cohorts(store, NOON + 10), (AgeBucket(5, 5), AgeBucket(10, 10)))
+        self.assertEqual(self.cohorts(store, NOON + 10, NOON + 5), (AgeBucket(5, 5),) * 3)
+
+    def test_before_any_time(self) -> None:
+        """Bounds of before the epoch are bounds all the same."""
+        self.assertEqual(get_id_ranges([-5.0]), [("0" * 12, None), (None, "0" * 12)])
+
+
+class ArithmeticTests(SynchronousTestCase):
+    """What the backends have in common."""
+
+    def test_grouped(self) -> None:
+        """By bounds, each the first moment of its cohort."""
+        found = [(9.0, 1), (5.0, 2), (4.9, 4), (0.0, 8)]
+        self.assertEqual(group_by_age(found, [5.0, 1.0], 4), [AgeBucket(2, 3), AgeBucket(1, 4), AgeBucket(1, 8)])
+        self.assertEqual(
+            group_by_age(found, [5.0, 1.0], 3),
+            [AgeBucket(2, 3), AgeBucket(1, 4, exact=False), AgeBucket(0, 0, exact=False)],
+        )
+        self.assertEqual(group_by_age([], [5.0], 0), [AgeBucket(0, 0)] * 2)
+
+    def test_completed(self) -> None:
+        """One that was not counted to its end is the rest, and never less than was counted."""
+        some = AgeBucket(2, 20), AgeBucket(5, 50, exact=False)
+        self.assertEqual(complete_buckets(some, 100, 1000), [AgeBucket(2, 20), AgeBucket(98, 980)])
+        self.assertEqual(complete_buckets(some, 100, None), [AgeBucket(2, 20), AgeBucket(98, None)])
+        self.assertEqual(complete_buckets(some, 6, None), [AgeBucket(2, 20), AgeBucket(5, None)])
+        unknown = [AgeBucket(5, None, exact=False)] * 2
+        self.assertEqual(complete_buckets(unknown, 100, None), unknown)
+
+    def test_summed(self) -> None:
+        """What is unknown of one half is unknown of both."""
+        self.assertEqual(sum_buckets([AgeBucket(1, 2)], [AgeBucket(3, 4)]), (AgeBucket(4, 6),))
+        self.assertEqual(
+            sum_buckets([AgeBucket(1, None)], [AgeBucket(3, 4, exact=False)]), (AgeBucket(4, None, exact=False),)
+        )

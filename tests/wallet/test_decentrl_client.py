@@ -1,0 +1,495 @@
+"""The Decentrl wallet over HTTP and over a WebSocket: what it asks, and what it takes for an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from treq.testing import StubTreq
+from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
+from twisted.web.server import Request
+
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.contracts import countersign_contract, parse_registration_request
+from mediatord.protocol.decentrl.did_decentrl import parse_did
+from mediatord.protocol.decentrl.encryption import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
+from mediatord.protocol.decentrl.signatures import verify_json
+from mediatord.wallet.decentrl_client import (
+    CommandRefused,
+    DecentrlMediator,
+    DecentrlWallet,
+    HistoryEntry,
+    MediatorDirectory,
+    discover_decentrl_mediator,
+    read_mediator_document,
+    resolve_decentrl_mediator,
+)
+from mediatord.wallet.decentrl_messages import (
+    ContractRequest,
+    PendingEvent,
+    conclude_contract,
+    propose_contract,
+    read_pushed_events,
+)
+from mediatord.wallet.decentrl_socket import DecentrlSocket, connect_decentrl_socket
+from mediatord.wallet.didcomm_client import TreqClient
+from mediatord.wallet.didcomm_messages import UnreadableMessage
+from mediatord.wallet.didcomm_socket import SocketClosedError
+from tests.wallet.test_decentrl_wallet import MEDIATOR, NOW, URL, bytes_of, document
+from tests.wallet.test_didcomm_wallet import Pipe
+
+# --- over HTTP ----------------------------------------------------------------------------------------------------
+
+
+COUNT = {"page": 0, "page_size": 100}
+
+
+class ScriptedMediator(Resource):
+    """
+    Answers every POST as the test says, or else registers whoever asks.
+
+    :ivar received: the commands.
+    :ivar pages: what there is to GET: path -> (status, body).
+    """
+
+    isLeaf = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received: list[dict[str, Any]] = []
+        self.pages: dict[str, tuple[int, Any]] = {"/.well-known/did.json": (200, document())}
+        self.asked: list[str] = []
+        self.answer: Callable[[dict[str, Any]], tuple[int, Any]] = self.registered
+        self.content_type = "application/json"
+
+    def render_GET(self, request: Request) -> bytes:
+        """A page."""
+        self.asked.append(request.uri.decode())
+        return self._reply(request, *self.pages.get(request.path.decode(), (404, {"code": "NOT_FOUND"})))
+
+    def render_POST(self, request: Request) -> bytes:
+        """An answer."""
+        assert request.content is not None
+        command = json.loads(request.content.read())
+        self.received.append(command)
+        return self._reply(request, *self.answer(command))
+
+    def _reply(self, request: Request, status: int, value: Any) -> bytes:
+        request.setResponseCode(status)
+        request.setHeader("content-type", self.content_type)
+        return value if isinstance(value, bytes) else encoding.dumps(value)
+
+    @staticmethod
+    def registered(command: dict[str, Any]) -> tuple[int, Any]:
+        """The reply to a registration (DCTRL-0004 8.1)."""
+        payload = command["payload"]
+        public = decode_public_key(payload["requestor_ephemeral_public_key"])
+        plaintext = decrypt(payload["encrypted_contract_request"], derive_shared_secret(bytes_of(0x12), public))
+        signed = countersign_contract(
+            parse_registration_request(plaintext),
+            mediator_did=MEDIATOR,
+            encryption_key=generate_key_pair()[1],
+            seed=bytes_of(0x11),
+        )
+        code = "MEDIATOR_REGISTRATION_SUCCESS"
+        return 200, {"type": "SUCCESS", "code": code, "payload": {"signed_communication_contract": signed}}
+
+    def will_say(self, status: int = 200, **members: Any) -> None:
+        """Answer like this from now on."""
+        self.answer = lambda _: (status, {"type": "SUCCESS" if status == 200 else "ERROR", **members})
+
+    def will_find(self, name: str, *items: Mapping[str, Any]) -> None:
+        """Answer with a page of these."""
+        pagination = {**COUNT, "total": len(items)}
+        self.will_say(payload={name: list(items), "pagination": pagination})
+
+
+class HTTPTestCase(SynchronousTestCase):
+    """With a mediator that says what the test wants, and a wallet that is its client."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.clock.advance(NOW)
+        self.resource = ScriptedMediator()
+        self.http = cast(TreqClient, StubTreq(self.resource))
+        self.mediator: DecentrlMediator = self.ask(discover_decentrl_mediator(self.http, URL))
+        self.wallet = self.a_wallet("alice")
+
+    def a_wallet(self, alias: str) -> DecentrlWallet:
+        """One with a fresh identity."""
+        return DecentrlWallet.fresh(alias, self.mediator, self.http, self.clock)
+
+    def ask(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What a coroutine returns, which must not wait."""
+        return self.successResultOf(Deferred.fromCoroutine(work))
+
+    def refused(self, work: Coroutine[Any, Any, Any], kind: type[Exception]) -> Any:
+        """What a coroutine raises."""
+        return self.failureResultOf(Deferred.fromCoroutine(work), kind).value
+
+    @property
+    def payload(self) -> Any:
+        """Of the last command."""
+        return self.resource.received[-1]["payload"]
+
+
+class ClientTests(HTTPTestCase):
+    """Asking, and what comes back."""
+
+    def test_commands_are_signed_and_of_now(self) -> None:
+        """The envelope is that of DCTRL-0004 section 4, with milliseconds and a fresh nonce."""
+        self.resource.will_say()
+        self.ask(self.wallet.acknowledge(["1"]))
+        self.ask(self.wallet.acknowledge(["1"]))
+        one, two = (command["header"] for command in self.resource.received)
+        self.assertEqual(
+            {name: value for name, value in one.items() if name != "nonce"},
+            {
+                "channel": "DIRECT_AUTHENTICATED",
+                "sender_did": self.wallet.did,
+                "sender_signing_key_id": f"{self.wallet.did}#signing",
+                "recipient_did": MEDIATOR,
+                "timestamp": NOW * 1000,
+            },
+        )
+        self.assertNotEqual(one["nonce"], two["nonce"])
+        signature = self.resource.received[0].pop("signature")
+        self.assertTrue(verify_json(self.resource.received[0], signature, self.wallet.identity.signing_key))
+
+    def test_refusal_has_status_and_code(self) -> None:
+        """A refusal is raised, also one that says nothing (DCTRL-0004 section 11)."""
+        self.resource.will_say(401, code="DUPLICATE_NONCE")
+        refusal = self.refused(self.wallet.acknowledge([]), CommandRefused)
+        self.assertEqual((refusal.status, refusal.code), (401, "DUPLICATE_NONCE"))
+        self.resource.answer = lambda _: (502, b"Bad Gateway")
+        refusal = self.refused(self.wallet.acknowledge([]), CommandRefused)
+        self.assertEqual((refusal.status, refusal.code), (502, ""))
+
+    def test_replies_that_are_none(self) -> None:
+        """A 200 that is no JSON object, no success, or without what was asked for is not read."""
+        for reply in (b"hello", b"[]", {}, {"type": "ERROR", "code": "X"}):
+            self.resource.answer = lambda _, reply=reply: (200, reply)  # type: ignore[misc]  # bound early
+            self.refused(self.wallet.acknowledge([]), UnreadableMessage)
+        self.resource.will_say(payload={"pending_events": [{"id": 1}], "pagination": {}})
+        self.refused(self.wallet.pending(), UnreadableMessage)
+        self.resource.will_say()
+        self.refused(self.wallet.publish("x"), UnreadableMessage)
+        self.resource.content_type = "text/html"
+        self.refused(self.wallet.acknowledge([]), UnreadableMessage)
+
+    def test_silence_ends(self) -> None:
+        """A mediator that says nothing costs half a minute."""
+        silent = cast(TreqClient, Silent())
+        wallet = DecentrlWallet.fresh("alice", self.mediator, silent, self.clock)
+        asking = Deferred.fromCoroutine(wallet.acknowledge([]))
+        self.clock.advance(29)
+        self.assertNoResult(asking)
+        self.clock.advance(2)
+        self.failureResultOf(asking, TimeoutError)
+
+    def test_registration_is_a_contract(self) -> None:
+        """The mediator's signature on it is checked, with the key of its document (DCTRL-0004 8.1)."""
+        agreement = self.ask(self.wallet.register(lifetime=100))
+        self.assertEqual((agreement.peer_did, agreement.expires_at), (MEDIATOR, NOW + 100))
+        self.resource.will_say(payload={})
+        self.refused(self.wallet.register(), UnreadableMessage)
+
+    def test_registration_by_an_impostor_is_refused(self) -> None:
+        """Only the mediator's own key makes a registration."""
+        impostor = replace(self.mediator, signing_key=self.wallet.identity.signing_key)
+        wallet = DecentrlWallet.fresh("alice", impostor, self.http, self.clock)
+        self.refused(wallet.register(), UnreadableMessage)
+
+    def test_filters_have_what_is_wanted(self) -> None:
+        """Tags are encrypted; what is not wanted is absent, not null (reference section 4)."""
+        self.resource.will_find("events")
+        self.ask(self.wallet.events(1, 5, tags=["chat"], participant_did="did:x:1", after_timestamp=None))
+        tag = self.wallet.identity.tag("chat")
+        self.assertEqual(
+            self.payload,
+            {
+                "type": "QUERY_EVENTS",
+                "filter": {"encrypted_tags": [tag], "participant_did": "did:x:1"},
+                "pagination": {"page": 1, "page_size": 5},
+            },
+        )
+        self.resource.will_find("pending_events")
+        self.ask(self.wallet.pending())
+        self.assertEqual(self.payload["filter"], {})
+
+    def test_history_is_encrypted(self) -> None:
+        """Nothing of an event or its tags is in what is sent, and it comes back whole (DCTRL-0004 8.9)."""
+        self.resource.will_say()
+        self.ask(
+            self.wallet.save_events(
+                HistoryEntry(self.wallet.did, "did:x:1", "secret", ("a hidden tag",), contract_id="c")
+            )
+        )
+        (event,) = self.payload["events"]
+        self.assertEqual((event["timestamp"], event["contract_id"]), (NOW, "c"))
+        self.assertEqual(self.wallet.identity.unseal(event["payload"]), "secret")
+        self.assertNotIn("a hidden tag", json.dumps(self.payload))
+
+    def test_tags_are_replaced(self) -> None:
+        """By the id of the event (DCTRL-0004 8.11)."""
+        self.resource.will_say()
+        self.ask(self.wallet.update_tags({"1": ["a", "b"], "2": []}))
+        tags = [self.wallet.identity.tag("a"), self.wallet.identity.tag("b")]
+        expected = [{"event_id": "1", "encrypted_tags": tags}, {"event_id": "2", "encrypted_tags": []}]
+        self.assertEqual(self.payload, {"type": "UPDATE_EVENT_TAGS", "events": expected})
+
+    def test_public_events_are_checked(self) -> None:
+        """What is read in public has to be signed by who is said to have published it (DCTRL-0007)."""
+        self.resource.will_say(public_event_id="7")
+        self.assertEqual(self.ask(self.wallet.publish("x", ["a", "b"], "blog")), "7")
+        command = self.resource.received[-1]
+        self.assertEqual(command["header"]["channel"], "ONE_WAY_PUBLIC")
+        shown = {name: value for name, value in command["payload"].items() if name != "type"}
+        pagination = {"page": 0, "page_size": 20, "total": 1}
+        did = self.wallet.did
+        self.resource.pages[f"/public/{did}"] = 200, {"events": [{"id": "7", **shown}], "pagination": pagination}
+        (read,) = self.ask(self.a_wallet("bob").public(did, tags=["a", "c"], after=1)).items
+        self.assertEqual((read.event, read.tags, read.channel_id), ("x", ["a", "b"], "blog"))
+        self.assertIn("after=1&tags=a%2Cc", self.resource.asked[-1])
+        changed = {"id": "7", **shown, "tags": ["b", "a"]}
+        self.resource.pages[f"/public/{did}"] = 200, {"events": [changed], "pagination": pagination}
+        self.refused(self.a_wallet("bob").public(did), UnreadableMessage)
+
+
+class ContractingTests(HTTPTestCase):
+    """Contracts with others, by way of mediators."""
+
+    def test_contract_by_way_of_mediators(self) -> None:
+        """Asked for at the one that the DID names, accepted, saved, handed over and found (reference 7.5)."""
+        alice, bob = self.wallet, self.a_wallet("bob")
+        self.resource.will_say(code="REQUESTED")
+        self.ask(alice.request_contract(bob.did))
+        header, payload = self.resource.received[-1]["header"], self.payload
+        self.assertEqual(header["recipient_did"], bob.did)
+        self.resource.will_find(
+            "pending_communication_contract_requests", {"id": "1", "sender_did": alice.did, **payload}
+        )
+        (request,) = self.ask(bob.pending_requests()).items
+        self.resource.will_say()
+        accepted = bob.accept(request)
+        self.ask(bob.save_contract(accepted))
+        self.assertEqual(self.payload["type"], "SAVE_COMMUNICATION_CONTRACT")
+        self.ask(bob.respond(accepted))
+        self.assertEqual(self.resource.received[-1]["header"]["recipient_did"], alice.did)
+        self.ask(bob.acknowledge_requests([request]))
+        self.assertEqual(self.payload["communication_contract_ids"], ["1"])
+        kept = {"id": "9", "signed_communication_contract": accepted.signed}
+        self.resource.will_find("communication_contracts", kept)
+        self.assertEqual(len(self.ask(alice.conclude())), 1)
+        self.assertEqual(self.ask(alice.conclude()), [])
+        self.assertEqual([one.root_secret for one in alice.agreements_with(bob.did)], [accepted.root_secret])
+
+    def test_answer_beyond_the_first_page(self) -> None:
+        """However many contracts there are with somebody, the one that answers a proposal is found."""
+        alice, bob = self.wallet, self.a_wallet("bob")
+        self.resource.will_say(code="REQUESTED")
+        self.ask(alice.request_contract(bob.did))
+        accepted = bob.accept(ContractRequest(id="1", sender_did=alice.did, **self.payload))
+        others = [propose_contract(alice.identity, bob.did, NOW).request for _ in range(2)]
+        kept = [{"id": str(id(one)), "signed_communication_contract": one} for one in (*others, accepted.signed)]
+
+        def page_of(command: dict[str, Any]) -> tuple[int, Any]:
+            page = command["payload"]["pagination"]["page"]
+            found = {"communication_contracts": kept[page : page + 1]}
+            return 200, {"type": "SUCCESS", "payload": {**found, "pagination": {**COUNT, "page": page, "total": 3}}}
+
+        self.resource.answer = page_of
+        self.assertEqual([one.id for one in self.ask(alice.conclude())], [accepted.id])
+        self.assertEqual(self.payload["filter"], {"did": bob.did})
+
+    def test_message_needs_a_contract(self) -> None:
+        """Without one there is no key to encrypt with; an expired one is none."""
+        alice, bob = self.wallet, self.a_wallet("bob")
+        self.refused(alice.send(bob.did, "x"), LookupError)
+        self.befriend(alice, bob, lifetime=10)
+        self.resource.will_say(pendingEventId="5")
+        self.assertEqual(self.ask(alice.send(bob.did, "x")), "5")
+        pending = PendingEvent(id="5", sender_did=alice.did, payload=self.payload)
+        self.assertEqual(bob.open(pending).text, "x")
+        self.clock.advance(10)
+        self.refused(alice.send(bob.did, "x"), LookupError)
+
+    def test_longest_contract_is_used(self) -> None:
+        """Of several, the one that lasts longest, unless another is named (reference section 14)."""
+        alice, bob = self.wallet, self.a_wallet("bob")
+        for lifetime in (100, 300, 200):
+            self.befriend(alice, bob, lifetime=lifetime)
+        self.assertEqual([one.expires_at - NOW for one in alice.agreements_with(bob.did)], [300, 200, 100])
+        self.resource.will_say(pendingEventId="5")
+        for agreement, used in ((None, 300), (alice.agreements[0], 100)):
+            self.ask(alice.send(bob.did, "x", agreement))
+            event = bob.open(PendingEvent(id="5", sender_did=alice.did, payload=self.payload))
+            self.assertEqual(event.agreement.expires_at - NOW, used)
+
+    def befriend(self, alice: DecentrlWallet, bob: DecentrlWallet, **changes: Any) -> None:
+        """Make a contract without a mediator."""
+        proposal = propose_contract(alice.identity, bob.did, alice.now(), **changes)
+        payload = proposal.payload(parse_did(bob.did).prekey)
+        accepted = bob.accept(ContractRequest(id="1", sender_did=alice.did, **payload))
+        alice.agreements.append(conclude_contract(proposal, accepted.signed, alice.directory.signing_key))
+
+
+class DirectoryTests(HTTPTestCase):
+    """Finding mediators by their DIDs."""
+
+    def test_mediator_of_a_did(self) -> None:
+        """The one that the DID names, fetched once; on the loopback interface without TLS (reference section 3)."""
+        directory = MediatorDirectory(self.http)
+        for _ in range(2):
+            self.assertEqual(self.ask(directory.mediator_of(self.wallet.did)), self.mediator)
+        self.assertEqual(self.resource.asked, ["/.well-known/did.json"] * 2)  # the first is that of setUp
+
+    def test_mediator_that_cannot_be_found(self) -> None:
+        """DIDs of other methods, places where there is none, and documents of others."""
+        directory = MediatorDirectory(self.http)
+        self.refused(directory.mediator_of("did:x:1"), UnreadableMessage)
+        for did in ("did:x:1", "did:web:", "did:web:127.0.0.1%3A9999"):
+            self.refused(resolve_decentrl_mediator(self.http, did), UnreadableMessage)
+        self.resource.pages.clear()
+        self.refused(resolve_decentrl_mediator(self.http, MEDIATOR), UnreadableMessage)
+
+    def test_signing_keys(self) -> None:
+        """Of a did:decentrl by itself, of a mediator once it is known, and only under their ids (reference 2.2)."""
+        directory = MediatorDirectory(self.http)
+        alice = self.wallet.identity
+        self.assertEqual(directory.signing_key(alice.did, alice.signing_key_id), alice.signing_key)
+        self.assertIsNone(directory.signing_key(alice.did, "#signing"))
+        self.assertIsNone(directory.signing_key(MEDIATOR, f"{MEDIATOR}#signing"))
+        directory.learn(self.mediator)
+        self.assertEqual(directory.signing_key(MEDIATOR, f"{MEDIATOR}#signing"), self.mediator.signing_key)
+
+
+class Silent:
+    """An HTTP client that nobody answers."""
+
+    def post(self, url: str, **options: Any) -> Deferred[Any]:
+        """Wait for ever."""
+        return Deferred()
+
+
+# --- over a socket ------------------------------------------------------------------------------------------------
+
+
+class SocketTests(SynchronousTestCase):
+    """A wallet over a WebSocket."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.clock.advance(NOW)
+        http = cast(TreqClient, StubTreq(ScriptedMediator()))
+        self.wallet = DecentrlWallet.fresh("alice", read_mediator_document(document()), http, self.clock)
+        self.pipe = Pipe()
+        self.connecting = Deferred.fromCoroutine(connect_decentrl_socket(self.clock, self.wallet, endpoint=self.pipe))
+        self.pipe.pump.flush()
+        assert self.pipe.server.end is not None
+        self.end = self.pipe.server.end
+
+    @property
+    def frames(self) -> list[dict[str, Any]]:
+        """What the other end has received."""
+        return [json.loads(frame) for frame in self.pipe.server.frames]
+
+    def say(self, value: object, *, binary: bool = False) -> None:
+        """Send a frame from the other end."""
+        self.end.sendMessage(value if isinstance(value, bytes) else encoding.dumps(value), binary)
+        self.pipe.pump.flush()
+
+    def hang_up(self, code: int) -> None:
+        """Close at the other end."""
+        self.end.sendClose(code)
+        self.pipe.pump.flush()
+
+    def opened(self) -> DecentrlSocket:
+        """The socket, once the mediator has said yes."""
+        self.say({"type": "AUTH_SUCCESS"})
+        return self.successResultOf(self.connecting)
+
+    def test_authentication(self) -> None:
+        """What is signed is without its type; the socket is open when the mediator says so (DCTRL-0004 10.2)."""
+        (frame,) = self.frames
+        self.assertEqual((frame.pop("type"), frame["timestamp"]), ("AUTHENTICATE", NOW * 1000))
+        signature = frame.pop("signature")
+        self.assertTrue(verify_json(frame, signature, self.wallet.identity.signing_key))
+        self.assertNoResult(self.connecting)
+        self.opened()
+
+    def test_refusal(self) -> None:
+        """Why, and the close code that comes with it (DCTRL-0004 10.3)."""
+        self.say({"type": "AUTH_FAILED", "code": "NOT_REGISTERED"})
+        self.assertNoResult(self.connecting)
+        self.hang_up(4007)
+        refusal = self.failureResultOf(self.connecting, CommandRefused).value
+        self.assertEqual((refusal.status, refusal.code), (4007, "NOT_REGISTERED"))
+
+    def test_closed_before_an_answer(self) -> None:
+        """A mediator that stops says nothing about us."""
+        self.hang_up(4000)
+        self.assertEqual(self.failureResultOf(self.connecting, SocketClosedError).value.code, 4000)
+
+    def test_silence_ends(self) -> None:
+        """A mediator that does not answer is left."""
+        self.clock.advance(31)
+        self.failureResultOf(self.connecting, TimeoutError)
+        self.pipe.pump.flush()
+        self.assertEqual(self.end.remoteCloseCode, 1000)
+
+    def test_pings_are_answered(self) -> None:
+        """With the time that they had (DCTRL-0004 10.4); they are no push."""
+        socket = self.opened()
+        self.say({"type": "PING", "timestamp": 5})
+        self.assertEqual(self.frames[1:], [{"type": "PONG", "timestamp": 5}])
+        self.assertEqual((socket.pings, socket.pushed.pending), (1, []))
+
+    def test_pushes_are_queued(self) -> None:
+        """Events, and the word that contracts have changed (DCTRL-0004 10.5)."""
+        socket = self.opened()
+        event = {"id": "1", "sender_did": "did:x:1", "payload": "sealed"}
+        self.say({"type": "PENDING_EVENTS", "events": [event]})
+        self.say({"type": "CONTRACTS_UPDATED"})
+        first, second = (self.successResultOf(socket.pushed.get()) for _ in range(2))
+        self.assertEqual(read_pushed_events(first), (PendingEvent(**event),))
+        self.assertEqual(read_pushed_events(second), ())
+
+    def test_what_is_no_push(self) -> None:
+        """Other frames, and pushes without their members, are not read."""
+        for frame in (
+            {},
+            {"type": "AUTH_SUCCESS"},
+            {"type": "PENDING_EVENTS"},
+            {"type": "PENDING_EVENTS", "events": [1]},
+        ):
+            with self.assertRaises(UnreadableMessage):
+                read_pushed_events(frame)
+
+    def test_nonsense_is_kept_apart(self) -> None:
+        """Frames that are not JSON, not known or not text disturb nothing."""
+        socket = self.opened()
+        self.say(b"nonsense")
+        self.say({"type": "NEWS"})
+        self.say(b"{}", binary=True)
+        self.assertEqual(socket.strays, [b"nonsense", b'{"type":"NEWS"}', b"{}"])
+
+    def test_closing(self) -> None:
+        """Whoever closes it, the code is known, and nothing can be sent any more."""
+        socket = self.opened()
+        closed = socket.closed()
+        self.hang_up(4000)
+        self.assertEqual(self.successResultOf(closed), 4000)
+        self.assertEqual(self.successResultOf(socket.close()), 4000)
+        self.assertRaises(SocketClosedError, socket.send, {})
+
+    def test_close_is_orderly(self) -> None:
+        """Closing from our side ends with the code we gave."""
+        closed = self.opened().close()
+        self.pipe.pump.flush()
+        self.assertEqual(self.successResultOf(closed), 1000)
