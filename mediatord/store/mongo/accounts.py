@@ -1,13 +1,16 @@
-"""Accounts, their recipient DIDs, and caches of both; functions that take a transaction run inside it."""
+"""Accounts, their recipient DIDs, and caches of both."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from bson import ObjectId
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
 
 from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
@@ -31,10 +34,13 @@ from mediatord.store.mongo.driver.commands import (
     build_inserts,
     build_updates,
 )
-from mediatord.store.mongo.driver.executor import OperationExecutor
-from mediatord.store.mongo.driver.transactions import Transaction
+from mediatord.store.mongo.driver.executor import OperationExecutor, operation, retry_on_duplicate_key
+from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork
 from mediatord.store.mongo.schema import ACCOUNTS, LONG_FORM_DIDS, RECIPIENTS, REGISTRATIONS, RETIRED_DIDS
+from mediatord.store.mongo.space_quota import SpaceQuota
 from mediatord.store.recipient_names import MAX_RECIPIENT_NAMES, RecipientNames, is_valid_unicode, slice_names
+
+T = TypeVar("T")
 
 # Recipient DIDs in a cache, and the length of the longest.
 DID_CACHE_SIZE = 16_384
@@ -52,170 +58,233 @@ _QUEUED_MESSAGE_LOOKUP = {
 }
 
 
+class MongoAccountStore:
+    """
+    Account half of the store; see `IAccountStore`.
+
+    :param clock: for times of contact.
+    :ivar space_quota: refuses writes that need more space.
+    """
+
+    def __init__(self, client: ReplicaSetClient, clock: IReactorTime, space_quota: SpaceQuota) -> None:
+        self._client = client
+        self._clock = clock
+        self._owner_cache = RecipientOwnerCache(client)
+        self.space_quota = space_quota
+
+    @operation
+    async def get_account(self, did: str) -> Account | None:
+        found = await self._client.find("account", ACCOUNTS, {"did": did})
+        return _parse_account(found[0]) if found else None
+
+    @operation
+    async def grant(self, did: str) -> Account:
+        if self.space_quota.refuses("grant"):
+            raise StoreUnavailable()
+        now = self._clock.seconds()
+
+        async def grant(t: Transaction) -> Account:
+            retired, found = await t.query_many(
+                build_find(RETIRED_DIDS, {"_id": did}), build_find(ACCOUNTS, {"did": did})
+            )
+            if retired:
+                raise MediationNotGranted()
+            if found:
+                return _parse_account(found[0])
+            times = {"created_at": now, "seen_at": now, "fresh": True}
+            account = {"did": did, **times, "draft03": False, "recipients": 0, "places": 0}
+            t.write_at_end(build_inserts(ACCOUNTS, [account]))
+            return _parse_account(account)
+
+        return await self._transact("grant", grant)
+
+    @operation
+    async def record_contact(self, did: str) -> None:
+        now = self._clock.seconds()
+        is_used = {"$gte": [{"$subtract": [now, "$created_at"]}, FIRST_DAY_SECONDS]}
+        change = [{"$set": {"seen_at": now, "fresh": {"$cond": [is_used, "$$REMOVE", "$fresh"]}}}]
+        await self._client.write("touch", build_updates(ACCOUNTS, [{"q": {"did": did}, "u": change}]))
+
+    @operation
+    async def mark_draft03(self, did: str) -> None:
+        update = {"q": {"did": did}, "u": {"$set": {"draft03": True}}}
+        await self._client.write("mark_draft03", build_updates(ACCOUNTS, [update]))
+
+    @operation
+    async def move_account(self, prior: str, new: str) -> bool:
+        if self.space_quota.refuses("move"):
+            raise StoreUnavailable()
+
+        async def move(t: Transaction) -> bool:
+            found, retired = await t.query_many(
+                build_find(ACCOUNTS, {"did": {"$in": [prior, new]}}, projection={"did": 1}),
+                build_find(RETIRED_DIDS, {"_id": new}),
+            )
+            if retired or prior == new or [one["did"] for one in found] != [prior]:
+                return False
+            t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": found[0]["_id"]}, "u": {"$set": {"did": new}}}]))
+            t.write_at_end(build_inserts(RETIRED_DIDS, [{"_id": prior}]))
+            return True
+
+        try:
+            return await self._transact("move", move)
+        finally:
+            self._owner_cache.clear()
+
+    @operation
+    async def is_retired(self, did: str) -> bool:
+        return bool(await self._client.find("is_retired", RETIRED_DIDS, {"_id": did}))
+
+    @operation
+    async def remember_did(self, short: str, long: str) -> None:
+        if self.space_quota.refuses("remember_did"):
+            raise StoreUnavailable()
+        update = {"q": {"_id": short}, "u": {"$set": {"long": long}}, "upsert": True}
+        await self._client.write("remember_did", build_updates(LONG_FORM_DIDS, [update]))
+
+    @operation
+    async def recall_did(self, short: str) -> str | None:
+        found = await self._client.find("recall_did", LONG_FORM_DIDS, {"_id": short})
+        return found[0]["long"] if found else None
+
+    @operation
+    async def get_account_usage(self) -> AccountUsage:
+        """Count accounts and bytes by the metadata, which may be a little wrong after a crash of the server."""
+
+        async def read(executor: OperationExecutor, deadline: float) -> AccountUsage:
+            count = size = 0
+            for name in (ACCOUNTS, RECIPIENTS, RETIRED_DIDS, LONG_FORM_DIDS, REGISTRATIONS):
+                stats = await executor.command(MongoCommand({"collStats": name}), deadline, low_latency=True)
+                count += stats["count"] if name == ACCOUNTS else 0
+                size += stats["size"]
+            return AccountUsage(count, size)
+
+        return await self._client.operate("account_usage", read)
+
+    @operation
+    async def expire_accounts(
+        self, limit: int, *, unused_before: float | None, idle_before: float | None
+    ) -> list[ExpiredAccount]:
+        before = {"unused": unused_before or 0.0, "idle": idle_before or 0.0}
+        expired: list[ExpiredAccount] = []
+        tried: set[str] = set()
+        # An unused account with messages is not `fresh` any more once it was tried, so others are found next.
+        while not expired:
+            found = await self._find_expiry_candidates(limit, unused_before, idle_before)
+            if all(did in tried for did, _ in found):
+                break
+            for did, reason in found:
+                tried.add(did)
+                expiring = partial(_expire_account, did=did, reason=reason, before=before[reason])
+                account = await self._transact("expire_accounts", expiring)
+                if account is not None:
+                    expired.append(account)
+        if expired:
+            self._owner_cache.clear()
+        return expired
+
+    async def _find_expiry_candidates(
+        self, limit: int, unused_before: float | None, idle_before: float | None
+    ) -> list[tuple[str, ExpiryReason]]:
+        """Find accounts that may have expired; of the idle ones only those without queued messages."""
+        found: list[tuple[str, ExpiryReason]] = []
+        searches: tuple[tuple[ExpiryReason, Document, str, float | None], ...] = (
+            ("unused", {"fresh": _REGISTERED, "created_at": {"$lte": unused_before}}, "created_at", unused_before),
+            ("idle", {"seen_at": {"$lte": idle_before}}, "seen_at", idle_before),
+        )
+        for reason, condition, order, before in searches:
+            if before is not None and len(found) < limit:
+                stages: list[Document] = [{"$match": condition}, {"$sort": {order: 1}}]
+                if reason == "idle":
+                    stages += [{"$lookup": _QUEUED_MESSAGE_LOOKUP}, {"$match": {"mail": []}}]
+                stages += [{"$limit": limit - len(found)}, {"$project": {"did": 1}}]
+                accounts = await self._client.query("expire_accounts", build_aggregate(ACCOUNTS, stages))
+                found += [(one["did"], reason) for one in accounts]
+        return found
+
+    def find_owner(self, recipient_did: str) -> Deferred[str | None]:
+        """Fire from the cache if it is recent enough."""
+        return self._owner_cache.find_owner(canonicalize_did(recipient_did))
+
+    @operation
+    async def list_registered_names(self, recipient_did: str) -> list[str]:
+        filter = {"did_digest": compute_did_digest(recipient_did), "registered": _REGISTERED}
+        found = await self._client.find("spellings", RECIPIENTS, filter)
+        return [name for one in found for _, name in _parse_names(one).spellings]
+
+    @operation
+    async def list_recipients(self, account: str, *, offset: int, limit: int) -> tuple[list[str], int]:
+        async def read(t: Transaction) -> tuple[list[str], int]:
+            found = await t.find(ACCOUNTS, {"did": account})
+            if not found:
+                return [], 0
+            registered = {"account": found[0]["_id"], "registered": _REGISTERED}
+            recipients: list[Document] = []
+            if limit > 0:
+                projection = {"did": 1, "registered": 1, "names": 1}
+                recipients = await t.find(
+                    RECIPIENTS, registered, sort={"registered": 1}, limit=offset + limit, projection=projection
+                )
+            return slice_names([_parse_names(one) for one in recipients], offset, limit), found[0]["recipients"]
+
+        return await self._client.transact("recipients", read, reading=True)
+
+    @operation
+    async def update_recipients(
+        self, account: str, updates: Sequence[tuple[str, RecipientUpdateAction]], *, max_recipients: int
+    ) -> list[RecipientUpdateResult]:
+        wanted = tuple(updates)
+        if self.space_quota.refuses("update", shrinking=all(action == "remove" for _, action in wanted)):
+            raise StoreUnavailable()
+
+        async def update(t: Transaction) -> list[RecipientUpdateResult]:
+            found = await t.find(ACCOUNTS, {"did": account})
+            if not found:
+                raise MediationNotGranted()
+            digests = list({compute_did_digest(name) for name, _ in wanted})
+            registered, own = await t.query_many(
+                build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "registered": _REGISTERED}),
+                build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "account": found[0]["_id"]}),
+            )
+            existing = {bytes(one["did_digest"]): one for one in [*own, *registered]}
+            change = _RecipientUpdate(found[0], max_recipients, existing)
+            results = [change.add(name) if action == "add" else change.remove(name) for name, action in wanted]
+            t.write_at_end(change.build_writes())
+            return results
+
+        try:
+            return await self._transact("update", update)
+        finally:
+            self._owner_cache.forget([canonicalize_did(name) for name, _ in wanted])
+
+    async def _transact(self, name: str, work: TransactionWork[T]) -> T:
+        return await retry_on_duplicate_key(lambda: self._client.transact(name, work))
+
+
 def _parse_account(document: Document) -> Account:
     return Account(document["did"], document["created_at"], document["draft03"], document["seen_at"])
 
 
-async def grant_account(t: Transaction, did: str, now: float) -> Account:
-    """:raise MediationNotGranted: the account has rotated away from the DID."""
-    retired, found = await t.query_many(build_find(RETIRED_DIDS, {"_id": did}), build_find(ACCOUNTS, {"did": did}))
-    if retired:
-        raise MediationNotGranted()
-    if found:
-        return _parse_account(found[0])
-    times = {"created_at": now, "seen_at": now, "fresh": True}
-    account = {"did": did, **times, "draft03": False, "recipients": 0, "places": 0}
-    t.write_at_end(build_inserts(ACCOUNTS, [account]))
-    return _parse_account(account)
-
-
-async def move_account(t: Transaction, prior: str, new: str) -> bool:
-    found, retired = await t.query_many(
-        build_find(ACCOUNTS, {"did": {"$in": [prior, new]}}, projection={"did": 1}),
-        build_find(RETIRED_DIDS, {"_id": new}),
-    )
-    if retired or prior == new or [one["did"] for one in found] != [prior]:
-        return False
-    t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": found[0]["_id"]}, "u": {"$set": {"did": new}}}]))
-    t.write_at_end(build_inserts(RETIRED_DIDS, [{"_id": prior}]))
-    return True
-
-
-async def update_recipients(
-    t: Transaction, did: str, updates: Sequence[tuple[str, RecipientUpdateAction]], max_recipients: int
-) -> list[RecipientUpdateResult]:
-    """:raise MediationNotGranted: the account does not exist."""
-    found = await t.find(ACCOUNTS, {"did": did})
-    if not found:
-        raise MediationNotGranted()
-    digests = list({compute_did_digest(name) for name, _ in updates})
-    registered, own = await t.query_many(
-        build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "registered": _REGISTERED}),
-        build_find(RECIPIENTS, {"did_digest": {"$in": digests}, "account": found[0]["_id"]}),
-    )
-    existing = {bytes(one["did_digest"]): one for one in [*own, *registered]}
-    update = _RecipientUpdate(found[0], max_recipients, existing)
-    results = [update.add(name) if action == "add" else update.remove(name) for name, action in updates]
-    t.write_at_end(update.build_writes())
-    return results
-
-
-async def list_recipients(t: Transaction, did: str, offset: int, limit: int) -> tuple[list[str], int]:
-    found = await t.find(ACCOUNTS, {"did": did})
-    if not found:
-        return [], 0
-    registered = {"account": found[0]["_id"], "registered": _REGISTERED}
-    recipients: list[Document] = []
-    if limit > 0:
-        projection = {"did": 1, "registered": 1, "names": 1}
-        recipients = await t.find(
-            RECIPIENTS, registered, sort={"registered": 1}, limit=offset + limit, projection=projection
-        )
-    return slice_names([_parse_names(one) for one in recipients], offset, limit), found[0]["recipients"]
-
-
-async def list_spellings(client: ReplicaSetClient, recipient_did: str) -> list[str]:
-    """List the forms in which a DID is registered, in order of registration."""
-    filter = {"did_digest": compute_did_digest(recipient_did), "registered": _REGISTERED}
-    found = await client.find("spellings", RECIPIENTS, filter)
-    return [name for one in found for _, name in _parse_names(one).spellings]
-
-
-async def find_account(client: ReplicaSetClient, did: str) -> Account | None:
-    found = await client.find("account", ACCOUNTS, {"did": did})
-    return _parse_account(found[0]) if found else None
-
-
-async def touch_account(client: ReplicaSetClient, did: str, now: float) -> None:
-    old = {"$gte": [{"$subtract": [now, "$created_at"]}, FIRST_DAY_SECONDS]}
-    change = [{"$set": {"seen_at": now, "fresh": {"$cond": [old, "$$REMOVE", "$fresh"]}}}]
-    await client.write("touch", build_updates(ACCOUNTS, [{"q": {"did": did}, "u": change}]))
-
-
-async def measure_accounts(client: ReplicaSetClient) -> AccountUsage:
-    """Count accounts and bytes by the metadata, which may be a little wrong after a crash of the server."""
-
-    async def read(executor: OperationExecutor, deadline: float) -> AccountUsage:
-        count = size = 0
-        for name in (ACCOUNTS, RECIPIENTS, RETIRED_DIDS, LONG_FORM_DIDS, REGISTRATIONS):
-            stats = await executor.command(MongoCommand({"collStats": name}), deadline, low_latency=True)
-            count += stats["count"] if name == ACCOUNTS else 0
-            size += stats["size"]
-        return AccountUsage(count, size)
-
-    return await client.operate("account_usage", read)
-
-
-async def find_expiry_candidates(
-    client: ReplicaSetClient, limit: int, unused_before: float | None, idle_before: float | None
-) -> list[tuple[str, ExpiryReason]]:
-    """Find accounts that may have expired; of the idle ones only those without queued messages."""
-    found: list[tuple[str, ExpiryReason]] = []
-    searches: tuple[tuple[ExpiryReason, Document, str, float | None], ...] = (
-        ("unused", {"fresh": _REGISTERED, "created_at": {"$lte": unused_before}}, "created_at", unused_before),
-        ("idle", {"seen_at": {"$lte": idle_before}}, "seen_at", idle_before),
-    )
-    for reason, condition, order, before in searches:
-        if before is not None and len(found) < limit:
-            stages: list[Document] = [{"$match": condition}, {"$sort": {order: 1}}]
-            if reason == "idle":
-                stages += [{"$lookup": _QUEUED_MESSAGE_LOOKUP}, {"$match": {"mail": []}}]
-            stages += [{"$limit": limit - len(found)}, {"$project": {"did": 1}}]
-            accounts = await client.query("expire_accounts", build_aggregate(ACCOUNTS, stages))
-            found += [(one["did"], reason) for one in accounts]
-    return found
-
-
-async def expire_account(t: Transaction, did: str, reason: ExpiryReason, before: float) -> ExpiredAccount | None:
+async def _expire_account(t: Transaction, did: str, reason: ExpiryReason, before: float) -> ExpiredAccount | None:
     """Delete an account if the reason still holds; one that has received a message is not `fresh` any more."""
     time = "created_at" if reason == "unused" else "seen_at"
     found = await t.find(ACCOUNTS, {"did": did, time: {"$lte": before}})
     if not found or (reason == "unused" and "fresh" not in found[0]):
         return None
+    id = found[0]["_id"]
     mail: Document = {"changes": {"$gt": 0}} if reason == "unused" else {"messages": {"$gt": 0}}
-    if await t.find(RECIPIENTS, {"account": found[0]["_id"], **mail}, limit=1):
+    if await t.find(RECIPIENTS, {"account": id, **mail}, limit=1):
         if reason == "unused":
-            t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": found[0]["_id"]}, "u": {"$unset": {"fresh": 1}}}]))
+            t.write_at_end(build_updates(ACCOUNTS, [{"q": {"_id": id}, "u": {"$unset": {"fresh": 1}}}]))
         return None
-    t.write_at_end(_build_account_deletes(found[0]))
-    return ExpiredAccount(did, found[0]["recipients"], reason)
-
-
-async def remove_account(t: Transaction, did: str) -> bool:
-    """Delete an account with its recipient DIDs unless it has queued messages; return whether it was deleted."""
-    found = await t.find(ACCOUNTS, {"did": did})
-    if not found or await t.find(RECIPIENTS, {"account": found[0]["_id"], "messages": {"$gt": 0}}, limit=1):
-        return False
-    t.write_at_end(_build_account_deletes(found[0]))
-    return True
-
-
-def _build_account_deletes(account: Document) -> list[MongoCommand]:
-    return [
-        *build_deletes(RECIPIENTS, {"account": account["_id"]}),
-        *build_deletes(LONG_FORM_DIDS, {"_id": account["did"]}),
-        *build_deletes(ACCOUNTS, {"_id": account["_id"]}),
-    ]
-
-
-async def mark_draft03(client: ReplicaSetClient, did: str) -> None:
-    await client.write(
-        "mark_draft03", build_updates(ACCOUNTS, [{"q": {"did": did}, "u": {"$set": {"draft03": True}}}])
+    t.write_at_end(
+        [
+            *build_deletes(RECIPIENTS, {"account": id}),
+            *build_deletes(LONG_FORM_DIDS, {"_id": did}),
+            *build_deletes(ACCOUNTS, {"_id": id}),
+        ]
     )
-
-
-async def is_retired(client: ReplicaSetClient, did: str) -> bool:
-    return bool(await client.find("is_retired", RETIRED_DIDS, {"_id": did}))
-
-
-async def remember_did(client: ReplicaSetClient, short: str, long: str) -> None:
-    remembered = {"q": {"_id": short}, "u": {"$set": {"long": long}}, "upsert": True}
-    await client.write("remember_did", build_updates(LONG_FORM_DIDS, [remembered]))
-
-
-async def recall_did(client: ReplicaSetClient, short: str) -> str | None:
-    found = await client.find("recall_did", LONG_FORM_DIDS, {"_id": short})
-    return found[0]["long"] if found else None
+    return ExpiredAccount(did, found[0]["recipients"], reason)
 
 
 @dataclass(eq=False, slots=True)

@@ -30,18 +30,10 @@ from mediatord.store.mongo.decentrl_parties import (
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_deletes, build_find, build_inserts
 from mediatord.store.mongo.schema import (
-    CONTRACT_DIGEST,
-    CONTRACT_OF_PAIR,
-    CONTRACT_OF_PARTY,
     CONTRACT_REQUESTS,
     CONTRACTS,
     PARTIES,
-    PARTY_UNUSED,
-    REGISTRATION_OF_PARTY,
-    REGISTRATION_UNTIL,
     REGISTRATIONS,
-    REQUEST_OF_PAIR,
-    REQUEST_OF_PARTY,
     PartyCollection,
 )
 
@@ -67,7 +59,7 @@ class MongoRegisterCommand(MongoStoreCommand[None]):
 
     def build_queries(self) -> list[MongoCommand]:
         mine = {"party": make_party_key(self.did)}
-        return [build_find(REGISTRATIONS, mine, projection={"digest": 1, "until": 1}, hint=REGISTRATION_OF_PARTY)]
+        return [build_find(REGISTRATIONS, mine, projection={"digest": 1, "until": 1}, hint="registration_of_party")]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
         """Delete expired registrations, and of too many the one that expires first, which may be the new one."""
@@ -115,8 +107,8 @@ class MongoSaveContractCommand(MongoStoreCommand[None]):
     def build_queries(self) -> list[MongoCommand]:
         same = {"party": make_party_key(self.did), "digest": self.contract.digest}
         return [
-            build_find(CONTRACTS.name, same, limit=1, projection={"_id": 1}, hint=CONTRACT_DIGEST),
-            build_find(CONTRACTS.name, self._of_pair(), projection={"_id": 0, "seq": 1}, hint=CONTRACT_OF_PAIR),
+            build_find(CONTRACTS.name, same, limit=1, projection={"_id": 1}, hint="contract_digest"),
+            build_find(CONTRACTS.name, self._of_pair(), projection={"_id": 0, "seq": 1}, hint="contract_of_pair"),
         ]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
@@ -126,9 +118,9 @@ class MongoSaveContractCommand(MongoStoreCommand[None]):
             return CommandOutcome((), None)
         gone: list[Document] = []
         if len(of_pair) >= self.caps.contracts_with_one:
-            gone = await self._find_oldest_expired(context, self._of_pair(), CONTRACT_OF_PAIR)
+            gone = await self._find_oldest_expired(context, self._of_pair(), "contract_of_pair")
         elif context.party.contracts >= self.caps.contracts:
-            gone = await self._find_oldest_expired(context, {"party": context.party.key}, CONTRACT_OF_PARTY)
+            gone = await self._find_oldest_expired(context, {"party": context.party.key}, "contract_of_party")
         document = {
             "_id": self.contract.id,
             **self._of_pair(),
@@ -172,7 +164,9 @@ class MongoRequestContractCommand(MongoStoreCommand[None]):
 
     def build_queries(self) -> list[MongoCommand]:
         of_pair = {"party": make_party_key(self.did), "sender": make_party_key(self.request.sender_did)}
-        return [build_find(CONTRACT_REQUESTS.name, of_pair, projection={"_id": 0, "sender": 1}, hint=REQUEST_OF_PAIR)]
+        return [
+            build_find(CONTRACT_REQUESTS.name, of_pair, projection={"_id": 0, "sender": 1}, hint="request_of_pair")
+        ]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
         """:raise QuotaExceeded: there are too many."""
@@ -213,9 +207,9 @@ async def find_contracts(
     if not party.contracts:
         return EMPTY_PAGE
     filter: Document = {"party": party.key}
-    index = CONTRACT_OF_PARTY
+    index = "contract_of_party"
     if wanted.did not in (None, owner):
-        filter["peer"], index = make_party_key(wanted.did or ""), CONTRACT_OF_PAIR
+        filter["peer"], index = make_party_key(wanted.did or ""), "contract_of_pair"
     bounds = {"$gte": wanted.expires_after, "$lte": wanted.expires_before}
     given = {operator: float(bound) for operator, bound in bounds.items() if bound is not None}
     if given:
@@ -232,7 +226,7 @@ async def find_contract_requests(
     party = await reader.read_party(recipient)
     if not party.requests:
         return EMPTY_PAGE
-    listing = DocumentListing(CONTRACT_REQUESTS.name, {"party": party.key}, {"seq": 1}, REQUEST_OF_PARTY)
+    listing = DocumentListing(CONTRACT_REQUESTS.name, {"party": party.key}, {"seq": 1}, "request_of_party")
     found, total = await reader.read_page(listing, page, party.requests)
     items = [
         ContractRequest(one["_id"], one["sender_did"], recipient, one["text"], one["public_key"]) for one in found
@@ -244,8 +238,8 @@ async def drop_expired_registrations(client: ReplicaSetClient, now: float) -> in
     """Delete expired registrations, and then parties without any documents; return the number of registrations."""
     expired = {"until": {"$lte": now}}
     dropped = await client.delete_in_batches(
-        "prune", REGISTRATIONS, expired, batch=_DELETE_BATCH, hint=REGISTRATION_UNTIL
+        "prune", REGISTRATIONS, expired, batch=_DELETE_BATCH, hint="registration_until"
     )
     unused = {"unused": True, "registered_until": {"$lte": now}}
-    await client.delete_in_batches("prune", PARTIES, unused, batch=_DELETE_BATCH, hint=PARTY_UNUSED)
+    await client.delete_in_batches("prune", PARTIES, unused, batch=_DELETE_BATCH, hint="party_unused")
     return dropped

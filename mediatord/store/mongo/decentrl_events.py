@@ -52,13 +52,8 @@ from mediatord.store.mongo.decentrl_parties import (
 from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_find, build_inserts, build_updates
 from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.schema import (
-    CONTRACT_OF_PAIR,
     CONTRACTS,
-    EVENT_LABEL_INDEX,
-    PENDING_ARRIVED,
     PENDING_EVENTS,
-    PENDING_OF_PAIR,
-    PENDING_OF_PARTY,
     PUBLIC_EVENTS,
     STORED_EVENTS,
     PartyCollection,
@@ -104,7 +99,9 @@ class MongoDeliverCommand(MongoStoreCommand[None]):
     def build_queries(self) -> list[MongoCommand]:
         pair = {"party": make_party_key(self.did), "peer": make_party_key(self.event.sender_did)}
         valid = {**pair, "until": {"$gt": self.now}}
-        return [build_find(CONTRACTS.name, valid, limit=1, projection={"_id": 0, "until": 1}, hint=CONTRACT_OF_PAIR)]
+        return [
+            build_find(CONTRACTS.name, valid, limit=1, projection={"_id": 0, "until": 1}, hint="contract_of_pair")
+        ]
 
     async def decide(self, context: CommandContext) -> CommandOutcome[None]:
         """
@@ -159,11 +156,11 @@ async def find_pending_events(
     party = await reader.read_party(recipient)
     if not party.pending:
         return EMPTY_PAGE
-    listing = DocumentListing(PENDING_EVENTS.name, {"party": party.key}, {"seq": 1}, PENDING_OF_PARTY)
+    listing = DocumentListing(PENDING_EVENTS.name, {"party": party.key}, {"seq": 1}, "pending_of_party")
     total: int | None = party.pending
     if sender is not None:
         of_pair = {**listing.filter, "sender": make_party_key(sender)}
-        listing, total = replace(listing, filter=of_pair, hint=PENDING_OF_PAIR), None
+        listing, total = replace(listing, filter=of_pair, hint="pending_of_pair"), None
     if party.pending_bytes > MAX_PAGE_BYTES:
         sizes, total = await reader.read_page(replace(listing, projection={"size": 1}), page, total)
         check_page_size(sizes)
@@ -207,7 +204,7 @@ async def list_pending_arrivals(
                 sort={"received_at": 1, "_id": 1},
                 limit=limit - len(found),
                 projection={"party": 1, "received_at": 1},
-                hint=PENDING_ARRIVED,
+                hint="pending_arrived",
             )
             found += await reader.query(query)
     return [MessageArrival(one["_id"], dids[one["party"]], one["received_at"]) for one in found]
@@ -265,7 +262,7 @@ class EventLabelSearch:
             collection=table.name,
             filter={"$and": conditions},
             sort={"at": order, "seq": order},
-            hint=EVENT_LABEL_INDEX,
+            hint="labelled",
             projection={"tags": 1, "at": 1, "size": 1},
         )
 

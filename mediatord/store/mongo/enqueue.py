@@ -23,14 +23,12 @@ from mediatord.store.mongo.eviction import (
     EvictionDataMissing,
     EvictionLoader,
     EvictionPlan,
-    MessageQueueFinder,
-    MessageQueueState,
     QueueUsageCache,
     filter_fitting,
     sum_payload_sizes,
 )
 from mediatord.store.mongo.ledger import build_ledger_entries
-from mediatord.store.mongo.message_queues import MongoEnqueueRequest
+from mediatord.store.mongo.message_queues import MessageQueueFinder, MessageQueueState, MongoEnqueueRequest
 from mediatord.store.mongo.removal import LateCommitReporter, withdraw_messages
 from mediatord.store.mongo.schema import MESSAGES, RECIPIENTS
 
@@ -87,10 +85,7 @@ class EnqueueBatchOperation:
         loader = EvictionLoader(self.limits, transaction, queues, self.usage_cache)
         await loader.load_initial(order for orders in works for order in orders)
         while True:
-            enqueue_pass = _EnqueuePass(
-                self.limits,
-                {did: EvictionPlan(queue, loader.get_candidates(did), self.limits) for did, queue in queues.items()},
-            )
+            enqueue_pass = _EnqueuePass(self.limits, loader.build_plans())
             try:
                 answers = [enqueue_pass.enqueue(orders) for orders in works]
             except EvictionDataMissing as missing:
@@ -132,7 +127,7 @@ class _EnqueuePass:
         kept = [one for one in self._new_messages if one.kept]
         evicted = [id for plan in self.changed for id in plan.evicted_ids]
         return [
-            *build_inserts(MESSAGES, [one.order.document(one.payload, one.ids) for one in kept]),
+            *build_inserts(MESSAGES, [one.order.document(one.payload, one.queue) for one in kept]),
             *build_updates(RECIPIENTS, [_build_counter_update(plan) for plan in self.changed]),
             *(build_deletes(MESSAGES, {"_id": {"$in": evicted}}) if evicted else ()),
             *build_ledger_entries(slot, "didcomm", accepted=self._accepted, evicted=self._evicted),
@@ -183,4 +178,4 @@ def _build_counter_update(plan: EvictionPlan) -> Document:
     change: Document = {"$inc": {"messages": messages, "bytes": size, "changes": 1}}
     if not plan.queue.messages:
         change["$set"] = {"waited_for": True}
-    return {"q": {"_id": plan.queue.ids.recipient}, "u": change}
+    return {"q": {"_id": plan.queue.recipient_id}, "u": change}

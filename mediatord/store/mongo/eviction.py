@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from bson import ObjectId
 
-from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.fair_share import (
     KnownSenders,
     MessageVolume,
@@ -20,95 +19,23 @@ from mediatord.store.fair_share import (
     needs_sender_usage,
 )
 from mediatord.store.interfaces.messages import Payload, QueueLimits, RemovalReason, RemovedMessage
-from mediatord.store.mongo.accounts import DID_CACHE_SIZE, MAX_CACHED_DID_LENGTH
 from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_aggregate, build_find
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.message_queues import (
     EVICTION_PROJECTION,
-    MessageQueueIDs,
+    MessageQueueState,
     MongoEnqueueRequest,
     build_part_filter,
     build_removed,
     join_origin,
 )
-from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, RECIPIENTS
+from mediatord.store.mongo.schema import MESSAGES, RECIPIENTS
 
-# Without a long field that matters only while a queue is full.
-_WITHOUT_SENDERS = {"senders": 0}
 # Origins in the cached usage of all queues.
 _USAGE_CACHE_SIZE = 100_000
 # Messages to load first when a queue has too many bytes, and the factor by which to load more.
 _INITIAL_CANDIDATES = 16
 _CANDIDATE_GROWTH = 8
-
-
-@dataclass(frozen=True, slots=True)
-class MessageQueueState:
-    """
-    State of the queue of a recipient.
-
-    :param did: in its stored form.
-    :param account: DID of the account that has registered it.
-    :param changes: number of changes of the queue so far.
-    """
-
-    did: str
-    ids: MessageQueueIDs
-    account: str
-    messages: int
-    bytes: int
-    changes: int
-
-
-class MessageQueueFinder:
-    """
-    Finds queues with the DIDs of their accounts.
-
-    The account of a recipient is cached, so that both can be queried at once; the replies show whether it has
-    changed. A `$lookup` would cost the server more.
-    """
-
-    def __init__(self, capacity: int = DID_CACHE_SIZE) -> None:
-        self._capacity = capacity
-        self._accounts: OrderedDict[str, ObjectId] = OrderedDict()
-
-    async def find(self, transaction: Transaction, dids: Collection[str]) -> dict[str, MessageQueueState]:
-        """Return the queues of the DIDs that are registered; all forms of a DID have the same queue."""
-        likely = {account for account in map(self._accounts.get, dids) if account is not None}
-        digests = {did: compute_did_digest(did) for did in dids}
-        registered = {"did_digest": {"$in": list(set(digests.values()))}, "registered": {"$exists": True}}
-        found, owners = await transaction.query_many(
-            build_find(RECIPIENTS, registered, projection=_WITHOUT_SENDERS), _build_account_query(likely)
-        )
-        missing = {one["account"] for one in found} - {one["_id"] for one in owners}
-        if missing:
-            owners += await transaction.query(_build_account_query(missing))
-        accounts: dict[ObjectId, str] = {one["_id"]: one["did"] for one in owners}
-        self._remember(found)
-        queues = {
-            one["did_digest"]: MessageQueueState(
-                one["did"],
-                MessageQueueIDs(one["_id"], one["account"]),
-                accounts[one["account"]],
-                one["messages"],
-                one["bytes"],
-                one.get("changes", 0),
-            )
-            for one in found
-        }
-        return {did: queues[digest] for did, digest in digests.items() if digest in queues}
-
-    def _remember(self, recipients: Iterable[Document]) -> None:
-        for one in recipients:
-            if len(one["did"]) <= MAX_CACHED_DID_LENGTH:
-                self._accounts[one["did"]] = one["account"]
-                self._accounts.move_to_end(one["did"])
-        while len(self._accounts) > self._capacity:
-            self._accounts.popitem(last=False)
-
-
-def _build_account_query(ids: Collection[ObjectId]) -> MongoCommand:
-    return build_find(ACCOUNTS, {"_id": {"$in": list(ids)}}, projection={"did": 1})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +64,8 @@ class EvictionDataMissing(Exception):
         self.part = part
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionCandidates:
-    """
-    What was loaded of a queue.
-
-    :param oldest: outlines of its first messages by group of senders, and whether there are no more.
-    :param usage: None if it does not matter.
-    """
-
-    oldest: Mapping[SenderGroup, tuple[Sequence[Document], bool]] = field(default_factory=dict)
-    usage: QueueUsage | None = None
+# Outlines of the first messages of a group of senders, and whether there are no more.
+OldestMessages = tuple[Sequence[Document], bool]
 
 
 @dataclass(eq=False, slots=True)
@@ -156,7 +74,7 @@ class EnqueuedMessage:
 
     order: MongoEnqueueRequest
     payload: Payload
-    ids: MessageQueueIDs
+    queue: MessageQueueState
     kept: bool = True
 
 
@@ -164,6 +82,8 @@ class EvictionPlan:
     """
     A queue after some messages were appended and others evicted.
 
+    :param oldest: what was loaded of its messages, by group of senders.
+    :param usage: None if it does not matter.
     :ivar messages: their number by now; `bytes` is the sum of their payloads.
     :ivar new_messages: those of them that were appended.
     :ivar evicted_ids: ids of those that are evicted and were there before.
@@ -171,19 +91,25 @@ class EvictionPlan:
     :ivar usage: usage by now; None if it does not matter.
     """
 
-    def __init__(self, queue: MessageQueueState, known: EvictionCandidates, limits: QueueLimits) -> None:
+    def __init__(
+        self,
+        queue: MessageQueueState,
+        limits: QueueLimits,
+        oldest: Mapping[SenderGroup, OldestMessages],
+        usage: QueueUsage | None,
+    ) -> None:
         self.queue = queue
         self.messages, self.bytes = queue.messages, queue.bytes
         self.new_messages: deque[EnqueuedMessage] = deque()
         self.evicted_ids: dict[str, None] = {}
         self._limits = limits
-        self._oldest = {part: (deque(some), all_known) for part, (some, all_known) in known.oldest.items()}
-        self.usage_before = known.usage
-        self.usage = known.usage.build_sender_usage(limits) if known.usage is not None else None
+        self._oldest = {part: (deque(some), all_known) for part, (some, all_known) in oldest.items()}
+        self.usage_before = usage
+        self.usage = usage.build_sender_usage(limits) if usage is not None else None
         self.usage_changes: dict[int, MessageVolume] = {}
 
     def append(self, order: MongoEnqueueRequest, payloads: Sequence[Payload]) -> list[EnqueuedMessage]:
-        new_messages = [EnqueuedMessage(order, payload, self.queue.ids) for payload in payloads]
+        new_messages = [EnqueuedMessage(order, payload, self.queue) for payload in payloads]
         self.new_messages += new_messages
         self._count(len(payloads), sum_payload_sizes(payloads), order.origin)
         return new_messages
@@ -279,13 +205,13 @@ class QueueUsageCache:
         self._entries: OrderedDict[ObjectId, tuple[_QueueVersion, QueueUsage]] = OrderedDict()
 
     def get(self, queue: MessageQueueState) -> QueueUsage | None:
-        version, usage = self._entries.get(queue.ids.recipient, (None, None))
+        version, usage = self._entries.get(queue.recipient_id, (None, None))
         return usage if version == (queue.changes, queue.messages, queue.bytes) else None
 
     def update(self, plans: Iterable[EvictionPlan]) -> None:
         """Apply plans that are durable."""
         for plan in plans:
-            recipient = plan.queue.ids.recipient
+            recipient = plan.queue.recipient_id
             if recipient in self._entries:
                 self._origins -= len(self._entries.pop(recipient)[1].amounts)
             if plan.usage_before is None:
@@ -366,7 +292,7 @@ class EvictionLoader:
         self._queue_demands: dict[str, _QueueDemand] = {}
         # How many of the oldest messages were loaded, by DID and group.
         self._loaded_counts: dict[tuple[str, SenderGroup], int] = {}
-        self._oldest: dict[str, dict[SenderGroup, tuple[Sequence[Document], bool]]] = {}
+        self._oldest: dict[str, dict[SenderGroup, OldestMessages]] = {}
         cached = {did: usage_cache.get(queue) for did, queue in queues.items()}
         self._usage = {did: usage for did, usage in cached.items() if usage is not None}
 
@@ -400,9 +326,12 @@ class EvictionLoader:
         else:
             await self._load({key: self._queue_demands[missing.did].eviction_count})
 
-    def get_candidates(self, did: str) -> EvictionCandidates:
-        """Return what was loaded of a queue so far."""
-        return EvictionCandidates(self._oldest.get(did, {}), self._usage.get(did))
+    def build_plans(self) -> dict[str, EvictionPlan]:
+        """Build a plan for each queue, by DID, with what was loaded so far."""
+        return {
+            did: EvictionPlan(queue, self._limits, self._oldest.get(did, {}), self._usage.get(did))
+            for did, queue in self._queues.items()
+        }
 
     async def _load(self, wanted: Mapping[tuple[str, SenderGroup], int], full: Iterable[str] = ()) -> None:
         """
@@ -439,7 +368,7 @@ class EvictionLoader:
         return build_find(MESSAGES, filter, sort={"seq": 1}, limit=number, projection=EVICTION_PROJECTION)
 
     def _get_recipient(self, did: str) -> ObjectId:
-        return self._queue_demands[did].queue.ids.recipient
+        return self._queue_demands[did].queue.recipient_id
 
 
 def _build_usage_query(recipient: ObjectId) -> MongoCommand:

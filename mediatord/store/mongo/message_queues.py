@@ -8,12 +8,13 @@ that take a transaction run inside it and see one state of the database.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from bson import Int64, ObjectId, Timestamp
 from twisted.internet.defer import Deferred
@@ -32,7 +33,7 @@ from mediatord.store.interfaces.messages import (
     RemovedMessage,
     StoredMessage,
 )
-from mediatord.store.mongo.accounts import RecipientDIDCache
+from mediatord.store.mongo.accounts import DID_CACHE_SIZE, MAX_CACHED_DID_LENGTH, RecipientDIDCache
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.commands import (
     Document,
@@ -54,6 +55,8 @@ _SERVER_TIMESTAMP = Timestamp(0, 0)
 _ABSENT = {"$exists": False}
 _BY_ARRIVAL = {"seq": 1}
 _ID = {"_id": 1}
+# Leaves out a long field that matters only while a queue is full.
+_WITHOUT_SENDERS = {"senders": 0}
 _SIZE = {"seq": 1, "size": 1}
 _RECEIVED = {"seq": 1, "received_at": 1}
 # Bytes of a message and of the DID of its account that are read together; a full document has no room for a DID.
@@ -64,11 +67,75 @@ _RELEASE_BATCH = 1_000
 T = TypeVar("T")
 
 
-class MessageQueueIDs(NamedTuple):
-    """Ids of the recipient and the account of a message."""
+@dataclass(frozen=True, slots=True)
+class MessageQueueState:
+    """
+    State of the queue of a recipient.
 
-    recipient: ObjectId
-    account: ObjectId
+    :param did: in its stored form.
+    :param account: DID of the account that has registered it.
+    :param changes: number of changes of the queue so far.
+    """
+
+    did: str
+    recipient_id: ObjectId
+    account_id: ObjectId
+    account: str
+    messages: int
+    bytes: int
+    changes: int
+
+
+class MessageQueueFinder:
+    """
+    Finds queues with the DIDs of their accounts.
+
+    The account of a recipient is cached, so that both can be queried at once; the replies show whether it has
+    changed. A `$lookup` would cost the server more.
+    """
+
+    def __init__(self, capacity: int = DID_CACHE_SIZE) -> None:
+        self._capacity = capacity
+        self._accounts: OrderedDict[str, ObjectId] = OrderedDict()
+
+    async def find(self, transaction: Transaction, dids: Collection[str]) -> dict[str, MessageQueueState]:
+        """Return the queues of the DIDs that are registered; all forms of a DID have the same queue."""
+        likely = {account for account in map(self._accounts.get, dids) if account is not None}
+        digests = {did: compute_did_digest(did) for did in dids}
+        registered = {"did_digest": {"$in": list(set(digests.values()))}, "registered": {"$exists": True}}
+        found, owners = await transaction.query_many(
+            build_find(RECIPIENTS, registered, projection=_WITHOUT_SENDERS), _build_account_query(likely)
+        )
+        missing = {one["account"] for one in found} - {one["_id"] for one in owners}
+        if missing:
+            owners += await transaction.query(_build_account_query(missing))
+        accounts: dict[ObjectId, str] = {one["_id"]: one["did"] for one in owners}
+        self._remember(found)
+        queues = {
+            one["did_digest"]: MessageQueueState(
+                one["did"],
+                one["_id"],
+                one["account"],
+                accounts[one["account"]],
+                one["messages"],
+                one["bytes"],
+                one.get("changes", 0),
+            )
+            for one in found
+        }
+        return {did: queues[digest] for did, digest in digests.items() if digest in queues}
+
+    def _remember(self, recipients: Iterable[Document]) -> None:
+        for one in recipients:
+            if len(one["did"]) <= MAX_CACHED_DID_LENGTH:
+                self._accounts[one["did"]] = one["account"]
+                self._accounts.move_to_end(one["did"])
+        while len(self._accounts) > self._capacity:
+            self._accounts.popitem(last=False)
+
+
+def _build_account_query(ids: Collection[ObjectId]) -> MongoCommand:
+    return build_find(ACCOUNTS, {"_id": {"$in": list(ids)}}, projection={"did": 1})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +149,11 @@ class MongoEnqueueRequest:
     due_at: float | None
     origin: int = 0
 
-    def document(self, payload: Payload, ids: MessageQueueIDs) -> Document:
+    def document(self, payload: Payload, queue: MessageQueueState) -> Document:
         document: Document = {
             "_id": payload.id,
-            "recipient": ids.recipient,
-            "account": ids.account,
+            "recipient": queue.recipient_id,
+            "account": queue.account_id,
             "seq": _SERVER_TIMESTAMP,
             "form": payload.form,
             "size": len(payload.data),
@@ -221,28 +288,6 @@ class MessageQueueReader:
         # A recipient may have been deleted between the two queries.
         return [parse_message(one, *pair) for one, pair in found if pair is not None]
 
-    async def take_due(self, t: Transaction, now: float, limit: int, clock_check: Document) -> list[StoredMessage]:
-        """
-        Make delayed messages pending that are due, and return them.
-
-        :param clock_check: an expression that is true if the clocks of this host and of the server agree.
-        :raise StoreUnavailable: they do not, and a message seems to be due.
-        """
-        due = {"wakes_at": {"$lte": now}, "expires_at": {"$gt": now}}
-        order, index = {"wakes_at": 1, "seq": 1}, "message_wakes"
-        found, doubtful = await t.query_many(
-            build_find(MESSAGES, due, sort=order, limit=limit, hint=index),
-            build_find(MESSAGES, {**due, "$expr": {"$not": [clock_check]}}, limit=1, projection=_ID, hint=index),
-        )
-        if doubtful:
-            raise StoreUnavailable()
-        if not found:
-            return []
-        taken = {"_id": {"$in": [one["_id"] for one in found]}}
-        change = {"$unset": {"wakes_at": 1, "due_at": 1}, "$set": {"arrived_at": now}}
-        t.write_at_end(build_updates(MESSAGES, [{"q": taken, "u": change, "multi": True}]))
-        return await self._parse(t, found)
-
     async def _read(
         self, t: Transaction, filters: Sequence[Document], limit: int | None, max_bytes: int, hint: str
     ) -> list[StoredMessage]:
@@ -269,9 +314,9 @@ class MessageQueueReader:
             return []
         places = {id: place for place, id in enumerate(ids)}
         found = await t.find(MESSAGES, {"_id": {"$in": ids}})
-        return await self._parse(t, sorted(found, key=lambda one: places[one["_id"]]))
+        return await self.parse(t, sorted(found, key=lambda one: places[one["_id"]]))
 
-    async def _parse(self, t: Transaction, documents: Sequence[Document]) -> list[StoredMessage]:
+    async def parse(self, t: Transaction, documents: Sequence[Document]) -> list[StoredMessage]:
         dids = await self._did_cache.look_up(t.query, documents)
         return [
             parse_message(one, dids.recipients[one["recipient"]], dids.accounts[one["account"]]) for one in documents
@@ -299,7 +344,7 @@ async def _find_small_messages(
 
 @dataclass(eq=False, slots=True)
 class DueMessageTransaction:
-    """Takes messages that are due; the work of a transaction."""
+    """Makes delayed messages pending that are due, and returns them; the work of a transaction."""
 
     reader: MessageQueueReader
     clocks: ClockSkewMonitor
@@ -308,21 +353,36 @@ class DueMessageTransaction:
     taken: list[StoredMessage] = field(default_factory=list)
 
     async def __call__(self, t: Transaction) -> list[StoredMessage]:
+        """:raise StoreUnavailable: a message seems to be due, but the clocks of host and server differ."""
         self.taken = []
-        if self.limit > 0:
-            self.taken = await self.reader.take_due(t, self.now, self.limit, self.clocks.build_check())
+        if self.limit <= 0:
+            return []
+        due = {"wakes_at": {"$lte": self.now}, "expires_at": {"$gt": self.now}}
+        doubtful = {**due, "$expr": {"$not": [self.clocks.build_check()]}}
+        order, index = {"wakes_at": 1, "seq": 1}, "message_wakes"
+        found, differing = await t.query_many(
+            build_find(MESSAGES, due, sort=order, limit=self.limit, hint=index),
+            build_find(MESSAGES, doubtful, limit=1, projection=_ID, hint=index),
+        )
+        if differing:
+            raise StoreUnavailable()
+        if found:
+            taken = {"_id": {"$in": [one["_id"] for one in found]}}
+            change = {"$unset": {"wakes_at": 1, "due_at": 1}, "$set": {"arrived_at": self.now}}
+            t.write_at_end(build_updates(MESSAGES, [{"q": taken, "u": change, "multi": True}]))
+            self.taken = await self.reader.parse(t, found)
         return self.taken
 
     async def undo(self, t: Transaction) -> None:
         """Delay the messages again, except those that were taken since, because nobody has received them."""
-        again = [
+        updates = [
             {
                 "q": {"_id": one.id, "arrived_at": self.now, "wakes_at": {"$exists": False}},
                 "u": {"$set": {"wakes_at": one.due_at, "due_at": one.due_at}},
             }
             for one in self.taken
         ]
-        t.write_at_end(build_updates(MESSAGES, again))
+        t.write_at_end(build_updates(MESSAGES, updates))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from mediatord.store.mongo.driver.commands import Document, MongoCommand, build_
 from mediatord.store.mongo.driver.errors import MongoCommandError, ServerUnreachable
 from mediatord.store.mongo.driver.executor import OperationExecutor
 from mediatord.store.mongo.ledger import LedgerQuery, get_ledger_deadline, read_ledger_with, read_nothing
-from mediatord.store.mongo.schema import MESSAGES, PARTIES, PENDING_EVENTS, PENDING_OF_PARTY, RECIPIENTS
+from mediatord.store.mongo.schema import MESSAGES, PARTIES, PENDING_EVENTS, RECIPIENTS
 
 # Seconds for an operation.
 STATISTICS_TIMEOUT = 1.5
@@ -74,7 +74,7 @@ _HALVES = (
     _Half(
         PENDING_EVENTS.name,
         "party",
-        PENDING_OF_PARTY,
+        "pending_of_party",
         PARTIES,
         PENDING_EVENTS.counter,
         PENDING_EVENTS.bytes,

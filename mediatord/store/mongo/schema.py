@@ -523,21 +523,8 @@ PENDING_EVENTS = PartyCollection("pending_events", "pending", "pending_bytes")
 STORED_EVENTS = PartyCollection("stored_events", "stored", "archive_bytes", "stored_payloads")
 PUBLIC_EVENTS = PartyCollection("public_events", "published", "archive_bytes", "public_payloads")
 
-PARTY_UNUSED = "party_unused"
-REGISTRATION_OF_PARTY = "registration_of_party"
-REGISTRATION_UNTIL = "registration_until"
-CONTRACT_OF_PARTY = "contract_of_party"
-CONTRACT_OF_PAIR = "contract_of_pair"
-CONTRACT_DIGEST = "contract_digest"
-REQUEST_OF_PARTY = "request_of_party"
-REQUEST_OF_PAIR = "request_of_pair"
-PENDING_OF_PARTY = "pending_of_party"
-PENDING_OF_PAIR = "pending_of_pair"
-PENDING_ARRIVED = "pending_arrived"
-# Of stored and of public events.
-EVENT_LABEL_INDEX = "labelled"
 
-_EVENT_LABEL_INDEX_SPEC = IndexSpec(EVENT_LABEL_INDEX, {"labels": 1, "at": 1, "seq": 1})
+_EVENT_LABEL_INDEX_SPEC = IndexSpec("labelled", {"labels": 1, "at": 1, "seq": 1})
 
 DECENTRL_COLLECTIONS = (
     # `did`, `registered_until`, `edition` and counters; `waited_for` while there are pending events,
@@ -546,36 +533,39 @@ DECENTRL_COLLECTIONS = (
         PARTIES,
         (
             IndexSpec("party_waited_for", {"waited_for": 1}, partial={"waited_for": {"$exists": True}}),
-            IndexSpec(PARTY_UNUSED, {"unused": 1, "registered_until": 1}, partial={"unused": {"$exists": True}}),
+            IndexSpec("party_unused", {"unused": 1, "registered_until": 1}, partial={"unused": {"$exists": True}}),
         ),
     ),
     # `party`, `until`, `digest`, `text`.
     CollectionSpec(
         REGISTRATIONS,
-        (IndexSpec(REGISTRATION_OF_PARTY, {"party": 1, "until": 1}), IndexSpec(REGISTRATION_UNTIL, {"until": 1})),
+        (IndexSpec("registration_of_party", {"party": 1, "until": 1}), IndexSpec("registration_until", {"until": 1})),
     ),
     # `party`, `peer`, `peer_did`, `until`, `digest`, `text`, `seq`.
     CollectionSpec(
         CONTRACTS.name,
         (
-            IndexSpec(CONTRACT_OF_PARTY, {"party": 1, "seq": 1, "until": 1}),
-            IndexSpec(CONTRACT_OF_PAIR, {"party": 1, "peer": 1, "seq": 1, "until": 1}),
-            IndexSpec(CONTRACT_DIGEST, {"party": 1, "digest": 1}, unique=True),
+            IndexSpec("contract_of_party", {"party": 1, "seq": 1, "until": 1}),
+            IndexSpec("contract_of_pair", {"party": 1, "peer": 1, "seq": 1, "until": 1}),
+            IndexSpec("contract_digest", {"party": 1, "digest": 1}, unique=True),
         ),
     ),
     # `party`, `sender`, `sender_did`, `text`, `public_key`, `seq`.
     CollectionSpec(
         CONTRACT_REQUESTS.name,
-        (IndexSpec(REQUEST_OF_PARTY, {"party": 1, "seq": 1}), IndexSpec(REQUEST_OF_PAIR, {"party": 1, "sender": 1})),
+        (
+            IndexSpec("request_of_party", {"party": 1, "seq": 1}),
+            IndexSpec("request_of_pair", {"party": 1, "sender": 1}),
+        ),
     ),
     # `party`, `recipient_did`, `sender`, `sender_did`, `received_at`, `size`, `payload`, `seq`.
     CollectionSpec(
         PENDING_EVENTS.name,
         (
-            IndexSpec(PENDING_OF_PARTY, {"party": 1, "seq": 1}),
-            IndexSpec(PENDING_OF_PAIR, {"party": 1, "sender": 1, "seq": 1}),
+            IndexSpec("pending_of_party", {"party": 1, "seq": 1}),
+            IndexSpec("pending_of_pair", {"party": 1, "sender": 1, "seq": 1}),
             # Covers its query.
-            IndexSpec(PENDING_ARRIVED, {"party": 1, "received_at": 1, "_id": 1}),
+            IndexSpec("pending_arrived", {"party": 1, "received_at": 1, "_id": 1}),
         ),
     ),
     # `party`, `labels`, `at`, `tags`, `tags_size`, `size` of the payload, `seq`.

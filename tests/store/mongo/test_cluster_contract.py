@@ -19,6 +19,7 @@ from mediatord.store.interfaces.store import IStore
 from mediatord.store.message_operations import ignore_observation
 from mediatord.store.mongo import cluster
 from mediatord.store.mongo.driver.client import ReplicaSetClient
+from mediatord.store.mongo.driver.commands import build_updates
 from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
@@ -193,7 +194,9 @@ class ServerTests(MakesMongoCluster, ClusterStoreContract, TestCase):
         begun: Deferred[None] = Deferred()
 
         async def die(transaction: Transaction) -> None:
-            await transaction.update("documents", {"q": {"_id": "short"}, "u": {"long": "theirs"}, "upsert": True})
+            await transaction.write(
+                build_updates("documents", [{"q": {"_id": "short"}, "u": {"long": "theirs"}, "upsert": True}])
+            )
             begun.callback(None)
             await Deferred()
 

@@ -56,7 +56,7 @@ class RaceTests(MongoDecentrlTestCase):
         """No more events wait than may, and those that were accepted are there."""
         await self.agree()
         outcomes = await self.race(
-            *[lambda node: node.deliver(self.guard(), self.an_event(payload="12345")) for _ in range(3 * EACH)]
+            *[lambda node: node.enqueue_event(self.guard(), self.an_event(payload="12345")) for _ in range(3 * EACH)]
         )
         self.assertEqual(outcomes, {None: 10, QuotaExceeded: 14})
         found = await self.decentrl.pending_events(ALICE, None, ALL)
@@ -68,7 +68,7 @@ class RaceTests(MongoDecentrlTestCase):
         await self.agree()
         payload = "x" * (MAX_PAGE_BYTES // 4)
         outcomes = await self.race(
-            *[lambda node: node.deliver(self.guard(), self.an_event(payload=payload)) for _ in range(6)]
+            *[lambda node: node.enqueue_event(self.guard(), self.an_event(payload=payload)) for _ in range(6)]
         )
         self.assertEqual(outcomes, {None: 4, QuotaExceeded: 2})
         self.assertEqual(self.miscounted(), [])
@@ -176,7 +176,7 @@ class RaceTests(MongoDecentrlTestCase):
         for number in range(5):
             guard = CommandGuard(b"the same %d" % number, NOON + HOUR)
             outcomes = await self.race(
-                *[lambda node, guard=guard: node.deliver(guard, self.an_event()) for _ in range(6)]
+                *[lambda node, guard=guard: node.enqueue_event(guard, self.an_event()) for _ in range(6)]
             )
             self.assertEqual(outcomes, {None: 1, DuplicateNonce: 5})
         self.assertEqual((await self.decentrl.pending_events(ALICE, None, ALL)).total, 5)

@@ -20,11 +20,8 @@ from twisted.logger import Logger
 from mediatord.store.mongo.driver.commands import (
     Document,
     MongoCommand,
-    build_deletes,
     build_find,
     build_heartbeat_write,
-    build_inserts,
-    build_updates,
     read_cursor,
 )
 from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
@@ -233,27 +230,14 @@ class Transaction:
         replies = await self._run_all(queries)
         return [await read_cursor(self._run, query, reply) for query, reply in zip(queries, replies, strict=True)]
 
-    async def insert(self, collection: str, documents: Iterable[Document]) -> None:
+    async def write(self, commands: Iterable[MongoCommand]) -> list[Document]:
         """
-        Insert documents.
+        Send writes now, and return their replies; mostly :meth:`write_at_end` is better.
 
-        :raise DuplicateKeyError: one of them exists, and the transaction is aborted.
-        :raise PayloadTooLarge: one of them is too large to be stored.
+        :raise DuplicateKeyError: a document exists, and the transaction is aborted.
         """
-        await self._write(build_inserts(collection, documents))
-
-    async def update(self, collection: str, *updates: Document) -> list[Document]:
-        """
-        Update documents.
-
-        :param updates: as for :func:`build_updates`.
-        :return: replies, mostly one, with `n`, `nModified` and `upserted`.
-        """
-        return await self._write(build_updates(collection, updates))
-
-    async def delete(self, collection: str, *filters: Document) -> int:
-        """Delete all documents that match one of the filters; return their number."""
-        return sum(reply["n"] for reply in await self._write(build_deletes(collection, *filters)))
+        self.has_written = True
+        return await self._run_all(list(commands))
 
     def write_at_end(self, commands: Iterable[MongoCommand]) -> None:
         """Send writes right before the commit, in this order."""
@@ -269,7 +253,7 @@ class Transaction:
         :raise ServerUnreachable: nothing was written.
         """
         if self._writes_at_end:
-            await self._write(self._writes_at_end)
+            await self.write(self._writes_at_end)
         if not self.has_written:
             return
         (reply,) = await self._send([self._build_end_command("commitTransaction", self._deadline)])
@@ -285,10 +269,6 @@ class Transaction:
         except ServerUnreachable:
             return False
         return reply is not None
-
-    async def _write(self, commands: Iterable[MongoCommand]) -> list[Document]:
-        self.has_written = True
-        return await self._run_all(list(commands))
 
     async def _run(self, command: MongoCommand) -> Document:
         (reply,) = await self._run_all([command])

@@ -20,6 +20,7 @@ from mediatord.store.mongo.driver.commands import (
     MAX_DOCUMENT_BYTES,
     MongoCommand,
     build_aggregate,
+    build_deletes,
     build_inserts,
     build_updates,
     encode_document,
@@ -226,11 +227,12 @@ class TransactionTests(ServerCase):
         """What it writes is there when it is done, and it sees what it wrote itself."""
 
         async def work(transaction: Transaction) -> list[Any]:
-            await transaction.insert("things", [{"_id": 1}])
-            await transaction.update("things", {"q": {"_id": 1}, "u": {"$set": {"a": 1}}})
-            await transaction.update("things", {"q": {"_id": 1}, "u": {"$inc": {"a": 1}}})
+            await transaction.write(build_inserts("things", [{"_id": 1}]))
+            await transaction.write(build_updates("things", [{"q": {"_id": 1}, "u": {"$set": {"a": 1}}}]))
+            await transaction.write(build_updates("things", [{"q": {"_id": 1}, "u": {"$inc": {"a": 1}}}]))
             self.assertEqual(await transaction.find("things", {"_id": 1}), [{"_id": 1, "a": 2}])
-            self.assertEqual(await transaction.delete("things", {"_id": 0}, {"_id": 9}), 1)
+            (deleted,) = await transaction.write(build_deletes("things", {"_id": 0}, {"_id": 9}))
+            self.assertEqual(deleted["n"], 1)
             self.assertEqual(self.things(), [0])
             return await transaction.query(build_aggregate("things", [{"$match": {}}]))
 
@@ -241,11 +243,11 @@ class TransactionTests(ServerCase):
         """A refusal is the answer and undoes everything, unless what was written is to be kept."""
 
         async def refuse(transaction: Transaction) -> None:
-            await transaction.insert("things", [{"_id": 1}])
+            await transaction.write(build_inserts("things", [{"_id": 1}]))
             raise UnknownRecipient()
 
         async def keep(transaction: Transaction) -> None:
-            await transaction.insert("things", [{"_id": 2}])
+            await transaction.write(build_inserts("things", [{"_id": 2}]))
             raise CommitWithError(UnknownRecipient())
 
         for work in (refuse, keep):
@@ -309,7 +311,7 @@ class TransactionTests(ServerCase):
         """What is given up half way, having written, is in nobody's way afterwards."""
 
         async def write_first(transaction: Transaction) -> None:
-            await transaction.update("things", {"q": {"_id": 0}, "u": {"$inc": {"number": 1}}})
+            await transaction.write(build_updates("things", [{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
             await transaction.find("things", {})
 
         blocked = self.servers.failpoint("find", blockConnection=True, blockTimeMS=BLOCKED_MS)
@@ -324,7 +326,7 @@ class TransactionTests(ServerCase):
         """What a process had begun when it died can be ended by another."""
 
         async def leave(transaction: Transaction) -> None:
-            await transaction.update("things", {"q": {"_id": 0}, "u": {"$inc": {"number": 1}}})
+            await transaction.write(build_updates("things", [{"q": {"_id": 0}, "u": {"$inc": {"number": 1}}}]))
             await Deferred[None]()
 
         self.server.set_session_owner("boot 1")
@@ -350,7 +352,7 @@ class DoubtTests(ServerCase):
         transaction.write_at_end(build_inserts("things", [{"_id": 1}]))
 
     async def undo(self, transaction: Transaction) -> None:
-        await transaction.delete("things", {"_id": 1})
+        await transaction.write(build_deletes("things", {"_id": 1}))
 
     async def test_committed(self) -> None:
         """It was done, but not said to be so until time was up."""
@@ -547,7 +549,7 @@ class CredentialTests(MongoTestCase):
                 await server.write("write", adding(1))
                 break
         server.set_session_owner("boot")
-        await server.transact("work", lambda t: t.insert("things", [{"_id": 2}]))
+        await server.transact("work", lambda t: t.write(build_inserts("things", [{"_id": 2}])))
         await server.end_sessions("boot")
         self.assertNotIn(self.PASSWORD, "\n".join(self.said))
 
