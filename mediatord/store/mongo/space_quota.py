@@ -129,7 +129,7 @@ class SpaceQuota:
 
     def _failed(self, failure: Failure) -> None:
         """Log a failure, which must not end the loop; the client logs why a server is unreachable."""
-        if not failure.check(StoreUnavailable) and self._failures.count():
+        if not failure.check(StoreUnavailable) and self._failures.count_occurrence():
             _log.failure("checking the space of the database failed", redact_failure(failure))
 
     def _set_full(self, is_full: bool) -> None:

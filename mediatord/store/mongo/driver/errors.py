@@ -166,7 +166,7 @@ class OperationErrorLog:
         self._authorization_failures = LogThrottle(clock, 60.0)
 
     def report(self, name: str, error: Exception) -> None:
-        if number := self._failures.count():
+        if number := self._failures.count_occurrence():
             _log.error(
                 "{number} operations failed, last: {name}: {error}",
                 event="store.failed",
@@ -176,5 +176,5 @@ class OperationErrorLog:
             )
 
     def report_unauthorized(self, hosts: str) -> None:
-        if self._authorization_failures.count():
+        if self._authorization_failures.count_occurrence():
             _log.error("MongoDB at {hosts} rejects the credentials, or they do not allow enough", hosts=hosts)
